@@ -1,0 +1,1 @@
+"""Saving and restoring the training state."""

@@ -1,0 +1,1 @@
+"""Text in, batches out: corpora, tokenizers, token files, sampler, loader."""

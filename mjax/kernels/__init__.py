@@ -1,0 +1,1 @@
+"""Hot operators, one folder each: api, reference, one file per backend."""

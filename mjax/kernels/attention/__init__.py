@@ -1,0 +1,1 @@
+"""Attention: one entry point, explicit capabilities per backend."""

@@ -1,0 +1,1 @@
+"""Layers written per device: maths and logical names only."""

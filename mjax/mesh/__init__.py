@@ -1,0 +1,1 @@
+"""Device mesh: axes, device order, sharding rules, collectives by role."""

@@ -1,0 +1,1 @@
+"""Starting points: functions that return a TrainConfig."""
