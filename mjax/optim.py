@@ -1,23 +1,44 @@
-"""Build the optimizer: LAMB or AdamW, schedule, clipping, skip of bad steps."""
+"""Build the optimizer: LAMB or AdamW, schedule, clipping, skip of bad steps.
+
+Enter: `OptimConfig`, the number of steps, and two trees of booleans that say of each
+parameter whether it is a stack of layers and whether it is decayed. Leave: an Optax
+transformation, and pure functions that decide whether a step is accepted.
+
+All of it runs under jit, outside shard_map, on global arrays: every norm is then that
+of the whole tensor, however it is sharded.
+
+Source: You et al. 2020, arXiv:1904.00962, Algorithm 2 (LAMB); Loshchilov and Hutter
+2019, arXiv:1711.05101 (AdamW). Differs: the rate is inside the schedule only, phi is
+the identity, a zero norm gives a trust ratio of 1 (as in Optax).
+"""
 
 import dataclasses
-from typing import Literal
+import math
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
+
+OptimName = Literal["lamb", "adamw"]
+ScheduleName = Literal["cosine", "wsd", "constant"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """The optimizer and its schedule."""
 
-    name: Literal["lamb", "adamw"] = "lamb"
+    name: OptimName = "lamb"
     """lamb: layerwise adaptive large batch; adamw: Adam, decoupled weight decay."""
     lr: float = 1e-3
     """Peak learning rate."""
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    schedule: ScheduleName = "cosine"
     """After warm-up: cosine to the end, warm-up-stable-decay, or constant."""
     warmup_steps: int = 0
-    """Steps of linear warm-up from zero."""
+    """Steps of linear warm-up: the peak is reached at this step, counted from 1."""
     final_lr_fraction: float = 0.1
-    """Learning rate at the last step, as a fraction of the peak."""
+    """cosine, wsd: learning rate at the last step, as a fraction of the peak."""
     decay_fraction: float = 0.2
     """wsd: fraction of all steps spent in the final linear decay."""
     beta1: float = 0.9
@@ -34,3 +55,296 @@ class OptimConfig:
     """Scale gradients down to this global L2 norm."""
     skip_spike_factor: float | None = None
     """Skip a step whose gradient norm exceeds this times its running mean."""
+    spike_mean_decay: float = 0.98
+    """Decay of that running mean, per accepted step."""
+    spike_warmup_steps: int = 20
+    """Accepted steps that must be in the mean before a spike is looked for."""
+    max_consecutive_skips: int = 20
+    """Stop the run after this many skipped steps in a row."""
+
+    def __post_init__(self) -> None:
+        """Check each field by itself; `check_schedule` checks them against the steps.
+
+        Raises:
+          ValueError: a field is out of its range.
+        """
+        _check(self, "name", self.name in get_args(OptimName), "be lamb or adamw")
+        known = get_args(ScheduleName)
+        _check(self, "schedule", self.schedule in known, "be " + " or ".join(known))
+        _check(self, "lr", 0 < self.lr < math.inf, "be positive and finite")
+        _check(
+            self, "eps", 0 < self.eps < math.inf, "be positive: it bounds a quotient"
+        )
+        for name in ("beta1", "beta2", "spike_mean_decay"):
+            _check(self, name, 0 <= getattr(self, name) < 1, "lie in [0, 1)")
+        ok = 0 <= self.final_lr_fraction <= 1
+        _check(self, "final_lr_fraction", ok, "lie in [0, 1]: it is a share of lr")
+        ok = 0 < self.decay_fraction <= 1
+        _check(self, "decay_fraction", ok, "lie in (0, 1]: it is a share of all steps")
+        ok = 0 <= self.weight_decay < math.inf
+        _check(self, "weight_decay", ok, "be finite and not negative; 0 decays nothing")
+        for name in ("clip_value", "clip_norm"):
+            value = getattr(self, name)
+            ok = value is None or value > 0
+            _check(self, name, ok, "be positive; leave it None to clip nothing")
+        ok = self.skip_spike_factor is None or self.skip_spike_factor > 1
+        rule = "exceed 1, or every second step is a spike; None skips no spike"
+        _check(self, "skip_spike_factor", ok, rule)
+        for name in ("spike_warmup_steps", "max_consecutive_skips"):
+            _check(self, name, getattr(self, name) >= 1, "be at least 1")
+        _check(self, "warmup_steps", self.warmup_steps >= 0, "not be negative")
+
+
+def _check(config: OptimConfig, name: str, ok: bool, rule: str) -> None:
+    if not ok:
+        raise ValueError(f"optim.{name} must {rule}; got {getattr(config, name)!r}")
+
+
+def check_schedule(config: OptimConfig, num_steps: int) -> None:
+    """Check that the schedule fits into the run.
+
+    Args:
+      config: its warm-up and decay are checked.
+      num_steps: optimizer steps of the whole run.
+
+    Raises:
+      ValueError: warm-up, or warm-up and decay together, need more steps.
+    """
+    if num_steps < 1:
+        raise ValueError(f"steps must be at least 1; got {num_steps}")
+    if config.warmup_steps > num_steps:
+        raise ValueError(
+            "optim.warmup_steps must not exceed steps; got "
+            f"optim.warmup_steps {config.warmup_steps}, steps {num_steps}; "
+            "shorten the warm-up or train for more steps"
+        )
+    decay_steps = _decay_steps(config, num_steps)
+    if config.schedule == "wsd" and config.warmup_steps + decay_steps > num_steps:
+        raise ValueError(
+            "wsd: warm-up and decay must not overlap; got "
+            f"optim.warmup_steps {config.warmup_steps}, optim.decay_fraction "
+            f"{config.decay_fraction} (= {decay_steps} steps), steps {num_steps}; "
+            "lower one of the two"
+        )
+
+
+def _decay_steps(config: OptimConfig, num_steps: int) -> int:
+    return max(1, round(config.decay_fraction * num_steps))
+
+
+def learning_rate(config: OptimConfig, num_steps: int) -> optax.Schedule:
+    """Make the learning rate as a function of the accepted steps before this one.
+
+    With t = count + 1, the number of this step counted from 1: linear from 0 at t = 0
+    to the peak at t = warmup_steps, then by `config.schedule` to final_lr_fraction of
+    the peak at t = num_steps, and constant from there on. No step has a rate of 0
+    unless final_lr_fraction is 0.
+
+    Args:
+      config: peak, shape, warm-up and decay.
+      num_steps: optimizer steps of the whole run.
+
+    Returns:
+      A function from count (integer scalar) to the rate (float scalar).
+
+    Raises:
+      ValueError: the schedule does not fit into num_steps.
+    """
+    check_schedule(config, num_steps)
+    warmup_steps = config.warmup_steps
+    pieces: list[optax.Schedule] = []
+    boundaries: list[int] = []
+    if warmup_steps:
+        pieces.append(optax.linear_schedule(0.0, config.lr, warmup_steps))
+        boundaries.append(warmup_steps)
+    rest = num_steps - warmup_steps
+    if config.schedule == "constant" or rest == 0:
+        pieces.append(optax.constant_schedule(config.lr))
+    elif config.schedule == "cosine":
+        alpha = config.final_lr_fraction
+        pieces.append(optax.cosine_decay_schedule(config.lr, rest, alpha))
+    else:
+        decay_steps = _decay_steps(config, num_steps)
+        final = config.lr * config.final_lr_fraction
+        pieces.append(optax.constant_schedule(config.lr))
+        pieces.append(optax.linear_schedule(config.lr, final, decay_steps))
+        boundaries.append(num_steps - decay_steps)
+    joined = optax.join_schedules(pieces, boundaries)
+
+    def schedule(count: ArrayLike) -> Float[Array, ""]:
+        return jnp.asarray(joined(jnp.asarray(count) + 1))
+
+    return schedule
+
+
+def current_learning_rate(
+    opt_state: PyTree, config: OptimConfig, num_steps: int
+) -> Float[Array, ""]:
+    """Read the rate that the next update of this state will use.
+
+    Args:
+      opt_state: state of the transformation of `build_optimizer`, before the update.
+      config: what the optimizer was built with.
+      num_steps: what the optimizer was built with.
+    """
+    return jnp.asarray(learning_rate(config, num_steps)(opt_state["schedule"].count))
+
+
+def build_optimizer(
+    config: OptimConfig,
+    *,
+    num_steps: int,
+    stacked: PyTree[bool],
+    decayed: PyTree[bool],
+) -> optax.GradientTransformation:
+    """Compose clipping, LAMB or AdamW, and the schedule from Optax' pieces.
+
+    Gradients are clipped by value, then by global norm. Updates are float32 (or wider);
+    moments have the dtype and the shape of their parameter. The state is a dict: its
+    "adam" entry holds mu and nu, its "schedule" entry the count of updates.
+
+    Args:
+      config: what to build.
+      num_steps: optimizer steps of the whole run.
+      stacked: tree of the parameters; True where a leaf is [L, ...], one entry a layer.
+        LAMB then takes one trust ratio per layer, else one for the leaf.
+      decayed: tree of the parameters; True where weight decay applies.
+
+    Raises:
+      ValueError: the schedule does not fit into num_steps.
+    """
+    schedule = learning_rate(config, num_steps)
+    pieces: list[tuple[str, optax.GradientTransformation]] = []
+    if config.clip_value is not None:
+        pieces.append(("clip_value", optax.clip(config.clip_value)))
+    if config.clip_norm is not None:
+        pieces.append(("clip_norm", optax.clip_by_global_norm(config.clip_norm)))
+    adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
+    pieces.append(("adam", adam))
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
+    pieces.append(("decay", decay))
+    if config.name == "lamb":
+        pieces.append(("trust_ratio", _scale_by_trust_ratio(stacked)))
+    pieces.append(("schedule", optax.scale_by_learning_rate(schedule)))
+    return _compute_in_float32(optax.named_chain(*pieces))
+
+
+def _compute_in_float32(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Widen what enters an update, and give its state back in the dtypes it came in.
+
+    Nothing to do for float32. Of bfloat16 parameters Optax would round the norms and
+    the decay, and let the dtype of the first moment drift to that of the gradients.
+    """
+
+    def widen(x):
+        return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+    def update(updates, state, params=None):
+        wide = jax.tree.map(widen, (updates, params))
+        updates, new_state = inner.update(wide[0], state, wide[1])
+        return updates, optax.tree.cast_like(new_state, state)
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation:
+    """Scale each logical matrix by |param| / |update|, or by 1 where one is zero.
+
+    Optax' own has one ratio for a whole stack, and takes each norm twice, one after the
+    other, so that it can be differentiated: two rounds of all-reduces instead of one.
+    """
+
+    def scale(is_stacked: bool, update: Array, param: Array) -> Array:
+        axes = tuple(range(1 if is_stacked else 0, update.ndim))
+        param_norm = jnp.sqrt(jnp.sum(param * param, axes, keepdims=True))
+        update_norm = jnp.sqrt(jnp.sum(update * update, axes, keepdims=True))
+        is_zero = (param_norm == 0) | (update_norm == 0)
+        ratio = param_norm / jnp.where(is_zero, 1, update_norm)
+        return update * jnp.where(is_zero, 1, ratio)
+
+    def update(updates, params):
+        return jax.tree.map(scale, stacked, updates, params)
+
+    return optax.stateless(update)
+
+
+class GuardState(NamedTuple):
+    """What is remembered of the steps so far to judge the next one.
+
+    A named tuple like the states of Optax: its fields may hold specs or abstract values
+    under jax.tree.map, which the annotations of a dataclass would refuse in tests.
+
+    Attributes:
+      mean_norm: [], float32, running mean of the accepted steps' gradient norms.
+      num_accepted: [], int32, accepted steps.
+      num_skipped: [], int32, skipped steps.
+      num_consecutive_skips: [], int32, skipped steps since the last accepted one.
+    """
+
+    mean_norm: Float[Array, ""]
+    num_accepted: Int[Array, ""]
+    num_skipped: Int[Array, ""]
+    num_consecutive_skips: Int[Array, ""]
+
+
+def guard_init() -> GuardState:
+    """Make the guard of a run that has taken no step."""
+    return GuardState(
+        mean_norm=jnp.zeros((), jnp.float32),
+        num_accepted=jnp.zeros((), jnp.int32),
+        num_skipped=jnp.zeros((), jnp.int32),
+        num_consecutive_skips=jnp.zeros((), jnp.int32),
+    )
+
+
+def guard_check(
+    config: OptimConfig,
+    guard: GuardState,
+    loss: Float[Array, ""],
+    grad_norm: Float[Array, ""],
+) -> tuple[Bool[Array, ""], GuardState]:
+    """Decide whether a step is taken, from scalars that every rank holds alike.
+
+    A step is skipped when its loss or its gradient norm is not finite, or when the norm
+    exceeds skip_spike_factor times the mean over the accepted steps before it. That
+    mean is the plain one at first and turns exponential when it has seen
+    1 / (1 - spike_mean_decay) steps.
+
+    Args:
+      config: when a norm is a spike.
+      guard: the guard before this step.
+      loss: [], of this step.
+      grad_norm: [], global L2 norm of this step's gradients, before any clipping.
+
+    Returns:
+      accept: [], whether the update is to be kept.
+      guard: the guard after this step; a skipped one only moves its counters.
+    """
+    accept = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    if config.skip_spike_factor is not None:
+        is_known = guard.num_accepted >= config.spike_warmup_steps
+        is_spike = grad_norm > config.skip_spike_factor * guard.mean_norm
+        accept &= ~(is_known & is_spike)
+    num_accepted = guard.num_accepted + accept.astype(jnp.int32)
+    weight = jnp.maximum(1 - config.spike_mean_decay, 1 / (guard.num_accepted + 1))
+    mean_norm = guard.mean_norm + weight * (grad_norm - guard.mean_norm)
+    skipped = (~accept).astype(jnp.int32)
+    return accept, GuardState(
+        mean_norm=jnp.where(accept, mean_norm, guard.mean_norm).astype(jnp.float32),
+        num_accepted=num_accepted,
+        num_skipped=guard.num_skipped + skipped,
+        num_consecutive_skips=(guard.num_consecutive_skips + 1) * skipped,
+    )
+
+
+def select(accept: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """Take the new tree when the step is accepted, else the old one, bit for bit.
+
+    Args:
+      accept: [], from `guard_check`.
+      new: parameters, optimizer state, or a tuple of both, after the update.
+      old: the same before it; shapes and dtypes are those of new.
+    """
+    return jax.tree.map(lambda n, o: jnp.where(accept, n, o), new, old)
