@@ -8,8 +8,8 @@ All of it runs under jit, outside shard_map, on global arrays: every norm is the
 of the whole tensor, however it is sharded.
 
 Source: You et al. 2020, arXiv:1904.00962, Algorithm 2 (LAMB); Loshchilov and Hutter
-2019, arXiv:1711.05101 (AdamW). Differs: the rate is inside the schedule only, phi is
-the identity, a zero norm gives a trust ratio of 1 (as in Optax).
+2019, arXiv:1711.05101 (AdamW). The paper leaves two things open: phi is the identity,
+and a zero norm gives a trust ratio of 1, both as in Optax.
 """
 
 import dataclasses
@@ -219,8 +219,7 @@ def build_optimizer(
         pieces.append(("clip_value", optax.clip(config.clip_value)))
     if config.clip_norm is not None:
         pieces.append(("clip_norm", optax.clip_by_global_norm(config.clip_norm)))
-    adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
-    pieces.append(("adam", adam))
+    pieces.append(("adam", _scale_by_adam(config)))
     decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
     pieces.append(("decay", decay))
     if config.name == "lamb":
@@ -235,7 +234,7 @@ def _compute_in_float32(
     """Widen what enters an update, and give its state back in the dtypes it came in.
 
     Nothing to do for float32. Of bfloat16 parameters Optax would round the norms and
-    the decay, and let the dtype of the first moment drift to that of the gradients.
+    the decay, and the dtype of the moments would drift to that of the gradients.
     """
 
     def widen(x):
@@ -247,6 +246,35 @@ def _compute_in_float32(
         return updates, optax.tree.cast_like(new_state, state)
 
     return optax.GradientTransformation(inner.init, update)
+
+
+def _scale_by_adam(config: OptimConfig) -> optax.GradientTransformation:
+    """Optax' scale_by_adam, its state included, but exact in float32 at a large beta2.
+
+    Optax rounds beta to float32 and then takes 1 - beta^t. At beta2 = 0.999 that is
+    wrong by 1e-5, and a zero-initialised bias keeps the error of its first step: 7e-6
+    off the paper's LAMB after 50 steps, and 3e-7 with the forms below.
+    """
+
+    def mean(old: Array, new: Array, beta: float) -> Array:
+        return old + (1 - beta) * (new - old)
+
+    def bias_correction(count: Array, beta: float) -> ArrayLike:
+        return -jnp.expm1(count * math.log(beta)) if beta > 0 else 1.0
+
+    def update(updates, state, params=None):
+        del params
+        count = jnp.asarray(optax.safe_increment(state.count))
+        mu = jax.tree.map(lambda m, g: mean(m, g, config.beta1), state.mu, updates)
+        nu = jax.tree.map(lambda v, g: mean(v, g * g, config.beta2), state.nu, updates)
+        scale_mu = 1 / bias_correction(count, config.beta1)
+        scale_nu = 1 / bias_correction(count, config.beta2)
+        updates = jax.tree.map(
+            lambda m, v: m * scale_mu / (jnp.sqrt(v * scale_nu) + config.eps), mu, nu
+        )
+        return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+
+    return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
 
 def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation:

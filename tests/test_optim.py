@@ -42,8 +42,8 @@ SPECS = {
     "norm": {"scale": P("dp_shard")},
 }
 # Float32 rounds a parameter by at most 6e-8 of itself at each step. Over 50 steps the
-# roundings walk randomly to about 3e-7; the issue's bound leaves room for a factor of
-# three and is 1e-4 of what one wrong trust ratio does (see the negative control).
+# roundings walk randomly to about 2e-7; the bound leaves room for a factor of five
+# and is 1e-4 of what one wrong trust ratio does (see the negative control).
 TOLERANCE = 1e-6
 
 
@@ -175,9 +175,14 @@ def plain_run():
 # LAMB
 
 
-def test_lamb_is_that_of_the_paper_in_float32(plain_run):
+@pytest.mark.parametrize("changed", [{}, {"beta2": 0.999}, {"beta1": 0.0}])
+def test_lamb_is_that_of_the_paper_in_float32(changed, plain_run):
+    # With 0.999 Optax' own Adam is off by 7e-6 in float32.
+    config = dataclasses.replace(LAMB, **changed)
     params, gradients, actual = plain_run
-    errors = relative_error(actual, paper_lamb(LAMB, params, gradients))
+    if changed:
+        actual = run(build(config), params, gradients)
+    errors = relative_error(actual, paper_lamb(config, params, gradients))
     assert max(errors.values()) <= TOLERANCE, errors
 
 
@@ -225,7 +230,7 @@ def test_stacked_lamb_is_unrolled_lamb(plain_run):
 
 @pytest.mark.parametrize("config", [LAMB, ADAMW], ids=["lamb", "adamw"])
 def test_sharded_is_unsharded(config):
-    config = dataclasses.replace(config, clip_norm=0.05)  # about half of the steps
+    config = dataclasses.replace(config, clip_norm=0.5)  # about half of the steps
     mesh = jax.make_mesh((4, 2), ("dp_shard", "tp"), axis_types=(AxisType.Auto,) * 2)
     params = make_params()
     gradients = make_gradients(params)
