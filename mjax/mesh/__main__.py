@@ -15,8 +15,10 @@ from mjax.mesh.distributed import DistributedConfig, simulate_devices, start
 class Flags:
     """Print which device sits where in the mesh."""
 
-    mesh: MeshConfig = MeshConfig()
-    distributed: DistributedConfig = DistributedConfig()
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    distributed: DistributedConfig = dataclasses.field(
+        default_factory=DistributedConfig
+    )
     simulate_devices: int | None = None
     """Use this many simulated CPU devices in each process."""
 

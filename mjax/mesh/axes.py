@@ -107,10 +107,11 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
 
 def _mismatch(sizes: dict[str, int], fixed: int, num_devices: int) -> str:
     """Say why the sizes do not fit the devices, and the change that would."""
+    is_open = -1 in sizes.values()
     asked = " x ".join(f"{name} {size}" for name, size in sizes.items() if size != -1)
     if fixed > num_devices:
         problem = f"the mesh {asked} needs {fixed} devices, and {num_devices} exist"
-    elif -1 in sizes.values():
+    elif is_open:
         problem = f"{num_devices} devices cannot be split by {asked} = {fixed}"
     else:
         problem = (
@@ -118,10 +119,15 @@ def _mismatch(sizes: dict[str, int], fixed: int, num_devices: int) -> str:
         )
     # dp first: it is the axis that can change without changing what a device computes.
     for name in ("dp", "tp", "pp"):
-        rest = fixed // abs(sizes[name])
-        if sizes[name] != -1 and num_devices % rest == 0 and -1 not in sizes.values():
-            fix = f"--mesh.{name} -1 would make {name} {num_devices // rest}"
-            break
+        rest = fixed // sizes[name]
+        if sizes[name] == -1 or num_devices % rest:
+            continue
+        size = num_devices // rest
+        if is_open:
+            fix = f"--mesh.{name} {_nearest(sizes[name], size)} would fit"
+        else:
+            fix = f"--mesh.{name} -1 would make {name} {size}"
+        break
     else:
         fix = f"choose sizes whose product divides {num_devices}"
     return f"{problem}; {fix}, or simulate on a CPU: --simulate-devices {fixed}"

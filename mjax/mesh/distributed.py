@@ -232,8 +232,8 @@ def _explain_timeout(found: _Rendezvous) -> str:
                 f"and that port {port} is open"
             )
     return (
-        "the coordinator runs, but not all processes came; check that each was started, with "
-        "the same coordinator and number of processes, or give a longer "
+        "the coordinator runs, but not all processes came; check that each was "
+        "started, with the same coordinator and number of processes, or give a longer "
         "--distributed.timeout-s"
     )
 
