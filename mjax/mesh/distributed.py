@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import warnings
 
 import jax
@@ -147,20 +148,17 @@ def _detect(timeout_s: int) -> _Rendezvous | None:
         source, cluster = "Slurm", SlurmCluster
         num_hosts = os.environ.get("SLURM_STEP_NUM_NODES")
         is_alone = os.environ["SLURM_NTASKS"] == num_hosts
-    elif "KUBERNETES_SERVICE_HOST" in os.environ and (
-        # A pod that is not of an indexed job, a notebook say, runs by itself.
-        index := os.environ.get("JOB_COMPLETION_INDEX")
-    ):
-        source, cluster = "Kubernetes", K8sCluster
-        is_alone = True
-        with warnings.catch_warnings(action="ignore"):
-            if not cluster.is_env_present():
-                raise RuntimeError(
-                    f"this is pod {index} of a Kubernetes indexed job, and the package "
-                    "that finds the other pods is missing; pip install kubernetes, or "
-                    "give the --distributed flags (--distributed.num-processes 1 for "
-                    "a run of this pod alone)"
-                )
+    elif _is_pod_of_an_indexed_job():
+        source, cluster, is_alone = "Kubernetes", K8sCluster, True
+        with warnings.catch_warnings(action="ignore"):  # says what the error says
+            is_usable = cluster.is_env_present()
+        if not is_usable:
+            raise RuntimeError(
+                "this is a pod of a Kubernetes indexed job, and the package that finds "
+                "the other pods is missing; pip install kubernetes, or give the "
+                "--distributed flags (--distributed.num-processes 1 for a run of this "
+                "pod alone)"
+            )
     else:
         return None
     local_rank = cluster.get_local_process_id()
@@ -174,6 +172,11 @@ def _detect(timeout_s: int) -> _Rendezvous | None:
         local_device_ids=None if is_alone else _local_devices(local_rank),
         source=source,
     )
+
+
+def _is_pod_of_an_indexed_job() -> bool:
+    """Tell such a pod from one that runs by itself, a notebook say."""
+    return {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 
 
 def _local_devices(local_rank: int | None) -> list[int] | None:
@@ -208,15 +211,17 @@ def _join(found: _Rendezvous, timeout_s: int) -> None:
     # At its own timeout jax aborts the process with a C++ stack trace. So it gets a
     # timeout that never comes, and this thread gives up first, with our message.
     thread = threading.Thread(target=initialize, name="mjax-join", daemon=True)
+    started_s = time.monotonic()
     thread.start()
     thread.join(timeout_s)
+    waited_s = time.monotonic() - started_s
     if not thread.is_alive() and not failures:
         return
     reason = str(failures[0]) if failures else _explain_timeout(found)
     raise RuntimeError(
-        f"process {found.process_id} of {found.num_processes} (from "
-        f"{found.source}) tried coordinator {found.coordinator} for {timeout_s} s and "
-        f"could not start: {reason}"
+        f"process {found.process_id} of {found.num_processes} (from {found.source}) "
+        f"tried coordinator {found.coordinator} for {waited_s:.0f} s and could not "
+        f"start: {reason}"
     ) from (failures[0] if failures else None)
 
 

@@ -38,7 +38,7 @@ def test_open_axis_is_recovered_and_the_product_is_the_number_of_devices(
     wanted: dict[str, Any] = {"pp": pp, "dp": replicate * shard, "tp": tp}
     num_devices = pp * replicate * shard * tp
     open_axis = data.draw(st.sampled_from([None, *wanted]))
-    asked = wanted | {"dp_shard": shard}
+    asked: dict[str, Any] = wanted | {"dp_shard": shard}
     if open_axis is not None:
         asked[open_axis] = -1
     got = resolve(MeshConfig(**asked), num_devices)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -260,7 +261,7 @@ def test_kubernetes_without_its_package_says_what_to_install(
     no_launcher.setitem(sys.modules, "kubernetes", None)  # importing it fails
     no_launcher.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     no_launcher.setenv("JOB_COMPLETION_INDEX", "1")
-    with pytest.raises(RuntimeError, match=r"pod 1 .*pip install kubernetes"):
+    with pytest.raises(RuntimeError, match=r"indexed job.*pip install kubernetes"):
         start(DistributedConfig())
 
 
@@ -296,7 +297,7 @@ def test_unreachable_coordinator_is_named_with_the_time_it_was_tried():
     )
     assert run.returncode == 1, run.stderr  # not an abort of the C++ client
     assert "RuntimeError: process 1 of 2" in run.stderr
-    assert f"tried coordinator {coordinator} for 2 s" in run.stderr
+    assert re.search(rf"tried coordinator {coordinator} for \d+ s", run.stderr)
     assert "nothing answers there" in run.stderr
 
 
@@ -311,7 +312,7 @@ def test_coordinator_that_waits_in_vain_says_that_processes_are_missing():
         }
     )
     assert run.returncode == 1, run.stderr
-    assert f"tried coordinator {coordinator} for 2 s" in run.stderr
+    assert re.search(rf"tried coordinator {coordinator} for \d+ s", run.stderr)
     assert "not all processes came" in run.stderr
 
 
