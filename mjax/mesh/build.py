@@ -94,12 +94,15 @@ def describe(mesh: Mesh) -> str:
 
 
 def _host(device: Any) -> int:
-    """Return the host of a device.
+    """Return the number of the host of a device.
 
-    `partition_index` numbers the machines of a run of several processes (jax compares
-    their boot ids), however many processes each has, and it is what a topology
-    without hardware gives. A run of one process may not have it: it has one host.
+    In a run of several processes `partition_index` numbers the machines, however many
+    processes each has (jax compares their boot ids); a run of one process on CPU has
+    none, and one host. A topology without hardware has one process per host, and says
+    partition 0 for all of them (jax 0.11 and 0.12).
     """
+    if device.client.local_device_count() == 0:
+        return device.process_index
     return getattr(device, "partition_index", device.process_index)
 
 

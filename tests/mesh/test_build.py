@@ -14,12 +14,21 @@ from mjax.mesh.build import FIRST_ROWS, build_mesh, describe
 
 
 @dataclasses.dataclass(frozen=True)
+class FakeClient:
+    num_local: int = 1
+
+    def local_device_count(self) -> int:
+        return self.num_local
+
+
+@dataclasses.dataclass(frozen=True)
 class FakeDevice:
     """As much of a device as the mesh looks at."""
 
     id: int
     process_index: int
     partition_index: int
+    client: FakeClient = FakeClient()
     platform: str = "gpu"
     device_kind: str = "Fake"
 
@@ -93,16 +102,13 @@ def test_tp_that_does_not_divide_a_host_is_refused():
         build_mesh(axis_sizes(dp=3, tp=4), devices)
 
 
-def test_a_device_without_a_partition_belongs_to_the_host_of_its_process():
-    @dataclasses.dataclass(frozen=True)
-    class Bare:
-        id: int
-        process_index: int
-        platform: str = "gpu"
-        device_kind: str = "Fake"
-
-    devices = [Bare(id=i, process_index=i // 4) for i in range(8)]
-    assert build_mesh(axis_sizes(dp=2, tp=4), devices).devices.size == 8
+def test_a_topology_without_hardware_has_a_host_per_process():
+    devices = [
+        FakeDevice(i, process_index=i // 4, partition_index=0, client=FakeClient(0))
+        for i in range(8)
+    ]
+    mesh = build_mesh(axis_sizes(dp=2, tp=4), devices)
+    assert "hosts: 2, processes: 2" in describe(mesh)
     with pytest.raises(ValueError, match=r"--mesh.tp 8 .* has 4 devices"):
         build_mesh(axis_sizes(tp=8), devices)
 
