@@ -5,6 +5,7 @@ per axis (`AxisSizes`). Nothing here touches a device.
 """
 
 import dataclasses
+import math
 
 PP = "pp"
 DP_REPLICATE = "dp_replicate"
@@ -32,6 +33,26 @@ class MeshConfig:
     tp_across_hosts: bool = False
     """Let a tensor-parallel group span hosts (slow links)."""
 
+    def __post_init__(self) -> None:
+        sizes = {"pp": self.pp, "dp": self.dp, "tp": self.tp}
+        for name, size in sizes.items():
+            if size < 1 and size != -1:
+                raise ValueError(
+                    f"--mesh.{name} must be at least 1, or -1 to take the devices "
+                    f"that the other axes leave; got {size}"
+                )
+        open_axes = [name for name, size in sizes.items() if size == -1]
+        if len(open_axes) > 1:
+            raise ValueError(
+                f"only one mesh axis can be -1, got {' and '.join(open_axes)}; give a "
+                "size to all but one"
+            )
+        if self.dp_shard is not None and self.dp_shard < 1:
+            raise ValueError(
+                f"--mesh.dp-shard must be at least 1, got {self.dp_shard}; leave it "
+                "out to shard over all of dp"
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AxisSizes:
@@ -55,3 +76,64 @@ class AxisSizes:
     def as_tuple(self) -> tuple[int, int, int, int]:
         """Return the sizes in the order of `AXES`."""
         return (self.pp, self.dp_replicate, self.dp_shard, self.tp)
+
+
+def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
+    """Compute the size of every axis for a number of devices.
+
+    Args:
+      config: the sizes that the user asks for, at most one of them -1.
+      num_devices: devices that exist; the mesh uses all of them.
+    Returns:
+      The sizes; their product is num_devices.
+    Raises:
+      ValueError: the sizes cannot use exactly num_devices devices, or dp_shard does
+        not divide dp.
+    """
+    sizes = {"pp": config.pp, "dp": config.dp, "tp": config.tp}
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    is_open = -1 in sizes.values()
+    if num_devices % fixed if is_open else num_devices != fixed:
+        raise ValueError(_mismatch(sizes, fixed, num_devices))
+    pp, dp, tp = (num_devices // fixed if s == -1 else s for s in sizes.values())
+    dp_shard = dp if config.dp_shard is None else config.dp_shard
+    if dp % dp_shard:
+        raise ValueError(
+            f"--mesh.dp-shard {dp_shard} must divide dp, which is {dp} on "
+            f"{num_devices} devices; the nearest that does is {_nearest(dp_shard, dp)}"
+        )
+    return AxisSizes(pp=pp, dp_replicate=dp // dp_shard, dp_shard=dp_shard, tp=tp)
+
+
+def _mismatch(sizes: dict[str, int], fixed: int, num_devices: int) -> str:
+    """Say why the sizes do not fit the devices, and the change that would."""
+    is_open = -1 in sizes.values()
+    asked = " x ".join(f"{name} {size}" for name, size in sizes.items() if size != -1)
+    if fixed > num_devices:
+        problem = f"the mesh {asked} needs {fixed} devices, and {num_devices} exist"
+    elif is_open:
+        problem = f"{num_devices} devices cannot be split by {asked} = {fixed}"
+    else:
+        problem = (
+            f"the mesh {asked} uses {fixed} devices of {num_devices}; it must use all"
+        )
+    # dp first: it is the axis that can change without changing what a device computes.
+    for name in ("dp", "tp", "pp"):
+        rest = fixed // sizes[name]
+        if sizes[name] == -1 or num_devices % rest:
+            continue
+        size = num_devices // rest
+        if is_open:
+            fix = f"--mesh.{name} {_nearest(sizes[name], size)} would fit"
+        else:
+            fix = f"--mesh.{name} -1 would make {name} {size}"
+        break
+    else:
+        fix = f"choose sizes whose product divides {num_devices}"
+    return f"{problem}; {fix}, or simulate on a CPU: --simulate-devices {fixed}"
+
+
+def _nearest(wanted: int, total: int) -> int:
+    """Find the divisor of total nearest to wanted."""
+    divisors = [d for d in range(1, total + 1) if total % d == 0]
+    return min(divisors, key=lambda divisor: abs(divisor - wanted))

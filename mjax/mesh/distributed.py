@@ -1,17 +1,267 @@
-"""Start a run of several processes."""
+"""Start a run of several processes.
+
+Enters: flags, or the environment that a launcher (Open MPI, Slurm, a Kubernetes
+indexed job) gives each process. Leaves: jax started, so that every process sees the
+devices of all. Call it before anything touches a device.
+
+On CPU the processes talk over gloo, which is what jax chooses by itself.
+"""
 
 import dataclasses
+import logging
+import os
+import socket
+import threading
+import time
+import warnings
+
+import jax
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 5
+"""Seconds to wait for one answer of the coordinator when a failure is explained."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """How processes find each other; all None in a run of one process."""
+    """How processes find each other; all None: ask the launcher, else one process."""
 
     coordinator: str | None = None
     """host:port of process 0."""
     num_processes: int | None = None
-    """Processes in the run."""
+    """Processes in the run; 1 alone ignores the launcher."""
     process_id: int | None = None
     """Index of this process, from 0."""
     timeout_s: int = 300
-    """Seconds to wait for the coordinator."""
+    """Seconds to wait until all processes have met."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s < 1:
+            raise ValueError(
+                f"--distributed.timeout-s must be at least 1, got {self.timeout_s}"
+            )
+        if self.coordinator is not None:
+            _split_address(self.coordinator)
+        if self.num_processes is not None and self.num_processes < 1:
+            raise ValueError(
+                "--distributed.num-processes must be at least 1, got "
+                f"{self.num_processes}"
+            )
+        flags = {
+            "--distributed.coordinator": self.coordinator,
+            "--distributed.num-processes": self.num_processes,
+            "--distributed.process-id": self.process_id,
+        }
+        missing = [flag for flag, value in flags.items() if value is None]
+        given = [
+            f"{flag} {value}" for flag, value in flags.items() if value is not None
+        ]
+        if given and missing and given != ["--distributed.num-processes 1"]:
+            raise ValueError(
+                f"got {' '.join(given)} without {' and '.join(missing)}; give all "
+                "three, or none to ask the launcher"
+            )
+        if self.process_id is None or self.num_processes is None:
+            return
+        if not 0 <= self.process_id < self.num_processes:
+            raise ValueError(
+                "--distributed.process-id counts from 0 and must be less than "
+                f"--distributed.num-processes {self.num_processes}; got "
+                f"{self.process_id}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rendezvous:
+    """What one process must know to meet the others."""
+
+    coordinator: str
+    num_processes: int
+    process_id: int
+    local_device_ids: list[int] | None
+    """The devices that this process may use; None is all of its host."""
+    source: str
+
+
+def simulate_devices(num_devices: int) -> None:
+    """Make this process run on simulated CPU devices.
+
+    Args:
+      num_devices: devices of this process.
+    Raises:
+      ValueError: num_devices is less than 1.
+      RuntimeError: a device has been touched already.
+    """
+    if num_devices < 1:
+        raise ValueError(f"--simulate-devices must be at least 1, got {num_devices}")
+    jax.config.update("jax_num_cpu_devices", num_devices)
+    jax.config.update("jax_platforms", "cpu")
+
+
+def start(config: DistributedConfig) -> None:
+    """Join the other processes of the run; do nothing in a run of one.
+
+    Args:
+      config: explicit flags; where they are absent, the launcher is asked.
+    Raises:
+      RuntimeError: the processes did not meet in time, or the launcher's environment
+        cannot be used. jax cannot be started again in this process.
+    """
+    if config.num_processes is None:
+        found = _detect(config.timeout_s)
+    elif config.coordinator is None or config.process_id is None:
+        found = None  # --distributed.num-processes 1: the launcher is not asked.
+    else:
+        found = _Rendezvous(
+            coordinator=config.coordinator,
+            num_processes=config.num_processes,
+            process_id=config.process_id,
+            local_device_ids=None,
+            source="flags",
+        )
+    if found is None or found.num_processes == 1:
+        return
+    logger.info(
+        "%s: process %d of %d, coordinator %s, local devices %s",
+        *(found.source, found.process_id, found.num_processes, found.coordinator),
+        found.local_device_ids or os.environ.get("JAX_LOCAL_DEVICE_IDS", "all"),
+    )
+    if found.process_id == 0:
+        _check_port_is_free(found.coordinator)
+    _join(found, config.timeout_s)
+
+
+def _detect(timeout_s: int) -> _Rendezvous | None:
+    """Ask the launchers that jax knows; None when there is none.
+
+    The classes are private to jax. The public way, `jax.distributed.initialize()`
+    without arguments, cannot say that there is no launcher, nor which coordinator it
+    tried. TPU pods, which the same table of jax holds, are left out.
+    """
+    from jax._src.clusters import K8sCluster, OmpiCluster, SlurmCluster
+
+    if OmpiCluster.is_env_present():
+        source, cluster = "Open MPI", OmpiCluster
+        is_alone = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+    elif SlurmCluster.is_env_present():
+        source, cluster = "Slurm", SlurmCluster
+        num_hosts = os.environ.get("SLURM_STEP_NUM_NODES")
+        is_alone = os.environ["SLURM_NTASKS"] == num_hosts
+    elif _is_pod_of_an_indexed_job():
+        source, cluster, is_alone = "Kubernetes", K8sCluster, True
+        with warnings.catch_warnings(action="ignore"):  # says what the error says
+            is_usable = cluster.is_env_present()
+        if not is_usable:
+            raise RuntimeError(
+                "this is a pod of a Kubernetes indexed job, and the package that finds "
+                "the other pods is missing; pip install kubernetes, or give the "
+                "--distributed flags (--distributed.num-processes 1 for a run of this "
+                "pod alone)"
+            )
+    else:
+        return None
+    local_rank = cluster.get_local_process_id()
+    return _Rendezvous(
+        coordinator=cluster.get_coordinator_address(
+            timeout_secs=timeout_s,
+            override_coordinator_port=os.environ.get("JAX_COORDINATOR_PORT"),
+        ),
+        num_processes=cluster.get_process_count(),
+        process_id=cluster.get_process_id(),
+        local_device_ids=None if is_alone else _local_devices(local_rank),
+        source=source,
+    )
+
+
+def _is_pod_of_an_indexed_job() -> bool:
+    """Tell such a pod from one that runs by itself, a notebook say."""
+    return {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
+
+
+def _local_devices(local_rank: int | None) -> list[int] | None:
+    """Choose the devices of one of several processes on a host: one each, as jax does.
+
+    None where the user or the launcher has chosen already: a launcher that binds GPUs
+    leaves each process one visible device, whose number is 0 for all of them.
+    """
+    is_bound = len(os.environ.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1
+    if local_rank is None or is_bound or "JAX_LOCAL_DEVICE_IDS" in os.environ:
+        return None
+    return [local_rank]
+
+
+def _join(found: _Rendezvous, timeout_s: int) -> None:
+    """Start jax, and raise when the processes do not meet within timeout_s."""
+    failures: list[Exception] = []
+
+    def initialize() -> None:
+        try:
+            jax.distributed.initialize(
+                coordinator_address=found.coordinator,
+                num_processes=found.num_processes,
+                process_id=found.process_id,
+                local_device_ids=found.local_device_ids,
+                cluster_detection_method="deactivate",
+                initialization_timeout=timeout_s + 3600,
+            )
+        except Exception as error:  # every failure is raised again by the caller
+            failures.append(error)
+
+    # At its own timeout jax aborts the process with a C++ stack trace. So it gets a
+    # timeout that never comes, and this thread gives up first, with our message.
+    thread = threading.Thread(target=initialize, name="mjax-join", daemon=True)
+    started_s = time.monotonic()
+    thread.start()
+    thread.join(timeout_s)
+    waited_s = time.monotonic() - started_s
+    if not thread.is_alive() and not failures:
+        return
+    reason = str(failures[0]) if failures else _explain_timeout(found)
+    raise RuntimeError(
+        f"process {found.process_id} of {found.num_processes} (from {found.source}) "
+        f"tried coordinator {found.coordinator} for {waited_s:.0f} s and could not "
+        f"start: {reason}"
+    ) from (failures[0] if failures else None)
+
+
+def _explain_timeout(found: _Rendezvous) -> str:
+    """Say what this process can see of a coordinator that did not let it in."""
+    host, port = _split_address(found.coordinator)
+    if found.process_id != 0:
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_S).close()
+        except OSError as error:
+            return (
+                f"nothing answers there ({error}); check that process 0 runs on {host} "
+                f"and that port {port} is open"
+            )
+    return (
+        "the coordinator runs, but not all processes came; check that each was "
+        "started, with the same coordinator and number of processes, or give a longer "
+        "--distributed.timeout-s"
+    )
+
+
+def _check_port_is_free(coordinator: str) -> None:
+    """Refuse a port in use: the server of jax would share it without a word."""
+    _, port = _split_address(coordinator)
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise RuntimeError(
+            f"process 0 cannot listen on coordinator {coordinator} (tried once, 0 s): "
+            f"{error}; end the process that uses port {port} or choose another port"
+        ) from error
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    """Split host:port; an IPv6 host stands in brackets."""
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not host or not is_port or (":" in host and not host.startswith("[")):
+        raise ValueError(
+            "--distributed.coordinator must be host:port with a port from 1 to 65535, "
+            f"as 10.0.0.1:12355; got {address!r}"
+        )
+    return host.strip("[]"), int(port)

@@ -1,0 +1,138 @@
+"""Lay the mesh axes over devices.
+
+Enters: axis sizes and devices, real ones or those of a described topology. Leaves: a
+`jax.sharding.Mesh` with all four axes, and a text that shows it.
+
+The order is decided here alone: hosts one after the other, and inside a host by
+process and device; the axes are laid over that list outermost first. So a
+tensor-parallel group is a run of neighbours on one host, a data-parallel group spans
+the nearest hosts, and pipeline neighbours, which exchange least, are furthest apart
+(Jiang et al. 2024, section 2, arXiv:2402.15627).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from mjax.mesh.axes import AXES, AxisSizes
+
+MAX_ROWS = 64
+"""Largest mesh of which `describe` shows every device."""
+
+FIRST_ROWS = 16
+"""Devices shown of a larger mesh."""
+
+
+def build_mesh(
+    sizes: AxisSizes,
+    devices: Sequence[Any] | None = None,
+    *,
+    tp_across_hosts: bool = False,
+) -> Mesh:
+    """Build the mesh: all four axes, tp between neighbours on one host.
+
+    Args:
+      sizes: size of every axis.
+      devices: devices to use, in any order: of jax, or of a topology without
+        hardware; None is all devices of the run.
+      tp_across_hosts: accept tensor-parallel groups that span hosts.
+    Returns:
+      A mesh of axes `AXES`, each of type Auto.
+    Raises:
+      ValueError: the number of devices is not the product of the sizes, or a
+        tensor-parallel group spans hosts.
+    """
+    devices = jax.devices() if devices is None else devices
+    if len(devices) != sizes.num_devices:
+        raise ValueError(
+            f"a mesh of {_axes_text(sizes.as_tuple())} needs {sizes.num_devices} "
+            f"devices, got {len(devices)}"
+        )
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = sorted(devices, key=lambda d: (_host(d), d.process_index, d.id))
+    grid = grid.reshape(sizes.as_tuple())
+    if not tp_across_hosts:
+        _check_tp_inside_hosts(grid)
+    # Auto, because the step is a shard_map over all axes: nothing is left to a
+    # partitioner, and values carry no sharding in their types.
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def describe(mesh: Mesh) -> str:
+    """Show which device sits where, as a table.
+
+    The text is the same on every process. Of a mesh of more than `MAX_ROWS` devices
+    only the first rows are shown.
+
+    Args:
+      mesh: a mesh made by `build_mesh`.
+    Returns:
+      Lines: sizes and totals, then host, process, device, the coordinates, and the
+      number of the tensor-parallel group of each device.
+    """
+    grid: np.ndarray = mesh.devices
+    devices: list[Any] = grid.ravel().tolist()
+    shown = grid.size if grid.size <= MAX_ROWS else FIRST_ROWS
+    rows: list[tuple[Any, ...]] = [("host", "process", "device", *AXES, "tp group")]
+    for index, device in enumerate(devices[:shown]):
+        place = np.unravel_index(index, grid.shape)
+        tp_group = index // grid.shape[-1]
+        rows.append((_host(device), device.process_index, device.id, *place, tp_group))
+    table = [[str(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
+        for row in table
+    ]
+    if shown < grid.size:
+        lines.append(f"... and {grid.size - shown} more devices")
+    return "\n".join([_summary(grid), *lines])
+
+
+def _host(device: Any) -> int:
+    """Return the number of the host of a device.
+
+    In a run of several processes `partition_index` numbers the machines, however many
+    processes each has (jax compares their boot ids); a run of one process on CPU has
+    none, and one host. A topology without hardware has one process per host, and says
+    partition 0 for all of them (jax 0.11 and 0.12).
+    """
+    if device.client.local_device_count() == 0:
+        return device.process_index
+    return getattr(device, "partition_index", device.process_index)
+
+
+def _check_tp_inside_hosts(grid: np.ndarray) -> None:
+    """Refuse a tensor-parallel group that spans hosts."""
+    tp = grid.shape[-1]
+    for group in grid.reshape(-1, tp):
+        hosts = sorted({_host(device) for device in group})
+        if len(hosts) > 1:
+            per_host = Counter(_host(device) for device in grid.flat)
+            smallest = min(per_host.values())
+            raise ValueError(
+                f"--mesh.tp {tp} puts a tensor-parallel group on hosts "
+                f"{', '.join(map(str, hosts))}: a host has {smallest} devices; choose "
+                f"a tp that divides {smallest}, or accept slow links with "
+                "--mesh.tp-across-hosts"
+            )
+
+
+def _axes_text(shape: tuple[int, ...]) -> str:
+    """Format axis sizes: pp 1 x dp_replicate 1 x dp_shard 4 x tp 2."""
+    return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
+
+
+def _summary(grid: np.ndarray) -> str:
+    """Return the first line of `describe`."""
+    hosts = {_host(device) for device in grid.flat}
+    processes = {device.process_index for device in grid.flat}
+    kind = grid.flat[0].device_kind
+    return (
+        f"mesh {_axes_text(grid.shape)} = {grid.size} devices ({kind}), "
+        f"hosts: {len(hosts)}, processes: {len(processes)}"
+    )

@@ -1,0 +1,125 @@
+"""Axis sizes: what resolves, and what is refused with which advice."""
+
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mjax.mesh.axes import AXES, AxisSizes, MeshConfig, resolve
+
+sizes = st.integers(min_value=1, max_value=12)
+
+
+def test_dp_takes_all_devices_by_default():
+    assert resolve(MeshConfig(), 8) == AxisSizes(pp=1, dp_replicate=1, dp_shard=8, tp=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (MeshConfig(tp=2), (1, 1, 4, 2)),
+        (MeshConfig(tp=-1, dp=2), (1, 1, 2, 4)),
+        (MeshConfig(pp=-1, dp=2, tp=2), (2, 1, 2, 2)),
+        (MeshConfig(dp_shard=4), (1, 2, 4, 1)),
+        (MeshConfig(dp_shard=1, tp=2), (1, 4, 1, 2)),
+        (MeshConfig(pp=2, dp=2, tp=2), (2, 1, 2, 2)),
+    ],
+)
+def test_sizes_on_eight_devices(config: MeshConfig, expected: tuple[int, ...]):
+    assert resolve(config, 8).as_tuple() == expected
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(pp=sizes, replicate=sizes, shard=sizes, tp=sizes, data=st.data())
+def test_open_axis_is_recovered_and_the_product_is_the_number_of_devices(
+    pp: int, replicate: int, shard: int, tp: int, data: st.DataObject
+):
+    wanted: dict[str, Any] = {"pp": pp, "dp": replicate * shard, "tp": tp}
+    num_devices = pp * replicate * shard * tp
+    open_axis = data.draw(st.sampled_from([None, *wanted]))
+    asked: dict[str, Any] = wanted | {"dp_shard": shard}
+    if open_axis is not None:
+        asked[open_axis] = -1
+    got = resolve(MeshConfig(**asked), num_devices)
+    assert got.as_tuple() == (pp, replicate, shard, tp)
+    assert len(got.as_tuple()) == len(AXES)
+    assert got.num_devices == num_devices
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    pp=sizes, dp=sizes | st.just(-1), tp=sizes, num_devices=st.integers(1, 200)
+)
+def test_a_mesh_uses_all_devices_or_is_refused_with_the_number(
+    pp: int, dp: int, tp: int, num_devices: int
+):
+    try:
+        got = resolve(MeshConfig(pp=pp, dp=dp, tp=tp), num_devices)
+    except ValueError as error:
+        assert str(num_devices) in str(error)  # noqa: PT017 (either outcome is right)
+        assert num_devices % (pp * tp) or num_devices != pp * dp * tp
+    else:
+        assert got.num_devices == num_devices
+
+
+@pytest.mark.parametrize(
+    ("config", "num_devices", "parts"),
+    [
+        # More devices asked than exist.
+        (
+            MeshConfig(dp=4, tp=4),
+            8,
+            ["needs 16", "8 exist", "--mesh.dp -1", "dp 2", "--simulate-devices 16"],
+        ),
+        (
+            MeshConfig(tp=16),
+            8,
+            ["needs 16", "8 exist", "--mesh.tp 8 would fit", "--simulate-devices 16"],
+        ),
+        # Fewer than exist: the axis that could be -1.
+        (MeshConfig(dp=2, tp=2), 8, ["uses 4 devices of 8", "--mesh.dp -1", "dp 4"]),
+        (MeshConfig(dp=3, tp=2), 12, ["uses 6 devices of 12", "--mesh.dp -1", "dp 6"]),
+        # dp cannot absorb the rest, tp can.
+        (
+            MeshConfig(dp=2, tp=3),
+            8,
+            ["uses 6 devices of 8", "--mesh.tp -1 would make tp 4"],
+        ),
+        # Does not divide.
+        (MeshConfig(tp=3), 8, ["8 devices", "tp 3", "--mesh.tp 2 would fit"]),
+        # No single change of an axis helps.
+        (MeshConfig(pp=3, dp=5, tp=3), 8, ["needs 45", "whose product divides 8"]),
+    ],
+)
+def test_wrong_product_is_refused_with_both_numbers_and_a_fix(
+    config: MeshConfig, num_devices: int, parts: list[str]
+):
+    with pytest.raises(ValueError, match="devices") as caught:
+        resolve(config, num_devices)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_dp_shard_that_does_not_divide_dp_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"dp-shard 3 must divide dp.* 8 .* is 2$"):
+        resolve(MeshConfig(dp_shard=3), 8)
+
+
+@pytest.mark.parametrize("axis", ["pp", "dp", "tp"])
+@pytest.mark.parametrize("size", [0, -2])
+def test_sizes_below_one_are_refused(axis: str, size: int):
+    asked: dict[str, Any] = {axis: size}
+    with pytest.raises(ValueError, match=rf"--mesh.{axis} must be .*got {size}"):
+        MeshConfig(**asked)
+
+
+def test_two_open_axes_are_refused():
+    with pytest.raises(ValueError, match="only one mesh axis can be -1, got dp and tp"):
+        MeshConfig(tp=-1)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_dp_shard_below_one_is_refused(size: int):
+    with pytest.raises(ValueError, match=rf"dp-shard .*got {size}; leave it out"):
+        MeshConfig(dp_shard=size)
