@@ -1,7 +1,44 @@
-"""The transformer: configuration, parameters, forward pass, counts."""
+"""The transformer: configuration, parameters, forward pass, counts.
+
+`Transformer` is a Flax NNX module that only defines: it is split once into a graph
+definition and a tree of parameters, and merged again inside the step. Its methods run
+per device inside the step's shard_map. The parameters of all blocks are stacked,
+`[L, ...]` in canonical layer order, so that one compiled layer serves all.
+"""
 
 import dataclasses
-from typing import Literal
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from mjax.layers.attention import AttentionConfig
+from mjax.layers.block import (
+    Block,
+    BlockConfig,
+    Context,
+    LayerKind,
+    ParallelBlock,
+    SerialBlock,
+)
+from mjax.layers.dropout import DropoutKey as DropoutKey
+from mjax.layers.dropout import dropout
+from mjax.layers.embed import Embedding, Head
+from mjax.layers.loss import NO_TARGET as NO_TARGET
+from mjax.layers.loss import cross_entropy, mask_padding
+from mjax.layers.norm import Norm
+from mjax.layers.rope import RopeConfig, angles
+from mjax.mesh.rules import GATHERED
+
+Params = dict[str, Any]
+"""Nested dict of arrays; the leaves below "blocks" are stacked over layers."""
+
+Remat = Literal["none", "full", "dots", "attention", "offload"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +57,7 @@ class ModelConfig:
     """H, head width; None is d_model / heads."""
     d_ff: int | None = None
     """F, feed-forward width; None is 4 x d_model."""
-    vocab_size: int = 256
+    vocab_size: int = 257
     """V, tokens; the tokenizer's size replaces it unless --data.vocab model."""
     vocab_multiple: int = 128
     """The embedding is padded to a multiple of this; padded logits are masked."""
@@ -31,7 +68,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     """Added to the variance or mean square."""
     activation: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
-    """gelu: exact; gelu_tanh: tanh form; swiglu: silu(gate) x up."""
+    """gelu: exact; gelu_tanh: tanh form; swiglu: silu(gate) x in."""
     window: tuple[int | None, ...] = (None,)
     """Keys a query sees, itself included; None is all; repeats over the layers."""
     rope: tuple[bool, ...] = (True,)
@@ -58,9 +95,384 @@ class ModelConfig:
     """Factor on the logits."""
     dropout: float = 0.0
     """Probability of dropping an entry of the embedding and of each branch."""
-    init_std: float = 0.02
-    """Standard deviation of the embedding and of D-wide projections; see docs."""
+    init: Literal["depth-scaled", "uniform-depth"] = "depth-scaled"
+    """depth-scaled: projections that add to the residual stream are drawn with
+    init_std / sqrt(2 L) (GPT-2); uniform-depth: all with init_std."""
+    init_std: float | None = None
+    """Standard deviation of weights; None is sqrt(2 / (5 D)) (small init)."""
     attention: Literal["auto", "reference", "blocked", "cudnn"] = "auto"
     """Attention backend; auto takes the fastest that can do the job."""
-    remat: Literal["none", "full", "dots", "attention", "offload"] = "full"
-    """What is recomputed in the backward pass; see docs/parallelism.md."""
+    remat: Remat = "full"
+    """What the backward pass computes again; see docs/parallelism.md."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no mesh can carry."""
+        for name in ("layers", "d_model", "heads", "vocab_size", "vocab_multiple"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"model.{name} must be >= 1, got {getattr(self, name)}"
+                )
+        if self.d_model % self.heads and self.head_dim is None:
+            raise ValueError(
+                f"model.d_model={self.d_model} does not divide by model.heads="
+                f"{self.heads}; choose a divisor, or set --model.head-dim"
+            )
+        if self.heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.heads={self.heads} must be a multiple of model.kv_heads="
+                f"{self.num_kv_heads}"
+            )
+        for name in ("head_width", "ffn_width", "num_kv_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"model: {name} must be >= 1, got {getattr(self, name)}"
+                )
+        for name in ("window", "rope"):
+            length = len(getattr(self, name))
+            if not 1 <= length <= self.layers:
+                raise ValueError(
+                    f"model.{name} has {length} entries for {self.layers} layers; give "
+                    "one, one a layer, or a pattern that repeats"
+                )
+        for window in self.window:
+            if window is not None and window < 1:
+                raise ValueError(
+                    f"model.window must be >= 1 (a query sees itself), got {window}; "
+                    "None is full causal attention"
+                )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout}")
+        if not 0.0 < self.rope_fraction <= 1.0:
+            raise ValueError(
+                f"model.rope_fraction must be in (0, 1], got {self.rope_fraction}"
+            )
+        if self.rope_scaling <= 0 or self.rope_base <= 0:
+            raise ValueError(
+                "model.rope_scaling and model.rope_base must be positive, got "
+                f"{self.rope_scaling} and {self.rope_base}"
+            )
+        if self.norm == "rmsnorm" and self.norm_bias:
+            raise ValueError("model.norm_bias needs --model.norm layernorm")
+
+    @property
+    def num_kv_heads(self) -> int:
+        """K, key/value heads."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_width(self) -> int:
+        """H, head width."""
+        return self.d_model // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def ffn_width(self) -> int:
+        """F, feed-forward width."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def padded_vocab(self) -> int:
+        """V rounded up to the multiple."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer, in order."""
+        return tuple(
+            LayerKind(
+                window=self.window[i % len(self.window)],
+                rotate=self.rope[i % len(self.rope)],
+            )
+            for i in range(self.layers)
+        )
+
+    @property
+    def pattern_length(self) -> int:
+        """Length of the smallest pattern of layer kinds that repeats."""
+        kinds = self.kinds
+        return next(
+            n
+            for n in range(1, self.layers + 1)
+            if all(kinds[i] == kinds[i % n] for i in range(self.layers))
+        )
+
+    @property
+    def rope_config(self) -> RopeConfig:
+        """How queries and keys are rotated."""
+        return RopeConfig(
+            head_width=self.head_width,
+            base=self.rope_base,
+            scaling=self.rope_scaling,
+            fraction=self.rope_fraction,
+            interleaved=self.rope_interleaved,
+        )
+
+    @property
+    def block_config(self) -> BlockConfig:
+        """Sizes and options of every block."""
+        std = (
+            (2 / (5 * self.d_model)) ** 0.5 if self.init_std is None else self.init_std
+        )
+        depth = (2 * self.layers) ** 0.5 if self.init == "depth-scaled" else 1.0
+        attention = AttentionConfig(
+            d_model=self.d_model,
+            num_heads=self.heads,
+            num_kv_heads=self.num_kv_heads,
+            head_width=self.head_width,
+            use_bias=self.attn_bias,
+            rope=self.rope_config,
+            backend=self.attention,
+            recompute=self.remat == "attention",
+        )
+        return BlockConfig(
+            attention=attention,
+            d_ff=self.ffn_width,
+            activation=self.activation,
+            mlp_bias=self.mlp_bias,
+            norm=self.norm,
+            norm_eps=self.norm_eps,
+            norm_bias=self.norm_bias,
+            dropout=self.dropout,
+            std=std,
+            out_std=std / depth,
+        )
+
+
+class Transformer(nnx.Module):
+    """A decoder-only transformer.
+
+    Attributes:
+      embed: token embedding.
+      blocks: one block module whose parameters carry a leading layer dim.
+      final_norm: norm before the output projection.
+      head: output projection.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Draw all parameters, float32, from the stream `rngs.params`."""
+        self.config = config
+        std = config.block_config.std
+        vocab, d = config.padded_vocab, config.d_model
+        self.embed = Embedding(vocab, d, std=std, rngs=rngs)
+        self.blocks = _stacked_blocks(config, rngs)
+        self.final_norm = Norm(
+            d, kind=config.norm, eps=config.norm_eps, use_bias=config.norm_bias
+        )
+        self.head = Head(
+            vocab,
+            d,
+            tied=config.tie_embeddings,
+            use_bias=config.head_bias,
+            scale=config.logit_scale,
+            std=std,
+            rngs=rngs,
+        )
+
+    def hidden(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        segments: Int[Array, "B T"] | None,
+        *,
+        key: DropoutKey | None = None,
+        materialise: Callable[[Params], Params] = lambda params: params,
+    ) -> Float[Array, "B t D"]:
+        """Run embedding, blocks and final norm; per device, inside shard_map.
+
+        Args:
+          tokens: token ids.
+          positions: position of each token in its document.
+          segments: document of each token; None is one document a row.
+          key: where dropout masks come from; None in evaluation.
+          materialise: makes one layer's parameters whole where it is used (ZeRO-3).
+        Returns:
+          this device's t = T/tp positions.
+        """
+        config = self.config
+        x = self.embed(tokens)
+        x = dropout(x, config.dropout, None if key is None else key.at(0))
+        context = Context(
+            cos_sin=angles(positions, config.rope_config), segments=segments
+        )
+        graph, stacked = nnx.split(self.blocks)
+
+        def layer(
+            kind: LayerKind, x: jax.Array, params: Params, index: jax.Array
+        ) -> jax.Array:
+            x = checkpoint_name(x, BLOCK_INPUT)
+            layer_key = None if key is None else key.at(index + 1)
+            return nnx.merge(graph, materialise(params))(x, kind, context, layer_key)
+
+        return self.final_norm(
+            _scan_layers(layer, x, nnx.to_pure_dict(stacked), config)
+        )
+
+    def nll(
+        self,
+        batch: dict[str, Int[Array, "B T"]],
+        *,
+        key: DropoutKey | None = None,
+        materialise: Callable[[Params], Params] = lambda params: params,
+    ) -> Float[Array, "B T"]:
+        """Return each target's negative log-likelihood, nats, 0 where there is none.
+
+        Args:
+          batch: tokens, targets, segments, positions of this device's rows.
+          key: as in `hidden`.
+          materialise: as in `hidden`.
+        """
+        x = self.hidden(
+            batch["tokens"],
+            batch["positions"],
+            batch.get("segments"),
+            key=key,
+            materialise=materialise,
+        )
+        logits = self.head(x, self.embed)
+        return cross_entropy(logits, batch["targets"], self.config.vocab_size)
+
+    def logits(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        *,
+        materialise: Callable[[Params], Params] = lambda params: params,
+    ) -> Float[Array, "B T v"]:
+        """Return this device's float32 logits, -inf where the vocabulary is padded."""
+        x = self.hidden(tokens, positions, None, materialise=materialise)
+        return mask_padding(self.head(x, self.embed), self.config.vocab_size)
+
+
+BLOCK_INPUT = "block_input"
+"""Name under which remat policies know the residual stream before a block."""
+
+
+def _stacked_blocks(config: ModelConfig, rngs: nnx.Rngs) -> Block:
+    """Make one block whose leaves are stacked `[L, ...]`, each layer its own draw."""
+    parallel = config.block == "parallel"
+    kind = ParallelBlock if parallel else SerialBlock
+
+    def make(key: jax.Array) -> Block:
+        return kind(config.block_config, rngs=nnx.Rngs(params=key))
+
+    keys = jax.random.split(rngs.params(), config.layers)
+    graph = nnx.graphdef(nnx.eval_shape(make, keys[0]))
+    stacked = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(make(key))))(keys)
+    return nnx.merge(graph, stacked)
+
+
+def _scan_layers(
+    layer: Callable[..., jax.Array], x: jax.Array, stacked: Params, config: ModelConfig
+) -> jax.Array:
+    """Apply all layers: a scan over the repeating pattern of kinds, then the rest.
+
+    Kinds are static within the pattern, so kernels see constant windows and compile
+    time grows with the pattern, not with the number of layers.
+    """
+    period = config.pattern_length
+    repeats, rest = divmod(config.layers, period)
+    indices = jnp.arange(config.layers)
+    layers = [
+        remat(functools.partial(layer, kind), config.remat)
+        for kind in config.kinds[:period]
+    ]
+
+    def pattern(x: jax.Array, xs: tuple[Params, jax.Array]) -> tuple[jax.Array, None]:
+        for i in range(period):
+            params, index = jax.tree.map(lambda a, i=i: a[i], xs)
+            x = layers[i](x, params, index)
+        return x, None
+
+    def take(tree: Any, start: int, stop: int) -> Any:
+        return jax.tree.map(lambda a: a[start:stop], tree)
+
+    if repeats > 1:
+        main = take((stacked, indices), 0, repeats * period)
+        folded = jax.tree.map(lambda a: a.reshape(repeats, period, *a.shape[1:]), main)
+        x, _ = jax.lax.scan(pattern, x, folded)
+    first_left = repeats * period if repeats > 1 else 0
+    for i in range(first_left, config.layers):
+        params = jax.tree.map(lambda a, i=i: a[i], stacked)
+        x = layers[i % period](x, params, indices[i])
+    return x
+
+
+def remat[F: Callable[..., Any]](layer: F, policy: Remat) -> F:
+    """Wrap a layer so that the backward pass computes again what the policy says.
+
+    none: nothing (but parameters gathered by ZeRO-3 are gathered again); full: the
+    whole layer; dots: all but the outputs of projections; attention: only the attention
+    core (in `layers.attention`); offload: the whole layer, whose input waits in host
+    memory.
+    """
+    policies = jax.checkpoint_policies
+    if policy in ("none", "attention"):
+        chosen = policies.save_anything_except_these_names(GATHERED)
+    elif policy == "full":
+        chosen = policies.nothing_saveable
+    elif policy == "dots":
+        chosen = policies.dots_with_no_batch_dims_saveable
+    else:
+        chosen = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[BLOCK_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    return jax.checkpoint(layer, policy=chosen)
+
+
+def abstract_params(config: ModelConfig) -> tuple[Any, Any]:
+    """Return the model's GraphDef and its abstract parameters (no memory, no device).
+
+    Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
+    of its dims) and `decay`; see `logical_axes` for the layer dim.
+    """
+    return nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
+
+
+def map_params(f: Callable[[nnx.Variable, bool], Any], state: Any) -> Params:
+    """Map f(leaf, stacked) over the parameters; stacked: has a leading layer dim."""
+
+    def leaf(path: Any, variable: nnx.Variable) -> Any:
+        return f(variable, path[0].key == "blocks")
+
+    is_leaf = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    mapped = jax.tree_util.tree_map_with_path(leaf, state, is_leaf=is_leaf)
+    return nnx.to_pure_dict(mapped)
+
+
+def logical_axes(state: Any) -> Params:
+    """Return the logical names of every parameter's dims, "layers" first if stacked."""
+    return map_params(
+        lambda v, stacked: ("layers",) * stacked + v.get_metadata()["logical"], state
+    )
+
+
+def num_params(config: ModelConfig) -> int:
+    """Count stored parameters, padding of the vocabulary included."""
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)[1]))
+
+
+def visible_pairs(seq_len: int, window: int | None) -> int:
+    """Count the (query, key) pairs that a causal window lets through."""
+    w = seq_len if window is None else min(window, seq_len)
+    return w * (w + 1) // 2 + (seq_len - w) * w
+
+
+def flops_per_token(config: ModelConfig, seq_len: int) -> float:
+    """Count the model's FLOPs per token of a training step: forward plus backward.
+
+    3 x [2 x (weights of the projections and of the output head) + 4 N H x (visible
+    keys per query, mean over the sequence, summed over layers)]: a multiply-add is two
+    FLOPs, a backward pass two forward passes. Padding, recomputation, masked scores and
+    elementwise work are not counted.
+
+    Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1; differs: attention is
+    counted over visible pairs only, not over the full square.
+    """
+    d, heads, h = config.d_model, config.heads, config.head_width
+    attention = d * h * (2 * heads + 2 * config.num_kv_heads)
+    ffn = d * config.ffn_width * (3 if config.activation == "swiglu" else 2)
+    weights = config.layers * (attention + ffn) + config.vocab_size * d
+    pairs = sum(visible_pairs(seq_len, kind.window) for kind in config.kinds)
+    return 3.0 * (2 * weights + 4 * heads * h * pairs / seq_len)

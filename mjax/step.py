@@ -1,7 +1,40 @@
-"""One training step as a pure function of state and batch."""
+"""One training step as a pure function of state and batch.
+
+The gradients come from one `jax.shard_map` over all mesh axes: parameters are gathered
+as the ZeRO level says, every microbatch adds to the gradients, the gradients are
+reduced once. The optimizer runs in the same jit outside the shard_map, on the global
+sharded arrays, so that norms (clipping, trust ratios) are global by construction.
+"""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from mjax import optim
+from mjax.mesh import collectives, zero
+from mjax.mesh.axes import AXES, DP, TP, AxisSizes
+from mjax.mesh.rules import BATCH_SPEC
+from mjax.model import (
+    NO_TARGET,
+    DropoutKey,
+    ModelConfig,
+    Params,
+    Transformer,
+    abstract_params,
+    map_params,
+)
+from mjax.state import TrainState, new_state, param_specs, state_shardings
+
+Batch = dict[str, Int[Array, "B T"]]
+Metrics = dict[str, Array]
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,16 +46,29 @@ class BatchConfig:
     microbatches: int = 1
     """Pieces whose gradients are accumulated within a step."""
 
+    def __post_init__(self) -> None:
+        """Refuse pieces that are not equal."""
+        for name in ("size", "microbatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"batch.{name} must be >= 1, got {getattr(self, name)}"
+                )
+        if self.size % self.microbatches:
+            raise ValueError(
+                f"batch.size={self.size} does not divide by batch.microbatches="
+                f"{self.microbatches}; choose a divisor of {self.size}"
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
     """Dtypes of the stored parameters, of the compute, and of gradient reduction."""
 
-    params: Literal["float32", "bfloat16"] = "float32"
+    params: Precision = "float32"
     """Stored (master) parameters and optimizer moments."""
-    compute: Literal["float32", "bfloat16"] = "bfloat16"
+    compute: Precision = "bfloat16"
     """Activations and the gathered parameters."""
-    reduce: Literal["float32", "bfloat16"] = "float32"
+    reduce: Precision = "float32"
     """Gradient accumulation and reduction."""
 
 
@@ -34,3 +80,297 @@ class EvalConfig:
     """Steps between evaluations; one more at the end."""
     batches: int = 8
     """Held-out batches per evaluation."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        for name in ("every", "batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"eval.{name} must be >= 1, got {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """The compiled-once functions of a run, and where their arguments live."""
+
+    mesh: Mesh
+    abstract_state: TrainState
+    """Shapes, dtypes and shardings of the state."""
+    abstract_batch: dict[str, jax.ShapeDtypeStruct]
+    """Shapes, dtypes and shardings of a batch."""
+    batch_sharding: NamedSharding
+    """Of `[B, T]` arrays: rows over dp, the sequence whole."""
+    init: Callable[[], TrainState]
+    """Make the state of step 0, born sharded: no device holds a full copy."""
+    train_step: Any
+    """(state, batch) -> (state, metrics); jitted, donates the state."""
+    eval_step: Any
+    """(params, batch) -> summed nats `nll` and number of targets `tokens`; jitted."""
+    next_token_logits: Any
+    """(params, tokens [B, T], length) -> float32 [B, V]: logits of the token after
+    the first `length` ones; jitted; B is a multiple of dp."""
+
+
+def build_program(
+    *,
+    model: ModelConfig,
+    optimizer: optim.OptimConfig,
+    batch: BatchConfig,
+    precision: PrecisionConfig,
+    seq_len: int,
+    num_steps: int,
+    seed: int,
+    zero_level: int,
+    mesh: Mesh,
+) -> Program:
+    """Build the run's functions; nothing is compiled and no memory taken.
+
+    Args:
+      model: the architecture.
+      optimizer: the optimizer and its schedule.
+      batch: global batch and microbatches.
+      precision: dtypes.
+      seq_len: T.
+      num_steps: steps of the whole run, for the schedule.
+      seed: of initialisation and dropout.
+      zero_level: 0 to 3, see `mesh.zero`.
+      mesh: with all axes of `mesh.axes.AXES`.
+    """
+    sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
+    graph, abstract = abstract_params(model)
+    specs = param_specs(abstract, sizes, shard_over_dp=zero_level >= 1)
+    tx = optim.build_optimizer(
+        optimizer,
+        num_steps=num_steps,
+        stacked=map_params(lambda _, stacked: stacked, abstract),
+        decayed=map_params(lambda v, _: v.get_metadata()["decay"], abstract),
+    )
+
+    def make_state(seed: jax.Array) -> TrainState:
+        return new_state(model, tx, seed, precision.params)
+
+    shapes = jax.eval_shape(make_state, jnp.uint32(0))
+    shardings = state_shardings(shapes, specs, tx, mesh)
+    abstract_state = jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+    batch_sharding = NamedSharding(mesh, BATCH_SPEC)
+    row = jax.ShapeDtypeStruct(
+        (batch.size, seq_len), jnp.int32, sharding=batch_sharding
+    )
+    make_state = jax.jit(make_state, out_shardings=shardings)
+    forward = _Forward(
+        graph=graph,
+        specs=specs,
+        mesh=mesh,
+        level=zero_level,
+        compute=precision.compute,
+        reduce=precision.reduce,
+        microbatches=batch.microbatches,
+    )
+    return Program(
+        mesh=mesh,
+        abstract_state=abstract_state,
+        abstract_batch=dict.fromkeys(BATCH_FIELDS, row),
+        batch_sharding=batch_sharding,
+        init=lambda: make_state(jnp.uint32(seed)),
+        train_step=_jit_train_step(forward, tx, optimizer, num_steps, shardings),
+        eval_step=jax.jit(forward.evaluate),
+        next_token_logits=jax.jit(forward.next_token_logits),
+    )
+
+
+BATCH_FIELDS = ("tokens", "targets", "segments", "positions")
+
+
+def _jit_train_step(
+    forward: "_Forward",
+    tx: optax.GradientTransformation,
+    config: optim.OptimConfig,
+    num_steps: int,
+    shardings: TrainState,
+) -> Any:
+    """Join gradients, guard and optimizer into one jitted function."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        loss, tokens, grads = forward.gradients(
+            state.params, state.rng, state.step, batch
+        )
+        grad_norm = optax.tree.norm(
+            jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+        )
+        accept, guard = optim.guard_check(config, state.guard, loss, grad_norm)
+        lr = optim.current_learning_rate(state.opt_state, config, num_steps)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        params, opt_state = optim.select(
+            accept, (params, opt_state), (state.params, state.opt_state)
+        )
+        new = TrainState(
+            step=state.step + 1,
+            rng=state.rng,
+            params=params,
+            opt_state=opt_state,
+            guard=guard,
+        )
+        metrics = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "tokens": tokens,
+            "skipped": 1 - accept.astype(jnp.int32),
+        }
+        return new, metrics
+
+    everywhere = shardings.step
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, everywhere))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Forward:
+    """The functions that run per device, each inside one shard_map over all axes."""
+
+    graph: Any
+    """GraphDef of a Transformer."""
+    specs: Params
+    mesh: Mesh
+    level: int
+    compute: Precision
+    reduce: Precision
+    microbatches: int
+
+    def gradients(
+        self, params: Params, rng: Array, step: Array, batch: Batch
+    ) -> tuple[Float[Array, ""], Int[Array, ""], Params]:
+        """Return mean loss (nats per target), number of targets, summed gradients."""
+
+        def per_device(
+            params: Params, rng: Array, step: Array, batch: Batch
+        ) -> tuple[Array, Array, Params]:
+            key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
+            num_targets = _count_targets(batch)
+            scale = 1.0 / jnp.maximum(num_targets, 1).astype(jnp.float32)
+
+            def loss(compute: Params, micro: Batch) -> Float[Array, ""]:
+                rows = DropoutKey(key=key, rows=micro["rows"][:, 0])
+                model, materialise = self._model(compute)
+                nll = model.nll(micro, key=rows, materialise=materialise)
+                return nll.sum() * scale
+
+            compute = self._compute_copy(params)
+            losses, grads = self._accumulate(loss, compute, batch)
+            grads = zero.reduce_gradients(
+                grads, self.specs, level=self.level, dtype=self.reduce
+            )
+            return collectives.sum_over_mesh(losses), num_targets, grads
+
+        everywhere = PartitionSpec()
+        mapped = jax.shard_map(
+            per_device,
+            mesh=self.mesh,
+            in_specs=(self.specs, everywhere, everywhere, BATCH_SPEC),
+            out_specs=(everywhere, everywhere, self.specs),
+        )
+        return mapped(params, rng, step, batch)
+
+    def evaluate(self, params: Params, batch: Batch) -> Metrics:
+        """Sum the negative log-likelihood over the batch; see `Program.eval_step`."""
+
+        def per_device(params: Params, batch: Batch) -> tuple[Array, Array]:
+            compute = self._compute_copy(params)
+
+            def nll(_: None, micro: Batch) -> tuple[None, Float[Array, ""]]:
+                model, materialise = self._model(compute)
+                return None, model.nll(micro, materialise=materialise).sum()
+
+            _, sums = jax.lax.scan(nll, None, self._split(batch))
+            return collectives.sum_over_mesh(sums.sum()), _count_targets(batch)
+
+        everywhere = PartitionSpec()
+        nll, tokens = jax.shard_map(
+            per_device,
+            mesh=self.mesh,
+            in_specs=(self.specs, BATCH_SPEC),
+            out_specs=(everywhere, everywhere),
+        )(params, batch)
+        return {"nll": nll, "tokens": tokens}
+
+    def next_token_logits(
+        self, params: Params, tokens: Int[Array, "B T"], length: Int[Array, ""]
+    ) -> Float[Array, "B V"]:
+        """Return the logits that follow `length` tokens; see `Program`."""
+
+        def per_device(params: Params, tokens: Array, length: Array) -> Array:
+            model, materialise = self._model(self._compute_copy(params))
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            logits = model.logits(tokens, positions, materialise=materialise)
+            last = jax.lax.dynamic_index_in_dim(logits, length - 1, 1, keepdims=False)
+            return collectives.sum_over_stages(last)
+
+        return jax.shard_map(
+            per_device,
+            mesh=self.mesh,
+            in_specs=(self.specs, BATCH_SPEC, PartitionSpec()),
+            out_specs=PartitionSpec(DP, TP),
+        )(params, tokens, length)
+
+    def _compute_copy(self, params: Params) -> Params:
+        """Gather what the ZeRO level gathers at the start of a step."""
+        masters = jax.tree.map(collectives.vary, params)
+        if self.level == 3:
+            return masters
+        return zero.gather(masters, self.specs, self.compute)
+
+    def _model(self, compute: Params) -> tuple[Transformer, Callable[[Params], Params]]:
+        """Bind parameters to the model; level 3 gathers all but the blocks here."""
+        if self.level != 3:
+            return nnx.merge(self.graph, compute), lambda params: params
+
+        def whole(params: Params, specs: Params) -> Params:
+            return zero.gather_with_gradient(params, specs, self.compute, self.reduce)
+
+        def one_layer(spec: PartitionSpec) -> PartitionSpec:
+            return PartitionSpec(*spec[1:])
+
+        layer_specs = jax.tree.map(one_layer, self.specs["blocks"])
+        rest = {name: p for name, p in compute.items() if name != "blocks"}
+        rest = whole(rest, {name: self.specs[name] for name in rest})
+        model = nnx.merge(self.graph, rest | {"blocks": compute["blocks"]})
+        return model, lambda params: whole(params, layer_specs)
+
+    def _accumulate(
+        self,
+        loss: Callable[[Params, Batch], Float[Array, ""]],
+        compute: Params,
+        batch: Batch,
+    ) -> tuple[Float[Array, ""], Params]:
+        """Sum loss and gradients over microbatches; no reduction in the loop."""
+        with_gradient = jax.value_and_grad(loss)
+        micro = self._split(batch | {"rows": _global_rows(batch["tokens"])})
+        if self.microbatches == 1:
+            return with_gradient(compute, jax.tree.map(lambda x: x[0], micro))
+
+        def add(total: Params, micro: Batch) -> tuple[Params, Float[Array, ""]]:
+            value, grads = with_gradient(compute, micro)
+            return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grads), value
+
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, self.reduce), compute)
+        grads, values = jax.lax.scan(add, zeros, micro)
+        return values.sum(), grads
+
+    def _split(self, batch: Batch) -> dict[str, Int[Array, "M b T"]]:
+        """Cut this device's rows into microbatches."""
+        m = self.microbatches
+        return {name: x.reshape(m, -1, x.shape[1]) for name, x in batch.items()}
+
+
+def _count_targets(batch: Batch) -> Int[Array, ""]:
+    """Count the targets of the whole batch."""
+    return collectives.sum_over_mesh((batch["targets"] != NO_TARGET).sum())
+
+
+def _global_rows(tokens: Int[Array, "B T"]) -> Int[Array, "B 1"]:
+    """Number this device's rows as rows of the global batch."""
+    first = collectives.batch_offset(tokens.shape[0])
+    return (first + jnp.arange(tokens.shape[0]))[:, None]

@@ -1,5 +1,13 @@
 """Set up every test session: 8 simulated devices, annotations checked."""
 
+import os
+
+# Tests compile hundreds of small programs and run each a few times: LLVM without its
+# optimisation passes halves the time of the suite. Set before jax reads the variable.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+)
+
 import jax
 from jaxtyping import install_import_hook
 

@@ -1,0 +1,129 @@
+"""Self-attention with heads split over tensor parallelism."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from mjax.kernels.attention.api import attention
+from mjax.layers import rope
+from mjax.layers.initialise import normal, zeros
+from mjax.layers.linear import Matrix
+from mjax.mesh import collectives
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Sizes and options of one attention layer."""
+
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    use_bias: bool
+    rope: rope.RopeConfig
+    backend: Literal["auto", "reference", "blocked", "cudnn"]
+    recompute: bool
+    """Recompute the attention core in the backward pass (remat policy attention)."""
+
+
+class Attention(nnx.Module):
+    """Query, key, value and output projections, and the mixing of positions.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2; shared key/value heads,
+    Ainslie et al. 2023, arXiv:2305.13245; window, Beltagy et al. 2020,
+    arXiv:2004.05150, section 3.1.
+    """
+
+    def __init__(
+        self, config: AttentionConfig, *, std: float, out_std: float, rngs: nnx.Rngs
+    ):
+        """Create wq [D, N, H], wk and wv [D, K, H], wo [N, H, D], and biases."""
+        self.config = config
+        d, h = config.d_model, config.head_width
+        n, k = config.num_heads, config.num_kv_heads
+        q_dims = ("embed", "heads", "head_width")
+        kv_dims = ("embed", "kv_heads", "head_width")
+        self.wq = normal((d, n, h), q_dims, std, rngs)
+        self.wk = normal((d, k, h), kv_dims, std, rngs)
+        self.wv = normal((d, k, h), kv_dims, std, rngs)
+        self.wo = normal((n, h, d), ("heads", "head_width", "embed"), out_std, rngs)
+        bias = config.use_bias
+        self.bq = zeros((n, h), q_dims[1:]) if bias else None
+        self.bk = zeros((k, h), kv_dims[1:]) if bias else None
+        self.bv = zeros((k, h), kv_dims[1:]) if bias else None
+        self.bo = zeros((d,), ("embed",)) if bias else None
+
+    def _local_kv(self, w: jax.Array) -> jax.Array:
+        """Pick this device's key/value heads where tp exceeds their number."""
+        c = self.config
+        local = self.wq[...].shape[1]
+        return collectives.local_kv_heads(w, c.num_heads, local, c.num_kv_heads)
+
+    def in_weights(self) -> list[Matrix]:
+        """Return the local query, key and value matrices, [D, heads x H] each."""
+        parts = (
+            self.wq[...],
+            self._local_kv(self.wk[...]),
+            self._local_kv(self.wv[...]),
+        )
+        return [w.reshape(w.shape[0], -1) for w in parts]
+
+    def out_weight(self) -> Matrix:
+        """Return the local output matrix [N x H, D]."""
+        return self.wo[...].reshape(-1, self.config.d_model)
+
+    def out_bias(self) -> Float[Array, " D"] | None:
+        """Return the bias added once, after the sum over tp."""
+        return None if self.bo is None else self.bo[...]
+
+    def mix(
+        self,
+        q: Float[Array, "B T NH"],
+        k: Float[Array, "B T KH"],
+        v: Float[Array, "B T KH"],
+        *,
+        window: int | None,
+        cos_sin: rope.Angles | None,
+        segments: Int[Array, "B T"] | None,
+    ) -> Float[Array, "B T NH"]:
+        """Attend: this device's heads over the whole sequence.
+
+        Args:
+          q: projected queries of the local heads.
+          k: projected keys of the local key/value heads.
+          v: projected values, as k.
+          window: keys a query sees, itself included; None is all.
+          cos_sin: rotary angles; None leaves positions out.
+          segments: documents of the row; attention stays inside one. None is one.
+        """
+
+        def heads(x: jax.Array, bias: nnx.Param | None, local: bool) -> jax.Array:
+            x = x.reshape(*x.shape[:2], -1, self.config.head_width)
+            if bias is None:
+                return x
+            return x + (self._local_kv(bias[...]) if local else bias[...])
+
+        def core(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attention(
+                q,
+                k,
+                v,
+                window=window,
+                segment_ids=segments,
+                backend=self.config.backend,
+            )
+
+        q, k, v = (
+            heads(q, self.bq, False),
+            heads(k, self.bk, True),
+            heads(v, self.bv, True),
+        )
+        if cos_sin is not None:
+            q = rope.rotate(q, cos_sin, self.config.rope)
+            k = rope.rotate(k, cos_sin, self.config.rope)
+        out = (jax.checkpoint(core) if self.config.recompute else core)(q, k, v)
+        return out.reshape(*out.shape[:2], -1)

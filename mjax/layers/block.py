@@ -1,0 +1,177 @@
+"""Transformer blocks: parallel (PaLM, GPT-J, MegaScale) and serial.
+
+The residual stream is split along the sequence over tp ([B, t, D], t = T/tp) in both.
+A parallel block enters and leaves its tensor-parallel region once, a serial block
+twice: half the traffic for the same work.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from mjax.layers import rope
+from mjax.layers.attention import Attention, AttentionConfig
+from mjax.layers.dropout import DropoutKey, dropout
+from mjax.layers.linear import column_parallel, row_parallel
+from mjax.layers.mlp import Activation, Mlp
+from mjax.layers.norm import Norm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """What may differ from layer to layer; static, so that kernels can use it."""
+
+    window: int | None
+    """Keys a query sees, itself included; None is all."""
+    rotate: bool
+    """Whether positions rotate queries and keys."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """Sizes and options shared by all blocks of a model."""
+
+    attention: AttentionConfig
+    d_ff: int
+    activation: Activation
+    mlp_bias: bool
+    norm: Literal["layernorm", "rmsnorm"]
+    norm_eps: float
+    norm_bias: bool
+    dropout: float
+    std: float
+    """Standard deviation of projections that read the residual stream."""
+    out_std: float
+    """Standard deviation of projections that add to it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """What every layer of one forward pass shares, over the whole sequence."""
+
+    cos_sin: rope.Angles
+    """Rotary angles of each position."""
+    segments: Int[Array, "B T"] | None
+    """Document of each position; None is one document a row."""
+
+
+class Block(nnx.Module):
+    """What both blocks share: their parts."""
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        """Create attention and feed-forward layer."""
+        self.dropout = config.dropout
+        self.attention = Attention(
+            config.attention, std=config.std, out_std=config.out_std, rngs=rngs
+        )
+        self.mlp = Mlp(
+            config.attention.d_model,
+            config.d_ff,
+            activation=config.activation,
+            use_bias=config.mlp_bias,
+            std=config.std,
+            out_std=config.out_std,
+            rngs=rngs,
+        )
+
+    def _mix(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        kind: LayerKind,
+        context: Context,
+    ) -> jax.Array:
+        return self.attention.mix(
+            q,
+            k,
+            v,
+            window=kind.window,
+            cos_sin=context.cos_sin if kind.rotate else None,
+            segments=context.segments,
+        )
+
+
+def _norm(config: BlockConfig) -> Norm:
+    return Norm(
+        config.attention.d_model,
+        kind=config.norm,
+        eps=config.norm_eps,
+        use_bias=config.norm_bias,
+    )
+
+
+def _add_biases(
+    y: Float[Array, "B t D"], *biases: Float[Array, " D"] | None
+) -> Float[Array, "B t D"]:
+    for bias in biases:
+        y = y if bias is None else y + bias
+    return y
+
+
+class ParallelBlock(Block):
+    """z = x + Attn(LN(x)) + MLP(LN(x)), one norm for both branches.
+
+    One fused projection in (q | k | v | ffn-in), one out (attn-out | ffn-out).
+
+    Source: Wang and Komatsuzaki 2021 (GPT-J); Chowdhery et al. 2022, arXiv:2204.02311,
+    section 2; Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.1.
+    """
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        """Create the shared norm and the two branches."""
+        super().__init__(config, rngs=rngs)
+        self.norm = _norm(config)
+
+    def __call__(
+        self,
+        x: Float[Array, "B t D"],
+        kind: LayerKind,
+        context: Context,
+        key: DropoutKey | None,
+    ) -> Float[Array, "B t D"]:
+        """Apply the block to this device's part of the residual stream."""
+        weights = self.attention.in_weights() + self.mlp.in_weights()
+        q, k, v, *up = column_parallel(self.norm(x), weights)
+        mixed = self._mix(q, k, v, kind, context)
+        y = row_parallel(
+            [mixed, self.mlp.activate(up)],
+            [self.attention.out_weight(), self.mlp.out_weight()],
+        )
+        y = _add_biases(y, self.attention.out_bias(), self.mlp.out_bias())
+        return x + dropout(y, self.dropout, None if key is None else key.at(0))
+
+
+class SerialBlock(Block):
+    """y = x + Attn(LN1(x)); z = y + MLP(LN2(y)).
+
+    Source: pre-norm transformer, Xiong et al. 2020, arXiv:2002.04745, figure 1b.
+    """
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        """Create two norms and the two branches."""
+        super().__init__(config, rngs=rngs)
+        self.norm_attention = _norm(config)
+        self.norm_mlp = _norm(config)
+
+    def __call__(
+        self,
+        x: Float[Array, "B t D"],
+        kind: LayerKind,
+        context: Context,
+        key: DropoutKey | None,
+    ) -> Float[Array, "B t D"]:
+        """Apply the block to this device's part of the residual stream."""
+        q, k, v = column_parallel(self.norm_attention(x), self.attention.in_weights())
+        y = row_parallel(
+            [self._mix(q, k, v, kind, context)], [self.attention.out_weight()]
+        )
+        y = _add_biases(y, self.attention.out_bias())
+        x = x + dropout(y, self.dropout, None if key is None else key.at(0))
+        up = column_parallel(self.norm_mlp(x), self.mlp.in_weights())
+        y = row_parallel([self.mlp.activate(up)], [self.mlp.out_weight()])
+        y = _add_biases(y, self.mlp.out_bias())
+        return x + dropout(y, self.dropout, None if key is None else key.at(1))

@@ -1,0 +1,47 @@
+"""Dropout whose mask does not depend on the mesh."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from mjax.mesh import collectives
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DropoutKey:
+    """Where in the run a mask is drawn; every field is global, never of a shard."""
+
+    key: Key[Array, ""]
+    """Folded with the seed, the step, the layer and the site, in this order."""
+    rows: Int[Array, " B"]
+    """Global row in the batch of each local row."""
+
+    def at(self, site: int | Int[Array, ""]) -> "DropoutKey":
+        """Return the key of one layer, or of one site within a layer."""
+        return dataclasses.replace(self, key=jax.random.fold_in(self.key, site))
+
+
+def dropout(
+    x: Float[Array, "B t D"], rate: float, key: DropoutKey | None
+) -> Float[Array, "B t D"]:
+    """Zero entries with probability `rate` and scale the rest by 1/(1 - rate).
+
+    The mask is a function of (seed, step, layer, site, global row, global position),
+    so that it is the same on one device, on any mesh and with any microbatches.
+
+    Args:
+      x: the device's part of the sequence.
+      rate: probability of dropping an entry.
+      key: None in evaluation: x is returned as it is.
+    """
+    if rate == 0.0 or key is None:
+        return x
+    positions = collectives.sequence_offset(x.shape[1]) + jnp.arange(x.shape[1])
+    by_position = jax.vmap(jax.random.fold_in, (None, 0))
+    by_row = jax.vmap(jax.random.fold_in, (None, 0))(key.key, key.rows)
+    keys = jax.vmap(by_position, (0, None))(by_row, positions)
+    draw = jax.vmap(jax.vmap(lambda k: jax.random.bernoulli(k, 1 - rate, x.shape[2:])))
+    keep = draw(keys)
+    return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros_like(x))

@@ -1,0 +1,65 @@
+"""Token embedding and output projection, split over the vocabulary."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from mjax.layers.initialise import normal, zeros
+from mjax.mesh import collectives
+
+
+class Embedding(nnx.Module):
+    """A table of one vector a token, rows split over tp.
+
+    A device looks up the tokens it owns and leaves zeros for the rest; the sum over tp
+    is a reduce-scatter straight into the sequence split.
+
+    Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3 (vocabulary-parallel).
+    """
+
+    def __init__(self, vocab: int, d_model: int, *, std: float, rngs: nnx.Rngs):
+        """Create the table [V, D], V padded."""
+        self.table = normal((vocab, d_model), ("vocab", "embed"), std, rngs)
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B t D"]:
+        """Embed this device's t = T/tp positions of tokens [B, T]."""
+        table = self.table[...]
+        local = tokens - collectives.vocab_offset(table.shape[0])
+        mine = (local >= 0) & (local < table.shape[0])
+        x = table[jnp.where(mine, local, 0)]
+        x = jnp.where(mine[..., None], x, jnp.zeros_like(x))
+        return collectives.scatter_sequence(x)
+
+
+class Head(nnx.Module):
+    """Output projection to the vocabulary; the table may be the embedding's."""
+
+    def __init__(
+        self,
+        vocab: int,
+        d_model: int,
+        *,
+        tied: bool,
+        use_bias: bool,
+        scale: float,
+        std: float,
+        rngs: nnx.Rngs,
+    ):
+        """Create the table [V, D] unless tied, and an optional bias [V]."""
+        self.scale = scale
+        dims = ("vocab", "embed")
+        self.table = None if tied else normal((vocab, d_model), dims, std, rngs)
+        self.bias = zeros((vocab,), ("vocab",)) if use_bias else None
+
+    def __call__(
+        self, x: Float[Array, "B t D"], embedding: Embedding
+    ) -> Float[Array, "B T v"]:
+        """Return float32 logits of the whole sequence for this device's tokens."""
+        table = embedding.table if self.table is None else self.table
+        x = collectives.gather_sequence(x)
+        logits = jnp.einsum(
+            "btd,vd->btv", x, table[...], preferred_element_type=jnp.float32
+        )
+        if self.bias is not None:
+            logits = logits + self.bias[...].astype(jnp.float32)
+        return logits * self.scale

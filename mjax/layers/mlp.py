@@ -1,0 +1,65 @@
+"""Feed-forward layer with its width split over tensor parallelism."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from mjax.layers.initialise import normal, zeros
+from mjax.layers.linear import Matrix
+
+Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+
+
+class Mlp(nnx.Module):
+    """Two projections around a non-linearity, three with a gate.
+
+    gelu: out(gelu(in(x))); swiglu: out(silu(gate(x)) * in(x)).
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; Shazeer 2020,
+    arXiv:2002.05202, eq. 6.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: Activation,
+        use_bias: bool,
+        std: float,
+        out_std: float,
+        rngs: nnx.Rngs,
+    ):
+        """Create w_in [D, F], for swiglu w_gate [D, F], w_out [F, D], and biases."""
+        self.activation = activation
+        dims = ("embed", "mlp")
+        self.w_in = normal((d_model, d_ff), dims, std, rngs)
+        gated = activation == "swiglu"
+        self.w_gate = normal((d_model, d_ff), dims, std, rngs) if gated else None
+        self.w_out = normal((d_ff, d_model), ("mlp", "embed"), out_std, rngs)
+        self.b_in = zeros((d_ff,), ("mlp",)) if use_bias else None
+        self.b_gate = zeros((d_ff,), ("mlp",)) if use_bias and gated else None
+        self.b_out = zeros((d_model,), ("embed",)) if use_bias else None
+
+    def in_weights(self) -> list[Matrix]:
+        """Return the local input matrices [D, F]: w_in, then w_gate if there is one."""
+        return [w[...] for w in (self.w_in, self.w_gate) if w is not None]
+
+    def out_weight(self) -> Matrix:
+        """Return the local output matrix [F, D]."""
+        return self.w_out[...]
+
+    def out_bias(self) -> Float[Array, " D"] | None:
+        """Return the bias added once, after the sum over tp."""
+        return None if self.b_out is None else self.b_out[...]
+
+    def activate(self, parts: Sequence[Float[Array, "B T F"]]) -> Float[Array, "B T F"]:
+        """Apply biases and the non-linearity to the outputs of `in_weights`."""
+        up = parts[0] if self.b_in is None else parts[0] + self.b_in[...]
+        if self.activation != "swiglu":
+            return jax.nn.gelu(up, approximate=self.activation == "gelu_tanh")
+        gate = parts[1] if self.b_gate is None else parts[1] + self.b_gate[...]
+        return jax.nn.silu(gate) * up

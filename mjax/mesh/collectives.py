@@ -1,0 +1,105 @@
+"""Collectives by role, for code that runs per device inside the step's shard_map.
+
+Layers say what they need (the whole sequence, the sum over the vocabulary shards);
+this module knows the mesh axis. Every value here is *varying* over all mesh axes
+unless a function says otherwise; see `vary`. On an axis of size 1 a collective returns
+its input: the choice is static.
+
+Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2):
+between the projections activations are split along the sequence over tp, so a
+tensor-parallel region is entered by an all-gather and left by a reduce-scatter. The
+two are each other's transpose, so the backward pass has the same cost.
+"""
+
+import jax
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from mjax.mesh.axes import AXES, DP, PP, TP
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """Return the mesh axes over which the type of x says it may differ."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def vary[X: jax.Array](x: X) -> X:
+    """Cast x to varying over all mesh axes; no data moves.
+
+    Parameters are cast before gradients are taken: otherwise the transpose of each
+    implicit cast would insert a reduction at every use (in every tick and layer).
+    """
+    missing = tuple(axis for axis in AXES if axis not in varying_axes(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def gather_sequence(x: Shaped[Array, "B t D"]) -> Shaped[Array, "B T D"]:
+    """All-gather the sequence over tp: t = T/tp positions become all T."""
+    if lax.axis_size(TP) == 1:
+        return x
+    return lax.all_gather(x, TP, axis=1, tiled=True)
+
+
+def scatter_sequence(x: Shaped[Array, "B T D"]) -> Shaped[Array, "B t D"]:
+    """Sum partial results over tp and keep this device's t = T/tp positions."""
+    if lax.axis_size(TP) == 1:
+        return x
+    return lax.psum_scatter(x, TP, scatter_dimension=1, tiled=True)
+
+
+def sequence_offset(local_len: int) -> Shaped[Array, ""]:
+    """Return the global position of this device's first sequence-split entry."""
+    return lax.axis_index(TP) * local_len
+
+
+def sum_over_vocab(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
+    """Sum over the vocabulary shards; equal on (and, if tp > 1, invariant over) tp."""
+    return x if lax.axis_size(TP) == 1 else lax.psum(x, TP)
+
+
+def max_over_vocab(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
+    """Maximum over the vocabulary shards; not differentiable."""
+    return x if lax.axis_size(TP) == 1 else lax.pmax(x, TP)
+
+
+def vocab_offset(local_vocab: int) -> Shaped[Array, ""]:
+    """Return the id of the first token in this device's vocabulary shard."""
+    return lax.axis_index(TP) * local_vocab
+
+
+def local_kv_heads(
+    w: Shaped[Array, "*lead K H"], num_heads: int, local_heads: int, num_kv_heads: int
+) -> Shaped[Array, "*lead k H"]:
+    """Return the key/value heads that this device's query heads use.
+
+    Where K divides by tp the parameter is already split and returned as it is. Where
+    K < tp every device holds all K and picks one: devices that share a head each
+    get a partial gradient, and the sum over tp (see `mesh.zero`) adds them.
+
+    Args:
+      w: a parameter with the key/value heads second to last.
+      num_heads: N, query heads in all.
+      local_heads: query heads on this device.
+      num_kv_heads: K, key/value heads in all.
+    """
+    tp = num_heads // local_heads
+    if w.shape[-2] * tp == num_kv_heads or tp == 1:
+        return w
+    head = lax.axis_index(TP) * num_kv_heads // tp
+    return lax.dynamic_slice_in_dim(w, head, 1, axis=w.ndim - 2)
+
+
+def batch_offset(local_rows: int) -> Shaped[Array, ""]:
+    """Return the global row of this device's first row of the batch."""
+    return lax.axis_index(DP) * local_rows
+
+
+def sum_over_mesh(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
+    """Sum over every axis over which x varies; the result is the same everywhere."""
+    axes = tuple(axis for axis in AXES if axis in varying_axes(x))
+    return lax.psum(x, axes) if axes else x
+
+
+def sum_over_stages(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
+    """Sum over pipeline stages: the value of the one stage that holds it."""
+    return lax.psum(x, PP)

@@ -1,0 +1,95 @@
+"""Turn logical names of dims into mesh axes: the one table of placement.
+
+Enters: for each parameter its shape and the logical names of its dims. Leaves: a
+PartitionSpec. The same spec places the stored array, is the `in_spec` of the step's
+shard_map, and says over which axes a gradient must still be summed (`mesh.zero`):
+over every axis that it does not name.
+"""
+
+from collections.abc import Sequence
+
+from jax.sharding import PartitionSpec
+
+from mjax.mesh.axes import DP, DP_SHARD, PP, TP, AxisSizes
+
+LOGICAL_TO_AXIS: dict[str | None, str | None] = {
+    "layers": PP,
+    "embed": None,
+    "heads": TP,
+    "kv_heads": TP,
+    "head_width": None,
+    "mlp": TP,
+    "vocab": TP,
+    None: None,
+}
+"""Compute placement: which mesh axis splits a dim with this logical name."""
+
+GATHERED = "gathered"
+"""Name under which remat policies know parameters that ZeRO-3 gathered."""
+
+BATCH_SPEC = PartitionSpec(DP, None)
+"""Placement of `[B, T]` arrays: rows over data parallelism, the sequence whole."""
+
+
+def param_spec(
+    shape: Sequence[int],
+    logical: Sequence[str | None],
+    sizes: AxisSizes,
+    *,
+    shard_over_dp: bool,
+) -> PartitionSpec:
+    """Place one parameter.
+
+    Its dims go to the axes of `LOGICAL_TO_AXIS`. With `shard_over_dp` (ZeRO >= 1) one
+    more dim is split over dp_shard: the model width if that divides, else the largest
+    dim that does; a parameter without such a dim stays whole. Key/value heads fewer
+    than tp are not split: every device holds them all and uses its own.
+
+    Args:
+      shape: global shape.
+      logical: one logical name a dim.
+      sizes: of the mesh axes.
+      shard_over_dp: split over dp_shard too.
+    Raises:
+      ValueError: a dim does not divide by its axis.
+    """
+    axis_size = {PP: sizes.pp, TP: sizes.tp}
+    entries: list[str | tuple[str, ...] | None] = []
+    local = list(shape)
+    for dim, name in enumerate(logical):
+        axis = LOGICAL_TO_AXIS[name]
+        if name == "kv_heads" and shape[dim] < sizes.tp:
+            axis = None
+        if axis is not None:
+            if shape[dim] % axis_size[axis]:
+                raise ValueError(
+                    f"dim {name!r} of size {shape[dim]} does not divide by the mesh "
+                    f"axis {axis}={axis_size[axis]}; choose a divisor of {shape[dim]}"
+                )
+            local[dim] //= axis_size[axis]
+        entries.append(axis)
+    dim = _dp_dim(local, logical, sizes.dp_shard) if shard_over_dp else None
+    if dim is not None:
+        axis = entries[dim]
+        entries[dim] = DP_SHARD if axis is None else (str(axis), DP_SHARD)
+    return PartitionSpec(*entries)
+
+
+def _dp_dim(
+    local: Sequence[int], logical: Sequence[str | None], dp_shard: int
+) -> int | None:
+    """Choose the dim that dp_shard splits; None when no dim divides."""
+    fits = [
+        dim
+        for dim, name in enumerate(logical)
+        if name != "layers" and local[dim] % dp_shard == 0
+    ]
+    return max(fits, key=lambda d: (logical[d] == "embed", local[d]), default=None)
+
+
+def dim_of(spec: PartitionSpec, axis: str) -> int | None:
+    """Return the dim that `axis` splits, or None."""
+    for dim, entry in enumerate(spec):
+        if axis == entry or (isinstance(entry, tuple) and axis in entry):
+            return dim
+    return None
