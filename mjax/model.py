@@ -64,3 +64,23 @@ class ModelConfig:
     """Attention backend; auto takes the fastest that can do the job."""
     remat: Literal["none", "full", "dots", "attention", "offload"] = "full"
     """What is recomputed in the backward pass; see docs/parallelism.md."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """K, key/value heads."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_width(self) -> int:
+        """H, head width."""
+        return self.d_model // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def ffn_width(self) -> int:
+        """F, feed-forward width."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def padded_vocab(self) -> int:
+        """V rounded up to the multiple."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
