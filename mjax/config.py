@@ -1,10 +1,24 @@
-"""The run's configuration: a composition of the parts' own configs."""
+"""The run's configuration: a composition of the parts' own configs.
+
+Enters: command-line flags, a recipe, or the config.json of an earlier run. Leaves: one
+frozen, checked `TrainConfig`. Nothing is built here and no device is touched: sizes of
+the mesh are checked once they are known (`check_sizes`).
+"""
 
 import dataclasses
+import difflib
+import itertools
+import json
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
+
+import tyro
 
 from mjax.ckpt.manager import CkptConfig
 from mjax.data.dataset import DataConfig
-from mjax.mesh.axes import MeshConfig
+from mjax.mesh.axes import AxisSizes, MeshConfig
 from mjax.mesh.distributed import DistributedConfig
 from mjax.metrics import LogConfig
 from mjax.model import ModelConfig
@@ -38,3 +52,304 @@ class TrainConfig:
     ckpt: CkptConfig = CkptConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+
+    def __post_init__(self) -> None:
+        """Check the fields that belong to no part, and those that two parts share.
+
+        Raises:
+          ValueError: a value is out of range, or two options contradict each other.
+        """
+        if self.work_dir == "":
+            raise ValueError(
+                "work_dir is empty; name a folder, or leave --work-dir out"
+            )
+        if self.steps < 1:
+            raise ValueError(f"steps must be >= 1, got {self.steps}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be in [0, 2**32), got {self.seed}")
+        if self.simulate_devices is not None and self.simulate_devices < 1:
+            raise ValueError(
+                f"simulate_devices must be >= 1, got {self.simulate_devices}; leave it "
+                "out to use the devices that exist"
+            )
+        if self.peak_tflops is not None and self.peak_tflops <= 0:
+            raise ValueError(f"peak_tflops must be positive, got {self.peak_tflops}")
+        if self.zero not in (0, 1, 2, 3):
+            raise ValueError(
+                f"zero must be 0, 1, 2 or 3, got {self.zero}: sharded are nothing, the "
+                "optimizer state, also the gradients, also the parameters"
+            )
+        if self.zero == 3 and self.mesh.pp != 1:
+            raise ValueError(
+                f"zero=3 with mesh.pp={self.mesh.pp}: every microbatch would gather "
+                "the parameters of its stage again; use --zero 2, or --mesh.pp 1"
+            )
+
+
+def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
+    """Check that the model and the batch divide over a mesh; needs no device.
+
+    Args:
+      config: the run.
+      sizes: of the mesh axes, resolved.
+    Raises:
+      ValueError: a size does not divide; the message has the nearest that does.
+      NotImplementedError: the mesh has pipeline stages.
+    """
+    if sizes.pp > 1:
+        raise NotImplementedError(
+            f"mesh.pp={sizes.pp}: there is no pipeline yet; use --mesh.pp 1"
+        )
+    model, batch, tp = config.model, config.batch, sizes.tp
+    _check_split("model.heads", model.heads, tp)
+    _check_split("model.d_ff", model.ffn_width, tp)
+    _check_split("data.seq_len", config.data.seq_len, tp)
+    kv_heads = model.num_kv_heads
+    if kv_heads % tp and tp % kv_heads:
+        fits = _nearest(tp, lambda n: not (kv_heads % n and n % kv_heads))
+        raise ValueError(
+            f"model.kv_heads={kv_heads} can be neither split evenly nor replicated "
+            f"evenly over mesh.tp={tp}; nearest that can: --mesh.tp {fits}"
+        )
+    if model.padded_vocab % tp:
+        multiple = _nearest(model.vocab_multiple, lambda n: n % tp == 0)
+        raise ValueError(
+            f"model.vocab_size={model.vocab_size}, padded to {model.padded_vocab}, "
+            f"does not divide by mesh.tp={tp}; pad it to a multiple of tp: "
+            f"--model.vocab-multiple {multiple}"
+        )
+    pieces = sizes.dp * batch.microbatches
+    if batch.size % pieces:
+        raise ValueError(
+            f"batch.size={batch.size} does not divide by dp x batch.microbatches = "
+            f"{sizes.dp} x {batch.microbatches} = {pieces}; nearest that does: "
+            f"--batch.size {_nearest(batch.size, lambda n: n % pieces == 0)}"
+        )
+
+
+def with_tokenizer(config: TrainConfig, num_tokens: int) -> TrainConfig:
+    """Return the config with the vocabulary that the model really takes.
+
+    The tokenizer's size replaces the recipe's, unless the run says `data.vocab=model`.
+
+    Args:
+      config: the run.
+      num_tokens: size of the tokenizer's vocabulary.
+    Raises:
+      ValueError: the model's vocabulary is kept and is too small for the tokenizer.
+    """
+    if config.data.vocab == "model":
+        if config.model.vocab_size < num_tokens:
+            raise ValueError(
+                f"model.vocab_size={config.model.vocab_size} is kept (data.vocab=model)"
+                f", but the tokenizer has token ids up to {num_tokens - 1}; use "
+                f"--data.vocab tokenizer, or --model.vocab-size {num_tokens}"
+            )
+        return config
+    model = dataclasses.replace(config.model, vocab_size=num_tokens)
+    return dataclasses.replace(config, model=model)
+
+
+def _check_split(name: str, size: int, tp: int) -> None:
+    if size % tp:
+        fits_size = _nearest(size, lambda n: n % tp == 0)
+        fits_tp = _nearest(tp, lambda n: size % n == 0)
+        flag = name.replace("_", "-")
+        raise ValueError(
+            f"{name}={size} does not divide by mesh.tp={tp}; nearest that do: "
+            f"--{flag} {fits_size}, or --mesh.tp {fits_tp}"
+        )
+
+
+def _nearest(value: int, fits: Callable[[int], bool]) -> int:
+    """Return the positive number nearest to value that fits; of two, the larger."""
+    distance = 0
+    while True:
+        for candidate in (value + distance, value - distance):
+            if candidate >= 1 and fits(candidate):
+                return candidate
+        distance += 1
+
+
+# ------------------------------------------------------------------ JSON, and resuming
+
+
+def to_json(config: TrainConfig) -> str:
+    """Write a config as JSON text, one field a line; `from_json` gives it back."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str) -> TrainConfig:
+    """Read what `to_json` wrote; a field that is absent has its default.
+
+    Raises:
+      ValueError: not JSON, a field that does not exist, or a value that is refused.
+    """
+    return _from_dict(TrainConfig, json.loads(text), "")
+
+
+def _from_dict[Config](cls: type[Config], values: Any, prefix: str) -> Config:
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"{prefix.rstrip('.') or 'the config'} must be an object of fields, got "
+            f"{values!r}"
+        )
+    hints = typing.get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in hints:
+            nearest = difflib.get_close_matches(name, hints, n=1, cutoff=0.0)[0]
+            raise ValueError(
+                f"unknown field {prefix}{name}; the nearest is {prefix}{nearest}"
+            )
+        if dataclasses.is_dataclass(hints[name]):
+            value = _from_dict(hints[name], value, f"{prefix}{name}.")
+        # JSON has lists only, the configs are frozen and have tuples only.
+        arguments[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**arguments)
+
+
+MAY_CHANGE = frozenset(
+    {
+        *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops", "mesh"),
+        *("distributed", "ckpt", "eval", "log", "batch.microbatches"),
+        *("model.attention", "model.remat", "data.cache_dir"),
+    }
+)
+"""Fields and groups that a resumed run may change: how it runs and reports, not what
+it computes (up to the order of floating-point sums). `steps` moves the end, and with it
+the schedule. All others, new ones too, must be the same."""
+
+
+def run_differences(
+    old: Mapping[str, Any], new: TrainConfig
+) -> list[tuple[str, Any, Any]]:
+    """List the fields in which a run differs from what its work dir was started as.
+
+    Args:
+      old: what config.json of the work dir holds. A field that it lacks, being younger
+        than the run, counts as having its default.
+      new: the config of this start, its vocabulary settled as it was in the old one.
+    Returns:
+      (field, old value, new value), sorted by field, without those in `MAY_CHANGE`;
+      a field that no longer exists has None as new value.
+    """
+    defaults = _flatten(json.loads(to_json(TrainConfig())))
+    before = defaults | _flatten(old)
+    after = _flatten(json.loads(to_json(new)))
+    return [
+        (field, before[field], after.get(field))
+        for field in sorted(before)
+        if before[field] != after.get(field)
+        and field not in MAY_CHANGE
+        and field.partition(".")[0] not in MAY_CHANGE
+    ]
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+# ------------------------------------------------------------------------------- flags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """What a command line asks for beside the config."""
+
+    recipe: str = "demo"
+    """Starting point; every other flag overrides it."""
+    print_config: bool = False
+    """Print the config as JSON and leave."""
+    print_mesh: bool = False
+    """Print which device sits where in the mesh and leave."""
+    dry_run: bool = False
+    """Build, check and compile everything, then leave."""
+    restart_from_scratch: bool = False
+    """Move an old run in the work dir aside (nothing is deleted) and begin anew."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _CommandLine:
+    # The empty names keep "command." and "config." out of the flags.
+    command: Annotated[Command, tyro.conf.arg(name=""), tyro.conf.FlagCreatePairsOff]
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+
+
+def parse(
+    argv: Sequence[str], recipes: Mapping[str, Callable[[], TrainConfig]], prog: str
+) -> tuple[TrainConfig, Command]:
+    """Turn command-line arguments into a config; bad ones end the program.
+
+    Args:
+      argv: arguments, without the program's name.
+      recipes: what `--recipe` may name; its config gives the other flags' defaults.
+      prog: how the program was called, for its messages.
+    Raises:
+      SystemExit: with code 2 after one message on stderr that names the nearest flag
+        or recipe; with code 0 after the help of `-h`.
+    """
+    known = {"--help", *_flags(Command), *_flags(TrainConfig)}
+    for word in argv:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and flag.replace("_", "-") not in known:
+            _refuse(prog, f"unknown flag {flag}; the nearest is {_near(flag, known)}")
+    name = _recipe_name(argv)
+    if name not in recipes:
+        names = ", ".join(recipes)
+        nearest = difflib.get_close_matches(name, recipes, n=1, cutoff=0.0)[0]
+        _refuse(prog, f"unknown recipe {name}; the nearest is {nearest} (of {names})")
+    default = _CommandLine(command=Command(recipe=name), config=recipes[name]())
+    try:
+        line = tyro.cli(
+            _CommandLine,
+            prog=prog,
+            description=f"Recipes: {', '.join(recipes)}. Defaults below: {name}.",
+            args=list(argv),
+            default=default,
+        )
+    except ValueError as error:  # of TrainConfig itself; tyro shows those of its parts
+        _refuse(prog, str(error))
+    return line.config, line.command
+
+
+def _recipe_name(argv: Sequence[str]) -> str:
+    """Find the recipe, which gives the defaults that the real parsing needs."""
+    name = Command.recipe
+    for word, following in itertools.pairwise([*argv, name]):
+        flag, has_value, value = word.partition("=")
+        if flag == "--recipe":
+            name = value if has_value else following
+    return name
+
+
+def _flags(cls: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the flag of each field, as tyro names it."""
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _flags(hint, f"{prefix}{name}.")
+            continue
+        yield f"--{prefix}{name}".replace("_", "-")
+        if hint is bool and cls is not Command:
+            yield f"--{prefix}no-{name}".replace("_", "-")
+
+
+def _near(flag: str, known: set[str]) -> str:
+    """Return the known flag most like this one; same last part (--lr) comes first."""
+
+    def last(name: str) -> str:
+        return name.lstrip("-").replace("_", "-").rpartition(".")[2]
+
+    same = [name for name in sorted(known) if last(name) == last(flag)]
+    return difflib.get_close_matches(flag, same or sorted(known), n=1, cutoff=0.0)[0]
+
+
+def _refuse(prog: str, message: str) -> NoReturn:
+    print(f"{prog}: error: {message}", file=sys.stderr)
+    raise SystemExit(2)

@@ -369,7 +369,7 @@ def _scan_layers(
     time grows with the pattern, not with the number of layers.
     """
     period = config.pattern_length
-    repeats, rest = divmod(config.layers, period)
+    repeats = config.layers // period
     indices = jnp.arange(config.layers)
     layers = [
         remat(functools.partial(layer, kind), config.remat)
@@ -425,7 +425,7 @@ def abstract_params(config: ModelConfig) -> tuple[Any, Any]:
     """Return the model's GraphDef and its abstract parameters (no memory, no device).
 
     Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
-    of its dims) and `decay`; see `logical_axes` for the layer dim.
+    of its dims, without the layer dim) and `decay`.
     """
     return nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
 
@@ -439,13 +439,6 @@ def map_params(f: Callable[[nnx.Variable, bool], Any], state: Any) -> Params:
     is_leaf = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
     mapped = jax.tree_util.tree_map_with_path(leaf, state, is_leaf=is_leaf)
     return nnx.to_pure_dict(mapped)
-
-
-def logical_axes(state: Any) -> Params:
-    """Return the logical names of every parameter's dims, "layers" first if stacked."""
-    return map_params(
-        lambda v, stacked: ("layers",) * stacked + v.get_metadata()["logical"], state
-    )
 
 
 def num_params(config: ModelConfig) -> int:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from mjax.mesh import rules
 from mjax.mesh.axes import AxisSizes
-from mjax.model import ModelConfig, Params, Transformer, logical_axes, map_params
+from mjax.model import ModelConfig, Params, Transformer, map_params
 from mjax.optim import GuardState, guard_init
 
 

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 

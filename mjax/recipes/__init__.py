@@ -1,1 +1,25 @@
-"""Starting points: functions that return a TrainConfig."""
+"""Starting points: functions that return a TrainConfig.
+
+A recipe's docstring says how to run it, on what, for how long, and what to expect.
+Where it expects nothing, the recipe has not been trained: it fixes a published shape
+for planning, counting and measuring.
+"""
+
+from collections.abc import Callable
+
+from mjax.config import TrainConfig
+from mjax.recipes.gpt import gpt_1b3, gpt_13b, gpt_125m, gpt_350m
+from mjax.recipes.megascale import megascale_175b, megascale_530b
+from mjax.recipes.small import debug, demo
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "debug": debug,
+    "demo": demo,
+    "gpt-125m": gpt_125m,
+    "gpt-350m": gpt_350m,
+    "gpt-1b3": gpt_1b3,
+    "gpt-13b": gpt_13b,
+    "megascale-175b": megascale_175b,
+    "megascale-530b": megascale_530b,
+}
+"""What `--recipe` may name."""

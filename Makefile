@@ -1,0 +1,60 @@
+# Everything from a bare clone: `make train` and `make test` first make .venv.
+# PYTHON=/path/to/python3.12 names the interpreter; otherwise one is searched for.
+
+PYTHON ?=
+ARGS ?=
+JAX_VERSION := 0.11.2
+PIP := -m pip --disable-pip-version-check
+# What the newest JAX is tried on: quick, and close to JAX itself.
+NEWEST_TESTS := tests/test_config.py tests/test_recipes.py tests/test_imports.py
+
+.PHONY: help env train test test-newest lock clean
+
+help:
+	@echo "make env          the environment in .venv, at the versions of constraints.txt"
+	@echo "make train        train the demo recipe; make train ARGS='--steps 50'"
+	@echo "make test         the gate: format, lint, types, tests"
+	@echo "make test-newest  a short suite on the newest releases, in .venv-newest"
+	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
+	@echo "make clean        remove the environments"
+
+env: .venv/installed
+
+# From scratch each time an input changes, so that nothing stale is left behind. The
+# stamp comes last: an interrupted installation is begun again.
+.venv/installed: pyproject.toml constraints.txt
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
+	  echo "env: $$python" && "$$python" -m venv --clear .venv
+	.venv/bin/python $(PIP) install --quiet -c constraints.txt -e '.[data,dev]'
+	@touch $@
+
+train: env
+	.venv/bin/python -m mjax.train $(ARGS)
+
+test: env
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/pyright --pythonpath .venv/bin/python
+	.venv/bin/python -m pytest $(ARGS)
+
+# Its warnings are shown and are not errors: they speak of versions still to come.
+test-newest:
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && "$$python" -m venv .venv-newest
+	.venv-newest/bin/python $(PIP) install --quiet --upgrade \
+	  --upgrade-strategy eager -e '.[data,dev]'
+	.venv-newest/bin/python -c 'import jax; print("newest jax:", jax.__version__)'
+	.venv-newest/bin/python -m pytest -W default $(NEWEST_TESTS)
+
+# Names and versions only: pip freeze after a clean installation.
+lock:
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
+	  "$$python" -m venv --clear .venv-lock
+	.venv-lock/bin/python $(PIP) install --quiet \
+	  jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION) -e '.[data,dev,track]'
+	@echo '# Written by make lock: the versions that make env and CI install.' \
+	  > constraints.txt
+	.venv-lock/bin/python $(PIP) freeze --exclude-editable >> constraints.txt
+	rm -rf .venv-lock
+
+clean:
+	rm -rf .venv .venv-newest .venv-lock

@@ -1,0 +1,85 @@
+"""The shapes and learning rates of GPT-3, from 125M to 13B parameters.
+
+Source: Brown et al. 2020, arXiv:2005.14165, Table 2.1 (layers, widths, heads, learning
+rates; batch in tokens) and appendix B (Adam: beta2 0.95, clip 1.0, weight decay 0.1,
+cosine to 10%). Differs: parallel blocks with rotary positions, an untied output
+projection, no biases, a vocabulary of 32,768 learned from the corpus, full attention in
+all layers, warm-up of at most 2,000 steps, 16 heads of 128 in the 1.3B model (the table
+prints 24, which is wider than the model), a width of 5120 = 40 x 128 in the 13B model
+(the table prints 5140).
+
+The default corpus is far too small for these; give yours with `--data.path`. The batch
+is split over all devices; `--batch.microbatches` makes it fit into memory.
+"""
+
+from mjax.config import TrainConfig
+from mjax.data.dataset import DataConfig
+from mjax.mesh.axes import MeshConfig
+from mjax.model import ModelConfig
+from mjax.optim import OptimConfig
+from mjax.step import BatchConfig
+
+VOCAB_SIZE = 32_768
+
+
+def gpt_125m() -> TrainConfig:
+    """Train 12 layers of width 768.
+
+    Command: python -m mjax.train --recipe gpt-125m --data.path corpus/
+    Hardware: one GPU or more. Tokens: 2.6e9 (20 per parameter) in 5,000 steps, about
+    2.0e18 model FLOPs. Not trained yet: no loss is claimed.
+    """
+    model = ModelConfig(layers=12, d_model=768, heads=12, vocab_size=VOCAB_SIZE)
+    return _gpt(model, steps=5_000, sequences=256, lr=6e-4)
+
+
+def gpt_350m() -> TrainConfig:
+    """Train 24 layers of width 1024.
+
+    Command: python -m mjax.train --recipe gpt-350m --data.path corpus/
+    Hardware: one GPU or more. Tokens: 7.3e9 (20 per parameter) in 14,000 steps, about
+    1.7e19 model FLOPs. Not trained yet: no loss is claimed.
+    """
+    model = ModelConfig(layers=24, d_model=1024, heads=16, vocab_size=VOCAB_SIZE)
+    return _gpt(model, steps=14_000, sequences=256, lr=3e-4)
+
+
+def gpt_1b3() -> TrainConfig:
+    """Train 24 layers of width 2048.
+
+    Command: python -m mjax.train --recipe gpt-1b3 --data.path corpus/
+    Hardware: one node of 8 GPUs or more. Tokens: 2.7e10 (20 per parameter) in 26,000
+    steps, about 2.3e20 model FLOPs. Not trained yet: no loss is claimed.
+    """
+    model = ModelConfig(layers=24, d_model=2048, heads=16, vocab_size=VOCAB_SIZE)
+    return _gpt(model, steps=26_000, sequences=512, lr=2e-4)
+
+
+def gpt_13b() -> TrainConfig:
+    """Train 40 layers of width 5120, each split over the 8 GPUs of a node.
+
+    Command: python -m mjax.train --recipe gpt-13b --data.path corpus/
+    Hardware: 8 nodes of 8 GPUs or more. Tokens: 2.6e11 (20 per parameter) in 125,000
+    steps, about 2.1e22 model FLOPs. Not trained yet: no loss is claimed.
+    """
+    model = ModelConfig(layers=40, d_model=5120, heads=40, vocab_size=VOCAB_SIZE)
+    return _gpt(model, steps=125_000, sequences=1024, lr=1e-4, tp=8)
+
+
+def _gpt(
+    model: ModelConfig, *, steps: int, sequences: int, lr: float, tp: int = 1
+) -> TrainConfig:
+    return TrainConfig(
+        steps=steps,
+        mesh=MeshConfig(tp=tp),
+        batch=BatchConfig(size=sequences),
+        model=model,
+        data=DataConfig(tokenizer=f"train:{VOCAB_SIZE}", seq_len=2048),
+        optim=OptimConfig(
+            name="adamw",
+            lr=lr,
+            beta2=0.95,
+            eps=1e-8,
+            warmup_steps=min(2000, steps // 10),
+        ),
+    )

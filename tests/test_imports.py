@@ -1,0 +1,174 @@
+"""Hold the import table of docs/design.md, and the rule that imports do nothing."""
+
+import ast
+import fnmatch
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+Table = dict[str, tuple[str, ...]]
+
+
+def module_names(root: Path) -> dict[str, Path]:
+    """Map the dotted name of every mjax module under root to its file."""
+    names = {}
+    for path in sorted((root / "mjax").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def import_table(text: str) -> Table:
+    """Read the table: module -> patterns of what it may import, without "mjax."."""
+    section = text.partition("## Who may import whom")[2].partition("\n## ")[0]
+    table: Table = {}
+    for row in re.findall(r"^\| (`.*)\|$", section, flags=re.MULTILINE):
+        modules, allowed, _ = (cell.strip() for cell in row.split("|"))
+        patterns = tuple(re.findall(r"`([^`]+)`", allowed))
+        assert patterns or allowed in ("everything", "nothing"), row
+        for module in re.findall(r"`([^`]+)`", modules):
+            table[module] = ("*",) if allowed == "everything" else patterns
+    return table
+
+
+def imported(
+    name: str, path: Path, known: dict[str, Path]
+) -> Iterator[tuple[int, str]]:
+    """Yield (line, module) for each mjax module that a file imports, at any depth."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: 1 - node.level or None]
+                base = ".".join([*parents, *([base] if base else [])])
+            # `from package import x`: a module if there is one of that name.
+            full = [f"{base}.{alias.name}" for alias in node.names]
+            targets = [target if target in known else base for target in full]
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith(("import_module", "__import__"))
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            targets = [str(node.args[0].value)]
+        else:
+            continue
+        for target in targets:
+            if target.partition(".")[0] == "mjax":
+                yield node.lineno, target
+
+
+def violations(root: Path, table: Table) -> list[str]:
+    """List what the modules under root import against the table."""
+    known = module_names(root)
+    found = []
+    for name, path in known.items():
+        top = name.split(".")[1] if "." in name else ""
+        row = "train" if path.name == "__main__.py" else top
+        if row and row not in table:
+            found.append(f"{name}: {row} has no row in the table")
+            continue
+        for line, target in imported(name, path, known):
+            inner = target.partition(".")[2]
+            own = bool(top) and inner.split(".")[0] == top
+            allowed = [
+                pattern
+                for pattern in table.get(row, ())
+                if fnmatch.fnmatchcase(inner, pattern)
+                or fnmatch.fnmatchcase(inner, f"{pattern}.*")
+            ]
+            if not own and not allowed:
+                found.append(f"{name}:{line}: imports {target}")
+    return found
+
+
+def test_no_module_imports_against_the_table():
+    table = import_table((ROOT / "docs" / "design.md").read_text())
+    assert violations(ROOT, table) == []
+
+
+def test_the_table_has_no_way_back():
+    """If a may import b, b may not import a, not even through others."""
+    table = import_table((ROOT / "docs" / "design.md").read_text())
+    below = {
+        module: set(table)
+        if patterns == ("*",)
+        else {pattern.split(".")[0] for pattern in patterns}
+        for module, patterns in table.items()
+    }
+    below["train"].discard("train")
+    reached: set[str] = set()
+    while len(reached) < len(below):
+        free = {m for m, parts in below.items() if parts <= reached} - reached
+        assert free, f"a cycle among {sorted(set(below) - reached)}"
+        reached |= free
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "caught"),
+    [
+        ("mjax/kernels/op/api.py", "import mjax.mesh.axes", "imports mjax.mesh.axes"),
+        ("mjax/layers/mlp.py", "from mjax import config", "imports mjax.config"),
+        ("mjax/layers/mlp.py", "from mjax.mesh import axes", "imports mjax.mesh.axes"),
+        ("mjax/layers/mlp.py", "from mjax.kernels.op import api", None),
+        ("mjax/layers/mlp.py", "from mjax.kernels import op", "mjax.kernels.op"),
+        ("mjax/layers/mlp.py", "from . import norm", None),
+        ("mjax/layers/mlp.py", "from ..config import x", "imports mjax.config"),
+        ("mjax/layers/__init__.py", "from .. import config", "imports mjax.config"),
+        ("mjax/mesh/axes.py", "def f():\n  from mjax import config", "axes:2"),
+        ("mjax/mesh/axes.py", "if TYPE_CHECKING:\n  import mjax.config", "axes:2"),
+        ("mjax/mesh/axes.py", "importlib.import_module('mjax.config')", "mjax.config"),
+        ("mjax/mesh/axes.py", "import jax, mjaxish", None),
+        ("mjax/mesh/__main__.py", "import mjax.config", None),
+        ("mjax/__init__.py", "import mjax.config", "mjax:1: imports mjax.config"),
+        ("mjax/utils.py", "", "utils has no row"),
+    ],
+)
+def test_the_checker_catches_a_planted_import(
+    tmp_path: Path, path: str, code: str, caught: str | None
+):
+    for name in ("config", "layers/norm", "kernels/op/api", "mesh/axes", path[5:-3]):
+        file = tmp_path / "mjax" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (file.parent / "__init__.py").touch()
+        file.touch()
+    (tmp_path / path).write_text(code)
+    table = {
+        "config": ("mesh.axes",),
+        "layers": ("kernels.*.api",),
+        "kernels": (),
+        "mesh": (),
+        "train": ("*",),
+    }
+    found = violations(tmp_path, table)
+    if caught is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert caught in found[0]
+
+
+def test_importing_every_module_touches_no_device():
+    """A backend, once started, would ignore `--simulate-devices`."""
+    code = f"""
+import importlib
+for name in {list(module_names(ROOT))}:
+    importlib.import_module(name)
+from jax._src import xla_bridge
+assert xla_bridge._backends == {{}}, xla_bridge._backends
+import jax
+jax.config.update("jax_platforms", "cpu")
+assert jax.devices() and xla_bridge._backends, "the probe sees a started backend"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

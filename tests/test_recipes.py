@@ -1,0 +1,110 @@
+"""Every recipe is a valid run of the size it says."""
+
+import inspect
+import re
+
+import pytest
+
+from mjax import recipes
+from mjax.config import TrainConfig, check_sizes, from_json, parse, to_json
+from mjax.mesh.axes import AxisSizes
+from mjax.model import num_params
+
+EXPECTED_PARAMS = {
+    "gpt-125m": 125e6,
+    "gpt-350m": 350e6,
+    "gpt-1b3": 1.3e9,
+    "gpt-13b": 13e9,
+    "megascale-175b": 175e9,
+    "megascale-530b": 530e9,
+}
+
+
+def closed_formula(config: TrainConfig) -> int:
+    """Count parameters of the parallel block from sizes alone.
+
+    Per layer: q, k, v and attention output; two matrices of the feed-forward (three
+    with a gate); one norm scale. Besides: embedding, output projection, final norm.
+    """
+    model = config.model
+    assert model.block == "parallel"
+    biases = (model.attn_bias, model.mlp_bias, model.norm_bias, model.head_bias)
+    assert not any(biases)
+    d, n = model.d_model, model.heads
+    k = n if model.kv_heads is None else model.kv_heads
+    h = d // n if model.head_dim is None else model.head_dim
+    f = 4 * d if model.d_ff is None else model.d_ff
+    multiple = model.vocab_multiple
+    vocab = (model.vocab_size + multiple - 1) // multiple * multiple
+    attention = d * (n + 2 * k) * h + n * h * d
+    feed_forward = (3 if model.activation == "swiglu" else 2) * d * f
+    ends = vocab * d * (1 if model.tie_embeddings else 2) + d
+    return model.layers * (attention + feed_forward + d) + ends
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_the_parameter_count_follows_the_formula(name: str):
+    config = recipes.RECIPES[name]()
+    assert num_params(config.model) == closed_formula(config)
+
+
+@pytest.mark.parametrize("name", EXPECTED_PARAMS)
+def test_a_recipe_has_the_size_in_its_name(name: str):
+    """Within 9%: names are rounded, and count another vocabulary than ours."""
+    expected = EXPECTED_PARAMS[name]
+    assert closed_formula(recipes.RECIPES[name]()) == pytest.approx(expected, rel=0.09)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "d_model", "heads"),
+    [
+        ("gpt-125m", 12, 768, 12),
+        ("gpt-350m", 24, 1024, 16),
+        ("gpt-1b3", 24, 2048, 16),
+        ("gpt-13b", 40, 5120, 40),
+        ("megascale-175b", 96, 12_288, 96),
+        ("megascale-530b", 105, 20_480, 128),
+    ],
+)
+def test_the_published_shapes(name: str, layers: int, d_model: int, heads: int):
+    model = recipes.RECIPES[name]().model
+    assert (model.layers, model.d_model, model.heads) == (layers, d_model, heads)
+
+
+def test_megascale_keeps_its_vocabulary_and_sequence():
+    for recipe in (recipes.megascale_175b, recipes.megascale_530b):
+        config = recipe()
+        assert (config.model.vocab_size, config.data.vocab) == (64_000, "model")
+        assert config.data.seq_len == 2048
+
+
+def test_debug_divides_over_eight_devices_any_way():
+    config = recipes.debug()
+    for tp in (1, 2, 4, 8):
+        check_sizes(config, AxisSizes(pp=1, dp_replicate=1, dp_shard=8 // tp, tp=tp))
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_fits_on_one_node_of_its_tp(name: str):
+    config = recipes.RECIPES[name]()
+    tp = config.mesh.tp
+    check_sizes(config, AxisSizes(pp=1, dp_replicate=1, dp_shard=8 // tp, tp=tp))
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_is_named_as_its_function_and_says_how_to_run_it(name: str):
+    recipe = recipes.RECIPES[name]
+    assert recipe.__name__ == name.replace("-", "_")
+    doc = inspect.getdoc(recipe) or ""
+    command = re.search(r"^Command: python -m mjax\.train(.*)$", doc, re.MULTILINE)
+    assert command
+    assert parse(command[1].split(), recipes.RECIPES, "prog")[1].recipe == name
+    assert "Hardware: " in doc
+    assert re.search(r"Expect: |no\s+loss is claimed", doc)
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_survives_json_and_the_command_line(name: str):
+    config = recipes.RECIPES[name]()
+    assert from_json(to_json(config)) == config
+    assert parse(["--recipe", name], recipes.RECIPES, "prog")[0] == config
