@@ -396,7 +396,7 @@ def _scan_layers(
     return x
 
 
-def remat[F: Callable[..., Any]](layer: F, policy: Remat) -> F:
+def remat(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
     """Wrap a layer so that the backward pass computes again what the policy says.
 
     none: nothing (but parameters gathered by ZeRO-3 are gathered again); full: the

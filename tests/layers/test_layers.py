@@ -1,0 +1,144 @@
+"""Each layer against plain NumPy written from its formula."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from mjax.layers.dropout import DropoutKey, dropout
+from mjax.layers.loss import cross_entropy
+from mjax.layers.norm import Norm
+from mjax.layers.rope import RopeConfig, angles, rotate
+from mjax.mesh import collectives
+from mjax.mesh.axes import TP
+from tests.training import make_mesh
+
+# float32 against float64: sums of tens of terms.
+TOLERANCE = 1e-5
+
+
+def on_mesh(f, shape, in_specs, out_specs):
+    return jax.jit(
+        jax.shard_map(f, mesh=make_mesh(shape), in_specs=in_specs, out_specs=out_specs)
+    )
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_norm_is_its_formula(kind) -> None:
+    x = np.random.default_rng(0).normal(1.0, 2.0, (2, 3, 16))
+    norm = Norm(16, kind=kind, eps=1e-3, use_bias=kind == "layernorm")
+    norm.scale[...] = jnp.arange(16, dtype=jnp.float32)
+    centred = x - x.mean(-1, keepdims=True) if kind == "layernorm" else x
+    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3)
+    with jax.numpy_dtype_promotion("strict"):
+        got = norm(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(got, expected * np.arange(16), rtol=TOLERANCE, atol=1e-6)
+
+
+def test_norm_of_bfloat16_takes_its_statistics_in_float32() -> None:
+    # In bfloat16 the mean of 257 equal numbers would already be off.
+    x = jnp.full((1, 1, 257), 3.0, jnp.bfloat16).at[0, 0, 0].set(300.0)
+    norm = Norm(257, kind="rmsnorm", eps=0.0, use_bias=False)
+    expected = 300.0 / np.sqrt((256 * 9.0 + 300.0**2) / 257)
+    assert float(norm(x)[0, 0, 0]) == pytest.approx(expected, rel=2**-8)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_rope_rotates_pairs_as_complex_numbers(interleaved, fraction) -> None:
+    config = RopeConfig(
+        head_width=8,
+        base=100.0,
+        scaling=2.0,
+        fraction=fraction,
+        interleaved=interleaved,
+    )
+    x = np.random.default_rng(1).normal(size=(1, 5, 2, 8))
+    positions = np.array([[0, 1, 2, 0, 7]])
+    width = int(8 * fraction)
+    frequency = 100.0 ** (-np.arange(0, width, 2) / width) / 2.0
+    turn = np.exp(1j * positions[..., None] * frequency)[:, :, None, :]
+    first = np.s_[..., 0:width:2] if interleaved else np.s_[..., : width // 2]
+    second = np.s_[..., 1:width:2] if interleaved else np.s_[..., width // 2 : width]
+    turned = (x[first] + 1j * x[second]) * turn
+    expected = x.copy()
+    expected[first], expected[second] = turned.real, turned.imag
+    with jax.numpy_dtype_promotion("strict"):
+        cos_sin = angles(jnp.asarray(positions, jnp.int32), config)
+        got = rotate(jnp.asarray(x, jnp.float32), cos_sin, config)
+    np.testing.assert_allclose(got, expected, rtol=TOLERANCE, atol=1e-6)
+
+
+def test_rotated_scores_depend_on_the_distance_only() -> None:
+    config = RopeConfig(
+        head_width=16, base=1e4, scaling=1.0, fraction=1.0, interleaved=False
+    )
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 16))
+
+    def score(i: int, j: int) -> float:
+        at = lambda x, p: rotate(x, angles(jnp.full((1, 1), p), config), config)  # noqa: E731
+        return float((at(q, i) * at(k, j)).sum())
+
+    assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-4)
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_cross_entropy_and_its_gradient_are_those_of_the_whole_vocabulary(tp) -> None:
+    """A shard that is all padding, a position without target."""
+    vocab, padded = 11, 16
+    logits = 5 * jax.random.normal(jax.random.key(2), (2, 3, padded))
+    targets = jnp.array([[0, 10, -1], [3, 4, 5]], jnp.int32)
+
+    def dense(logits: jax.Array) -> jax.Array:
+        logp = jax.nn.log_softmax(logits[..., :vocab])
+        picked = jnp.take_along_axis(logp, jnp.maximum(targets, 0)[..., None], -1)
+        return jnp.where(targets == -1, 0.0, -picked[..., 0])
+
+    def per_device(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = collectives.vary(logits)
+
+        def total(logits: jax.Array) -> jax.Array:
+            return (cross_entropy(logits, targets, vocab) * weights).sum()
+
+        nll = cross_entropy(logits, targets, vocab)
+        grad = jax.grad(total)(logits)
+        return collectives.sum_over_mesh(nll / nll_copies), jax.lax.psum(
+            grad, ("pp", "dp_replicate", "dp_shard")
+        )
+
+    weights = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    nll_copies = 1  # The other axes have one device each.
+    nll, grad = on_mesh(
+        per_device, (1, 1, 1, tp), P(None, None, TP), (P(), P(None, None, TP))
+    )(logits)
+    np.testing.assert_allclose(nll, dense(logits), rtol=TOLERANCE, atol=1e-6)
+    expected = jax.grad(lambda z: (dense(z) * weights).sum())(logits)
+    np.testing.assert_allclose(grad, expected, rtol=TOLERANCE, atol=1e-6)
+
+
+def test_dropout_masks_do_not_depend_on_the_split_of_rows_or_sequence() -> None:
+    x = jnp.ones((4, 8, 32))
+
+    def draw(shape, rows_spec):
+        def per_device(x: jax.Array, rows: jax.Array) -> jax.Array:
+            return dropout(x, 0.25, DropoutKey(key=jax.random.key(3), rows=rows))
+
+        spec = P(rows_spec, TP, None)
+        return on_mesh(per_device, shape, (spec, P(rows_spec)), spec)(
+            x, jnp.arange(4, dtype=jnp.int32)
+        )
+
+    whole = draw((1, 1, 1, 1), "dp_shard")
+    np.testing.assert_array_equal(whole, draw((1, 1, 2, 4), "dp_shard"))
+    kept = np.asarray(whole) != 0
+    # 1024 draws: the share kept is 0.75 within 5 standard deviations (0.0135 each).
+    assert abs(kept.mean() - 0.75) < 0.07
+    np.testing.assert_allclose(np.asarray(whole)[kept], 1 / 0.75)
+    assert not (kept[0] == kept[1]).all()
+    other = dataclasses.replace(
+        DropoutKey(key=jax.random.key(3), rows=jnp.arange(4, dtype=jnp.int32))
+    ).at(1)
+    assert not jnp.array_equal(other.key, jax.random.key(3))
