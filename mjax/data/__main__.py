@@ -1,6 +1,7 @@
 """Look at the data of a run: `python -m mjax.data show --step 12`."""
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Iterator
 
@@ -35,6 +36,7 @@ class Info:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, or 2 after bad input."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         command = tyro.cli(Show | Info, prog="python -m mjax.data", args=argv)
         dataset = open_dataset(command.data, seed=command.seed)

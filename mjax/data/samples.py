@@ -7,7 +7,7 @@ every token but the first is a target once.
 
 import dataclasses
 import operator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Int32, UInt
@@ -15,6 +15,7 @@ from jaxtyping import Int, Int32, UInt
 NO_TARGET = -1
 
 
+@runtime_checkable
 class Samples(Protocol):
     """Random access to samples: int32 tokens, targets, segments, positions."""
 

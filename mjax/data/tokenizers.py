@@ -10,10 +10,10 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int, Int64
+from jaxtyping import Int64, Integer
 
 BYTES = "bytes"
 TRAIN = "train"
@@ -26,6 +26,7 @@ _EOS_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What the rest of the package knows about a tokenizer."""
 
@@ -46,7 +47,7 @@ class Tokenizer(Protocol):
         """Encode several texts; faster than one by one."""
         ...
 
-    def decode(self, ids: Int[np.ndarray, "n"]) -> str:
+    def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; special tokens by name, broken UTF-8 as U+FFFD."""
         ...
 
@@ -70,7 +71,7 @@ class BytesTokenizer:
         """Encode several texts."""
         return [self.encode(text) for text in texts]
 
-    def decode(self, ids: Int[np.ndarray, "n"]) -> str:
+    def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; END_OF_TEXT where a document ends."""
         parts = np.split(ids, np.flatnonzero(ids == self.eos_id))
         texts = [
@@ -131,7 +132,7 @@ class HuggingFaceTokenizer:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
-    def decode(self, ids: Int[np.ndarray, "n"]) -> str:
+    def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids, special tokens by name."""
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
