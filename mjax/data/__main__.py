@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Iterator
 
@@ -45,10 +46,12 @@ def main(argv: list[str] | None = None) -> int:
                 lines = show_lines(dataset, command)
             case Info():
                 lines = info_lines(dataset)
-        print("\n".join(lines))
+        print("\n".join(lines), flush=True)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -6,14 +6,13 @@ of JSONL or a row of parquet is one document.
 """
 
 import codecs
-import collections.abc
 import dataclasses
 import difflib
 import json
 import os
 import pathlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 STDLIB = "stdlib"
@@ -112,7 +111,7 @@ def _find_under(path: str) -> list[Source]:
         return [Source(root.name, root, _kind(root))]
     sources = [
         Source(file.relative_to(root).as_posix(), file, _kind(file))
-        for file in _walk(root)
+        for file in _walk(root, skip=lambda folder: folder == "__pycache__")
         if file.stat().st_size > 0
     ]
     if not sources:
@@ -142,19 +141,18 @@ def _is_not_source(folder: str) -> bool:
     return folder in _STDLIB_SKIP or folder.endswith(_STDLIB_SKIP_ENDS)
 
 
-def _walk(
-    root: pathlib.Path,
-    skip: collections.abc.Callable[[str], bool] = lambda folder: (
-        folder == "__pycache__"
-    ),
-) -> Iterator[pathlib.Path]:
+def _walk(root: pathlib.Path, skip: Callable[[str], bool]) -> Iterator[pathlib.Path]:
     """Yield the regular files under root, without hidden ones and skipped folders."""
-    for folder, subfolders, files in os.walk(root):
+    for folder, subfolders, files in os.walk(root, onerror=_refuse_folder):
         subfolders[:] = [s for s in subfolders if not (s.startswith(".") or skip(s))]
         for name in files:
             file = pathlib.Path(folder, name)
             if not name.startswith(".") and file.is_file():
                 yield file
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise ValueError(f"{error.filename} cannot be read: {error.strerror}")
 
 
 def _sorted(sources: list[Source]) -> list[Source]:

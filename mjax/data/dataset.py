@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from mjax.data import corpora, synthetic
 from mjax.data.samples import NO_TARGET, PackedSamples, Samples
-from mjax.data.token_files import Recipe, default_cache_dir, open_token_files
+from mjax.data.token_files import Settings, default_cache_dir, open_token_files
 from mjax.data.tokenizers import BytesTokenizer, Tokenizer, trained_vocab_size
 
 
@@ -114,24 +114,21 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
     if config.path == (corpora.SYNTHETIC,):
         return _open_synthetic(config, seed)
     cache_dir = pathlib.Path(config.cache_dir or default_cache_dir()).expanduser()
-    recipe = Recipe(
+    settings = Settings(
         text_field=config.text_field,
         tokenizer=config.tokenizer,
         eos_token=config.eos_token,
         held_out_fraction=config.held_out_fraction,
     )
-    files = open_token_files(corpora.find_sources(config.path), recipe, cache_dir)
+    files = open_token_files(corpora.find_sources(config.path), settings, cache_dir)
     samples = {
         side: PackedSamples(
             tokens, config.seq_len, files.tokenizer.eos_id, config.isolate_documents
         )
         for side, tokens in files.tokens.items()
     }
-    train, held_out, survey = (
-        files.streams["train"],
-        files.streams["held_out"],
-        files.survey,
-    )
+    train, held_out = files.streams["train"], files.streams["held_out"]
+    survey = files.survey
     for side, windows in samples.items():
         if len(windows) == 0:
             num_tokens = len(windows.stream)
@@ -189,11 +186,11 @@ def _hash(*parts: str) -> str:
 
 
 def _too_short(config: DataConfig, side: str, num_tokens: int, num_bytes: int) -> str:
-    fixes = ["give more text", "a shorter --data.seq-len"]
+    fixes = ["more text", "a shorter --data.seq-len"]
     if side == "held_out":
-        fixes.append("or a larger --data.held-out-fraction")
+        fixes.append("a larger --data.held-out-fraction")
     return (
         f"data.path {' '.join(config.path)} ({num_bytes} bytes) has {num_tokens} "
         f"{side.replace('_', '-')} tokens, but one sequence takes data.seq_len + 1 = "
-        f"{config.seq_len + 1}: {', '.join(fixes)}"
+        f"{config.seq_len + 1}: give {' or '.join(fixes)}"
     )

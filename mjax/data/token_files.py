@@ -53,7 +53,7 @@ class TokenFiles:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Settings:
     """Everything that decides the content of token files, except the text itself."""
 
     text_field: str
@@ -63,7 +63,7 @@ class Recipe:
 
 
 def open_token_files(
-    sources: list[Source], recipe: Recipe, cache_dir: pathlib.Path
+    sources: list[Source], settings: Settings, cache_dir: pathlib.Path
 ) -> TokenFiles:
     """Open the token files of a corpus, tokenizing it if this was not done before.
 
@@ -75,11 +75,11 @@ def open_token_files(
       RuntimeError: the cached files are damaged.
     """
     tokenizer = None
-    if trained_vocab_size(recipe.tokenizer) is None:
-        tokenizer = load_tokenizer(recipe.tokenizer, eos_token=recipe.eos_token)
-    folder = cache_dir / _key(sources, recipe, tokenizer)
+    if trained_vocab_size(settings.tokenizer) is None:
+        tokenizer = load_tokenizer(settings.tokenizer, eos_token=settings.eos_token)
+    folder = cache_dir / _key(sources, settings, tokenizer)
     if not folder.exists():
-        _build_once(folder, sources, recipe, tokenizer)
+        _build_once(folder, sources, settings, tokenizer)
     return _open(folder, tokenizer or _load_trained(folder))
 
 
@@ -89,19 +89,25 @@ def default_cache_dir() -> pathlib.Path:
     return pathlib.Path(base) / "mjax" / "tokens"
 
 
-def _key(sources: list[Source], recipe: Recipe, tokenizer: Tokenizer | None) -> str:
+def _key(sources: list[Source], settings: Settings, tokenizer: Tokenizer | None) -> str:
     """Hash what decides the content of the files."""
     stats = [(source.name, source.kind, source.path.stat()) for source in sources]
     files = [(name, kind, s.st_size, s.st_mtime_ns) for name, kind, s in stats]
-    tokenizer_id = tokenizer.digest if tokenizer else recipe.tokenizer
-    parts = [_FORMAT, files, tokenizer_id, recipe.text_field, recipe.held_out_fraction]
+    tokenizer_id = tokenizer.digest if tokenizer else settings.tokenizer
+    parts = [
+        _FORMAT,
+        files,
+        tokenizer_id,
+        settings.text_field,
+        settings.held_out_fraction,
+    ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _build_once(
     folder: pathlib.Path,
     sources: list[Source],
-    recipe: Recipe,
+    settings: Settings,
     tokenizer: Tokenizer | None,
 ) -> None:
     """Build the folder unless another process does so first."""
@@ -123,7 +129,7 @@ def _build_once(
             shutil.rmtree(abandoned)
         temporary = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
         try:
-            _build(temporary, sources, recipe, tokenizer)
+            _build(temporary, sources, settings, tokenizer)
             _rename(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -139,22 +145,22 @@ def _locked(file) -> Iterator[None]:
 def _build(
     folder: pathlib.Path,
     sources: list[Source],
-    recipe: Recipe,
+    settings: Settings,
     tokenizer: Tokenizer | None,
 ) -> None:
     def read():
-        return documents(sources, recipe.text_field)
+        return documents(sources, settings.text_field)
 
-    fraction = recipe.held_out_fraction
+    fraction = settings.held_out_fraction
     found = prepare.survey(read, fraction)
     _log.info(
         "tokenizing %d documents, %d bytes, with %s into %s",
-        *(found.num_documents, found.num_bytes, recipe.tokenizer, folder.parent),
+        *(found.num_documents, found.num_bytes, settings.tokenizer, folder.parent),
     )
     if tokenizer is None:
         pieces = prepare.split_pieces(read, found, fraction)
         texts = _first_chars(p.text for p in pieces if p.side == "train" and p.text)
-        num_tokens = trained_vocab_size(recipe.tokenizer)
+        num_tokens = trained_vocab_size(settings.tokenizer)
         assert num_tokens is not None
         trained = train_bpe(texts, num_tokens)
         (folder / _TRAINED).write_text(trained, "utf-8")

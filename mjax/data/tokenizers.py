@@ -266,7 +266,9 @@ def _count_token_bytes(
 ) -> Int64[np.ndarray, "V"]:
     """Read off how many bytes each token stands for from how tokens are decoded."""
     decoders = _type_names(spec.get("decoder"))
-    added = {token["content"]: token["special"] for token in spec["added_tokens"]}
+    added = {
+        token["content"]: token["special"] for token in spec.get("added_tokens", [])
+    }
     if "ByteLevel" in decoders:
         count = len  # one printable character per byte
     elif decoders & {"Metaspace", "ByteFallback"}:

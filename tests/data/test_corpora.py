@@ -1,5 +1,7 @@
 import json
+import os
 import pathlib
+import sys
 
 import pyarrow
 import pyarrow.parquet
@@ -82,6 +84,21 @@ def test_empty_files_and_folders_are_refused(tmp_path):
         read(tmp_path)
 
 
+def test_a_folder_that_cannot_be_listed_is_refused_not_skipped(tmp_path, monkeypatch):
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    scandir = os.scandir
+
+    def scan(path):
+        if os.fspath(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(ValueError, match="locked cannot be read: Permission denied"):
+        read(tmp_path)
+
+
 def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "PIECE_CHARS", 4)
     (tmp_path / "nul.txt").write_bytes(b"text\0more")
@@ -137,7 +154,7 @@ def test_bad_parquet_is_named(tmp_path):
 
 def test_parquet_without_its_library_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_text("-")
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"pip install 'mjax\[data\]'"):
         read(tmp_path / "a.parquet")
 
