@@ -1,0 +1,293 @@
+"""Names of files and folders in, documents out.
+
+A document is a name and its text in pieces of about a megabyte, so that a file of any
+size passes through without being held in memory. A text file is one document; a line
+of JSONL or a row of parquet is one document.
+"""
+
+import codecs
+import dataclasses
+import difflib
+import json
+import os
+import pathlib
+import sysconfig
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+STDLIB = "stdlib"
+SYNTHETIC = "synthetic"
+PIECE_CHARS = 1 << 20
+"""A longer document is handed on (and tokenized) in pieces of about this size."""
+
+# Not source: tests hold text in odd encodings and broken code; pydoc_data is generated
+# documentation in one file of 800 kB, which would be most of the held-out text.
+_STDLIB_SKIP = frozenset(
+    {"__pycache__", "site-packages", "dist-packages", "test", "pydoc_data"}
+)
+_STDLIB_SKIP_ENDS = ("tests", "_test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One file of the corpus."""
+
+    name: str
+    """Path relative to the folder it was found in: the same on every machine."""
+    path: pathlib.Path
+    kind: Literal["text", "jsonl", "parquet"]
+
+
+class Document(NamedTuple):
+    """One document; its pieces can be read once, before the next document is asked."""
+
+    name: str
+    pieces: Iterator[str]
+
+
+def find_sources(paths: tuple[str, ...]) -> list[Source]:
+    """List the files of a corpus, in an order that does not depend on the machine.
+
+    Args:
+      paths: `stdlib`, files and folders; folders are searched recursively, without
+        hidden files and __pycache__.
+    Returns:
+      The files in the order of paths; those of a folder sorted by relative path.
+    Raises:
+      ValueError: a path does not exist, or holds no text.
+    """
+    return [source for path in paths for source in _find_under(path)]
+
+
+def documents(sources: list[Source], text_field: str) -> Iterator[Document]:
+    """Read the documents of a corpus one after the other.
+
+    Args:
+      sources: what `find_sources` found.
+      text_field: field (JSONL) or column (parquet) that holds the text.
+    Raises:
+      ValueError: a file cannot be read, is not text, or lacks the field; the message
+        names the file and the line.
+    """
+    readers = {"jsonl": _read_jsonl, "parquet": _read_parquet}
+    for source in sources:
+        if source.kind == "text":
+            yield Document(source.name, _read_text(source.path))
+        else:
+            for index, text in readers[source.kind](source.path, text_field):
+                yield Document(f"{source.name}:{index}", split_text(text))
+
+
+def split_text(text: str) -> Iterator[str]:
+    """Cut a text in pieces of at most PIECE_CHARS, after a newline where there is one.
+
+    Deterministic; joined, the pieces are the text. Byte-level BPE may tokenize the few
+    characters around a cut differently than in the whole text.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARS:
+        end = text.rfind("\n", start, start + PIECE_CHARS) + 1
+        end = end if end > start else start + PIECE_CHARS
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def _find_under(path: str) -> list[Source]:
+    if path == STDLIB:
+        return _find_stdlib()
+    if path == SYNTHETIC:
+        raise ValueError(
+            "data.path: synthetic is made up and cannot be joined with files; "
+            "give it alone"
+        )
+    root = pathlib.Path(path).expanduser()
+    if not root.exists():
+        raise ValueError(f"data.path: {path!r} does not exist{_suggest(root)}")
+    if not root.is_dir():
+        if root.stat().st_size == 0:
+            raise ValueError(f"data.path: {path!r} is empty; give a file with text")
+        return [Source(root.name, root, _kind(root))]
+    sources = [
+        Source(file.relative_to(root).as_posix(), file, _kind(file))
+        for file in _walk(root, skip=lambda folder: folder == "__pycache__")
+        if file.stat().st_size > 0
+    ]
+    if not sources:
+        raise ValueError(
+            f"data.path: folder {path!r} holds no file with text; "
+            "give a folder with text, JSONL or parquet files"
+        )
+    return _sorted(sources)
+
+
+def _find_stdlib() -> list[Source]:
+    root = pathlib.Path(sysconfig.get_path("stdlib"))
+    sources = [
+        Source(file.relative_to(root).as_posix(), file, "text")
+        for file in _walk(root, skip=_is_not_source)
+        if file.suffix == ".py" and file.stat().st_size > 0
+    ]
+    if not sources:
+        raise ValueError(
+            f"data.path stdlib: no .py files in {root}: this Python was installed "
+            "without its sources; give --data.path a file or folder of text"
+        )
+    return _sorted(sources)
+
+
+def _is_not_source(folder: str) -> bool:
+    return folder in _STDLIB_SKIP or folder.endswith(_STDLIB_SKIP_ENDS)
+
+
+def _walk(root: pathlib.Path, skip: Callable[[str], bool]) -> Iterator[pathlib.Path]:
+    """Yield the regular files under root, without hidden ones and skipped folders."""
+    for folder, subfolders, files in os.walk(root, onerror=_refuse_folder):
+        subfolders[:] = [s for s in subfolders if not (s.startswith(".") or skip(s))]
+        for name in files:
+            file = pathlib.Path(folder, name)
+            if not name.startswith(".") and file.is_file():
+                yield file
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise ValueError(f"{error.filename} cannot be read: {error.strerror}")
+
+
+def _sorted(sources: list[Source]) -> list[Source]:
+    return sorted(sources, key=lambda source: source.name)
+
+
+def _kind(path: pathlib.Path) -> Literal["text", "jsonl", "parquet"]:
+    match path.suffix.lower():
+        case ".jsonl" | ".ndjson":
+            return "jsonl"
+        case ".parquet":
+            return "parquet"
+        case _:
+            return "text"
+
+
+def _suggest(missing: pathlib.Path) -> str:
+    """Name the nearest thing that does exist."""
+    parent = missing.parent
+    siblings = os.listdir(parent) if parent.is_dir() else []
+    near = difflib.get_close_matches(str(missing), [STDLIB, SYNTHETIC], n=1)
+    near += [
+        str(parent / name)
+        for name in difflib.get_close_matches(missing.name, siblings, n=1)
+    ]
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return "; give stdlib, synthetic, or existing files and folders"
+
+
+def _read_text(path: pathlib.Path) -> Iterator[str]:
+    """Decode a text file piece by piece; newlines and byte order marks are kept."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    rest, num_read = "", 0
+    with _open(path) as file:
+        while block := file.read(PIECE_CHARS):
+            if b"\0" in block:
+                offset = num_read + block.index(b"\0")
+                raise ValueError(f"{path} {_not_text(f'NUL at byte {offset}')}")
+            rest += _decode(decoder, block, path, num_read)
+            num_read += len(block)
+            *complete, rest = split_text(rest) if rest else [""]
+            yield from complete
+    rest += _decode(decoder, b"", path, num_read)
+    yield from split_text(rest)
+
+
+def _decode(
+    decoder: codecs.IncrementalDecoder, block: bytes, path: pathlib.Path, num_read: int
+) -> str:
+    pending = len(decoder.getstate()[0])  # bytes of a character begun in the last block
+    try:
+        return decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:
+        where = f"{error.reason} at byte {num_read - pending + error.start}"
+        raise ValueError(f"{path} {_not_text(where)}") from None
+
+
+def _not_text(where: str) -> str:
+    return (
+        f"is not UTF-8 text ({where}); convert it, or move it out of the corpus "
+        "(files that are read: text, .jsonl, .parquet)"
+    )
+
+
+def _open(path: pathlib.Path):
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _read_jsonl(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text); blank lines are skipped."""
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number} {_not_text(error.reason)}") from None
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{path}:{number} is not JSON ({error.msg}, column {error.colno}); "
+                    "JSONL holds one object a line"
+                ) from None
+            if not isinstance(record, dict):
+                raise ValueError(
+                    f"{path}:{number} holds a {type(record).__name__}, not an object"
+                )
+            yield number, _text_of(record, field, f"{path}:{number}")
+
+
+def _text_of(record: dict, field: str, where: str) -> str:
+    if field not in record:
+        raise ValueError(
+            f"{where} has no field {field!r}, only {sorted(record)}; "
+            "set --data.text-field"
+        )
+    text = record[field]
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{where}: field {field!r} is a {type(text).__name__}, not a string; "
+            "set --data.text-field to the field with the text"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+        raise ValueError(f"{where} {_not_text(error.reason)}") from None
+    return text
+
+
+def _read_parquet(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
+    """Yield (row number, text), reading a few rows at a time."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(
+            f"{path}: reading parquet needs pyarrow; pip install 'mjax[data]'"
+        ) from None
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is not a readable parquet file: {error}") from None
+    with file:
+        columns = file.schema_arrow.names
+        if field not in columns:
+            raise ValueError(
+                f"{path} has no column {field!r}, only {sorted(columns)}; "
+                "set --data.text-field"
+            )
+        index = 0
+        for batch in file.iter_batches(batch_size=64, columns=[field]):
+            for value in batch.column(0):
+                yield index, _text_of({field: value.as_py()}, field, f"{path}:{index}")
+                index += 1

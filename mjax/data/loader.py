@@ -1,0 +1,180 @@
+"""Samples in, batches out: global arrays, placed on the devices ahead of the step.
+
+A batch is a dict of int32 arrays [B, T]: tokens, targets, segments, positions. Every
+process reads only the rows that its own devices hold.
+"""
+
+import collections
+import functools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import jax
+import numpy as np
+from jaxtyping import Int32
+
+from mjax.data.dataset import Dataset
+from mjax.data.sampler import held_out_indices, train_indices
+from mjax.data.samples import NO_TARGET, Samples
+
+Batch = dict[str, jax.Array]
+"""Int32 [B, T] each: tokens, targets, segments, positions."""
+Rows = dict[str, Int32[np.ndarray, "_ T"]]
+
+
+class Loader:
+    """The training batches of steps start_step, start_step + 1, and so on.
+
+    One background thread reads, packs and copies to the devices, `prefetch` batches
+    ahead. The batch of a step does not depend on start_step. An exception in the thread
+    is raised by `next`. Close the loader, or use it in a with statement.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        sharding: jax.sharding.NamedSharding,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int = 0,
+        prefetch: int = 2,
+    ) -> None:
+        """Start reading.
+
+        Args:
+          samples: training samples.
+          sharding: of the [B, T] arrays.
+          batch_size: B, over all devices.
+          seed: decides the order, see `sampler`.
+          start_step: the first step to read.
+          prefetch: batches prepared ahead; each takes 16 B T bytes.
+        """
+        if prefetch < 1:
+            raise ValueError(f"prefetch must be at least 1 batch, got {prefetch}")
+        self.data_wait_s = 0.0
+        """Seconds that the last `next` waited for its batch."""
+        self._samples, self._sharding = samples, sharding
+        self._shape, self._seed = (batch_size, samples.seq_len), seed
+        self._next_step = start_step
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mjax-loader")
+        self._ahead: collections.deque[Future[Batch]] = collections.deque()
+        for _ in range(prefetch):
+            self._submit()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next step's batch, and start on one more."""
+        started = time.perf_counter()
+        if not self._ahead:
+            raise RuntimeError("the loader is closed")
+        # A batch that failed stays in place: asked again, it fails again.
+        batch = self._ahead[0].result()
+        self._ahead.popleft()
+        self.data_wait_s = time.perf_counter() - started
+        self._submit()
+        return batch
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the thread; waits for the batch that is being read, drops the rest."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._ahead.clear()
+
+    def _submit(self) -> None:
+        self._ahead.append(self._thread.submit(self._read, self._next_step))
+        self._next_step += 1
+
+    def _read(self, step: int) -> Batch:
+        def read_rows(rows: slice) -> Rows:
+            indices = train_indices(
+                len(self._samples),
+                seed=self._seed,
+                step=step,
+                batch_size=self._shape[0],
+                rows=rows,
+            )
+            return self._samples.rows(indices)
+
+        return _place(read_rows, self._shape, self._sharding)
+
+
+def held_out_batches(
+    samples: Samples,
+    sharding: jax.sharding.NamedSharding,
+    *,
+    batch_size: int,
+    num_batches: int,
+) -> Iterator[Batch]:
+    """Yield the first held-out batches of one fixed order: every run sees the same.
+
+    Stops early where the samples end. The rows that the last batch lacks have no
+    target, so that every batch has the same shape and no sample counts twice.
+    """
+    for batch_index in range(min(num_batches, -(-len(samples) // batch_size))):
+        first = batch_index * batch_size
+
+        def read_rows(rows: slice, first: int = first) -> Rows:
+            start, stop, _ = rows.indices(batch_size)
+            return _read_padded(samples, first + start, first + stop)
+
+        yield _place(read_rows, (batch_size, samples.seq_len), sharding)
+
+
+def held_out_num_bytes(dataset: Dataset, num_samples: int) -> int:
+    """Count the bytes that the targets of the first held-out samples stand for.
+
+    The denominator of bits per byte for `held_out_batches` over num_samples =
+    batch_size * num_batches samples; the same in every process.
+    """
+    indices = held_out_indices(len(dataset.held_out), 0, num_samples)
+    return sum(
+        dataset.count_target_bytes(dataset.held_out.rows(part)["targets"])
+        for part in np.array_split(indices, -(-len(indices) // 256))
+    )
+
+
+def _read_padded(samples: Samples, start: int, stop: int) -> Rows:
+    indices = held_out_indices(len(samples), start, stop)
+    num_missing = stop - start - len(indices)
+    # Padding repeats a real sample: any valid row will do, its targets are removed.
+    padding = np.zeros(num_missing, indices.dtype)
+    rows = samples.rows(np.concatenate([indices, padding]))
+    rows["targets"][len(indices) :] = NO_TARGET
+    return rows
+
+
+def _place(
+    read_rows: Callable[[slice], Rows],
+    shape: tuple[int, int],
+    sharding: jax.sharding.NamedSharding,
+) -> Batch:
+    """Read the rows of this process' devices and start their copies.
+
+    Devices that hold the same rows (tensor parallelism) share one reading.
+    """
+    read: dict[tuple[int, int], Rows] = {}
+
+    def local_part(
+        index: tuple[slice, ...] | None, name: str
+    ) -> Int32[np.ndarray, "_ _"]:
+        assert index is not None  # of a process without devices
+        start, stop, _ = index[0].indices(shape[0])
+        if (start, stop) not in read:
+            read[start, stop] = read_rows(slice(start, stop))
+        return read[start, stop][name][:, index[1]]
+
+    return {
+        name: jax.make_array_from_callback(
+            shape, sharding, functools.partial(local_part, name=name)
+        )
+        for name in ("tokens", "targets", "segments", "positions")
+    }

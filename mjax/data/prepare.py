@@ -1,0 +1,226 @@
+"""Documents in, two token streams on disk out: training and held-out.
+
+The corpus is read twice, holding a few megabytes of it at a time: once to hash it, to
+find bad input before the long part, and to decide the split; once to tokenize it.
+"""
+
+import dataclasses
+import hashlib
+import math
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from mjax.data.corpora import Document
+from mjax.data.tokenizers import Tokenizer
+
+Documents = Callable[[], Iterator[Document]]
+"""Starts reading the corpus from its first document."""
+Side = Literal["train", "held_out"]
+SIDES: tuple[Side, Side] = ("train", "held_out")
+
+_BATCH_CHARS = 1 << 22  # tokenized together, so that the library can use all cores
+# A tokenizer that loses more of the text than this makes bits per byte meaningless.
+_MAX_LOST = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What the first reading of the corpus found."""
+
+    corpus_hash: str
+    """SHA-256 over the names and contents of the documents, in order."""
+    num_documents: int
+    num_bytes: int
+    split: Literal["document", "position"]
+    """How training and held-out text are told apart, see `split_pieces`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """One side of a tokenized corpus."""
+
+    num_tokens: int
+    """With one token per document that ends it."""
+    num_bytes: int
+    """Of text, in UTF-8."""
+    num_documents: int
+    """Documents that end in this side."""
+    max_token_id: int
+    byte_counts: list[int]
+    """How often each of the 256 bytes occurs."""
+
+    @property
+    def unigram_bits_per_byte(self) -> float:
+        """Entropy of single bytes: what a model without context can reach."""
+        shares = [count / self.num_bytes for count in self.byte_counts if count]
+        return -math.fsum(share * math.log2(share) for share in shares)
+
+
+class Piece(NamedTuple):
+    """Some text of one side; empty text and is_end end a document."""
+
+    side: Side
+    text: str
+    is_end: bool
+
+
+def is_held_out(name: str, fraction: float) -> bool:
+    """Decide by a hash of its name alone whether a document is held out.
+
+    A document therefore stays on its side when others come or go.
+    """
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def survey(documents: Documents, held_out_fraction: float) -> Survey:
+    """Read the corpus once and decide how it is split.
+
+    Raises:
+      ValueError: bad input of `corpora.documents`, or no text at all.
+    """
+    total, num_documents, num_bytes = hashlib.sha256(), 0, 0
+    sides = set()
+    for name, pieces in documents():
+        content, size = hashlib.sha256(), 0
+        for piece in pieces:
+            encoded = piece.encode()
+            content.update(encoded)
+            size += len(encoded)
+        if size == 0:
+            continue
+        total.update(name.encode() + b"\0" + content.digest())
+        num_documents += 1
+        num_bytes += size
+        sides.add(is_held_out(name, held_out_fraction))
+    if num_bytes == 0:
+        raise ValueError(
+            "data.path: the corpus holds no text; give documents with text"
+        )
+    split = "document" if len(sides) == 2 else "position"
+    return Survey(total.hexdigest(), num_documents, num_bytes, split)
+
+
+def split_pieces(
+    documents: Documents, found: Survey, held_out_fraction: float
+) -> Iterator[Piece]:
+    """Read the corpus again and tell training from held-out text.
+
+    By document, where that leaves both sides some text (see `is_held_out`). A corpus of
+    one or few documents is split by position: its end is held out, and the document
+    that lies across the border has its beginning in the training text.
+    """
+    border = round(found.num_bytes * (1 - held_out_fraction))
+    position = 0
+    for name, pieces in documents():
+        side = SIDES[is_held_out(name, held_out_fraction)]
+        is_empty = True
+        for text in pieces:
+            is_empty = False
+            if found.split == "document":
+                yield Piece(side, text, False)
+                continue
+            before, after = _split_text_at(text, border - position)
+            position += len(text.encode())
+            if before:
+                yield Piece("train", before, False)
+            if after:
+                yield Piece("held_out", after, False)
+            side = SIDES[bool(after)]
+        if not is_empty:
+            yield Piece(side, "", True)
+
+
+def write_streams(
+    pieces: Iterator[Piece], tokenizer: Tokenizer, folder: pathlib.Path
+) -> dict[Side, Stream]:
+    """Tokenize pieces of text to the files `stream_path(folder, side)`.
+
+    Raises:
+      ValueError: the tokenizer does not keep the text.
+    """
+    dtype = token_dtype(tokenizer)
+    counts = {side: _Counts() for side in SIDES}
+    paths = {side: stream_path(folder, side) for side in SIDES}
+    with paths["train"].open("wb") as train, paths["held_out"].open("wb") as held_out:
+        files = {"train": train, "held_out": held_out}
+        for batch in _batched(pieces):
+            encoded = tokenizer.encode_batch([piece.text for piece in batch])
+            for piece, ids in zip(batch, encoded, strict=True):
+                if piece.is_end:
+                    ids = np.array([tokenizer.eos_id])
+                counts[piece.side].add(piece, ids, tokenizer)
+                files[piece.side].write(ids.astype(dtype).tobytes())
+    num_bytes = sum(count.num_bytes for count in counts.values())
+    num_kept = sum(count.num_token_bytes for count in counts.values())
+    if abs(num_kept - num_bytes) > _MAX_LOST * num_bytes:
+        raise ValueError(
+            f"data.tokenizer: its tokens stand for {num_kept} bytes of a text of "
+            f"{num_bytes} bytes: it does not keep this text (unknown characters, or a "
+            "normaliser that removes some); use bytes or a byte-level BPE"
+        )
+    return {side: counts[side].to_stream() for side in SIDES}
+
+
+def token_dtype(tokenizer: Tokenizer) -> np.dtype:
+    """Return the smallest unsigned integer that holds every id."""
+    return np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+
+
+def stream_path(folder: pathlib.Path, side: Side) -> pathlib.Path:
+    """Return the file of one side: token ids, one after the other."""
+    return folder / f"{side}.tokens"
+
+
+class _Counts:
+    """Counts what goes into one stream."""
+
+    def __init__(self) -> None:
+        self.num_tokens = self.num_bytes = self.num_documents = 0
+        self.num_token_bytes = self.max_token_id = 0
+        self.byte_counts = np.zeros(256, np.int64)
+
+    def add(
+        self, piece: Piece, ids: Int64[np.ndarray, "n"], tokenizer: Tokenizer
+    ) -> None:
+        text = np.frombuffer(piece.text.encode(), np.uint8)
+        self.num_tokens += len(ids)
+        self.num_bytes += len(text)
+        self.num_documents += piece.is_end
+        self.num_token_bytes += int(tokenizer.token_num_bytes[ids].sum())
+        self.max_token_id = max(self.max_token_id, int(ids.max(initial=0)))
+        self.byte_counts += np.bincount(text, minlength=256)
+
+    def to_stream(self) -> Stream:
+        return Stream(
+            num_tokens=self.num_tokens,
+            num_bytes=self.num_bytes,
+            num_documents=self.num_documents,
+            max_token_id=self.max_token_id,
+            byte_counts=self.byte_counts.tolist(),
+        )
+
+
+def _batched(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    batch, num_chars = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        num_chars += len(piece.text)
+        if num_chars >= _BATCH_CHARS:
+            yield batch
+            batch, num_chars = [], 0
+    if batch:
+        yield batch
+
+
+def _split_text_at(text: str, num_bytes: int) -> tuple[str, str]:
+    """Cut text after at most num_bytes bytes of UTF-8, between two characters."""
+    encoded = text.encode()
+    if num_bytes >= len(encoded):
+        return text, ""
+    before = encoded[: max(num_bytes, 0)].decode(errors="ignore")
+    return before, text[len(before) :]

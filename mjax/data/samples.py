@@ -1,0 +1,97 @@
+"""A token stream in, samples out.
+
+A sample is a window of seq_len + 1 tokens of the stream, which is all documents one
+after the other, each with a token that ends it. Windows overlap by one token, so that
+every token but the first is a target once.
+"""
+
+import dataclasses
+import operator
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int, Int32, UInt
+
+NO_TARGET = -1
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """Random access to samples: int32 tokens, targets, segments, positions."""
+
+    @property
+    def seq_len(self) -> int:
+        """T, tokens per sample."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Int32[np.ndarray, "T"]]: ...
+
+    def rows(
+        self, indices: Int[np.ndarray, "B"]
+    ) -> dict[str, Int32[np.ndarray, "B T"]]:
+        """Return several samples at once."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedSamples:
+    """Windows of a token stream."""
+
+    stream: UInt[np.ndarray, "_"]
+    seq_len: int
+    eos_id: int
+    isolate_documents: bool
+
+    def __len__(self) -> int:
+        return max(len(self.stream) - 1, 0) // self.seq_len
+
+    def __getitem__(self, index: int) -> dict[str, Int32[np.ndarray, "T"]]:
+        """Return one sample."""
+        batch = self.rows(np.array([range(len(self))[operator.index(index)]]))
+        return {name: array[0] for name, array in batch.items()}
+
+    def rows(
+        self, indices: Int[np.ndarray, "B"]
+    ) -> dict[str, Int32[np.ndarray, "B T"]]:
+        """Return several samples: tokens, targets, segments, positions.
+
+        When documents are isolated, segments number the documents inside a window,
+        positions restart with each, and the last token of a document has no target;
+        otherwise a window is one segment.
+        """
+        windows = np.empty((len(indices), self.seq_len + 1), np.int32)
+        for row, index in enumerate(indices):
+            start = int(index) * self.seq_len
+            windows[row] = self.stream[start : start + self.seq_len + 1]
+        return pack(windows, self.eos_id if self.isolate_documents else None)
+
+
+def pack(
+    windows: Int32[np.ndarray, "B _"], eos_id: int | None
+) -> dict[str, Int32[np.ndarray, "B T"]]:
+    """Turn windows of T + 1 tokens into samples of T.
+
+    Args:
+      windows: [B, T + 1], consecutive tokens.
+      eos_id: the token that ends a document; None does not isolate documents.
+    """
+    tokens, targets = windows[:, :-1], windows[:, 1:].copy()
+    index = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+    if eos_id is None:
+        segments, positions = np.zeros_like(tokens), index.copy()
+    else:
+        is_end = tokens == eos_id
+        targets[is_end] = NO_TARGET
+        is_start = np.zeros_like(is_end)
+        is_start[:, 1:] = is_end[:, :-1]
+        segments = np.cumsum(is_start, axis=1, dtype=np.int32)
+        starts = np.maximum.accumulate(np.where(is_start, index, 0), axis=1)
+        positions = index - starts
+    return {
+        "tokens": tokens.copy(),
+        "targets": targets,
+        "segments": segments,
+        "positions": positions,
+    }

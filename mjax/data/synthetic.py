@@ -1,0 +1,55 @@
+"""Tokens without a corpus: a Markov chain whose best possible loss is known.
+
+From byte x the next byte is x + s modulo 256, with s drawn uniformly from STRIDES. A
+model that has learned this has a loss of ln 4 = 1.386 nats (2 bits per byte); one that
+has not, ln 256 = 5.545 (8 bits).
+"""
+
+import dataclasses
+import operator
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from mjax.data.samples import pack
+
+STRIDES = (1, 17, 58, 131)
+NUM_TRAIN = 1 << 20
+NUM_HELD_OUT = 1 << 12
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticSamples:
+    """Samples made from (seed, stream, index); nothing is stored."""
+
+    num_samples: int
+    seq_len: int
+    seed: int
+    stream: int
+    """Samples of different streams are independent."""
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Int32[np.ndarray, "T"]]:
+        """Return one sample."""
+        batch = self.rows(np.array([range(len(self))[operator.index(index)]]))
+        return {name: array[0] for name, array in batch.items()}
+
+    def rows(
+        self, indices: Int[np.ndarray, "B"]
+    ) -> dict[str, Int32[np.ndarray, "B T"]]:
+        """Return several samples: tokens, targets, segments, positions."""
+        windows = np.stack([self._window(int(index)) for index in indices])
+        return pack(windows, eos_id=None)
+
+    def _window(self, index: int) -> Int32[np.ndarray, "_"]:
+        # The raw output of Philox is fixed by its definition; numpy may change how its
+        # distributions use it.
+        key = [self.seed % 2**64, self.stream << 48 | index]
+        raw = np.random.Philox(key=np.array(key, np.uint64)).random_raw(
+            self.seq_len + 1
+        )
+        steps = np.array(STRIDES)[(raw >> np.uint64(62)).astype(np.int64)]
+        steps[0] = raw[0] % np.uint64(256)  # the first byte is uniform
+        return (np.cumsum(steps) % 256).astype(np.int32)

@@ -1,0 +1,304 @@
+"""Text to token ids and back: bytes, a tokenizer.json, or BPE trained on the corpus.
+
+Every tokenizer has one token that ends a document, and knows how many bytes each token
+stands for, so that losses can be reported in bits per byte whatever the vocabulary.
+"""
+
+import difflib
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+BYTES = "bytes"
+TRAIN = "train"
+END_OF_TEXT = "<|endoftext|>"
+
+_NUM_BYTES = 256
+_MAX_TRAINED = 1 << 20
+# Names of the end of a document, the most common first.
+_EOS_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>")
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What the rest of the package knows about a tokenizer."""
+
+    vocab_size: int
+    """V: every id is below it."""
+    eos_id: int
+    """The token that ends a document."""
+    token_num_bytes: Int64[np.ndarray, "V"]
+    """Bytes of text that each token stands for; 0 for special tokens."""
+    digest: str
+    """Hash of everything that decides the ids."""
+
+    def encode(self, text: str) -> Int64[np.ndarray, "n"]:
+        """Return the ids of text, without special tokens."""
+        ...
+
+    def encode_batch(self, texts: list[str]) -> list[Int64[np.ndarray, "_"]]:
+        """Encode several texts; faster than one by one."""
+        ...
+
+    def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
+        """Return the text of ids; special tokens by name, broken UTF-8 as U+FFFD."""
+        ...
+
+
+class BytesTokenizer:
+    """UTF-8 bytes, and one token more that ends a document."""
+
+    vocab_size = _NUM_BYTES + 1
+    eos_id = _NUM_BYTES
+    digest = BYTES
+
+    def __init__(self) -> None:
+        self.token_num_bytes = np.ones(self.vocab_size, np.int64)
+        self.token_num_bytes[self.eos_id] = 0
+
+    def encode(self, text: str) -> Int64[np.ndarray, "n"]:
+        """Return the UTF-8 bytes of text."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+
+    def encode_batch(self, texts: list[str]) -> list[Int64[np.ndarray, "_"]]:
+        """Encode several texts."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
+        """Return the text of ids; END_OF_TEXT where a document ends."""
+        parts = np.split(ids, np.flatnonzero(ids == self.eos_id))
+        texts = [
+            part[part != self.eos_id]
+            .astype(np.uint8)
+            .tobytes()
+            .decode(errors="replace")
+            for part in parts
+        ]
+        return END_OF_TEXT.join(texts)
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer.json, run by the `tokenizers` library.
+
+    Special tokens are never added, and a special token's name inside the text is
+    ordinary text: no document can end another one.
+    """
+
+    def __init__(self, spec_json: str, *, origin: str, eos_token: str | None = None):
+        """Build from the text of a tokenizer.json.
+
+        Args:
+          spec_json: content of the file.
+          origin: name of the file, for messages.
+          eos_token: the token that ends a document; None looks for a usual name.
+        Raises:
+          ValueError: not a tokenizer.json, no token ends a document, or the bytes that
+            its tokens stand for are unknown.
+        """
+        library = _import_library(origin)
+        try:
+            self._tokenizer = library.Tokenizer.from_str(spec_json)
+        except Exception as error:  # the library raises nothing more precise
+            raise ValueError(
+                f"data.tokenizer: {origin} is not a tokenizer.json: {error}"
+            ) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        # Ids may have holes, so the number of tokens can be below the largest id.
+        self.vocab_size = max(vocab.values()) + 1
+        self.eos_id = vocab[_find_eos(vocab, eos_token, origin)]
+        self.token_num_bytes = _count_token_bytes(
+            json.loads(spec_json), vocab, self.vocab_size, origin
+        )
+        self.token_num_bytes[self.eos_id] = 0
+        content = f"{spec_json}\0{self.eos_id}".encode()
+        self.digest = hashlib.sha256(content).hexdigest()
+
+    def encode(self, text: str) -> Int64[np.ndarray, "n"]:
+        """Return the ids of text, without special tokens."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str]) -> list[Int64[np.ndarray, "_"]]:
+        """Encode several texts on all cores."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
+    def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
+        """Return the text of ids, special tokens by name."""
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+
+def trained_vocab_size(name: str) -> int | None:
+    """Return N of `train:N`, or None for another kind of tokenizer.
+
+    Raises:
+      ValueError: N is not a number, or no byte-level vocabulary can have that size.
+    """
+    kind, colon, size = name.partition(":")
+    if kind != TRAIN:
+        return None
+    smallest = _NUM_BYTES + 1
+    is_number = size.isascii() and size.isdigit()
+    if not colon or not is_number or not smallest <= int(size) <= _MAX_TRAINED:
+        raise ValueError(
+            f"data.tokenizer {name!r}: train:N needs {smallest} <= N <= {_MAX_TRAINED} "
+            "(256 bytes, the end of a document, merges), for example train:8192"
+        )
+    return int(size)
+
+
+def load_tokenizer(name: str, *, eos_token: str | None = None) -> Tokenizer:
+    """Make a tokenizer that needs no training.
+
+    Args:
+      name: `bytes`, a tokenizer.json, or a folder that holds one.
+      eos_token: the token that ends a document in a tokenizer.json.
+    Raises:
+      ValueError: no such tokenizer, or it cannot be used.
+    """
+    if name == BYTES:
+        return BytesTokenizer()
+    path = pathlib.Path(name).expanduser()
+    if path.is_dir():
+        path /= "tokenizer.json"
+    if not path.is_file():
+        near = difflib.get_close_matches(name, [BYTES, "train:8192"], n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"data.tokenizer: unknown {name!r}; {hint}"
+            "known: bytes, train:N, or the path of a tokenizer.json"
+        )
+    try:
+        spec_json = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"data.tokenizer: {path} cannot be read: {error}") from None
+    if eos_token is None:
+        eos_token = _configured_eos(path.with_name("tokenizer_config.json"))
+    return HuggingFaceTokenizer(spec_json, origin=str(path), eos_token=eos_token)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
+    """Train a byte-level BPE and return its tokenizer.json.
+
+    Args:
+      texts: pieces of text; none may be empty.
+      vocab_size: tokens in all, with the 256 bytes and the end of a document.
+    Raises:
+      ValueError: the text is too small for so many tokens.
+    """
+    library = _import_library(f"{TRAIN}:{vocab_size}")
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    num_found = tokenizer.get_vocab_size()
+    if num_found < vocab_size:
+        raise ValueError(
+            f"data.tokenizer {TRAIN}:{vocab_size}: the corpus has pairs for "
+            f"{num_found} tokens only; use {TRAIN}:{num_found} or less, or more text"
+        )
+    return tokenizer.to_str()
+
+
+def _import_library(what: str) -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise ValueError(
+            f"data.tokenizer {what!r} needs the tokenizers library; "
+            "pip install 'mjax[data]'"
+        ) from None
+    return tokenizers
+
+
+def _configured_eos(path: pathlib.Path) -> str | None:
+    """Return the end token that a tokenizer_config.json beside the tokenizer names."""
+    if not path.is_file():
+        return None
+    try:
+        eos = json.loads(path.read_text("utf-8")).get("eos_token")
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"data.tokenizer: {path} is not JSON: {error}") from None
+    return eos["content"] if isinstance(eos, dict) else eos
+
+
+def _find_eos(vocab: dict[str, int], eos_token: str | None, origin: str) -> str:
+    if eos_token is not None:
+        if eos_token in vocab:
+            return eos_token
+        raise ValueError(
+            f"data.eos_token: {origin} has no token {eos_token!r}"
+            + "".join(
+                f"; did you mean {near!r}?"
+                for near in difflib.get_close_matches(eos_token, vocab, n=1)
+            )
+        )
+    for name in _EOS_NAMES:
+        if name in vocab:
+            return name
+    raise ValueError(
+        f"data.tokenizer: {origin} has none of {', '.join(_EOS_NAMES)}; "
+        "name the token that ends a document with --data.eos-token"
+    )
+
+
+def _count_token_bytes(
+    spec: dict[str, Any], vocab: dict[str, int], vocab_size: int, origin: str
+) -> Int64[np.ndarray, "V"]:
+    """Read off how many bytes each token stands for from how tokens are decoded."""
+    decoders = _type_names(spec.get("decoder"))
+    added = {
+        token["content"]: token["special"] for token in spec.get("added_tokens", [])
+    }
+    if "ByteLevel" in decoders:
+        count = len  # one printable character per byte
+    elif decoders & {"Metaspace", "ByteFallback"}:
+        count = _count_sentencepiece_bytes
+    else:
+        raise ValueError(
+            f"data.tokenizer: {origin} decodes by {sorted(decoders) or 'nothing'}, so "
+            "the bytes of its tokens are unknown; known: ByteLevel (byte-level BPE), "
+            "Metaspace and ByteFallback (SentencePiece)"
+        )
+    num_bytes = np.zeros(vocab_size, np.int64)
+    for token, index in vocab.items():
+        if token in added:
+            num_bytes[index] = 0 if added[token] else len(token.encode())
+        else:
+            num_bytes[index] = count(token)
+    return num_bytes
+
+
+def _count_sentencepiece_bytes(token: str) -> int:
+    if _BYTE_TOKEN.fullmatch(token):
+        return 1
+    return len(token.replace("\u2581", " ").encode())  # U+2581 stands for a space
+
+
+def _type_names(node: Any) -> set[str]:
+    """Collect the "type" of a part of a tokenizer.json and of the parts inside it."""
+    if isinstance(node, list):
+        return {name for child in node for name in _type_names(child)}
+    if isinstance(node, dict):
+        own = {node["type"]} if isinstance(node.get("type"), str) else set()
+        return own | _type_names(list(node.values()))
+    return set()

@@ -1,0 +1,37 @@
+import pathlib
+
+import hypothesis
+import pytest
+
+from mjax.data.dataset import DataConfig, Dataset, open_dataset
+
+# A loaded machine is no failure; the same examples in every session.
+hypothesis.settings.register_profile(
+    "data", deadline=None, max_examples=60, derandomize=True
+)
+hypothesis.settings.load_profile("data")
+
+WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel"]
+WORDS += ["india", "juliett", "kilo", "lima"]
+
+
+@pytest.fixture
+def corpus(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder of 60 small documents."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for index in range(60):
+        words = [WORDS[(index + k * (index % 7 + 1)) % 12] for k in range(5 + index)]
+        (folder / f"{index:02}.txt").write_text(" ".join(words) + "\n")
+    return folder
+
+
+@pytest.fixture
+def dataset(corpus: pathlib.Path, tmp_path: pathlib.Path) -> Dataset:
+    config = DataConfig(
+        path=(str(corpus),),
+        seq_len=32,
+        held_out_fraction=0.2,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    return open_dataset(config, seed=0)

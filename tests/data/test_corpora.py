@@ -1,0 +1,164 @@
+import json
+import os
+import pathlib
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from mjax.data import corpora
+from mjax.data.corpora import documents, find_sources, split_text
+
+
+def read(*paths: pathlib.Path | str, text_field: str = "text") -> dict[str, str]:
+    sources = find_sources(tuple(str(path) for path in paths))
+    return {name: "".join(pieces) for name, pieces in documents(sources, text_field)}
+
+
+def test_the_standard_library_is_found_without_tests_and_generated_documentation():
+    names = [source.name for source in find_sources(("stdlib",))]
+    assert {"ast.py", "json/decoder.py", "unittest/case.py"} <= set(names)
+    folders = {part for name in names for part in name.split("/")[:-1]}
+    assert not folders & {"test", "tests", "idle_test", "site-packages", "pydoc_data"}
+    assert names == sorted(names)
+
+
+def test_a_folder_is_read_in_the_order_of_relative_paths_without_hidden_files(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "b" / "x.md").write_text("bx")
+    (tmp_path / "c.txt").write_text("c")
+    (tmp_path / "a.py").write_text("a")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / ".hidden").write_bytes(b"\0")
+    (tmp_path / "__pycache__" / "a.pyc").write_bytes(b"\0")
+    assert list(read(tmp_path).items()) == [
+        ("a.py", "a"),
+        ("b/x.md", "bx"),
+        ("c.txt", "c"),
+    ]
+
+
+def test_lines_of_jsonl_and_rows_of_parquet_are_documents(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "é1"}\n\n{"body": "2", "text": 5}\n')
+    table = pyarrow.table({"body": ["p1", "p2"], "other": [1, 2]})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    assert read(tmp_path, text_field="body") == {
+        "a.jsonl:1": "é1",
+        "a.jsonl:3": "2",
+        "b.parquet:0": "p1",
+        "b.parquet:1": "p2",
+    }
+
+
+@pytest.mark.parametrize("text", ["é" * 50, "ab\n" * 30, "\n" + "x" * 99, "", "a\r\nb"])
+def test_a_long_document_comes_in_pieces_that_join_to_the_text(
+    tmp_path, monkeypatch, text
+):
+    # 7 is odd: blocks of the file end inside a two-byte character.
+    monkeypatch.setattr(corpora, "PIECE_CHARS", 7)
+    assert all(0 < len(piece) <= 7 for piece in split_text(text))
+    assert "".join(split_text(text)) == text
+    (tmp_path / "long.txt").write_bytes(text.encode() or b"-")
+    assert read(tmp_path / "long.txt") == {"long.txt": text or "-"}
+
+
+def test_a_missing_path_names_the_nearest_one(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    with pytest.raises(ValueError, match=r"corpsu' does not exist; did you.*corpus'\?"):
+        read(tmp_path / "corpsu")
+    with pytest.raises(
+        ValueError, match="'stdlb' does not exist; did you mean 'stdlib'"
+    ):
+        read("stdlb")
+    with pytest.raises(ValueError, match="does not exist; give stdlib, synthetic, or"):
+        read(tmp_path / "zzz")
+
+
+def test_empty_files_and_folders_are_refused(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ValueError, match=r"empty\.txt' is empty"):
+        read(tmp_path / "empty.txt")
+    with pytest.raises(ValueError, match="holds no file with text"):
+        read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed_is_refused_not_skipped(tmp_path, monkeypatch):
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    scandir = os.scandir
+
+    def scan(path):
+        if os.fspath(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(ValueError, match="locked cannot be read: Permission denied"):
+        read(tmp_path)
+
+
+def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "PIECE_CHARS", 4)
+    (tmp_path / "nul.txt").write_bytes(b"text\0more")
+    with pytest.raises(
+        ValueError, match=r"nul\.txt is not UTF-8 text \(NUL at byte 4\)"
+    ):
+        read(tmp_path / "nul.txt")
+    (tmp_path / "latin.txt").write_bytes("grüne Wiese".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text .*at byte 2\)"):
+        read(tmp_path / "latin.txt")
+    (tmp_path / "cut.txt").write_bytes("abcdefé".encode()[:-1])
+    with pytest.raises(ValueError, match=r"unexpected end of data at byte 6"):
+        read(tmp_path / "cut.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a"', r"d\.jsonl:2 is not JSON \(Expecting"),
+        (
+            '{"body": "a"}',
+            r"d\.jsonl:2 has no field 'text', only \['body'\]; set --data",
+        ),
+        ('{"text": null}', r"d\.jsonl:2: field 'text' is a NoneType, not a string"),
+        ('["text"]', r"d\.jsonl:2 holds a list, not an object"),
+        (r'{"text": "\ud800"}', r"d\.jsonl:2 is not UTF-8 text"),
+    ],
+)
+def test_a_bad_jsonl_line_is_named(tmp_path, line, message):
+    (tmp_path / "d.jsonl").write_text(json.dumps({"text": "fine"}) + f"\n{line}\n")
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "d.jsonl")
+    (tmp_path / "e.jsonl").write_bytes(b'{"text": "\xff"}')
+    with pytest.raises(ValueError, match=r"e\.jsonl:1 is not UTF-8 text"):
+        read(tmp_path / "e.jsonl")
+
+
+def test_bad_parquet_is_named(tmp_path):
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(
+        ValueError, match=r"bad\.parquet is not a readable parquet file"
+    ):
+        read(tmp_path / "bad.parquet")
+    table = pyarrow.table({"text": ["a", None]})
+    pyarrow.parquet.write_table(table, tmp_path / "null.parquet")
+    with pytest.raises(
+        ValueError, match=r"null\.parquet:1: field 'text' is a NoneType"
+    ):
+        read(tmp_path / "null.parquet")
+    with pytest.raises(ValueError, match=r"has no column 'body', only \['text'\]"):
+        read(tmp_path / "null.parquet", text_field="body")
+
+
+def test_parquet_without_its_library_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").write_text("-")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"pip install 'mjax\[data\]'"):
+        read(tmp_path / "a.parquet")
+
+
+def test_synthetic_does_not_mix_with_files():
+    with pytest.raises(ValueError, match="give it alone"):
+        read("synthetic", "stdlib")

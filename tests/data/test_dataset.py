@@ -1,0 +1,221 @@
+import dataclasses
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from mjax.data import prepare
+from mjax.data.dataset import DataConfig, bits_per_byte, open_dataset
+from mjax.data.prepare import is_held_out
+from mjax.data.samples import PackedSamples, Samples
+
+
+def config(tmp_path: pathlib.Path, *paths: pathlib.Path, **changes) -> DataConfig:
+    changes = {"seq_len": 16, "held_out_fraction": 0.2} | changes
+    path = tuple(str(path) for path in paths)
+    return DataConfig(path=path, cache_dir=str(tmp_path / "cache"), **changes)
+
+
+def stream(samples: Samples) -> np.ndarray:
+    assert isinstance(samples, PackedSamples)
+    return samples.stream
+
+
+def text_of(dataset, samples) -> str:
+    return dataset.tokenizer.decode(np.asarray(stream(samples)))
+
+
+def test_the_two_sides_are_whole_documents_chosen_by_name(corpus, tmp_path):
+    dataset = open_dataset(config(tmp_path, corpus), seed=0)
+    expected = {True: "", False: ""}
+    for file in sorted(corpus.iterdir()):
+        expected[is_held_out(file.name, 0.2)] += file.read_text() + "<|endoftext|>"
+    assert text_of(dataset, dataset.held_out) == expected[True]
+    assert text_of(dataset, dataset.train) == expected[False]
+    assert dataset.split == "document"
+    assert dataset.num_documents == 60
+    assert dataset.num_held_out_documents == expected[True].count("<|")
+
+
+def test_a_document_stays_on_its_side_when_others_come(corpus, tmp_path):
+    before = open_dataset(config(tmp_path, corpus), seed=0)
+    (corpus / "zz.txt").write_text("one more document")
+    after = open_dataset(config(tmp_path, corpus), seed=0)
+    for side in ("train", "held_out"):
+        text = text_of(before, getattr(before, side))
+        assert text_of(after, getattr(after, side)).startswith(text)
+    assert before.corpus_hash != after.corpus_hash
+
+
+def test_about_the_asked_share_of_names_is_held_out():
+    names = [f"folder/file{i}.py" for i in range(20_000)]
+    share = sum(is_held_out(name, 0.05) for name in names) / len(names)
+    # Standard deviation sqrt(0.05 * 0.95 / 20000) = 0.0015.
+    assert share == pytest.approx(0.05, abs=0.006)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "train:290"])
+def test_a_single_document_is_split_by_position(tmp_path, tokenizer):
+    text = "".join(f"line {i}: é is two bytes\n" for i in range(200))
+    (tmp_path / "one.txt").write_text(text)
+    one = config(tmp_path, tmp_path / "one.txt", tokenizer=tokenizer)
+    dataset = open_dataset(one, seed=0)
+    train, held_out = (text_of(dataset, s) for s in (dataset.train, dataset.held_out))
+    assert dataset.split == "position"
+    assert train + held_out == text + "<|endoftext|>"
+    size = len(text.encode())
+    assert dataset.num_held_out_bytes == pytest.approx(0.2 * size, abs=4)
+    assert dataset.num_bytes == size
+
+
+def test_few_documents_are_split_by_position_across_a_border(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(name * 100)
+    assert not any(is_held_out(f"{name}.txt", 0.01) for name in "abc")
+    dataset = open_dataset(
+        config(
+            tmp_path, *sorted(tmp_path.glob("*.txt")), held_out_fraction=0.01, seq_len=2
+        ),
+        seed=0,
+    )
+    assert text_of(dataset, dataset.held_out) == "ccc<|endoftext|>"
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "train:290"])
+def test_counts_of_the_held_out_text_are_exact(corpus, tmp_path, tokenizer):
+    dataset = open_dataset(config(tmp_path, corpus, tokenizer=tokenizer), seed=0)
+    names = [f.name for f in corpus.iterdir() if is_held_out(f.name, 0.2)]
+    held_out = b"".join((corpus / name).read_bytes() for name in names)
+    shares = [held_out.count(byte) / len(held_out) for byte in set(held_out)]
+    entropy = -sum(share * math.log2(share) for share in shares)
+    assert dataset.num_held_out_bytes == len(held_out)
+    assert dataset.unigram_bits_per_byte == pytest.approx(entropy, rel=1e-12)
+    ids = stream(dataset.held_out)
+    assert dataset.tokenizer.token_num_bytes[ids].sum() == len(held_out)
+    num_train = dataset.num_bytes - len(held_out)
+    assert dataset.bytes_per_token == num_train / len(stream(dataset.train))
+    ids = [*stream(dataset.train), *stream(dataset.held_out)]
+    assert dataset.max_token_id == max(ids)
+
+
+def test_target_bytes_skip_what_has_no_target_and_special_tokens(dataset):
+    targets = np.array([[65, dataset.tokenizer.eos_id, -1], [66, 67, -1]])
+    assert dataset.count_target_bytes(targets) == 3
+    # 6 bits on 3 bytes; the sum of the losses is in nats.
+    assert bits_per_byte(6 * math.log(2), 3) == pytest.approx(2)
+
+
+def test_long_documents_give_the_same_bytes_in_pieces(tmp_path, monkeypatch):
+    (tmp_path / "one.txt").write_text("é line\n" * 300)
+    whole = open_dataset(config(tmp_path, tmp_path / "one.txt"), seed=0)
+    monkeypatch.setattr("mjax.data.corpora.PIECE_CHARS", 11)
+    monkeypatch.setattr(prepare, "_BATCH_CHARS", 50)
+    other = tmp_path / "other"
+    pieces = open_dataset(config(other, tmp_path / "one.txt"), seed=0)
+    assert (stream(pieces.train) == stream(whole.train)).all()
+    assert (stream(pieces.held_out) == stream(whole.held_out)).all()
+    assert pieces.fingerprint == whole.fingerprint
+
+
+def test_the_fingerprint_names_the_data_not_the_place(corpus, tmp_path):
+    base = config(tmp_path, corpus)
+    moved = corpus.rename(tmp_path / "moved")
+    there = open_dataset(dataclasses.replace(base, path=(str(moved),)), seed=1)
+    moved.rename(corpus)
+    here = open_dataset(base, seed=0)
+    assert here.fingerprint == there.fingerprint
+    for change in (
+        {"seq_len": 8},
+        {"held_out_fraction": 0.3},
+        {"isolate_documents": False},
+        {"tokenizer": "train:290"},
+    ):
+        changed = open_dataset(dataclasses.replace(base, **change), seed=0)
+        assert changed.fingerprint != here.fingerprint
+    (corpus / "00.txt").write_text("changed")
+    assert open_dataset(base, seed=0).fingerprint != here.fingerprint
+
+
+def test_ids_above_16_bits_are_kept(corpus, tmp_path):
+    learned = config(tmp_path, corpus, tokenizer="train:290")
+    open_dataset(learned, seed=0)
+    (trained,) = (tmp_path / "cache").glob("*/tokenizer.json")
+    spec = json.loads(trained.read_text())
+    vocab = spec["model"]["vocab"]
+    vocab[max(vocab, key=vocab.get)] = 70_000
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    dataset = open_dataset(config(tmp_path, corpus, tokenizer=str(path)), seed=0)
+    assert dataset.tokenizer.vocab_size == 70_001
+    assert dataset.max_token_id == 70_000 == stream(dataset.train).max()
+    trained_ids = stream(open_dataset(learned, seed=0).train)
+    ids = stream(dataset.train)
+    assert (np.where(ids == 70_000, 289, ids) == trained_ids).all()
+
+
+def test_a_vocabulary_below_the_largest_token_is_refused(dataset):
+    dataset.check_vocab_size(257)
+    with pytest.raises(ValueError, match=r"token id 256 >= vocabulary.*-size 257"):
+        dataset.check_vocab_size(256)
+
+
+def test_a_corpus_shorter_than_one_sequence_is_refused(tmp_path):
+    (tmp_path / "one.txt").write_text("x" * 100)
+    for seq_len, side in ((200, "train"), (50, "held-out")):
+        short = config(tmp_path, tmp_path / "one.txt", seq_len=seq_len)
+        message = rf"one.txt \(100 bytes\) has \d+ {side} tokens, .* = {seq_len + 1}:"
+        with pytest.raises(ValueError, match=message):
+            open_dataset(short, seed=0)
+
+
+def test_documents_without_text_leave_no_trace_and_only_those_are_refused(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": ""}\n')
+    with pytest.raises(ValueError, match="the corpus holds no text"):
+        open_dataset(config(tmp_path, file), seed=0)
+    file.write_text('{"text": ""}\n' + '{"text": "some text"}\n' * 40)
+    dataset = open_dataset(config(tmp_path, file, seq_len=4), seed=0)
+    assert dataset.num_documents == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"path": ()}, r"data\.path \(\) names nothing"),
+        ({"path": ("",)}, r"data\.path \(''\,\) names nothing"),
+        ({"seq_len": 0}, "data.seq_len must be at least 1, got 0"),
+        ({"held_out_fraction": 0.0}, "must lie between 0 and 1, got 0.0"),
+        ({"held_out_fraction": 1.0}, "must lie between 0 and 1, got 1.0"),
+        ({"tokenizer": "train:9"}, "train:N needs 257 <= N"),
+    ],
+)
+def test_a_bad_configuration_is_refused_where_it_is_made(change, message):
+    with pytest.raises(ValueError, match=message):
+        DataConfig(**change)
+
+
+def test_synthetic_data_takes_no_tokenizer():
+    with pytest.raises(ValueError, match="leave it at bytes"):
+        open_dataset(DataConfig(path=("synthetic",), tokenizer="train:290"), seed=0)
+
+
+def test_a_tokenizer_that_loses_text_is_refused(corpus, tmp_path):
+    open_dataset(config(tmp_path, corpus, tokenizer="train:290"), seed=0)
+    (trained,) = (tmp_path / "cache").glob("*/tokenizer.json")
+    spec = json.loads(trained.read_text())
+    spec["normalizer"] = {
+        "type": "Replace", "pattern": {"String": "e"}, "content": ""
+    }  # fmt: skip
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match="it does not keep this text"):
+        open_dataset(config(tmp_path, corpus, tokenizer=str(path)), seed=0)
+
+
+def test_the_standard_library_makes_a_corpus(tmp_path):
+    dataset = open_dataset(DataConfig(cache_dir=str(tmp_path)), seed=0)
+    assert dataset.num_documents > 400
+    assert 0.02 < dataset.num_held_out_bytes / dataset.num_bytes < 0.1
+    assert 4 < dataset.unigram_bits_per_byte < 6

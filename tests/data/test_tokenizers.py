@@ -1,0 +1,135 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+import tokenizers as library
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mjax.data.tokenizers import (
+    END_OF_TEXT,
+    BytesTokenizer,
+    HuggingFaceTokenizer,
+    load_tokenizer,
+    train_bpe,
+    trained_vocab_size,
+)
+
+TEXT = "the quick brown fox jumps over the lazy dog\n" * 3 + "the then them thesis é\n"
+BPE_JSON = train_bpe([TEXT], 290)
+BPE = HuggingFaceTokenizer(BPE_JSON, origin="test")
+
+
+def metaspace_json() -> str:
+    """A small SentencePiece-like tokenizer with byte fallback and a hole in its ids."""
+    vocab = {"<unk>": 0, "</s>": 1, "\u2581": 2, "a": 3, "b": 4, "\u2581a": 900}
+    vocab |= {f"<0x{byte:02X}>": 10 + byte for byte in range(256)}
+    model = library.models.BPE(
+        vocab=vocab, merges=[("\u2581", "a")], unk_token="<unk>", byte_fallback=True
+    )
+    tokenizer = library.Tokenizer(model)
+    tokenizer.normalizer = library.normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = library.decoders.Sequence(
+        [
+            library.decoders.Replace("\u2581", " "),
+            library.decoders.ByteFallback(),
+            library.decoders.Fuse(),
+        ]
+    )
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    return tokenizer.to_str()
+
+
+SENTENCEPIECE = HuggingFaceTokenizer(metaspace_json(), origin="test")
+
+
+@pytest.mark.parametrize("tokenizer", [BytesTokenizer(), BPE, SENTENCEPIECE])
+@given(text=st.text())
+def test_text_survives_and_every_byte_is_counted(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.token_num_bytes[ids].sum() == len(text.encode())
+    assert len(tokenizer.token_num_bytes) == tokenizer.vocab_size
+    assert ids.max(initial=0) < tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("tokenizer", [BytesTokenizer(), BPE])
+def test_the_end_of_a_document_has_no_bytes_and_no_text_can_fake_it(tokenizer):
+    assert tokenizer.token_num_bytes[tokenizer.eos_id] == 0
+    ids = tokenizer.encode(f"a{END_OF_TEXT}b")
+    assert tokenizer.eos_id not in ids
+    assert tokenizer.decode(ids) == f"a{END_OF_TEXT}b"
+    joined = np.array(
+        [*tokenizer.encode("a"), tokenizer.eos_id, *tokenizer.encode("b")]
+    )
+    assert tokenizer.decode(joined) == f"a{END_OF_TEXT}b"
+
+
+def test_ids_beyond_the_number_of_tokens_fit_the_vocabulary():
+    spec = json.loads(metaspace_json())
+    assert len(spec["model"]["vocab"]) < 900
+    assert SENTENCEPIECE.vocab_size == 901
+    assert 900 in SENTENCEPIECE.encode(" a")
+
+
+def test_training_is_deterministic_and_gives_the_size_asked_for():
+    assert train_bpe([TEXT], 290) == BPE_JSON
+    assert BPE.vocab_size == 290
+    assert len(BPE.encode(TEXT)) < len(TEXT) / 1.5
+
+
+def test_training_for_more_tokens_than_the_text_has_is_refused():
+    with pytest.raises(
+        ValueError, match=r"for 26\d tokens only; use train:26\d or less"
+    ):
+        train_bpe(["abc abc abcd abcd"], 1000)
+
+
+@pytest.mark.parametrize(
+    "name", ["train:", "train", "train:x", "train:-5", "train:256"]
+)
+def test_a_bad_size_is_refused(name):
+    with pytest.raises(ValueError, match=f"'{name}': train:N needs 257 <= N"):
+        trained_vocab_size(name)
+
+
+def test_an_unknown_tokenizer_names_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match="unknown 'byte'; did you mean 'bytes'"):
+        load_tokenizer("byte")
+    with pytest.raises(ValueError, match="known: bytes, train:N, or the path"):
+        load_tokenizer(str(tmp_path / "none.json"))
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"a": 1}')
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_the_end_token_is_found_named_or_asked_for(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    renamed = BPE_JSON.replace(END_OF_TEXT, "<stop>")
+    path.write_text(renamed)
+    with pytest.raises(ValueError, match=r"name the token .* with --data.eos-token"):
+        load_tokenizer(str(path))
+    assert load_tokenizer(str(path), eos_token="<stop>").eos_id == BPE.eos_id
+    with pytest.raises(ValueError, match="no token '<stp>'; did you mean '<stop>'"):
+        load_tokenizer(str(path), eos_token="<stp>")
+    config = {"eos_token": {"content": "<stop>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(str(path)).eos_id == BPE.eos_id
+
+
+def test_a_tokenizer_whose_tokens_have_unknown_bytes_is_refused():
+    tokenizer = library.Tokenizer(
+        library.models.WordLevel({"</s>": 0}, unk_token="</s>")
+    )
+    with pytest.raises(ValueError, match="the bytes of its tokens are unknown"):
+        HuggingFaceTokenizer(tokenizer.to_str(), origin="test")
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ValueError, match=r"pip install 'mjax\[data\]'"):
+        train_bpe([TEXT], 290)
