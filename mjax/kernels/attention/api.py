@@ -1,0 +1,295 @@
+"""Causal attention: one entry point, and a table of what each backend can do.
+
+Enters: q, k, v and what may be seen. Leaves: the attended values, by the backend
+that the caller named or, for "auto", by the fastest one that can do what is asked.
+`choose` makes that choice without arrays, so that a program can print it first.
+
+A new backend is one file with an `attention` function, one row in `CAPABILITIES`, its
+place in `_FASTEST_FIRST`, and one case in `_run`.
+"""
+
+import dataclasses
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int32
+
+from mjax.kernels.attention import blocked, cudnn, reference, tuning
+
+SAVED_NAMES = (blocked.OUT_NAME, blocked.LSE_NAME)
+"""Names for jax.checkpoint_policies.save_only_these_names: with both saved, the
+backward pass of `blocked` does not run its forward pass again."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Capability:
+    """What one backend honours; all are causal and take grouped heads."""
+
+    dtypes: tuple[str, ...]
+    """Dtypes of q, k and v."""
+    platforms: tuple[str, ...] | None = None
+    """As named by jax.default_backend(); None is any."""
+    head_dim_multiple: int = 1
+    """H must be a multiple of this."""
+    max_head_dim: int | None = None
+    """Largest H; None is any."""
+    window: bool = True
+    """Honours a window shorter than the sequence."""
+    segments: bool = True
+    """Honours segment_ids."""
+    soft_cap: bool = True
+    """Honours soft_cap."""
+
+
+CAPABILITIES = MappingProxyType(
+    {
+        "reference": Capability(dtypes=("float32", "bfloat16", "float16")),
+        "blocked": Capability(dtypes=("float32", "bfloat16", "float16")),
+        # From the checks of jax 0.11.2 (jax/_src/cudnn/fused_attention_stablehlo.py);
+        # it takes H up to 256 on Hopper alone, which nothing here asks for.
+        "cudnn": Capability(
+            dtypes=("bfloat16", "float16"),
+            platforms=("gpu",),
+            head_dim_multiple=8,
+            max_head_dim=128,
+            segments=False,
+            soft_cap=False,
+        ),
+    }
+)
+"""The backends, and the limits that are checked before one runs."""
+
+# blocked beats reference at every size measured (docstring of tuning.BLOCKED_CPU), so
+# size is no part of the rule. cudnn's place is by its design: not measured here.
+_FASTEST_FIRST = ("cudnn", "blocked", "reference")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The backend that runs, why, and why none of the others."""
+
+    name: str
+    reason: str
+    rejected: dict[str, str]
+
+
+def choose(
+    *,
+    platform: str,
+    dtype: Any,
+    head_dim: int,
+    seq_len: int,
+    window: int | None = None,
+    segments: bool = False,
+    soft_cap: float | None = None,
+    backend: str = "auto",
+) -> Choice:
+    """Choose the attention backend without arrays or devices.
+
+    Args:
+      platform: of the devices, as jax.default_backend() names it: cpu, gpu.
+      dtype: of q, k and v.
+      head_dim: H.
+      seq_len: T.
+      window: as for `attention`; from T on it is no window.
+      segments: whether segment_ids will be given.
+      soft_cap: as for `attention`.
+      backend: a name in `CAPABILITIES`, or "auto" for the fastest that can.
+
+    Returns:
+      The choice, with the reason against each other backend.
+
+    Raises:
+      ValueError: window or soft_cap is out of range, or the backend is unknown or
+        cannot do what is asked.
+    """
+    if backend != "auto" and backend not in CAPABILITIES:
+        raise ValueError(
+            f"attention backend must be auto or one of {', '.join(CAPABILITIES)}, "
+            f"got {backend!r}"
+        )
+    if window is not None and window < 1:
+        raise ValueError(
+            f"window must be at least 1 (it counts the query itself), got {window}: "
+            "use None for full attention"
+        )
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(
+            f"soft_cap must be positive, got {soft_cap}: use None for no cap"
+        )
+    asked = _Asked(
+        platform=platform,
+        dtype=jnp.dtype(dtype).name,
+        head_dim=head_dim,
+        window=None if window is None or window >= seq_len else window,
+        segments=segments,
+        soft_cap=soft_cap,
+    )
+    obstacles = {name: _obstacle(CAPABILITIES[name], asked) for name in CAPABILITIES}
+    able = [name for name in _FASTEST_FIRST if obstacles[name] is None]
+    if backend == "auto":
+        if not able:
+            raise ValueError(
+                "no attention backend can do this: "
+                + "; ".join(f"{name}: {why}" for name, why in obstacles.items())
+            )
+        name, reason = able[0], f"the fastest on {platform} that can do this"
+    else:
+        name, reason = backend, "asked for by name"
+    if obstacles[name] is not None:
+        raise ValueError(
+            f"attention backend {name!r} cannot do this: {obstacles[name]}. "
+            f"Use auto, or one that can: {', '.join(able) or 'there is none'}"
+        )
+    other = "not asked for" if backend != "auto" else f"slower than {name}"
+    rejected = {n: why or other for n, why in obstacles.items() if n != name}
+    return Choice(name=name, reason=reason, rejected=rejected)
+
+
+def attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    *,
+    window: int | None = None,
+    segment_ids: Int32[Array, "B T"] | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    backend: str = "auto",
+) -> Float[Array, "B T N H"]:
+    """Attend causally: key j is seen by query i iff i - window < j <= i.
+
+    Scores and softmax are float32. Inside shard_map the shapes are per device, and
+    arrays that vary over fewer axes than the others are cast to vary over all of them.
+
+    Args:
+      q: [B, T, N, H], queries, float32, bfloat16 or float16.
+      k: [B, S, K, H], keys, dtype of q; N is a multiple of K, and query head n reads
+        key head n * K // N. Query i stands at key i (S = T in training).
+      v: [B, S, K, H], values, dtype of q.
+      window: number of keys a query sees, itself included; None is all before it.
+      segment_ids: [B, T], positions see each other only where these are equal.
+      scale: factor on the scores; None is 1 / sqrt(H).
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
+      backend: "auto", or a name in `CAPABILITIES`.
+
+    Returns:
+      [B, T, N, H], dtype of q.
+
+    Raises:
+      ValueError: shapes, dtypes or options do not fit together, or the backend named
+        cannot do what is asked.
+    """
+    _check(q, k, v, segment_ids)
+    T, H = q.shape[1], q.shape[3]
+    choice = choose(
+        platform=jax.default_backend(),
+        dtype=q.dtype,
+        head_dim=H,
+        seq_len=T,
+        window=window,
+        segments=segment_ids is not None,
+        soft_cap=soft_cap,
+        backend=backend,
+    )
+    # Causality hides the keys from T on, so no backend needs to know S.
+    k, v = k[:, :T], v[:, :T]
+    if window is not None and window >= T:
+        window = None
+    q, k, v, segment_ids = _vary_alike(q, k, v, segment_ids)
+    scale = H**-0.5 if scale is None else scale
+    return _run(choice.name, q, k, v, segment_ids, window, scale, soft_cap)
+
+
+def _run(name: str, q, k, v, segment_ids, window, scale, soft_cap):
+    """Call the backend."""
+    if name == "cudnn":
+        return cudnn.attention(q, k, v, window=window, scale=scale)
+    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
+    if name == "reference":
+        return reference.attention(q, k, v, segment_ids, **options)
+    assert name == "blocked", name
+    on_cpu = jax.default_backend() == "cpu"
+    sizes = tuning.BLOCKED_CPU if on_cpu else tuning.BLOCKED_GPU
+    return blocked.attention(q, k, v, segment_ids, tuning=sizes, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a caller wants, as far as backends differ in it."""
+
+    platform: str
+    dtype: str
+    head_dim: int
+    window: int | None
+    segments: bool
+    soft_cap: float | None
+
+
+def _obstacle(can: Capability, asked: _Asked) -> str | None:
+    """Say why a backend cannot do what is asked; None if it can."""
+    if can.platforms is not None and asked.platform not in can.platforms:
+        return f"it needs platform {' or '.join(can.platforms)}, not {asked.platform}"
+    if asked.dtype not in can.dtypes:
+        return f"it takes dtype {', '.join(can.dtypes)}, not {asked.dtype}"
+    if asked.head_dim % can.head_dim_multiple:
+        return (
+            f"the head width must be a multiple of {can.head_dim_multiple}, "
+            f"not {asked.head_dim}"
+        )
+    if can.max_head_dim is not None and asked.head_dim > can.max_head_dim:
+        return f"the head width is at most {can.max_head_dim}, not {asked.head_dim}"
+    if asked.window is not None and not can.window:
+        return f"it does not honour window={asked.window}"
+    if asked.segments and not can.segments:
+        return "it does not honour segment_ids"
+    if asked.soft_cap is not None and not can.soft_cap:
+        return f"it does not honour soft_cap={asked.soft_cap}"
+    return None
+
+
+def _check(q, k, v, segment_ids) -> None:
+    """Raise ValueError unless the arguments fit together."""
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ValueError(
+            f"q, k, v must be [batch, position, head, width]; got {shapes}"
+        )
+    B, T, N, H = q.shape
+    S, K = k.shape[1:3]
+    if k.shape != v.shape or (k.shape[0], k.shape[3]) != (B, H):
+        raise ValueError(
+            f"q, k, v must agree in batch and head width, k and v in all; got {shapes}"
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(
+            f"q, k, v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}: "
+            "cast them to the compute dtype first"
+        )
+    if N % K:
+        raise ValueError(f"query heads must be a multiple of kv heads, got {N} and {K}")
+    if T < 1 or S < T:
+        raise ValueError(
+            f"attention needs 1 <= T <= S (query i stands at key i), got T={T}, S={S}"
+        )
+    if segment_ids is not None and (S != T or segment_ids.shape != (B, T)):
+        raise ValueError(
+            f"segment_ids must be [B, T] with S = T, got {segment_ids.shape}; {shapes}"
+        )
+
+
+def _vary_alike(*arrays: Array | None) -> list[Any]:
+    """Cast arrays so that, inside shard_map, all vary over the same mesh axes."""
+    axes = [
+        set() if x is None else jax.typeof(x).manual_axis_type.varying for x in arrays
+    ]
+    union = set().union(*axes)
+    return [
+        x
+        if x is None or own == union
+        else lax.pcast(x, tuple(sorted(union - own)), to="varying")
+        for x, own in zip(arrays, axes, strict=True)
+    ]

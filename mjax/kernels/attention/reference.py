@@ -1,0 +1,59 @@
+"""Attention as its definition reads: dense, float32, no tricks.
+
+Enters: q, k, v of one length T. Leaves: the weighted sum of the values. Costs
+O(T^2) arithmetic and memory; the other backends are tested against it.
+Source: Vaswani et al. 2017, eq. 1, arXiv:1706.03762; grouped heads: Ainslie et al.
+2023, arXiv:2305.13245. Differs: window, segments, soft cap.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
+
+
+def attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment_ids: Int32[Array, "B T"] | None,
+    *,
+    window: int | None,
+    scale: float,
+    soft_cap: float | None,
+) -> Float[Array, "B T N H"]:
+    """Attend causally within the window and the segment, all in float32.
+
+    Args:
+      q: queries.
+      k: keys; head n of q reads head n * K // N.
+      v: values.
+      segment_ids: positions see each other only where these are equal.
+      window: number of keys a query sees, itself included; None is all before it.
+      scale: factor on the scores.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
+
+    Returns:
+      The output in the dtype of q.
+    """
+    B, T, N, H = q.shape
+    K = k.shape[2]
+    f32, exact = jnp.float32, jax.lax.Precision.HIGHEST
+    q5 = q.astype(f32).reshape(B, T, K, N // K, H)
+    scores = jnp.einsum("btkgh,bskh->bkgts", q5, k.astype(f32), precision=exact) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    mask = visible(T, window)[None]
+    if segment_ids is not None:
+        mask = mask & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    probs = jax.nn.softmax(scores, axis=-1)
+    out = jnp.einsum("bkgts,bskh->btkgh", probs, v.astype(f32), precision=exact)
+    return out.reshape(B, T, N, H).astype(q.dtype)
+
+
+def visible(T: int, window: int | None) -> Bool[Array, "T T"]:
+    """Return the mask [query, key]: key j is seen by i iff i - window < j <= i."""
+    i = jnp.arange(T)[:, None]
+    j = jnp.arange(T)[None, :]
+    mask = j <= i
+    return mask if window is None else mask & (j > i - window)

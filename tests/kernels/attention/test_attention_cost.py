@@ -1,0 +1,94 @@
+"""Cost of blocked attention, read from the compiled program."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mjax.kernels.attention import api, blocked, tuning
+from scripts.attention_cost import DOTS_BOTH, DOTS_FORWARD, attention_cost, num_visible
+from scripts.hlo_dots import count_dot_flops
+
+WINDOW = 256
+
+
+def compiled_text(function, *args):
+    text = jax.jit(function).lower(*args).compile().as_text()
+    assert text is not None
+    return text
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_flops_and_memory_are_linear_in_the_length(backward):
+    costs = [attention_cost(s, WINDOW, backward=backward) for s in (1024, 2048, 4096)]
+    flops = [cost.flops for cost in costs]
+    # The first window is cheaper, so the count is affine: increments double exactly.
+    assert flops[2] - flops[1] == 2 * (flops[1] - flops[0])
+    assert flops[2] <= 2.1 * flops[1]
+    # Whole tiles at the two edges of the window: half a block more at each.
+    block = tuning.BLOCKED_CPU.block
+    for cost in costs:
+        assert 1 < cost.flops / cost.visible_flops <= 1 + block / WINDOW
+    # What does not grow is a few tiles, so doubling s at most doubles the memory.
+    assert costs[1].temp_bytes <= 2.0 * costs[0].temp_bytes
+    assert costs[2].temp_bytes <= 2.0 * costs[1].temp_bytes
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_does_not_depend_on_the_window(backward):
+    narrow = attention_cost(2048, 64, backward=backward)
+    full = attention_cost(2048, None, backward=backward)
+    assert full.flops > 8 * narrow.flops
+    # The list of pairs is a constant of the program, not a temporary.
+    assert full.temp_bytes <= 1.02 * narrow.temp_bytes
+
+
+def test_reference_is_quadratic_so_the_measure_can_tell():
+    small, large = (
+        attention_cost(s, WINDOW, backward=False, backend="reference")
+        for s in (512, 1024)
+    )
+    assert large.flops == 4 * small.flops
+    assert large.temp_bytes > 3.5 * small.temp_bytes
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_flops_are_the_listed_pairs_times_the_dots_of_a_tile(window):
+    s, head_dim, heads, block = 300, 32, 3, tuning.BLOCKED_CPU.block
+    tiles = len(blocked.visible_pairs(s, block, window))
+    for backward, dots in ((False, DOTS_FORWARD), (True, DOTS_BOTH)):
+        cost = attention_cost(
+            s, window, backward=backward, heads=heads, head_dim=head_dim
+        )
+        assert cost.flops == tiles * dots * heads * 2 * block**2 * head_dim
+
+
+def test_one_tile_needs_no_loop():
+    x = jnp.zeros((1, 64, 2, 8))
+    attend = jax.grad(lambda q: api.attention(q, q, q, backend="blocked").sum())
+    assert not re.search(r" while\(", compiled_text(attend, x))
+
+
+def test_visible_pairs_are_counted_one_by_one():
+    for s, window in ((10, None), (10, 3), (10, 10), (10, 1), (4, 9)):
+        by_hand = sum(min(i + 1, window or s) for i in range(s))
+        assert num_visible(s, window) == by_hand
+
+
+def test_a_remat_policy_that_saves_the_names_spares_the_second_forward():
+    s, head_dim, block = 128, 8, tuning.BLOCKED_CPU.block
+    tile = len(blocked.visible_pairs(s, block, None)) * 2 * block**2 * head_dim
+    x = jnp.zeros((1, s, 1, head_dim))
+
+    def flops(policy):
+        def layer(x):
+            return jnp.sin(api.attention(x, x, x, backend="blocked"))
+
+        layer = jax.checkpoint(layer, policy=policy)
+        grad = jax.value_and_grad(lambda x: layer(x).sum())
+        return count_dot_flops(compiled_text(grad, x))
+
+    policies = jax.checkpoint_policies
+    assert flops(policies.nothing_saveable) == 9 * tile
+    assert flops(policies.save_only_these_names(*api.SAVED_NAMES)) == 7 * tile
