@@ -20,7 +20,6 @@ NO_TARGET = -1
 """Target of a position that is not predicted."""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def cross_entropy(
     logits: Float[Array, "B T v"], targets: Int[Array, "B T"], vocab_size: int
 ) -> Float[Array, "B T"]:
@@ -33,6 +32,11 @@ def cross_entropy(
     Returns:
       nll: [B, T] float32, equal on all devices of a tp group.
     """
+    return _cross_entropy(logits, targets, vocab_size)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _cross_entropy(logits: Any, targets: Any, vocab_size: int) -> Any:
     return _forward(logits, targets, vocab_size)[0]
 
 
@@ -56,7 +60,7 @@ def _backward(vocab_size: int, saved: Any, g: Any) -> tuple[Any, None]:
     return dz.astype(logits.dtype), None
 
 
-cross_entropy.defvjp(_forward, _backward)
+_cross_entropy.defvjp(_forward, _backward)
 
 
 def token_ids(local_vocab: int) -> Int[Array, " v"]:
