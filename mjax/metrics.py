@@ -281,9 +281,9 @@ class Recorder:
         """Write one row everywhere, at once."""
         if not self._active:
             return
-        self._guarded("metrics.jsonl", lambda: self._append(row))
+        self.guarded("metrics.jsonl", lambda: self._append(row))
         if self._tensorboard is not None:
-            self._guarded("TensorBoard", lambda: self._add_scalars(row))
+            self.guarded("TensorBoard", lambda: self._add_scalars(row))
         if self._progress is not None:
             self._progress.update(
                 self._task,
@@ -303,7 +303,7 @@ class Recorder:
     def sync(self) -> None:
         """Bring the rows to the disk; a checkpoint that follows relies on them."""
         if self._active:
-            self._guarded("metrics.jsonl", lambda: os.fsync(self._file.fileno()))
+            self.guarded("metrics.jsonl", lambda: os.fsync(self._file.fileno()))
 
     def close(self) -> None:
         """Close the files and end the progress line."""
@@ -314,7 +314,7 @@ class Recorder:
             self._progress = None
         self._file.close()
         if self._tensorboard is not None:
-            self._guarded("TensorBoard", self._tensorboard.close)
+            self.guarded("TensorBoard", self._tensorboard.close)
 
     def _append(self, row: Row) -> None:
         # After a line that was cut off by a full disk, the next starts on its own.
@@ -329,8 +329,13 @@ class Recorder:
             if name != "step" and value is not None:
                 self._tensorboard.add_scalar(name, value, row["step"])
 
-    def _guarded(self, what: str, action: Callable[[], None]) -> None:
-        """Run an action; a failing file system is reported once and forgiven."""
+    def guarded(self, what: str, action: Callable[[], None]) -> None:
+        """Write something; a file system that fails is reported once and forgiven.
+
+        Args:
+          what: name of the file, for people.
+          action: that writes it.
+        """
         try:
             action()
         except OSError as error:
