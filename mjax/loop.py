@@ -148,6 +148,7 @@ class Loop:
     """JSON facts that each checkpoint carries: config, seed, versions."""
 
     def __post_init__(self) -> None:
+        self._is_first = True
         self._consecutive_skips = 0
         self._unfinished: tuple[int, Mapping[str, Any], float] | None = None
         self._finished_s = time.perf_counter()
@@ -211,6 +212,9 @@ class Loop:
         self._unfinished = None
         metrics = jax.device_get(dict(metrics))
         now_s = time.perf_counter()
+        if self._is_first:
+            self.recorder.say(f"start-up: first step {now_s - self._finished_s:.2f} s")
+            self._is_first = False
         row = self.make_row(
             step, metrics, step_s=now_s - self._finished_s, data_wait_s=data_wait_s
         )
@@ -324,6 +328,8 @@ def generate(
     end = min(len(prompt) + num_tokens, seq_len)
     for length in range(len(prompt), end):
         logits = program.next_token_logits(params, tokens, length)
-        tokens = append(tokens, logits, length, key)
+        # One at a time: simulated devices share few threads, and hundreds of queued
+        # programs that wait for each other in collectives can starve them.
+        tokens = jax.block_until_ready(append(tokens, logits, length, key))
     first = jax.jit(lambda tokens: tokens[0], out_shardings=whole)(tokens)
     return np.asarray(first)[len(prompt) : end]

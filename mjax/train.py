@@ -11,9 +11,7 @@ Read `main`, then `prepare`, then `train`: one run from the flags to the summary
 import dataclasses
 import functools
 import json
-import math
 import os
-import platform
 import sys
 import time
 import traceback
@@ -25,7 +23,7 @@ import jax
 from jax.sharding import Mesh
 
 import mjax
-from mjax import loop, metrics, work_dir
+from mjax import loop, metrics, report, work_dir
 from mjax.ckpt.manager import Checkpoints
 from mjax.config import (
     Command,
@@ -38,18 +36,14 @@ from mjax.config import (
 )
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
-from mjax.data.sampler import held_out_indices
-from mjax.kernels.attention.api import choose
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import simulate_devices, start
-from mjax.model import flops_per_token, num_params
 from mjax.recipes import RECIPES
 from mjax.step import Program, build_program
 
 _IMPORTED_S = time.perf_counter()
 _SAMPLE_TOKENS = 200
-_PROMPT_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,13 +122,13 @@ def prepare(
         zero_level=config.zero,
         mesh=mesh,
     )
+    _say(report.describe_run(config, dataset))
     path = Path(work_dir.agree(lambda: _settle_work_dir(config, command)))
-    checkpoints = None
+    checkpoints, start_step = None, 0
     if not command.dry_run:
         checkpoints = Checkpoints(path / "checkpoints", keep=config.ckpt.keep)
-    start_step = _check_checkpoint(config, dataset, program, checkpoints)
-    _say(_describe_run(config, dataset))
-    if not command.dry_run:
+        start_step = _check_checkpoint(config, dataset, program, checkpoints)
+        work_dir.agree(lambda: _claim_work_dir(config, path))
         _say(f"work dir {path}, resume with: {work_dir.resume_command(argv, path)}")
     return Run(
         config=config,
@@ -151,37 +145,42 @@ def train(run: Run) -> int:
     """Take the steps that are left, then write what the run has come to."""
     started_s = time.perf_counter()
     config, program = run.config, run.program
-    assert run.checkpoints is not None  # only a dry run has none, and it stops before
-    utilization = _utilization(config, run.sizes)
-    _say(utilization.describe())
+    assert run.checkpoints is not None  # a dry run stops before
+    is_rank_0 = jax.process_index() == 0
     recorder = metrics.Recorder(
         run.work_dir,
         config.log,
         start_step=run.start_step,
         num_steps=config.steps,
-        active=jax.process_index() == 0,
+        active=is_rank_0,
     )
     exit_code = loop.FAILED
     try:
-        state = _first_state(run)
-        with (
-            Loader(
-                run.dataset.train,
-                program.batch_sharding,
-                batch_size=config.batch.size,
-                seed=config.seed,
-                start_step=run.start_step,
-            ) as loader,
-            loop.StopRequest() as stop,
-        ):
-            steps = _make_loop(run, state, loader, recorder, utilization)
+        loader = Loader(
+            run.dataset.train,
+            program.batch_sharding,
+            batch_size=config.batch.size,
+            seed=config.seed,
+            start_step=run.start_step,
+        )
+        with loader, loop.StopRequest() as stop:
+            steps = _make_loop(run, _first_state(run), loader, recorder)
             outcome = steps.run(run.start_step, stop)
-        exit_code = outcome.exit_code
-        if exit_code == loop.DONE:
-            _write_sample(run, outcome.state.params, recorder)
+        if outcome.exit_code == loop.DONE:
+            _sample(run, outcome.state.params, recorder)
         run.checkpoints.close()
+        exit_code = outcome.exit_code
     finally:
-        _write_summary(run, exit_code, time.perf_counter() - started_s, recorder)
+        if is_rank_0:
+            wall_s = time.perf_counter() - started_s
+            report.write_summary(
+                run.work_dir,
+                config,
+                run.dataset,
+                recorder,
+                exit_code=exit_code,
+                wall_s=wall_s,
+            )
         recorder.close()
     return exit_code
 
@@ -208,7 +207,13 @@ def _settle_work_dir(config: TrainConfig, command: Command) -> str:
     if not command.restart_from_scratch:
         work_dir.check(path, lambda found: run_differences(found, config))
     if not command.dry_run:
-        work_dir.prepare(path, json.loads(to_json(config)))
+        work_dir.make(path)
+    return str(path)
+
+
+def _claim_work_dir(config: TrainConfig, path: Path) -> str:
+    """Write config.json once nothing is left that could refuse the run; on rank 0."""
+    work_dir.write_config(path, json.loads(to_json(config)))
     return str(path)
 
 
@@ -216,11 +221,11 @@ def _check_checkpoint(
     config: TrainConfig,
     dataset: Dataset,
     program: Program,
-    checkpoints: Checkpoints | None,
+    checkpoints: Checkpoints,
 ) -> int:
     """Refuse a checkpoint that does not fit this run; return its step, or 0."""
-    step = checkpoints.latest_step() if checkpoints is not None else None
-    if checkpoints is None or step is None:
+    step = checkpoints.latest_step()
+    if step is None:
         return 0
     checkpoints.check_matches(program.abstract_state)
     saved = checkpoints.restore_run()
@@ -261,11 +266,12 @@ def _make_loop(
     state: Any,
     loader: Loader,
     recorder: metrics.Recorder,
-    utilization: metrics.Utilization,
 ) -> loop.Loop:
     """Give the loop the parts that it works with."""
     config, dataset, program = run.config, run.dataset, run.program
     assert run.checkpoints is not None
+    utilization = report.utilization(config, run.sizes)
+    recorder.say(utilization.describe())
     num_bytes = held_out_num_bytes(dataset, config.batch.size * config.eval.batches)
 
     def evaluate(params: Any) -> metrics.Row:
@@ -300,29 +306,15 @@ def _make_loop(
             "data_fingerprint": dataset.fingerprint,
             "corpus_hash": dataset.corpus_hash,
             "seed": config.seed,
-            "versions": _versions(),
+            "versions": report.versions(),
         },
     )
 
 
-def _utilization(config: TrainConfig, sizes: AxisSizes) -> metrics.Utilization:
-    if config.peak_tflops is not None:
-        peak = config.peak_tflops * 1e12
-    else:
-        peak = metrics.peak_flops_per_s(jax.devices()[0].device_kind)
-    return metrics.Utilization(
-        flops_per_token=flops_per_token(config.model, config.data.seq_len),
-        peak_flops_per_s=peak,
-        num_devices=sizes.num_devices,
-    )
-
-
-def _write_sample(run: Run, params: Any, recorder: metrics.Recorder) -> None:
-    """Continue the first held-out text; every process computes, rank 0 writes."""
+def _sample(run: Run, params: Any, recorder: metrics.Recorder) -> None:
+    """Let the model continue a held-out text; all processes compute, rank 0 writes."""
     dataset, seq_len = run.dataset, run.config.data.seq_len
-    index = held_out_indices(len(dataset.held_out), 0, 1)
-    tokens = dataset.held_out.rows(index)["tokens"][0]
-    prompt = tokens[: max(1, min(_PROMPT_TOKENS, seq_len // 2))]
+    prompt = report.sample_prompt(dataset, seq_len)
     drawn = loop.generate(
         run.program,
         params,
@@ -333,96 +325,9 @@ def _write_sample(run: Run, params: Any, recorder: metrics.Recorder) -> None:
         vocab_size=dataset.tokenizer.vocab_size,
         seed=run.config.seed,
     )
-    if jax.process_index() != 0:
-        return
-    decode = dataset.tokenizer.decode
-    text = f"prompt:\n{decode(prompt)}\n\ncontinued by the model:\n{decode(drawn)}\n"
-    recorder.say(text)
-    recorder.guarded("sample.txt", lambda: _write_text(run, "sample.txt", text))
-
-
-def _write_text(run: Run, name: str, text: str) -> None:
-    (run.work_dir / name).write_text(text, encoding="utf-8")
-
-
-def _write_summary(
-    run: Run, exit_code: int, wall_s: float, recorder: metrics.Recorder
-) -> None:
-    """Write summary.json and the figure from all rows of the run, on rank 0."""
-    if jax.process_index() != 0:
-        return
-    dataset = run.dataset
-    rows = metrics.read_rows(run.work_dir / "metrics.jsonl")
-    unigram_nats = dataset.unigram_bits_per_byte * math.log(2) * dataset.bytes_per_token
-    summary = {
-        **metrics.summarize(rows),
-        "unigram_bits_per_byte": dataset.unigram_bits_per_byte,
-        "params": num_params(run.config.model),
-        "wall_s": wall_s,
-        "exit": exit_code,
-        "corpus_hash": dataset.corpus_hash,
-        **_versions(),
-    }
-    path = run.work_dir / "summary.json"
-    recorder.guarded("summary.json", lambda: metrics.write_json(path, summary))
-    figure = run.work_dir / "plots" / "loss.png"
-    recorder.guarded(
-        "plots/loss.png",
-        lambda: metrics.plot_loss(rows, figure, unigram_loss=unigram_nats),
-    )
-    if summary["eval_bits_per_byte"] is not None:
-        share = summary["eval_bits_per_byte"] / dataset.unigram_bits_per_byte
-        recorder.say(
-            f"held-out text: {summary['eval_bits_per_byte']:.4f} bits per byte, "
-            f"{share:.1%} of the entropy of its single bytes, "
-            f"{dataset.unigram_bits_per_byte:.4f} (corpus {dataset.corpus_hash[:12]}, "
-            f"Python {platform.python_version()})"
-        )
-    recorder.say(f"{figure.parent.parent}: {_ENDINGS[exit_code]}")
-
-
-_ENDINGS = {
-    loop.DONE: "done",
-    loop.FAILED: "failed",
-    loop.PREEMPTED: "stopped and saved; the same command resumes",
-    loop.GAVE_UP: "gave up; do not restart it as it is",
-}
-
-
-def _describe_run(config: TrainConfig, dataset: Dataset) -> str:
-    """Say once what will run: model, attention backends and why, data."""
-    lines = [
-        f"model: {num_params(config.model):,} parameters, "
-        f"{flops_per_token(config.model, config.data.seq_len):.4g} FLOPs per token",
-        f"data: {dataset.num_documents:,} documents, {dataset.num_bytes:,} bytes, "
-        f"{dataset.bytes_per_token:.2f} bytes per token, "
-        f"hash {dataset.corpus_hash[:12]}",
-    ]
-    for window in dict.fromkeys(config.model.window):
-        choice = choose(
-            platform=jax.default_backend(),
-            dtype=config.precision.compute,
-            head_dim=config.model.head_dim
-            or config.model.d_model // config.model.heads,
-            seq_len=config.data.seq_len,
-            window=window,
-            segments=config.data.isolate_documents,
-            backend=config.model.attention,
-        )
-        others = "; ".join(f"{name}: {why}" for name, why in choice.rejected.items())
-        lines.append(
-            f"attention, window {window or 'full'}: {choice.name} ({choice.reason}"
-            f"{'; not ' + others if others else ''})"
-        )
-    return "\n".join(lines)
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "mjax_version": mjax.__version__,
-        "jax_version": jax.__version__,
-        "python_version": platform.python_version(),
-    }
+    if jax.process_index() == 0:
+        path = run.work_dir / "sample.txt"
+        report.write_sample(path, dataset.tokenizer.decode, prompt, drawn, recorder)
 
 
 def _say(text: str) -> None:

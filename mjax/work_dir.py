@@ -91,20 +91,28 @@ def check(
         )
 
 
-def prepare(path: Path, config: Mapping[str, Any]) -> None:
-    """Make the folder and write config.json into it.
+def make(path: Path) -> None:
+    """Make the folder, and the one of the checkpoints inside it.
 
     Raises:
-      ValueError: the folder cannot be written.
+      ValueError: it cannot be written.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write config.json: from now on the folder belongs to this run.
+
+    Raises:
+      ValueError: it cannot be written.
+    """
+    try:
         write_json(path / "config.json", config)
     except OSError as error:
-        raise ValueError(
-            f"cannot write the work dir {path}: {error.strerror or error}; choose "
-            "another --work-dir"
-        ) from error
+        raise _unwritable(path, error) from error
 
 
 def move_aside(path: Path) -> Path | None:
@@ -134,6 +142,13 @@ def resume_command(argv: Sequence[str], path: Path) -> str:
         elif flag != "--restart-from-scratch":
             kept.append(word)
     return shlex.join(["python", "-m", "mjax.train", *kept, "--work-dir", str(path)])
+
+
+def _unwritable(path: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"cannot write the work dir {path}: {error.strerror or error}; choose another "
+        "--work-dir"
+    )
 
 
 def _free(path: Path) -> Path:
