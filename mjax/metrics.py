@@ -1,6 +1,47 @@
-"""Metrics: device scalars to rows, files and the progress line."""
+"""Metrics: from numbers on the host to rows, files, a figure and the progress line.
+
+Enters: one row of plain numbers per optimizer step. Leaves: `metrics.jsonl`,
+`summary.json`, `plots/loss.png`, TensorBoard events, and what a person sees. Only
+rank 0 writes. A full disk or a vanished folder never stops a run: it is reported once.
+
+A row is one line of strict JSON, which knows neither NaN nor infinity. Such a value is
+null in its field, and the row's additional field `nonfinite` says what it was:
+`{"loss": null, ..., "nonfinite": {"loss": "nan"}}`.
+"""
 
 import dataclasses
+import importlib
+import importlib.util
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+Row = dict[str, Any]
+"""One step: names to numbers, None where a number is not known."""
+
+# Dense bf16 FLOP/s by part of `device_kind`, first match wins. Source: NVIDIA data
+# sheets of H100, H200, GH200, HGX B200, GB200 NVL72, A100, L40S and L4; where a sheet
+# gives the figure with sparsity, half of it.
+_PEAKS = (
+    ("H200 NVL", 835.5e12),
+    ("H200", 989.4e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835.5e12),
+    ("H100", 989.4e12),
+    ("GB200", 2500e12),
+    ("B200", 2250e12),
+    ("A100", 312e12),
+    ("L40S", 362e12),
+    ("L4", 121e12),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -11,3 +52,339 @@ class LogConfig:
     """Steps between progress lines."""
     tensorboard: bool = False
     """Write TensorBoard event files too (extra: track)."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"--log.every must be at least 1, not {self.every}")
+        if self.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+            raise ValueError(
+                "--log.tensorboard needs tensorboardX, which is not installed: "
+                "pip install 'mjax[track]'"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Utilization:
+    """Model FLOPs utilization: what is counted, over which peak."""
+
+    flops_per_token: float
+    """Model FLOPs of forward and backward, attention over the visible window."""
+    peak_flops_per_s: float | None
+    """Dense bf16 peak of one device; None where it is unknown."""
+    num_devices: int
+    """Devices in the mesh."""
+
+    def mfu(self, tokens_per_s: float) -> float | None:
+        """Return the fraction of the peak, None where the peak is unknown."""
+        if self.peak_flops_per_s is None:
+            return None
+        peak = self.peak_flops_per_s * self.num_devices
+        return self.flops_per_token * tokens_per_s / peak
+
+    def describe(self) -> str:
+        """Return the formula with its numbers, for people."""
+        if self.peak_flops_per_s is None:
+            return (
+                f"MFU unknown: no peak for this device (set --peak-tflops); "
+                f"{self.flops_per_token:.4g} model FLOPs per token"
+            )
+        return (
+            f"MFU = {self.flops_per_token:.4g} model FLOPs per token (forward and "
+            f"backward, attention over the visible window) x tokens/s / "
+            f"({self.num_devices} x {self.peak_flops_per_s / 1e12:.4g} TFLOP/s)"
+        )
+
+
+def peak_flops_per_s(device_kind: str) -> float | None:
+    """Return the dense bf16 peak of one device, None where it is not in the table.
+
+    Args:
+      device_kind: as `jax.Device.device_kind` says. A slice of a device (MIG) is not
+        in the table: its share of the peak is not in its name.
+    """
+    if "MIG" in device_kind:
+        return None
+    return next((peak for part, peak in _PEAKS if part in device_kind), None)
+
+
+def make_row(
+    step: int,
+    metrics: Mapping[str, Any],
+    *,
+    step_s: float,
+    data_wait_s: float,
+    bytes_per_token: float,
+    utilization: Utilization,
+) -> Row:
+    """Put the numbers of one step in the order of the file.
+
+    Args:
+      step: optimizer steps taken, this one included.
+      metrics: host scalars `loss` (nats per target token), `grad_norm`, `lr`,
+        `tokens`, `skipped`.
+      step_s: seconds between the end of the step before and the end of this one.
+      data_wait_s: seconds that the loop waited for the batch.
+      bytes_per_token: of the corpus, on average; it turns the loss into bits per byte.
+      utilization: for the MFU of this very step, unsmoothed.
+    """
+    loss, tokens = float(metrics["loss"]), int(metrics["tokens"])
+    tokens_per_s = tokens / step_s
+    return {
+        "step": step,
+        "loss": loss,
+        "bits_per_byte": loss / math.log(2) / bytes_per_token,
+        "grad_norm": float(metrics["grad_norm"]),
+        "lr": float(metrics["lr"]),
+        "tokens": tokens,
+        "step_s": step_s,
+        "data_wait_s": data_wait_s,
+        "tokens_per_s": tokens_per_s,
+        "mfu": utilization.mfu(tokens_per_s),
+        "skipped": int(metrics["skipped"]),
+    }
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of metrics.jsonl; a line that was cut off is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_bytes().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # cut off by a kill or a full disk
+            continue
+    return rows
+
+
+def drop_rows_after(path: Path, step: int) -> None:
+    """Take the rows of later steps out of metrics.jsonl, in one atomic rename.
+
+    A run that resumes at `step` writes those rows again: each step has one row.
+    """
+    if path.exists():
+        rows = [row for row in read_rows(path) if row["step"] <= step]
+        _write_atomically(path, "".join(map(_line, rows)))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that is either complete or not there."""
+    text = json.dumps(_without_nonfinite(content), indent=2, allow_nan=False)
+    _write_atomically(path, text + "\n")
+
+
+def summarize(rows: Sequence[Row]) -> Row:
+    """Return what the rows of a whole run say, for summary.json.
+
+    Throughput is the median over the steps, so that the compiling first step of each
+    process does not count. Evaluation is the last one.
+    """
+    last = rows[-1] if rows else {}
+    evaluated = next((row for row in reversed(rows) if "eval_loss" in row), {})
+    return {
+        "steps": last.get("step", 0),
+        "loss": last.get("loss"),
+        "eval_loss": evaluated.get("eval_loss"),
+        "eval_bits_per_byte": evaluated.get("eval_bits_per_byte"),
+        "tokens_per_s": _median(rows, "tokens_per_s"),
+        "mfu": _median(rows, "mfu"),
+    }
+
+
+def plot_loss(rows: Sequence[Row], path: Path, *, unigram_loss: float | None) -> None:
+    """Draw loss and held-out loss against the step into a PNG file.
+
+    Args:
+      rows: as in metrics.jsonl.
+      path: of the PNG file; its folder is made.
+      unigram_loss: entropy of single bytes in nats per token, drawn as a level that
+        any model of the text must get below.
+    """
+    # Matplotlib takes about a second to import: it is loaded when it draws.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, label, marker in (
+        ("loss", "training batch", None),
+        ("eval_loss", "held-out text", "o"),
+    ):
+        points = [(r["step"], r[name]) for r in rows if r.get(name) is not None]
+        if points:
+            steps, losses = zip(*points, strict=True)
+            axes.plot(steps, losses, label=label, marker=marker, linewidth=1)
+    if unigram_loss is not None:
+        axes.axhline(unigram_loss, color="gray", linestyle=":", label="byte unigrams")
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+class Recorder:
+    """Where the rows of a run go: the file, TensorBoard, the progress line.
+
+    On ranks other than 0 every method returns without an effect.
+    """
+
+    def __init__(
+        self,
+        work_dir: Path,
+        config: LogConfig,
+        *,
+        start_step: int,
+        num_steps: int,
+        active: bool,
+    ) -> None:
+        """Open the files; rows after `start_step` are dropped from them.
+
+        Args:
+          work_dir: the run's folder; it exists.
+          config: cadence of the progress line; TensorBoard or not.
+          start_step: optimizer steps that the restored state has seen.
+          num_steps: optimizer steps of the whole run.
+          active: whether this process writes (rank 0).
+        Raises:
+          OSError: metrics.jsonl cannot be opened.
+        """
+        self._active = active
+        self._config = config
+        self._num_steps = num_steps
+        self._failed: set[str] = set()
+        self._progress: Progress | None = None
+        if not active:
+            return
+        path = work_dir / "metrics.jsonl"
+        drop_rows_after(path, start_step)
+        self._file = path.open("ab", buffering=0)
+        self._cut_off = False
+        self._tensorboard: Any = None
+        if config.tensorboard:
+            self._tensorboard = importlib.import_module("tensorboardX").SummaryWriter(
+                str(work_dir / "tensorboard"), purge_step=start_step + 1
+            )
+        if sys.stdout.isatty():
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TimeRemainingColumn(),
+                console=Console(),
+                refresh_per_second=4,
+            )
+            self._task = self._progress.add_task("", total=num_steps)
+            self._progress.update(self._task, completed=start_step)
+            self._progress.start()
+
+    def record(self, row: Row) -> None:
+        """Write one row everywhere, at once."""
+        if not self._active:
+            return
+        self.guarded("metrics.jsonl", lambda: self._append(row))
+        if self._tensorboard is not None:
+            self.guarded("TensorBoard", lambda: self._add_scalars(row))
+        if self._progress is not None:
+            self._progress.update(
+                self._task,
+                completed=row["step"],
+                description=progress_line(row, self._num_steps),
+            )
+        elif row["step"] % self._config.every == 0 or row["step"] == self._num_steps:
+            print(progress_line(row, self._num_steps), flush=True)
+
+    def say(self, text: str) -> None:
+        """Print a line for people, above the progress line where there is one."""
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+        elif self._active:
+            print(text, flush=True)
+
+    def sync(self) -> None:
+        """Bring the rows to the disk; a checkpoint that follows relies on them."""
+        if self._active:
+            self.guarded("metrics.jsonl", lambda: os.fsync(self._file.fileno()))
+
+    def close(self) -> None:
+        """Close the files and end the progress line."""
+        if not self._active:
+            return
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        self._file.close()
+        if self._tensorboard is not None:
+            self.guarded("TensorBoard", self._tensorboard.close)
+
+    def _append(self, row: Row) -> None:
+        # After a line that was cut off by a full disk, the next starts on its own.
+        data = (("\n" if self._cut_off else "") + _line(row)).encode()
+        self._cut_off = True
+        if self._file.write(data) != len(data):
+            raise OSError("the row was cut off")
+        self._cut_off = False
+
+    def _add_scalars(self, row: Row) -> None:
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                self._tensorboard.add_scalar(name, value, row["step"])
+
+    def guarded(self, what: str, action: Callable[[], None]) -> None:
+        """Write something; a file system that fails is reported once and forgiven.
+
+        Args:
+          what: name of the file, for people.
+          action: that writes it.
+        """
+        try:
+            action()
+        except OSError as error:
+            if what not in self._failed:
+                self.say(
+                    f"warning: {what} cannot be written, training goes on: {error}"
+                )
+            self._failed.add(what)
+
+
+def progress_line(row: Row, num_steps: int) -> str:
+    """Return one step in one line, for people."""
+    mfu = "" if row["mfu"] is None else f"  mfu {row['mfu']:.1%}"
+    evaluated = (
+        f"  eval loss {row['eval_loss']:.4f}, {row['eval_bits_per_byte']:.3f} bits/byte"
+        if "eval_loss" in row
+        else ""
+    )
+    return (
+        f"step {row['step']}/{num_steps}  loss {row['loss']:.4f}  "
+        f"grad norm {row['grad_norm']:.3g}  lr {row['lr']:.3g}  "
+        f"{row['step_s'] * 1e3:.1f} ms  wait {row['data_wait_s'] * 1e3:.1f} ms  "
+        f"{row['tokens_per_s']:,.0f} tokens/s{mfu}"
+        f"{'  skipped' if row['skipped'] else ''}{evaluated}"
+    )
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(_without_nonfinite(row), allow_nan=False) + "\n"
+
+
+def _without_nonfinite(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    bad = {
+        name: str(value)
+        for name, value in row.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    }
+    return {**row, **dict.fromkeys(bad), "nonfinite": bad} if bad else row
+
+
+def _median(rows: Sequence[Row], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return statistics.median(values) if values else None
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,341 @@
+"""Run the steps: dispatch, read metrics one step late, evaluate, save, stop cleanly.
+
+Enters: a compiled program, a state, an iterator of batches, and where rows and
+checkpoints go, all as arguments. Leaves: the state after the last step, and why the
+loop ended. The device never waits for the host: while it runs step n, the host reads
+the metrics of step n - 1. The loop knows no config, no files and no model.
+"""
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Int, PyTree
+
+from mjax.ckpt.manager import Checkpoints
+from mjax.metrics import Recorder, Row
+
+DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
+"""Exit codes of a run; GAVE_UP asks whoever restarts runs not to."""
+
+_TEMPERATURE = 0.8
+
+
+@runtime_checkable
+class Program(Protocol):
+    """What the loop needs of `mjax.step.Program`."""
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """Sharding of [B, T] arrays."""
+        ...
+
+    def train_step(self, state: Any, batch: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Take one optimizer step; the state passed in is donated."""
+        ...
+
+    def eval_step(self, params: Any, batch: Any) -> Mapping[str, Any]:
+        """Return `nll`, summed nats, and `tokens`, their number."""
+        ...
+
+    def next_token_logits(self, params: Any, tokens: Any, length: Any) -> jax.Array:
+        """Return [B, V] logits of the token that follows the first `length`."""
+        ...
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """What the loop needs of `mjax.data.loader.Loader`."""
+
+    data_wait_s: float
+
+    def __next__(self) -> Any:
+        """Return the batch of the next step."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """How far the run goes, and what happens how often, in steps."""
+
+    num_steps: int
+    """Optimizer steps of the whole run."""
+    eval_every: int
+    """Between evaluations; the last step is always evaluated."""
+    ckpt_every: int
+    """Between checkpoints; the last step is always saved."""
+    max_consecutive_skips: int
+    """The run gives up when so many steps in a row were skipped."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the loop ended."""
+
+    state: Any
+    """The state after the last step."""
+    step: int
+    """Optimizer steps that it has seen."""
+    exit_code: int
+    """DONE, FAILED, PREEMPTED or GAVE_UP."""
+
+
+class StopRequest:
+    """A wish to stop, from SIGTERM or Ctrl-C, that all processes see at the same step.
+
+    Use it in a with statement around the loop, in the main thread. A second Ctrl-C ends
+    the process at once. With several processes jax itself catches SIGTERM and agrees on
+    a step; Ctrl-C is turned into SIGTERM there.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._interrupts = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        caught = [signal.SIGINT]
+        if jax.process_count() == 1:
+            caught.append(signal.SIGTERM)
+        for number in caught:
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def reached(self, step: int) -> bool:
+        """Say whether the run stops after this step; every process asks every step."""
+        if jax.process_count() > 1:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._received is not None
+
+    def _handle(self, number: int, frame: object) -> None:
+        del frame
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                os._exit(FAILED)
+            if jax.process_count() > 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+        self._received = number
+
+
+@dataclasses.dataclass(kw_only=True)
+class Loop:
+    """One run of steps. Every process of the run executes it alike."""
+
+    program: Program
+    state: Any
+    batches: Batches
+    cadence: Cadence
+    recorder: Recorder
+    checkpoints: Checkpoints
+    make_row: Callable[..., Row]
+    """`mjax.metrics.make_row` with its constants bound."""
+    evaluate: Callable[[Any], Row]
+    """Parameters to `eval_loss`, `eval_bits_per_byte`."""
+    facts: Mapping[str, Any]
+    """JSON facts that each checkpoint carries: config, seed, versions."""
+
+    def __post_init__(self) -> None:
+        self._is_first = True
+        self._consecutive_skips = 0
+        self._unfinished: tuple[int, Mapping[str, Any], float] | None = None
+        self._finished_s = time.perf_counter()
+
+    def run(self, start_step: int, stop: StopRequest) -> Outcome:
+        """Take steps from `start_step` until the end, a stop request, or giving up.
+
+        Args:
+          start_step: optimizer steps that the state has seen.
+          stop: asked after each step; a stop saves first.
+        """
+        step, exit_code = start_step, DONE
+        self._finished_s = time.perf_counter()
+        while step < self.cadence.num_steps and exit_code == DONE:
+            batch = next(self.batches)
+            self.state, metrics = self.program.train_step(self.state, batch)
+            step += 1
+            self._finish()
+            self._unfinished = (step, metrics, self.batches.data_wait_s)
+            exit_code = self._after(step, stop)
+        return Outcome(state=self.state, step=step, exit_code=exit_code)
+
+    def _after(self, step: int, stop: StopRequest) -> int:
+        """Do what is due after a step; return the exit code, DONE to go on."""
+        is_last = step == self.cadence.num_steps
+        is_stopped = stop.reached(step)
+        evaluation_due = is_last or step % self.cadence.eval_every == 0
+        save_due = is_last or is_stopped or step % self.cadence.ckpt_every == 0
+        if evaluation_due or save_due:
+            self._finish(self.evaluate if evaluation_due else None)
+        if self._gives_up():
+            return GAVE_UP
+        saved = self._save(step) if save_due else self._check_save()
+        self._restart_clock(evaluation_due or save_due)
+        if (is_last or is_stopped) and not (saved and self._wait_for_save()):
+            return FAILED
+        if is_stopped and not is_last:
+            return PREEMPTED
+        return DONE
+
+    def _gives_up(self) -> bool:
+        """Say whether too many steps in a row were skipped."""
+        limit = self.cadence.max_consecutive_skips
+        if self._consecutive_skips >= limit:
+            self._finish()  # the step that runs now may have ended the series
+        if self._consecutive_skips < limit:
+            return False
+        self.recorder.say(
+            f"gave up: the last {self._consecutive_skips} steps were skipped, their "
+            "loss or gradient norm was not finite or spiked. The newest checkpoint is "
+            "kept. Lower --optim.lr, or look at the data of those steps (python -m "
+            "mjax.data show --step N)"
+        )
+        return True
+
+    def _finish(self, evaluate: Callable[[Any], Row] | None = None) -> None:
+        """Wait for the step whose metrics are outstanding, and write its row."""
+        if self._unfinished is None:
+            return
+        step, metrics, data_wait_s = self._unfinished
+        self._unfinished = None
+        metrics = jax.device_get(dict(metrics))
+        now_s = time.perf_counter()
+        if self._is_first:
+            self.recorder.say(f"start-up: first step {now_s - self._finished_s:.2f} s")
+            self._is_first = False
+        row = self.make_row(
+            step, metrics, step_s=now_s - self._finished_s, data_wait_s=data_wait_s
+        )
+        self._finished_s = now_s
+        self._consecutive_skips = self._consecutive_skips + 1 if row["skipped"] else 0
+        self.recorder.record(row | (evaluate(self.state.params) if evaluate else {}))
+
+    def _restart_clock(self, has_paused: bool) -> None:
+        """Keep evaluation and saving out of the time of the next step."""
+        if has_paused:
+            self._finished_s = time.perf_counter()
+
+    def _save(self, step: int) -> bool:
+        """Start a save; its rows are on the disk before it."""
+        self.recorder.sync()
+        try:
+            self.checkpoints.save(step, self.state, {**self.facts, "next_step": step})
+        except RuntimeError as error:
+            self.recorder.say(f"warning: {error}")
+            return False
+        return True
+
+    def _check_save(self) -> bool:
+        """Report a save that failed in the background; training goes on."""
+        try:
+            self.checkpoints.check()
+        except RuntimeError as error:
+            self.recorder.say(f"warning: {error}; the run goes on to its next save")
+            return False
+        return True
+
+    def _wait_for_save(self) -> bool:
+        try:
+            self.checkpoints.wait()
+        except RuntimeError as error:
+            self.recorder.say(f"error: {error}")
+            return False
+        return True
+
+
+def evaluate(
+    program: Program, params: PyTree, batches: Iterable[Any], num_bytes: int
+) -> Row:
+    """Measure the loss on held-out batches.
+
+    Args:
+      program: its `eval_step` is used.
+      params: of the state, with its shardings.
+      batches: the same ones at every evaluation.
+      num_bytes: bytes that all targets of the batches stand for.
+    Returns:
+      `eval_loss`, mean nats per target token, and `eval_bits_per_byte`.
+    """
+    results: list[Mapping[str, Any]] = []
+    for batch in batches:
+        results.append(program.eval_step(params, batch))
+        # Two in flight hide the reading of a batch; more would only hold memory, and
+        # queues of programs starve simulated devices (see `generate`).
+        jax.block_until_ready(dict(results[max(0, len(results) - 2)]))
+    # Summed on the host in float64: the order and rounding are the same everywhere.
+    nll = sum(float(result["nll"]) for result in results)
+    tokens = sum(int(result["tokens"]) for result in results)
+    return {
+        "eval_loss": nll / tokens,
+        "eval_bits_per_byte": nll / np.log(2).item() / num_bytes,
+    }
+
+
+def generate(
+    program: Program,
+    params: PyTree,
+    prompt: Int[np.ndarray, "n"],
+    *,
+    num_rows: int,
+    seq_len: int,
+    num_tokens: int,
+    vocab_size: int,
+    seed: int,
+) -> Int[np.ndarray, "m"]:
+    """Continue a prompt by sampling at a fixed temperature.
+
+    The whole prefix is computed again for each token: this is a look at the model, not
+    a way to serve it.
+
+    Args:
+      program: its `next_token_logits` is used.
+      params: of the state, with its shardings.
+      prompt: token ids, shorter than seq_len.
+      num_rows: rows of the token array, a multiple of the data-parallel size; all hold
+        the same prompt and the first is returned.
+      seq_len: columns of the token array; prompt and continuation fit into it.
+      num_tokens: wanted; fewer where seq_len ends first.
+      vocab_size: ids that the tokenizer can decode.
+      seed: of the sampling.
+    Returns:
+      The continuation, without the prompt.
+    """
+    sharding = program.batch_sharding
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+
+    def append(tokens, logits, length, key):
+        known = jnp.arange(logits.shape[-1]) < vocab_size
+        logits = jnp.where(known, logits.astype(jnp.float32) / _TEMPERATURE, -jnp.inf)
+        drawn = jax.random.categorical(jax.random.fold_in(key, length), logits)
+        return tokens.at[:, length].set(drawn.astype(tokens.dtype))
+
+    append = jax.jit(append, out_shardings=sharding)
+    row = np.zeros(seq_len, np.int32)
+    row[: len(prompt)] = prompt
+    tokens = jax.make_array_from_callback(
+        (num_rows, seq_len),
+        sharding,
+        lambda index: np.broadcast_to(row, (num_rows, seq_len))[index],
+    )
+    key = jax.device_put(jax.random.key(seed), whole)
+    end = min(len(prompt) + num_tokens, seq_len)
+    for length in range(len(prompt), end):
+        logits = program.next_token_logits(params, tokens, length)
+        # One at a time. Simulated devices share few threads: with all tokens queued,
+        # collectives that wait for each other took them all, and XLA aborted after
+        # 40 s (seen with 8 devices on 2 cores, jax 0.11.2).
+        tokens = jax.block_until_ready(append(tokens, logits, length, key))
+    first = jax.jit(lambda tokens: tokens[0], out_shardings=whole)(tokens)
+    return np.asarray(first)[len(prompt) : end]

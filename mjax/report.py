@@ -1,0 +1,158 @@
+"""What a run tells people: what it is, before; what it came to, after.
+
+Enters: the run's config, its dataset, its rows. Leaves: lines of text, summary.json,
+plots/loss.png, sample.txt.
+"""
+
+import math
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+import mjax
+from mjax import loop, metrics
+from mjax.config import TrainConfig
+from mjax.data.dataset import Dataset
+from mjax.data.sampler import held_out_indices
+from mjax.kernels.attention.api import choose
+from mjax.mesh.axes import AxisSizes
+from mjax.model import flops_per_token, num_params
+
+_PROMPT_TOKENS = 64
+_ENDINGS = {
+    loop.DONE: "done",
+    loop.FAILED: "failed",
+    loop.PREEMPTED: "stopped and saved; the same command resumes",
+    loop.GAVE_UP: "gave up; do not restart it as it is",
+}
+
+
+def describe_run(config: TrainConfig, dataset: Dataset) -> str:
+    """Say what will run: the model, its attention backends and why, the data.
+
+    Raises:
+      ValueError: the attention backend that was asked for cannot do the job.
+    """
+    model, seq_len = config.model, config.data.seq_len
+    lines = [
+        f"model: {num_params(model):,} parameters, "
+        f"{flops_per_token(model, seq_len):.4g} FLOPs per token",
+        f"data: {dataset.num_documents:,} documents, {dataset.num_bytes:,} bytes, "
+        f"{dataset.bytes_per_token:.2f} bytes per token, "
+        f"hash {dataset.corpus_hash[:12]}",
+    ]
+    for window in dict.fromkeys(model.window):
+        choice = choose(
+            platform=jax.default_backend(),
+            dtype=config.precision.compute,
+            head_dim=model.head_dim or model.d_model // model.heads,
+            seq_len=seq_len,
+            window=window,
+            segments=config.data.isolate_documents,
+            backend=model.attention,
+        )
+        others = "".join(
+            f"; not {name}: {why}" for name, why in choice.rejected.items()
+        )
+        lines.append(
+            f"attention, window {window or 'full'}: {choice.name} "
+            f"({choice.reason}{others})"
+        )
+    return "\n".join(lines)
+
+
+def utilization(config: TrainConfig, sizes: AxisSizes) -> metrics.Utilization:
+    """Return what MFU is computed from, the peak looked up unless it is given."""
+    if config.peak_tflops is not None:
+        peak = config.peak_tflops * 1e12
+    else:
+        peak = metrics.peak_flops_per_s(jax.devices()[0].device_kind)
+    return metrics.Utilization(
+        flops_per_token=flops_per_token(config.model, config.data.seq_len),
+        peak_flops_per_s=peak,
+        num_devices=sizes.num_devices,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {
+        "mjax_version": mjax.__version__,
+        "jax_version": jax.__version__,
+        "python_version": platform.python_version(),
+    }
+
+
+def sample_prompt(dataset: Dataset, seq_len: int) -> Int[np.ndarray, "n"]:
+    """Return the beginning of a held-out sample, at most half a sequence."""
+    index = held_out_indices(len(dataset.held_out), 0, 1)
+    tokens = dataset.held_out.rows(index)["tokens"][0]
+    return tokens[: max(1, min(_PROMPT_TOKENS, seq_len // 2))]
+
+
+def write_sample(
+    path: Path,
+    decode: Callable[[Int[np.ndarray, "_"]], str],
+    prompt: Int[np.ndarray, "n"],
+    drawn: Int[np.ndarray, "m"],
+    recorder: metrics.Recorder,
+) -> None:
+    """Show a prompt and how the model went on, and keep them in a file."""
+    text = f"prompt:\n{decode(prompt)}\n\ncontinued by the model:\n{decode(drawn)}\n"
+    recorder.say(text)
+    recorder.guarded(path.name, lambda: _write_text(path, text))
+
+
+def write_summary(
+    work_dir: Path,
+    config: TrainConfig,
+    dataset: Dataset,
+    recorder: metrics.Recorder,
+    *,
+    exit_code: int,
+    wall_s: float,
+) -> None:
+    """Write summary.json and the figure from all rows of the run.
+
+    Args:
+      work_dir: with metrics.jsonl.
+      config: of the run.
+      dataset: of the run.
+      recorder: that says so, and forgives a full disk.
+      exit_code: how the run ended.
+      wall_s: seconds of this process in the loop, start and end included.
+    """
+    rows = metrics.read_rows(work_dir / "metrics.jsonl")
+    unigram_bits = dataset.unigram_bits_per_byte
+    summary = {
+        **metrics.summarize(rows),
+        "unigram_bits_per_byte": unigram_bits,
+        "params": num_params(config.model),
+        "wall_s": wall_s,
+        "exit": exit_code,
+        "corpus_hash": dataset.corpus_hash,
+        **versions(),
+    }
+    unigram_loss = unigram_bits * math.log(2) * dataset.bytes_per_token
+    path, figure = work_dir / "summary.json", work_dir / "plots" / "loss.png"
+    recorder.guarded("summary.json", lambda: metrics.write_json(path, summary))
+    recorder.guarded(
+        "plots/loss.png",
+        lambda: metrics.plot_loss(rows, figure, unigram_loss=unigram_loss),
+    )
+    if summary["eval_bits_per_byte"] is not None:
+        recorder.say(
+            f"held-out text: {summary['eval_bits_per_byte']:.4f} bits per byte, "
+            f"{summary['eval_bits_per_byte'] / unigram_bits:.1%} of the entropy of its "
+            f"single bytes, {unigram_bits:.4f} (corpus {dataset.corpus_hash[:12]}, "
+            f"Python {platform.python_version()})"
+        )
+    recorder.say(f"{work_dir}: {_ENDINGS[exit_code]}")
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

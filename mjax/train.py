@@ -1,0 +1,367 @@
+"""Train a model: `python -m mjax.train --recipe NAME [flags]`.
+
+Enters: the command line. Leaves: a work dir with config.json, metrics.jsonl,
+summary.json, checkpoints/, plots/loss.png and sample.txt, and an exit code: 0 done, 2
+bad input, 42 preempted and saved, 93 gave up, 1 anything else. The same command with
+the same work dir resumes.
+
+Read `main`, then `prepare`, then `train`: one run from the flags to the summary.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+import mjax
+from mjax import loop, metrics, report, work_dir
+from mjax.ckpt.manager import Checkpoints
+from mjax.config import (
+    Command,
+    TrainConfig,
+    check_sizes,
+    parse,
+    run_differences,
+    to_json,
+    with_tokenizer,
+)
+from mjax.data.dataset import Dataset, open_dataset
+from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
+from mjax.mesh.axes import AxisSizes, resolve
+from mjax.mesh.build import build_mesh, describe
+from mjax.mesh.distributed import simulate_devices, start
+from mjax.recipes import RECIPES
+from mjax.step import Program, build_program
+
+_IMPORTED_S = time.perf_counter()
+_SAMPLE_TOKENS = 200
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that is checked and built, before anything is compiled."""
+
+    config: TrainConfig
+    sizes: AxisSizes
+    dataset: Dataset
+    program: Program
+    work_dir: Path
+    checkpoints: Checkpoints | None
+    """None in a dry run."""
+    start_step: int
+    """Optimizer steps that the newest checkpoint has seen; 0 for a new run."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code.
+
+    Args:
+      argv: the flags; None takes those of the process.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    config, command = parse(argv, RECIPES, "python -m mjax.train")
+    if command.print_config:
+        print(to_json(config), end="")
+        return loop.DONE
+    try:
+        sizes = _start_devices(config)
+        mesh = build_mesh(sizes, tp_across_hosts=config.mesh.tp_across_hosts)
+        _say(describe(mesh))
+        if command.print_mesh:
+            return loop.DONE
+        _say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
+        started_s = time.perf_counter()
+        run = prepare(config, command, sizes, mesh, argv)
+        _say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
+    except (ValueError, NotImplementedError) as error:
+        if not _is_ours(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return loop.BAD_INPUT
+    program = _compile(run.program)
+    if command.dry_run:
+        return loop.DONE
+    return train(dataclasses.replace(run, program=program))
+
+
+def prepare(
+    config: TrainConfig,
+    command: Command,
+    sizes: AxisSizes,
+    mesh: Mesh,
+    argv: Sequence[str],
+) -> Run:
+    """Open the data, settle the work dir, build the program; compile nothing.
+
+    A dry run leaves the work dir as it is, absent or not.
+
+    Raises:
+      ValueError: bad input, with the value and the fix; see the docs of the parts.
+    """
+    dataset = open_dataset(config.data, seed=config.seed)
+    config = with_tokenizer(config, dataset.tokenizer.vocab_size)
+    dataset.check_vocab_size(config.model.vocab_size)
+    check_sizes(config, sizes)
+    program = build_program(
+        model=config.model,
+        optimizer=config.optim,
+        batch=config.batch,
+        precision=config.precision,
+        seq_len=config.data.seq_len,
+        num_steps=config.steps,
+        seed=config.seed,
+        zero_level=config.zero,
+        mesh=mesh,
+    )
+    _say(report.describe_run(config, dataset))
+    path = Path(work_dir.agree(lambda: _settle_work_dir(config, command)))
+    checkpoints, start_step = None, 0
+    if not command.dry_run:
+        checkpoints = Checkpoints(path / "checkpoints", keep=config.ckpt.keep)
+        start_step = _check_checkpoint(config, dataset, program, checkpoints)
+        work_dir.agree(lambda: _claim_work_dir(config, path))
+        _say(f"work dir {path}, resume with: {work_dir.resume_command(argv, path)}")
+    return Run(
+        config=config,
+        sizes=sizes,
+        dataset=dataset,
+        program=program,
+        work_dir=path,
+        checkpoints=checkpoints,
+        start_step=start_step,
+    )
+
+
+def train(run: Run) -> int:
+    """Take the steps that are left, then write what the run has come to."""
+    started_s = time.perf_counter()
+    config, program = run.config, run.program
+    assert run.checkpoints is not None  # a dry run stops before
+    is_rank_0 = jax.process_index() == 0
+    recorder = metrics.Recorder(
+        run.work_dir,
+        config.log,
+        start_step=run.start_step,
+        num_steps=config.steps,
+        active=is_rank_0,
+    )
+    exit_code = loop.FAILED
+    try:
+        loader = Loader(
+            run.dataset.train,
+            program.batch_sharding,
+            batch_size=config.batch.size,
+            seed=config.seed,
+            start_step=run.start_step,
+        )
+        with loader, loop.StopRequest() as stop:
+            steps = _make_loop(run, _first_state(run), loader, recorder)
+            outcome = steps.run(run.start_step, stop)
+        if outcome.exit_code == loop.DONE:
+            _sample(run, outcome.state.params, recorder)
+        run.checkpoints.close()
+        exit_code = outcome.exit_code
+    finally:
+        if is_rank_0:
+            wall_s = time.perf_counter() - started_s
+            report.write_summary(
+                run.work_dir,
+                config,
+                run.dataset,
+                recorder,
+                exit_code=exit_code,
+                wall_s=wall_s,
+            )
+        recorder.close()
+    return exit_code
+
+
+def _start_devices(config: TrainConfig) -> AxisSizes:
+    """Start jax as the flags say; return the sizes of the mesh axes."""
+    if config.simulate_devices is not None:
+        simulate_devices(config.simulate_devices)
+    cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
+    start(config.distributed)
+    sizes = resolve(config.mesh, jax.device_count())
+    check_sizes(config, sizes)
+    return sizes
+
+
+def _settle_work_dir(config: TrainConfig, command: Command) -> str:
+    """Choose the work dir, refuse another run's, make it; on rank 0."""
+    path = work_dir.choose(config.work_dir, command.recipe)
+    if command.restart_from_scratch and not command.dry_run:
+        aside = work_dir.move_aside(path)
+        if aside is not None:
+            _say(f"the run that was in {path} is now in {aside}")
+    if not command.restart_from_scratch:
+        work_dir.check(path, lambda found: run_differences(found, config))
+    if not command.dry_run:
+        work_dir.make(path)
+    return str(path)
+
+
+def _claim_work_dir(config: TrainConfig, path: Path) -> str:
+    """Write config.json once nothing is left that could refuse the run; on rank 0."""
+    work_dir.write_config(path, json.loads(to_json(config)))
+    return str(path)
+
+
+def _check_checkpoint(
+    config: TrainConfig,
+    dataset: Dataset,
+    program: Program,
+    checkpoints: Checkpoints,
+) -> int:
+    """Refuse a checkpoint that does not fit this run; return its step, or 0."""
+    step = checkpoints.latest_step()
+    if step is None:
+        return 0
+    checkpoints.check_matches(program.abstract_state)
+    saved = checkpoints.restore_run()
+    if saved["data_fingerprint"] != dataset.fingerprint:
+        raise ValueError(
+            f"the data are not those of the checkpoint at step {step}: hash "
+            f"{saved['corpus_hash'][:12]} there, {dataset.corpus_hash[:12]} now; give "
+            "the same files, or another --work-dir, or --restart-from-scratch"
+        )
+    if step > config.steps:
+        raise ValueError(
+            f"--steps {config.steps} is less than the {step} steps that this run has "
+            "taken; give more steps, or another --work-dir, or --restart-from-scratch"
+        )
+    return step
+
+
+def _compile(program: Program) -> Program:
+    """Compile the training step ahead of time and say how long it took."""
+    started_s = time.perf_counter()
+    lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
+    compiled = lowered.compile()
+    _say(f"start-up: compile {time.perf_counter() - started_s:.1f} s")
+    return dataclasses.replace(program, train_step=compiled)
+
+
+def _first_state(run: Run) -> Any:
+    """Restore the newest state onto this mesh, or make a new one, born sharded."""
+    if run.start_step == 0:
+        return run.program.init()
+    assert run.checkpoints is not None
+    _say(f"resuming after step {run.start_step}")
+    return run.checkpoints.restore(run.program.abstract_state)
+
+
+def _make_loop(
+    run: Run,
+    state: Any,
+    loader: Loader,
+    recorder: metrics.Recorder,
+) -> loop.Loop:
+    """Give the loop the parts that it works with."""
+    config, dataset, program = run.config, run.dataset, run.program
+    assert run.checkpoints is not None
+    utilization = report.utilization(config, run.sizes)
+    recorder.say(utilization.describe())
+    num_bytes = held_out_num_bytes(dataset, config.batch.size * config.eval.batches)
+
+    def evaluate(params: Any) -> metrics.Row:
+        batches = held_out_batches(
+            dataset.held_out,
+            program.batch_sharding,
+            batch_size=config.batch.size,
+            num_batches=config.eval.batches,
+        )
+        return loop.evaluate(program, params, batches, num_bytes)
+
+    return loop.Loop(
+        program=program,
+        state=state,
+        batches=loader,
+        cadence=loop.Cadence(
+            num_steps=config.steps,
+            eval_every=config.eval.every,
+            ckpt_every=config.ckpt.every,
+            max_consecutive_skips=config.optim.max_consecutive_skips,
+        ),
+        recorder=recorder,
+        checkpoints=run.checkpoints,
+        make_row=functools.partial(
+            metrics.make_row,
+            bytes_per_token=dataset.bytes_per_token,
+            utilization=utilization,
+        ),
+        evaluate=evaluate,
+        facts={
+            "config": json.loads(to_json(config)),
+            "data_fingerprint": dataset.fingerprint,
+            "corpus_hash": dataset.corpus_hash,
+            "seed": config.seed,
+            "versions": report.versions(),
+        },
+    )
+
+
+def _sample(run: Run, params: Any, recorder: metrics.Recorder) -> None:
+    """Let the model continue a held-out text; all processes compute, rank 0 writes."""
+    dataset, seq_len = run.dataset, run.config.data.seq_len
+    prompt = report.sample_prompt(dataset, seq_len)
+    drawn = loop.generate(
+        run.program,
+        params,
+        prompt,
+        num_rows=run.sizes.dp,
+        seq_len=seq_len,
+        num_tokens=_SAMPLE_TOKENS,
+        vocab_size=dataset.tokenizer.vocab_size,
+        seed=run.config.seed,
+    )
+    if jax.process_index() == 0:
+        path = run.work_dir / "sample.txt"
+        report.write_sample(path, dataset.tokenizer.decode, prompt, drawn, recorder)
+
+
+def _say(text: str) -> None:
+    """Print for people, once per run."""
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Say whether our code raised it: bad input. From a library, it is a bug."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    origin = frame.tb_frame.f_code.co_filename if frame is not None else ""
+    return Path(origin).is_relative_to(Path(__file__).parent)
+
+
+def _leave(exit_code: int) -> None:
+    """End the process.
+
+    After a failure in a run of several processes jax's shutdown would wait for the
+    others at a barrier that the dead never reach: leave without it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if exit_code == loop.FAILED and jax.process_count() > 1:
+        os._exit(exit_code)
+    sys.exit(exit_code)
+
+
+if __name__ == "__main__":
+    try:
+        _exit_code = main()
+    except Exception:
+        traceback.print_exc()
+        _exit_code = loop.FAILED
+    _leave(_exit_code)

@@ -1,0 +1,172 @@
+"""The command: exit codes, files, resuming after signals and kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from mjax import loop, train
+from mjax.metrics import read_rows
+
+REPOSITORY = Path(__file__).parents[1]
+TIMING = {"step_s", "data_wait_s", "tokens_per_s", "mfu"}
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path_factory, monkeypatch):
+    """Keep the compilation cache of the user out of the tests."""
+    home = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def flags(work_dir, *more):
+    return [
+        *("--recipe", "debug", "--data.path", "synthetic", "--steps", "12"),
+        *("--ckpt.every", "4", "--eval.every", "6", "--work-dir", str(work_dir)),
+        *more,
+    ]
+
+
+def command(work_dir, *more):
+    words = flags(work_dir, "--simulate-devices", "2", *more)
+    return [sys.executable, "-m", "mjax.train", *words]
+
+
+def timeless(work_dir):
+    return [
+        {name: value for name, value in row.items() if name not in TIMING}
+        for row in read_rows(work_dir / "metrics.jsonl")
+    ]
+
+
+def start_and_signal(work_dir, number, at_row, log):
+    """Start the command; send a signal once it has written `at_row` rows."""
+    with (
+        log.open("w") as out,
+        subprocess.Popen(
+            command(work_dir), cwd=REPOSITORY, stdout=out, stderr=out
+        ) as process,
+    ):
+        while process.poll() is None:
+            if len(read_rows(work_dir / "metrics.jsonl")) >= at_row:
+                os.kill(process.pid, number)
+                break
+            time.sleep(0.002)
+        return process.wait(timeout=120)
+
+
+def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
+    path = tmp_path / "run"
+    assert train.main(flags(path)) == loop.DONE
+    out = capsys.readouterr().out
+    for said in ("mesh pp 1", "parameters", "attention", "resume with", "first step"):
+        assert said in out
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["steps"] == 12
+    assert summary["exit"] == 0
+    assert summary["eval_bits_per_byte"] == pytest.approx(
+        timeless(path)[-1]["eval_bits_per_byte"]
+    )
+    assert (path / "plots" / "loss.png").stat().st_size > 1000
+    assert "continued by the model" in (path / "sample.txt").read_text()
+    config = json.loads((path / "config.json").read_text())
+    assert config["data"]["path"] == ["synthetic"]
+    assert [row["step"] for row in timeless(path)] == list(range(1, 13))
+
+    assert train.main(flags(path, "--steps", "14")) == loop.DONE
+    assert "resuming after step 12" in capsys.readouterr().out
+    assert [row["step"] for row in timeless(path)] == list(range(1, 15))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seed", "5"], "seed: 0 there, 5 in this run"),
+        (["--model.d-ff", "96"], "model.d_ff"),
+        (["--steps", "3"], "--steps 3 is less than the 12 steps"),
+        (["--data.path", "/absent"], "/absent"),
+        (["--batch.size", "9"], "batch.size"),
+        (["--mesh.tp", "16"], "16"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_2(finished, capsys, more, message):
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
+    assert train.main(flags(finished, *more)) == loop.BAD_INPUT
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    after = {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
+    assert after == before
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("finished") / "run"
+    assert train.main(flags(path)) == loop.DONE
+    return path
+
+
+def test_a_checkpoint_of_another_model_is_refused_without_its_config(finished, capsys):
+    config = finished / "config.json"
+    text = config.read_text()
+    config.unlink()
+    try:
+        assert train.main(flags(finished, "--model.d-ff", "96")) == loop.BAD_INPUT
+        assert "is of another model or optimizer" in capsys.readouterr().err
+        assert not config.exists()
+    finally:
+        config.write_text(text)
+
+
+def test_an_unwritable_work_dir_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert train.main(flags(tmp_path / "file" / "run")) == loop.BAD_INPUT
+    assert "cannot write the work dir" in capsys.readouterr().err
+
+
+def test_a_dry_run_compiles_and_leaves_nothing(tmp_path, capsys):
+    assert train.main(flags(tmp_path / "run", "--dry-run")) == loop.DONE
+    assert "start-up: compile" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_printing_config_and_mesh_leaves_nothing(tmp_path, capsys):
+    assert train.main(flags(tmp_path / "run", "--print-config")) == loop.DONE
+    assert json.loads(capsys.readouterr().out)["steps"] == 12
+    assert train.main(flags(tmp_path / "run", "--print-mesh")) == loop.DONE
+    assert capsys.readouterr().out.startswith("mesh pp 1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_starting_from_scratch_keeps_the_old_run(tmp_path):
+    path = tmp_path / "run"
+    assert train.main(flags(path, "--steps", "2")) == loop.DONE
+    old = timeless(path)
+    again = flags(path, "--steps", "2", "--seed", "1", "--restart-from-scratch")
+    assert train.main(again) == loop.DONE
+    assert timeless(tmp_path / "run.1") == old
+    assert (tmp_path / "run.1" / "checkpoints" / "2").is_dir()
+    assert timeless(path) != old
+
+
+def test_a_killed_run_and_a_stopped_run_continue_bitwise(tmp_path):
+    undisturbed = tmp_path / "undisturbed"
+    subprocess.run(
+        command(undisturbed), cwd=REPOSITORY, check=True, capture_output=True
+    )
+    path, log = tmp_path / "run", tmp_path / "log.txt"
+    assert start_and_signal(path, signal.SIGKILL, 6, log) == -signal.SIGKILL
+    code = start_and_signal(path, signal.SIGTERM, 7, log)
+    assert code == loop.PREEMPTED, log.read_text()
+    assert json.loads((path / "summary.json").read_text())["exit"] == loop.PREEMPTED
+    subprocess.run(command(path), cwd=REPOSITORY, check=True, capture_output=True)
+    assert timeless(path) == timeless(undisturbed)
