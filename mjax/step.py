@@ -120,6 +120,7 @@ def build_program(
     num_steps: int,
     seed: int,
     zero_level: int,
+    isolate_documents: bool,
     mesh: Mesh,
 ) -> Program:
     """Build the run's functions; nothing is compiled and no memory taken.
@@ -133,6 +134,8 @@ def build_program(
       num_steps: steps of the whole run, for the schedule.
       seed: of initialisation and dropout.
       zero_level: 0 to 3, see `mesh.zero`.
+      isolate_documents: attention stays inside the segments of a row; without, the
+        segments of a batch are not looked at, which more backends can do.
       mesh: with all axes of `mesh.axes.AXES`.
     """
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
@@ -168,6 +171,7 @@ def build_program(
         compute=precision.compute,
         reduce=precision.reduce,
         microbatches=batch.microbatches,
+        isolate_documents=isolate_documents,
     )
     return Program(
         mesh=mesh,
@@ -239,6 +243,7 @@ class _Forward:
     compute: Precision
     reduce: Precision
     microbatches: int
+    isolate_documents: bool
 
     def gradients(
         self, params: Params, rng: Array, step: Array, batch: Batch
@@ -360,9 +365,12 @@ class _Forward:
         return values.sum(), grads
 
     def _split(self, batch: Batch) -> dict[str, Int[Array, "M b T"]]:
-        """Cut this device's rows into microbatches."""
+        """Cut this device's rows into microbatches; drop segments if not used."""
         m = self.microbatches
-        return {name: x.reshape(m, -1, x.shape[1]) for name, x in batch.items()}
+        pieces = {name: x.reshape(m, -1, x.shape[1]) for name, x in batch.items()}
+        if not self.isolate_documents:
+            del pieces["segments"]
+        return pieces
 
 
 def _count_targets(batch: Batch) -> Int[Array, ""]:

@@ -120,6 +120,7 @@ def prepare(
         num_steps=config.steps,
         seed=config.seed,
         zero_level=config.zero,
+        isolate_documents=config.data.isolate_documents,
         mesh=mesh,
     )
     _say(report.describe_run(config, dataset))

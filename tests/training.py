@@ -57,6 +57,7 @@ def make_program(
         num_steps=20,
         seed=1,
         zero_level=layout.zero,
+        isolate_documents=True,
         mesh=make_mesh(layout.mesh),
     )
 
