@@ -1,7 +1,9 @@
 """Runs that end on a laptop: a smoke test, and the demonstration."""
 
+from mjax.ckpt.manager import CkptConfig
 from mjax.config import TrainConfig
 from mjax.data.dataset import DataConfig
+from mjax.metrics import LogConfig
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.step import BatchConfig, EvalConfig, PrecisionConfig
@@ -36,13 +38,15 @@ def demo() -> TrainConfig:
     Expect: a held-out loss below 46% of the entropy of single bytes, printed beside it.
     """
     return TrainConfig(
-        steps=500,
-        batch=BatchConfig(size=16),
+        steps=1500,
+        batch=BatchConfig(size=4),
         model=ModelConfig(
             layers=4, d_model=128, heads=4, window=(64, 64, 64, None), remat="none"
         ),
         precision=PrecisionConfig(compute="float32"),
         data=DataConfig(seq_len=256),
-        optim=OptimConfig(lr=1e-2, warmup_steps=50),
-        eval=EvalConfig(every=100, batches=8),
+        optim=OptimConfig(lr=1e-2, warmup_steps=100),
+        ckpt=CkptConfig(every=500),
+        eval=EvalConfig(every=500, batches=128),
+        log=LogConfig(every=50),
     )
