@@ -1,0 +1,225 @@
+"""Compare the time of a training step with that of the bare loop, and time the host.
+
+    python -m scripts.bench_overhead
+
+Both programs run in one process, on the same 8 simulated devices, from the same
+parameters and the same batch: `mjax.step.Program.train_step`, and the step of
+`scripts/bare_loop.py`, which has the same maths, sharding and remat. They take turns,
+and the order within a pair changes from pair to pair, so that what else the machine
+does hits both. Of each pair the ratio of the two times is taken; the median of the
+ratios is the overhead. A step's time is from its call until its outputs are ready: once
+by the clock, once in CPU-seconds of this process, which other processes disturb less.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mjax.mesh.axes import AxisSizes
+from mjax.mesh.build import build_mesh
+from mjax.model import ModelConfig
+from mjax.optim import OptimConfig
+from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
+from scripts import bare_loop
+from scripts.hlo_dots import count_dot_flops
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What both loops train; the defaults are those of the benchmark."""
+
+    sizes: bare_loop.Sizes = dataclasses.field(default_factory=bare_loop.Sizes)
+    seq_len: int = 256
+    batch: int = 32
+    dp: int = 4
+    tp: int = 2
+    lr: float = 1e-3
+    steps: int = 100
+
+
+def mjax_program(work: Workload) -> Program:
+    """Build mjax' program of this workload."""
+    sizes = work.sizes
+    return build_program(
+        model=ModelConfig(
+            layers=sizes.layers,
+            d_model=sizes.d_model,
+            heads=sizes.heads,
+            vocab_size=sizes.vocab_size,
+            vocab_multiple=sizes.padded_vocab,
+        ),
+        optimizer=OptimConfig(name="adamw", lr=work.lr, schedule="constant"),
+        batch=BatchConfig(size=work.batch),
+        precision=PrecisionConfig(compute="float32"),
+        seq_len=work.seq_len,
+        num_steps=work.steps,
+        seed=0,
+        zero_level=2,
+        isolate_documents=True,
+        mesh=build_mesh(AxisSizes(pp=1, dp_replicate=1, dp_shard=work.dp, tp=work.tp)),
+    )
+
+
+def bare_params(params: Any, tp: int) -> dict[str, Any]:
+    """Rearrange mjax' parameters for the bare loop, on the host.
+
+    Its w_in is [q | k | v | ffn-in] and its w_out [attn-out | ffn-out] of the first tp
+    device, then of the second, and so on.
+    """
+    params = jax.device_get(params)
+    blocks = params["blocks"]
+    attention, mlp = blocks["attention"], blocks["mlp"]
+
+    def fuse(weights: list[np.ndarray], dim: int) -> np.ndarray:
+        split = [np.split(w, tp, axis=dim) for w in weights]
+        return np.concatenate([w[i] for i in range(tp) for w in split], axis=dim)
+
+    L, D = blocks["norm"]["scale"].shape
+    projections = [attention[name].reshape(L, D, -1) for name in ("wq", "wk", "wv")]
+    return {
+        "embed": params["embed"]["table"],
+        "blocks": {
+            "norm": blocks["norm"]["scale"],
+            "w_in": fuse([*projections, mlp["w_in"]], 2),
+            "w_out": fuse([attention["wo"].reshape(L, -1, D), mlp["w_out"]], 1),
+        },
+        "final_norm": params["final_norm"]["scale"],
+        "head": params["head"]["table"],
+    }
+
+
+def make_batch(work: Workload) -> dict[str, np.ndarray]:
+    """Draw random tokens; the second half of each row is a document of its own."""
+    shape = (work.batch, work.seq_len)
+    rng = np.random.default_rng(0)
+    stream = rng.integers(0, work.sizes.vocab_size, (shape[0], shape[1] + 1), np.int32)
+    half = shape[1] // 2
+    column = np.arange(shape[1], dtype=np.int32)
+    targets = stream[:, 1:].copy()
+    targets[:, half - 1] = -1
+    return {
+        "tokens": stream[:, :-1],
+        "targets": targets,
+        "segments": np.broadcast_to(column // half, shape).astype(np.int32),
+        "positions": np.broadcast_to(column % half, shape).astype(np.int32),
+    }
+
+
+class MjaxStep:
+    """Take steps with mjax; the state lives here."""
+
+    name = "mjax"
+
+    def __init__(self, work: Workload):
+        self.program = mjax_program(work)
+        self.state = self.program.init()
+        self.batch = jax.device_put(make_batch(work), self.program.batch_sharding)
+
+    def compiled(self) -> Any:
+        """Return the executable, to be read."""
+        return self.program.train_step.lower(self.state, self.batch).compile()
+
+    def __call__(self) -> jax.Array:
+        """Take one step and return its loss; nothing has to be ready yet."""
+        self.state, metrics = self.program.train_step(self.state, self.batch)
+        return metrics["loss"]
+
+
+class BareStep:
+    """Take steps with the bare loop, from the parameters given."""
+
+    name = "bare"
+
+    def __init__(self, work: Workload, params: Any):
+        devices = np.array(jax.devices()).reshape(work.dp, work.tp)
+        mesh = Mesh(devices, ("dp", "tp"))
+        tx = bare_loop.adamw(work.lr)
+        self.state = bare_loop.place(mesh, tx, bare_params(params, work.tp))
+        self.step = bare_loop.make_step(work.sizes, mesh, tx)
+        rows = NamedSharding(mesh, PartitionSpec("dp"))
+        self.batch = jax.device_put(make_batch(work), rows)
+
+    def compiled(self) -> Any:
+        """Return the executable, to be read."""
+        return self.step.lower(*self.state, self.batch).compile()
+
+    def __call__(self) -> jax.Array:
+        """Take one step and return its loss; nothing has to be ready yet."""
+        *self.state, loss = self.step(*self.state, self.batch)
+        return loss
+
+
+def time_step(step: MjaxStep | BareStep) -> tuple[float, float]:
+    """Take one step; return the seconds until its outputs are ready, by both clocks."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    jax.block_until_ready((step(), step.state))
+    return time.perf_counter() - wall_s, time.process_time() - cpu_s
+
+
+def compare(work: Workload, num_pairs: int) -> None:
+    """Print the table of step times, and the ratio."""
+    ours = MjaxStep(work)
+    bare = BareStep(work, ours.state.params)
+    steps = (ours, bare)
+    for step in steps:
+        program = step.compiled()
+        gflops = count_dot_flops(program.as_text()) / 1e9
+        temp_mib = program.memory_analysis().temp_size_in_bytes / 2**20
+        time_step(step)  # warm-up
+        print(f"{step.name}: {gflops:.1f} GFLOP of dots, {temp_mib:.0f} MiB a device")
+    times: dict[str, list[tuple[float, float]]] = {step.name: [] for step in steps}
+    for pair in range(num_pairs):
+        for step in steps if pair % 2 == 0 else reversed(steps):
+            times[step.name].append(time_step(step))
+            wall_s, cpu_s = times[step.name][-1]
+            print(f"{pair} {step.name} {wall_s:.3f} s, {cpu_s:.3f} CPU-s", flush=True)
+    print_header(f"{num_pairs} pairs")
+    for clock, unit in enumerate(("s", "CPU-s")):
+        seconds = {name: [t[clock] for t in times[name]] for name in times}
+        for name, values in seconds.items():
+            print_row(f"{name} step, {unit}", values)
+        pairs = zip(seconds[ours.name], seconds[bare.name], strict=True)
+        print_row(f"mjax / bare, {unit}", [a / b for a, b in pairs])
+
+
+def print_header(title: str) -> None:
+    """Print the head of a table."""
+    print(f"\n{title}:\n\n| | min | median | max |\n|---|--:|--:|--:|")
+
+
+def print_row(name: str, values: Sequence[float]) -> None:
+    """Print the smallest, the middle and the largest value."""
+    middle = statistics.median(values)
+    print(f"| {name} | {min(values):.3f} | {middle:.3f} | {max(values):.3f} |")
+
+
+def simulate_devices(work: Workload) -> None:
+    """Make the devices of this workload, and say what will run on them."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", work.dp * work.tp)
+    print(
+        f"dp {work.dp} x tp {work.tp}, {work.sizes.layers} layers, d "
+        f"{work.sizes.d_model}, sequence {work.seq_len}, batch {work.batch}, float32, "
+        f"ZeRO-2, full remat, AdamW; jax {jax.__version__}"
+    )
+
+
+def main() -> None:
+    """Print the table of step times."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=12)
+    args = parser.parse_args()
+    work = Workload()
+    simulate_devices(work)
+    compare(work, args.pairs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Time what the host does in a training step, outside the compiled function.
+
+    python -m scripts.host_time
+
+Simulated devices compute on the cores that the host needs, so its time cannot be seen
+beside a real step. Here `mjax.loop.Loop` runs with a compiled step of the same
+arguments, shardings and donation that computes nothing. What is left of an iteration is
+the host's: the dispatch to 8 devices, reading the metrics, the row in metrics.jsonl,
+the progress line (every step here, every tenth in a run). The first row has one batch
+for all steps. The second has the data loader, whose thread works beside a real step but
+here has nothing to hide behind: what it adds is no part of a step that takes longer.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mjax import loop, metrics
+from mjax.ckpt.manager import Checkpoints
+from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.loader import Loader
+from mjax.step import Program
+from scripts.bench_overhead import (
+    Workload,
+    make_batch,
+    mjax_program,
+    print_header,
+    print_row,
+    simulate_devices,
+)
+
+NUM_STEPS, NUM_WARMUP_STEPS = 300, 50
+
+
+class SameBatch:
+    """One batch for all steps."""
+
+    data_wait_s = 0.0
+
+    def __init__(self, batch: Any):
+        self.batch = batch
+
+    def __next__(self) -> Any:
+        """Return the batch."""
+        return self.batch
+
+
+def host_times_ms(program: Program, batches: loop.Batches) -> list[float]:
+    """Run the loop with a step that computes nothing; ms of each iteration."""
+    scalars = {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens": 1, "skipped": 0}
+
+    def empty_step(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+        del batch
+        state = dataclasses.replace(state, step=state.step + 1)
+        return state, {name: jnp.asarray(value) for name, value in scalars.items()}
+
+    everywhere = program.abstract_state.step.sharding
+    placed = jax.tree.map(lambda s: s.sharding, program.abstract_state)
+    step = jax.jit(empty_step, donate_argnums=0, out_shardings=(placed, everywhere))
+    # Compiled ahead of time and kept whole with its batch, as mjax.train does it.
+    lowered = step.lower(program.abstract_state, program.abstract_batch)
+    program = dataclasses.replace(program, train_step=lowered.compile())
+    with tempfile.TemporaryDirectory() as folder:
+        run_loop(program, batches, Path(folder))
+        rows = metrics.read_rows(Path(folder) / "metrics.jsonl")
+    return [row["step_s"] * 1e3 for row in rows[NUM_WARMUP_STEPS:-1]]
+
+
+def run_loop(program: Program, batches: loop.Batches, folder: Path) -> None:
+    """Run NUM_STEPS steps as mjax.train does; what they print is thrown away."""
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1)
+    with contextlib.redirect_stdout(io.StringIO()), loop.StopRequest() as stop:
+        recorder = metrics.Recorder(
+            folder,
+            metrics.LogConfig(every=1),
+            start_step=0,
+            num_steps=NUM_STEPS,
+            active=True,
+        )
+        utilization = metrics.Utilization(
+            flops_per_token=1.0, peak_flops_per_s=None, num_devices=8
+        )
+        loop.Loop(
+            program=program,
+            state=program.init(),
+            batches=batches,
+            cadence=loop.Cadence(
+                num_steps=NUM_STEPS,
+                eval_every=NUM_STEPS,
+                ckpt_every=NUM_STEPS,
+                max_consecutive_skips=NUM_STEPS,
+            ),
+            recorder=recorder,
+            checkpoints=checkpoints,
+            make_row=functools.partial(
+                metrics.make_row, bytes_per_token=1.0, utilization=utilization
+            ),
+            evaluate=lambda _: {"eval_loss": 1.0, "eval_bits_per_byte": 1.0},
+            facts={},
+        ).run(0, stop)
+        recorder.close()
+    checkpoints.close()
+
+
+def time_host(work: Workload) -> None:
+    """Print the host's time per step."""
+    program = mjax_program(work)
+    batch = jax.device_put(make_batch(work), program.batch_sharding)
+    dataset = open_dataset(
+        DataConfig(path=("synthetic",), seq_len=work.seq_len), seed=0
+    )
+    loader = Loader(
+        dataset.train, program.batch_sharding, batch_size=work.batch, seed=0
+    )
+    print_header(f"{NUM_STEPS} iterations")
+    print_row("host a step, ms", host_times_ms(program, SameBatch(batch)))
+    with loader:
+        print_row("with the loader in the open, ms", host_times_ms(program, loader))
+
+
+if __name__ == "__main__":
+    simulate_devices(Workload())
+    time_host(Workload())
