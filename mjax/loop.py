@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree
 
 from mjax.ckpt.manager import Checkpoints
-from mjax.metrics import Recorder, Row
+from mjax.metrics import Recorder, Row, bits_per_byte
 
 DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
 """Exit codes of a run; GAVE_UP asks whoever restarts runs not to."""
@@ -279,7 +279,7 @@ def evaluate(
     tokens = sum(int(result["tokens"]) for result in results)
     return {
         "eval_loss": nll / tokens,
-        "eval_bits_per_byte": nll / np.log(2).item() / num_bytes,
+        "eval_bits_per_byte": bits_per_byte(nll, num_bytes),
     }
 
 

@@ -107,6 +107,11 @@ def peak_flops_per_s(device_kind: str) -> float | None:
     return next((peak for part, peak in _PEAKS if part in device_kind), None)
 
 
+def bits_per_byte(nll: float, num_bytes: int | float) -> float:
+    """Turn the nats of some targets into bits per byte of the text they stand for."""
+    return nll / math.log(2) / num_bytes
+
+
 def make_row(
     step: int,
     metrics: Mapping[str, Any],
@@ -132,7 +137,7 @@ def make_row(
     return {
         "step": step,
         "loss": loss,
-        "bits_per_byte": loss / math.log(2) / bytes_per_token,
+        "bits_per_byte": bits_per_byte(loss, bytes_per_token),
         "grad_norm": float(metrics["grad_norm"]),
         "lr": float(metrics["lr"]),
         "tokens": tokens,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import math
 import pathlib
 from typing import Literal
 
@@ -94,11 +93,6 @@ class Dataset:
     def count_target_bytes(self, targets: Int[np.ndarray, "B T"]) -> int:
         """Return how many bytes of text the targets stand for; NO_TARGET counts 0."""
         return int(self.tokenizer.token_num_bytes[targets[targets != NO_TARGET]].sum())
-
-
-def bits_per_byte(nll: float, num_bytes: int) -> float:
-    """Turn the summed nats of some targets into bits per byte of their text."""
-    return nll / math.log(2) / num_bytes
 
 
 def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
