@@ -36,18 +36,20 @@ def train_indices(
 
     Args:
       num_samples: samples in all, at least 1.
+      seed: decides the order, with the epoch.
       step: optimizer steps before this one.
       batch_size: rows of the global batch.
       rows: the wanted rows of the global batch.
+    Raises:
+      ValueError: there is no sample, or the step is negative.
     """
     if num_samples < 1 or step < 0:
         raise ValueError(f"need num_samples >= 1, step >= 0: {num_samples=}, {step=}")
     numbers = range(step * batch_size, (step + 1) * batch_size)[rows]
-    indices = [
-        _shuffled(number % num_samples, num_samples, _epoch_seed(seed, epoch))
-        for number in numbers
-        for epoch in [number // num_samples]
-    ]
+    indices = []
+    for number in numbers:
+        epoch, index = divmod(number, num_samples)
+        indices.append(_shuffled(index, num_samples, _epoch_seed(seed, epoch)))
     return np.array(indices, np.int64)
 
 
