@@ -49,7 +49,7 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
         choice = choose(
             platform=jax.default_backend(),
             dtype=config.precision.compute,
-            head_dim=model.head_dim or model.d_model // model.heads,
+            head_dim=model.head_width,
             seq_len=seq_len,
             window=window,
             segments=config.data.isolate_documents,
