@@ -22,6 +22,8 @@ Difference = tuple[str, Any, Any]
 """A field, its value in the work dir, its value in this run."""
 
 _MAX_ANSWER_BYTES = 16384
+# JSON spells a character in 12 bytes at most, and needs a few around the text.
+_MAX_ERROR_CHARS = _MAX_ANSWER_BYTES // 12 - 10
 
 
 def agree(decide: Callable[[], str]) -> str:
@@ -37,9 +39,9 @@ def agree(decide: Callable[[], str]) -> str:
         try:
             answer = {"value": decide()}
         except ValueError as error:
-            answer = {"error": str(error)}
+            answer = {"error": str(error)[:_MAX_ERROR_CHARS]}
     if jax.process_count() > 1:
-        text = json.dumps(answer).encode()[:_MAX_ANSWER_BYTES]
+        text = json.dumps(answer).encode()
         buffer = np.zeros(_MAX_ANSWER_BYTES, np.uint8)
         buffer[: len(text)] = np.frombuffer(text, np.uint8)
         buffer = np.asarray(multihost_utils.broadcast_one_to_all(buffer))

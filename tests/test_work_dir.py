@@ -109,3 +109,15 @@ def test_a_refused_decision_is_raised():
 
     with pytest.raises(ValueError, match="no"):
         work_dir.agree(refuse)
+
+
+def test_a_long_refusal_of_several_processes_is_cut_and_still_read(monkeypatch):
+    def refuse():
+        raise ValueError("é\0😀" * 100_000)
+
+    monkeypatch.setattr(work_dir.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        work_dir.multihost_utils, "broadcast_one_to_all", lambda buffer: buffer
+    )
+    with pytest.raises(ValueError, match="é"):
+        work_dir.agree(refuse)
