@@ -35,6 +35,16 @@ class Samples(Protocol):
         ...
 
 
+def one_sample(samples: Samples, index: int) -> dict[str, Int32[np.ndarray, "T"]]:
+    """Return one row of `samples.rows`; a negative index counts from the end.
+
+    Raises:
+      IndexError: there is no such sample.
+    """
+    batch = samples.rows(np.array([range(len(samples))[operator.index(index)]]))
+    return {name: array[0] for name, array in batch.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class PackedSamples:
     """Windows of a token stream."""
@@ -49,8 +59,7 @@ class PackedSamples:
 
     def __getitem__(self, index: int) -> dict[str, Int32[np.ndarray, "T"]]:
         """Return one sample."""
-        batch = self.rows(np.array([range(len(self))[operator.index(index)]]))
-        return {name: array[0] for name, array in batch.items()}
+        return one_sample(self, index)
 
     def rows(
         self, indices: Int[np.ndarray, "B"]

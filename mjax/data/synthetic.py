@@ -6,12 +6,11 @@ has not, ln 256 = 5.545 (8 bits).
 """
 
 import dataclasses
-import operator
 
 import numpy as np
 from jaxtyping import Int, Int32
 
-from mjax.data.samples import pack
+from mjax.data.samples import one_sample, pack
 
 STRIDES = (1, 17, 58, 131)
 NUM_TRAIN = 1 << 20
@@ -33,8 +32,7 @@ class SyntheticSamples:
 
     def __getitem__(self, index: int) -> dict[str, Int32[np.ndarray, "T"]]:
         """Return one sample."""
-        batch = self.rows(np.array([range(len(self))[operator.index(index)]]))
-        return {name: array[0] for name, array in batch.items()}
+        return one_sample(self, index)
 
     def rows(
         self, indices: Int[np.ndarray, "B"]
