@@ -79,8 +79,8 @@ def attention(
     return _flash(static, q, k, v, segment_ids)
 
 
-def visible_pairs(T: int, block: int, window: int | None) -> Int32[np.ndarray, "P 2"]:
-    """List the (query block, key block) pairs that hold a visible score."""
+def visible_tiles(T: int, block: int, window: int | None) -> Int32[np.ndarray, "P 2"]:
+    """List the tiles, (query block, key block), that hold a visible score."""
     reach = T if window is None else window
     pairs = [
         (i, j)
@@ -175,7 +175,7 @@ _flash.defvjp(_forward, _backward)
 
 def _over_pairs(static: _Static, add_tile: Callable, carry: tuple, T: int) -> tuple:
     """Fold add_tile over the visible pairs; a single pair needs no loop."""
-    pairs = visible_pairs(T, static.block, static.window)
+    pairs = visible_tiles(T, static.block, static.window)
     if len(pairs) == 1:
         return add_tile(carry, 0, 0)
     return lax.scan(lambda c, ij: (add_tile(c, ij[0], ij[1]), None), carry, pairs)[0]

@@ -56,7 +56,7 @@ def test_reference_is_quadratic_so_the_measure_can_tell():
 @pytest.mark.parametrize("window", [None, 100])
 def test_flops_are_the_listed_pairs_times_the_dots_of_a_tile(window):
     s, head_dim, heads, block = 300, 32, 3, tuning.BLOCKED_CPU.block
-    tiles = len(blocked.visible_pairs(s, block, window))
+    tiles = len(blocked.visible_tiles(s, block, window))
     for backward, dots in ((False, DOTS_FORWARD), (True, DOTS_BOTH)):
         cost = attention_cost(
             s, window, backward=backward, heads=heads, head_dim=head_dim
@@ -70,7 +70,7 @@ def test_one_tile_needs_no_loop():
     assert not re.search(r" while\(", compiled_text(attend, x))
 
 
-def test_visible_pairs_are_counted_one_by_one():
+def test_visible_tiles_are_counted_one_by_one():
     for s, window in ((10, None), (10, 3), (10, 10), (10, 1), (4, 9)):
         by_hand = sum(min(i + 1, window or s) for i in range(s))
         assert num_visible(s, window) == by_hand
@@ -78,7 +78,7 @@ def test_visible_pairs_are_counted_one_by_one():
 
 def test_a_remat_policy_that_saves_the_names_spares_the_second_forward():
     s, head_dim, block = 128, 8, tuning.BLOCKED_CPU.block
-    tile = len(blocked.visible_pairs(s, block, None)) * 2 * block**2 * head_dim
+    tile = len(blocked.visible_tiles(s, block, None)) * 2 * block**2 * head_dim
     x = jnp.zeros((1, s, 1, head_dim))
 
     def flops(policy):

@@ -193,7 +193,7 @@ def test_listed_pairs_are_those_that_hold_a_visible_score(window):
     visible = np.zeros((35, 35), bool)
     visible[:T, :T] = reference.visible(T, window)
     tiles = visible.reshape(5, block, 5, block).any(axis=(1, 3))
-    listed = blocked.visible_pairs(T, block, window)
+    listed = blocked.visible_tiles(T, block, window)
     assert sorted(map(tuple, listed.tolist())) == list(map(tuple, np.argwhere(tiles)))
 
 
