@@ -8,6 +8,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 )
 
+import hypothesis
 import jax
 from jaxtyping import install_import_hook
 
@@ -16,3 +17,9 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 # The shapes and types that the code declares are checked in tests, not in production.
 install_import_hook("mjax", "beartype.beartype")
+
+# A loaded machine is no failure; the same examples in every session.
+hypothesis.settings.register_profile(
+    "mjax", deadline=None, max_examples=60, derandomize=True
+)
+hypothesis.settings.load_profile("mjax")

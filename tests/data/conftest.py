@@ -1,15 +1,8 @@
 import pathlib
 
-import hypothesis
 import pytest
 
 from mjax.data.dataset import DataConfig, Dataset, open_dataset
-
-# A loaded machine is no failure; the same examples in every session.
-hypothesis.settings.register_profile(
-    "data", deadline=None, max_examples=60, derandomize=True
-)
-hypothesis.settings.load_profile("data")
 
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel"]
 WORDS += ["india", "juliett", "kilo", "lima"]

@@ -30,7 +30,6 @@ def test_sizes_on_eight_devices(config: MeshConfig, expected: tuple[int, ...]):
     assert resolve(config, 8).as_tuple() == expected
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(pp=sizes, replicate=sizes, shard=sizes, tp=sizes, data=st.data())
 def test_open_axis_is_recovered_and_the_product_is_the_number_of_devices(
     pp: int, replicate: int, shard: int, tp: int, data: st.DataObject
@@ -47,7 +46,6 @@ def test_open_axis_is_recovered_and_the_product_is_the_number_of_devices(
     assert got.num_devices == num_devices
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(
     pp=sizes, dp=sizes | st.just(-1), tp=sizes, num_devices=st.integers(1, 200)
 )
