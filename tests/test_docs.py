@@ -1,0 +1,79 @@
+"""What the documents name exists."""
+
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mjax.config import TrainConfig
+from mjax.kernels.attention.api import CAPABILITIES, Capability
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+by_document = pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
+
+
+@by_document
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"(?<!!)\[[^]]*\]\(([^)#]+)[^)]*\)", document.read_text())
+    local = [link for link in links if not link.startswith("http")]
+    assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+@by_document
+def test_tests_that_are_named_exist(document: Path) -> None:
+    files = list((ROOT / "tests").rglob("*.py"))
+    known = {path.stem for path in files}
+    for path in files:
+        known |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+    named = set(re.findall(r"\btest_\w+", document.read_text()))
+    assert named - known == set()
+
+
+@by_document
+def test_files_that_are_named_exist(document: Path) -> None:
+    pattern = r"\b(?:mjax|tests|scripts|notebooks)/[\w/]+\.(?:py|sh|ipynb)\b"
+    named = set(re.findall(pattern, document.read_text()))
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def flags(cls: typing.Any, prefix: str = "--") -> Iterator[str]:
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from flags(hint, f"{prefix}{name}.")
+        else:
+            yield (prefix + name).replace("_", "-")
+
+
+@by_document
+def test_flags_of_a_group_that_are_named_exist(document: Path) -> None:
+    known = set(flags(TrainConfig))
+    groups = {flag.partition(".")[0] for flag in known if "." in flag}
+    named = set(re.findall(r"--[a-z]+\.[a-z][a-z0-9-]*", document.read_text()))
+    named = {flag.replace(".no-", ".") for flag in named}
+    assert {f for f in named if f.partition(".")[0] in groups} - known == set()
+
+
+def row(name: str, can: Capability) -> str:
+    width = [f"multiple of {can.head_dim_multiple}"] * (can.head_dim_multiple > 1)
+    width += [f"at most {can.max_head_dim}"] * (can.max_head_dim is not None)
+    cells = [
+        f"`{name}`",
+        ", ".join(can.dtypes),
+        ", ".join(can.platforms or ["any"]),
+        ", ".join(width) or "any",
+        *("yes" if able else "no" for able in (can.window, can.segments, can.soft_cap)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_table_of_backends_is_the_one_in_the_code() -> None:
+    text = (ROOT / "docs" / "model.md").read_text()
+    section = text.partition("## Attention backends")[2].partition("\n## ")[0]
+    table = [line for line in section.splitlines() if line.startswith("| `")]
+    assert table == [row(name, can) for name, can in CAPABILITIES.items()]
