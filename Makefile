@@ -5,8 +5,15 @@ PYTHON ?=
 ARGS ?=
 JAX_VERSION := 0.11.2
 PIP := -m pip --disable-pip-version-check
-# What the newest JAX is tried on: quick, and close to JAX itself.
-NEWEST_TESTS := tests/test_config.py tests/test_recipes.py tests/test_imports.py
+# What the newest releases are tried on, in about two minutes: each package where it is
+# used, and one sharded step with every option of the model.
+NEWEST_TESTS := tests/test_config.py tests/test_recipes.py tests/test_imports.py \
+  tests/mesh/test_axes.py tests/mesh/test_build.py tests/layers tests/ckpt \
+  tests/data/test_sampler.py tests/data/test_loader.py \
+  tests/kernels/attention/test_attention_choice.py \
+  tests/kernels/attention/test_attention_sharded.py \
+  tests/test_step.py::test_every_option_of_the_model_agrees_with_one_device \
+  tests/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
 .PHONY: help env train test test-newest lock clean
 
