@@ -267,6 +267,8 @@ def evaluate(
       num_bytes: bytes that all targets of the batches stand for.
     Returns:
       `eval_loss`, mean nats per target token, and `eval_bits_per_byte`.
+    Raises:
+      ValueError: no position of the batches has a target.
     """
     results: list[Mapping[str, Any]] = []
     for batch in batches:
@@ -277,6 +279,11 @@ def evaluate(
     # Summed on the host in float64: the order and rounding are the same everywhere.
     nll = sum(float(result["nll"]) for result in results)
     tokens = sum(int(result["tokens"]) for result in results)
+    if tokens == 0:
+        raise ValueError(
+            "the held-out samples have no targets: every document is shorter than two "
+            "tokens; give longer text or --data.no-isolate-documents"
+        )
     return {
         "eval_loss": nll / tokens,
         "eval_bits_per_byte": bits_per_byte(nll, num_bytes),

@@ -33,6 +33,7 @@ def agree(decide: Callable[[], str]) -> str:
       decide: called on rank 0 only.
     Raises:
       ValueError: `decide` raised it; every process raises it with the same message.
+      RuntimeError: a file could not be read or written on rank 0; likewise.
     """
     answer = {}
     if jax.process_index() == 0:
@@ -40,6 +41,8 @@ def agree(decide: Callable[[], str]) -> str:
             answer = {"value": decide()}
         except ValueError as error:
             answer = {"error": str(error)[:_MAX_ERROR_CHARS]}
+        except OSError as error:
+            answer = {"failure": str(error)[:_MAX_ERROR_CHARS]}
     if jax.process_count() > 1:
         text = json.dumps(answer).encode()
         buffer = np.zeros(_MAX_ANSWER_BYTES, np.uint8)
@@ -48,6 +51,8 @@ def agree(decide: Callable[[], str]) -> str:
         answer = json.loads(bytes(buffer).rstrip(b"\0"))
     if "error" in answer:
         raise ValueError(answer["error"])
+    if "failure" in answer:
+        raise RuntimeError(answer["failure"])
     return answer["value"]
 
 

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mjax.data import loader, samples
+from mjax.model import NO_TARGET
 from mjax.optim import OptimConfig
+from mjax.step import BATCH_FIELDS
 from tests.training import (
     LENGTH,
     ONE_DEVICE,
@@ -174,3 +177,9 @@ def test_next_token_logits_are_those_of_the_prefix() -> None:
     assert some.shape == (ROWS, TINY.padded_vocab)
     assert np.isneginf(np.asarray(some)[:, TINY.vocab_size :]).all()
     assert LENGTH > 5
+
+
+def test_data_and_step_mean_the_same_batch() -> None:
+    """The import table keeps the two apart; nothing else ties their constants."""
+    assert samples.NO_TARGET == NO_TARGET
+    assert loader.FIELDS == BATCH_FIELDS

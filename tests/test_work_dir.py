@@ -121,3 +121,11 @@ def test_a_long_refusal_of_several_processes_is_cut_and_still_read(monkeypatch):
     )
     with pytest.raises(ValueError, match="é"):
         work_dir.agree(refuse)
+
+
+def test_a_file_error_of_rank_0_is_shared_as_the_world_failing():
+    def lose_the_disk():
+        raise OSError(5, "Input/output error", "runs/x")
+
+    with pytest.raises(RuntimeError, match="Input/output error"):
+        work_dir.agree(lose_the_disk)

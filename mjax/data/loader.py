@@ -19,7 +19,9 @@ from mjax.data.sampler import held_out_indices, train_indices
 from mjax.data.samples import NO_TARGET, Samples
 
 Batch = dict[str, jax.Array]
-"""Int32 [B, T] each: tokens, targets, segments, positions."""
+"""Int32 [B, T] each: one array a name of `FIELDS`."""
+
+FIELDS = ("tokens", "targets", "segments", "positions")
 Rows = dict[str, Int32[np.ndarray, "_ T"]]
 
 
@@ -176,5 +178,5 @@ def _place(
         name: jax.make_array_from_callback(
             shape, sharding, functools.partial(local_part, name=name)
         )
-        for name in ("tokens", "targets", "segments", "positions")
+        for name in FIELDS
     }

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from mjax.kernels.attention.api import attention
+from mjax.kernels.attention.api import SAVED_NAMES, attention
 from mjax.layers import rope
 from mjax.layers.initialise import normal, zeros
 from mjax.layers.linear import Matrix
@@ -26,7 +26,8 @@ class AttentionConfig:
     rope: rope.RopeConfig
     backend: Literal["auto", "reference", "blocked", "cudnn"]
     recompute: bool
-    """Recompute the attention core in the backward pass (remat policy attention)."""
+    """Recompute the attention core in the backward pass (remat policy attention),
+    all but the output and log-sum-exp of a backend that names them."""
 
 
 class Attention(nnx.Module):
@@ -124,5 +125,8 @@ class Attention(nnx.Module):
         if cos_sin is not None:
             q = rope.rotate(q, cos_sin, self.config.rope)
             k = rope.rotate(k, cos_sin, self.config.rope)
-        out = (jax.checkpoint(core) if self.config.recompute else core)(q, k, v)
+        if self.config.recompute:
+            keep = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
+            core = jax.checkpoint(core, policy=keep)
+        out = core(q, k, v)
         return out.reshape(*out.shape[:2], -1)

@@ -34,7 +34,7 @@ class Norm(nnx.Module):
         self.scale = nnx.Param(jnp.ones(d_model), logical=("embed",), decay=False)
         self.bias = zeros((d_model,), ("embed",)) if use_bias else None
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B t D"]) -> Float[Array, "B t D"]:
         """Normalise x over D; returns the dtype of x."""
         y = x.astype(jnp.float32)
         if self.kind == "layernorm":

@@ -30,7 +30,7 @@ def debug() -> TrainConfig:
 def demo() -> TrainConfig:
     """Learn to write Python from the standard library, byte by byte.
 
-    Three layers of four see the last 64 bytes, the fourth all 256. LAMB is the
+    Three layers of four see the last 64 bytes, the fourth all 128. LAMB is the
     optimizer, as for every run here that does not follow a published AdamW setting.
 
     Command: python -m mjax.train
@@ -39,12 +39,12 @@ def demo() -> TrainConfig:
     """
     return TrainConfig(
         steps=1500,
-        batch=BatchConfig(size=4),
+        batch=BatchConfig(size=8),
         model=ModelConfig(
             layers=4, d_model=128, heads=4, window=(64, 64, 64, None), remat="none"
         ),
         precision=PrecisionConfig(compute="float32"),
-        data=DataConfig(seq_len=256),
+        data=DataConfig(seq_len=128),
         optim=OptimConfig(lr=1e-2, warmup_steps=100),
         ckpt=CkptConfig(every=500),
         eval=EvalConfig(every=500, batches=128),
