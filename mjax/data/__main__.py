@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 
 import numpy as np
-import tyro
 
+from mjax import flags
 from mjax.data.dataset import DataConfig, Dataset, open_dataset
 from mjax.data.sampler import train_indices
 
@@ -39,7 +39,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, or 2 after bad input."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        command = tyro.cli(Show | Info, prog="python -m mjax.data", args=argv)
+        words = sys.argv[1:] if argv is None else argv
+        command: Show | Info = flags.read(
+            Show | Info, words, prog="python -m mjax.data"
+        )
         dataset = open_dataset(command.data, seed=command.seed)
         match command:
             case Show():
