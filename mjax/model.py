@@ -33,7 +33,6 @@ from mjax.layers.loss import NO_TARGET as NO_TARGET
 from mjax.layers.loss import cross_entropy, mask_padding
 from mjax.layers.norm import Norm
 from mjax.layers.rope import RopeConfig, angles
-from mjax.mesh.rules import GATHERED
 
 Params = dict[str, Any]
 """Nested dict of arrays; the leaves below "blocks" are stacked over layers."""
@@ -399,15 +398,14 @@ def _scan_layers(
 def remat(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
     """Wrap a layer so that the backward pass computes again what the policy says.
 
-    none: nothing (but parameters gathered by ZeRO-3 are gathered again); full: the
-    whole layer; dots: all but the outputs of projections; attention: only the attention
-    core (in `layers.attention`); offload: the whole layer, whose input waits in host
-    memory.
+    none: nothing; full: the whole layer; dots: all but the outputs of projections;
+    attention: only the attention core (in `layers.attention`); offload: the whole
+    layer, whose input waits in host memory.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):
-        chosen = policies.save_anything_except_these_names(GATHERED)
-    elif policy == "full":
+        return layer
+    if policy == "full":
         chosen = policies.nothing_saveable
     elif policy == "dots":
         chosen = policies.dots_with_no_batch_dims_saveable

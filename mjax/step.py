@@ -137,7 +137,15 @@ def build_program(
       isolate_documents: attention stays inside the segments of a row; without, the
         segments of a batch are not looked at, which more backends can do.
       mesh: with all axes of `mesh.axes.AXES`.
+    Raises:
+      ValueError: level 3 with a remat policy that would keep the gathered parameters.
     """
+    if zero_level == 3 and model.remat in ("none", "attention"):
+        raise ValueError(
+            f"--zero 3 with --model.remat {model.remat} would keep the gathered "
+            "parameters of every layer until the backward pass, which level 3 is there "
+            "to avoid; use --model.remat dots, full or offload"
+        )
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     graph, abstract = abstract_params(model)
     specs = param_specs(abstract, sizes, shard_over_dp=zero_level >= 1)

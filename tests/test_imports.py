@@ -78,7 +78,8 @@ def violations(root: Path, table: Table) -> list[str]:
             continue
         for line, target in imported(name, path, known):
             inner = target.partition(".")[2]
-            own = bool(top) and inner.split(".")[0] == top
+            # The bare package holds its version and imports nothing.
+            own = not inner or inner.split(".")[0] == top
             allowed = [
                 pattern
                 for pattern in table.get(row, ())

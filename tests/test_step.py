@@ -84,11 +84,20 @@ def test_every_option_of_the_model_agrees_with_one_device(
     np.testing.assert_allclose(sharded, one_device_every_option, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("remat", ["none", "attention", "offload"])
-def test_remat_does_not_change_the_step(remat, one_device: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    ("remat", "zero"), [("none", 2), ("attention", 1), ("offload", 3)]
+)
+def test_remat_does_not_change_the_step(remat, zero, one_device: np.ndarray) -> None:
     model = dataclasses.replace(TINY, remat=remat)
-    got = losses(make_program(Layout((1, 1, 2, 2), zero=3), model))
+    got = losses(make_program(Layout((1, 1, 2, 2), zero=zero), model))
     np.testing.assert_allclose(got, one_device, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("remat", ["none", "attention"])
+def test_zero_3_refuses_to_keep_gathered_parameters(remat) -> None:
+    model = dataclasses.replace(TINY, remat=remat)
+    with pytest.raises(ValueError, match=r"--model\.remat dots, full or offload"):
+        make_program(Layout((1, 1, 2, 1), zero=3), model)
 
 
 def test_the_state_is_born_and_stays_where_it_is_declared() -> None:

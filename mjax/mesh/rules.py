@@ -24,9 +24,6 @@ LOGICAL_TO_AXIS: dict[str | None, str | None] = {
 }
 """Compute placement: which mesh axis splits a dim with this logical name."""
 
-GATHERED = "gathered"
-"""Name under which remat policies know parameters that ZeRO-3 gathered."""
-
 BATCH_SPEC = PartitionSpec(DP, None)
 """Placement of `[B, T]` arrays: rows over data parallelism, the sequence whole."""
 

@@ -27,7 +27,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
@@ -59,8 +58,7 @@ def gather_with_gradient(
 
     def leaf(x: jax.Array, spec: PartitionSpec) -> jax.Array:
         dim = rules.dim_of(spec, DP_SHARD)
-        full = _gather_leaf(dim, jnp.dtype(dtype), jnp.dtype(reduce_dtype), x)
-        return checkpoint_name(full, rules.GATHERED)
+        return _gather_leaf(dim, jnp.dtype(dtype), jnp.dtype(reduce_dtype), x)
 
     return jax.tree.map(leaf, params, specs)
 

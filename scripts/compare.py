@@ -1,0 +1,158 @@
+"""Train variants for equal tokens and draw their losses in one figure.
+
+Commands, from the root of the repository:
+
+    python -m scripts.compare optimizers    LAMB and AdamW at 1x and 4x the batch
+    python -m scripts.compare blocks        parallel and serial block
+    python -m scripts.compare windows       full attention and a window of seq/4
+
+Every run is `python -m mjax.train` on the demo corpus, in a work dir of its own below
+`runs/compare`; a finished one is not repeated. Writes `docs/benchmarks/<name>.md` and
+`docs/benchmarks/<name>.png`.
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+ROOT = Path(__file__).parent.parent
+RUNS = ROOT / "runs" / "compare"
+SEQ_LEN = 128
+ROWS = 8
+STEPS = 500
+TOKENS = ROWS * SEQ_LEN * STEPS
+SEEDS = (0, 1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One curve: a name, its flags, its batch, and the learning rates it tries."""
+
+    label: str
+    flags: tuple[str, ...]
+    batch: int
+    rates: tuple[float, ...]
+
+    @property
+    def steps(self) -> int:
+        """Steps that see the common number of tokens."""
+        return TOKENS // (self.batch * SEQ_LEN)
+
+
+ADAMW, LAMB = ("--optim.name", "adamw"), ("--optim.name", "lamb")
+STUDIES = {
+    "optimizers": (
+        Arm("AdamW, batch 8", ADAMW, ROWS, (1e-3, 3e-3, 1e-2)),
+        Arm("AdamW, batch 32", ADAMW, 4 * ROWS, (2e-3, 6e-3, 2e-2)),
+        Arm("LAMB, batch 32", LAMB, 4 * ROWS, (1e-2, 2e-2, 4e-2)),
+    ),
+    "blocks": (
+        Arm("parallel block", ("--model.block", "parallel"), ROWS, (1e-2,)),
+        Arm("serial block", ("--model.block", "serial"), ROWS, (1e-2,)),
+    ),
+    "windows": (
+        Arm("full attention", ("--model.window", "None"), ROWS, (1e-2,)),
+        Arm("window = seq/4", ("--model.window", str(SEQ_LEN // 4)), ROWS, (1e-2,)),
+    ),
+}
+
+
+def train(arm: Arm, rate: float, seed: int) -> list[dict[str, Any]]:
+    """Run one variant, unless it has run; return its metric rows."""
+    flags = [
+        *arm.flags,
+        *("--data.seq-len", str(SEQ_LEN), "--batch.size", str(arm.batch)),
+        *("--steps", str(arm.steps), "--seed", str(seed), "--optim.lr", str(rate)),
+        *("--optim.warmup-steps", str(arm.steps // 10), "--log.every", "100"),
+        # The same held-out text for every batch size.
+        *("--eval.every", str(arm.steps), "--eval.batches", str(512 // arm.batch)),
+        *("--ckpt.every", str(arm.steps)),
+    ]
+    name = "_".join(flags).replace("--", "").replace("/", "")
+    work_dir = RUNS / name
+    if not (work_dir / "summary.json").exists():
+        command = [sys.executable, "-m", "mjax.train", "--work-dir", str(work_dir)]
+        print(" ".join(flags), flush=True)
+        subprocess.run(
+            [*command, *flags], check=True, cwd=ROOT, stdout=subprocess.DEVNULL
+        )
+    lines = (work_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def final(rows: list[dict[str, Any]]) -> float:
+    """Return the held-out bits per byte of a run's last evaluation."""
+    value = rows[-1]["eval_bits_per_byte"]
+    return float("nan") if value is None else value
+
+
+def compare(study: str) -> None:
+    """Run all arms of a study, then write its table and its figure."""
+    lines = ["| run | best lr | tried (bits/byte) | seeds | mean | spread |"]
+    lines.append("|---|---|---|---|---|---|")
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for arm in STUDIES[study]:
+        tried = {rate: final(train(arm, rate, SEEDS[0])) for rate in arm.rates}
+        best = min(tried, key=lambda rate: (np.isnan(tried[rate]), tried[rate]))
+        if len(tried) > 1 and best in (min(tried), max(tried)):
+            print(f"{arm.label}: the best rate {best} is at the edge of the grid")
+        runs = [train(arm, best, seed) for seed in SEEDS]
+        _draw(axes, arm, best, runs)
+        finals = [final(rows) for rows in runs]
+        shown = ", ".join(f"{rate:g}: {value:.3f}" for rate, value in tried.items())
+        each = " ".join(f"{value:.3f}" for value in finals)
+        lines.append(
+            f"| {arm.label} | {best:g} | {shown} | {each} | {np.mean(finals):.3f} "
+            f"| {max(finals) - min(finals):.3f} |"
+        )
+    axes.set(xlabel="tokens", ylabel="training loss, nats per byte", ylim=(None, 3.5))
+    axes.legend()
+    folder = ROOT / "docs" / "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{study}.png", dpi=110)
+    table = "\n".join(lines)
+    (folder / f"{study}.md").write_text(_page(study, table))
+    print(table)
+
+
+def _draw(axes: Any, arm: Arm, rate: float, runs: list[list[dict[str, Any]]]) -> None:
+    """Draw the mean over seeds, smoothed over 2% of the run, and the seeds' range."""
+    losses = np.array([[row["loss"] for row in rows] for rows in runs])
+    width = max(1, arm.steps // 50)
+    kernel = np.ones(width) / width
+    smooth = np.array([np.convolve(line, kernel, mode="valid") for line in losses])
+    tokens = (np.arange(smooth.shape[1]) + width) * arm.batch * SEQ_LEN
+    label = f"{arm.label}, lr {rate:g}"
+    (line,) = axes.plot(tokens, smooth.mean(0), label=label)
+    axes.fill_between(
+        tokens, smooth.min(0), smooth.max(0), alpha=0.25, color=line.get_color()
+    )
+
+
+def _page(study: str, table: str) -> str:
+    """Write the page of a study: command, setting, table, figure."""
+    return (
+        f"# Compared: {study}\n\n"
+        f"`python -m scripts.compare {study}`, jax {jax.__version__}, CPU. Demo model "
+        f"and corpus, sequence {SEQ_LEN}, {TOKENS:,} tokens each; held-out bits per "
+        "byte after the last step. Rates are tried with the first seed, the best one "
+        "runs with three; the band in the figure is the range over the seeds.\n\n"
+        f"{table}\n\n![training loss]({study}.png)\n"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("study", choices=sorted(STUDIES))
+    compare(parser.parse_args().study)
