@@ -8,6 +8,7 @@ the mesh are checked once they are known (`check_sizes`).
 import dataclasses
 import itertools
 import json
+import math
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -72,8 +73,10 @@ class TrainConfig:
                 f"simulate_devices must be >= 1, got {self.simulate_devices}; leave it "
                 "out to use the devices that exist"
             )
-        if self.peak_tflops is not None and self.peak_tflops <= 0:
-            raise ValueError(f"peak_tflops must be positive, got {self.peak_tflops}")
+        if self.peak_tflops is not None and not 0 < self.peak_tflops < math.inf:
+            raise ValueError(
+                f"peak_tflops must be positive and finite, got {self.peak_tflops}"
+            )
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(
                 f"zero must be 0, 1, 2 or 3, got {self.zero}: sharded are nothing, the "
