@@ -25,6 +25,10 @@ class Show:
     """Seed of the run."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Info:
