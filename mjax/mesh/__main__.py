@@ -38,7 +38,11 @@ if __name__ == "__main__":
     try:
         main(
             flags.read(
-                Flags, sys.argv[1:], prog="python -m mjax.mesh", named_by=(Flags,)
+                Flags,
+                sys.argv[1:],
+                prog="python -m mjax.mesh",
+                named_by=(Flags,),
+                description=Flags.__doc__,
             )
         )
     except ValueError as error:
