@@ -6,16 +6,17 @@ the mesh are checked once they are known (`check_sizes`).
 """
 
 import dataclasses
-import difflib
 import itertools
 import json
+import math
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import tyro
 
+from mjax import flags
 from mjax.ckpt.manager import CkptConfig
 from mjax.data.dataset import DataConfig
 from mjax.mesh.axes import AxisSizes, MeshConfig
@@ -72,8 +73,10 @@ class TrainConfig:
                 f"simulate_devices must be >= 1, got {self.simulate_devices}; leave it "
                 "out to use the devices that exist"
             )
-        if self.peak_tflops is not None and self.peak_tflops <= 0:
-            raise ValueError(f"peak_tflops must be positive, got {self.peak_tflops}")
+        if self.peak_tflops is not None and not 0 < self.peak_tflops < math.inf:
+            raise ValueError(
+                f"peak_tflops must be positive and finite, got {self.peak_tflops}"
+            )
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(
                 f"zero must be 0, 1, 2 or 3, got {self.zero}: sharded are nothing, the "
@@ -198,7 +201,7 @@ def _from_dict[Config](cls: type[Config], values: Any, prefix: str) -> Config:
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         if name not in hints:
-            nearest = difflib.get_close_matches(name, hints, n=1, cutoff=0.0)[0]
+            nearest = flags.nearest(name, hints)
             raise ValueError(
                 f"unknown field {prefix}{name}; the nearest is {prefix}{nearest}"
             )
@@ -292,29 +295,24 @@ def parse(
       recipes: what `--recipe` may name; its config gives the other flags' defaults.
       prog: how the program was called, for its messages.
     Raises:
-      SystemExit: with code 2 after one message on stderr that names the nearest flag
-        or recipe; with code 0 after the help of `-h`.
+      SystemExit: with code 2 after one message on stderr that names the nearest flag,
+        choice or recipe; with code 0 after the help of `-h`.
     """
-    known = {"--help", *_flags(Command), *_flags(TrainConfig)}
-    for word in argv:
-        flag = word.partition("=")[0]
-        if flag.startswith("--") and flag.replace("_", "-") not in known:
-            _refuse(prog, f"unknown flag {flag}; the nearest is {_near(flag, known)}")
     name = _recipe_name(argv)
     if name not in recipes:
+        nearest = flags.nearest(name, recipes)
         names = ", ".join(recipes)
-        nearest = difflib.get_close_matches(name, recipes, n=1, cutoff=0.0)[0]
         _refuse(prog, f"unknown recipe {name}; the nearest is {nearest} (of {names})")
-    default = _CommandLine(command=Command(recipe=name), config=recipes[name]())
     try:
-        line = tyro.cli(
+        line = flags.read(
             _CommandLine,
+            argv,
             prog=prog,
+            named_by=(Command, TrainConfig),
+            default=_CommandLine(command=Command(recipe=name), config=recipes[name]()),
             description=f"Recipes: {', '.join(recipes)}. Defaults below: {name}.",
-            args=list(argv),
-            default=default,
         )
-    except ValueError as error:  # of TrainConfig itself; tyro shows those of its parts
+    except ValueError as error:
         _refuse(prog, str(error))
     return line.config, line.command
 
@@ -327,27 +325,6 @@ def _recipe_name(argv: Sequence[str]) -> str:
         if flag == "--recipe":
             name = value if has_value else following
     return name
-
-
-def _flags(cls: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the flag of each field, as tyro names it."""
-    for name, hint in typing.get_type_hints(cls).items():
-        if dataclasses.is_dataclass(hint):
-            yield from _flags(hint, f"{prefix}{name}.")
-            continue
-        yield f"--{prefix}{name}".replace("_", "-")
-        if hint is bool and cls is not Command:
-            yield f"--{prefix}no-{name}".replace("_", "-")
-
-
-def _near(flag: str, known: set[str]) -> str:
-    """Return the known flag most like this one; same last part (--lr) comes first."""
-
-    def last(name: str) -> str:
-        return name.lstrip("-").replace("_", "-").rpartition(".")[2]
-
-    same = [name for name in sorted(known) if last(name) == last(flag)]
-    return difflib.get_close_matches(flag, same or sorted(known), n=1, cutoff=0.0)[0]
 
 
 def _refuse(prog: str, message: str) -> NoReturn:

@@ -322,10 +322,12 @@ def generate(
     sharding = program.batch_sharding
     whole = NamedSharding(sharding.mesh, PartitionSpec())
 
-    def append(tokens, logits, length, key):
+    # The key is made inside: jax cannot put one on the devices of other processes.
+    def append(tokens, logits, length):
         known = jnp.arange(logits.shape[-1]) < vocab_size
         logits = jnp.where(known, logits.astype(jnp.float32) / _TEMPERATURE, -jnp.inf)
-        drawn = jax.random.categorical(jax.random.fold_in(key, length), logits)
+        key = jax.random.fold_in(jax.random.key(seed), length)
+        drawn = jax.random.categorical(key, logits)
         return tokens.at[:, length].set(drawn.astype(tokens.dtype))
 
     append = jax.jit(append, out_shardings=sharding)
@@ -336,13 +338,12 @@ def generate(
         sharding,
         lambda index: np.broadcast_to(row, (num_rows, seq_len))[index],
     )
-    key = jax.device_put(jax.random.key(seed), whole)
     end = min(len(prompt) + num_tokens, seq_len)
     for length in range(len(prompt), end):
         logits = program.next_token_logits(params, tokens, length)
         # One at a time. Simulated devices share few threads: with all tokens queued,
         # collectives that wait for each other took them all, and XLA aborted after
         # 40 s (seen with 8 devices on 2 cores, jax 0.11.2).
-        tokens = jax.block_until_ready(append(tokens, logits, length, key))
+        tokens = jax.block_until_ready(append(tokens, logits, length))
     first = jax.jit(lambda tokens: tokens[0], out_shardings=whole)(tokens)
     return np.asarray(first)[len(prompt) : end]

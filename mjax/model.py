@@ -8,6 +8,7 @@ per device inside the step's shard_map. The parameters of all blocks are stacked
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -36,6 +37,11 @@ from mjax.layers.rope import RopeConfig, angles
 
 Params = dict[str, Any]
 """Nested dict of arrays; the leaves below "blocks" are stacked over layers."""
+
+_SIZES = (
+    *("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff"),
+    *("vocab_size", "vocab_multiple"),
+)
 
 Remat = Literal["none", "full", "dots", "attention", "offload"]
 
@@ -106,11 +112,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no mesh can carry."""
-        for name in ("layers", "d_model", "heads", "vocab_size", "vocab_multiple"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"model.{name} must be >= 1, got {getattr(self, name)}"
-                )
+        for name in _SIZES:
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"model.{name} must be >= 1, got {size}")
         if self.d_model % self.heads and self.head_dim is None:
             raise ValueError(
                 f"model.d_model={self.d_model} does not divide by model.heads="
@@ -119,12 +124,13 @@ class ModelConfig:
         if self.heads % self.num_kv_heads:
             raise ValueError(
                 f"model.heads={self.heads} must be a multiple of model.kv_heads="
-                f"{self.num_kv_heads}"
+                f"{self.num_kv_heads}; choose a divisor of {self.heads}"
             )
-        for name in ("head_width", "ffn_width", "num_kv_heads"):
-            if getattr(self, name) < 1:
+        for name in ("norm_eps", "rope_base", "rope_scaling", "init_std"):
+            number = getattr(self, name)
+            if number is not None and not 0 < number < math.inf:
                 raise ValueError(
-                    f"model: {name} must be >= 1, got {getattr(self, name)}"
+                    f"model.{name} must be positive and finite, got {number}"
                 )
         for name in ("window", "rope"):
             length = len(getattr(self, name))
@@ -145,10 +151,9 @@ class ModelConfig:
             raise ValueError(
                 f"model.rope_fraction must be in (0, 1], got {self.rope_fraction}"
             )
-        if self.rope_scaling <= 0 or self.rope_base <= 0:
+        if not math.isfinite(self.logit_scale):
             raise ValueError(
-                "model.rope_scaling and model.rope_base must be positive, got "
-                f"{self.rope_scaling} and {self.rope_base}"
+                f"model.logit_scale must be finite, got {self.logit_scale}"
             )
         if self.norm == "rmsnorm" and self.norm_bias:
             raise ValueError("model.norm_bias needs --model.norm layernorm")

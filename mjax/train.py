@@ -38,7 +38,7 @@ from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
-from mjax.mesh.distributed import simulate_devices, start
+from mjax.mesh.distributed import simulate_devices, start, wait_for_all
 from mjax.recipes import RECIPES
 from mjax.step import Program, build_program
 
@@ -124,6 +124,7 @@ def prepare(
         mesh=mesh,
     )
     _say(report.describe_run(config, dataset))
+    wait_for_all("data and program are built")
     path = Path(work_dir.agree(lambda: _settle_work_dir(config, command)))
     checkpoints, start_step = None, 0
     if not command.dry_run:
@@ -249,6 +250,7 @@ def _compile(program: Program) -> Program:
     started_s = time.perf_counter()
     lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
     compiled = lowered.compile()
+    wait_for_all("the step is compiled")
     _say(f"start-up: compile {time.perf_counter() - started_s:.1f} s")
     return dataclasses.replace(program, train_step=compiled)
 

@@ -191,6 +191,11 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
         ("--simulate-devices 0", ["simulate_devices", "got 0"]),
         ("--peak-tflops 0", ["peak_tflops", "0"]),
         ("--work-dir=", ["work_dir", "empty"]),
+        ("--data.seq-len 0", ["error: data.seq_len must be at least 1, got 0"]),
+        ("--peak-tflops nan", ["peak_tflops", "nan"]),
+        ("--mesh.tp -1", ["got dp and tp", "--mesh.dp 1"]),
+        ("--mesh.tp 0", ["error: --mesh.tp must be at least 1", "got 0"]),
+        ("--optim.name lam", ["unknown --optim.name lam; the nearest is lamb"]),
     ],
 )
 def test_a_bad_value_ends_with_one_message_that_names_it(

@@ -102,6 +102,13 @@ def test_padding_of_the_vocabulary_is_counted_and_rounded_up() -> None:
         ({"rope_fraction": 0.0}, "rope_fraction"),
         ({"norm": "rmsnorm", "norm_bias": True}, "--model.norm layernorm"),
         ({"layers": 0}, "model.layers must be >= 1"),
+        ({"kv_heads": 0}, "model.kv_heads must be >= 1, got 0"),
+        ({"head_dim": -2}, "model.head_dim must be >= 1, got -2"),
+        ({"d_ff": 0}, "model.d_ff must be >= 1, got 0"),
+        ({"norm_eps": -1.0}, "model.norm_eps must be positive and finite, got -1"),
+        ({"rope_base": 0.0}, "model.rope_base must be positive and finite, got 0"),
+        ({"init_std": float("nan")}, "model.init_std must be positive"),
+        ({"logit_scale": float("inf")}, "model.logit_scale must be finite, got inf"),
     ],
 )
 def test_impossible_models_are_refused_with_their_numbers(changes, says) -> None:

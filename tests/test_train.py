@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -170,3 +171,30 @@ def test_a_killed_run_and_a_stopped_run_continue_bitwise(tmp_path):
     assert json.loads((path / "summary.json").read_text())["exit"] == loop.PREEMPTED
     subprocess.run(command(path), cwd=REPOSITORY, check=True, capture_output=True)
     assert timeless(path) == timeless(undisturbed)
+
+
+def test_two_processes_train_to_the_end_as_one(finished, tmp_path):
+    """All of a run of several processes: barriers, rows, checkpoints, the sample."""
+    with socket.create_server(("localhost", 0)) as probe:
+        coordinator = f"localhost:{probe.getsockname()[1]}"
+    together = ["--distributed.num-processes", "2", "--simulate-devices", "2"]
+    together += ["--distributed.coordinator", coordinator, "--distributed.process-id"]
+    path = tmp_path / "run"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "mjax.train", *flags(path, *together, str(index))],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "continued by the model" in (path / "sample.txt").read_text()
+    losses = [row["loss"] for row in timeless(path)]
+    # float32 sums in another order, on 4 devices instead of 8.
+    assert losses == pytest.approx(
+        [row["loss"] for row in timeless(finished)], rel=1e-5
+    )

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 
 import numpy as np
-import tyro
 
+from mjax import flags
 from mjax.data.dataset import DataConfig, Dataset, open_dataset
 from mjax.data.sampler import train_indices
 
@@ -25,6 +25,10 @@ class Show:
     """Seed of the run."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Info:
@@ -39,7 +43,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, or 2 after bad input."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        command = tyro.cli(Show | Info, prog="python -m mjax.data", args=argv)
+        words = sys.argv[1:] if argv is None else argv
+        command: Show | Info = flags.read(
+            Show | Info, words, prog="python -m mjax.data"
+        )
         dataset = open_dataset(command.data, seed=command.seed)
         match command:
             case Show():

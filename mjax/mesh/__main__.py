@@ -4,8 +4,8 @@ import dataclasses
 import sys
 
 import jax
-import tyro
 
+from mjax import flags
 from mjax.mesh.axes import MeshConfig, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import DistributedConfig, simulate_devices, start
@@ -23,20 +23,28 @@ class Flags:
     """Use this many simulated CPU devices in each process."""
 
 
-def main(flags: Flags) -> None:
+def main(wanted: Flags) -> None:
     """Build the mesh that the flags describe and print it from process 0."""
-    if flags.simulate_devices is not None:
-        simulate_devices(flags.simulate_devices)
-    start(flags.distributed)
-    sizes = resolve(flags.mesh, jax.device_count())
-    mesh = build_mesh(sizes, tp_across_hosts=flags.mesh.tp_across_hosts)
+    if wanted.simulate_devices is not None:
+        simulate_devices(wanted.simulate_devices)
+    start(wanted.distributed)
+    sizes = resolve(wanted.mesh, jax.device_count())
+    mesh = build_mesh(sizes, tp_across_hosts=wanted.mesh.tp_across_hosts)
     if jax.process_index() == 0:
         print(describe(mesh))
 
 
 if __name__ == "__main__":
     try:
-        main(tyro.cli(Flags, prog="python -m mjax.mesh"))
+        main(
+            flags.read(
+                Flags,
+                sys.argv[1:],
+                prog="python -m mjax.mesh",
+                named_by=(Flags,),
+                description=Flags.__doc__,
+            )
+        )
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -45,7 +45,7 @@ class MeshConfig:
         if len(open_axes) > 1:
             raise ValueError(
                 f"only one mesh axis can be -1, got {' and '.join(open_axes)}; give a "
-                "size to all but one"
+                f"size to all but one, as --mesh.{open_axes[0]} 1"
             )
         if self.dp_shard is not None and self.dp_shard < 1:
             raise ValueError(

@@ -132,6 +132,22 @@ def start(config: DistributedConfig) -> None:
     _join(found, config.timeout_s)
 
 
+def wait_for_all(place: str) -> None:
+    """Wait until every process of the run is here; do nothing in a run of one.
+
+    Processes read and compile at different speeds, and the first collective between
+    them waits for the slowest: gloo gives up after 30 s (jax 0.11 and 0.12). This wait
+    goes through the coordinator and has a day; a process that dies ends it.
+
+    Args:
+      place: name of the point in the program, each one once.
+    """
+    from jax._src.distributed import global_state  # the public barrier is a collective
+
+    if global_state.client is not None:
+        global_state.client.wait_at_barrier(f"mjax {place}", timeout_in_ms=86_400_000)
+
+
 def _detect(timeout_s: int) -> _Rendezvous | None:
     """Ask the launchers that jax knows; None when there is none.
 

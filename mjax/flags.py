@@ -1,0 +1,150 @@
+"""Flags made from config dataclasses, and one plain message for a bad one.
+
+Enters: a dataclass of configs and the words of a command line. Leaves: an instance of
+it. The parsing is tyro's. Three kinds of mistakes are taken out of its hands, because
+here they can be told better: an unknown flag, a value that is none of the choices, and
+a value that a config refuses in `__post_init__`.
+"""
+
+import dataclasses
+import difflib
+import itertools
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructTypeInfo,
+)
+
+
+class _RefusedError(Exception):
+    """The ValueError of a config on its way through tyro, which would frame it."""
+
+
+def read(
+    cls: Any,
+    argv: Sequence[str],
+    *,
+    prog: str,
+    named_by: Sequence[type] = (),
+    default: Any = None,
+    description: str | None = None,
+) -> Any:
+    """Turn the words of a command line into a config.
+
+    Args:
+      cls: dataclass whose fields are the flags, or a union of them: subcommands.
+      argv: words, without the program's name.
+      prog: how the program was called, for tyro's messages.
+      named_by: dataclasses whose fields give all flags their names, `cls` itself say;
+        empty leaves unknown flags to tyro.
+      default: values of the flags that are not given.
+      description: shown above the help.
+    Returns:
+      An instance of cls.
+    Raises:
+      ValueError: an unknown flag, a value that is none of the choices, or one that a
+        config refuses; the message names the nearest that would do.
+      SystemExit: tyro has shown the help (code 0) or a mistake in the writing of a
+        value (code 2).
+    """
+    hints = dict(itertools.chain.from_iterable(_flags(part) for part in named_by))
+    if hints:
+        _check_words(argv, hints)
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        return tyro.cli(
+            cls,
+            prog=prog,
+            description=description,
+            args=list(argv),
+            registry=_open_registry(),
+            **given,
+        )
+    except _RefusedError as refused:
+        raise ValueError(str(refused)) from refused.__cause__
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word most like this one."""
+    return difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)[0]
+
+
+def _open_registry() -> ConstructorRegistry:
+    """Make rules by which tyro builds dataclasses as always, but shows no error."""
+    registry = ConstructorRegistry()
+    is_asking_tyro = False
+
+    @registry.struct_rule
+    def build_openly(info: StructTypeInfo) -> StructConstructorSpec | None:
+        nonlocal is_asking_tyro
+        if is_asking_tyro or not dataclasses.is_dataclass(info.type):
+            return None
+        is_asking_tyro = True
+        try:
+            spec = ConstructorRegistry.get_struct_spec(info)
+        finally:
+            is_asking_tyro = False
+        if not isinstance(spec, StructConstructorSpec):
+            return None
+        return dataclasses.replace(spec, instantiate=_openly(spec.instantiate))
+
+    return registry
+
+
+def _openly(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_openly(**values: Any) -> Any:
+        try:
+            return make(**values)
+        except ValueError as error:
+            raise _RefusedError(str(error)) from error
+
+    return make_openly
+
+
+def _flags(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each field's flag, as tyro names it, with the field's type."""
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _flags(hint, f"{prefix}{name}.")
+            continue
+        yield f"--{prefix}{name}".replace("_", "-"), hint
+        if hint is bool:
+            yield f"--{prefix}no-{name}".replace("_", "-"), hint
+
+
+def _check_words(argv: Sequence[str], hints: dict[str, Any]) -> None:
+    """Refuse unknown flags and values that are none of a flag's choices."""
+    known = {"--help", *hints}
+    for word, following in itertools.pairwise([*argv, ""]):
+        written, has_value, value = word.partition("=")
+        flag = written.replace("_", "-")
+        if not flag.startswith("--"):
+            continue
+        if flag not in known:
+            raise ValueError(
+                f"unknown flag {written}; the nearest is {_nearest_flag(flag, known)}"
+            )
+        if typing.get_origin(hints.get(flag)) is not Literal:
+            continue
+        value, choices = value if has_value else following, typing.get_args(hints[flag])
+        # A flag without a value is left to tyro.
+        if value and not value.startswith("--") and value not in choices:
+            raise ValueError(
+                f"unknown {flag} {value}; the nearest is {nearest(value, choices)} (of "
+                f"{', '.join(choices)})"
+            )
+
+
+def _nearest_flag(flag: str, known: set[str]) -> str:
+    """Return the known flag most like this one; same last part (--lr) comes first."""
+
+    def last(name: str) -> str:
+        return name.lstrip("-").rpartition(".")[2]
+
+    same = [name for name in known if last(name) == last(flag)]
+    return nearest(flag, same or known)

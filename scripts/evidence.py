@@ -1,0 +1,110 @@
+"""Write a page of evidence: what ran, on what, and a table.
+
+Enters: the command, a text, a table. Leaves: a Markdown file in docs/benchmarks/ that
+says how to make it again.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BENCHMARKS_DIR = REPOSITORY / "docs" / "benchmarks"
+TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu")
+"""Fields of a metrics row that say how long, not what was computed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table of a page, under its own heading."""
+
+    title: str
+    text: str
+    """What is compared, and the bound."""
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def write_page(name: str, title: str, command: str, tables: Sequence[Table]) -> Path:
+    """Write docs/benchmarks/<name>.md and return its path.
+
+    Args:
+      name: of the file, without suffix.
+      title: heading of the page.
+      command: that makes the page again.
+      tables: in order.
+    """
+    lines = [
+        f"# {title}",
+        "",
+        f"2026-11, jax {version('jax')}, 2-core x86 CPU. Made by `{command}`.",
+    ]
+    for table in tables:
+        lines += ["", f"## {table.title}", "", table.text, ""]
+        lines += [_row(table.header), _row(["---"] * len(table.header))]
+        lines += [_row(row) for row in table.rows]
+    path = BENCHMARKS_DIR / f"{name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def train_command(*flags: str) -> list[str]:
+    """Return the argument list of `python -m mjax.train` with these flags."""
+    return [sys.executable, "-m", "mjax.train", *flags]
+
+
+def run_training(*flags: str) -> None:
+    """Run the trainer to its end.
+
+    Raises:
+      RuntimeError: it did not end with exit code 0; the message has its output.
+    """
+    done = subprocess.run(
+        train_command(*flags), cwd=REPOSITORY, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"{' '.join(flags)} ended with {done.returncode}:\n"
+            f"{done.stdout}\n{done.stderr}"
+        )
+
+
+def read_metrics(work_dir: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics.jsonl, complete lines only."""
+    path = work_dir / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def without_timing(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row that a run computes."""
+    return {name: value for name, value in row.items() if name not in TIMING}
+
+
+def largest_difference(
+    rows: Sequence[Mapping[str, Any]],
+    reference: Sequence[Mapping[str, Any]],
+    field: str,
+) -> float:
+    """Return the largest relative difference of a field over the steps of reference.
+
+    Raises:
+      ValueError: a step of reference is missing in rows.
+    """
+    values = {row["step"]: row[field] for row in rows}
+    missing = [row["step"] for row in reference if row["step"] not in values]
+    if missing:
+        raise ValueError(f"no rows for steps {missing}")
+    return max(
+        abs(values[row["step"]] - row[field]) / abs(row[field]) for row in reference
+    )
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

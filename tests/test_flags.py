@@ -1,0 +1,77 @@
+"""Flags from dataclasses, and what is said about bad ones."""
+
+import dataclasses
+import re
+from typing import Literal
+
+import pytest
+
+from mjax import flags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part that checks itself."""
+
+    size: int = 1
+    """Must not be negative."""
+    kind: Literal["round", "square"] = "round"
+    """Shape."""
+    is_big: bool = True
+    """A switch."""
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"part.size must not be negative, got {self.size}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Whole:
+    """What the command line makes."""
+
+    part: Part = Part()
+    count: int = 3
+    """A number."""
+
+    def __post_init__(self) -> None:
+        if self.count > 9:
+            raise ValueError(f"count must be below 10, got {self.count}")
+
+
+def read(*argv: str, default: Whole | None = None) -> Whole:
+    return flags.read(Whole, argv, prog="prog", named_by=(Whole,), default=default)
+
+
+def test_words_become_fields_over_the_default():
+    default = Whole(part=Part(size=5), count=4)
+    got = read("--part.kind=square", "--part.no-is-big", default=default)
+    assert got == Whole(part=Part(size=5, kind="square", is_big=False), count=4)
+    assert read() == Whole()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--part.size -1", "part.size must not be negative, got -1"),
+        ("--count 10", "count must be below 10, got 10"),
+        (
+            "--part.kind sqare",
+            "unknown --part.kind sqare; the nearest is square (of round, square)",
+        ),
+        ("--size 3", "unknown flag --size; the nearest is --part.size"),
+        ("--part.sizes=3", "unknown flag --part.sizes; the nearest is --part.size"),
+    ],
+)
+def test_a_refusal_is_a_value_error_with_its_own_words(argv: str, message: str):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read(*argv.split())
+
+
+def test_a_field_keeps_its_documentation(capsys: pytest.CaptureFixture[str]):
+    """The rule that builds parts must leave the rest of tyro as it is."""
+    with pytest.raises(SystemExit) as left:
+        read("-h")
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert "Must not be negative." in text
+    assert "part options" in text
