@@ -151,6 +151,12 @@ class ModelConfig:
             raise ValueError(
                 f"model.rope_fraction must be in (0, 1], got {self.rope_fraction}"
             )
+        if any(self.rope) and self.rope_config.rotated_width < 2:
+            raise ValueError(
+                f"model.rope_fraction={self.rope_fraction} of a head of "
+                f"{self.head_width} leaves no pair to rotate; give a larger share, or "
+                "--model.rope False for layers without positions"
+            )
         if not math.isfinite(self.logit_scale):
             raise ValueError(
                 f"model.logit_scale must be finite, got {self.logit_scale}"

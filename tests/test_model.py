@@ -100,6 +100,7 @@ def test_padding_of_the_vocabulary_is_counted_and_rounded_up() -> None:
         ({"window": (1,) * 9}, "9 entries for 2 layers"),
         ({"dropout": 1.0}, r"must be in \[0, 1\)"),
         ({"rope_fraction": 0.0}, "rope_fraction"),
+        ({"rope_fraction": 0.3}, "leaves no pair to rotate"),
         ({"norm": "rmsnorm", "norm_bias": True}, "--model.norm layernorm"),
         ({"layers": 0}, "model.layers must be >= 1"),
         ({"kv_heads": 0}, "model.kv_heads must be >= 1, got 0"),
