@@ -59,7 +59,7 @@ STUDIES = {
     "optimizers": (
         Arm("AdamW, batch 8", ADAMW, ROWS, (1e-3, 3e-3, 1e-2), SEEDS),
         Arm("AdamW, batch 32", ADAMW, 4 * ROWS, (2e-3, 6e-3, 2e-2), SEEDS),
-        Arm("LAMB, batch 32", LAMB, 4 * ROWS, (1e-2, 2e-2, 4e-2), SEEDS),
+        Arm("LAMB, batch 32", LAMB, 4 * ROWS, (2e-2, 4e-2, 8e-2), SEEDS),
     ),
     "blocks": (
         Arm("parallel block", FULL_PARALLEL, ROWS, (1e-2,)),
