@@ -309,11 +309,12 @@ def generate(
     Args:
       program: its `next_token_logits` is used.
       params: of the state, with its shardings.
-      prompt: token ids, shorter than seq_len.
+      prompt: token ids, at least one.
       num_rows: rows of the token array, a multiple of the data-parallel size; all hold
         the same prompt and the first is returned.
-      seq_len: columns of the token array; prompt and continuation fit into it.
-      num_tokens: wanted; fewer where seq_len ends first.
+      seq_len: columns of the token array; a longer text is continued from its last
+        seq_len tokens.
+      num_tokens: to draw.
       vocab_size: ids that the tokenizer can decode.
       seed: of the sampling.
     Returns:
@@ -323,27 +324,23 @@ def generate(
     whole = NamedSharding(sharding.mesh, PartitionSpec())
 
     # The key is made inside: jax cannot put one on the devices of other processes.
-    def append(tokens, logits, length):
+    def draw(logits, count):
         known = jnp.arange(logits.shape[-1]) < vocab_size
         logits = jnp.where(known, logits.astype(jnp.float32) / _TEMPERATURE, -jnp.inf)
-        key = jax.random.fold_in(jax.random.key(seed), length)
-        drawn = jax.random.categorical(key, logits)
-        return tokens.at[:, length].set(drawn.astype(tokens.dtype))
+        return jax.random.categorical(
+            jax.random.fold_in(jax.random.key(seed), count), logits[0]
+        )
 
-    append = jax.jit(append, out_shardings=sharding)
-    row = np.zeros(seq_len, np.int32)
-    row[: len(prompt)] = prompt
-    tokens = jax.make_array_from_callback(
-        (num_rows, seq_len),
-        sharding,
-        lambda index: np.broadcast_to(row, (num_rows, seq_len))[index],
-    )
-    end = min(len(prompt) + num_tokens, seq_len)
-    for length in range(len(prompt), end):
-        logits = program.next_token_logits(params, tokens, length)
-        # One at a time. Simulated devices share few threads: with all tokens queued,
+    draw = jax.jit(draw, out_shardings=whole)
+    shape = (num_rows, seq_len)
+    seen = prompt.tolist()
+    for count in range(num_tokens):
+        context = np.asarray(seen[-seq_len:], np.int32)
+        rows = np.broadcast_to(np.pad(context, (0, seq_len - len(context))), shape)
+        tokens = jax.make_array_from_callback(shape, sharding, rows.__getitem__)
+        logits = program.next_token_logits(params, tokens, len(context))
+        # Read one by one. Simulated devices share few threads: with all tokens queued,
         # collectives that wait for each other took them all, and XLA aborted after
         # 40 s (seen with 8 devices on 2 cores, jax 0.11.2).
-        tokens = jax.block_until_ready(append(tokens, logits, length))
-    first = jax.jit(lambda tokens: tokens[0], out_shardings=whole)(tokens)
-    return np.asarray(first)[len(prompt) : end]
+        seen.append(int(draw(logits, count)))
+    return np.asarray(seen[len(prompt) :])

@@ -12,7 +12,11 @@ from mjax.config import TrainConfig
 from mjax.kernels.attention.api import CAPABILITIES, Capability
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+# This page is made of flags that do not exist.
+WRONG_ON_PURPOSE = ROOT / "docs" / "benchmarks" / "bad_inputs.md"
+DOCUMENTS = sorted(
+    {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {WRONG_ON_PURPOSE}
+)
 by_document = pytest.mark.parametrize(
     "document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
 )
@@ -20,7 +24,7 @@ by_document = pytest.mark.parametrize(
 
 @by_document
 def test_links_lead_somewhere(document: Path) -> None:
-    links = re.findall(r"(?<!!)\[[^]]*\]\(([^)#]+)[^)]*\)", document.read_text())
+    links = re.findall(r"\[[^]]*\]\(([^)#]+)[^)]*\)", document.read_text())
     local = [link for link in links if not link.startswith("http")]
     assert [link for link in local if not (document.parent / link).exists()] == []
 

@@ -262,7 +262,7 @@ def test_a_failed_save_is_reported_and_a_last_one_that_fails_is_exit_1(
     assert run(work_dir).exit_code == loop_module.DONE
 
 
-def test_generation_continues_the_prompt_within_the_sequence():
+def test_generation_continues_the_prompt_beyond_the_length_of_the_sequence():
     program = TinyProgram()
     ids = loop_module.generate(
         program,
@@ -274,7 +274,7 @@ def test_generation_continues_the_prompt_within_the_sequence():
         vocab_size=VOCAB,
         seed=0,
     )
-    assert ids.tolist() == [6, 7, 8, 9, 10, 11, 12, 13, 14]
+    assert ids.tolist() == [(6 + i) % VOCAB for i in range(100)]
 
 
 def test_generation_draws_only_ids_that_the_tokenizer_knows():
