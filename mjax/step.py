@@ -36,6 +36,9 @@ Batch = dict[str, Int[Array, "B T"]]
 Metrics = dict[str, Array]
 Precision = Literal["float32", "bfloat16"]
 
+BATCH_FIELDS = ("tokens", "targets", "segments", "positions")
+"""Names of the arrays of a batch."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchConfig:
@@ -191,9 +194,6 @@ def build_program(
         eval_step=jax.jit(forward.evaluate),
         next_token_logits=jax.jit(forward.next_token_logits),
     )
-
-
-BATCH_FIELDS = ("tokens", "targets", "segments", "positions")
 
 
 def _jit_train_step(
