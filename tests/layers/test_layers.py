@@ -1,6 +1,7 @@
 """Each layer against plain NumPy written from its formula."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from mjax.layers.dropout import DropoutKey, dropout
 from mjax.layers.loss import cross_entropy
+from mjax.layers.mlp import gelu
 from mjax.layers.norm import Norm
 from mjax.layers.rope import RopeConfig, angles, rotate
 from mjax.mesh import collectives
@@ -83,6 +85,17 @@ def test_rotated_scores_depend_on_the_distance_only() -> None:
         return float((at(q, i) * at(k, j)).sum())
 
     assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-4)
+
+
+def test_gelu_has_the_values_and_the_slope_of_jax() -> None:
+    x = jnp.linspace(-6, 6, 101)
+    exact = functools.partial(jax.nn.gelu, approximate=False)
+    np.testing.assert_array_equal(gelu(x), exact(x))
+    got, expected = (jax.grad(lambda x, f=f: f(x).sum())(x) for f in (gelu, exact))
+    np.testing.assert_allclose(got, expected, rtol=TOLERANCE, atol=1e-6)
+    with jax.numpy_dtype_promotion("strict"):
+        slope = jax.grad(lambda x: gelu(x).sum())(x.astype(jnp.bfloat16))
+    assert slope.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("tp", [1, 4])
