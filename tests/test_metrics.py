@@ -24,7 +24,10 @@ def a_row(step, *, loss=2.0, utilization=UNKNOWN_PEAK):
     )
 
 
-def record(work_dir, rows, *, start_step=0, config=LogConfig(), num_steps=10):  # noqa: B008
+LOG = LogConfig()
+
+
+def record(work_dir, rows, *, start_step=0, config=LOG, num_steps=10):
     recorder = Recorder(
         work_dir, config, start_step=start_step, num_steps=num_steps, active=True
     )

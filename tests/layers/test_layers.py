@@ -80,8 +80,10 @@ def test_rotated_scores_depend_on_the_distance_only() -> None:
     )
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 16))
 
+    def at(x: jax.Array, position: int) -> jax.Array:
+        return rotate(x, angles(jnp.full((1, 1), position), config), config)
+
     def score(i: int, j: int) -> float:
-        at = lambda x, p: rotate(x, angles(jnp.full((1, 1), p), config), config)  # noqa: E731
         return float((at(q, i) * at(k, j)).sum())
 
     assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-4)

@@ -52,13 +52,13 @@ def test_open_axis_is_recovered_and_the_product_is_the_number_of_devices(
 def test_a_mesh_uses_all_devices_or_is_refused_with_the_number(
     pp: int, dp: int, tp: int, num_devices: int
 ):
-    try:
-        got = resolve(MeshConfig(pp=pp, dp=dp, tp=tp), num_devices)
-    except ValueError as error:
-        assert str(num_devices) in str(error)  # noqa: PT017 (either outcome is right)
-        assert num_devices % (pp * tp) or num_devices != pp * dp * tp
+    config = MeshConfig(pp=pp, dp=dp, tp=tp)
+    fits = num_devices % (pp * tp) == 0 if dp == -1 else num_devices == pp * dp * tp
+    if fits:
+        assert resolve(config, num_devices).num_devices == num_devices
     else:
-        assert got.num_devices == num_devices
+        with pytest.raises(ValueError, match=rf"\b{num_devices}\b"):
+            resolve(config, num_devices)
 
 
 @pytest.mark.parametrize(
