@@ -445,7 +445,9 @@ def map_params(f: Callable[[nnx.Variable, bool], Any], state: Any) -> Params:
     def leaf(path: Any, variable: nnx.Variable) -> Any:
         return f(variable, path[0].key == "blocks")
 
-    is_leaf = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    def is_leaf(x: Any) -> bool:
+        return isinstance(x, nnx.Variable)
+
     mapped = jax.tree_util.tree_map_with_path(leaf, state, is_leaf=is_leaf)
     return nnx.to_pure_dict(mapped)
 

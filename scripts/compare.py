@@ -59,7 +59,7 @@ STUDIES = {
     "optimizers": (
         Arm("AdamW, batch 8", ADAMW, ROWS, (1e-3, 3e-3, 1e-2), SEEDS),
         Arm("AdamW, batch 32", ADAMW, 4 * ROWS, (2e-3, 6e-3, 2e-2), SEEDS),
-        Arm("LAMB, batch 32", LAMB, 4 * ROWS, (2e-2, 4e-2, 8e-2), SEEDS),
+        Arm("LAMB, batch 32", LAMB, 4 * ROWS, (1e-2, 2e-2, 4e-2, 8e-2), SEEDS),
     ),
     "blocks": (
         Arm("parallel block", FULL_PARALLEL, ROWS, (1e-2,)),
@@ -116,9 +116,10 @@ def compare(study: str) -> None:
         finals = [final(rows) for rows in runs]
         shown = ", ".join(f"{rate:g}: {value:.3f}" for rate, value in tried.items())
         each = " ".join(f"{value:.3f}" for value in finals)
+        spread = f"{max(finals) - min(finals):.3f}" if len(finals) > 1 else "one seed"
         lines.append(
             f"| {arm.label} | {best:g} | {shown} | {each} | {np.mean(finals):.3f} "
-            f"| {max(finals) - min(finals):.3f} |"
+            f"| {spread} |"
         )
     axes.set(xlabel="tokens", ylabel="training loss, nats per byte", ylim=(None, 3.5))
     axes.legend()

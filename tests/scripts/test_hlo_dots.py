@@ -39,7 +39,9 @@ def test_a_loop_counts_as_often_as_it_runs(dtype):
 
 def test_nested_loops_multiply():
     def nested(x):
-        body = lambda c, _: (repeat(c, 5), None)  # noqa: E731
+        def body(c, _):
+            return repeat(c, 5), None
+
         return lax.scan(body, x, None, length=3)[0]
 
     assert count(nested, jnp.ones((16, 16))) == 15 * SQUARE
