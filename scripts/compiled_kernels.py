@@ -89,7 +89,7 @@ class CaseReport:
 
 
 def compile_cases(
-    cases: str, *, gpu: str = "h200", timeout_s: float = 600
+    cases: str, *, gpu: str = "h200", timeout_s: float = 1200
 ) -> list[CaseReport]:
     """Compile the cases in a process of its own and read what came out.
 

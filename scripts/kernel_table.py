@@ -23,6 +23,9 @@ from scripts.compiled_kernels import (
     compile_cases,
 )
 
+SHIPPED = "scripts.kernel_table:shipped_cases"
+"""The cases of the table, for the process that compiles them."""
+
 _HEADER = (
     "case",
     "kernel",
@@ -57,13 +60,17 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--cases",
-        default=f"{shipped_cases.__module__}:{shipped_cases.__name__}",
+        default=SHIPPED,
         help="MODULE:FUNCTION that returns the cases",
     )
     parser.add_argument("--gpu", choices=GPUS, default="h200")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
-    reports = compile_cases(args.cases, gpu=args.gpu)
+    try:
+        reports = compile_cases(args.cases, gpu=args.gpu)
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if args.json:
         print(json.dumps([dataclasses.asdict(report) for report in reports], indent=2))
     else:

@@ -1,5 +1,6 @@
 """What Pallas Mosaic GPU kernels compile to; compiles for a GPU that is not there."""
 
+import importlib
 import json
 
 import pytest
@@ -157,6 +158,21 @@ def test_the_table_ends_with_1_on_a_fault(monkeypatch, capsys, kernels, faults, 
     assert ("case: does not compile" in table) == bool(faults)
     assert kernel_table.main(["--json"]) == code
     assert json.loads(capsys.readouterr().out)[0]["faults"] == list(faults)
+
+
+def test_the_cases_of_the_table_are_found_by_their_name():
+    module, _, function = kernel_table.SHIPPED.partition(":")
+    found = getattr(importlib.import_module(module), function)
+    assert found is kernel_table.shipped_cases
+
+
+def test_a_process_that_fails_ends_the_table_with_its_message(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise RuntimeError("jax has no CUDA plugin")
+
+    monkeypatch.setattr(kernel_table, "compile_cases", fail)
+    assert kernel_table.main([]) == 1
+    assert "error: jax has no CUDA plugin" in capsys.readouterr().err
 
 
 def test_a_table_of_nothing_is_no_success(monkeypatch, capsys):
