@@ -24,6 +24,7 @@ pytestmark = pytest.mark.plan
 TP8 = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=8)
 # Sizes at which q, k and v have other numbers of elements than anything else.
 B, T, D, N, K, H, V = 2, 256, 256, 16, 8, 64, 512
+KERNEL_CALL = 'custom_call_target="mosaic_gpu'
 BY_HEAD = PartitionSpec(None, None, "tp", None)
 
 
@@ -41,10 +42,10 @@ def that_move_heads(found: list[Collective]) -> list[Collective]:
     ]
 
 
-def sent(lowered: jax.stages.Lowered) -> list[Collective]:
+def compiled_text(lowered: jax.stages.Lowered) -> str:
     text = lowered.compile().as_text()
     assert text is not None
-    return collectives(text)
+    return text
 
 
 def test_a_kernel_outside_shard_map_gathers_its_operands():
@@ -52,17 +53,20 @@ def test_a_kernel_outside_shard_map_gathers_its_operands():
     heads = NamedSharding(mesh, BY_HEAD)
     q = jax.ShapeDtypeStruct((B, T, N, H), jnp.bfloat16, sharding=heads)
     with use_abstract_mesh(mesh.abstract_mesh):
-        plain = sent(jax.jit(twice, out_shardings=heads).lower(q))
-    (gather,) = that_move_heads(plain)
+        plain = compiled_text(jax.jit(twice, out_shardings=heads).lower(q))
+    assert plain.count(KERNEL_CALL) == 1
+    (gather,) = that_move_heads(collectives(plain))
     assert (gather.kind, gather.axes) == ("all-gather", {"tp"})
     assert [num_elements(shape) for shape in gather.operands] == [B * T * N // 8 * H]
     assert [num_elements(shape) for shape in gather.shapes] == [B * T * N * H]
     mapped = jax.shard_map(twice, mesh=mesh, in_specs=BY_HEAD, out_specs=BY_HEAD)
-    assert sent(jax.jit(mapped).lower(q)) == []
+    text = compiled_text(jax.jit(mapped).lower(q))
+    assert text.count(KERNEL_CALL) == 1
+    assert collectives(text) == []
 
 
-@pytest.mark.parametrize("backend", ["blocked"])
-def test_the_step_with_tp_8_sends_activations_and_no_heads(backend):
+@pytest.mark.parametrize(("backend", "num_kernels"), [("blocked", 0)])
+def test_the_step_with_tp_8_sends_activations_and_no_heads(backend, num_kernels):
     program = build_program(
         model=ModelConfig(
             layers=2,
@@ -86,7 +90,9 @@ def test_the_step_with_tp_8_sends_activations_and_no_heads(backend):
         mesh=described_mesh(TP8),
     )
     step = program.train_step.lower(program.abstract_state, program.abstract_batch)
-    found = sent(step)
+    text = compiled_text(step)
+    assert text.count(KERNEL_CALL) == num_kernels
+    found = collectives(text)
     assert that_move_heads(found) == []
     gathers = [c for c in found if c.kind == "all-gather"]
     # The sequence: in the layers and, for logits and embedding, outside.
