@@ -10,10 +10,17 @@ lacks the instructions it is there for, or takes more shared memory than a block
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from mjax.kernels.attention.mosaic_gpu.op import attention
+from mjax.kernels.attention.tuning import MOSAIC_H200
 from mjax.mesh.described import GPUS
 from scripts.compiled_kernels import (
     WATCHED,
@@ -41,7 +48,56 @@ _HEADER = (
 
 def shipped_cases() -> dict[str, KernelCase]:
     """List every kernel configuration that a run can choose, by name."""
-    return {}
+    return _attention_cases()
+
+
+def _attention_cases() -> dict[str, KernelCase]:
+    """Attention with its gradients: each tuning, each way the code can branch."""
+    options: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("window", {}),
+        ("full", {"window": None}),
+        ("segments", {"segments": True}),
+        ("soft cap", {"soft_cap": 30.0}),
+        ("all, 8 heads a key", {"segments": True, "soft_cap": 30.0, "group": 8}),
+    )
+    # Registers do not depend on which of the two dtypes it is; one case shows it.
+    return {
+        f"attention {H}, {dtype}, {name}": _attention_case(H, dtype, **chosen)
+        for H in MOSAIC_H200
+        for dtype, name, chosen in (
+            *(("bfloat16", name, chosen) for name, chosen in options),
+            ("float16", *options[0]),
+        )
+    }
+
+
+def _attention_case(
+    H: int,
+    dtype: str,
+    *,
+    window: int | None = 1024,
+    segments: bool = False,
+    soft_cap: float | None = None,
+    group: int = 1,
+) -> KernelCase:
+    """Return attention and its gradients, for 8 query heads of width H."""
+    call = functools.partial(
+        attention,
+        window=window,
+        scale=H**-0.5,
+        soft_cap=soft_cap,
+        tuning=MOSAIC_H200[H],
+    )
+
+    def with_gradients(q, k, v, segment_ids, d_out):
+        out, pull = jax.vjp(lambda q, k, v: call(q, k, v, segment_ids), q, k, v)
+        return out, pull(d_out)
+
+    B, T, N = 1, 8192, 8
+    q = jax.ShapeDtypeStruct((B, T, N, H), jnp.dtype(dtype))
+    k = jax.ShapeDtypeStruct((B, T, N // group, H), jnp.dtype(dtype))
+    ids = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None
+    return KernelCase(function=with_gradients, args=(q, k, k, ids, q))
 
 
 def markdown(reports: Sequence[CaseReport]) -> str:

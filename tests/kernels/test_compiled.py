@@ -179,3 +179,12 @@ def test_a_table_of_nothing_is_no_success(monkeypatch, capsys):
     monkeypatch.setattr(kernel_table, "compile_cases", lambda *_, **__: [])
     assert kernel_table.main([]) == 1
     assert "has no cases" in capsys.readouterr().err
+
+
+@pytest.mark.plan
+@pytest.mark.timeout(900)
+def test_no_shipped_kernel_has_a_fault():
+    reports = compile_cases(kernel_table.SHIPPED)
+    assert {f"{r.case}: {fault}" for r in reports for fault in r.faults} == set()
+    names = {kernel.name for report in reports for kernel in report.kernels}
+    assert names >= {"attention_forward", "attention_dq", "attention_dkv"}

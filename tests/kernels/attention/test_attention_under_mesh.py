@@ -65,7 +65,9 @@ def test_a_kernel_outside_shard_map_gathers_its_operands():
     assert collectives(text) == []
 
 
-@pytest.mark.parametrize(("backend", "num_kernels"), [("blocked", 0)])
+@pytest.mark.parametrize(
+    ("backend", "num_kernels"), [("blocked", 0), ("mosaic_gpu", 4)]
+)
 def test_the_step_with_tp_8_sends_activations_and_no_heads(backend, num_kernels):
     program = build_program(
         model=ModelConfig(
