@@ -102,7 +102,7 @@ CAPABILITIES = MappingProxyType(
             dtypes=("bfloat16", "float16"),
             platforms=("gpu",),
             generations=("hopper",),
-            head_dim_multiple=64,
+            head_dim_multiple=32,
             max_head_dim=128,
         ),
     }

@@ -77,7 +77,17 @@ class MosaicTuning:
 
 MOSAIC_H200 = MappingProxyType(
     {
+        32: MosaicTuning(
+            forward=MosaicKernel(block=128),
+            dq=MosaicKernel(block=64),
+            dkv=MosaicKernel(block=64),
+        ),
         64: MosaicTuning(
+            forward=MosaicKernel(block=128),
+            dq=MosaicKernel(block=64),
+            dkv=MosaicKernel(block=64),
+        ),
+        96: MosaicTuning(
             forward=MosaicKernel(block=128),
             dq=MosaicKernel(block=64),
             dkv=MosaicKernel(block=64),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mjax.kernels.attention import api
-from mjax.kernels.attention.tuning import BlockedTuning
+from mjax.kernels.attention.tuning import MOSAIC_H200, BlockedTuning
 
 HOPPER = api.Target(platform="gpu", device_kind="NVIDIA H200")
 AMPERE = api.Target(platform="gpu", device_kind="NVIDIA A100-SXM4-80GB")
@@ -54,7 +54,7 @@ def test_what_cudnn_cannot_do_is_refused_by_name_and_avoided_by_auto(change, rea
     ("change", "reason"),
     [
         ({"dtype": jnp.float32}, "not float32"),
-        ({"head_dim": 96}, "multiple of 64, not 96"),
+        ({"head_dim": 80}, "multiple of 32, not 80"),
         ({"head_dim": 256}, "at most 128, not 256"),
         ({"target": AMPERE}, "hopper, not ampere .NVIDIA A100-SXM4-80GB."),
         ({"target": CPU["target"]}, "not cpu"),
@@ -72,6 +72,13 @@ def test_auto_takes_mosaic_gpu_on_hopper_for_what_cudnn_cannot():
     assert choice.name == "mosaic_gpu"
     assert choice.rejected["cudnn"] == "it does not honour segment_ids"
     assert api.choose(**GPU, soft_cap=30.0).name == "mosaic_gpu"
+
+
+def test_mosaic_gpu_has_sizes_for_every_width_that_it_takes():
+    can = api.CAPABILITIES["mosaic_gpu"]
+    assert can.max_head_dim is not None
+    step = can.head_dim_multiple
+    assert list(MOSAIC_H200) == list(range(step, can.max_head_dim + 1, step))
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "Tesla V9"])

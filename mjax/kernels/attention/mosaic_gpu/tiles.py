@@ -231,9 +231,13 @@ def accumulator(columns: int) -> Any:
 
 
 def smem_tile(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Shared memory that wgmma reads: rows of 64 16-bit numbers, 128-byte swizzle."""
-    tiling = plgpu.TilingTransform((8, 64))  # pyright: ignore[reportAbstractUsage]
-    swizzle = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
+    """Describe shared memory that wgmma reads: 16-bit numbers, rows swizzled in 8s.
+
+    The swizzle is the widest that divides the rows: 64 numbers, or 32.
+    """
+    columns = 64 if shape[-1] % 64 == 0 else 32
+    tiling = plgpu.TilingTransform((8, columns))  # pyright: ignore[reportAbstractUsage]
+    swizzle = plgpu.SwizzleTransform(2 * columns)  # pyright: ignore[reportAbstractUsage]
     return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
 
 
