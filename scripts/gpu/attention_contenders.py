@@ -1,0 +1,141 @@
+"""Who computes attention, each behind one form.
+
+Enters: a contender's name and the sizes of a case. Leaves: a function of q, k, v in
+JAX, or for those of PyTorch the two directions ready to be timed. A contender that is
+not installed raises ImportError when it is asked for, which is then the row's error.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from mjax.kernels.attention import api
+from mjax.model import visible_pairs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of one call: always bfloat16 and causal."""
+
+    batch: int
+    seq_len: int
+    window: int | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def name(self) -> str:
+        """Return T, W, D and query heads per key head."""
+        return (
+            f"T={self.seq_len} W={self.window or 'full'} D={self.head_dim} "
+            f"GQA={self.heads // self.kv_heads}"
+        )
+
+    def flops(self, direction: str) -> float:
+        """Count useful FLOPs: two products a visible pair forward, five backward."""
+        products = {"forward": 2, "both": 7}[direction]
+        pairs = self.batch * self.heads * visible_pairs(self.seq_len, self.window)
+        return 2.0 * products * self.head_dim * pairs
+
+
+JAX = ("ours", "cudnn", "tokamax")
+TORCH = ("torch sdpa", "torch flex")
+
+
+def jax_attention(name: str, shape: Shape, ours: str) -> Callable[..., jax.Array]:
+    """Return attention(q, k, v), [B, T, N or K, H] each.
+
+    Args:
+      name: one of `JAX`.
+      shape: its window is honoured.
+      ours: the backend that "ours" stands for.
+    Raises:
+      ImportError: tokamax is not installed.
+    """
+    if name == "tokamax":
+        tokamax = importlib.import_module("tokamax")
+        window = None if shape.window is None else (shape.window - 1, 0)
+        return functools.partial(
+            tokamax.dot_product_attention,
+            is_causal=True,
+            local_window_size=window,
+            implementation="mosaic",
+        )
+    backend = {"ours": ours, "cudnn": "cudnn"}[name]
+    return functools.partial(api.attention, window=shape.window, backend=backend)
+
+
+def torch_calls(
+    name: str, shape: Shape, num_sets: int, device: str
+) -> tuple[Mapping[str, Callable[[int], Any]], Callable[[Any], Any]]:
+    """Return {direction: call(input set)}, and how to wait for a call.
+
+    Args:
+      name: one of `TORCH`; torch sdpa has no window.
+      shape: sizes.
+      num_sets: sets of inputs.
+      device: cuda, or cpu to rehearse.
+    Raises:
+      ImportError: torch is not installed.
+      ValueError: sdpa is asked for a window.
+    """
+    torch = importlib.import_module("torch")
+    attend = _torch_attention(torch, name, shape, device)
+    sizes = [
+        (shape.batch, heads, shape.seq_len, shape.head_dim)
+        for heads in (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
+    ]
+    sets = []
+    for _ in range(num_sets):
+        q, k, v, d_out = (
+            torch.randn(size, device=device, dtype=torch.bfloat16) for size in sizes
+        )
+        sets.append(([x.requires_grad_() for x in (q, k, v)], d_out))
+
+    def forward(i: int) -> Any:
+        with torch.no_grad():
+            return attend(*sets[i][0])
+
+    def both(i: int) -> Any:
+        inputs, d_out = sets[i]
+        return torch.autograd.grad(attend(*inputs), inputs, d_out)
+
+    def wait(_: Any) -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return {"forward": forward, "both": both}, wait
+
+
+def _torch_attention(
+    torch: Any, name: str, shape: Shape, device: str
+) -> Callable[..., Any]:
+    """Return attention(q, k, v), [B, N or K, T, H] each."""
+    grouped = shape.heads != shape.kv_heads
+    if name == "torch sdpa":
+        if shape.window is not None:
+            raise ValueError("torch sdpa has no sliding window")
+        return functools.partial(
+            torch.nn.functional.scaled_dot_product_attention,
+            is_causal=True,
+            enable_gqa=grouped,
+        )
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    reach = shape.seq_len if shape.window is None else shape.window
+
+    def seen(_batch: Any, _head: Any, i: Any, j: Any) -> Any:
+        return (j <= i) & (i - j < reach)
+
+    mask = flex.create_block_mask(
+        seen, None, None, shape.seq_len, shape.seq_len, device=device
+    )
+    # Static shapes, and nothing kept of other shapes: after some it would give up
+    # compiling, and run without fusing.
+    torch.compiler.reset()
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    return functools.partial(compiled, block_mask=mask, enable_gqa=grouped)

@@ -1,0 +1,189 @@
+"""Sizes that the attention kernels could have, and each kernel as a program of its own.
+
+Enters: names of kernels and head widths. Leaves: candidates in the form that the
+compile gate takes (`scripts.compiled_kernels`) and that a GPU can time.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mjax.kernels.attention.mosaic_gpu import op
+from mjax.kernels.attention.mosaic_gpu.dkv import key_value_gradients
+from mjax.kernels.attention.mosaic_gpu.dq import query_gradient
+from mjax.kernels.attention.mosaic_gpu.forward import forward
+from mjax.kernels.attention.mosaic_gpu.tiles import ROWS, Problem
+from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
+from scripts.compiled_kernels import KernelCase
+
+KERNELS = tuple(field.name for field in dataclasses.fields(MosaicTuning))
+"""forward, dq, dkv."""
+HEAD_DIMS = (64, 128)
+WARPGROUPS = (1, 2, 3)
+BLOCKS = (64, 128, 192, 256)
+STAGES = (2, 3, 4)
+
+LISTED_VARIABLE = "MJAX_LISTED_CANDIDATES"
+"""Environment variable with the names that `listed_cases` returns, as a JSON list: the
+function that the compile gate calls in its own process takes no arguments."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Sizes for one kernel at one head width."""
+
+    kernel: str
+    """A name in `KERNELS`."""
+    head_dim: int
+    config: MosaicKernel
+
+    @property
+    def name(self) -> str:
+        """A text that `parse` reads back."""
+        c = self.config
+        return (
+            f"{self.kernel} D={self.head_dim} warpgroups={c.warpgroups} "
+            f"block={c.block} stages={c.stages}"
+        )
+
+
+def parse(name: str) -> Candidate:
+    """Read the name of a candidate.
+
+    Raises:
+      ValueError: it is no such name, or the sizes are refused.
+    """
+    pattern = r"(\w+) D=(\d+) warpgroups=(\d+) block=(\d+) stages=(\d+)"
+    match = re.fullmatch(pattern, name)
+    if match is None or match[1] not in KERNELS:
+        raise ValueError(
+            f"a candidate is named like 'forward D=64 warpgroups=2 block=128 stages=2' "
+            f"with one of {', '.join(KERNELS)}; got {name!r}"
+        )
+    head_dim, warpgroups, block, stages = map(int, match.groups()[1:])
+    config = MosaicKernel(warpgroups=warpgroups, block=block, stages=stages)
+    return Candidate(kernel=match[1], head_dim=head_dim, config=config)
+
+
+def first_round(kernels: Sequence[str], head_dims: Sequence[int]) -> list[Candidate]:
+    """List all tiles and blocks, with the fewest stages.
+
+    Stages cost shared memory, not registers: what does not fit with two does not fit
+    with more.
+    """
+    return [
+        Candidate(
+            kernel=kernel,
+            head_dim=head_dim,
+            config=MosaicKernel(warpgroups=warpgroups, block=block, stages=STAGES[0]),
+        )
+        for kernel, head_dim, warpgroups, block in itertools.product(
+            kernels, head_dims, WARPGROUPS, BLOCKS
+        )
+    ]
+
+
+def second_round(survivors: Sequence[Candidate]) -> list[Candidate]:
+    """List what is left of the first round with every number of stages."""
+    return [
+        dataclasses.replace(c, config=dataclasses.replace(c.config, stages=stages))
+        for c in survivors
+        for stages in STAGES
+    ]
+
+
+def listed_cases() -> dict[str, KernelCase]:
+    """Return the candidates that the environment names, as the compile gate wants them.
+
+    A name that ends in `FULL` is compiled with segments, a soft cap and 8 query heads a
+    key head, which need most registers; others plain.
+    """
+    cases = {}
+    for listed in json.loads(os.environ[LISTED_VARIABLE]):
+        name = listed.removesuffix(FULL)
+        candidate = parse(name)
+        full = name != listed
+        problem = make_problem(
+            candidate, seq_len=8192, window=1024, heads=8, kv_heads=1 if full else 8
+        )
+        if full:
+            problem = dataclasses.replace(problem, soft_cap=30.0)
+        cases[listed] = KernelCase(
+            function=program(candidate, problem, segments=full),
+            args=abstract_arguments(candidate, problem, segments=full),
+        )
+    return cases
+
+
+FULL = " full"
+
+
+def make_problem(
+    candidate: Candidate,
+    *,
+    seq_len: int,
+    window: int | None,
+    heads: int,
+    kv_heads: int,
+) -> Problem:
+    """Make the sizes of a call in which all kernels have the candidate's sizes."""
+    tuning = MosaicTuning(**dict.fromkeys(KERNELS, candidate.config))
+    return Problem(
+        seq_len=seq_len,
+        padded_len=op.padded_len(seq_len, tuning),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=candidate.head_dim,
+        window=window,
+        scale=1 / math.sqrt(candidate.head_dim),
+        soft_cap=None,
+    )
+
+
+def program(
+    candidate: Candidate, problem: Problem, *, segments: bool = False
+) -> Callable[..., Any]:
+    """Return the kernel as a function of its arrays, then of segment ids if any."""
+    config = candidate.config
+    options: dict[str, Any] = {"problem": problem, "tuning": config}
+    tile, block = config.warpgroups * ROWS, config.block
+    kernel, bounds = _functions(candidate.kernel)
+
+    def call(*arrays: Any) -> Any:
+        if not segments:
+            return kernel(*arrays, None, **options)
+        *rest, ids = arrays
+        return kernel(*rest, (ids, bounds(ids, tile, block)), **options)
+
+    return call
+
+
+def _functions(kernel: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return a kernel, and what bounds its blocks where there are segments."""
+    if kernel == "forward":
+        return forward, op.key_bounds
+    if kernel == "dq":
+        return query_gradient, op.key_bounds
+    assert kernel == "dkv", kernel
+    return key_value_gradients, op.query_bounds
+
+
+def abstract_arguments(
+    candidate: Candidate, problem: Problem, *, segments: bool = False, batch: int = 1
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Return shapes and dtypes (bfloat16, sums float32) of what `program` takes."""
+    p = problem
+    q = jax.ShapeDtypeStruct((batch, p.seq_len, p.heads, p.head_dim), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((batch, p.seq_len, p.kv_heads, p.head_dim), jnp.bfloat16)
+    row = jax.ShapeDtypeStruct((batch, p.heads, p.padded_len), jnp.float32)
+    ids = jax.ShapeDtypeStruct((batch, p.padded_len), jnp.int32)
+    arrays = (q, k, k) if candidate.kernel == "forward" else (q, k, k, q, row, row)
+    return (*arrays, ids) if segments else arrays

@@ -1,0 +1,29 @@
+"""Numbers and outcomes as cells of a table."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_WHY_LENGTH = 80
+
+
+def fixed(number: float | None, digits: int) -> str:
+    """Format a number; a dash if there is none."""
+    return "-" if number is None else f"{number:.{digits}f}"
+
+
+def outcome(row: Mapping[str, Any], field: str, digits: int) -> str:
+    """Format a field of a row, or say what the row has instead of it."""
+    if not row:
+        return "-"
+    if row["status"] == "ok":
+        return fixed(row[field], digits)
+    why = row["why"].splitlines()[0] if row["why"] else ""
+    return f"{row['status']}: {why[:_WHY_LENGTH]}"
+
+
+def geometric_mean(numbers: Sequence[float]) -> float | None:
+    """Return the geometric mean; None of nothing."""
+    if not numbers:
+        return None
+    return math.exp(sum(map(math.log, numbers)) / len(numbers))

@@ -1,0 +1,253 @@
+"""Attention on the device against a float32 reference, forward and gradients.
+
+Inputs are new in every run; their seed is in the row. Before each run the device's free
+memory is filled with NaN, so that what a kernel does not write shows; then it runs
+again on memory filled with another number, and must give the same bits.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mjax.kernels.attention import api
+from scripts.evidence import Table
+from scripts.gpu.cells import fixed
+from scripts.gpu.setting import Program, Row, Setting
+
+RESULTS = ("out", "dq", "dk", "dv")
+# Relative error of a whole array (Frobenius). A bfloat16 has 8 significant bits: one
+# rounding costs 2^-9 at most and 0.11% in the mean; the result, its inputs from the
+# softmax and, backward, the rounded output in delta add up to at most 0.5% in blocked
+# attention on a CPU. A float16 has 11 bits: an eighth of that.
+LIMITS = {"bfloat16": 1e-2, "float16": 1.5e-3}
+# The same of the worst position (the H numbers of one head): a position is one of up
+# to thousands and hides in the whole array. Small sums cancel, so that a position's
+# error is up to eight times that of the array; a key too many in a window of 64 is 12%.
+WORST_LIMITS = {"bfloat16": 8e-2, "float16": 1.2e-2}
+# A position counts as at least this part of the root mean square of all: what is zero
+# in exact arithmetic (dq of the first query) has no relative error.
+_FLOOR = 0.25
+_MIN_POISON_BYTES = 2**28
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call."""
+
+    seq_len: int = 320
+    window: int | None = None
+    batch: int = 2
+    heads: int = 2
+    kv_heads: int = 2
+    head_dim: int = 64
+    dtype: str = "bfloat16"
+    documents: int | None = None
+    """Segments in a row, cut at random; None passes no segment ids."""
+    soft_cap: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Return what differs from call to call."""
+        parts = [
+            f"T={self.seq_len} W={self.window or 'full'} D={self.head_dim}",
+            f"heads={self.heads}/{self.kv_heads} {self.dtype}",
+        ]
+        if self.documents is not None:
+            parts.append(f"documents={self.documents}")
+        if self.soft_cap is not None:
+            parts.append(f"cap={self.soft_cap:g}")
+        return " ".join(parts)
+
+
+WINDOWS = (1, 2, 63, 64, 65, 77, 127, 128, 129, 400, None)
+RAGGED = (1, 63, 65, 129, 200, 1000)
+
+
+def cases(small: bool) -> dict[str, Case]:
+    """List the calls: every kind once, then the windows, then the rest."""
+    if small:
+        some = [
+            Case(seq_len=96, window=40, head_dim=16, kv_heads=1),
+            Case(seq_len=65, head_dim=16, documents=3, soft_cap=5.0, dtype="float16"),
+        ]
+        return {case.name: case for case in some}
+    gqa: dict[str, Any] = {"heads": 4, "kv_heads": 2}
+    found = [
+        Case(window=128),
+        Case(window=128, head_dim=128),
+        Case(window=100, documents=4, head_dim=128, **gqa),
+        Case(window=100, soft_cap=5.0, head_dim=128, **gqa),
+        Case(window=100, documents=4, soft_cap=5.0, dtype="float16", **gqa),
+        # As in training: what a short sequence cannot show.
+        Case(seq_len=8192, window=1024, head_dim=128, batch=1, documents=6),
+        Case(seq_len=4096, head_dim=128, batch=1, **gqa),
+    ]
+    for head_dim in (64, 128):
+        sizes: dict[str, Any] = {"head_dim": head_dim}
+        found += [Case(window=window, **sizes) for window in WINDOWS]
+        found += [Case(seq_len=T, window=100, **sizes, **gqa) for T in RAGGED]
+        found += [Case(heads=4, kv_heads=1, window=77, **sizes)]
+        found += [Case(documents=n, **sizes) for n in (1, 2, 40)]
+        found += [Case(soft_cap=5.0, **sizes)]
+        found += [Case(window=w, dtype="float16", **sizes) for w in (1, 64, 129, None)]
+        found += [Case(seq_len=2048, window=512, **sizes, **gqa)]
+    return {case.name: case for case in found}
+
+
+def process_of(case: Case) -> str:
+    """Let all share a process."""
+    return "jax"
+
+
+def _attend(case: Case, backend: str, q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    return api.attention(
+        q,
+        k,
+        v,
+        window=case.window,
+        segment_ids=None if case.documents is None else ids,
+        soft_cap=case.soft_cap,
+        backend=backend,
+    )
+
+
+def programs(case: Case, setting: Setting) -> dict[str, Program]:
+    """Return attention with its gradients as one program of q, k, v, d_out, ids."""
+
+    def run(q: Any, k: Any, v: Any, d_out: Any, ids: Any) -> tuple[Any, ...]:
+        def attend(q: Any, k: Any, v: Any) -> jax.Array:
+            return _attend(case, setting.ours, q, k, v, ids)
+
+        out, pullback = jax.vjp(attend, q, k, v)
+        return out, *pullback(d_out)
+
+    def array(heads: int) -> jax.ShapeDtypeStruct:
+        shape = (case.batch, case.seq_len, heads, case.head_dim)
+        return jax.ShapeDtypeStruct(shape, case.dtype)
+
+    q, k = array(case.heads), array(case.kv_heads)
+    ids = jax.ShapeDtypeStruct((case.batch, case.seq_len), jnp.int32)
+    return {"": Program(function=run, args=(q, k, k, q, ids))}
+
+
+def truth(case: Case, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Compute the results in float32 from the same inputs, by the definition."""
+
+    @jax.jit
+    def run(q: Any, k: Any, v: Any, d_out: Any, ids: Any) -> tuple[Any, ...]:
+        def attend(q: Any, k: Any, v: Any) -> jax.Array:
+            return _attend(case, "reference", q, k, v, ids)
+
+        wide = [x.astype(jnp.float32) for x in (q, k, v, d_out)]
+        out, pullback = jax.vjp(attend, *wide[:3])
+        return out, *pullback(wide[3])
+
+    # On the CPU: other code on other hardware. Long sequences take it too long.
+    if case.seq_len <= 1024:
+        cpu = jax.local_devices(backend="cpu")[0]
+        inputs = tuple(jax.device_put(x, cpu) for x in inputs)
+    return run(*inputs)
+
+
+def errors(got: Any, want: Any) -> tuple[float, float]:
+    """Return the relative error of an array, and that of its worst position."""
+    wrong = np.asarray(got, np.float64) - np.asarray(want, np.float64)
+    size = np.linalg.norm(np.asarray(want, np.float64), axis=-1)
+    floor = _FLOOR * np.sqrt(np.mean(size * size)) + 1e-3
+    wrong = np.linalg.norm(wrong, axis=-1)
+    total = np.linalg.norm(wrong) / max(np.linalg.norm(size), 1e-3 * size.size**0.5)
+    # NaN stays: a comparison with the limit is then false.
+    return float(total), float(np.max(wrong / np.maximum(size, floor)))
+
+
+def poison(num_bytes: int, value: float) -> None:
+    """Fill memory that is free, and will be handed out next, with a value."""
+    pieces = [jnp.full(num_bytes // 16, value, jnp.float32) for _ in range(4)]
+    jax.block_until_ready(pieces)
+    for piece in pieces:
+        piece.delete()
+
+
+def judge(case: Case, first: Any, second: Any, want: Any) -> Row:
+    """Compare two runs with the truth and with each other.
+
+    Raises:
+      RuntimeError: a result is wrong, not finite, or differs between the runs.
+    """
+    limit, worst_limit = LIMITS[case.dtype], WORST_LIMITS[case.dtype]
+    row: Row = {"errors": {}, "worst": {}}
+    faults = []
+    for name, a, b, exact in zip(RESULTS, first, second, want, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        total, worst = errors(a, exact)
+        row["errors"][name], row["worst"][name] = total, worst
+        if not np.isfinite(a.astype(np.float32)).all():
+            faults.append(
+                f"{name} is not finite: memory that no one wrote, or overflow"
+            )
+        elif not (total <= limit and worst <= worst_limit):
+            faults.append(
+                f"{name} is wrong: error {total:.2e} (limit {limit:.1e}), worst "
+                f"position {worst:.2e} (limit {worst_limit:.1e})"
+            )
+        if a.tobytes() != b.tobytes():
+            faults.append(f"{name} differs between two runs")
+    if faults:
+        raise RuntimeError("; ".join(faults))
+    return row
+
+
+def measure(case: Case, setting: Setting) -> Row:
+    """Run the case twice on poisoned memory and compare."""
+    seed = time.time_ns() % 2**31
+    program = programs(case, setting)[""]
+    inputs = list(program.inputs(seed))
+    rng = np.random.default_rng(seed)
+    if case.documents is not None:
+        ids = rng.integers(0, case.documents, (case.batch, case.seq_len))
+        inputs[-1] = jnp.asarray(np.sort(ids, axis=1), jnp.int32)
+    function = jax.jit(program.function)
+    jax.block_until_ready(function(*inputs))
+    num_bytes = _MIN_POISON_BYTES // (2**14 if setting.small else 1)
+    runs = []
+    for value in (float("nan"), 1e30):
+        poison(num_bytes, value)
+        runs.append(jax.device_get(function(*inputs)))
+    try:
+        want = jax.device_get(truth(case, tuple(inputs)))
+        row = judge(case, runs[0], runs[1], want)
+    except RuntimeError as error:
+        raise RuntimeError(f"seed {seed}: {error}") from None
+    return {"seed": seed, **row}
+
+
+def tables(rows: Mapping[str, Row], small: bool) -> list[Table]:
+    """Return the faults, then every case with its errors."""
+    lines, right = [], 0
+    for name in cases(small):
+        row = rows.get(name, {"status": "not run", "why": ""})
+        right += row["status"] == "ok"
+        cells = [fixed(row.get("errors", {}).get(r), 5) for r in RESULTS]
+        worst = max(row.get("worst", {}).values(), default=None)
+        verdict = "right" if row["status"] == "ok" else f"{row['status']}: {row['why']}"
+        lines.append(
+            [name, verdict, *cells, fixed(worst, 4), str(row.get("seed", "-"))]
+        )
+    limits = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in LIMITS.items())
+    return [
+        Table(
+            title="Attention against the float32 reference",
+            text=(
+                f"{right} of {len(lines)} cases are right: relative error of each "
+                f"array at most {limits}, no position far off, all finite on memory "
+                "filled with NaN before, and the same bits in a second run."
+            ),
+            header=("case", "verdict", *RESULTS, "worst position", "seed"),
+            rows=lines,
+        )
+    ]

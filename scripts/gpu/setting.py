@@ -1,0 +1,135 @@
+"""What a measurement is told about where it runs, and what it returns.
+
+Every part of the report is a module with
+
+    cases(small) -> {name: case}           in the order of importance, without devices
+    process_of(case) -> str                equal for cases that may share a process
+    programs(case, setting) -> {label: Program}     what will run, for the compiler too
+    measure(case, setting) -> row          runs it; an exception is the row's error
+    tables(rows) -> [Table]                for people
+
+Rows are dicts that JSON can hold.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mjax.mesh.axes import AxisSizes
+from mjax.mesh.build import build_mesh
+from mjax.mesh.described import GPUS, described_mesh
+
+Mode = Literal["gpu", "rehearse", "compile"]
+"""Measure on a GPU; run everything small on a CPU; compile for a described GPU."""
+
+Row = dict[str, Any]
+
+ONE_DEVICE = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=1)
+
+
+class SkippedError(Exception):
+    """Says why a case has nothing to run here, which is no fault of it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """One question of the report."""
+
+    name: str
+    """As --part takes it; the files are gpu_<name>.md and .json."""
+    title: str
+    path: str
+    """Of its module, imported when it is needed: one that fails spoils no other."""
+    timeout_s: float
+    """Longest that one case may take, compilation included."""
+
+    @property
+    def module(self) -> ModuleType:
+        """Import the module."""
+        return importlib.import_module(self.path)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where a measurement runs."""
+
+    mode: Mode
+    mesh: Mesh
+    """One device; all axes."""
+
+    @property
+    def small(self) -> bool:
+        """Whether shapes are tiny: a CPU runs them."""
+        return self.mode == "rehearse"
+
+    @property
+    def ours(self) -> str:
+        """The attention backend that is measured; a CPU has another."""
+        return "blocked" if self.mode == "rehearse" else "mosaic_gpu"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """A function of arrays, and the shapes that it is run with."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    """jax.ShapeDtypeStruct each."""
+
+    def lower(self, setting: Setting) -> jax.stages.Lowered:
+        """Trace for the device of the setting."""
+        sharding = NamedSharding(setting.mesh, PartitionSpec())
+        args = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            self.args,
+        )
+        with jax.sharding.use_abstract_mesh(setting.mesh.abstract_mesh):
+            return jax.jit(self.function).lower(*args)
+
+    def inputs(self, seed: int) -> tuple[Any, ...]:
+        """Draw arrays: floats from a normal distribution, integers in [0, 1000)."""
+        keys = jax.random.split(jax.random.key(seed), len(self.args))
+
+        @jax.jit
+        def draw(keys: jax.Array) -> tuple[jax.Array, ...]:
+            arrays = []
+            for key, x in zip(keys, self.args, strict=True):
+                if np.issubdtype(x.dtype, np.integer):
+                    arrays.append(jax.random.randint(key, x.shape, 0, 1000, x.dtype))
+                else:
+                    arrays.append(jax.random.normal(key, x.shape, x.dtype))
+            return tuple(arrays)
+
+        return draw(keys)
+
+
+def make_setting(mode: Mode) -> Setting:
+    """Make the setting of a process; touches its device, if it has one.
+
+    Raises:
+      RuntimeError: there is no GPU, or for "compile" no CUDA plugin.
+    """
+    if mode == "compile":
+        return Setting(mode=mode, mesh=described_mesh(ONE_DEVICE))
+    device = jax.devices()[0]
+    if mode == "gpu" and device.platform != "gpu":
+        raise RuntimeError(f"this needs an NVIDIA GPU; jax sees {device.device_kind}")
+    return Setting(mode=mode, mesh=build_mesh(ONE_DEVICE, [device]))
+
+
+def peak_flops_per_s(device_kind: str) -> float | None:
+    """Return the data sheet's dense bf16 peak; None for a device not described."""
+    return next(
+        (
+            g.peak_bf16_flops_per_s
+            for g in GPUS.values()
+            if g.device_kind == device_kind
+        ),
+        None,
+    )

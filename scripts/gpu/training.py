@@ -1,0 +1,232 @@
+"""Whole training steps of gpt-1b3 on one GPU, with MFU: a base, and one change each.
+
+Tokens are random: a step costs the same on any. No tokenizer, loader or command line
+is needed, so that this runs with jax, flax and optax alone; the sizes are those of
+`recipes.gpt.gpt_1b3`, which a test compares.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from mjax.model import ModelConfig, flops_per_token, num_params
+from mjax.optim import OptimConfig
+from mjax.step import BatchConfig, PrecisionConfig, build_program
+from mjax.step import Program as StepProgram
+from scripts.evidence import Table
+from scripts.gpu.cells import fixed, outcome
+from scripts.gpu.setting import Row, Setting, SkippedError, peak_flops_per_s
+
+GPT_1B3 = ModelConfig(layers=24, d_model=2048, heads=16, vocab_size=32_768)
+ADAMW = OptimConfig(name="adamw", lr=2e-4, beta2=0.95, eps=1e-8, warmup_steps=2000)
+NUM_STEPS = 26_000
+WARM_UP_STEPS = 2
+TIMED_STEPS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One configuration of the step."""
+
+    model: ModelConfig
+    optimizer: OptimConfig
+    seq_len: int = 8192
+    tokens: int = 32_768
+    """Of a step, in one microbatch."""
+    isolate_documents: bool = True
+    """Attention stays inside documents; here, two in each row."""
+
+
+BASE = Case(
+    model=dataclasses.replace(GPT_1B3, window=(1024,), remat="none"),
+    optimizer=dataclasses.replace(ADAMW, name="lamb", lr=2e-3, eps=1e-6),
+)
+_SMALL_SIZES: dict[str, Any] = {
+    "layers": 2,
+    "d_model": 32,
+    "heads": 2,
+    "vocab_size": 97,
+    "vocab_multiple": 8,
+}
+
+
+def cases(small: bool) -> dict[str, Case]:
+    """List the base and the changes; cuDNN has no segments, so it has its own base."""
+
+    def model(case: Case = BASE, **changes: Any) -> Case:
+        return dataclasses.replace(
+            case, model=dataclasses.replace(case.model, **changes)
+        )
+
+    whole = dataclasses.replace(BASE, isolate_documents=False)
+    found = {
+        "base": BASE,
+        "full window": model(window=(None,)),
+        "one document a row": whole,
+        "one document a row, cudnn": model(whole, attention="cudnn"),
+        "serial block": model(block="serial"),
+        "sequence 2048": dataclasses.replace(BASE, seq_len=2048),
+        "AdamW": dataclasses.replace(BASE, optimizer=ADAMW),
+        "remat dots": model(remat="dots"),
+        "remat full": model(remat="full"),
+    }
+    if not small:
+        return found
+    return {
+        name: dataclasses.replace(
+            case,
+            seq_len=case.seq_len // 128,
+            tokens=case.tokens // 128,
+            model=dataclasses.replace(
+                case.model,
+                window=tuple(w and w // 128 for w in case.model.window),
+                **_SMALL_SIZES,
+            ),
+        )
+        for name, case in found.items()
+        if name in ("base", "one document a row, cudnn")
+    }
+
+
+def process_of(case: Case) -> str:
+    """Give each its own process: its memory is not that of others."""
+    return repr(case)
+
+
+def programs(case: Case, setting: Setting) -> dict[str, Any]:
+    """Return the step, which is the one that a run takes, and the initialisation."""
+    if setting.mode != "gpu" and case.model.attention == "cudnn":
+        raise SkippedError("cuDNN plans its kernels with its library, on the device")
+    program = _program(case, setting)
+    return {"step": _Step(program=program)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Step:
+    program: StepProgram
+
+    def lower(self) -> jax.stages.Lowered:
+        p = self.program
+        return p.train_step.lower(p.abstract_state, p.abstract_batch)
+
+
+def _program(case: Case, setting: Setting) -> StepProgram:
+    attention = case.model.attention
+    attention = setting.ours if attention == "auto" else attention
+    return build_program(
+        model=dataclasses.replace(case.model, attention=attention),
+        optimizer=case.optimizer,
+        batch=BatchConfig(size=case.tokens // case.seq_len),
+        precision=PrecisionConfig(),
+        seq_len=case.seq_len,
+        num_steps=NUM_STEPS,
+        seed=0,
+        zero_level=2,
+        isolate_documents=case.isolate_documents,
+        mesh=setting.mesh,
+    )
+
+
+def random_batch(
+    program: StepProgram, vocab_size: int, seed: int
+) -> dict[str, jax.Array]:
+    """Draw a batch: two documents in each row, cut at a random position."""
+    rng = np.random.default_rng(seed)
+    rows, length = program.abstract_batch["tokens"].shape
+    tokens = rng.integers(0, vocab_size, (rows, length + 1), dtype=np.int32)
+    cuts = rng.integers(1, length, (rows, 1))
+    column = np.arange(length)
+    segments = column >= cuts
+    fields = {
+        "tokens": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "segments": segments.astype(np.int32),
+        "positions": np.where(segments, column - cuts, column).astype(np.int32),
+    }
+    return {k: jax.device_put(v, program.batch_sharding) for k, v in fields.items()}
+
+
+def measure(case: Case, setting: Setting) -> Row:
+    """Time steps one by one, each from its call to its metrics on the host."""
+    step_program: _Step = programs(case, setting)["step"]
+    program = step_program.program
+    batches = [random_batch(program, case.model.vocab_size, seed) for seed in range(2)]
+    start = time.perf_counter()
+    state = jax.block_until_ready(program.init())
+    step = program.train_step.lower(program.abstract_state, batches[0]).compile()
+    compile_s = time.perf_counter() - start
+    memory = step.memory_analysis()
+    times, losses = [], []
+    for i in range(WARM_UP_STEPS + TIMED_STEPS):
+        start = time.perf_counter()
+        state, metrics = step(state, batches[i % 2])
+        losses.append(float(metrics["loss"]))
+        times.append(time.perf_counter() - start)
+    if not np.isfinite(losses).all():
+        raise RuntimeError(f"losses must be finite, got {losses}")
+    step_s = statistics.median(times[WARM_UP_STEPS:])
+    tokens_per_s = case.tokens / step_s
+    flops = flops_per_token(case.model, case.seq_len)
+    device = jax.devices()[0]
+    peak = peak_flops_per_s(device.device_kind)
+    used = device.memory_stats() or {}
+    return {
+        "step_ms": 1e3 * step_s,
+        "spread": (max(times[WARM_UP_STEPS:]) - min(times[WARM_UP_STEPS:])) / step_s,
+        "tokens_per_s": tokens_per_s,
+        "tflops": flops * tokens_per_s / 1e12,
+        "mfu": None if peak is None else flops * tokens_per_s / peak,
+        "losses": losses,
+        "compile_s": compile_s,
+        "peak_bytes": used.get("peak_bytes_in_use"),
+        "planned_bytes": None if memory is None else memory.peak_memory_in_bytes,
+    }
+
+
+def tables(rows: Mapping[str, Row], small: bool) -> list[Table]:
+    """Return one table."""
+
+    def gib(row: Row, field: str) -> str:
+        count = row.get(field)
+        return "-" if count is None else f"{count / 2**30:.1f}"
+
+    lines = []
+    for name in cases(small):
+        row = rows.get(name, {})
+        mfu, spread, compile_s = (row.get(f) for f in ("mfu", "spread", "compile_s"))
+        lines.append(
+            [
+                name,
+                outcome(row, "step_ms", 1),
+                fixed(row.get("tokens_per_s"), 0),
+                fixed(row.get("tflops"), 0),
+                "-" if mfu is None else f"{100 * mfu:.1f}",
+                "-" if spread is None else f"{100 * spread:.1f}",
+                gib(row, "peak_bytes"),
+                fixed(compile_s, 1),
+            ]
+        )
+    params = num_params(GPT_1B3)
+    return [
+        Table(
+            title="Steps of gpt-1b3 on one GPU",
+            text=(
+                f"{params / 1e9:.3f} billion parameters; {BASE.tokens} tokens a step "
+                "in one microbatch, bfloat16 compute, float32 state. The base: "
+                f"sequence {BASE.seq_len}, parallel block, window 1024, LAMB, two "
+                "documents a row kept apart, nothing recomputed. Every other row has one change. "
+                "FLOPs of attention are those of the visible window (documents not "
+                "deducted), MFU is over the data sheet's dense bfloat16 peak."
+            ),
+            header=(
+                *("step", "ms", "tokens/s", "model TFLOP/s", "MFU %", "spread %"),
+                *("peak GiB", "compiled in s"),
+            ),
+            rows=lines,
+        )
+    ]
