@@ -40,15 +40,9 @@ def main(argv: Sequence[str]) -> int:
     deadline = time.time() + budget_s
     try:
         commit = args.commit or find_commit()
-        machine = supervise.probe(mode)
-    except (ValueError, RuntimeError) as error:
+        machine = find_machine(mode)
+    except ValueError as error:
         return _refuse(str(error))
-    if mode == "gpu" and machine["platform"] != "gpu":
-        return _refuse(
-            f"a GPU that jax can use is needed, and it sees {machine['device_kind']} "
-            "only; --rehearse runs everything small on a CPU, --compile-only compiles "
-            "for a described GPU"
-        )
     if mode == "compile":
         return _compile_only(parts, deadline)
     out = Path(args.out or BENCHMARKS_DIR)
@@ -125,6 +119,26 @@ def progress(row: Row) -> str:
     return f"{text} ({row['seconds']:.0f} s)"
 
 
+def find_machine(mode: Mode) -> Row:
+    """Return what `worker.probe` says of the device that the mode needs.
+
+    Raises:
+      ValueError: there is no such device.
+    """
+    try:
+        machine = supervise.probe(mode)
+        seen = machine["device_kind"]
+    except RuntimeError as error:
+        machine, seen = None, f"none ({error})"
+    if machine is None or (mode == "gpu" and machine["platform"] != "gpu"):
+        raise ValueError(
+            f"an NVIDIA GPU that jax can use is needed, and jax sees {seen}. Without "
+            "one, gpu_report has --rehearse and --compile-only, tune_attention has "
+            "--prune-only and --write-only"
+        )
+    return machine
+
+
 def find_commit() -> str:
     """Return the commit that is checked out, marked if files differ from it.
 
@@ -157,7 +171,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", help="folder of the files; default: docs/benchmarks")
     parser.add_argument(
         "--budget-s",
-        type=_positive,
+        type=positive,
         help="seconds from which on no case is begun, for all parts together; default: "
         f"{BUDGET_S:.0f} on a GPU, else a day",
     )
@@ -177,7 +191,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """Read a flag that is a positive, finite number."""
     number = float(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")

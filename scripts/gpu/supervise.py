@@ -39,21 +39,23 @@ class Worker:
     process: subprocess.Popen[str]
     lines: queue.Queue[Row | None]
     errors: IO[str]
+    reader: threading.Thread
 
     def next_message(self, timeout_s: float) -> Row | None:
         """Return what it says next; None at its end. Raises queue.Empty."""
         return self.lines.get(timeout=max(0.0, timeout_s))
 
-    def stop(self) -> int:
-        """Kill what is left of it and its children; return its exit code."""
+    def stop(self) -> tuple[int, str]:
+        """Kill what is left of it; return its exit code and the end of its stderr."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
-
-    def last_words(self) -> str:
-        """Return the end of what it wrote to stderr."""
-        self.errors.seek(0)
-        return " ".join(self.errors.read()[-_TAIL:].split())
+        code = self.process.wait()
+        self.reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        with self.errors:
+            self.errors.seek(0)
+            return code, " ".join(self.errors.read()[-_TAIL:].split())
 
 
 def start_worker(
@@ -63,6 +65,9 @@ def start_worker(
     # Not those of a test session, which simulate devices.
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     env["JAX_PLATFORMS"] = "cuda,cpu" if mode == "gpu" else "cpu"
+    if mode == "rehearse":
+        # Most of a rehearsal is compilation, and how fast its code is says nothing.
+        env["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     # Read when the process has ended, and gone with this one.
     errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
     process = subprocess.Popen(
@@ -88,8 +93,9 @@ def start_worker(
                 lines.put(json.loads(line.removeprefix(MARK)))
         lines.put(None)
 
-    threading.Thread(target=read, daemon=True).start()
-    return Worker(process=process, lines=lines, errors=errors)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    return Worker(process=process, lines=lines, errors=errors, reader=reader)
 
 
 def probe(mode: Mode) -> Row:
@@ -103,9 +109,9 @@ def probe(mode: Mode) -> Row:
         message = worker.next_message(START_S)
     except queue.Empty:
         message = None
-    code = worker.stop()
+    code, last_words = worker.stop()
     if message is None:
-        raise RuntimeError(f"no device found (code {code}): {worker.last_words()}")
+        raise RuntimeError(f"its process ended with code {code}: {last_words}")
     return message["probe"]
 
 
@@ -158,7 +164,7 @@ def _run_group(
     """Run cases in one process; return those that have a row, and if it was of use."""
     worker = start_worker(part.path, mode, deadline, names)
     done: set[str] = set()
-    good, current, fault = False, None, None
+    good, current, fault, status = False, None, None, "error"
     try:
         while len(done) < len(names):
             limit_s = START_S if current is None else part.timeout_s
@@ -168,7 +174,7 @@ def _run_group(
             except queue.Empty:
                 fault = f"killed: no result in {limit_s:.0f} s"
                 if left_s < limit_s:
-                    fault = "killed: the budget was spent"
+                    fault, status = "killed: the budget was spent", "not run"
                 break
             if message is None:
                 break
@@ -181,16 +187,14 @@ def _run_group(
             good = good or row["status"] in ("ok", "skipped")
             on_row(row)
     finally:
-        code = worker.stop()
+        code, last_words = worker.stop()
     # The process ends by itself after its last case, at the deadline, and when a case
     # spoilt the device: that case has its row.
     ended_well = fault is None and current is None and code in (0, POISONED)
     if len(done) < len(names) and not ended_well:
         name = current or next(name for name in names if name not in done)
         why = fault or f"its process ended with code {code}"
-        on_row(
-            {"case": name, "status": "error", "why": f"{why}; {worker.last_words()}"}
-        )
+        on_row({"case": name, "status": status, "why": f"{why}; {last_words}"})
         done.add(name)
     return done, good
 

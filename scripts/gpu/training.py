@@ -219,7 +219,8 @@ def tables(rows: Mapping[str, Row], small: bool) -> list[Table]:
                 f"{params / 1e9:.3f} billion parameters; {BASE.tokens} tokens a step "
                 "in one microbatch, bfloat16 compute, float32 state. The base: "
                 f"sequence {BASE.seq_len}, parallel block, window 1024, LAMB, two "
-                "documents a row kept apart, nothing recomputed. Every other row has one change. "
+                "documents a row kept apart, nothing recomputed. Every other row has "
+                "one change. "
                 "FLOPs of attention are those of the visible window (documents not "
                 "deducted), MFU is over the data sheet's dense bfloat16 peak."
             ),

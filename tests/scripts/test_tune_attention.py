@@ -1,0 +1,296 @@
+"""Tuning the attention kernels: what is done without a GPU, and what is written."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from mjax.kernels.attention import tuning
+from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
+from scripts import tune_attention
+from scripts.compiled_kernels import CaseReport, CompiledKernel
+from scripts.gpu import candidates, gate, pages, tuning_times
+from scripts.gpu.candidates import FULL, Candidate
+
+SHIPPED = MOSAIC_H200[128].forward
+FASTER = MosaicKernel(warpgroups=3, block=64, stages=4)
+
+
+def row(kernel: str, head_dim: int, config: MosaicKernel, ms: float) -> dict:
+    name = Candidate(kernel=kernel, head_dim=head_dim, config=config).name
+    return {"case": name, "status": "ok", "median_ms": ms}
+
+
+# --------------------------------------------------------------------- candidates
+
+
+def test_the_name_of_a_candidate_is_read_back():
+    listed = candidates.first_round(candidates.KERNELS, candidates.HEAD_DIMS)
+    assert [candidates.parse(c.name) for c in listed] == listed
+    assert len({c.name for c in listed}) == len(listed) == 3 * 2 * 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "backward D=64 warpgroups=2 block=64 stages=2",
+            "with one of forward, dq, dkv",
+        ),
+        ("dq D=64 block=64", "a candidate is named like"),
+        ("dq D=64 warpgroups=4 block=64 stages=2", "warpgroups must be one of"),
+        ("dq D=64 warpgroups=2 block=96 stages=2", "block must be a multiple of 64"),
+    ],
+)
+def test_what_is_no_candidate_is_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        candidates.parse(name)
+
+
+def test_the_gate_sees_each_candidate_with_its_own_sizes(monkeypatch):
+    """Traced on a CPU: the kernel's grid is made of the candidate's tile."""
+    names = [f"{k} D=64 warpgroups=3 block=64 stages=2" for k in candidates.KERNELS]
+    listed = [*names, names[2] + FULL]
+    monkeypatch.setenv(candidates.LISTED_VARIABLE, json.dumps(listed))
+    cases = candidates.listed_cases()
+    assert list(cases) == listed
+    lengths = [len(case.args) for case in cases.values()]
+    assert lengths == [3, 6, 6, 7]
+    # P is whole tiles of 192 rows and whole blocks.
+    assert cases[names[1]].args[4].shape == (1, 8, 43 * 192)
+    assert cases[names[2] + FULL].args[1].shape[2] == 1
+
+
+# --------------------------------------------------------------------------- gate
+
+
+def compiler(bad: dict[str, str]):
+    """Return a compiler for which the named candidates have faults."""
+    asked = []
+
+    def compile_listed(names: list[str]) -> list[CaseReport]:
+        asked.append(names)
+        kernel = CompiledKernel(
+            name="op",
+            registers=168,
+            set_registers=(),
+            stack_bytes=0,
+            spill_store_bytes=0,
+            spill_load_bytes=0,
+            shared_memory_bytes=1000,
+            serialised=(),
+            instructions={},
+        )
+        return [
+            CaseReport(
+                case=name,
+                compile_s=1.0,
+                kernels=(kernel,),
+                faults=tuple(f for part, f in bad.items() if part in name),
+            )
+            for name in names
+        ]
+
+    return compile_listed, asked
+
+
+def test_what_spills_plain_is_not_compiled_again_and_both_faults_are_kept():
+    compile_listed, asked = compiler(
+        {
+            "block=256": "op spills\nmore",
+            f"warpgroups=3 block=64 stages=4{FULL}": "late",
+        }
+    )
+    found = gate.prune(["dq"], [64], lambda _: None, compile_listed)
+    faults = {v.name: v.fault for v in found}
+    assert len(asked[0]) == 12
+    assert not any(FULL in name for name in asked[0])
+    # 3 warpgroups x 3 blocks are left, each with 3 numbers of stages.
+    assert len(asked[1]) == 27
+    assert all(name.endswith(FULL) for name in asked[1])
+    assert len(faults) == 3 + 27
+    assert faults["dq D=64 warpgroups=1 block=256 stages=2"] == "op spills"
+    assert faults["dq D=64 warpgroups=3 block=64 stages=4"] == "late"
+    assert sum(fault is None for fault in faults.values()) == 26
+
+
+def test_a_kernel_of_which_nothing_is_left_is_not_compiled_again():
+    compile_listed, asked = compiler({"": "op spills"})
+    found = gate.prune(["dkv"], [128], lambda _: None, compile_listed)
+    assert len(asked) == 1
+    assert len(found) == 12
+    assert all(v.fault for v in found)
+
+
+def test_pruning_keeps_the_verdicts_on_other_kernels(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "candidates.json"
+    monkeypatch.setattr(tuning_times, "CANDIDATES_PATH", path)
+    compile_listed, _ = compiler({"block=256": "op spills"})
+    monkeypatch.setattr(gate, "_compile_listed", compile_listed)
+    for kernel in ("dq", "forward", "dq"):
+        flags = ["--prune-only", "--kernel", kernel, "--head-dim", "64"]
+        assert tune_attention.main(flags) == 0
+    assert "54 of 60 candidates are left" in capsys.readouterr().out
+    names = [v["name"] for v in json.loads(path.read_text())["verdicts"]]
+    assert len(set(names)) == len(names) == 60
+    assert names[0] == "forward D=64 warpgroups=1 block=64 stages=2"
+    listed = tuning_times.read_candidates(path)
+    assert len(listed) == 54
+    assert not any(c.config.block == 256 for c in listed)
+
+
+def test_the_list_that_is_stored_has_what_is_shipped():
+    """A kernel that was changed so that its own sizes spill is to be pruned anew."""
+    listed = tuning_times.read_candidates()
+    for head_dim in candidates.HEAD_DIMS:
+        for kernel in candidates.KERNELS:
+            config = getattr(MOSAIC_H200[head_dim], kernel)
+            shipped = Candidate(kernel=kernel, head_dim=head_dim, config=config)
+            assert shipped in listed
+
+
+# ------------------------------------------------------------------------- choice
+
+
+def test_the_fastest_is_chosen_for_each_kernel_and_width():
+    rows = [
+        row("forward", 128, SHIPPED, 2.0),
+        row("forward", 128, FASTER, 1.5),
+        row("forward", 64, FASTER, 3.0),
+        row("dq", 64, FASTER, 0.5),
+        {"case": "dq D=64 warpgroups=1 block=64 stages=2", "status": "error"},
+    ]
+    assert tune_attention.choose(rows, MOSAIC_H200) == {
+        ("forward", 128): FASTER,
+        ("forward", 64): FASTER,
+        ("dq", 64): FASTER,
+    }
+
+
+@pytest.mark.parametrize(("ms", "winner"), [(1.99, SHIPPED), (1.97, FASTER)])
+def test_within_the_noise_the_shipped_sizes_stay(ms, winner):
+    rows = [row("forward", 128, FASTER, ms), row("forward", 128, SHIPPED, 2.0)]
+    assert tune_attention.choose(rows, MOSAIC_H200) == {("forward", 128): winner}
+
+
+# ------------------------------------------------------------------------ writing
+
+
+def evaluate(source: str):
+    """Return the table of a module's text."""
+    namespace: dict = {"__name__": "written"}
+    exec(compile(source, "tuning.py", "exec"), namespace)
+    return namespace["MOSAIC_H200"]
+
+
+@pytest.fixture
+def copy(tmp_path):
+    path = tmp_path / "tuning.py"
+    shutil.copy(tuning.__file__, path)
+    return path
+
+
+def test_writing_changes_the_winners_in_the_table_and_nothing_else(copy):
+    before = copy.read_text()
+    winners = {("forward", 128): FASTER, ("dkv", 64): FASTER, ("dq", 64): FASTER}
+    after = tune_attention.rewrite(before, winners, "NVIDIA H200, 2026-12-01, jax 1.2")
+    table = evaluate(after)
+    assert list(table) == list(MOSAIC_H200)
+    for head_dim, old in MOSAIC_H200.items():
+        for kernel in candidates.KERNELS:
+            now = dataclasses.asdict(getattr(table[head_dim], kernel))
+            wanted = winners.get((kernel, head_dim), getattr(old, kernel))
+            assert now == dataclasses.asdict(wanted), (head_dim, kernel)
+    words = " ".join(after.split())
+    assert (
+        "Tuned on NVIDIA H200, 2026-12-01, jax 1.2 (64: dkv, dq; 128: forward" in words
+    )
+    begin = before.index("MOSAIC_H200 =")
+    assert after[:begin] == before[:begin]
+    assert after.count("MOSAIC_H200") == before.count("MOSAIC_H200")
+
+
+def test_what_is_written_is_formatted_and_can_be_written_again(copy):
+    winners = {("forward", 64): FASTER}
+    for date in ("2026-12-01", "2026-12-02"):
+        where = f"NVIDIA H200, {date}, jax 1.2"
+        copy.write_text(tune_attention.rewrite(copy.read_text(), winners, where))
+        for check in (["format", "--check"], ["check", "--select", "E,F,W"]):
+            subprocess.run(
+                [sys.executable, "-m", "ruff", *check, "--isolated", str(copy)],
+                check=True,
+                capture_output=True,
+            )
+    assert "2026-12-01" not in copy.read_text()
+    assert copy.read_text().count("Tuned on") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "winners", "message"),
+    [
+        ("MOSAIC_H200 = 1\n'''doc'''\n", {}, "nothing was timed"),
+        ("OTHER = 1\n", {("dq", 64): FASTER}, "the module has no MOSAIC_H200"),
+        ("MOSAIC_H200 = 1\n", {("dq", 64): FASTER}, "with a docstring below"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(source, winners, message):
+    with pytest.raises(ValueError, match=message):
+        tune_attention.rewrite(source, winners, "")
+
+
+def test_winners_of_a_gpu_are_written_here_from_its_file(copy, tmp_path, capsys):
+    machine = {"device_kind": "NVIDIA H200", "driver": "1", "versions": {"jax": "1.2"}}
+    origin = pages.Origin(
+        mode="gpu", commit="abc", date="2026-12-01", command="tune", machine=machine
+    )
+    rows = {"a": row("dq", 128, FASTER, 1.0), "b": row("dq", 128, SHIPPED, 2.0)}
+    pages.write(tmp_path, tuning_times.PART, origin, rows, small=False)
+    flags = ["--write-only", "--out", str(tmp_path), "--tuning-file", str(copy)]
+    assert tune_attention.main(flags) == 0
+    assert evaluate(copy.read_text())[128].dq.block == FASTER.block
+    assert "Tuned on NVIDIA H200, 2026-12-01, jax 1.2 (128: dq" in copy.read_text()
+    assert f"dq D=128: {FASTER}" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------- bad input
+
+
+def test_without_a_gpu_nothing_is_timed_or_written(copy, tmp_path, capsys):
+    before = copy.read_text()
+    out = tmp_path / "out"
+    flags = ["--out", str(out), "--tuning-file", str(copy), "--commit", "abc"]
+    assert tune_attention.main(flags) == 2
+    assert "an NVIDIA GPU that jax can use is needed" in capsys.readouterr().err
+    assert copy.read_text() == before
+    assert not out.exists()
+
+
+def test_without_times_nothing_is_written(copy, tmp_path, capsys):
+    flags = ["--write-only", "--out", str(tmp_path), "--tuning-file", str(copy)]
+    assert tune_attention.main(flags) == 2
+    assert "time the candidates on a GPU first" in capsys.readouterr().err
+
+
+def test_without_candidates_nothing_is_timed(tmp_path):
+    with pytest.raises(ValueError, match="--prune-only, which needs no GPU"):
+        tuning_times.read_candidates(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--prune-only", "--write-only"], "not allowed with argument"),
+        (["--prune-only", "--kernel", "forwards"], "invalid choice"),
+        (["--prune-only", "--head-dim", "80"], "invalid choice: 80"),
+        (["--kernel", "dq"], "choose what --prune-only compiles"),
+        (["--budget-s", "-1"], "must be positive and finite"),
+    ],
+)
+def test_bad_arguments_are_refused(argv, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tune_attention.main(argv)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
