@@ -7,7 +7,7 @@ again on memory filled with another number, and must give the same bits.
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,16 +26,16 @@ RESULTS = ("out", "dq", "dk", "dv")
 # float16 has 11 bits: an eighth of that.
 LIMITS = {"bfloat16": 1e-2, "float16": 1.5e-3}
 # The same of the worst position (the H numbers of one head): a position is one of up
-# to thousands and hides in the whole array. Where few keys are seen sums cancel: blocked
-# attention has up to 6% in dq of the first positions of a document. A position that is
-# not written or has a wrong key is off by its own size.
+# to thousands and hides in the whole array. Where few keys are seen, sums cancel:
+# blocked attention has up to 6% in dq of the first positions of a document. A position
+# that is not written or has a wrong key is off by its own size.
 WORST_LIMITS = {"bfloat16": 0.25, "float16": 0.04}
 # What is zero in exact arithmetic (dq of the first query, all of dq in a window of 1)
 # has no relative error. So a position counts as at least this part of the root mean
 # square of all, and a number as at least the second, that of gradients in long windows.
 _FLOOR = 0.25
 _SMALL = 1e-2
-_MIN_POISON_BYTES = 2**28
+_POISON_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,9 +170,18 @@ def errors(got: Any, want: Any) -> tuple[float, float]:
     return float(total), float(np.max(wrong / np.maximum(size, floor)))
 
 
-def poison(num_bytes: int, value: float) -> None:
-    """Fill memory that is free, and will be handed out next, with a value."""
-    pieces = [jnp.full(num_bytes // 16, value, jnp.float32) for _ in range(4)]
+def poison(sizes: Sequence[int], value: float) -> None:
+    """Fill memory that is free, and will be handed out next, with a value.
+
+    The allocator gives a request the smallest free piece that it fits into, which may
+    be one that held the right results a moment ago. So pieces of just these sizes are
+    taken, all at once, filled, and given back.
+
+    Args:
+      sizes: bytes of each.
+      value: of each float32.
+    """
+    pieces = [jnp.full(-(-size // 4), value, jnp.float32) for size in sizes]
     jax.block_until_ready(pieces)
     for piece in pieces:
         piece.delete()
@@ -216,12 +225,15 @@ def measure(case: Case, setting: Setting) -> Row:
     if case.documents is not None:
         ids = rng.integers(0, case.documents, (case.batch, case.seq_len))
         inputs[-1] = jnp.asarray(np.sort(ids, axis=1), jnp.int32)
-    function = jax.jit(program.function)
-    jax.block_until_ready(function(*inputs))
-    num_bytes = _MIN_POISON_BYTES // (2**14 if setting.small else 1)
+    function = jax.jit(program.function).lower(*inputs).compile()
+    memory = function.memory_analysis()
+    assert memory is not None
+    taken = [x.nbytes for x in jax.block_until_ready(function(*inputs))]
+    taken.append(memory.temp_size_in_bytes)
+    rest = _POISON_BYTES // (2**14 if setting.small else 1)
     runs = []
     for value in (float("nan"), 1e30):
-        poison(num_bytes, value)
+        poison([*(2 * taken), rest], value)
         runs.append(jax.device_get(function(*inputs)))
     try:
         want = jax.device_get(truth(case, tuple(inputs)))

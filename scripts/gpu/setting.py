@@ -12,6 +12,7 @@ Rows are dicts that JSON can hold.
 """
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
 from types import ModuleType
@@ -95,18 +96,16 @@ class Program:
     def inputs(self, seed: int) -> tuple[Any, ...]:
         """Draw arrays: floats from a normal distribution, integers in [0, 1000)."""
         keys = jax.random.split(jax.random.key(seed), len(self.args))
+        return tuple(
+            _draw(key, x.shape, x.dtype) for key, x in zip(keys, self.args, strict=True)
+        )
 
-        @jax.jit
-        def draw(keys: jax.Array) -> tuple[jax.Array, ...]:
-            arrays = []
-            for key, x in zip(keys, self.args, strict=True):
-                if np.issubdtype(x.dtype, np.integer):
-                    arrays.append(jax.random.randint(key, x.shape, 0, 1000, x.dtype))
-                else:
-                    arrays.append(jax.random.normal(key, x.shape, x.dtype))
-            return tuple(arrays)
 
-        return draw(keys)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    if np.issubdtype(dtype, np.integer):
+        return jax.random.randint(key, shape, 0, 1000, dtype)
+    return jax.random.normal(key, shape, dtype)
 
 
 def make_setting(mode: Mode) -> Setting:

@@ -65,6 +65,9 @@ def start_worker(
     # Not those of a test session, which simulate devices.
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     env["JAX_PLATFORMS"] = "cuda,cpu" if mode == "gpu" else "cpu"
+    if mode == "gpu":
+        # One process has the device at a time; the default leaves a quarter unused.
+        env.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     if mode == "rehearse":
         # Most of a rehearsal is compilation, and how fast its code is says nothing.
         env["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
