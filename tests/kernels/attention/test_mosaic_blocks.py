@@ -112,7 +112,7 @@ def test_segments_bound_the_blocks_for_any_ids(data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"warpgroups": 4}, "warpgroups must be one of 1, 2, 3, got 4"),
+        ({"warpgroups": 4}, "warpgroups must be one of 2, 3, got 4"),
         ({"block": 96}, "multiple of 64, got 96"),
         ({"block": 0}, "multiple of 64, got 0"),
         ({"stages": 1}, "at least 2, got 1"),

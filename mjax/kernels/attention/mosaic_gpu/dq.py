@@ -189,8 +189,9 @@ def query_gradient(
             plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
             plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
         ],
-        grid=(num_tiles, p.heads, q.shape[0]),
-        grid_names=("tile", "heads", "batch"),
+        grid=(q.shape[0], p.heads, num_tiles),
+        # The last axis runs fastest: tiles that run together read the same keys.
+        grid_names=("batch", "heads", "tile"),
         num_threads=wgs + 1,
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
