@@ -43,14 +43,6 @@ FUNCTIONS = {
     f"{_GPU}.gpu_callbacks:call_deallocate_buffer": (
         "token mesh_location thread allocation_key_as_array source_info"
     ),
-    f"{_GPU}.gpu_callbacks:call_get": (
-        "token result_shape_and_dtype mesh_location thread allocation_key_as_array "
-        "transforms block_indices grid_loop_idx clock source_info input_name"
-    ),
-    f"{_GPU}.gpu_callbacks:call_swap": (
-        "token result_shape_and_dtype mesh_location thread allocation_key_as_array "
-        "transforms val mask clock source_info"
-    ),
     f"{_GPU}.jaxpr_interpret:JaxprInterpreter.interpret": "self jaxpr token args",
     f"{_GPU}.race_detection_state:GPURaceDetectionState.check_read": (
         "self thread clock buffer_key rnge source_info"

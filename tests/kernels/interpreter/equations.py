@@ -72,10 +72,11 @@ def _interpret_stock(self, eqns, token, env):
     return token, zip(defined, values, strict=True)
 
 
-def _call(self, eqn, function, token, **arguments):
+def _call(self, eqn, function, token, result=(), **arguments):
+    """Call a function of `wgmma` when the kernel runs."""
     return callback.io_callback(
         functools.partial(function, source_info=eqn.source_info),
-        gpu_callbacks.TOKEN_SHAPE_DTYPE,
+        (gpu_callbacks.TOKEN_SHAPE_DTYPE, *result),
         token=token,
         mesh_location=self.mesh_location,
         thread=self.thread,
@@ -84,30 +85,20 @@ def _call(self, eqn, function, token, **arguments):
 
 
 def _wgmma_wait(self, eqn, token):
-    return _call(self, eqn, wgmma.wait, token, n=eqn.params["n"]), []
+    (token,) = _call(self, eqn, wgmma.wait, token, n=eqn.params["n"])
+    return token, []
 
 
 def _accumulator_store(self, eqn, token, acc, value):
-    token = callback.io_callback(
-        wgmma.before_store,
-        gpu_callbacks.TOKEN_SHAPE_DTYPE,
-        token=token,
-        mesh_location=self.mesh_location,
-        thread=self.thread,
+    (token,) = _call(
+        self,
+        eqn,
+        wgmma.store_accumulator,
+        token,
         acc_allocation_key_as_array=acc,
+        value=value,
     )
-    token, old = gpu_callbacks.call_swap(
-        token=token,
-        result_shape_and_dtype=eqn.invars[1].aval,
-        mesh_location=self.mesh_location,
-        thread=self.thread,
-        allocation_key_as_array=acc,
-        transforms=(),
-        val=value,
-        mask=None,
-        source_info=eqn.source_info,
-    )
-    return token, [old]
+    return token, [value]
 
 
 def _run_state(self, eqn, token, *values):
@@ -137,21 +128,27 @@ def _run_state(self, eqn, token, *values):
             )
         keys.append(value)
     token, _ = self.interpret(jaxpr, token, *keys)
-    token = _call(self, eqn, wgmma.wait, token, n=0)
     results = []
     for key, new, out in zip(keys, is_new, eqn.outvars, strict=True):
         if new:
-            where = {
-                "mesh_location": self.mesh_location,
-                "thread": self.thread,
-                "allocation_key_as_array": key,
-                "source_info": eqn.source_info,
-            }
-            token, key = gpu_callbacks.call_get(
-                token=token, result_shape_and_dtype=out.aval, transforms=(), **where
+            token, result = _call(
+                self,
+                eqn,
+                functools.partial(wgmma.read_accumulator, wait_n=0),
+                token,
+                [out.aval],
+                acc_allocation_key_as_array=key,
             )
-            token = gpu_callbacks.call_deallocate_buffer(token=token, **where)
-        results.append(key)
+            token = gpu_callbacks.call_deallocate_buffer(
+                token=token,
+                mesh_location=self.mesh_location,
+                thread=self.thread,
+                allocation_key_as_array=key,
+                source_info=eqn.source_info,
+            )
+        else:
+            result = key
+        results.append(result)
     return token, results
 
 

@@ -128,6 +128,20 @@ def accumulator_store():
     return _multiply(body)
 
 
+def accumulator_store_in_blocks():
+    """Store to the accumulators of two blocks, which have the same name."""
+
+    def body(a, b, *_):
+        def run(acc):
+            acc[...] = plgpu.layout_cast(jnp.full((M, N), 2.0, jnp.float32), LAYOUT)
+            plgpu.wgmma(acc, a, b)
+            return acc[...] - 2.0
+
+        return _scoped(run)
+
+    return _multiply(body, threads=2, blocks=2)
+
+
 def two_in_flight():
     """Read the first of two accumulators while the second is in flight."""
 
@@ -336,6 +350,7 @@ RIGHT = (
     register_operand,
     run_state,
     accumulator_store,
+    accumulator_store_in_blocks,
     two_in_flight,
     partial_waits,
     branches,

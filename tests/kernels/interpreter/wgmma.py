@@ -171,7 +171,7 @@ def wait(*, token, mesh_location, thread, n, source_info=None):
     """Finish all wgmmas of the warpgroup but the last n."""
     del mesh_location, source_info
     _finish_all_but(thread, int(n))
-    return token
+    return (token,)
 
 
 _stock_read_accumulator = gpu_callbacks.wgmma_accumulator_deref
@@ -203,12 +203,31 @@ def read_accumulator(
 
 
 @gpu_callbacks.fail_on_exception
-def before_store(*, token, mesh_location, thread, acc_allocation_key_as_array):
-    """Check that the accumulator may be stored to."""
-    del mesh_location
+def store_accumulator(
+    *,
+    token,
+    mesh_location,
+    thread,
+    acc_allocation_key_as_array,
+    value,
+    source_info=None,
+):
+    """Write to an accumulator.
+
+    Not by jax's store to memory, which looks for races: registers have none, and their
+    keys are used again by the next block, at clocks that begin anew.
+    """
+    shared = gpu_callbacks._get_shared_memory()
     key = Key.from_array(acc_allocation_key_as_array)
     _refuse_in_flight(thread, key, "accumulator stored to")
-    return token
+    shared.store_buffer_content(
+        key,
+        shared.access(key, ()),
+        np.array(value),
+        thread,
+        logging_info=memory.GPULoggingInfo(mesh_location, thread, source_info),
+    )
+    return (token,)
 
 
 _stock_deallocate_buffer = gpu_callbacks._deallocate_buffer
