@@ -17,7 +17,7 @@ import pytest
 
 from tests.kernels.interpreter import contract, probes
 from tests.kernels.interpreter.runner import CaseError, Pool, Runner
-from tests.kernels.interpreter.source_change import changed
+from tests.kernels.interpreter.source_change import changed, source
 
 THIS = "tests.kernels.interpreter.test_interpreter"
 PROBES = "tests.kernels.interpreter.probes"
