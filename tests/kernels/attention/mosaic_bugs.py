@@ -82,7 +82,8 @@ _DQ = Case(T=200, kernel="dq")
 _DQ_WINDOW = Case(T=128, kernel="dq", window=20)
 _DQ_SOFT_CAP = Case(T=64, kernel="dq", soft_cap=2.0)
 _DKV = Case(T=192, kernel="dkv", N=2)
-_DKV_WINDOW = Case(T=128, kernel="dkv", window=20)
+_DKV_IDLE = Case(T=192, kernel="dkv", N=2, window=20)
+"""Warpgroups have idle steps after their own, and another head after these."""
 _DKV_GROUPS = Case(T=64, kernel="dkv", N=4, K=2)
 _DKV_SOFT_CAP = Case(T=64, kernel="dkv", soft_cap=2.0)
 
@@ -218,24 +219,16 @@ _DQ_BUGS = {
     "dq: slot of K released before dq is added to": _bug(
         "dq",
         _DQ,
+        ("tiles.release_before(k_free, step, stages) scores", "scores"),
         (
-            "plgpu.wgmma(dq_acc, d_scores, k_s.at[s])",
-            "plgpu.wgmma(dq_acc, d_scores, k_s.at[s]); "
-            "tiles.arrive(k_free, step, stages)",
+            "d_scores = pl.run_scoped(products",
+            "tiles.release_before(k_free, step + 1, stages); "
+            "d_scores = pl.run_scoped(products",
         ),
-        ("tiles.arrive(k_free, step - 1, stages)", "None"),
-        (
-            "pl.when(own.high > own.low)(lambda: tiles.arrive(k_free, last, stages))",
-            "None",
-        ),
+        ("tiles.release_before(k_free, high - low, stages)", "None"),
     ),
     "dq: slot of the last K never released": _bug(
-        "dq",
-        _DQ,
-        (
-            "pl.when(own.high > own.low)(lambda: tiles.arrive(k_free, last, stages))",
-            "None",
-        ),
+        "dq", _DQ, ("tiles.release_before(k_free, high - low, stages)", "None")
     ),
     "dq: slot of V never released": _bug(
         "dq",
@@ -261,7 +254,7 @@ _DQ_BUGS = {
     "dq: idle warpgroup releases nothing": _bug(
         "dq",
         _DQ_WINDOW,
-        ("tiles.arrive(k_free, step, stages) tiles.wait(", "tiles.wait("),
+        ("tiles.release_before(k_free, step, stages) tiles.arrive(", "tiles.arrive("),
     ),
 }
 
@@ -277,14 +270,13 @@ _DKV_BUGS = {
     "dkv: slot released before its products are done": _bug(
         "dkv",
         _DKV,
-        ("x = p.capped(acc[...])", "None"),
         (
-            "if p.soft_cap is None: return",
-            "x = p.capped(acc[...])\n                if p.soft_cap is None: return",
+            "x = p.capped(acc[...]) tiles.release_before(free, step, stages)",
+            "tiles.release_before(free, step, stages); x = p.capped(acc[...])",
         ),
     ),
-    "dkv: last slot of a head released too early": _bug(
-        "dkv", _DKV, ("plgpu.wgmma_wait(0)", "None")
+    "dkv: idle warpgroup releases before its products are done": _bug(
+        "dkv", _DKV_IDLE, ("plgpu.wgmma_wait(0)", "None")
     ),
     "dkv: dO read without waiting for it": _bug(
         "dkv", _DKV, ("tiles.wait(do_full, step, stages) delta", "delta")
@@ -307,8 +299,8 @@ _DKV_BUGS = {
     ),
     "dkv: idle warpgroup releases nothing": _bug(
         "dkv",
-        _DKV_WINDOW,
-        ("tiles.arrive(free, step, stages) return step + 1", "return step + 1"),
+        _DKV_IDLE,
+        ("tiles.release_before(free, step, stages) return step + 1", "return step + 1"),
     ),
 }
 

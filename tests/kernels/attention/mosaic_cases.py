@@ -33,6 +33,9 @@ def _cases() -> list[Case]:
         Case(T=130, N=4, K=2, window=90),
         Case(T=130, N=3, K=1, H=128, dtype="float16"),
         Case(T=100, N=2, K=2, B=2, window=33, dtype="float16"),
+        # Widths that few models have.
+        Case(T=130, H=32, window=50),
+        Case(T=100, H=96, segments="sorted", dtype="float16"),
         # Documents.
         *(Case(T=192, segments=kind) for kind in kinds),
         *(Case(T=150, segments=kind, window=40, H=128, B=2) for kind in kinds[:2]),
