@@ -56,6 +56,7 @@ def _attention_cases() -> dict[str, KernelCase]:
     options: tuple[tuple[str, dict[str, Any]], ...] = (
         ("window", {}),
         ("full", {"window": None}),
+        ("odd length", {"seq_len": 8187}),
         ("segments", {"segments": True}),
         ("soft cap", {"soft_cap": 30.0}),
         ("all, 8 heads a key", {"segments": True, "soft_cap": 30.0, "group": 8}),
@@ -75,6 +76,7 @@ def _attention_case(
     H: int,
     dtype: str,
     *,
+    seq_len: int = 8192,
     window: int | None = 1024,
     segments: bool = False,
     soft_cap: float | None = None,
@@ -93,7 +95,7 @@ def _attention_case(
         out, pull = jax.vjp(lambda q, k, v: call(q, k, v, segment_ids), q, k, v)
         return out, pull(d_out)
 
-    B, T, N = 1, 8192, 8
+    B, T, N = 1, seq_len, 8
     q = jax.ShapeDtypeStruct((B, T, N, H), jnp.dtype(dtype))
     k = jax.ShapeDtypeStruct((B, T, N // group, H), jnp.dtype(dtype))
     ids = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None
