@@ -2,10 +2,12 @@
 
     python -m scripts.kernel_table
     python -m scripts.kernel_table --json
+    python -m scripts.kernel_table --write
 
-Needs what `make env-plan` installs. Prints one Markdown table, or JSON, and ends with 1
-if a kernel does not compile, spills registers, has products that ptxas serialised,
-lacks the instructions it is there for, or takes more shared memory than a block has.
+Needs what `make env-plan` installs. Prints one Markdown table, or JSON, or writes
+docs/benchmarks/kernel_table.md. Ends with 1 if a kernel does not compile, spills
+registers, has products that ptxas serialised, lacks the instructions it is there for,
+or takes more shared memory than a block has.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,6 +32,7 @@ from scripts.compiled_kernels import (
     KernelCase,
     compile_cases,
 )
+from scripts.evidence import Table, write_page
 
 SHIPPED = "scripts.kernel_table:shipped_cases"
 """The cases of the table, for the process that compiles them."""
@@ -56,6 +60,7 @@ def _attention_cases() -> dict[str, KernelCase]:
     options: tuple[tuple[str, dict[str, Any]], ...] = (
         ("window", {}),
         ("full", {"window": None}),
+        ("odd length", {"seq_len": 8187}),
         ("segments", {"segments": True}),
         ("soft cap", {"soft_cap": 30.0}),
         ("all, 8 heads a key", {"segments": True, "soft_cap": 30.0, "group": 8}),
@@ -75,6 +80,7 @@ def _attention_case(
     H: int,
     dtype: str,
     *,
+    seq_len: int = 8192,
     window: int | None = 1024,
     segments: bool = False,
     soft_cap: float | None = None,
@@ -93,7 +99,7 @@ def _attention_case(
         out, pull = jax.vjp(lambda q, k, v: call(q, k, v, segment_ids), q, k, v)
         return out, pull(d_out)
 
-    B, T, N = 1, 8192, 8
+    B, T, N = 1, seq_len, 8
     q = jax.ShapeDtypeStruct((B, T, N, H), jnp.dtype(dtype))
     k = jax.ShapeDtypeStruct((B, T, N // group, H), jnp.dtype(dtype))
     ids = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None
@@ -121,6 +127,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--gpu", choices=GPUS, default="h200")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--write", action="store_true", help="write the page")
     args = parser.parse_args(argv)
     try:
         reports = compile_cases(args.cases, gpu=args.gpu)
@@ -129,12 +136,35 @@ def main(argv: Sequence[str]) -> int:
         return 1
     if args.json:
         print(json.dumps([dataclasses.asdict(report) for report in reports], indent=2))
+    elif args.write:
+        print(_write_page(reports, args.gpu))
     else:
         print(markdown(reports))
     if not reports:
         print(f"error: {args.cases} has no cases", file=sys.stderr)
         return 1
     return int(any(report.faults for report in reports))
+
+
+def _write_page(reports: Sequence[CaseReport], gpu: str) -> Path:
+    faults = [
+        f"{report.case}: {fault}" for report in reports for fault in report.faults
+    ]
+    text = (
+        f"Compiled for {GPUS[gpu].device_kind}, on a machine without one. *registers* of "
+        "a thread at the start, then for those that compute and those that load; the "
+        "counts are of instructions in the machine code. "
+        f"Faults: {'; '.join(faults) or 'none'}."
+    )
+    table = Table(
+        title="Registers, shared memory, instructions",
+        text=text,
+        header=_HEADER,
+        rows=[_cells(r, kernel) for r in reports for kernel in r.kernels],
+    )
+    title = "What the GPU kernels compile to"
+    command = "python -m scripts.kernel_table --write"
+    return write_page("kernel_table", title, command, [table])
 
 
 def _cells(report: CaseReport, kernel: CompiledKernel) -> list[str]:

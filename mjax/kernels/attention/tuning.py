@@ -63,7 +63,7 @@ class MosaicKernel:
 
 # 65,536 registers for the compute warpgroups and one that loads, of 128 threads each;
 # the loading one keeps 24. As in FlashAttention-3 (hopper/flash_fwd_kernel_sm90.h).
-_REGISTERS = {1: 240, 2: 240, 3: 160}
+_REGISTERS = {2: 240, 3: 160}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

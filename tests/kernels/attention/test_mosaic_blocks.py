@@ -1,5 +1,8 @@
 """Which blocks the GPU kernels visit: all that are needed, and hardly more."""
 
+import re
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
 from scripts.attention_cost import num_visible
 from scripts.visited_blocks import computed_pairs
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.mark.parametrize(("window", "bound"), [(512, 1.45), (1024, 1.3), (4096, 1.3)])
 @pytest.mark.parametrize("head_dim", MOSAIC_H200)
@@ -19,6 +24,20 @@ def test_few_pairs_are_computed_that_are_not_visible(head_dim, window, bound):
     counts = computed_pairs(8192, window, MOSAIC_H200[head_dim])
     for count in counts.values():
         assert 1 <= count / num_visible(8192, window) <= bound
+
+
+def test_the_table_of_the_documentation_is_the_count():
+    text = (ROOT / "docs" / "kernels.md").read_text()
+    rows = re.findall(
+        r"^\| (\d+|full) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M
+    )
+    assert [row[0] for row in rows] == ["256", "512", "1024", "4096", "full"]
+    for name, *ratios in rows:
+        window = None if name == "full" else int(name)
+        for head_dim in (64, 128):
+            counts = computed_pairs(8192, window, MOSAIC_H200[head_dim])
+            visible = num_visible(8192, window)
+            assert ratios == [f"{count / visible:.3f}" for count in counts.values()]
 
 
 def problem(T, window):
@@ -112,7 +131,7 @@ def test_segments_bound_the_blocks_for_any_ids(data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"warpgroups": 4}, "warpgroups must be one of 1, 2, 3, got 4"),
+        ({"warpgroups": 4}, "warpgroups must be one of 2, 3, got 4"),
         ({"block": 96}, "multiple of 64, got 96"),
         ({"block": 0}, "multiple of 64, got 0"),
         ({"stages": 1}, "at least 2, got 1"),

@@ -90,7 +90,11 @@ def key_value_gradients(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def walk(dk_acc, dv_acc):
-            """Add up dk and dv; blocks of the other warpgroups alone pass by."""
+            """Add up dk and dv; blocks of the other warpgroups alone pass by.
+
+            Each step releases the slot of the step before, whose products are done by
+            then.
+            """
 
             def head(_, step):
                 j0 = t * tile + tiles.in_loop(wg) * ROWS
@@ -100,10 +104,9 @@ def key_value_gradients(
                 def idle(_, step):
                     tiles.wait(q_full, step, stages)
                     tiles.wait(do_full, step, stages)
-                    tiles.arrive(free, step, stages)
+                    plgpu.wgmma_wait(0)
+                    tiles.release_before(free, step, stages)
                     return step + 1
-
-                step = begun = lax.fori_loop(low, own.low, idle, step)
 
                 def body(qb, step, masked):
                     def hide(probs):
@@ -111,29 +114,26 @@ def key_value_gradients(
                         mask = tiles.visible(p, probs.shape, starts, 1, segment_ids)
                         return jnp.where(mask, probs, 0.0) if masked else probs
 
-                    next_block(dk_acc, dv_acc, step, begun, hide)
+                    next_block(dk_acc, dv_acc, step, hide)
                     return step + 1
 
+                step = lax.fori_loop(low, own.low, idle, step)
                 for first, last, masked in own.parts():
                     some = functools.partial(body, masked=masked)
                     step = lax.fori_loop(first, last, some, step)
-                plgpu.wgmma_wait(0)
-
-                @pl.when(step > begun)
-                def _release():
-                    tiles.arrive(free, step - 1, stages)
-
                 return lax.fori_loop(own.high, high, idle, step)
 
-            lax.fori_loop(0, p.group, head, jnp.int32(0))
-            return dk_acc[...], dv_acc[...]
+            step = lax.fori_loop(0, p.group, head, jnp.int32(0))
+            sums = dk_acc[...], dv_acc[...]
+            tiles.release_before(free, step, stages)
+            return sums
 
         def log_sum(s):
             lse = plgpu.load(lse_s.at[s], layout=COLUMN)
             return tiles.along_columns(lse, scores_type.shape)
 
-        def next_block(dk_acc, dv_acc, step, begun, hide):
-            """Start to add one block's share; begun is where this warpgroup began."""
+        def next_block(dk_acc, dv_acc, step, hide):
+            """Start to add one block's share."""
             s, me = tiles.slot(step, stages), tiles.in_loop(wg)
 
             def probabilities(acc):
@@ -144,11 +144,7 @@ def key_value_gradients(
                     acc[...] = log_sum(s) * (-1.0 / p.scale)
                 plgpu.wgmma(acc, k_s.at[me], q_s.at[s].T)
                 x = p.capped(acc[...])
-
-                @pl.when(step > begun)
-                def _release():  # The products of the block before are done as well.
-                    tiles.arrive(free, step - 1, stages)
-
+                tiles.release_before(free, step, stages)
                 if p.soft_cap is None:
                     return jnp.exp2(x * p.exponent), None
                 slope = 1.0 - x * x
@@ -206,8 +202,9 @@ def key_value_gradients(
             plgpu.Barrier(num_arrivals=2, num_barriers=stages),
             plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
         ],
-        grid=(pl.cdiv(p.seq_len, tile), p.kv_heads, q.shape[0]),
-        grid_names=("tile", "heads", "batch"),
+        grid=(q.shape[0], p.kv_heads, pl.cdiv(p.seq_len, tile)),
+        # The last axis runs fastest: tiles that run together read the same queries.
+        grid_names=("batch", "heads", "tile"),
         num_threads=wgs + 1,
         thread_name="wg",
         compiler_params=tiles.compiler_params(),

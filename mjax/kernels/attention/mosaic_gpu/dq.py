@@ -96,7 +96,11 @@ def query_gradient(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def walk(dq_acc, i0, lse, delta):
-            """Add up dq over the blocks; those of the other warpgroups pass by."""
+            """Add up dq; blocks of the other warpgroups alone pass by.
+
+            Each step releases the keys of the step before, whose products are done by
+            then.
+            """
             own = tiles.key_blocks(p, i0, ROWS, block).within(
                 low, high, (full_from, high)
             )
@@ -107,30 +111,29 @@ def query_gradient(
                     mask = tiles.visible(p, probs.shape, starts, 0, segment_ids)
                     return jnp.where(mask, probs, 0.0) if masked else probs
 
-                next_block(dq_acc, kb, kb > own.low, (lse, delta), hide)
+                next_block(dq_acc, kb - low, (lse, delta), hide)
 
             lax.fori_loop(low, own.low, idle, None)
             for first, last, masked in own.parts():
                 some = functools.partial(body, masked=masked)
                 lax.fori_loop(first, last, some, None)
-            dq = dq_acc[...]
-            last = own.high - 1 - low
-            pl.when(own.high > own.low)(lambda: tiles.arrive(k_free, last, stages))
             lax.fori_loop(own.high, high, idle, None)
+            dq = dq_acc[...]
+            tiles.release_before(k_free, high - low, stages)
             return dq
 
         def idle(kb, _):
             step = kb - low
             tiles.wait(k_full, step, stages)
-            tiles.arrive(k_free, step, stages)
             tiles.wait(v_full, step, stages)
+            plgpu.wgmma_wait(0)
+            tiles.release_before(k_free, step, stages)
             tiles.arrive(v_free, step, stages)
 
-        def next_block(dq_acc, kb, follows, rows, hide):
-            """Start to add one block's share; follows tells if one is under way."""
+        def next_block(dq_acc, step, rows, hide):
+            """Start to add one block's share."""
             lse, delta = rows
-            step, me = kb - low, tiles.in_loop(wg)
-            s = tiles.slot(step, stages)
+            s, me = tiles.slot(step, stages), tiles.in_loop(wg)
 
             def products(s_acc, dp_acc):
                 tiles.wait(k_full, step, stages)
@@ -138,11 +141,7 @@ def query_gradient(
                 plgpu.wgmma(s_acc, q_s.at[me], k_s.at[s].T)
                 plgpu.wgmma(dp_acc, do_s.at[me], v_s.at[s].T)
                 scores = plgpu.wgmma_accumulator_load(s_acc, wait_n=1)
-
-                @pl.when(follows)
-                def _release():  # The product of the block before is done as well.
-                    tiles.arrive(k_free, step - 1, stages)
-
+                tiles.release_before(k_free, step, stages)
                 scores = p.capped(scores)
                 probs = hide(jnp.exp2(scores * p.exponent - lse))
                 if p.soft_cap is not None:
@@ -189,8 +188,9 @@ def query_gradient(
             plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
             plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
         ],
-        grid=(num_tiles, p.heads, q.shape[0]),
-        grid_names=("tile", "heads", "batch"),
+        grid=(q.shape[0], p.heads, num_tiles),
+        # The last axis runs fastest: tiles that run together read the same keys.
+        grid_names=("batch", "heads", "tile"),
         num_threads=wgs + 1,
         thread_name="wg",
         compiler_params=tiles.compiler_params(),

@@ -114,8 +114,7 @@ def forward(
             begin = jnp.maximum(high - own.full_high, 1)
             end = jnp.maximum(high - own.full_low, begin)
             carry = (probs.astype(q.dtype), row_max, row_sum)
-            if wgs > 1:
-                pl.when(wg == wgs - 1)(lambda: plgpu.barrier_arrive(turns.at[0]))
+            pl.when(wg == wgs - 1)(lambda: plgpu.barrier_arrive(turns.at[0]))
             for first, last, masked in (
                 (1, begin, True),
                 (begin, end, False),
@@ -123,8 +122,7 @@ def forward(
             ):
                 body = functools.partial(next_block, out_acc, i0, masked=masked)
                 carry = lax.fori_loop(first, last, body, carry)
-            if wgs > 1:
-                pl.when(wg == 0)(lambda: plgpu.barrier_wait(turns.at[0]))
+            pl.when(wg == 0)(lambda: plgpu.barrier_wait(turns.at[0]))
             probs, row_max, row_sum = carry
             tiles.wait(v_full, steps - 1, stages)
             plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(steps - 1, stages)])
@@ -139,13 +137,11 @@ def forward(
 
             def products(acc):
                 tiles.wait(k_full, step, stages)
-                if wgs > 1:
-                    plgpu.barrier_wait(turns.at[wg])
+                plgpu.barrier_wait(turns.at[wg])
                 plgpu.wgmma(acc, q_s.at[me], k_s.at[tiles.slot(step, stages)].T)
                 tiles.wait(v_full, step - 1, stages)
                 plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(step - 1, stages)])
-                if wgs > 1:
-                    tiles.arrive(turns, wg + 1, wgs)
+                tiles.arrive(turns, wg + 1, wgs)
                 return plgpu.wgmma_accumulator_load(acc, wait_n=1)
 
             scores = pl.run_scoped(products, scores_type)
@@ -214,8 +210,9 @@ def forward(
             plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
             plgpu.Barrier(num_barriers=wgs),
         ],
-        grid=(num_tiles, p.heads, B),
-        grid_names=("tile", "heads", "batch"),
+        grid=(B, p.heads, num_tiles),
+        # The last axis runs fastest: tiles that run together read the same keys.
+        grid_names=("batch", "heads", "tile"),
         num_threads=wgs + 1,
         thread_name="wg",
         compiler_params=tiles.compiler_params(),

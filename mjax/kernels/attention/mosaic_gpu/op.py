@@ -59,9 +59,14 @@ def attention(
     Returns:
       The output in the dtype of q.
     """
-    _, T, N, H = q.shape
+    T, N, H = q.shape[1:]
+    # A copy in tiles of 8 rows needs whole tiles (TileTransform of jax 0.11.2). What is
+    # added hides itself: keys by causality, queries by having no cotangent.
+    q, k, v = (_lengthen(x, -T % 8) for x in (q, k, v))
+    if segment_ids is not None:
+        segment_ids = _lengthen(segment_ids, -T % 8, mode="edge")
     problem = Problem(
-        seq_len=T,
+        seq_len=q.shape[1],
         padded_len=padded_len(T, tuning),
         heads=N,
         kv_heads=k.shape[2],
@@ -70,7 +75,8 @@ def attention(
         scale=scale,
         soft_cap=soft_cap,
     )
-    return _attention(problem, tuning, q, k, v, segment_ids)
+    out: Any = _attention(problem, tuning, q, k, v, segment_ids)
+    return out[:, :T]
 
 
 def padded_len(T: int, tuning: MosaicTuning) -> int:
@@ -135,7 +141,15 @@ def _padded_segments(problem: Problem, segment_ids: Any) -> Int32[Array, "B P"]:
     Keys beyond the end are hidden by causality, queries beyond it by their log-sum-exp.
     """
     rest = problem.padded_len - problem.seq_len
-    return jnp.pad(segment_ids.astype(jnp.int32), ((0, 0), (0, rest)), mode="edge")
+    return _lengthen(segment_ids.astype(jnp.int32), rest, mode="edge")
+
+
+def _lengthen(x: Any, rest: int, mode: str = "constant") -> Any:
+    """Add positions, the second dim: zeros, or copies of the last ("edge")."""
+    if rest == 0:
+        return x
+    widths = [(0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)]
+    return jnp.pad(x, widths, mode=mode)
 
 
 def key_bounds(

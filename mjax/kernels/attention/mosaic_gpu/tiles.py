@@ -216,6 +216,11 @@ def arrive(barriers: Any, step: Scalar, stages: int) -> None:
     plgpu.barrier_arrive(barriers.at[slot(step, stages)])
 
 
+def release_before(barriers: Any, step: Scalar, stages: int) -> None:
+    """Arrive at the barrier of the slot that the step before used, if there was one."""
+    pl.when(step > 0)(lambda: arrive(barriers, step - 1, stages))
+
+
 def in_loop(index: Scalar) -> jax.Array:
     """Return index, hidden from the compiler.
 
