@@ -27,7 +27,7 @@ from scripts.compiled_kernels import KernelCase
 KERNELS = tuple(field.name for field in dataclasses.fields(MosaicTuning))
 """forward, dq, dkv."""
 HEAD_DIMS = (64, 128)
-WARPGROUPS = (1, 2, 3)
+WARPGROUPS = (2, 3)
 BLOCKS = (64, 128, 192, 256)
 STAGES = (2, 3, 4)
 
