@@ -151,9 +151,9 @@ def _write_page(reports: Sequence[CaseReport], gpu: str) -> Path:
         f"{report.case}: {fault}" for report in reports for fault in report.faults
     ]
     text = (
-        f"Compiled for {GPUS[gpu].device_kind}, on a machine without one. *registers* of "
-        "a thread at the start, then for those that compute and those that load; the "
-        "counts are of instructions in the machine code. "
+        f"Compiled for {GPUS[gpu].device_kind}, on a machine without one. "
+        "*registers*: of a thread at the start, then of those that compute and those "
+        "that load; the counts are of instructions in the machine code. "
         f"Faults: {'; '.join(faults) or 'none'}."
     )
     table = Table(
