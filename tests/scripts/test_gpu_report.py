@@ -191,6 +191,27 @@ def test_without_a_gpu_the_report_ends_before_any_work(tmp_path, capsys):
     assert not out.exists()
 
 
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("error", 1)])
+def test_compiling_only_ends_with_1_if_a_case_does_not_compile(
+    status, code, monkeypatch, capsys
+):
+    def run(part, cases, mode, *, deadline, on_row):
+        assert mode == "compile"
+        # What a GPU will run, not what is rehearsed.
+        assert list(cases) == list(part.module.cases(False))
+        row = {"status": status, "why": "spoilt", "seconds": 1.0, "bytes": {"": 2**30}}
+        for name in cases:
+            on_row({"case": name, **row})
+
+    monkeypatch.setattr(supervise, "run_cases", run)
+    monkeypatch.setattr(supervise, "probe", lambda mode: {"device_kind": "cpu"})
+    flags = ["--compile-only", "--part", "ceilings", "--commit", "abc"]
+    assert gpu_report.main(flags) == code
+    out = capsys.readouterr().out
+    assert f"4 {status}" in out
+    assert ("1.00 GiB" in out) == (status == "ok")
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -315,6 +336,25 @@ def test_kernels_get_their_medians_in_the_order_of_the_run():
     assert kernel_times.medians(runs) == [("a", 2.0), ("b", 8.0)]
     with pytest.raises(ValueError, match="shorter"):
         kernel_times.medians([runs[0], runs[1][:1]])
+
+
+def test_cupti_gets_the_program_and_its_kernels_become_the_row(monkeypatch):
+    def measure(function, *, aggregate, iterations):
+        def run(*args):
+            gradients = function(*args)
+            assert [x.shape for x in gradients] == [x.shape for x in args[:3]]
+            assert not aggregate
+            return gradients, [[("dq", 2.0), ("dkv", 3.0)]] * iterations
+
+        return run
+
+    monkeypatch.setattr(kernel_times.profiler, "measure", measure)
+    case = next(c for n, c in kernel_times.cases(True).items() if "ours" in n)
+    # Tiny shapes and blocked attention, but not skipped.
+    setting = make_setting("rehearse")
+    monkeypatch.setattr(type(setting), "small", False)
+    row = kernel_times.measure(case, setting)
+    assert row == {"kernels": [("dq", 2.0), ("dkv", 3.0)]}
 
 
 # --------------------------------------------------------------------- correctness

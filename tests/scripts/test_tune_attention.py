@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import pytest
 
 from mjax.kernels.attention import tuning
@@ -14,6 +16,7 @@ from scripts import tune_attention
 from scripts.compiled_kernels import CaseReport, CompiledKernel
 from scripts.gpu import candidates, gate, pages, tuning_times
 from scripts.gpu.candidates import FULL, Candidate
+from scripts.gpu.setting import make_setting
 
 SHIPPED = MOSAIC_H200[128].forward
 FASTER = MosaicKernel(warpgroups=3, block=64, stages=4)
@@ -150,6 +153,69 @@ def test_the_list_that_is_stored_has_what_is_shipped():
             config = getattr(MOSAIC_H200[head_dim], kernel)
             shipped = Candidate(kernel=kernel, head_dim=head_dim, config=config)
             assert shipped in listed
+
+
+# ------------------------------------------------------------------------- timing
+
+
+@pytest.fixture
+def pretended_kernels(monkeypatch):
+    """Replace the kernels, which no CPU runs, by functions that note their inputs."""
+    seen = []
+
+    def forward(q, k, v, segments, *, problem, tuning):
+        rows = (q.shape[0], problem.heads, problem.padded_len)
+        return q, jnp.full(rows, 2.0)
+
+    def program(candidate, problem):
+        def call(*arrays):
+            shapes = candidates.abstract_arguments(candidate, problem, batch=1)
+            assert [(x.shape, x.dtype) for x in arrays] == [
+                (x.shape, x.dtype) for x in shapes
+            ]
+            return arrays[0]
+
+        seen.append((candidate, problem))
+        return call
+
+    monkeypatch.setattr(tuning_times, "forward", forward)
+    monkeypatch.setattr(tuning_times, "program", program)
+    for name, value in (("SEQ_LEN", 256), ("BATCH", 1), ("WIDTH", 128)):
+        monkeypatch.setattr(tuning_times, name, value)
+    tuning_times._shared.cache_clear()
+    yield seen
+    tuning_times._shared.cache_clear()
+
+
+@pytest.mark.parametrize("kernel", candidates.KERNELS)
+def test_a_kernel_is_timed_with_arrays_of_its_own_padding(kernel, pretended_kernels):
+    candidate = Candidate(kernel=kernel, head_dim=64, config=FASTER)
+    device = dataclasses.replace(make_setting("rehearse"), mode="gpu")
+    found = tuning_times.measure(candidate, device)
+    # 256 in whole tiles of 192.
+    assert [(p.window, p.padded_len) for _, p in pretended_kernels] == [
+        (1024, 384),
+        (None, 384),
+    ]
+    assert list(found["ms"]) == ["1024", "full"]
+    assert found["median_ms"] == pytest.approx(
+        math.sqrt(found["ms"]["1024"] * found["ms"]["full"])
+    )
+
+
+def test_the_fastest_candidate_stands_first_in_its_table(monkeypatch):
+    names = [
+        Candidate(kernel="dq", head_dim=64, config=config).name
+        for config in (MOSAIC_H200[64].dq, FASTER)
+    ]
+    monkeypatch.setattr(
+        tuning_times, "read_candidates", lambda: [candidates.parse(n) for n in names]
+    )
+    timed = {"ms": {"1024": 1.0, "full": 4.0}, "median_ms": 2.0, "spread": 0.01}
+    rows = {names[1]: {"case": names[1], "status": "ok", **timed}}
+    (table,) = tuning_times.tables(rows, False)
+    assert [line[0] for line in table.rows] == names[::-1]
+    assert table.rows[0][1:] == ["2.0000", "1.0000", "4.0000", "1.0"]
 
 
 # ------------------------------------------------------------------------- choice
