@@ -4,6 +4,7 @@ Tokens and heads x width are the same in all cases, so that times compare.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ TOKENS = 32_768
 WIDTH = 2048
 """Query heads x head width."""
 GEMM = "GEMM"
+COMPARED = ("cudnn", "tokamax")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,25 @@ def measure(case: Case, setting: Setting) -> Row:
     call, wait = _calls(case, case.shape, setting)
     timing = time_calls(call, wait)
     per_s = case.shape.flops(case.direction) / (timing.median_ms / 1e3)
-    return {**dataclasses.asdict(timing), "tflops": per_s / 1e12}
+    row = {**dataclasses.asdict(timing), "tflops": per_s / 1e12}
+    if case.contender in COMPARED and case.direction == "forward":
+        row["difference"] = difference(case, setting)
+    return row
+
+
+def difference(case: Case, setting: Setting) -> float | str:
+    """Return how far a contender's output is from ours: do both see the same keys?
+
+    A text, where ours fails: that is for our own row to report.
+    """
+    inputs = programs(case, setting)[""].inputs(0)
+    theirs = _jitted(case, setting)(*inputs).astype(jnp.float32)
+    try:
+        own = _jitted(dataclasses.replace(case, contender="ours"), setting)
+        ours = own(*inputs).astype(jnp.float32)
+        return float(jnp.linalg.norm(theirs - ours) / jnp.linalg.norm(ours))
+    except Exception as error:  # of our kernel, in the row of another
+        return f"ours failed: {type(error).__name__}"
 
 
 def _calls(
@@ -145,7 +165,13 @@ def _calls(
         device = "cpu" if setting.small else "cuda"
         calls, wait = contenders.torch_calls(case.contender, shape, INPUT_SETS, device)
         return calls[case.direction], wait
-    return ceilings.jax_calls(programs(case, setting)[""])
+    return ceilings.jax_calls(programs(case, setting)[""], _jitted(case, setting))
+
+
+@functools.lru_cache(maxsize=4)
+def _jitted(case: Case, setting: Setting) -> Callable[..., Any]:
+    """Return the program of a case under jax.jit, compiled once a shape."""
+    return jax.jit(programs(case, setting)[""].function)
 
 
 def tables(rows: Mapping[str, Row], small: bool) -> list[Table]:
@@ -183,6 +209,7 @@ def _against_cudnn(
                 fixed(share, 1),
                 fixed(_percent(ours.get("spread")), 1),
                 fixed(_percent(cudnn.get("spread")), 1),
+                _as_text(cudnn.get("difference")),
             ]
         )
     mean = fixed(geometric_mean(ratios), 3)
@@ -192,14 +219,20 @@ def _against_cudnn(
         text=(
             f"Geometric mean of our time over cuDNN's: {mean}, over {len(ratios)} of "
             f"{len(every)} shapes (target: at most 1). TFLOP/s count visible pairs "
-            f"only; the GEMM ceiling measured beside them is {fixed(gemm, 0)} TFLOP/s."
+            f"only; the GEMM ceiling measured beside them is {fixed(gemm, 0)}. "
+            "difference: of cuDNN's output from ours, relative (forward only)."
         ),
         header=(
             *("shape", "ours ms", "cuDNN ms", "ours / cuDNN", "ours TFLOP/s"),
             *("% of GEMM", "spread %", "cuDNN spread %"),
+            "difference",
         ),
         rows=lines,
     )
+
+
+def _as_text(difference: float | str | None) -> str:
+    return difference if isinstance(difference, str) else fixed(difference, 4)
 
 
 def _percent(share: float | None) -> float | None:

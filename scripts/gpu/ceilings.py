@@ -57,13 +57,18 @@ def programs(case: Case, setting: Setting) -> dict[str, Program]:
 
 
 def jax_calls(
-    program: Program,
+    program: Program, function: Callable[..., Any] | None = None
 ) -> tuple[Callable[[int], Any], Callable[[Any], Any]]:
-    """Draw inputs for a program; return what `time_calls` takes."""
-    function = jax.jit(program.function)
+    """Draw inputs for a program; return what `time_calls` takes.
+
+    Args:
+      program: what is called.
+      function: its function under jax.jit, if that is there already.
+    """
+    compiled = jax.jit(program.function) if function is None else function
     sets = [program.inputs(seed) for seed in range(INPUT_SETS)]
     jax.block_until_ready(sets)
-    return lambda i: function(*sets[i]), jax.block_until_ready
+    return lambda i: compiled(*sets[i]), jax.block_until_ready
 
 
 def measure(case: Case, setting: Setting) -> Row:

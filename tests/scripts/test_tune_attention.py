@@ -268,7 +268,8 @@ def test_writing_changes_the_winners_in_the_table_and_nothing_else(copy):
     for head_dim, old in MOSAIC_H200.items():
         for kernel in candidates.KERNELS:
             now = dataclasses.asdict(getattr(table[head_dim], kernel))
-            wanted = winners.get((kernel, head_dim), getattr(old, kernel))
+            shipped: MosaicKernel = getattr(old, kernel)
+            wanted = winners.get((kernel, head_dim), shipped)
             assert now == dataclasses.asdict(wanted), (head_dim, kernel)
     words = " ".join(after.split())
     assert (
