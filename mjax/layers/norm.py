@@ -4,9 +4,9 @@ from typing import Literal
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float
 
+from mjax.kernels.layer_norm.api import norm
 from mjax.layers.initialise import zeros
 
 
@@ -36,11 +36,7 @@ class Norm(nnx.Module):
 
     def __call__(self, x: Float[Array, "B t D"]) -> Float[Array, "B t D"]:
         """Normalise x over D; returns the dtype of x."""
-        y = x.astype(jnp.float32)
-        if self.kind == "layernorm":
-            y = y - y.mean(-1, keepdims=True)
-        y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
-        y = y * self.scale[...].astype(jnp.float32)
-        if self.bias is not None:
-            y = y + self.bias[...].astype(jnp.float32)
-        return y.astype(x.dtype)
+        bias = None if self.bias is None else self.bias[...]
+        return norm(
+            x, self.scale[...], bias, centred=self.kind == "layernorm", eps=self.eps
+        )

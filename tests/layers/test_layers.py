@@ -1,7 +1,6 @@
 """Each layer against plain NumPy written from its formula."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from mjax.kernels.cross_entropy import reference, tuning
 from mjax.kernels.cross_entropy.tuning import ChunkedTuning
 from mjax.layers.dropout import DropoutKey, dropout
 from mjax.layers.loss import NO_TARGET, summed_nll
-from mjax.layers.mlp import gelu
 from mjax.layers.norm import Norm
 from mjax.layers.rope import RopeConfig, angles, rotate
 from mjax.mesh import collectives
@@ -89,17 +87,6 @@ def test_rotated_scores_depend_on_the_distance_only() -> None:
         return float((at(q, i) * at(k, j)).sum())
 
     assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-4)
-
-
-def test_gelu_has_the_values_and_the_slope_of_jax() -> None:
-    x = jnp.linspace(-6, 6, 101)
-    exact = functools.partial(jax.nn.gelu, approximate=False)
-    np.testing.assert_array_equal(gelu(x), exact(x))
-    got, expected = (jax.grad(lambda x, f=f: f(x).sum())(x) for f in (gelu, exact))
-    np.testing.assert_allclose(got, expected, rtol=TOLERANCE, atol=1e-6)
-    with jax.numpy_dtype_promotion("strict"):
-        slope = jax.grad(lambda x: gelu(x).sum())(x.astype(jnp.bfloat16))
-    assert slope.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("tp", [1, 4])
