@@ -1,0 +1,103 @@
+"""Complete jax's Mosaic GPU interpreter, for tests of kernels on a CPU.
+
+    completion.install()
+    with completion.interpreter():
+        out = kernel(...)
+
+Test-only. It replaces functions of private modules of jax in this process; what is
+compiled for a GPU does not change. What each replacement adds is said in `wgmma`,
+`equations`, `deadlock`, and here: a race is an error everywhere (jax 0.11 prints it and
+goes on; jax 0.12 raises), a kernel is compiled once rather than once per warpgroup and
+block, and the first failure of a kernel is kept, which XLA may replace by a later one.
+"""
+
+import logging
+import threading
+from typing import Any, NoReturn
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from tests.kernels.interpreter import contract
+
+failures: list[Exception] = []
+"""What made kernels fail, in order, since the list was last cleared."""
+
+
+def install() -> None:
+    """Replace the functions; call it once, before any kernel is interpreted.
+
+    Raises:
+      RuntimeError: the installed jax differs from those that this was written for.
+    """
+    contract.check()
+    # Only now: importing these takes what `check` has found to be there.
+    from jax._src.pallas.mosaic.interpret import race_detection_state, thread_map
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, jaxpr_interpret
+    from jax._src.pallas.mosaic_gpu.interpret import (
+        race_detection_state as gpu_race_detection_state,
+    )
+    from jax._src.pallas.mosaic_gpu.interpret import shared_memory as memory
+
+    from tests.kernels.interpreter import deadlock, equations, wgmma
+
+    gpu_callbacks.wgmma = wgmma.call
+    gpu_callbacks.wgmma_accumulator_deref = wgmma.read_accumulator
+    gpu_callbacks._deallocate_buffer = wgmma.deallocate_buffer
+    gpu_callbacks.kernel_thread_finished = deadlock.kernel_thread_finished
+    memory.Barrier._wait = deadlock.barrier_wait
+    jaxpr_interpret.JaxprInterpreter.interpret = equations.interpret
+    for module in (race_detection_state, gpu_race_detection_state):
+        vars(module)["print"] = _raise_race  # In 0.12 these modules print nothing.
+    thread_map._run_jaxpr = _run_compiled
+
+    stock_set_failed = memory.GPUSharedMemory.set_failed
+
+    def set_failed(self, exception, failed_thread=None, top_level=True):
+        failures.append(exception)
+        stock_set_failed(self, exception, failed_thread, top_level)
+
+    memory.GPUSharedMemory.set_failed = set_failed
+    # Each failed callback would log its stack.
+    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)
+
+
+def interpreter():
+    """Return a context in which Mosaic GPU kernels are interpreted, races included.
+
+    Memory that nothing has written holds NaN.
+    """
+    return plgpu.force_gpu_interpret_mode(
+        plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
+    )
+
+
+def reset() -> None:
+    """Forget a failed kernel and what was compiled; call it between kernels."""
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
+    gpu_callbacks.reset_gpu_interpret_mode_state()
+    failures.clear()
+    compiled.clear()
+
+
+def _raise_race(message: str) -> NoReturn:
+    raise RuntimeError(message)
+
+
+compiled: dict[int, tuple[Any, Any]] = {}
+"""By id of a jaxpr: the executable, and the jaxpr, so that its id is not reused."""
+_compiled_lock = threading.Lock()
+
+
+def _run_compiled(jaxpr, consts, *args):
+    """Run one warpgroup. Replaces `thread_map._run_jaxpr`, which compiles each time."""
+    from jax._src.pallas.mosaic.interpret import thread_map
+
+    with _compiled_lock:
+        if id(jaxpr) not in compiled:
+            run = jax.jit(thread_map._run, static_argnums=0)
+            executable = run.trace(jaxpr, consts, *args).lower().compile()
+            compiled[id(jaxpr)] = executable, jaxpr
+        executable, _ = compiled[id(jaxpr)]
+    executable(consts, *args)

@@ -1,0 +1,372 @@
+"""One small kernel for each thing that the kernels' tests rely on.
+
+Each probe multiplies a [64, 128] by b [128, 64] in its own way and returns the product.
+Those whose name begins with `bad_` are wrong programs that the interpreter must refuse.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from tests.kernels.interpreter import completion
+
+M, N, K = 64, 64, 128
+LAYOUT = plgpu.Layout.WGMMA
+_Accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
+ACC = _Accumulator((M, N), jnp.float32)
+_SWIZZLED = (
+    plgpu.TilingTransform((8, 64)),  # pyright: ignore[reportAbstractUsage]
+    plgpu.SwizzleTransform(128),  # pyright: ignore[reportAbstractUsage]
+)
+
+
+def run(name: str) -> float:
+    """Return the largest error of a probe's product."""
+    with completion.interpreter():
+        got, want = PROBES[name]()
+    return float(np.abs(got - want).max())
+
+
+def num_compilations(name: str) -> int:
+    """Return how often the body of a probe's kernel is compiled."""
+    run(name)
+    return len(completion.compiled)
+
+
+def _multiply(body: Callable, *, threads: int = 1, indices=None, blocks: int = 1):
+    """Return what a kernel around body computes, and the product.
+
+    Args:
+      body: (a and b in SMEM, a and indices in GMEM, barriers) -> a @ b.
+      threads: warpgroups; all but the first do nothing.
+      indices: [1, 4] int32, for body.
+      blocks: how many blocks compute the product.
+    """
+    keys = jax.random.split(jax.random.key(0))
+    a = jax.random.normal(keys[0], (M, K), jnp.bfloat16)
+    b = jax.random.normal(keys[1], (K, N), jnp.bfloat16)
+    indices = jnp.zeros((1, 4), jnp.int32) if indices is None else indices
+
+    def kernel(a_gmem, b_gmem, indices_gmem, o_gmem, a_smem, b_smem, o_smem, bars):
+        def compute():
+            plgpu.copy_gmem_to_smem(a_gmem, a_smem, bars.at[0])
+            plgpu.copy_gmem_to_smem(b_gmem, b_smem, bars.at[0])
+            plgpu.barrier_wait(bars.at[0])
+            o_smem[...] = body(a_smem, b_smem, a_gmem, indices_gmem, bars)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[lax.axis_index("block")])
+            plgpu.wait_smem_to_gmem(0)
+
+        if threads == 1:
+            compute()
+        else:
+            pl.when(lax.axis_index("wg") == 0)(compute)
+
+    run = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((blocks, M, N), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((M, K), jnp.bfloat16, transforms=_SWIZZLED),
+            plgpu.SMEM((K, N), jnp.bfloat16, transforms=_SWIZZLED),
+            plgpu.SMEM((M, N), jnp.float32),
+            plgpu.Barrier(num_arrivals=2, num_barriers=2),
+        ],
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=threads,
+        thread_name="wg",
+    )
+    want = np.asarray(a, np.float32) @ np.asarray(b, np.float32)
+    return np.asarray(run(a, b, indices)), want
+
+
+def _scoped(body: Callable, *accumulators) -> jax.Array:
+    return pl.run_scoped(body, *(accumulators or (ACC,)))
+
+
+def register_operand():
+    """Multiply with the first operand in registers."""
+
+    def body(a, b, *_):
+        def run(acc):
+            plgpu.wgmma(acc, plgpu.load(a, layout=LAYOUT), b)
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def run_state():
+    """Start an accumulator from a value, get the sum back."""
+
+    def body(a, b, *_):
+        start = plgpu.layout_cast(jnp.full((M, N), 2.0, jnp.float32), LAYOUT)
+        run = pl.run_state(lambda acc: plgpu.wgmma(acc, a, b))
+        return run(_Accumulator.init(start)) - jnp.float32(2)
+
+    return _multiply(body)
+
+
+def accumulator_store():
+    """Scale an accumulator between two multiplications."""
+
+    def body(a, b, *_):
+        def run(acc):
+            plgpu.wgmma(acc, a, b)
+            acc[...] = acc[...] * 0.5
+            plgpu.wgmma(acc, a, b)
+            return acc[...] * (2 / 3)
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def accumulator_store_in_blocks():
+    """Store to the accumulators of two blocks, which have the same name."""
+
+    def body(a, b, *_):
+        def run(acc):
+            acc[...] = plgpu.layout_cast(jnp.full((M, N), 2.0, jnp.float32), LAYOUT)
+            plgpu.wgmma(acc, a, b)
+            return acc[...] - 2.0
+
+        return _scoped(run)
+
+    return _multiply(body, threads=2, blocks=2)
+
+
+def two_in_flight():
+    """Read the first of two accumulators while the second is in flight."""
+
+    def body(a, b, *_):
+        def run(first, second):
+            plgpu.wgmma(first, a, b)
+            plgpu.wgmma(second, a, b)
+            once = plgpu.wgmma_accumulator_load(first, wait_n=1)
+            return second[...] * 2.0 - once
+
+        return _scoped(run, ACC, ACC)
+
+    return _multiply(body)
+
+
+def partial_waits():
+    """Wait for all wgmmas but the last in a loop over slices."""
+
+    def body(a, b, *_):
+        def run(acc):
+            @pl.loop(0, K // 64)
+            def _(i):
+                part = pl.ds(i * 64, 64)
+                plgpu.wgmma(acc, a.at[:, part], b.at[part])
+                plgpu.wgmma_wait(1)
+
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def branches():
+    """Multiply within pl.when and lax.cond, on an accumulator from outside."""
+
+    def body(a, b, a_gmem, indices, *_):
+        def run(acc):
+            zero = indices[0, 0]
+            pl.when(zero == 0)(lambda: plgpu.wgmma(acc, a, b))
+            pl.when(zero == 1)(lambda: plgpu.wgmma(acc, a, b))
+            plgpu.wgmma_wait(0)
+
+            def twice():
+                plgpu.wgmma(acc, a, b)
+                return plgpu.wgmma_accumulator_load(acc) * 0.5
+
+            return lax.cond(zero == 0, twice, lambda: acc[...])
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def gmem_scalars():
+    """Take the bounds of a loop, and the slices in it, from global memory."""
+
+    def body(a, b, a_gmem, indices, *_):
+        def run(acc):
+            @pl.loop(indices[0, 1], indices[0, 2])
+            def _(i):
+                part = pl.ds((1 - indices[0, i]) * 64, 64)
+                plgpu.wgmma(acc, a.at[:, part], b.at[part])
+                plgpu.wgmma_wait(0)
+
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body, indices=jnp.array([[1, 0, 2, 0]], jnp.int32))
+
+
+def gmem_vectors():
+    """Load a tile of global memory straight into registers."""
+
+    def body(a, b, a_gmem, *_):
+        def run(acc):
+            plgpu.wgmma(acc, plgpu.load(a_gmem, layout=LAYOUT), b)
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def many_blocks():
+    """Compute the same product in three blocks."""
+
+    def body(a, b, *_):
+        def run(acc):
+            plgpu.wgmma(acc, a, b)
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body, threads=2, blocks=3)
+
+
+def bad_early_overwrite():
+    """Overwrite an operand before the wgmma that reads it is waited for."""
+
+    def body(a, b, *_):
+        def run(acc):
+            plgpu.wgmma(acc, a, b)
+            b[...] = jnp.zeros((K, N), jnp.bfloat16)
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def bad_missing_fence():
+    """Multiply what was just written, without a fence for the async proxy."""
+
+    def body(a, b, *_):
+        b[...] = b[...] * 1.0
+
+        def run(acc):
+            plgpu.wgmma(acc, a, b)
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def bad_late_fence():
+    """Put the fence after the wgmma instead of before it."""
+
+    def body(a, b, *_):
+        b[...] = b[...] * 1.0
+
+        def run(acc):
+            plgpu.wgmma(acc, a, b)
+            plgpu.commit_smem()
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def bad_read_in_flight():
+    """Wait for all wgmmas but the last, and read the accumulator of the last."""
+    return _read_after_wait(1)
+
+
+def bad_read_at_once():
+    """Read an accumulator without any wait."""
+    return _read_after_wait(None)
+
+
+def _read_after_wait(wait_n: int | None):
+
+    def body(a, b, *_):
+        def run(acc):
+            plgpu.wgmma(acc, a, b)
+            return plgpu.wgmma_accumulator_load(acc, wait_n=wait_n)
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def bad_store_in_flight():
+    """Store to an accumulator without waiting for its last wgmma."""
+
+    def body(a, b, *_):
+        def run(acc):
+            plgpu.wgmma(acc, a, b)
+            acc[...] = plgpu.layout_cast(jnp.zeros((M, N), jnp.float32), LAYOUT)
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def bad_scope_end_in_flight():
+    """Leave the scope of an accumulator while a wgmma on it is in flight."""
+
+    def body(a, b, *_):
+        _scoped(lambda acc: plgpu.wgmma(acc, a, b))
+
+        def run(acc):
+            plgpu.wgmma(acc, a, b)
+            return acc[...]
+
+        return _scoped(run)
+
+    return _multiply(body)
+
+
+def bad_no_one_arrives():
+    """Wait for a barrier at which no warpgroup arrives."""
+
+    def body(a, b, a_gmem, indices, bars):
+        plgpu.barrier_wait(bars.at[1])
+        return jnp.zeros((M, N), jnp.float32)
+
+    return _multiply(body, threads=2)
+
+
+RIGHT = (
+    register_operand,
+    run_state,
+    accumulator_store,
+    accumulator_store_in_blocks,
+    two_in_flight,
+    partial_waits,
+    branches,
+    gmem_scalars,
+    gmem_vectors,
+    many_blocks,
+)
+WRONG = {
+    bad_early_overwrite: "RACE DETECTED",
+    bad_missing_fence: "RACE DETECTED",
+    bad_late_fence: "RACE DETECTED",
+    bad_read_in_flight: "accumulator read while a wgmma on it is in flight",
+    bad_read_at_once: "accumulator read while a wgmma on it is in flight",
+    bad_store_in_flight: "accumulator stored to while a wgmma on it is in flight",
+    bad_scope_end_in_flight: "end of the accumulator's scope while a wgmma on it is",
+    bad_no_one_arrives: "deadlock: all warpgroups that are not done wait",
+}
+"""What the interpreter says of each."""
+PROBES = {probe.__name__: probe for probe in (*RIGHT, *WRONG)}

@@ -1,0 +1,70 @@
+"""Import a package with one of its modules changed: a bug planted on purpose."""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def changed(module: str, edits: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """Within this context the package of a module is imported anew, with edits.
+
+    Args:
+      module: dotted name.
+      edits: (text, its replacement), in order; a text must occur exactly once.
+
+    Raises:
+      ValueError: a text does not occur once.
+    """
+    text = source(module)
+    for old, new in edits:
+        if text.count(old) != 1:
+            raise ValueError(
+                f"a text to replace must occur once in {module}, but this one occurs "
+                f"{text.count(old)} times: {old!r}. Take the text from the module as "
+                "it is now"
+            )
+        text = text.replace(old, new)
+    finder = _Finder(module, text)
+    package = module.rpartition(".")[0]
+    _forget(package)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        _forget(package)
+
+
+def source(module: str) -> str:
+    """Return the text of a module's file."""
+    spec = importlib.util.find_spec(module)
+    if not (spec and spec.origin):
+        raise ValueError(f"{module} has no source")
+    return Path(spec.origin).read_text()
+
+
+def _forget(package: str) -> None:
+    for name in list(sys.modules):
+        if name == package or name.startswith(f"{package}."):
+            del sys.modules[name]
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Finds one module, and loads the given text as it."""
+
+    def __init__(self, module: str, text: str):
+        self.module = module
+        self.text = text
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname != self.module:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def get_source(self, fullname):
+        return self.text
