@@ -143,15 +143,17 @@ def _norm_cases(kind: Any, d: int) -> Iterator[Case]:
     def norm(params: Any, x: jax.Array) -> jax.Array:
         return nnx.merge(graph, params)(x)
 
+    def branch(params: Any, x: jax.Array) -> Any:
+        return nnx.merge(graph, params).branch(x)
+
     def after_sum(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        return x + y, norm(params, x + y)
+        return branch(params, x + y)
 
     def backward(params: Any, x: jax.Array, g: jax.Array) -> Any:
         return jax.vjp(norm, params, x)[1](g)
 
     def before_sum(params: Any, x: jax.Array, g: jax.Array, g_x: jax.Array) -> Any:
-        d_params, d_x = backward(params, x, g)
-        return d_params, d_x + g_x
+        return jax.vjp(branch, params, x)[1]((g_x, g))
 
     name = f"{kind} D={d}"
     yield Case(name=f"{name} forward", function=norm, shapes=(params, x))
@@ -264,7 +266,8 @@ def _block_case(options: Any, recompute: bool) -> Case:
         """Run the block, with q + k + v in place of attention, which is its own."""
         block = nnx.merge(graph, params)
         weights = block.attention.in_weights() + block.mlp.in_weights()
-        q, k, v, *up = column_parallel(block.norm(x), weights)
+        x, normed = block.norm.branch(x)
+        q, k, v, *up = column_parallel(normed, weights)
         weights = [block.attention.out_weight(), block.mlp.out_weight()]
         return x + row_parallel([q + k + v, block.mlp.activate(up)], weights)
 

@@ -1,12 +1,26 @@
-"""LayerNorm and RMSNorm: one entry point.
+"""LayerNorm and RMSNorm: the norm alone, and with the residual stream that passes it.
 
-Enters: activations, scale and bias. Leaves: the normalised activations, in their
-dtype. For the backward pass only x and scale are kept.
+Enters: activations, scale and bias. Leaves: the normalised activations, in their dtype.
+For the backward pass only x and scale are kept. The forward pass is the reference: XLA
+makes it one kernel that reads x once. The backward pass has two backends.
 """
 
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from mjax.kernels.layer_norm import xla
+from mjax.kernels.layer_norm import mosaic_gpu, reference, tuning, xla
+
+Backend = Literal["mosaic_gpu", "xla"]
+
+_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+# Sums of D / 128 entries stay in the registers of a thread; at 12288 they spill.
+_MAX_WIDTH = 8192
 
 
 def norm(
@@ -35,4 +49,116 @@ def norm(
     Source: Ba et al. 2016, arXiv:1607.06450, eq. 4; Zhang and Sennrich 2019,
     arXiv:1910.07467, eq. 4. Differs: eps, absent in the latter.
     """
-    return xla.norm(xla.Options(centred=centred, eps=eps), x, scale, bias)
+    return _norm(_Options(centred=centred, eps=eps, backend="xla"), x, scale, bias)
+
+
+def skip_and_norm(
+    x: Float[Array, "*dims D"],
+    scale: Float[Array, " D"],
+    bias: Float[Array, " D"] | None,
+    *,
+    centred: bool,
+    eps: float,
+) -> tuple[Float[Array, "*dims D"], Float[Array, "*dims D"]]:
+    """Return x, and its norm as `norm` does: the start of a residual branch.
+
+    The gradients of the two results meet in the kernel of the backward pass, which
+    would otherwise be followed by a sum.
+
+    Args:
+      x: activations, as in `norm`.
+      scale: factors.
+      bias: summands, or None.
+      centred: subtract the mean.
+      eps: added to the variance or mean square.
+    """
+    backend = choose(
+        device_kind=_device_kind(),
+        dtype=x.dtype,
+        width=x.shape[-1],
+        use_bias=bias is not None,
+    )
+    options = _Options(centred=centred, eps=eps, backend=backend)
+    return _skip_and_norm(options, x, scale, bias)
+
+
+def choose(
+    *, device_kind: str, dtype: DTypeLike, width: int, use_bias: bool
+) -> Backend:
+    """Choose the backend of the backward pass of `skip_and_norm`.
+
+    Args:
+      device_kind: as jax.Device.device_kind says.
+      dtype: of x.
+      width: D.
+      use_bias: whether there is a bias.
+    """
+    fits = width % mosaic_gpu.LANE == 0 and width <= _MAX_WIDTH
+    narrow = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
+    hopper = any(name in device_kind for name in _HOPPER)
+    return "mosaic_gpu" if hopper and narrow and fits and not use_bias else "xla"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What is static in one call."""
+
+    centred: bool
+    eps: float
+    backend: Backend
+
+
+def _device_kind() -> str:
+    """Return the device that the caller is traced for, which may be a described one."""
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.devices()[0].device_kind if described is None else described.device_kind
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _norm(options: _Options, x: Any, scale: Any, bias: Any) -> Any:
+    return reference.norm(x, scale, bias, centred=options.centred, eps=options.eps)
+
+
+def _norm_forward(options: _Options, x: Any, scale: Any, bias: Any) -> Any:
+    return _norm(options, x, scale, bias), (x, scale, bias)
+
+
+def _norm_backward(options: _Options, saved: Any, g: Any) -> tuple[Any, Any, Any]:
+    return _backward(options, saved, g, None)
+
+
+_norm.defvjp(_norm_forward, _norm_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _skip_and_norm(options: _Options, x: Any, scale: Any, bias: Any) -> Any:
+    return x, _norm(options, x, scale, bias)
+
+
+def _skip_forward(options: _Options, x: Any, scale: Any, bias: Any) -> Any:
+    return _skip_and_norm(options, x, scale, bias), (x, scale, bias)
+
+
+def _skip_backward(options: _Options, saved: Any, g: Any) -> tuple[Any, Any, Any]:
+    g_x, g_y = g
+    return _backward(options, saved, g_y, g_x)
+
+
+_skip_and_norm.defvjp(_skip_forward, _skip_backward)
+
+
+def _backward(options: _Options, saved: Any, g: Any, g_x: Any) -> tuple[Any, Any, Any]:
+    """Return the gradients of x, scale and bias; g_x is added to that of x."""
+    x, scale, bias = saved
+    statics = {"centred": options.centred, "eps": options.eps}
+    if options.backend == "mosaic_gpu":
+        width = x.shape[-1]
+        rows = (a.reshape(-1, width) for a in (g, g_x))
+        dx, d_scale = mosaic_gpu.backward(
+            x.reshape(-1, width), scale, *rows, tuning=tuning.mosaic(width), **statics
+        )
+        return dx.reshape(x.shape), d_scale.astype(scale.dtype), None
+    dx, d_scale, d_bias = xla.backward(x, scale, g, **statics)
+    dx = dx if g_x is None else dx + g_x.astype(dx.dtype)
+    d_bias = None if bias is None else d_bias.astype(bias.dtype)
+    return dx.astype(x.dtype), d_scale.astype(scale.dtype), d_bias

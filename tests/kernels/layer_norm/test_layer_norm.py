@@ -77,6 +77,21 @@ def test_gradients_are_exact_at_any_mean_and_scale(centred, mean, std) -> None:
     assert_close(got, gradients_in_float64(centred, x, scale, g), F32_TOLERANCE)
 
 
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_the_residual_stream_passes_and_its_gradient_is_added(use_bias) -> None:
+    x, scale, bias, g = make_inputs()
+    params = (scale, bias) if use_bias else (scale, None)
+    options = {"centred": True, "eps": EPS}
+    (same, y), pull = jax.vjp(
+        lambda x, *p: api.skip_and_norm(x, *p, **options), x, *params
+    )
+    expected = run(api, True, x, *params, g)
+    np.testing.assert_array_equal(same, x)
+    np.testing.assert_array_equal(y, expected[0])
+    dx, *rest = (a for a in pull((7 * g, g)) if a is not None)
+    assert_close([dx, *rest], [expected[1] + 7 * g, *expected[2:]], F32_TOLERANCE)
+
+
 def test_a_constant_position_has_finite_gradients() -> None:
     x, scale, bias, g = make_inputs()
     x = x.at[0, 0].set(3.0).at[0, 1].set(0.0)
