@@ -15,12 +15,14 @@ NEWEST_TESTS := tests/test_config.py tests/test_recipes.py tests/test_imports.py
   tests/test_step.py::test_every_option_of_the_model_agrees_with_one_device \
   tests/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
-.PHONY: help env train test test-newest lock clean
+.PHONY: help env env-plan train test test-plan test-newest lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
+	@echo "make env-plan     the same, and what compiles for NVIDIA GPUs without one"
 	@echo "make train        train the demo recipe; make train ARGS='--steps 50'"
 	@echo "make test         the gate: format, lint, types, tests"
+	@echo "make test-plan    compile for described GPUs, and read what came out"
 	@echo "make test-newest  a short suite on the newest releases, in .venv-newest"
 	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
@@ -35,6 +37,13 @@ env: .venv/installed
 	.venv/bin/python $(PIP) install --quiet -c constraints.txt -e '.[data,dev]'
 	@touch $@
 
+env-plan: .venv/installed-plan
+
+# In the same folder, so that .venv made anew asks for it again.
+.venv/installed-plan: .venv/installed
+	.venv/bin/python $(PIP) install --quiet -c constraints.txt -e '.[plan]'
+	@touch $@
+
 train: env
 	.venv/bin/python -m mjax.train $(ARGS)
 
@@ -43,6 +52,9 @@ test: env
 	.venv/bin/ruff check .
 	.venv/bin/pyright --pythonpath .venv/bin/python
 	.venv/bin/python -m pytest $(ARGS)
+
+test-plan: env-plan
+	.venv/bin/python -m pytest -m plan $(ARGS)
 
 # Its warnings are shown and are not errors: they speak of versions still to come.
 test-newest:
@@ -57,8 +69,10 @@ lock:
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  "$$python" -m venv --clear .venv-lock
 	.venv-lock/bin/python $(PIP) install --quiet \
-	  jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION) -e '.[data,dev,track]'
-	@echo '# Written by make lock: the versions that make env and CI install.' \
+	  jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION) \
+	  jax-cuda13-plugin==$(JAX_VERSION) jax-cuda13-pjrt==$(JAX_VERSION) \
+	  -e '.[data,dev,track,plan]'
+	@echo '# Written by make lock: the versions that make env, env-plan and CI install.' \
 	  > constraints.txt
 	.venv-lock/bin/python $(PIP) freeze --exclude-editable >> constraints.txt
 	rm -rf .venv-lock

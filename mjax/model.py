@@ -105,7 +105,7 @@ class ModelConfig:
     init_std / sqrt(2 L) (GPT-2); uniform-depth: all with init_std."""
     init_std: float | None = None
     """Standard deviation of weights; None is sqrt(2 / (5 D)) (small init)."""
-    attention: Literal["auto", "reference", "blocked", "cudnn"] = "auto"
+    attention: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"] = "auto"
     """Attention backend; auto takes the fastest that can do the job."""
     remat: Remat = "full"
     """What the backward pass computes again; see docs/parallelism.md."""

@@ -18,7 +18,7 @@ from mjax import loop, metrics
 from mjax.config import TrainConfig
 from mjax.data.dataset import Dataset
 from mjax.data.sampler import held_out_indices
-from mjax.kernels.attention.api import choose
+from mjax.kernels.attention.api import choose, target
 from mjax.mesh.axes import AxisSizes
 from mjax.model import flops_per_token, num_params
 
@@ -47,7 +47,7 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
     ]
     for window in dict.fromkeys(model.window):
         choice = choose(
-            platform=jax.default_backend(),
+            target=target(),
             dtype=config.precision.compute,
             head_dim=model.head_width,
             seq_len=seq_len,

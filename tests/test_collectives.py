@@ -114,3 +114,24 @@ def test_hsdp_crosses_the_replicas_with_a_share_of_the_gradients() -> None:
     across = [c for c in found if "dp_replicate" in c.axes]
     assert sum(c.num_bytes for c in across) < num_bytes / 4 + 1024
     assert {c.kind for c in across} == {"all-reduce"}
+
+
+def test_a_collective_that_is_started_and_awaited_is_listed_once() -> None:
+    """As GPU executables have them, where a start returns its operands too."""
+    tp = "replica_groups=mesh['dp_shard'=1,'tp'=4] {'tp'}, dimensions={0}"
+    pair = "(f32[4,8]{1,0}, bf16[2]{0})"
+    found = collectives(f"""
+ENTRY %main (x: f32[4,8], y: bf16[2]) -> f32[16,8] {{
+  %x = f32[4,8]{{1,0}} parameter(0)
+  %y = bf16[2]{{0}} parameter(1)
+  %start = ((f32[4,8]{{1,0}}), f32[16,8]{{1,0}}) all-gather-start(%x), {tp}
+  %done = f32[16,8]{{1,0}} all-gather-done(%start)
+  %start.1 = ({pair}, {pair}) all-reduce-start(%x, %y), {tp}
+  ROOT %done.1 = {pair} all-reduce-done(%start.1)
+}}
+""")
+    assert [(c.kind, c.operands, c.shapes, c.axes) for c in found] == [
+        ("all-gather", ("f32[4,8]",), ("f32[16,8]",), TP),
+        ("all-reduce", ("f32[4,8]", "bf16[2]"), ("f32[4,8]", "bf16[2]"), TP),
+    ]
+    assert found[0].num_bytes == 16 * 8 * 4

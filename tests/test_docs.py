@@ -70,6 +70,7 @@ def row(name: str, can: Capability) -> str:
         f"`{name}`",
         ", ".join(can.dtypes),
         ", ".join(can.platforms or ["any"]),
+        ", ".join(can.generations or ["any"]),
         ", ".join(width) or "any",
         *("yes" if able else "no" for able in (can.window, can.segments, can.soft_cap)),
     ]

@@ -24,7 +24,7 @@ class AttentionConfig:
     head_width: int
     use_bias: bool
     rope: rope.RopeConfig
-    backend: Literal["auto", "reference", "blocked", "cudnn"]
+    backend: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"]
     recompute: bool
     """Recompute the attention core in the backward pass (remat policy attention),
     all but the output and log-sum-exp of a backend that names them."""

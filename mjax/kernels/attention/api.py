@@ -9,6 +9,7 @@ place in `_FASTEST_FIRST`, and one case in `_run`.
 """
 
 import dataclasses
+import re
 from types import MappingProxyType
 from typing import Any
 
@@ -17,11 +18,47 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from mjax.kernels.attention import blocked, cudnn, reference, tuning
+from mjax.kernels.attention import blocked, cudnn, reference, saved, tuning
 
-SAVED_NAMES = (blocked.OUT_NAME, blocked.LSE_NAME)
+SAVED_NAMES = (saved.OUT_NAME, saved.LSE_NAME)
 """Names for jax.checkpoint_policies.save_only_these_names: with both saved, the
-backward pass of `blocked` does not run its forward pass again."""
+backward pass of `blocked` and `mosaic_gpu` does not run its forward pass again."""
+
+# By what the driver calls them. GH200 and GB200 are an H200 and a B200 with a CPU.
+_GENERATIONS = (
+    ("ampere", r"\bA(10|16|30|40|100|800)\b"),
+    ("hopper", r"\bG?H(20|100|200|800)\b"),
+    ("blackwell", r"\bG?B(100|200|300)\b"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """The kind of device that a program is traced for."""
+
+    platform: str
+    """As jax.default_backend() names it: cpu, gpu."""
+    device_kind: str
+    """As jax.Device.device_kind names it, such as NVIDIA H200."""
+
+    @property
+    def generation(self) -> str:
+        """The GPU's generation; "unknown" for other devices."""
+        for name, pattern in _GENERATIONS:
+            if re.search(pattern, self.device_kind):
+                return name
+        return "unknown"
+
+
+def target() -> Target:
+    """Return the device of the mesh that is being traced for, or else JAX's default.
+
+    A mesh may consist of devices that are described and not present.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        device = jax.devices()[0]
+    return Target(platform=device.platform, device_kind=device.device_kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +68,9 @@ class Capability:
     dtypes: tuple[str, ...]
     """Dtypes of q, k and v."""
     platforms: tuple[str, ...] | None = None
-    """As named by jax.default_backend(); None is any."""
+    """As `Target.platform`; None is any."""
+    generations: tuple[str, ...] | None = None
+    """As `Target.generation`; None is any."""
     head_dim_multiple: int = 1
     """H must be a multiple of this."""
     max_head_dim: int | None = None
@@ -58,13 +97,22 @@ CAPABILITIES = MappingProxyType(
             segments=False,
             soft_cap=False,
         ),
+        # wgmma, the matrix instruction of the kernels, is Hopper's alone (sm_90a).
+        "mosaic_gpu": Capability(
+            dtypes=("bfloat16", "float16"),
+            platforms=("gpu",),
+            generations=("hopper",),
+            head_dim_multiple=32,
+            max_head_dim=128,
+        ),
     }
 )
 """The backends, and the limits that are checked before one runs."""
 
 # blocked beats reference at every size measured (docstring of tuning.BLOCKED_CPU), so
-# size is no part of the rule. cudnn's place is by its design: not measured here.
-_FASTEST_FIRST = ("cudnn", "blocked", "reference")
+# size is no part of the rule. On GPUs nothing was measured here: cudnn is first because
+# others have measured it on Hopper (Shah et al. 2024, arXiv:2407.08608, figures 5, 6).
+_FASTEST_FIRST = ("cudnn", "mosaic_gpu", "blocked", "reference")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +126,7 @@ class Choice:
 
 def choose(
     *,
-    platform: str,
+    target: Target,
     dtype: Any,
     head_dim: int,
     seq_len: int,
@@ -90,7 +138,7 @@ def choose(
     """Choose the attention backend without arrays or devices.
 
     Args:
-      platform: of the devices, as jax.default_backend() names it: cpu, gpu.
+      target: the devices.
       dtype: of q, k and v.
       head_dim: H.
       seq_len: T.
@@ -121,7 +169,7 @@ def choose(
             f"soft_cap must be positive, got {soft_cap}: use None for no cap"
         )
     asked = _Asked(
-        platform=platform,
+        target=target,
         dtype=jnp.dtype(dtype).name,
         head_dim=head_dim,
         window=None if window is None or window >= seq_len else window,
@@ -136,7 +184,7 @@ def choose(
                 "no attention backend can do this: "
                 + "; ".join(f"{name}: {why}" for name, why in obstacles.items())
             )
-        name, reason = able[0], f"the fastest on {platform} that can do this"
+        name, reason = able[0], f"the fastest on {target.platform} that can do this"
     else:
         name, reason = backend, "asked for by name"
     if obstacles[name] is not None:
@@ -172,7 +220,7 @@ def attention(
       v: [B, S, K, H], values, dtype of q.
       window: number of keys a query sees, itself included; None is all before it.
       segment_ids: [B, T], positions see each other only where these are equal.
-      scale: factor on the scores; None is 1 / sqrt(H).
+      scale: factor on the scores, positive; None is 1 / sqrt(H).
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
       backend: "auto", or a name in `CAPABILITIES`.
 
@@ -184,9 +232,12 @@ def attention(
         cannot do what is asked.
     """
     _check(q, k, v, segment_ids)
+    if scale is not None and not scale > 0:
+        raise ValueError(f"scale must be positive, got {scale}: use None for 1/sqrt(H)")
     T, H = q.shape[1], q.shape[3]
+    device = target()
     choice = choose(
-        platform=jax.default_backend(),
+        target=device,
         dtype=q.dtype,
         head_dim=H,
         seq_len=T,
@@ -199,29 +250,38 @@ def attention(
     k, v = k[:, :T], v[:, :T]
     if window is not None and window >= T:
         window = None
-    q, k, v, segment_ids = _vary_alike(q, k, v, segment_ids)
+    arrays = _vary_alike(q, k, v, segment_ids)
     scale = H**-0.5 if scale is None else scale
-    return _run(choice.name, q, k, v, segment_ids, window, scale, soft_cap)
+    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
+    return _run(choice.name, device, arrays, options)
 
 
-def _run(name: str, q, k, v, segment_ids, window, scale, soft_cap):
+def _run(name: str, device: Target, arrays: list[Any], options: dict[str, Any]):
     """Call the backend."""
     if name == "cudnn":
-        return cudnn.attention(q, k, v, window=window, scale=scale)
-    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
+        q, k, v, _ = arrays
+        return cudnn.attention(
+            q, k, v, window=options["window"], scale=options["scale"]
+        )
     if name == "reference":
-        return reference.attention(q, k, v, segment_ids, **options)
+        return reference.attention(*arrays, **options)
+    if name == "mosaic_gpu":
+        # Not at the top: it takes 0.3 s, which runs without a GPU need not wait for.
+        from mjax.kernels.attention.mosaic_gpu import op
+
+        sizes = tuning.MOSAIC_H200[arrays[0].shape[-1]]
+        return op.attention(*arrays, tuning=sizes, **options)
     assert name == "blocked", name
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = device.platform == "cpu"
     sizes = tuning.BLOCKED_CPU if on_cpu else tuning.BLOCKED_GPU
-    return blocked.attention(q, k, v, segment_ids, tuning=sizes, **options)
+    return blocked.attention(*arrays, tuning=sizes, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Asked:
     """What a caller wants, as far as backends differ in it."""
 
-    platform: str
+    target: Target
     dtype: str
     head_dim: int
     window: int | None
@@ -231,8 +291,14 @@ class _Asked:
 
 def _obstacle(can: Capability, asked: _Asked) -> str | None:
     """Say why a backend cannot do what is asked; None if it can."""
-    if can.platforms is not None and asked.platform not in can.platforms:
-        return f"it needs platform {' or '.join(can.platforms)}, not {asked.platform}"
+    platform, generation = asked.target.platform, asked.target.generation
+    if can.platforms is not None and platform not in can.platforms:
+        return f"it needs platform {' or '.join(can.platforms)}, not {platform}"
+    if can.generations is not None and generation not in can.generations:
+        return (
+            f"it needs a GPU of generation {' or '.join(can.generations)}, not "
+            f"{generation} ({asked.target.device_kind})"
+        )
     if asked.dtype not in can.dtypes:
         return f"it takes dtype {', '.join(can.dtypes)}, not {asked.dtype}"
     if asked.head_dim % can.head_dim_multiple:

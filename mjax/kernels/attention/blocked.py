@@ -24,10 +24,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
+from mjax.kernels.attention.saved import LSE_NAME, OUT_NAME
 from mjax.kernels.attention.tuning import BlockedTuning
 
-OUT_NAME = "attention_out"
-LSE_NAME = "attention_lse"
 # The softmax starts from a finite maximum: exp(-inf - finite) = 0, where a start at
 # -inf would give exp(-inf + inf) = NaN on a tile that hides a whole row.
 _LOWEST = -1e30

@@ -1,6 +1,7 @@
 """Tuned numbers of the attention backends, with where and when they were tuned."""
 
 import dataclasses
+from types import MappingProxyType
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,3 +26,78 @@ bfloat16, full causal and window T / 4."""
 BLOCKED_GPU = BlockedTuning(block=256)
 """Not tuned: no GPU was measured. Larger than on CPU, because each loop step launches
 several kernels and must give them enough work."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MosaicKernel:
+    """Sizes for one kernel of mosaic_gpu."""
+
+    warpgroups: int = 2
+    """Compute warpgroups of a thread block; each has 64 rows of the result."""
+    block: int
+    """Rows of the other sequence (keys, for dkv queries) that are loaded at a time."""
+    stages: int = 2
+    """Such blocks in shared memory at a time."""
+
+    def __post_init__(self):
+        if self.warpgroups not in _REGISTERS:
+            raise ValueError(
+                f"warpgroups must be one of {', '.join(map(str, _REGISTERS))}, "
+                f"got {self.warpgroups}: use 2"
+            )
+        if self.block < 64 or self.block % 64:
+            raise ValueError(
+                f"block must be a multiple of 64, got {self.block}: use 64 or 128"
+            )
+        if self.stages < 2:
+            raise ValueError(
+                f"stages must be at least 2, got {self.stages}: with one, nothing is "
+                "loaded while the rest computes"
+            )
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread that computes."""
+        return _REGISTERS[self.warpgroups]
+
+
+# 65,536 registers for the compute warpgroups and one that loads, of 128 threads each;
+# the loading one keeps 24. As in FlashAttention-3 (hopper/flash_fwd_kernel_sm90.h).
+_REGISTERS = {1: 240, 2: 240, 3: 160}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MosaicTuning:
+    """Sizes for the kernels of mosaic_gpu."""
+
+    forward: MosaicKernel
+    dq: MosaicKernel
+    dkv: MosaicKernel
+
+
+MOSAIC_H200 = MappingProxyType(
+    {
+        32: MosaicTuning(
+            forward=MosaicKernel(block=128),
+            dq=MosaicKernel(block=64),
+            dkv=MosaicKernel(block=64),
+        ),
+        64: MosaicTuning(
+            forward=MosaicKernel(block=128),
+            dq=MosaicKernel(block=64),
+            dkv=MosaicKernel(block=64),
+        ),
+        96: MosaicTuning(
+            forward=MosaicKernel(block=128),
+            dq=MosaicKernel(block=64),
+            dkv=MosaicKernel(block=64),
+        ),
+        128: MosaicTuning(
+            forward=MosaicKernel(block=128),
+            dq=MosaicKernel(block=64),
+            dkv=MosaicKernel(block=64),
+        ),
+    }
+)
+"""By head width. Not tuned: no GPU was measured. The largest blocks that compile for an
+H200 without spilling registers, jax 0.11.2, 2026-11 (scripts/kernel_table.py)."""

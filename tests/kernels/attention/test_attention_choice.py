@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from mjax.kernels.attention import api
-from mjax.kernels.attention.tuning import BlockedTuning
+from mjax.kernels.attention.tuning import MOSAIC_H200, BlockedTuning
 
-GPU = {"platform": "gpu", "dtype": jnp.bfloat16, "head_dim": 64, "seq_len": 128}
-CPU = {**GPU, "platform": "cpu"}
+HOPPER = api.Target(platform="gpu", device_kind="NVIDIA H200")
+AMPERE = api.Target(platform="gpu", device_kind="NVIDIA A100-SXM4-80GB")
+GPU = {"target": HOPPER, "dtype": jnp.bfloat16, "head_dim": 64, "seq_len": 128}
+CPU = {**GPU, "target": api.Target(platform="cpu", device_kind="cpu")}
 
 
 def test_auto_takes_blocked_on_cpu_and_says_why_not_the_others():
@@ -18,6 +20,7 @@ def test_auto_takes_blocked_on_cpu_and_says_why_not_the_others():
     assert "cpu" in choice.reason
     assert choice.rejected == {
         "cudnn": "it needs platform gpu, not cpu",
+        "mosaic_gpu": "it needs platform gpu, not cpu",
         "reference": "slower than blocked",
     }
 
@@ -34,11 +37,11 @@ def test_auto_takes_cudnn_on_gpu():
         ({"head_dim": 136}, "at most 128, not 136"),
         ({"segments": True}, "segment_ids"),
         ({"soft_cap": 30.0}, "soft_cap=30.0"),
-        ({"platform": "cpu"}, "not cpu"),
+        ({"target": CPU["target"]}, "not cpu"),
     ],
 )
 def test_what_cudnn_cannot_do_is_refused_by_name_and_avoided_by_auto(change, reason):
-    asked = {**GPU, **change}
+    asked = {**GPU, "target": AMPERE, **change}
     with pytest.raises(ValueError, match=reason) as refusal:
         api.choose(**asked, backend="cudnn")
     assert "blocked, reference" in str(refusal.value)
@@ -47,13 +50,75 @@ def test_what_cudnn_cannot_do_is_refused_by_name_and_avoided_by_auto(change, rea
     assert reason in choice.rejected["cudnn"]
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": jnp.float32}, "not float32"),
+        ({"head_dim": 80}, "multiple of 32, not 80"),
+        ({"head_dim": 256}, "at most 128, not 256"),
+        ({"target": AMPERE}, "hopper, not ampere .NVIDIA A100-SXM4-80GB."),
+        ({"target": CPU["target"]}, "not cpu"),
+    ],
+)
+def test_what_mosaic_gpu_cannot_do_is_refused_by_name_and_avoided(change, reason):
+    asked = {**GPU, "segments": True, **change}
+    with pytest.raises(ValueError, match=reason):
+        api.choose(**asked, backend="mosaic_gpu")
+    assert api.choose(**asked).name == "blocked"
+
+
+def test_auto_takes_mosaic_gpu_on_hopper_for_what_cudnn_cannot():
+    choice = api.choose(**GPU, segments=True)
+    assert choice.name == "mosaic_gpu"
+    assert choice.rejected["cudnn"] == "it does not honour segment_ids"
+    assert api.choose(**GPU, soft_cap=30.0).name == "mosaic_gpu"
+
+
+def test_mosaic_gpu_has_sizes_for_every_width_that_it_takes():
+    can = api.CAPABILITIES["mosaic_gpu"]
+    assert can.max_head_dim is not None
+    step = can.head_dim_multiple
+    assert list(MOSAIC_H200) == list(range(step, can.max_head_dim + 1, step))
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "Tesla V9"])
+def test_other_generations_get_cudnn_and_hear_why(kind):
+    target = api.Target(platform="gpu", device_kind=kind)
+    choice = api.choose(**{**GPU, "target": target})
+    assert choice.name == "cudnn"
+    assert kind in choice.rejected["mosaic_gpu"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "generation"),
+    [
+        ("NVIDIA H200", "hopper"),
+        ("NVIDIA H100 80GB HBM3", "hopper"),
+        ("NVIDIA H100 PCIe", "hopper"),
+        ("NVIDIA GH200 480GB", "hopper"),
+        ("NVIDIA A100-SXM4-80GB", "ampere"),
+        ("NVIDIA A10G", "unknown"),
+        ("NVIDIA B200", "blackwell"),
+        ("NVIDIA GB200", "blackwell"),
+        ("NVIDIA RTX 4000 Ada Generation", "unknown"),
+        ("cpu", "unknown"),
+    ],
+)
+def test_a_generation_is_known_by_the_name_of_the_device(kind, generation):
+    assert api.Target(platform="gpu", device_kind=kind).generation == generation
+
+
+def test_the_target_is_the_device_that_runs():
+    assert api.target() == api.Target(platform="cpu", device_kind="cpu")
+
+
 def test_the_table_decides_about_windows_shorter_than_the_sequence(monkeypatch):
     windowless = api.Capability(dtypes=("bfloat16",), window=False)
     table = {**api.CAPABILITIES, "cudnn": windowless}
     monkeypatch.setattr(api, "CAPABILITIES", table)
     assert api.choose(**GPU, window=128).name == "cudnn"
     choice = api.choose(**GPU, window=127)
-    assert choice.name == "blocked"
+    assert choice.name == "mosaic_gpu"
     assert choice.rejected["cudnn"] == "it does not honour window=127"
 
 
@@ -68,7 +133,7 @@ def test_a_named_backend_is_taken():
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"reference, blocked, cudnn, got 'flash'"):
+    with pytest.raises(ValueError, match=r"blocked, cudnn, mosaic_gpu, got 'flash'"):
         api.choose(**CPU, backend="flash")
 
 
@@ -94,6 +159,7 @@ def zeros(*shape, dtype=jnp.float32):
         ((2, 8, 2, 4), (2, 7, 2, 4), {}, "T=8, S=7"),
         ((2, 8, 2, 4), (2, 8, 2, 4), {"window": 0}, "use None for full"),
         ((2, 8, 2, 4), (2, 8, 2, 4), {"soft_cap": 0.0}, "use None for no cap"),
+        ((2, 8, 2, 4), (2, 8, 2, 4), {"scale": -1.0}, "positive, got -1.0"),
         (
             (2, 8, 2, 4),
             (2, 9, 2, 4),
@@ -150,7 +216,7 @@ def test_cudnn_gets_the_window_together_with_the_causal_mask(monkeypatch, window
     )
     want = api.attention(q, k, v, window=window, backend="reference")
     monkeypatch.setattr(jax.nn, "dot_product_attention", on_cpu)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(api, "target", lambda: HOPPER)
     got = api.attention(q, k, v, window=window)
     assert calls == [("cudnn", True)]
     # The probabilities are rounded to bfloat16 (2^-9) before they meet the values.

@@ -1,0 +1,1 @@
+"""Attention for Hopper GPUs: kernels, and the operator made of them."""

@@ -1,0 +1,199 @@
+"""The backward kernel for queries: dq of causal sliding-window attention.
+
+A thread block computes a tile of queries of one head and walks the blocks of keys that
+they see. Scores and their gradients are made anew for each block; dq stays in
+registers. The product that adds to it runs on while the next block's scores are begun.
+
+Source: Dao 2023, algorithm 2, arXiv:2307.08691, with the loops the other way round.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int32
+
+from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, Problem
+from mjax.kernels.attention.tuning import MosaicKernel
+
+
+def query_gradient(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    d_out: Float[Array, "B T N H"],
+    lse: Float[Array, "B N P"],
+    delta: Float[Array, "B N P"],
+    segments: tuple[Int32[Array, "B P"], Int32[Array, "B 2 tiles"]] | None,
+    *,
+    problem: Problem,
+    tuning: MosaicKernel,
+) -> Float[Array, "B T N H"]:
+    """Run the kernel.
+
+    Args:
+      q: queries, bfloat16 or float16.
+      k: keys, dtype of q.
+      v: values, dtype of q.
+      d_out: cotangent of the output, dtype of q.
+      lse: log-sum-exp from `forward`, float32.
+      delta: sum over H of output times d_out, float32.
+      segments: the segment of each position, and `op.key_bounds` of them.
+      problem: sizes.
+      tuning: sizes of the kernel.
+
+    Returns:
+      Cotangent of q, dtype of q.
+    """
+    p, stages, block, wgs = problem, tuning.stages, tuning.block, tuning.warpgroups
+    tile = wgs * ROWS
+    num_tiles = pl.cdiv(p.seq_len, tile)
+    scores_type = tiles.accumulator(block)
+
+    def kernel(*refs):
+        (q_g, k_g, v_g, do_g, lse_g, delta_g, *segment_refs), rest = (
+            refs[:-12],
+            refs[-12:],
+        )
+        dq_g, q_s, do_s, lse_s, delta_s, k_s, v_s, *barriers = rest
+        rows_full, k_full, v_full, k_free, v_free = barriers
+        wg = lax.axis_index("wg")
+        b, n = lax.axis_index("batch"), lax.axis_index("heads")
+        # The tiles that see most come first, so that the last to start are short.
+        t = num_tiles - 1 - lax.axis_index("tile")
+        blocks = tiles.key_blocks(p, t * tile, tile, block)
+        low, high, segment_ids = blocks.low, blocks.high, None
+        full_from = low
+        if segment_refs:
+            segment_ids, bounds = segment_refs[0].at[b], segment_refs[1]
+            low = jnp.maximum(low, bounds[b, 0, t])
+            full_from = bounds[b, 1, t]
+
+        def compute():
+            plgpu.set_max_registers(tuning.registers, action="increase")
+            i0 = t * tile + wg * ROWS
+            rows, full = pl.ds(i0, ROWS), rows_full.at[wg]
+            plgpu.copy_gmem_to_smem(q_g.at[b, rows, n], q_s.at[wg], full)
+            plgpu.copy_gmem_to_smem(do_g.at[b, rows, n], do_s.at[wg], full)
+            plgpu.copy_gmem_to_smem(lse_g.at[b, n, rows], lse_s.at[wg], full)
+            plgpu.copy_gmem_to_smem(delta_g.at[b, n, rows], delta_s.at[wg], full)
+            plgpu.barrier_wait(full)
+            lse = plgpu.load(lse_s.at[wg], layout=ROW) * tiles.LOG2_E
+            delta = plgpu.load(delta_s.at[wg], layout=ROW)
+            lse = tiles.along_rows(lse, scores_type.shape)
+            delta = tiles.along_rows(delta, scores_type.shape)
+            dq = pl.run_scoped(
+                lambda acc: walk(acc, i0, lse, delta),
+                tiles.accumulator(p.head_dim),
+            )
+            q_s[wg] = (dq * p.scale).astype(q.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(q_s.at[wg], dq_g.at[b, rows, n])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+        def walk(dq_acc, i0, lse, delta):
+            """Add up dq over the blocks; those of the other warpgroups pass by."""
+            own = tiles.key_blocks(p, i0, ROWS, block).within(
+                low, high, (full_from, high)
+            )
+
+            def body(kb, _, masked):
+                def hide(probs):
+                    starts = (i0, kb * block)
+                    mask = tiles.visible(p, probs.shape, starts, 0, segment_ids)
+                    return jnp.where(mask, probs, 0.0) if masked else probs
+
+                next_block(dq_acc, kb, kb > own.low, (lse, delta), hide)
+
+            lax.fori_loop(low, own.low, idle, None)
+            for first, last, masked in own.parts():
+                some = functools.partial(body, masked=masked)
+                lax.fori_loop(first, last, some, None)
+            dq = dq_acc[...]
+            last = own.high - 1 - low
+            pl.when(own.high > own.low)(lambda: tiles.arrive(k_free, last, stages))
+            lax.fori_loop(own.high, high, idle, None)
+            return dq
+
+        def idle(kb, _):
+            step = kb - low
+            tiles.wait(k_full, step, stages)
+            tiles.arrive(k_free, step, stages)
+            tiles.wait(v_full, step, stages)
+            tiles.arrive(v_free, step, stages)
+
+        def next_block(dq_acc, kb, follows, rows, hide):
+            """Start to add one block's share; follows tells if one is under way."""
+            lse, delta = rows
+            step, me = kb - low, tiles.in_loop(wg)
+            s = tiles.slot(step, stages)
+
+            def products(s_acc, dp_acc):
+                tiles.wait(k_full, step, stages)
+                tiles.wait(v_full, step, stages)
+                plgpu.wgmma(s_acc, q_s.at[me], k_s.at[s].T)
+                plgpu.wgmma(dp_acc, do_s.at[me], v_s.at[s].T)
+                scores = plgpu.wgmma_accumulator_load(s_acc, wait_n=1)
+
+                @pl.when(follows)
+                def _release():  # The product of the block before is done as well.
+                    tiles.arrive(k_free, step - 1, stages)
+
+                scores = p.capped(scores)
+                probs = hide(jnp.exp2(scores * p.exponent - lse))
+                if p.soft_cap is not None:
+                    probs = probs * (1.0 - scores * scores)
+                return (probs * (dp_acc[...] - delta)).astype(q.dtype)
+
+            d_scores = pl.run_scoped(products, scores_type, scores_type)
+            tiles.arrive(v_free, step, stages)
+            plgpu.wgmma(dq_acc, d_scores, k_s.at[s])
+
+        def load():
+            plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
+
+            def copy(source, ring, full):
+                def start(_, step, s):
+                    keys = pl.ds((low + step) * block, block)
+                    part = source.at[b, keys, tiles.floor_div(n, p.group)]
+                    plgpu.copy_gmem_to_smem(part, ring.at[s], full.at[s])
+
+                return start
+
+            rings = [
+                (k_free, copy(k_g, k_s, k_full)),
+                (v_free, copy(v_g, v_s, v_full)),
+            ]
+            tiles.fill_rings(1, high - low, stages, rings)
+
+        pl.when(wg < wgs)(compute)
+        pl.when(wg == wgs)(load)
+
+    dq = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        scratch_types=[
+            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
+            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
+            plgpu.SMEM((wgs, ROWS), jnp.float32),
+            plgpu.SMEM((wgs, ROWS), jnp.float32),
+            tiles.smem_tile((stages, block, p.head_dim), q.dtype),
+            tiles.smem_tile((stages, block, p.head_dim), q.dtype),
+            plgpu.Barrier(num_arrivals=4, num_barriers=wgs),
+            plgpu.Barrier(num_barriers=stages),
+            plgpu.Barrier(num_barriers=stages),
+            plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
+        ],
+        grid=(num_tiles, p.heads, q.shape[0]),
+        grid_names=("tile", "heads", "batch"),
+        num_threads=wgs + 1,
+        thread_name="wg",
+        compiler_params=tiles.compiler_params(),
+        kernel_name="attention_dq",
+    )(q, k, v, d_out, lse, delta, *(segments or ()))
+    return tiles.vary_like(dq, q)

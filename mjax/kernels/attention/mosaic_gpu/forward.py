@@ -1,0 +1,224 @@
+"""The forward kernel: output and log-sum-exp of causal sliding-window attention.
+
+A thread block computes a tile of queries of one head. It walks the blocks of keys that
+they see, from the diagonal back to the edge of the window, and no other.
+
+The softmax runs beside matrix products in two ways (Shah et al. 2024, FlashAttention-3,
+arXiv:2407.08608, sections 3.1 and 3.2): inside a warpgroup, the output of one block is
+under way while the softmax of the next is taken; and the warpgroups take turns at
+issuing their products, so that one multiplies while another exponentiates.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int32
+
+from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, Problem
+from mjax.kernels.attention.tuning import MosaicKernel
+
+# A running maximum starts finite, and hidden scores are -inf: where a whole row of a
+# block is hidden, exp2(-inf - finite) = 0, and nothing is NaN.
+_LOWEST = -1e30
+
+
+def forward(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segments: tuple[Int32[Array, "B P"], Int32[Array, "B 2 tiles"]] | None,
+    *,
+    problem: Problem,
+    tuning: MosaicKernel,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B N P"]]:
+    """Run the kernel.
+
+    Args:
+      q: queries, bfloat16 or float16.
+      k: keys, dtype of q.
+      v: values, dtype of q.
+      segments: the segment of each position, and `op.key_bounds` of them.
+      problem: sizes.
+      tuning: sizes of the kernel.
+
+    Returns:
+      out: dtype of q.
+      lse: float32, natural log-sum-exp of each query's scores; inf at positions that
+        are beyond the end in the last tile, and undefined beyond that tile.
+    """
+    p, stages, block, wgs = problem, tuning.stages, tuning.block, tuning.warpgroups
+    tile = wgs * ROWS
+    num_tiles = pl.cdiv(p.seq_len, tile)
+    scores_type = tiles.accumulator(block)
+    out_type = tiles.accumulator(p.head_dim)
+
+    def kernel(*refs):
+        (q_g, k_g, v_g, *segment_refs), rest = refs[:-12], refs[-12:]
+        out_g, lse_g, q_s, k_s, v_s, lse_s, *barriers = rest
+        q_full, k_full, v_full, k_free, v_free, turns = barriers
+        wg = lax.axis_index("wg")
+        b, n = lax.axis_index("batch"), lax.axis_index("heads")
+        # The tiles that see most come first, so that the last to start are short.
+        t = num_tiles - 1 - lax.axis_index("tile")
+        blocks = tiles.key_blocks(p, t * tile, tile, block)
+        low, high, segment_ids = blocks.low, blocks.high, None
+        full_from = low
+        if segment_refs:
+            segment_ids, bounds = segment_refs[0].at[b], segment_refs[1]
+            low = jnp.maximum(low, bounds[b, 0, t])
+            full_from = bounds[b, 1, t]
+        steps = high - low
+
+        def compute():
+            plgpu.set_max_registers(tuning.registers, action="increase")
+            i0 = t * tile + wg * ROWS
+            rows = pl.ds(i0, ROWS)
+            plgpu.copy_gmem_to_smem(q_g.at[b, rows, n], q_s.at[wg], q_full.at[wg])
+            plgpu.barrier_wait(q_full.at[wg])
+            out, row_max, row_sum = pl.run_scoped(lambda acc: walk(acc, i0), out_type)
+            out = out * tiles.along_rows(1.0 / row_sum, out.shape)
+            q_s[wg] = out.astype(q.dtype)
+            lse = (row_max + jnp.log2(row_sum)) / tiles.LOG2_E
+            i = i0 + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+            # To the backward kernels, a query beyond the end sees nothing.
+            lse_s[wg] = jnp.where(i < p.seq_len, lse, jnp.inf)
+            plgpu.commit_smem()
+            out_rows, lse_rows = out_g.at[b, rows, n], lse_g.at[b, n, rows]
+            plgpu.copy_smem_to_gmem(q_s.at[wg], out_rows, commit_group=False)
+            plgpu.copy_smem_to_gmem(lse_s.at[wg], lse_rows)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+        def walk(out_acc, i0):
+            """Return the output before its division, the maximum and the sum."""
+
+            def first_scores(acc):
+                plgpu.wgmma(acc, q_s.at[wg], k_s.at[0].T)
+                return acc[...]
+
+            tiles.wait(k_full, 0, stages)
+            scores = pl.run_scoped(first_scores, scores_type)
+            tiles.arrive(k_free, 0, stages)
+            row_max = plgpu.layout_cast(jnp.full((ROWS,), _LOWEST, jnp.float32), ROW)
+            row_sum = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), ROW)
+            scores = hide(p.capped(scores), i0, 0)
+            probs, row_max, row_sum, _ = softmax(scores, row_max, row_sum)
+            # Steps count down from the diagonal. Between the blocks that it or the edge
+            # of the window cuts are those that need no mask.
+            own = tiles.key_blocks(p, i0, ROWS, block)
+            own = own.within(low, high, (full_from, high))
+            begin = jnp.maximum(high - own.full_high, 1)
+            end = jnp.maximum(high - own.full_low, begin)
+            carry = (probs.astype(q.dtype), row_max, row_sum)
+            if wgs > 1:
+                pl.when(wg == wgs - 1)(lambda: plgpu.barrier_arrive(turns.at[0]))
+            for first, last, masked in (
+                (1, begin, True),
+                (begin, end, False),
+                (end, steps, True),
+            ):
+                body = functools.partial(next_block, out_acc, i0, masked=masked)
+                carry = lax.fori_loop(first, last, body, carry)
+            if wgs > 1:
+                pl.when(wg == 0)(lambda: plgpu.barrier_wait(turns.at[0]))
+            probs, row_max, row_sum = carry
+            tiles.wait(v_full, steps - 1, stages)
+            plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(steps - 1, stages)])
+            out = out_acc[...]
+            tiles.arrive(v_free, steps - 1, stages)
+            return out, row_max, row_sum
+
+        def next_block(out_acc, i0, step, carry, masked):
+            """Take the softmax of one block while the one before is summed up."""
+            probs, row_max, row_sum = carry
+            me = tiles.in_loop(wg)
+
+            def products(acc):
+                tiles.wait(k_full, step, stages)
+                if wgs > 1:
+                    plgpu.barrier_wait(turns.at[wg])
+                plgpu.wgmma(acc, q_s.at[me], k_s.at[tiles.slot(step, stages)].T)
+                tiles.wait(v_full, step - 1, stages)
+                plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(step - 1, stages)])
+                if wgs > 1:
+                    tiles.arrive(turns, wg + 1, wgs)
+                return plgpu.wgmma_accumulator_load(acc, wait_n=1)
+
+            scores = pl.run_scoped(products, scores_type)
+            tiles.arrive(k_free, step, stages)
+            scores = p.capped(scores)
+            if masked:
+                scores = hide(scores, i0, step)
+            new_probs, row_max, row_sum, shrink = softmax(scores, row_max, row_sum)
+            plgpu.wgmma_wait(0)
+            tiles.arrive(v_free, step - 1, stages)
+            # Rounded only now: until here the old probabilities are read where they
+            # lie, and ptxas serialises products whose registers are written meanwhile.
+            new_probs = lax.optimization_barrier(new_probs).astype(q.dtype)
+            out_acc[...] = out_acc[...] * tiles.along_rows(shrink, out_type.shape)
+            return new_probs, row_max, row_sum
+
+        def hide(scores, i0, step):
+            starts = (i0, (high - 1 - step) * block)
+            mask = tiles.visible(p, scores.shape, starts, 0, segment_ids)
+            return jnp.where(mask, scores, -jnp.inf)
+
+        def softmax(scores, row_max, row_sum):
+            """Return probabilities, new maximum and sum, and the factor of the old."""
+            new_max = jnp.maximum(row_max, scores.max(axis=1) * p.exponent)
+            shrink = jnp.exp2(row_max - new_max)
+            top = tiles.along_rows(new_max, scores.shape)
+            probs = jnp.exp2(scores * p.exponent - top)
+            return probs, new_max, row_sum * shrink + probs.sum(axis=1), shrink
+
+        def load():
+            plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
+
+            def copy(source, ring, full):
+                def start(_, step, s):
+                    keys = pl.ds((high - 1 - step) * block, block)
+                    part = source.at[b, keys, tiles.floor_div(n, p.group)]
+                    plgpu.copy_gmem_to_smem(part, ring.at[s], full.at[s])
+
+                return start
+
+            rings = [
+                (k_free, copy(k_g, k_s, k_full)),
+                (v_free, copy(v_g, v_s, v_full)),
+            ]
+            tiles.fill_rings(1, steps, stages, rings)
+
+        pl.when(wg < wgs)(compute)
+        pl.when(wg == wgs)(load)
+
+    B = q.shape[0]
+    out, lse = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct((B, p.heads, p.padded_len), jnp.float32),
+        ],
+        scratch_types=[
+            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
+            tiles.smem_tile((stages, block, p.head_dim), q.dtype),
+            tiles.smem_tile((stages, block, p.head_dim), q.dtype),
+            plgpu.SMEM((wgs, ROWS), jnp.float32),
+            plgpu.Barrier(num_barriers=wgs),
+            plgpu.Barrier(num_barriers=stages),
+            plgpu.Barrier(num_barriers=stages),
+            plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
+            plgpu.Barrier(num_barriers=wgs),
+        ],
+        grid=(num_tiles, p.heads, B),
+        grid_names=("tile", "heads", "batch"),
+        num_threads=wgs + 1,
+        thread_name="wg",
+        compiler_params=tiles.compiler_params(),
+        kernel_name="attention_forward",
+    )(q, k, v, *(segments or ()))
+    return tiles.vary_like(out, q), tiles.vary_like(lse, q)
