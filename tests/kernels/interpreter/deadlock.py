@@ -12,7 +12,7 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret import shared_memory as memory
 
 
-class _Cluster:
+class Cluster:
     """What the warpgroups of the running cluster do."""
 
     def __init__(self, shared: memory.GPUSharedMemory):
@@ -21,7 +21,8 @@ class _Cluster:
         )
         self.lock = threading.Lock()
         self.finished: set[memory.Thread] = set()
-        self.waiting: dict[memory.Thread, tuple[memory.Barrier, str]] = {}
+        self.waiting: dict[memory.Thread, tuple[memory.Barrier, int, str]] = {}
+        """Barrier, the phase whose end is waited for, and where."""
 
     def finish(self, thread: memory.Thread) -> None:
         with self.lock:
@@ -32,8 +33,10 @@ class _Cluster:
             self._raise_if_stuck()
 
     def enter(self, thread: memory.Thread, barrier: memory.Barrier, line: str) -> None:
+        # Kept from before the wait: the barrier's own note changes before `leave`.
+        phase = barrier.last_observed_phase_by_thread.get(thread, 0)
         with self.lock:
-            self.waiting[thread] = (barrier, line)
+            self.waiting[thread] = (barrier, phase, line)
             self._raise_if_stuck()
 
     def leave(self, thread: memory.Thread) -> None:
@@ -43,8 +46,8 @@ class _Cluster:
     def _raise_if_stuck(self) -> None:
         stuck = {
             thread: line
-            for thread, (barrier, line) in self.waiting.items()
-            if barrier.last_observed_phase_by_thread.get(thread, 0) == barrier.phase
+            for thread, (barrier, phase, line) in self.waiting.items()
+            if barrier.phase == phase
         }
         if stuck and len(stuck) + len(self.finished) == self.num_warpgroups:
             places = ", ".join(f"{thread} at {line}" for thread, line in stuck.items())
@@ -53,9 +56,9 @@ class _Cluster:
             )
 
 
-def _cluster(shared: memory.GPUSharedMemory) -> _Cluster:
+def _cluster(shared: memory.GPUSharedMemory) -> Cluster:
     # Kept with the memory of the kernel that runs, and so forgotten with it.
-    return vars(shared).setdefault("cluster", _Cluster(shared))
+    return vars(shared).setdefault("cluster", Cluster(shared))
 
 
 _stock_wait = memory.Barrier._wait

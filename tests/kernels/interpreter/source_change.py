@@ -4,6 +4,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,20 +16,23 @@ def changed(module: str, edits: Sequence[tuple[str, str]]) -> Iterator[None]:
 
     Args:
       module: dotted name.
-      edits: (text, its replacement), in order; a text must occur exactly once.
+      edits: (text, its replacement), in order. A text must occur exactly once, where
+        any white space matches any other, so that it may span lines.
 
     Raises:
       ValueError: a text does not occur once.
     """
     text = source(module)
     for old, new in edits:
-        if text.count(old) != 1:
+        matches = list(re.finditer(r"\s+".join(map(re.escape, old.split())), text))
+        if len(matches) != 1:
             raise ValueError(
                 f"a text to replace must occur once in {module}, but this one occurs "
-                f"{text.count(old)} times: {old!r}. Take the text from the module as "
-                "it is now"
+                f"{len(matches)} times: {old!r}. Take the text from the module as it "
+                "is now"
             )
-        text = text.replace(old, new)
+        begin, end = matches[0].span()
+        text = text[:begin] + new + text[end:]
     finder = _Finder(module, text)
     package = module.rpartition(".")[0]
     _forget(package)

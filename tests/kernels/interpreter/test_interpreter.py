@@ -3,11 +3,15 @@
 A release of jax that changes the interpreter fails here first.
 """
 
+import importlib
 import inspect
 import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -60,6 +64,26 @@ def test_a_change_in_jax_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(RuntimeError, match=message):
         contract.check()
+
+
+def test_a_wait_that_has_ended_is_no_part_of_a_deadlock() -> None:
+    from tests.kernels.interpreter.deadlock import Cluster
+
+    shared: Any = SimpleNamespace(
+        num_blocks_per_cluster=1, num_pallas_threads_per_block=2
+    )
+    first, second = (
+        SimpleNamespace(phase=3, last_observed_phase_by_thread={thread: 3})
+        for thread in ("a", "b")
+    )
+    cluster: Any = Cluster(shared)
+    cluster.enter("a", first, "line 1")
+    # The wait of a is over, but it has not come to `leave`.
+    first.phase = first.last_observed_phase_by_thread["a"] = 4
+    cluster.enter("b", second, "line 2")
+    cluster.leave("a")
+    with pytest.raises(RuntimeError, match=r"deadlock: .* b at line 2, a at line 3"):
+        cluster.enter("a", first, "line 3")
 
 
 # ---------------------------------------------------- the worker, called by name below
@@ -139,22 +163,32 @@ def test_a_pool_that_is_closed_leaves_no_process() -> None:
     assert not is_running(process)
 
 
-def test_a_change_of_the_source_is_seen_inside_the_context_only() -> None:
+def tuned_blocks() -> list[int]:
+    """Import a module with a change, then as it is."""
     module = "mjax.kernels.attention.tuning"
-    old = "BLOCKED_CPU = BlockedTuning(block=64)"
-    with changed(module, [(old, "BLOCKED_CPU = BlockedTuning(block=32)")]):
-        from mjax.kernels.attention import tuning
+    # White space does not count.
+    edits = [
+        (
+            "BLOCKED_CPU =\nBlockedTuning(block=64)",
+            "BLOCKED_CPU = BlockedTuning(block=32)",
+        )
+    ]
+    blocks = []
+    for context in (changed(module, edits), nullcontext()):
+        with context:
+            tuning = importlib.import_module(module)
+            blocks.append(tuning.BLOCKED_CPU.block)
+    return blocks
 
-        assert tuning.BLOCKED_CPU.block == 32
-    from mjax.kernels.attention import tuning
 
-    assert tuning.BLOCKED_CPU.block == 64
+def test_a_change_of_the_source_is_seen_inside_the_context_only(runner: Runner):
+    assert runner.run(f"{THIS}:tuned_blocks") == [32, 64]
 
 
-@pytest.mark.parametrize(("text", "times"), [("no such text", 0), ("block", None)])
-def test_a_text_that_is_not_there_once_is_refused(text: str, times: int | None) -> None:
+@pytest.mark.parametrize("text", ["no such text", "block"])
+def test_a_text_that_is_not_there_once_is_refused(text: str) -> None:
     module = "mjax.kernels.attention.tuning"
-    times = source(module).count(text) if times is None else times
+    times = source(module).count(text)
     with (
         pytest.raises(ValueError, match=re.escape(f"occurs {times} times: '{text}'")),
         changed(module, [(text, "")]),

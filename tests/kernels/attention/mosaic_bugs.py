@@ -1,0 +1,316 @@
+"""Bugs planted into the Mosaic GPU attention kernels, and how each is caught."""
+
+import concurrent.futures
+import dataclasses
+from typing import Any
+
+from tests.kernels.attention.mosaic_case import FUNCTION, Case
+from tests.kernels.attention.mosaic_cases import name
+from tests.kernels.interpreter.runner import CaseError, Pool
+
+TIMEOUT_S = 90.0
+"""For a kernel that hangs in a way that the interpreter does not notice."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bug:
+    """A change of the source that no test may let through."""
+
+    module: str
+    """Of the package of the kernels."""
+    edits: tuple[tuple[str, str], ...]
+    """Text, which must occur once (white space aside), and its replacement."""
+    case: Case
+    """Small, and such that the bug matters."""
+
+
+def submit(pool: Pool, bug: Bug) -> concurrent.futures.Future[Any]:
+    """Queue the case of a bug on the changed source."""
+    return pool.submit(
+        FUNCTION,
+        timeout_s=TIMEOUT_S,
+        change=(bug.module, bug.edits),
+        **dataclasses.asdict(bug.case),
+    )
+
+
+def how_caught(future: concurrent.futures.Future[Any]) -> str | None:
+    """Say what gave a bug away, or None where nothing did.
+
+    Raises:
+      CaseError: the changed source is no working program; that shows nothing.
+    """
+    try:
+        errors = future.result()["errors"]
+    except CaseError as error:
+        if error.how == "raised":
+            raise
+        if error.how in ("hung", "died"):
+            return error.how
+        message = str(error)
+        for start, name in _BY_MESSAGE.items():
+            if message.startswith(start):
+                return name
+        return f"refused: {message.splitlines()[0][:100]}"
+    wrong = {name: error for name, error in errors.items() if not error <= 1}
+    if not wrong:
+        return None
+    return "numbers: " + ", ".join(f"{k} {v:.1f}" for k, v in wrong.items())
+
+
+_BY_MESSAGE = {
+    "RuntimeError: RACE DETECTED": "race",
+    "RuntimeError: deadlock": "deadlock",
+}
+
+
+def controls() -> dict[str, Bug]:
+    """Return the unchanged source on each case that a bug uses."""
+    cases = {
+        f"no change: {bug.case.kernel or 'all'}, {name(bug.case)}": bug.case
+        for bug in BUGS.values()
+    }
+    return {key: Bug(module="op", edits=(), case=case) for key, case in cases.items()}
+
+
+_FORWARD = Case(T=256, kernel="forward", tuning={"forward": {"block": 64}})
+"""Four steps through two slots."""
+_WINDOW = Case(T=256, window=100)
+_SEGMENTS = Case(T=256, segments="edge", tuning={"forward": {"block": 64}})
+_RAGGED = Case(T=200)
+_DQ = Case(T=200, kernel="dq")
+_DQ_WINDOW = Case(T=128, kernel="dq", window=20)
+_DQ_SOFT_CAP = Case(T=64, kernel="dq", soft_cap=2.0)
+_DKV = Case(T=192, kernel="dkv", N=2)
+_DKV_WINDOW = Case(T=128, kernel="dkv", window=20)
+_DKV_GROUPS = Case(T=64, kernel="dkv", N=4, K=2)
+_DKV_SOFT_CAP = Case(T=64, kernel="dkv", soft_cap=2.0)
+
+
+def _bug(module: str, case: Case, *edits: tuple[str, str]) -> Bug:
+    return Bug(module=module, edits=edits, case=case)
+
+
+# A statement is taken out by "None", an expression that does nothing.
+_FORWARD_BUGS = {
+    "forward: first slot of K released before the scores are made": _bug(
+        "forward",
+        _FORWARD,
+        (
+            "scores = pl.run_scoped(first_scores, scores_type) "
+            "tiles.arrive(k_free, 0, stages)",
+            "tiles.arrive(k_free, 0, stages); "
+            "scores = pl.run_scoped(first_scores, scores_type)",
+        ),
+    ),
+    "forward: slot of V released before its product is done": _bug(
+        "forward",
+        _FORWARD,
+        (
+            "plgpu.wgmma_wait(0) tiles.arrive(v_free, step - 1, stages)",
+            "tiles.arrive(v_free, step - 1, stages); plgpu.wgmma_wait(0)",
+        ),
+    ),
+    "forward: K read without waiting for it": _bug(
+        "forward", _FORWARD, ("tiles.wait(k_full, step, stages)", "None")
+    ),
+    "forward: V read without waiting for it": _bug(
+        "forward", _FORWARD, ("tiles.wait(v_full, step - 1, stages)", "None")
+    ),
+    "forward: results stored without a fence": _bug(
+        "forward", _FORWARD, ("plgpu.commit_smem()", "None")
+    ),
+    "forward: kernel ends while results are stored": _bug(
+        "forward",
+        _FORWARD,
+        ("plgpu.wait_smem_to_gmem(0, wait_read_only=True)", "None"),
+    ),
+    "forward: first turn not given": _bug(
+        "forward",
+        _FORWARD,
+        ("pl.when(wg == wgs - 1)(lambda: plgpu.barrier_arrive(turns.at[0]))", "None"),
+    ),
+    "forward: turn not passed on": _bug(
+        "forward", _FORWARD, ("tiles.arrive(turns, wg + 1, wgs)", "None")
+    ),
+    "forward: scores read before they are there": _bug(
+        "forward", _FORWARD, ("_load(acc, wait_n=1)", "_load(acc, wait_n=2)")
+    ),
+    "forward: sum not scaled to the new maximum": _bug(
+        "forward", _FORWARD, ("* tiles.along_rows(shrink, out_type.shape)", "")
+    ),
+    "forward: log-sum-exp to the base 2": _bug(
+        "forward", _FORWARD, ("jnp.log2(row_sum)) / tiles.LOG2_E", "jnp.log2(row_sum))")
+    ),
+    "forward: last block left out": _bug(
+        "forward",
+        _FORWARD,
+        (
+            "plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(steps - 1, stages)])",
+            "None",
+        ),
+    ),
+}
+
+_SHARED_BUGS = {
+    "window one too long": _bug(
+        "tiles", _WINDOW, ("j > i - p.window", "j >= i - p.window")
+    ),
+    "window one too short": _bug(
+        "tiles", _WINDOW, ("j > i - p.window", "j > i + 1 - p.window")
+    ),
+    "next key seen": _bug("tiles", _WINDOW, ("mask = j <= i", "mask = j <= i + 1")),
+    "earlier documents seen": _bug(
+        "tiles",
+        _SEGMENTS,
+        ("(along_rows(rows, shape) ==", "(along_rows(rows, shape) >="),
+    ),
+    "first block of keys left out": _bug(
+        "tiles",
+        _WINDOW,
+        (" low=floor_div(jnp", " low=ceil_div(jnp"),
+    ),
+    "last block of queries left out": _bug(
+        "tiles",
+        _WINDOW,
+        ("high=ceil_div(jnp.minimum(j0", "high=floor_div(jnp.minimum(j0"),
+    ),
+    "tail of the sequence left out": _bug(
+        "tiles",
+        _RAGGED,
+        ("high=ceil_div(jnp.minimum(j0", "high=floor_div(jnp.minimum(j0"),
+    ),
+    "no mask on the diagonal": _bug(
+        "tiles", _WINDOW, ("floor_div(i0 + 1, block)", "floor_div(i0 + block, block)")
+    ),
+    "no mask at the edge of the window": _bug(
+        "tiles",
+        _WINDOW,
+        ("full_low=ceil_div(jnp.maximum(i0", "full_low=floor_div(jnp.maximum(i0"),
+    ),
+    "slots filled before they are released": _bug(
+        "tiles",
+        _FORWARD,
+        (
+            "pl.when(total >= stages)(lambda free=free: wait(free, total, stages))",
+            "None",
+        ),
+    ),
+    "slots filled one round before they are released": _bug(
+        "tiles", _FORWARD, ("pl.when(total >= stages)", "pl.when(total > stages)")
+    ),
+    "first block of a document left out": _bug(
+        "op",
+        _SEGMENTS,
+        ("first = jnp.argmax(meets, axis=2)", "first = 1 + jnp.argmax(meets, axis=2)"),
+    ),
+    "last block of a document left out": _bug(
+        "op",
+        _SEGMENTS,
+        ("(meets, blocks + 1, 0)", "(meets, blocks, 0)"),
+    ),
+    "no mask where a tile has several documents": _bug(
+        "op", _SEGMENTS, ("same & (tile_low == tile_high)", "meets")
+    ),
+}
+
+_DQ_BUGS = {
+    "dq: slot of K released before dq is added to": _bug(
+        "dq",
+        _DQ,
+        (
+            "plgpu.wgmma(dq_acc, d_scores, k_s.at[s])",
+            "plgpu.wgmma(dq_acc, d_scores, k_s.at[s]); "
+            "tiles.arrive(k_free, step, stages)",
+        ),
+        ("tiles.arrive(k_free, step - 1, stages)", "None"),
+        (
+            "pl.when(own.high > own.low)(lambda: tiles.arrive(k_free, last, stages))",
+            "None",
+        ),
+    ),
+    "dq: slot of the last K never released": _bug(
+        "dq",
+        _DQ,
+        (
+            "pl.when(own.high > own.low)(lambda: tiles.arrive(k_free, last, stages))",
+            "None",
+        ),
+    ),
+    "dq: slot of V never released": _bug(
+        "dq",
+        _DQ,
+        ("tiles.arrive(v_free, step, stages) plgpu.wgmma(", "plgpu.wgmma("),
+    ),
+    "dq: V read without waiting for it": _bug(
+        "dq",
+        _DQ,
+        ("tiles.wait(v_full, step, stages) plgpu.wgmma(", "plgpu.wgmma("),
+    ),
+    "dq: product read before it is there": _bug(
+        "dq", _DQ, ("dp_acc[...]", "plgpu.wgmma_accumulator_load(dp_acc, wait_n=1)")
+    ),
+    "dq: results stored without a fence": _bug(
+        "dq", _DQ, ("plgpu.commit_smem()", "None")
+    ),
+    "dq: not scaled": _bug("dq", _DQ, ("dq * p.scale", "dq")),
+    "dq: delta added": _bug("dq", _DQ, ("dp_acc[...] - delta", "dp_acc[...] + delta")),
+    "dq: soft cap without its derivative": _bug(
+        "dq", _DQ_SOFT_CAP, ("probs = probs * (1.0 - scores * scores)", "None")
+    ),
+    "dq: idle warpgroup releases nothing": _bug(
+        "dq",
+        _DQ_WINDOW,
+        ("tiles.arrive(k_free, step, stages) tiles.wait(", "tiles.wait("),
+    ),
+}
+
+_DKV_BUGS = {
+    "dkv: dk and dv exchanged": _bug(
+        "dkv",
+        _DKV,
+        ("dk_acc[...], dv_acc[...]", "dv_acc[...], dk_acc[...]"),
+    ),
+    "dkv: no fence after lse and delta are read": _bug(
+        "dkv", _DKV, ("plgpu.commit_smem() acc[...] =", "acc[...] =")
+    ),
+    "dkv: slot released before its products are done": _bug(
+        "dkv",
+        _DKV,
+        ("x = p.capped(acc[...])", "None"),
+        (
+            "if p.soft_cap is None: return",
+            "x = p.capped(acc[...])\n                if p.soft_cap is None: return",
+        ),
+    ),
+    "dkv: last slot of a head released too early": _bug(
+        "dkv", _DKV, ("plgpu.wgmma_wait(0)", "None")
+    ),
+    "dkv: dO read without waiting for it": _bug(
+        "dkv", _DKV, ("tiles.wait(do_full, step, stages) delta", "delta")
+    ),
+    "dkv: product read before it is there": _bug(
+        "dkv", _DKV, ("_load(acc, wait_n=1)", "_load(acc, wait_n=2)")
+    ),
+    "dkv: not scaled": _bug("dkv", _DKV, ("dk * p.scale", "dk")),
+    "dkv: delta added": _bug(
+        "dkv", _DKV, ("= -tiles.along_columns(delta", "= tiles.along_columns(delta")
+    ),
+    "dkv: soft cap without its derivative": _bug(
+        "dkv", _DKV_SOFT_CAP, ("probs = probs * slope", "None")
+    ),
+    "dkv: only the first query head of a group": _bug(
+        "dkv", _DKV, ("lax.fori_loop(0, p.group, head", "lax.fori_loop(0, 1, head")
+    ),
+    "dkv: query heads of another group": _bug(
+        "dkv", _DKV_GROUPS, ("kv * p.group + g", "kv + p.kv_heads * g")
+    ),
+    "dkv: idle warpgroup releases nothing": _bug(
+        "dkv",
+        _DKV_WINDOW,
+        ("tiles.arrive(free, step, stages) return step + 1", "return step + 1"),
+    ),
+}
+
+BUGS = _FORWARD_BUGS | _SHARED_BUGS | _DQ_BUGS | _DKV_BUGS
+"""Name -> bug. Once a slot is released, the loading warpgroup may overwrite it."""

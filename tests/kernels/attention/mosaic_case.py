@@ -1,0 +1,162 @@
+"""One case of the Mosaic GPU attention kernels: inputs, kernels, errors.
+
+`run` is called in the worker of `tests.kernels.interpreter`, with the fields of `Case`.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicTuning
+from tests.kernels.attention.mosaic_truth import Truth, truth
+from tests.kernels.interpreter import completion
+from tests.kernels.interpreter.source_change import changed
+
+FUNCTION = f"{__name__}:run"
+PACKAGE = "mjax.kernels.attention.mosaic_gpu"
+Segments = Literal["sorted", "edge", "tokens", "scattered"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """Sizes, options and inputs of one call, forward and backward."""
+
+    T: int
+    B: int = 1
+    N: int = 1
+    K: int = 1
+    H: int = 64
+    window: int | None = None
+    segments: Segments | None = None
+    soft_cap: float | None = None
+    dtype: str = "bfloat16"
+    scale: float | None = None
+    kernel: Literal["forward", "dq", "dkv"] | None = None
+    """The only one that runs, on true results of the others; None is all three."""
+    tuning: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    """Kernel -> fields of `MosaicKernel` that differ from the shipped ones."""
+
+
+def make_segments(kind: Segments, B: int, T: int) -> jax.Array:
+    """Return segment ids [B, T].
+
+    sorted: documents of random lengths. edge: documents that end at multiples of 64.
+    tokens: each its own document. scattered: equal ids that are not neighbours.
+    """
+    random = np.random.default_rng(T)
+    ids = {
+        "sorted": np.sort(random.integers(0, 4, (B, T)), axis=1),
+        "edge": np.broadcast_to(np.arange(T) // 64, (B, T)),
+        "tokens": np.broadcast_to(np.arange(T), (B, T)),
+        "scattered": random.integers(0, 3, (B, T)) * 5 - 3,
+    }[kind]
+    return jnp.asarray(ids, jnp.int32)
+
+
+def run(
+    change: tuple[str, list[tuple[str, str]]] | None = None, **fields: Any
+) -> dict[str, Any]:
+    """Compute one case.
+
+    Args:
+      change: of the kernels' source: a module of the package, and edits.
+      fields: of `Case`.
+
+    Returns:
+      errors: of each result in units of what rounding explains.
+      seconds: of the kernels, with tracing and compilation.
+    """
+    if change is None:
+        return _run(Case(**fields))
+    module, edits = change
+    with changed(f"{PACKAGE}.{module}", edits):
+        return _run(Case(**fields))
+
+
+def _run(case: Case) -> dict[str, Any]:
+    # Here, so that it is the changed source where there is a change.
+    op = importlib.import_module(f"{PACKAGE}.op")
+    B, T, N, K, H = case.B, case.T, case.N, case.K, case.H
+    rng = np.random.default_rng(T)
+    q, k, v, d_out = (
+        jnp.asarray(rng.standard_normal((B, T, heads, H)), case.dtype)
+        for heads in (N, K, K, N)
+    )
+    segment_ids = case.segments and make_segments(case.segments, B, T)
+    scale = case.scale or 1 / math.sqrt(H)
+    options = {"window": case.window, "scale": scale, "soft_cap": case.soft_cap}
+
+    def attend(q, k, v):
+        return op.attention(q, k, v, segment_ids, tuning=_tuning(case), **options)
+
+    want = truth(q, k, v, d_out, segment_ids, **options)
+    start = time.perf_counter()
+    got = {}
+    with completion.interpreter(), contextlib.ExitStack() as patches:
+        for name, function in _stand_ins(case, want).items():
+            patches.enter_context(mock.patch.object(op, name, function))
+        forward = _Record(op.forward)
+        patches.enter_context(mock.patch.object(op, "forward", forward))
+        got["out"], pull = jax.vjp(attend, q, k, v)
+        got["lse"] = forward.result[1][..., :T]
+        if case.kernel != "forward":
+            got["dq"], got["dk"], got["dv"] = pull(d_out)
+        jax.block_until_ready(got)
+    seconds = time.perf_counter() - start
+    for name, like in (("out", q), ("dq", q), ("dk", k), ("dv", v)):
+        if name in got:
+            assert got[name].dtype == like.dtype, name
+    if case.kernel:
+        got = {name: got[name] for name in _RESULTS[case.kernel]}
+    return {"errors": want.errors(got), "seconds": seconds}
+
+
+_RESULTS = {"forward": ("out", "lse"), "dq": ("dq",), "dkv": ("dk", "dv")}
+
+
+def _stand_ins(case: Case, want: Truth) -> dict[str, Callable]:
+    """Return what replaces the functions of `op` whose kernels are not to run."""
+
+    def forward(q, k, v, segments, *, problem, tuning):
+        rest = problem.padded_len - problem.seq_len
+        lse = np.pad(want.values["lse"], ((0, 0), (0, 0), (0, rest)), "constant")
+        lse[..., problem.seq_len :] = np.inf
+        return jnp.asarray(want.values["out"], q.dtype), jnp.asarray(lse, jnp.float32)
+
+    replaced = {}
+    if case.kernel in ("dq", "dkv"):
+        replaced["forward"] = forward
+    if case.kernel == "dq":
+        replaced["key_value_gradients"] = lambda q, k, v, *_, **__: (0 * k, 0 * v)
+    if case.kernel == "dkv":
+        replaced["query_gradient"] = lambda q, *_, **__: 0 * q
+    return replaced
+
+
+def _tuning(case: Case) -> MosaicTuning:
+    shipped = MOSAIC_H200[case.H]
+    kernels = {
+        name: dataclasses.replace(getattr(shipped, name), **fields)
+        for name, fields in case.tuning.items()
+    }
+    return dataclasses.replace(shipped, **kernels)
+
+
+class _Record:
+    """Keeps what a function returned last: lse is no result of the operator."""
+
+    def __init__(self, function: Callable):
+        self.function = function
+
+    def __call__(self, *args, **kwargs):
+        self.result = self.function(*args, **kwargs)
+        return self.result

@@ -1,0 +1,60 @@
+"""The cases on which the Mosaic GPU attention kernels are compared with the reference.
+
+Not every combination: each value of each option occurs, with both head widths and both
+dtypes, and those that meet in the kernels (window and length, segments and window,
+groups and window) occur together. Lengths stay small: the cost is per block.
+"""
+
+from tests.kernels.attention.mosaic_case import Case, Segments
+
+BLOCK = 64
+"""The smallest tile; the others are twice that."""
+
+
+def _cases() -> list[Case]:
+    below = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 101)
+    above = (2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, 197, 10**6)
+    kinds: tuple[Segments, ...] = ("sorted", "edge", "tokens", "scattered")
+    return [
+        # Windows around the sizes of tiles, odd ones, none.
+        *(Case(T=192, window=window) for window in below),
+        *(Case(T=256, window=window) for window in above),
+        Case(T=256),
+        Case(T=192, window=BLOCK + 1, H=128),
+        Case(T=192, window=1, H=128, dtype="float16"),
+        Case(T=320, H=128),
+        # As long as the sequence, and one off.
+        *(Case(T=128, window=window, dtype="float16") for window in (127, 128, 129)),
+        # Lengths: less than a tile, one off a tile, no multiple of anything.
+        *(Case(T=T) for T in (1, 7, 63, 65, 129)),
+        *(Case(T=T, window=50, H=128) for T in (31, 127, 203)),
+        Case(T=257, window=70, dtype="float16"),
+        # Grouped heads, a single key head, a batch.
+        Case(T=130, N=4, K=2, window=90),
+        Case(T=130, N=3, K=1, H=128, dtype="float16"),
+        Case(T=100, N=2, K=2, B=2, window=33, dtype="float16"),
+        # Documents.
+        *(Case(T=192, segments=kind) for kind in kinds),
+        *(Case(T=150, segments=kind, window=40, H=128, B=2) for kind in kinds[:2]),
+        Case(T=201, segments="scattered", window=65, N=2, dtype="float16"),
+        Case(T=90, segments="tokens", window=1, dtype="float16"),
+        # Soft cap and scale.
+        Case(T=150, soft_cap=1.5),
+        Case(T=210, soft_cap=20.0, window=64, segments="sorted", H=128),
+        Case(T=100, soft_cap=2.0, N=2, dtype="float16", scale=0.5),
+    ]
+
+
+def name(case: Case) -> str:
+    """Return what a case has that the default does not."""
+    plain = Case(T=case.T)
+    parts = [f"T{case.T}"]
+    for field, value in vars(case).items():
+        if field != "tuning" and value != getattr(plain, field):
+            parts.append(f"{value}" if isinstance(value, str) else f"{field}{value}")
+    for kernel, fields in case.tuning.items():
+        parts += [f"{kernel}_{field}{value}" for field, value in fields.items()]
+    return "-".join(parts)
+
+
+CASES = {name(case): case for case in _cases()}
