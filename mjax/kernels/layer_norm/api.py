@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from mjax.kernels.attention.api import Target, target
 from mjax.kernels.layer_norm import mosaic_gpu, reference, tuning, xla
 
 Backend = Literal["mosaic_gpu", "xla"]
 
-_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 # Sums of D / 128 entries stay in the registers of a thread; at 12288 they spill.
 _MAX_WIDTH = 8192
 
@@ -73,7 +73,7 @@ def skip_and_norm(
       eps: added to the variance or mean square.
     """
     backend = choose(
-        device_kind=_device_kind(),
+        target=target(),
         dtype=x.dtype,
         width=x.shape[-1],
         use_bias=bias is not None,
@@ -82,20 +82,18 @@ def skip_and_norm(
     return _skip_and_norm(options, x, scale, bias)
 
 
-def choose(
-    *, device_kind: str, dtype: DTypeLike, width: int, use_bias: bool
-) -> Backend:
+def choose(*, target: Target, dtype: DTypeLike, width: int, use_bias: bool) -> Backend:
     """Choose the backend of the backward pass of `skip_and_norm`.
 
     Args:
-      device_kind: as jax.Device.device_kind says.
+      target: the device that the program is traced for.
       dtype: of x.
       width: D.
       use_bias: whether there is a bias.
     """
     fits = width % mosaic_gpu.LANE == 0 and width <= _MAX_WIDTH
     narrow = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
-    hopper = any(name in device_kind for name in _HOPPER)
+    hopper = target.generation == "hopper"
     return "mosaic_gpu" if hopper and narrow and fits and not use_bias else "xla"
 
 
@@ -106,12 +104,6 @@ class _Options:
     centred: bool
     eps: float
     backend: Backend
-
-
-def _device_kind() -> str:
-    """Return the device that the caller is traced for, which may be a described one."""
-    described = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.devices()[0].device_kind if described is None else described.device_kind
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

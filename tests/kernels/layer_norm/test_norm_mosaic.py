@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from mjax.kernels.attention.api import Target
 from mjax.kernels.layer_norm import api
 from mjax.kernels.layer_norm.tuning import MosaicTuning
 from tests.kernels.interpreter.runner import CaseError, Pool
@@ -46,20 +47,21 @@ def test_a_planted_bug_is_caught(results, name) -> None:
 
 def test_the_kernel_is_chosen_on_hopper_for_what_it_can_do() -> None:
     can: dict[str, Any] = {
-        "device_kind": "NVIDIA H200",
+        "target": Target(platform="gpu", device_kind="NVIDIA H200"),
         "dtype": jnp.bfloat16,
         "width": 2048,
         "use_bias": False,
     }
     assert api.choose(**can) == "mosaic_gpu"
-    for other in (
-        {"device_kind": "NVIDIA A100"},
-        {"device_kind": "cpu"},
+    others: tuple[dict[str, Any], ...] = (
+        {"target": Target(platform="gpu", device_kind="NVIDIA A100-SXM4-80GB")},
+        {"target": Target(platform="cpu", device_kind="cpu")},
         {"dtype": jnp.float32},
         {"width": 2000},
         {"width": 12288},
         {"use_bias": True},
-    ):
+    )
+    for other in others:
         assert api.choose(**can | other) == "xla"
 
 
