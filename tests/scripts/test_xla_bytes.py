@@ -30,12 +30,14 @@ def test_activations_move_each_argument_and_result_once(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
-def test_norms_move_x_once_forward_and_twice_backward(kind) -> None:
+def test_norms_read_and_write_once(kind) -> None:
     cases = by_name(xla_bytes.norm_cases())
     assert ratio(cases[f"{kind} D=2048 forward"]) < PARTIAL_SUMS
-    # x and g twice, what is added and dx once: 6 for 4.
-    backward = ratio(cases[f"{kind} D=2048 backward, with dx + g"])
-    assert backward < 1.5 * PARTIAL_SUMS
+    # 264 blocks of sums in float32, written and read: 4 MiB for 128.
+    assert ratio(cases[f"{kind} D=2048 backward, with dx + g"]) < 1.04
+    # Where the kernel does not fit: x and g twice, what is added and dx once.
+    wide = ratio(cases[f"{kind} D=12288 backward, with dx + g"])
+    assert wide < 1.5 * PARTIAL_SUMS
 
 
 @pytest.mark.parametrize("tp", [1, 8])
