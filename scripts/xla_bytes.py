@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from mjax.mesh.described import GPUS, described_mesh
 
 from mjax.layers.block import ParallelBlock
 from mjax.layers.embed import Embedding, Head
@@ -31,6 +30,7 @@ from mjax.layers.mlp import Activation, Mlp
 from mjax.layers.norm import Norm
 from mjax.mesh import collectives
 from mjax.mesh.axes import AXES, TP, AxisSizes
+from mjax.mesh.described import GPUS, described_mesh
 from mjax.model import ModelConfig
 from scripts.hlo_bytes import Kernel, kernels
 
