@@ -19,7 +19,7 @@ DX_TOLERANCE, D_SCALE_TOLERANCE = 2**-8, 1e-5
 
 @pytest.fixture(scope="module")
 def results(pool: Pool, selected: list[str]) -> dict[str, Future[Any]]:
-    """All cases and bugs that this session runs, submitted at once."""
+    """All cases and bugs of this run, submitted at once."""
     return {
         name: pool.submit(FUNCTION, name=name)
         if name in CASES
