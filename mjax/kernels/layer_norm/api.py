@@ -14,13 +14,18 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from mjax.kernels.attention.api import Target, target
-from mjax.kernels.layer_norm import mosaic_gpu, reference, tuning, xla
+from mjax.kernels.layer_norm import reference, tuning, xla
+from mjax.kernels.target import Target, target
 
 Backend = Literal["mosaic_gpu", "xla"]
 
 # Sums of D / 128 entries stay in the registers of a thread; at 12288 they spill.
 _MAX_WIDTH = 8192
+NEEDS = (
+    "mosaic_gpu takes bfloat16 and float16 without a bias on Hopper GPUs, at widths up "
+    f"to {_MAX_WIDTH} that {tuning.LANE} divides"
+)
+"""When `choose` takes the kernel, in words."""
 
 
 def norm(
@@ -91,7 +96,7 @@ def choose(*, target: Target, dtype: DTypeLike, width: int, use_bias: bool) -> B
       width: D.
       use_bias: whether there is a bias.
     """
-    fits = width % mosaic_gpu.LANE == 0 and width <= _MAX_WIDTH
+    fits = width % tuning.LANE == 0 and width <= _MAX_WIDTH
     narrow = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     hopper = target.generation == "hopper"
     return "mosaic_gpu" if hopper and narrow and fits and not use_bias else "xla"
@@ -144,6 +149,9 @@ def _backward(options: _Options, saved: Any, g: Any, g_x: Any) -> tuple[Any, Any
     x, scale, bias = saved
     statics = {"centred": options.centred, "eps": options.eps}
     if options.backend == "mosaic_gpu":
+        # Not at the top: it takes 0.3 s, which runs without a GPU need not wait for.
+        from mjax.kernels.layer_norm import mosaic_gpu
+
         width = x.shape[-1]
         rows = (a.reshape(-1, width) for a in (g, g_x))
         dx, d_scale = mosaic_gpu.backward(

@@ -23,11 +23,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from mjax.kernels.layer_norm.tuning import MosaicTuning
+from mjax.kernels.layer_norm.tuning import LANE, MosaicTuning
 
 _F32 = jnp.float32
-LANE = 256
-"""Entries of a row of a position."""
 _ROWS = 4
 """Rows in registers at a time: 8 entries a thread."""
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+LANE = 256
+"""Entries of a row of a position, for mosaic_gpu: the longest that one copy moves."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MosaicTuning:

@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from mjax.kernels.attention.api import Target
 from mjax.kernels.layer_norm import api
 from mjax.kernels.layer_norm.tuning import MosaicTuning
+from mjax.kernels.target import Target
 from tests.kernels.interpreter.runner import CaseError, Pool
 from tests.kernels.layer_norm.norm_cases import BUGS, CASES
 
