@@ -31,7 +31,7 @@ from mjax.layers.dropout import DropoutKey as DropoutKey
 from mjax.layers.dropout import dropout
 from mjax.layers.embed import Embedding, Head
 from mjax.layers.loss import NO_TARGET as NO_TARGET
-from mjax.layers.loss import cross_entropy, mask_padding
+from mjax.layers.loss import mask_padding
 from mjax.layers.norm import Norm
 from mjax.layers.rope import RopeConfig, angles
 
@@ -322,8 +322,8 @@ class Transformer(nnx.Module):
         *,
         key: DropoutKey | None = None,
         materialise: Callable[[Params], Params] = lambda params: params,
-    ) -> Float[Array, "B T"]:
-        """Return each target's negative log-likelihood, nats, 0 where there is none.
+    ) -> Float[Array, ""]:
+        """Return the targets' summed negative log-likelihood, nats.
 
         Args:
           batch: tokens, targets, segments, positions of this device's rows.
@@ -337,8 +337,8 @@ class Transformer(nnx.Module):
             key=key,
             materialise=materialise,
         )
-        logits = self.head(x, self.embed)
-        return cross_entropy(logits, batch["targets"], self.config.vocab_size)
+        targets, vocab_size = batch["targets"], self.config.vocab_size
+        return self.head.nll(x, self.embed, targets, vocab_size)
 
     def logits(
         self,

@@ -18,7 +18,9 @@ from mjax import loop, metrics
 from mjax.config import TrainConfig
 from mjax.data.dataset import Dataset
 from mjax.data.sampler import held_out_indices
-from mjax.kernels.attention.api import choose, target
+from mjax.kernels.attention.api import choose
+from mjax.kernels.layer_norm import api as layer_norm
+from mjax.kernels.target import target
 from mjax.mesh.axes import AxisSizes
 from mjax.model import flops_per_token, num_params
 
@@ -32,7 +34,7 @@ _ENDINGS = {
 
 
 def describe_run(config: TrainConfig, dataset: Dataset) -> str:
-    """Say what will run: the model, its attention backends and why, the data.
+    """Say what will run: the model, its kernels and why these, the data.
 
     Raises:
       ValueError: the attention backend that was asked for cannot do the job.
@@ -62,6 +64,13 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
             f"attention, window {window or 'full'}: {choice.name} "
             f"({choice.reason}{others})"
         )
+    norm = layer_norm.choose(
+        target=target(),
+        dtype=config.precision.compute,
+        width=model.d_model,
+        use_bias=model.norm_bias,
+    )
+    lines.append(f"norm, backward: {norm} ({layer_norm.NEEDS})")
     return "\n".join(lines)
 
 

@@ -268,8 +268,7 @@ class _Forward:
             def loss(compute: Params, micro: Batch) -> Float[Array, ""]:
                 rows = DropoutKey(key=key, rows=micro["rows"][:, 0])
                 model, materialise = self._model(compute)
-                nll = model.nll(micro, key=rows, materialise=materialise)
-                return nll.sum() * scale
+                return model.nll(micro, key=rows, materialise=materialise) * scale
 
             compute = self._compute_copy(params)
             losses, grads = self._accumulate(loss, compute, batch)
@@ -295,7 +294,7 @@ class _Forward:
 
             def nll(_: None, micro: Batch) -> tuple[None, Float[Array, ""]]:
                 model, materialise = self._model(compute)
-                return None, model.nll(micro, materialise=materialise).sum()
+                return None, model.nll(micro, materialise=materialise)
 
             _, sums = jax.lax.scan(nll, None, self._split(batch))
             return collectives.sum_over_mesh(sums.sum()), _count_targets(batch)

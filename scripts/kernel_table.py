@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from mjax.kernels.attention.mosaic_gpu.op import attention
 from mjax.kernels.attention.tuning import MOSAIC_H200
+from mjax.kernels.layer_norm import mosaic_gpu, tuning
 from mjax.mesh.described import GPUS
 from scripts.compiled_kernels import (
     WATCHED,
@@ -52,7 +53,7 @@ _HEADER = (
 
 def shipped_cases() -> dict[str, KernelCase]:
     """List every kernel configuration that a run can choose, by name."""
-    return _attention_cases()
+    return _attention_cases() | _norm_cases()
 
 
 def _attention_cases() -> dict[str, KernelCase]:
@@ -104,6 +105,26 @@ def _attention_case(
     k = jax.ShapeDtypeStruct((B, T, N // group, H), jnp.dtype(dtype))
     ids = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None
     return KernelCase(function=with_gradients, args=(q, k, k, ids, q))
+
+
+def _norm_cases() -> dict[str, KernelCase]:
+    """Norms with their gradients: narrow, usual, and as wide as they can be."""
+    cases = {}
+    for D in (768, 2048, 5120, 8192):
+        for kind in ("LayerNorm", "RMSNorm"):
+
+            def gradients(x, scale, g, g_x, centred=kind == "LayerNorm", D=D):
+                sizes = {"eps": 1e-5, "tuning": tuning.mosaic(D)}
+                return mosaic_gpu.backward(x, scale, g, g_x, centred=centred, **sizes)
+
+            x = jax.ShapeDtypeStruct((8192, D), jnp.bfloat16)
+            scale = jax.ShapeDtypeStruct((D,), jnp.bfloat16)
+            cases[f"{kind} {D}, backward"] = KernelCase(
+                function=gradients,
+                args=(x, scale, x, x),
+                required=("UTMALDG",),
+            )
+    return cases
 
 
 def markdown(reports: Sequence[CaseReport]) -> str:

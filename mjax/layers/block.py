@@ -135,7 +135,8 @@ class ParallelBlock(Block):
     ) -> Float[Array, "B t D"]:
         """Apply the block to this device's part of the residual stream."""
         weights = self.attention.in_weights() + self.mlp.in_weights()
-        q, k, v, *up = column_parallel(self.norm(x), weights)
+        x, normed = self.norm.branch(x)
+        q, k, v, *up = column_parallel(normed, weights)
         mixed = self._mix(q, k, v, kind, context)
         y = row_parallel(
             [mixed, self.mlp.activate(up)],
@@ -165,13 +166,15 @@ class SerialBlock(Block):
         key: DropoutKey | None,
     ) -> Float[Array, "B t D"]:
         """Apply the block to this device's part of the residual stream."""
-        q, k, v = column_parallel(self.norm_attention(x), self.attention.in_weights())
+        x, normed = self.norm_attention.branch(x)
+        q, k, v = column_parallel(normed, self.attention.in_weights())
         y = row_parallel(
             [self._mix(q, k, v, kind, context)], [self.attention.out_weight()]
         )
         y = _add_biases(y, self.attention.out_bias())
         x = x + dropout(y, self.dropout, None if key is None else key.at(0))
-        up = column_parallel(self.norm_mlp(x), self.mlp.in_weights())
+        x, normed = self.norm_mlp.branch(x)
+        up = column_parallel(normed, self.mlp.in_weights())
         y = row_parallel([self.mlp.activate(up)], [self.mlp.out_weight()])
         y = _add_biases(y, self.mlp.out_bias())
         return x + dropout(y, self.dropout, None if key is None else key.at(1))

@@ -5,6 +5,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from mjax.layers.initialise import normal, zeros
+from mjax.layers.loss import summed_nll
 from mjax.mesh import collectives
 
 
@@ -55,11 +56,38 @@ class Head(nnx.Module):
         self, x: Float[Array, "B t D"], embedding: Embedding
     ) -> Float[Array, "B T v"]:
         """Return float32 logits of the whole sequence for this device's tokens."""
-        table = embedding.table if self.table is None else self.table
         x = collectives.gather_sequence(x)
         logits = jnp.einsum(
-            "btd,vd->btv", x, table[...], preferred_element_type=jnp.float32
+            "btd,vd->btv", x, self._table(embedding), preferred_element_type=jnp.float32
         )
         if self.bias is not None:
             logits = logits + self.bias[...].astype(jnp.float32)
         return logits * self.scale
+
+    def nll(
+        self,
+        x: Float[Array, "B t D"],
+        embedding: Embedding,
+        targets: Int[Array, "B T"],
+        vocab_size: int,
+    ) -> Float[Array, ""]:
+        """Return the summed negative log-likelihood of the targets; makes no logits.
+
+        Args:
+          x: this device's t = T/tp positions.
+          embedding: its table is used if tied.
+          targets: of the whole sequence; `loss.NO_TARGET` adds 0.
+          vocab_size: V, without padding.
+        """
+        return summed_nll(
+            collectives.gather_sequence(x),
+            self._table(embedding),
+            None if self.bias is None else self.bias[...],
+            targets,
+            scale=self.scale,
+            vocab_size=vocab_size,
+        )
+
+    def _table(self, embedding: Embedding) -> Float[Array, "v D"]:
+        table = embedding.table if self.table is None else self.table
+        return table[...]

@@ -1,39 +1,16 @@
 """Feed-forward layer with its width split over tensor parallelism."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from mjax.kernels.gelu.api import gelu, swiglu
 from mjax.layers.initialise import normal, zeros
 from mjax.layers.linear import Matrix
 
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
-
-
-@jax.custom_jvp
-def gelu(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
-    """Return x Phi(x), Phi the normal distribution function.
-
-    The derivative, Phi(x) + x phi(x), is written here because that of erf in jax
-    0.12.0 fails inside shard_map (it evaluates a polynomial whose coefficients it
-    does not cast to varying).
-
-    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
-    """
-    return jax.nn.gelu(x, approximate=False)
-
-
-@gelu.defjvp
-def _gelu_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    (x,), (dx,) = primals, tangents
-    wide = x.astype(jnp.float32)
-    distribution = 0.5 * (1.0 + jax.lax.erf(wide * 0.5**0.5))
-    density = jnp.exp(-0.5 * wide * wide) * (2.0 * jnp.pi) ** -0.5
-    return gelu(x), dx * (distribution + wide * density).astype(x.dtype)
 
 
 class Mlp(nnx.Module):
@@ -81,10 +58,8 @@ class Mlp(nnx.Module):
 
     def activate(self, parts: Sequence[Float[Array, "B T F"]]) -> Float[Array, "B T F"]:
         """Apply biases and the non-linearity to the outputs of `in_weights`."""
-        up = parts[0] if self.b_in is None else parts[0] + self.b_in[...]
-        if self.activation == "gelu":
-            return gelu(up)
-        if self.activation == "gelu_tanh":
-            return jax.nn.gelu(up, approximate=True)
-        gate = parts[1] if self.b_gate is None else parts[1] + self.b_gate[...]
-        return jax.nn.silu(gate) * up
+        b_in, b_gate = (None if b is None else b[...] for b in (self.b_in, self.b_gate))
+        if self.activation == "swiglu":
+            up, gate = parts
+            return swiglu(up, gate, b_in, b_gate)
+        return gelu(parts[0], b_in, tanh=self.activation == "gelu_tanh")

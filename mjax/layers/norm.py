@@ -1,12 +1,12 @@
 """LayerNorm and RMSNorm over the model width."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float
 
+from mjax.kernels.layer_norm.api import norm, skip_and_norm
 from mjax.layers.initialise import zeros
 
 
@@ -36,11 +36,16 @@ class Norm(nnx.Module):
 
     def __call__(self, x: Float[Array, "B t D"]) -> Float[Array, "B t D"]:
         """Normalise x over D; returns the dtype of x."""
-        y = x.astype(jnp.float32)
-        if self.kind == "layernorm":
-            y = y - y.mean(-1, keepdims=True)
-        y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
-        y = y * self.scale[...].astype(jnp.float32)
-        if self.bias is not None:
-            y = y + self.bias[...].astype(jnp.float32)
-        return y.astype(x.dtype)
+        return norm(x, *self._params(), **self._options())
+
+    def branch(
+        self, x: Float[Array, "B t D"]
+    ) -> tuple[Float[Array, "B t D"], Float[Array, "B t D"]]:
+        """Return x, to go on in the residual stream, and its norm, for the branch."""
+        return skip_and_norm(x, *self._params(), **self._options())
+
+    def _params(self) -> tuple[Any, Any]:
+        return self.scale[...], None if self.bias is None else self.bias[...]
+
+    def _options(self) -> dict[str, Any]:
+        return {"centred": self.kind == "layernorm", "eps": self.eps}

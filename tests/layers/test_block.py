@@ -46,8 +46,8 @@ def test_projections_that_share_input_or_output_are_one_product(
         and equation.invars[1].aval.ndim == 2
         and equation.invars[0].aval.ndim == 3
     ]
-    # One scan over the layers holds the block once; the head is one product more.
-    assert len(weights) == num_projections + 1
+    # One scan over the layers holds the block once; the head multiplies [BT, D].
+    assert len(weights) == num_projections
 
 
 def test_offload_keeps_the_input_of_each_block_in_host_memory_only() -> None:

@@ -1,7 +1,6 @@
 """Each layer against plain NumPy written from its formula."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +8,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from mjax.kernels.cross_entropy import reference, tuning
+from mjax.kernels.cross_entropy.tuning import ChunkedTuning
 from mjax.layers.dropout import DropoutKey, dropout
-from mjax.layers.loss import cross_entropy
-from mjax.layers.mlp import gelu
+from mjax.layers.loss import NO_TARGET, summed_nll
 from mjax.layers.norm import Norm
 from mjax.layers.rope import RopeConfig, angles, rotate
 from mjax.mesh import collectives
-from mjax.mesh.axes import TP
+from mjax.mesh.axes import AXES, TP
 from tests.training import make_mesh
 
 # float32 against float64: sums of tens of terms.
@@ -89,49 +89,42 @@ def test_rotated_scores_depend_on_the_distance_only() -> None:
     assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-4)
 
 
-def test_gelu_has_the_values_and_the_slope_of_jax() -> None:
-    x = jnp.linspace(-6, 6, 101)
-    exact = functools.partial(jax.nn.gelu, approximate=False)
-    np.testing.assert_array_equal(gelu(x), exact(x))
-    got, expected = (jax.grad(lambda x, f=f: f(x).sum())(x) for f in (gelu, exact))
-    np.testing.assert_allclose(got, expected, rtol=TOLERANCE, atol=1e-6)
-    with jax.numpy_dtype_promotion("strict"):
-        slope = jax.grad(lambda x: gelu(x).sum())(x.astype(jnp.bfloat16))
-    assert slope.dtype == jnp.bfloat16
-
-
 @pytest.mark.parametrize("tp", [1, 4])
-def test_cross_entropy_and_its_gradient_are_those_of_the_whole_vocabulary(tp) -> None:
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_cross_entropy_and_its_gradients_are_those_of_the_whole_vocabulary(
+    tp, num_chunks, monkeypatch
+) -> None:
     """A shard that is all padding, a position without target."""
     vocab, padded = 11, 16
-    logits = 5 * jax.random.normal(jax.random.key(2), (2, 3, padded))
-    targets = jnp.array([[0, 10, -1], [3, 4, 5]], jnp.int32)
+    limit = ChunkedTuning(max_logits=6 * padded // tp // num_chunks, min_positions=1)
+    monkeypatch.setattr(tuning, "CHUNKED", limit)
+    x, table = (
+        2 * jax.random.normal(jax.random.key(i), shape)
+        for i, shape in enumerate([(2, 3, 8), (padded, 8)])
+    )
+    bias = jax.random.normal(jax.random.key(2), (padded,))
+    targets = jnp.array([[0, 10, NO_TARGET], [3, 4, 5]], jnp.int32)
 
-    def dense(logits: jax.Array) -> jax.Array:
-        logp = jax.nn.log_softmax(logits[..., :vocab])
-        picked = jnp.take_along_axis(logp, jnp.maximum(targets, 0)[..., None], -1)
-        return jnp.where(targets == -1, 0.0, -picked[..., 0])
-
-    def per_device(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = collectives.vary(logits)
-
-        def total(logits: jax.Array) -> jax.Array:
-            return (cross_entropy(logits, targets, vocab) * weights).sum()
-
-        nll = cross_entropy(logits, targets, vocab)
-        grad = jax.grad(total)(logits)
-        return collectives.sum_over_mesh(nll / nll_copies), jax.lax.psum(
-            grad, ("pp", "dp_replicate", "dp_shard")
+    def dense(x: jax.Array, table: jax.Array, bias: jax.Array) -> jax.Array:
+        return reference.summed_nll(
+            x, table, bias, targets, scale=0.5, vocab_size=vocab
         )
 
-    weights = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    nll_copies = 1  # The other axes have one device each.
-    nll, grad = on_mesh(
-        per_device, (1, 1, 1, tp), P(None, None, TP), (P(), P(None, None, TP))
-    )(logits)
-    np.testing.assert_allclose(nll, dense(logits), rtol=TOLERANCE, atol=1e-6)
-    expected = jax.grad(lambda z: (dense(z) * weights).sum())(logits)
-    np.testing.assert_allclose(grad, expected, rtol=TOLERANCE, atol=1e-6)
+    def per_device(*params: jax.Array) -> tuple[jax.Array, ...]:
+        params = tuple(collectives.vary(p) for p in params)
+
+        def loss(x: jax.Array, table: jax.Array, bias: jax.Array) -> jax.Array:
+            return summed_nll(x, table, bias, targets, scale=0.5, vocab_size=vocab)
+
+        nll, (dx, *grads) = jax.value_and_grad(loss, (0, 1, 2))(*params)
+        once = [jax.lax.psum(g, ("pp", "dp_replicate", "dp_shard")) for g in grads]
+        return collectives.sum_over_mesh(nll), jax.lax.psum(dx, AXES), *once
+
+    specs = (P(), P(TP), P(TP))
+    got = on_mesh(per_device, (1, 1, 1, tp), specs, (P(), *specs))(x, table, bias)
+    nll, grads = jax.value_and_grad(dense, (0, 1, 2))(x, table, bias)
+    for g, expected in zip(got, (nll, *grads), strict=True):
+        np.testing.assert_allclose(g, expected, rtol=TOLERANCE, atol=1e-5)
 
 
 def test_dropout_masks_do_not_depend_on_the_split_of_rows_or_sequence() -> None:

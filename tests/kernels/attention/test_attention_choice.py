@@ -7,11 +7,12 @@ import pytest
 
 from mjax.kernels.attention import api
 from mjax.kernels.attention.tuning import MOSAIC_H200, BlockedTuning
+from mjax.kernels.target import Target, target
 
-HOPPER = api.Target(platform="gpu", device_kind="NVIDIA H200")
-AMPERE = api.Target(platform="gpu", device_kind="NVIDIA A100-SXM4-80GB")
+HOPPER = Target(platform="gpu", device_kind="NVIDIA H200")
+AMPERE = Target(platform="gpu", device_kind="NVIDIA A100-SXM4-80GB")
 GPU = {"target": HOPPER, "dtype": jnp.bfloat16, "head_dim": 64, "seq_len": 128}
-CPU = {**GPU, "target": api.Target(platform="cpu", device_kind="cpu")}
+CPU = {**GPU, "target": Target(platform="cpu", device_kind="cpu")}
 
 
 def test_auto_takes_blocked_on_cpu_and_says_why_not_the_others():
@@ -83,8 +84,8 @@ def test_mosaic_gpu_has_sizes_for_every_width_that_it_takes():
 
 @pytest.mark.parametrize("kind", ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "Tesla V9"])
 def test_other_generations_get_cudnn_and_hear_why(kind):
-    target = api.Target(platform="gpu", device_kind=kind)
-    choice = api.choose(**{**GPU, "target": target})
+    device = Target(platform="gpu", device_kind=kind)
+    choice = api.choose(**{**GPU, "target": device})
     assert choice.name == "cudnn"
     assert kind in choice.rejected["mosaic_gpu"]
 
@@ -105,11 +106,11 @@ def test_other_generations_get_cudnn_and_hear_why(kind):
     ],
 )
 def test_a_generation_is_known_by_the_name_of_the_device(kind, generation):
-    assert api.Target(platform="gpu", device_kind=kind).generation == generation
+    assert Target(platform="gpu", device_kind=kind).generation == generation
 
 
 def test_the_target_is_the_device_that_runs():
-    assert api.target() == api.Target(platform="cpu", device_kind="cpu")
+    assert target() == Target(platform="cpu", device_kind="cpu")
 
 
 def test_the_table_decides_about_windows_shorter_than_the_sequence(monkeypatch):

@@ -1,0 +1,1 @@
+"""Output projection and softmax cross-entropy as one operator."""

@@ -1,0 +1,71 @@
+"""Output projection and cross-entropy together: the logits never exist as a whole.
+
+Enters: the last hidden states, the table of the output projection, the targets. Leaves:
+the sum of the targets' negative log-likelihoods; its gradients are made in the same
+pass. Positions go through in chunks, so that memory holds the logits of one chunk.
+"""
+
+from jaxtyping import Array, Float, Int
+
+from mjax.kernels.cross_entropy import chunked, tuning
+from mjax.kernels.cross_entropy.chunked import Vocabulary as Vocabulary
+
+
+def linear_cross_entropy(
+    x: Float[Array, "B T D"],
+    w: Float[Array, "v D"],
+    bias: Float[Array, " v"] | None,
+    targets: Int[Array, "B T"],
+    first_token: Int[Array, ""] | int = 0,
+    *,
+    scale: float,
+    vocabulary: Vocabulary,
+) -> Float[Array, ""]:
+    """Return the sum over positions of -log softmax((x w^T + bias) scale)[target].
+
+    Logits, softmax and sums are float32. The gradients of the logits enter the two
+    matrix products of the backward pass in the dtype of x; the gradient of w is summed
+    over the chunks in float32. Differentiable once, in x, w and bias.
+
+    Inside shard_map the shapes are per device and x, w and bias vary over the same
+    axes. If devices share out the vocabulary, each gets the gradient of x through its
+    own columns: their sum is the gradient.
+
+    Args:
+      x: hidden states of whole rows, any float dtype.
+      w: this device's rows of the table, dtype of x.
+      bias: this device's entries, or None.
+      targets: global token ids; a negative one predicts nothing and adds 0.
+      first_token: token id of row 0 of w.
+      scale: factor on the logits.
+      vocabulary: its size, and how devices that share it combine numbers.
+    Returns:
+      nats, float32; equal on all devices that share the vocabulary.
+    Raises:
+      ValueError: shapes or dtypes do not fit together.
+    """
+    _check(x, w, bias, targets)
+    num_chunks = tuning.CHUNKED.num_chunks(targets.size, w.shape[0])
+    options = chunked.Options(num_chunks=num_chunks, scale=scale, vocabulary=vocabulary)
+    flat = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+    return chunked.summed_nll(options, *flat, w, bias, first_token)
+
+
+def _check(x, w, bias, targets) -> None:
+    """Raise ValueError unless the arguments fit together."""
+    if x.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"targets must have one id for each position of x, got x {x.shape}, "
+            f"targets {targets.shape}"
+        )
+    if x.shape[-1] != w.shape[-1] or (bias is not None and bias.shape != w.shape[:1]):
+        shape = None if bias is None else bias.shape
+        raise ValueError(
+            "w must be [tokens, width of x] and bias [tokens], got "
+            f"x {x.shape}, w {w.shape}, bias {shape}"
+        )
+    if x.dtype != w.dtype:
+        raise ValueError(
+            f"x and w must have one dtype, got {x.dtype} and {w.dtype}: cast them to "
+            "the compute dtype first"
+        )

@@ -1,0 +1,137 @@
+"""Cross-entropy in chunks of positions, with the gradients made in the forward pass.
+
+The gradient of the logits, softmax - onehot, needs nothing from the backward pass but
+a factor that is the same for all positions, because the result is their sum. So a chunk
+makes its logits once, takes from them the loss and both gradients, and forgets them:
+three matrix products, as without chunks, and none repeated.
+
+Source: Hsu et al. 2024 (Liger Kernel), arXiv:2410.10989, FusedLinearCrossEntropy;
+the split vocabulary, Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+Differs: plain JAX, and the result is a sum, so that one factor scales all gradients.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_F32 = jnp.float32
+_NO_TARGET = -1
+
+
+def _held_whole(x: jax.Array) -> jax.Array:
+    return x
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """A vocabulary that one device holds whole, or several in parts."""
+
+    size: int
+    """V; columns from there on are padding and have no probability."""
+    maximum: Callable[[jax.Array], jax.Array] = _held_whole
+    """Elementwise maximum over the devices that share the vocabulary."""
+    total: Callable[[jax.Array], jax.Array] = _held_whole
+    """Elementwise sum over them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is static in one call."""
+
+    num_chunks: int
+    """Pieces of (almost) equal size into which the positions are cut."""
+    scale: float
+    """Factor on the logits."""
+    vocabulary: Vocabulary
+    """Its size, and how devices that share it combine numbers."""
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def summed_nll(
+    options: Options, x: Any, targets: Any, w: Any, bias: Any, first_token: Any
+) -> Any:
+    """Return the summed negative log-likelihood; arguments as in the entry point.
+
+    Here x is [n, D] and targets [n]. Without a gradient only the loss is computed.
+    """
+
+    def chunk(_: None, piece: Any) -> tuple[None, Any]:
+        x, targets = piece
+        return None, _nll(options, x, targets, w, bias, first_token)[0].sum()
+
+    return _over_chunks(chunk, None, options.num_chunks, (x, targets))[1].sum()
+
+
+def _forward(
+    options: Options, x: Any, targets: Any, w: Any, bias: Any, first_token: Any
+) -> tuple[Any, Any]:
+    def chunk(sums: Any, piece: Any) -> tuple[Any, Any]:
+        x, targets = piece
+        nll, dz = _nll(options, x, targets, w, bias, first_token)
+        dz = dz.astype(x.dtype)
+        dx = jnp.einsum("nv,vd->nd", dz, w)
+        parts = [jnp.einsum("nv,nd->vd", dz, x, preferred_element_type=_F32)]
+        if bias is not None:
+            parts.append(dz.sum(0, dtype=_F32))
+        return jax.tree.map(jnp.add, sums, parts), (nll.sum(), dx)
+
+    params = [w] if bias is None else [w, bias]
+    zeros = [jnp.zeros_like(p, _F32) for p in params]
+    grads, (nll, dx) = _over_chunks(chunk, zeros, options.num_chunks, (x, targets))
+    dx = dx.reshape(-1, x.shape[1])[: x.shape[0]]
+    return nll.sum(), (dx, grads, bias)
+
+
+def _backward(options: Options, saved: Any, g: Any) -> Any:
+    dx, grads, bias = saved
+
+    def scaled(grad: Any, dtype: Any) -> Any:
+        return (g * grad.astype(_F32)).astype(dtype)
+
+    # x and w have one dtype.
+    dw = scaled(grads[0], dx.dtype)
+    db = None if bias is None else scaled(grads[1], bias.dtype)
+    return scaled(dx, dx.dtype), None, dw, db, None
+
+
+summed_nll.defvjp(_forward, _backward)
+
+
+def _over_chunks(chunk: Any, carry: Any, num_chunks: int, arrays: Any) -> Any:
+    """Run chunk(carry, (x, targets)) over equal pieces; the last is filled up.
+
+    A filling position has no target, so it adds nothing to any sum.
+    """
+    x, targets = arrays
+    if num_chunks == 1:
+        return chunk(carry, arrays)
+    missing = -x.shape[0] % num_chunks
+    x = jnp.pad(x, ((0, missing), (0, 0)))
+    targets = jnp.pad(targets, (0, missing), constant_values=_NO_TARGET)
+    pieces = x.reshape(num_chunks, -1, x.shape[1]), targets.reshape(num_chunks, -1)
+    return lax.scan(chunk, carry, pieces)
+
+
+def _nll(
+    options: Options, x: Any, targets: Any, w: Any, bias: Any, first_token: Any
+) -> tuple[Any, Any]:
+    """Return the loss of each position [c], and its gradient in x w^T [c, v]."""
+    vocabulary, scale = options.vocabulary, options.scale
+    z = jnp.einsum("nd,vd->nv", x, w, preferred_element_type=_F32)
+    z = (z if bias is None else z + bias[None].astype(_F32)) * scale
+    token_ids = (first_token + jnp.arange(w.shape[0]))[None]
+    z = jnp.where(token_ids < vocabulary.size, z, -jnp.inf)
+    top = vocabulary.maximum(z.max(-1))
+    total = vocabulary.total(jnp.exp(z - top[:, None]).sum(-1))
+    hit = token_ids == targets[:, None]
+    target_logit = vocabulary.total(jnp.where(hit, z, 0.0).sum(-1))
+    log_total = top + jnp.log(total)
+    predicted = targets >= 0
+    nll = jnp.where(predicted, log_total - target_logit, 0.0)
+    dz = jnp.exp(z - log_total[:, None]) - hit.astype(_F32)
+    return nll, jnp.where(predicted[:, None], dz * scale, 0.0)

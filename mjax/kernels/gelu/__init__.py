@@ -1,0 +1,1 @@
+"""Non-linearities of the feed-forward layer, with their biases."""

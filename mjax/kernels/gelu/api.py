@@ -1,0 +1,43 @@
+"""GELU and SwiGLU with their biases.
+
+Enters: outputs of the input projections, and biases. Leaves: the input of the output
+projection, computed in float32, in the dtype of the arguments. For the backward pass
+only the arguments are kept. Differentiable once; inside shard_map all arguments vary
+over the same axes.
+"""
+
+from jaxtyping import Array, Float
+
+from mjax.kernels.gelu import xla
+
+
+def gelu(
+    x: Float[Array, "*dims F"], bias: Float[Array, " F"] | None, *, tanh: bool
+) -> Float[Array, "*dims F"]:
+    """Return z Phi(z), z = x + bias, Phi the normal distribution function.
+
+    Args:
+      x: activations, any float dtype.
+      bias: summands, or None.
+      tanh: replace Phi by its approximation with a hyperbolic tangent.
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
+    """
+    return xla.gelu(tanh, x, bias)
+
+
+def swiglu(
+    up: Float[Array, "*dims F"],
+    gate: Float[Array, "*dims F"],
+    up_bias: Float[Array, " F"] | None,
+    gate_bias: Float[Array, " F"] | None,
+) -> Float[Array, "*dims F"]:
+    """Return silu(gate + gate_bias) (up + up_bias), silu(z) = z / (1 + exp(-z)).
+
+    Args:
+      up: activations, any float dtype.
+      gate: activations, dtype of up.
+      up_bias: summands, or None.
+      gate_bias: summands, or None.
+    Source: Shazeer 2020, arXiv:2002.05202, eq. 6, without its projections.
+    """
+    return xla.swiglu(up, gate, up_bias, gate_bias)

@@ -1,0 +1,40 @@
+"""GELU and SwiGLU as their formulas read, in float32.
+
+Enters: outputs of the input projections, and biases. Leaves: the input of the output
+projection. The forward passes of `xla` are these very functions: compiled for a GPU
+each is one kernel that reads and writes everything once.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def gelu(
+    x: Float[Array, "*dims F"], bias: Float[Array, " F"] | None, *, tanh: bool
+) -> Float[Array, "*dims F"]:
+    """Return GELU(x + bias); arguments as in `api.gelu`."""
+    return jax.nn.gelu(add_bias(x, bias), approximate=tanh).astype(x.dtype)
+
+
+def swiglu(
+    up: Float[Array, "*dims F"],
+    gate: Float[Array, "*dims F"],
+    up_bias: Float[Array, " F"] | None,
+    gate_bias: Float[Array, " F"] | None,
+) -> Float[Array, "*dims F"]:
+    """Return silu(gate + its bias) (up + its bias); arguments as in `api.swiglu`."""
+    gated = jax.nn.silu(add_bias(gate, gate_bias)) * add_bias(up, up_bias)
+    return gated.astype(up.dtype)
+
+
+def add_bias(
+    x: Float[Array, "*dims F"], bias: Float[Array, " F"] | None
+) -> Float[Array, "*dims F"]:
+    """Add a bias, if there is one, in the dtype of x; return float32.
+
+    In float32 the sum would make XLA's backward pass store what it can fuse.
+    """
+    if bias is not None:
+        x = x + bias.astype(x.dtype).reshape((1,) * (x.ndim - 1) + bias.shape)
+    return x.astype(jnp.float32)

@@ -1,0 +1,89 @@
+"""GELU and SwiGLU in plain JAX, which keep their arguments and nothing else.
+
+Automatic differentiation keeps, from a forward pass that is not computed again, the
+slopes (GELU) or four intermediates (SwiGLU), each as large as an argument. Here the
+backward pass makes them again from the arguments, in the one kernel that uses them.
+
+The derivatives are written out because that of erf in jax 0.12.0 fails inside shard_map
+(it evaluates a polynomial whose coefficients it does not cast to varying).
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mjax.kernels.gelu import reference
+
+_F32 = jnp.float32
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gelu(tanh: bool, x: Any, bias: Any) -> Any:
+    """Return GELU(x + bias); arguments as in the entry point."""
+    return reference.gelu(x, bias, tanh=tanh)
+
+
+def _gelu_forward(tanh: bool, x: Any, bias: Any) -> tuple[Any, Any]:
+    return gelu(tanh, x, bias), (x, bias)
+
+
+def _gelu_backward(tanh: bool, saved: Any, g: Any) -> tuple[Any, Any]:
+    x, bias = saved
+    z = reference.add_bias(x, bias)
+    slope = _tanh_slope(z) if tanh else _slope(z)
+    return _gradients(slope, g, x, bias)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+def _slope(z: jax.Array) -> jax.Array:
+    """Return the derivative of z Phi(z): Phi(z) + z phi(z)."""
+    distribution = 0.5 * (1.0 + jax.lax.erf(z * 0.5**0.5))
+    return distribution + z * jnp.exp(-0.5 * z * z) * (2.0 * jnp.pi) ** -0.5
+
+
+def _tanh_slope(z: jax.Array) -> jax.Array:
+    """Return the derivative of z (1 + tanh u) / 2, u = sqrt(2/pi) (z + 0.044715 z^3).
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
+    """
+    root = (2.0 / jnp.pi) ** 0.5
+    t = jnp.tanh(root * (z + 0.044715 * z * z * z))
+    du = root * (1.0 + 3 * 0.044715 * z * z)
+    return 0.5 * (1.0 + t) + 0.5 * z * (1.0 - t * t) * du
+
+
+@jax.custom_vjp
+def swiglu(up: Any, gate: Any, up_bias: Any, gate_bias: Any) -> Any:
+    """Return silu(gate) up, biases added; arguments as in the entry point."""
+    return reference.swiglu(up, gate, up_bias, gate_bias)
+
+
+def _swiglu_forward(*args: Any) -> tuple[Any, Any]:
+    return swiglu(*args), args
+
+
+def _swiglu_backward(saved: Any, g: Any) -> tuple[Any, Any, Any, Any]:
+    up, gate, up_bias, gate_bias = saved
+    y, z = reference.add_bias(up, up_bias), reference.add_bias(gate, gate_bias)
+    s = jax.nn.sigmoid(z)
+    d_up, d_up_bias = _gradients(z * s, g, up, up_bias)
+    slope = s * (1.0 + z * (1.0 - s))
+    d_gate, d_gate_bias = _gradients(y * slope, g, gate, gate_bias)
+    return d_up, d_gate, d_up_bias, d_gate_bias
+
+
+swiglu.defvjp(_swiglu_forward, _swiglu_backward)
+
+
+def _gradients(slope: jax.Array, g: Any, x: Any, bias: Any) -> tuple[Any, Any]:
+    """Return the gradients of x and bias, from the derivative of the result in both."""
+    # The slope is rounded, not the product of float32: that XLA would store, to sum it.
+    dx = g * slope.astype(x.dtype)
+    if bias is None:
+        return dx, None
+    d_bias = dx.reshape(-1, dx.shape[-1]).sum(0, dtype=_F32)
+    return dx, d_bias.astype(bias.dtype)

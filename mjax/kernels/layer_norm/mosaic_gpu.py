@@ -1,0 +1,177 @@
+"""Backward pass of norms for Hopper, with the sum of the residual stream: one read.
+
+Enters: x, the gradient g of the norm's result, and the gradient g_x that reaches x past
+the norm. Leaves: dx, with both paths in it, and the gradient of the scale. XLA reads x
+and g twice, because sums over a position and sums over positions do not go into one of
+its kernels.
+
+A block is one warpgroup. Positions come to it by bulk copies (TMA), a ring of them in
+shared memory, and leave the same way. The gradient of the scale stays in registers,
+float32, for all positions of the block; the blocks' sums are added by XLA, so the order
+of every sum is fixed.
+
+A bulk copy moves boxes of at most 256 entries a side: a position is [D/256, 256] here.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from mjax.kernels.layer_norm.tuning import LANE, MosaicTuning
+
+_F32 = jnp.float32
+_ROWS = 4
+"""Rows in registers at a time: 8 entries a thread."""
+
+
+def backward(
+    x: Float[Array, "n D"],
+    scale: Float[Array, " D"],
+    g: Float[Array, "n D"],
+    g_x: Float[Array, "n D"],
+    *,
+    centred: bool,
+    eps: float,
+    tuning: MosaicTuning,
+) -> tuple[Float[Array, "n D"], Float[Array, " D"]]:
+    """Return g_x plus the gradient through the norm, and the scale's gradient.
+
+    Args:
+      x: what was normalised, bfloat16 or float16; D is a multiple of 256.
+      scale: factors.
+      g: gradient of the norm's result, dtype of x.
+      g_x: gradient that reaches x otherwise, dtype of x.
+      centred: LayerNorm, otherwise RMSNorm.
+      eps: added to the variance or mean square.
+      tuning: sizes.
+    Returns:
+      dx, dtype of x; d_scale, float32.
+    """
+    n, D = x.shape
+    shape = (D // LANE, LANE)
+    blocks = min(tuning.blocks, n)
+    body = _body(n, shape, blocks, tuning.stages, x.dtype, centred, eps)
+    ring = plgpu.SMEM((tuning.stages, *shape), x.dtype)
+    kernel = plgpu.kernel(
+        body,
+        out_type=[
+            jax.ShapeDtypeStruct((n, *shape), x.dtype),
+            jax.ShapeDtypeStruct((blocks, *shape), _F32),
+        ],
+        scratch_types=[
+            *(ring, ring, ring),
+            plgpu.SMEM(shape, x.dtype),
+            plgpu.SMEM(shape, scale.dtype),
+            plgpu.Barrier(num_arrivals=3, num_barriers=tuning.stages),
+            plgpu.Barrier(),
+        ],
+        grid=(blocks,),
+        grid_names=("block",),
+        kernel_name="norm_backward",
+    )
+    dx, d_scale = kernel(
+        *(a.reshape(n, *shape) for a in (x, g, g_x)), scale.reshape(shape)
+    )
+    return _like(dx, x).reshape(n, D), _like(d_scale, x).sum(0).reshape(D)
+
+
+def _like(result: Array, x: Array) -> Array:
+    """Say that the result varies over the mesh axes of x, which a kernel does not."""
+    axes = jax.typeof(x).manual_axis_type.varying
+    missing = tuple(axes - jax.typeof(result).manual_axis_type.varying)
+    return lax.pcast(result, missing, to="varying") if missing else result
+
+
+def _body(
+    n: int,
+    shape: tuple[int, int],
+    blocks: int,
+    stages: int,
+    dtype: Any,
+    centred: bool,
+    eps: float,
+) -> Any:
+    """Return the kernel of one block."""
+    num_rows, width = shape[0], math.prod(shape)
+    step = max(r for r in range(1, _ROWS + 1) if num_rows % r == 0)
+    pieces = [pl.ds(start, step) for start in range(0, num_rows, step)]
+
+    def kernel(
+        x_gmem, g_gmem, g_x_gmem, scale_gmem, dx_gmem, d_scale_gmem,
+        x_ring, g_ring, g_x_ring, dx_tile, scale_tile, full, scale_full,
+    ):  # fmt: skip
+        block = lax.axis_index("block")
+        num_positions = lax.div(n - block + (blocks - 1), blocks)
+
+        def load(i, slot):
+            position = block + i * blocks
+            for source, ring in (
+                (x_gmem, x_ring),
+                (g_gmem, g_ring),
+                (g_x_gmem, g_x_ring),
+            ):
+                plgpu.copy_gmem_to_smem(
+                    source.at[position], ring.at[slot], full.at[slot]
+                )
+
+        def mean_of(term) -> Any:
+            """Return the mean over the position of term(piece)."""
+            total = jnp.zeros((step, LANE), _F32)
+            for piece in pieces:
+                total = total + term(piece)
+            return jnp.sum(total) * (1 / width)
+
+        def position(i, sums):
+            slot = lax.rem(i, stages)
+            plgpu.barrier_wait(full.at[slot])
+            x, g, g_x = x_ring.at[slot], g_ring.at[slot], g_x_ring.at[slot]
+
+            def wide(ref, piece):
+                return ref[piece].astype(_F32)
+
+            def scaled(piece):
+                return wide(g, piece) * wide(scale_tile, piece)
+
+            mean = mean_of(lambda p: wide(x, p)) if centred else jnp.float32(0)
+            mean_g = mean_of(scaled) if centred else jnp.float32(0)
+            square = mean_of(lambda p: (wide(x, p) - mean) ** 2)
+            along = mean_of(lambda p: (wide(x, p) - mean) * scaled(p))
+            rstd = lax.rsqrt(square + eps)
+            slope = along * rstd * rstd
+
+            # The copy that leaves dx_tile must have read it.
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            added = []
+            for piece, total in zip(pieces, sums, strict=True):
+                y = wide(x, piece) - mean
+                dx = rstd * (scaled(piece) - mean_g - y * slope) + wide(g_x, piece)
+                dx_tile[piece] = dx.astype(dtype)
+                added.append(total + wide(g, piece) * (y * rstd))
+            # Orders these reads before the next copy in, and the writes before this
+            # copy out.
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(dx_tile, dx_gmem.at[block + i * blocks])
+
+            @pl.when(i + stages < num_positions)
+            def _():
+                load(i + stages, slot)
+
+            return tuple(added)
+
+        plgpu.copy_gmem_to_smem(scale_gmem, scale_tile, scale_full)
+        for slot in range(stages):
+            pl.when(slot < num_positions)(lambda slot=slot: load(slot, slot))
+        plgpu.barrier_wait(scale_full)
+        sums = tuple(jnp.zeros((step, LANE), _F32) for _ in pieces)
+        sums = lax.fori_loop(0, num_positions, position, sums)
+        for piece, total in zip(pieces, sums, strict=True):
+            d_scale_gmem[block, piece] = total
+        plgpu.wait_smem_to_gmem(0)
+
+    return kernel

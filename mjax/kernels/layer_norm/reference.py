@@ -1,0 +1,29 @@
+"""LayerNorm and RMSNorm as their formulas read, in float32.
+
+Enters: activations, scale and bias. Leaves: the normalised activations. The forward
+pass of `xla` is this very function: compiled for a GPU it is one kernel that reads x
+once. Its backward pass is tested against the automatic gradients of this one.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+
+def norm(
+    x: Float[Array, "*dims D"],
+    scale: Float[Array, " D"],
+    bias: Float[Array, " D"] | None,
+    *,
+    centred: bool,
+    eps: float,
+) -> Float[Array, "*dims D"]:
+    """Normalise x over D; arguments as in `api.norm`."""
+    y = x.astype(jnp.float32)
+    if centred:
+        y = y - y.mean(-1, keepdims=True)
+    y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
+    y = y * scale.astype(jnp.float32)
+    if bias is not None:
+        y = y + bias.astype(jnp.float32)
+    return y.astype(x.dtype)
