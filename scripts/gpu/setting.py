@@ -94,7 +94,7 @@ class Program:
             return jax.jit(self.function).lower(*args)
 
     def inputs(self, seed: int) -> tuple[Any, ...]:
-        """Draw arrays: floats from a normal distribution, integers in [0, 1000)."""
+        """Draw arrays: floats from a normal distribution, integers in [0, 256)."""
         keys = jax.random.split(jax.random.key(seed), len(self.args))
         return tuple(
             _draw(key, x.shape, x.dtype) for key, x in zip(keys, self.args, strict=True)
@@ -104,7 +104,7 @@ class Program:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     if np.issubdtype(dtype, np.integer):
-        return jax.random.randint(key, shape, 0, 1000, dtype)
+        return jax.random.randint(key, shape, 0, 256, dtype)
     return jax.random.normal(key, shape, dtype)
 
 

@@ -220,20 +220,24 @@ def test_the_least_bytes_are_arguments_and_results_once():
 
 @pytest.mark.parametrize("operator", layers.operators(True))
 def test_the_contenders_of_an_operator_compute_the_same(operator):
-    setting = make_setting("rehearse")
-    contenders = layers.operators(True)[operator].contenders
-    found = []
-    for contender in contenders:
-        case = layers.Case(operator=operator, contender=contender, direction="both")
-        program = layers.programs(case, setting)[""]
-        inputs = list(program.inputs(0))
-        if operator == "cross-entropy":
-            inputs[2] = inputs[2] % inputs[1].shape[-1]
-        found.append([np.asarray(x, np.float32) for x in program.function(*inputs)])
-    for other in found[1:]:
-        for a, b in zip(found[0], other, strict=True):
-            # bfloat16 at every step of the formula, at the end only in ours.
-            np.testing.assert_allclose(a, b, atol=0.05, rtol=0.05)
+    described = layers.operators(True)[operator]
+    for contender in described.contenders:
+        case = layers.Case(
+            operator=operator,
+            contender=contender,
+            direction=described.directions[-1],
+        )
+        assert layers.difference(case, make_setting("rehearse")) < layers.LIMIT
+
+
+def test_a_contender_that_is_wrong_has_no_time(monkeypatch):
+    described = layers.operators(True)["RMSNorm"]
+    wrong = dict(described.contenders) | {"mjax": lambda x, scale: x * 1.1}
+    spoilt = {"RMSNorm": dataclasses.replace(described, contenders=wrong)}
+    monkeypatch.setattr(layers, "operators", lambda small: spoilt)
+    case = layers.Case(operator="RMSNorm", contender="mjax", direction="forward")
+    with pytest.raises(RuntimeError, match="it is wrong: off by"):
+        layers.measure(case, make_setting("rehearse"))
 
 
 def test_the_model_that_is_timed_is_the_recipe():
