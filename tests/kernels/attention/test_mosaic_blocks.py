@@ -14,6 +14,8 @@ from mjax.kernels.attention.reference import visible
 from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
 from scripts.attention_cost import num_visible
 from scripts.visited_blocks import computed_pairs
+from tests.kernels.attention import mosaic_poison
+from tests.kernels.interpreter.runner import Pool
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,6 +40,12 @@ def test_the_table_of_the_documentation_is_the_count():
             counts = computed_pairs(8192, window, MOSAIC_H200[head_dim])
             visible = num_visible(8192, window)
             assert ratios == [f"{count / visible:.3f}" for count in counts.values()]
+
+
+@pytest.mark.parametrize("segments", [False, True])
+def test_blocks_that_nobody_sees_are_not_computed(pool: Pool, segments: bool):
+    finite = pool.submit(mosaic_poison.FUNCTION, segments=segments).result()
+    assert {name for name, is_so in finite.items() if not is_so} == set()
 
 
 def problem(T, window):
