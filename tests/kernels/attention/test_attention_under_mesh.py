@@ -65,8 +65,8 @@ def test_a_kernel_outside_shard_map_gathers_its_operands():
     assert collectives(text) == []
 
 
-# The backward pass of the norm is a kernel too; attention has three, of which remat runs
-# the forward one twice.
+# The backward pass of the norm is a kernel too; attention has three, of which remat
+# runs the forward one twice.
 @pytest.mark.parametrize(
     ("backend", "num_kernels"), [("blocked", 1), ("mosaic_gpu", 5)]
 )
