@@ -60,7 +60,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(case=cases())
 def test_kernels_agree_with_the_reference_at_random_shapes(pool: Pool, case: Case):
     assert_explained_by_rounding(submit(pool, case).result()["errors"])
