@@ -24,6 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from mjax.kernels.layer_norm.tuning import LANE, MosaicTuning
+from mjax.kernels.varying import vary_like
 
 _F32 = jnp.float32
 _ROWS = 4
@@ -78,14 +79,7 @@ def backward(
     dx, d_scale = kernel(
         *(a.reshape(n, *shape) for a in (x, g, g_x)), scale.reshape(shape)
     )
-    return _like(dx, x).reshape(n, D), _like(d_scale, x).sum(0).reshape(D)
-
-
-def _like(result: Array, x: Array) -> Array:
-    """Say that the result varies over the mesh axes of x, which a kernel does not."""
-    axes = jax.typeof(x).manual_axis_type.varying
-    missing = tuple(axes - jax.typeof(result).manual_axis_type.varying)
-    return lax.pcast(result, missing, to="varying") if missing else result
+    return vary_like(dx, x).reshape(n, D), vary_like(d_scale, x).sum(0).reshape(D)
 
 
 def _body(

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int32
 from mjax.kernels.attention.mosaic_gpu import tiles
 from mjax.kernels.attention.mosaic_gpu.tiles import COLUMN, ROWS, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
+from mjax.kernels.varying import vary_like
 
 
 def key_value_gradients(
@@ -210,4 +211,4 @@ def key_value_gradients(
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dkv",
     )(q, k, v, d_out, lse, delta, *(segments or ()))
-    return tiles.vary_like(dk, q), tiles.vary_like(dv, q)
+    return vary_like(dk, q), vary_like(dv, q)

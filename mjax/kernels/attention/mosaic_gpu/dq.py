@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int32
 from mjax.kernels.attention.mosaic_gpu import tiles
 from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
+from mjax.kernels.varying import vary_like
 
 
 def query_gradient(
@@ -196,4 +197,4 @@ def query_gradient(
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dq",
     )(q, k, v, d_out, lse, delta, *(segments or ()))
-    return tiles.vary_like(dq, q)
+    return vary_like(dq, q)

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int32
 from mjax.kernels.attention.mosaic_gpu import tiles
 from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
+from mjax.kernels.varying import vary_like
 
 # A running maximum starts finite, and hidden scores are -inf: where a whole row of a
 # block is hidden, exp2(-inf - finite) = 0, and nothing is NaN.
@@ -218,4 +219,4 @@ def forward(
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_forward",
     )(q, k, v, *(segments or ()))
-    return tiles.vary_like(out, q), tiles.vary_like(lse, q)
+    return vary_like(out, q), vary_like(lse, q)

@@ -251,15 +251,6 @@ def compiler_params() -> plgpu.CompilerParams:
     return plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True)
 
 
-def vary_like(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Let a kernel's result vary over the mesh axes of its operand.
-
-    plgpu.kernel returns results that vary over none (jax 0.11.2).
-    """
-    axes = jax.typeof(like).manual_axis_type.varying
-    return lax.pcast(x, tuple(sorted(axes)), to="varying") if axes else x
-
-
 def along_rows(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """Give each row its value of x."""
     return lax.broadcast_in_dim(x, shape, [0])
