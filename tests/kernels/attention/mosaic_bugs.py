@@ -51,7 +51,8 @@ def how_caught(future: concurrent.futures.Future[Any]) -> str | None:
         for start, name in _BY_MESSAGE.items():
             if message.startswith(start):
                 return name
-        return f"refused: {message.splitlines()[0][:100]}"
+        # Without the place, which is a path of this machine.
+        return f"refused: {message.splitlines()[0].partition(', called at')[0][:100]}"
     wrong = {name: error for name, error in errors.items() if not error <= 1}
     if not wrong:
         return None
