@@ -11,12 +11,13 @@ import math
 import re
 from collections.abc import Mapping
 
+from scripts.hlo_text import TRIP_COUNT, split_computations
+
 ITEM_BYTES: Mapping[str, int] = {
     **{"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2},
     **{"s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "token": 0},
 }
 
-_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(
     r"^  (?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) "
     r"(?P<opcode>[a-z][\w\-]*)\((?P<operands>.*?)\)(?P<attributes>(?:, .*)?)$"
@@ -24,10 +25,8 @@ _INSTRUCTION = re.compile(
 # A tuple's shape may hold tuples; async starts do.
 _NESTED = re.compile(r"= \((\(.*?\)), ")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-_COMMENT = re.compile(r"/\*.*?\*/")
 _CALLS = re.compile(r"\bcalls=%?([\w.\-]+)")
 _LOOP = re.compile(r"\bbody=%?([\w.\-]+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all")
 _FREE = {
@@ -90,7 +89,10 @@ def kernels(hlo_text: str) -> list[Kernel]:
         shapes = {x.name: x.shape for x in computations[name]}
         for x in computations[name]:
             if x.opcode == "while":
-                trips, body = _TRIPS.search(x.attributes), _LOOP.search(x.attributes)
+                trips, body = (
+                    TRIP_COUNT.search(x.attributes),
+                    _LOOP.search(x.attributes),
+                )
                 if trips is None or body is None:
                     raise ValueError(f"the trip count of loop {x.name} is unknown")
                 visit(body[1], runs * int(trips[1]))
@@ -104,21 +106,9 @@ def kernels(hlo_text: str) -> list[Kernel]:
 
 
 def _parse(hlo_text: str) -> tuple[dict[str, list[_Instruction]], str]:
-    computations: dict[str, list[_Instruction]] = {}
-    entry, current = None, None
-    for line in hlo_text.splitlines():
-        line = _COMMENT.sub("", line)
-        header = _HEADER.match(line)
-        if header:
-            current = computations.setdefault(header["name"], [])
-            entry = header["name"] if header["entry"] else entry
-        elif line.startswith("}"):
-            current = None
-        elif current is not None:
-            current.append(_instruction(line))
-    if entry is None:
-        raise ValueError("no ENTRY computation: pass the text of compiled.as_text()")
-    return computations, entry
+    """Return the instructions of each computation, and the name of the entry."""
+    computations, entry = split_computations(hlo_text)
+    return {k: [_instruction(x) for x in v] for k, v in computations.items()}, entry
 
 
 def _instruction(line: str) -> _Instruction:

@@ -14,17 +14,16 @@ import re
 import sys
 from pathlib import Path
 
-_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
+from scripts.hlo_text import TRIP_COUNT, split_computations
+
 _INSTRUCTION = re.compile(
     r"^  (?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) "
     r"(?P<opcode>[a-z][\w\-]*)\((?P<rest>.*)$"
 )
 _ARRAY_SHAPE = re.compile(r"^[a-z]\w*\[(?P<dims>[\d,]*)\]")
-_COMMENT = re.compile(r"/\*.*?\*/")
 _CALLS = re.compile(r"\b(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TWO_BRANCHES = re.compile(r"\b(?:true|false)_computation=%?([\w.\-]+)")
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
 # Library calls that hide a matrix product from this count.
 _HIDDEN_DOT = re.compile(r"matmul|gemm|\bdot\b|conv|fmha", re.IGNORECASE)
@@ -81,7 +80,7 @@ def count_dot_flops(hlo_text: str) -> int:
         inside = sum(flops_of(name) for name in _CALLS.findall(x.rest))
         if x.opcode != "while" or inside == 0:
             return inside
-        trips = _TRIP_COUNT.search(x.rest)
+        trips = TRIP_COUNT.search(x.rest)
         if trips is None:
             raise ValueError(f"loop {x.name} holds dots, but its trip count is unknown")
         return inside * int(trips[1])
@@ -91,22 +90,8 @@ def count_dot_flops(hlo_text: str) -> int:
 
 def _parse(hlo_text: str) -> tuple[dict[str, list[_Instruction]], str]:
     """Return the instructions of each computation, and the name of the entry."""
-    computations: dict[str, list[_Instruction]] = {}
-    entry = None
-    current: list[_Instruction] | None = None
-    for line in hlo_text.splitlines():
-        line = _COMMENT.sub("", line)
-        header = _HEADER.match(line)
-        if header:
-            current = computations.setdefault(header["name"], [])
-            entry = header["name"] if header["entry"] else entry
-        elif line.startswith("}"):
-            current = None
-        elif current is not None:
-            current.append(_instruction(line))
-    if entry is None:
-        raise ValueError("no ENTRY computation: pass the text of compiled.as_text()")
-    return computations, entry
+    computations, entry = split_computations(hlo_text)
+    return {k: [_instruction(x) for x in v] for k, v in computations.items()}, entry
 
 
 def _instruction(line: str) -> _Instruction:
