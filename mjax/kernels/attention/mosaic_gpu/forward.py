@@ -67,12 +67,9 @@ def forward(
         # The tiles that see most come first, so that the last to start are short.
         t = num_tiles - 1 - lax.axis_index("tile")
         blocks = tiles.key_blocks(p, t * tile, tile, block)
-        low, high, segment_ids = blocks.low, blocks.high, None
-        full_from = low
-        if segment_refs:
-            segment_ids, bounds = segment_refs[0].at[b], segment_refs[1]
-            low = jnp.maximum(low, bounds[b, 0, t])
-            full_from = bounds[b, 1, t]
+        low, high, full_from, segment_ids = tiles.keys_in_segments(
+            blocks, segment_refs, b, t
+        )
         steps = high - low
 
         def compute():

@@ -127,6 +127,28 @@ def key_blocks(p: Problem, i0: Scalar, rows: int, block: int) -> Blocks:
     )
 
 
+def keys_in_segments(
+    blocks: Blocks, segment_refs: list[Any], b: Scalar, t: Scalar
+) -> tuple[Scalar, Scalar, Scalar, Any | None]:
+    """Narrow the blocks of keys of tile t to those that may share a segment with it.
+
+    Args:
+      blocks: those that the window leaves.
+      segment_refs: the segment of each position and `op.key_bounds`, or nothing.
+      b: row of the batch.
+      t: tile.
+
+    Returns:
+      low, high, the first block from which on all is one segment, and the segments of
+      row b, None where there are none.
+    """
+    low, high = blocks.low, blocks.high
+    if not segment_refs:
+        return low, high, low, None
+    ids, bounds = segment_refs
+    return jnp.maximum(low, bounds[b, 0, t]), high, bounds[b, 1, t], ids.at[b]
+
+
 def query_blocks(p: Problem, j0: Scalar, rows: int, block: int) -> Blocks:
     """Bound the blocks of queries that see keys j0 to j0 + rows - 1.
 
