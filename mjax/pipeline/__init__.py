@@ -1,0 +1,1 @@
+"""Pipeline parallelism: schedules, the cut of the model, the executor."""
