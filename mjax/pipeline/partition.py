@@ -1,0 +1,217 @@
+"""Cut the layers into chunks, and say where each is stored. NumPy only.
+
+Enters: L layers, P stages, v chunks a stage. Leaves: how many layers each of the
+K = v P chunks has, and the order in which the layers of a run are stored.
+
+Stage s holds the chunks s, s + P, s + 2P, ..., its local chunks 0 to v - 1
+(`pipeline.schedule`). The parameters of all layers are stacked in P v n *slots*, n
+being the layers of the largest chunk: slot (s v + c) n + i is layer i of local chunk c
+of stage s, so that the slots of a stage are neighbours and a dim of slots is split over
+the stages. Where a chunk has fewer than n layers, its last slots are *empty*.
+
+Layers differ in kind (window, rotation), kinds repeat with a period, and a kernel sees
+its kind as a constant while every stage runs the same program. So layers are dealt out
+in *units* of one period. What does not divide evenly follows a rule: the last chunk is
+one unit short first, as it also computes the head, then the first, which embeds, then
+the one before the last, the second, and so on inward.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int
+
+EMPTY = -1
+"""Entry of `Partition.layer_of_slot` where a slot holds no layer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Which chunk has which layers, and where these are stored."""
+
+    num_stages: int
+    """P, stages."""
+    num_chunks: int
+    """v, chunks of each stage."""
+    layers_per_chunk: tuple[int, ...]
+    """Layers of each of the K = v P chunks, in the order of the model."""
+
+    def __post_init__(self) -> None:
+        """Refuse a list that does not fit the stages, and chunks without layers."""
+        if len(self.layers_per_chunk) != self.num_stages * self.num_chunks:
+            raise ValueError(
+                f"{self.num_stages} stages of {self.num_chunks} chunks need "
+                f"{self.num_stages * self.num_chunks} counts of layers, got "
+                f"{self.layers_per_chunk}"
+            )
+        if min(self.layers_per_chunk) < 1:
+            raise ValueError(
+                f"every chunk needs a layer, got the counts {self.layers_per_chunk}"
+            )
+
+    @property
+    def num_layers(self) -> int:
+        """L, layers of the model."""
+        return sum(self.layers_per_chunk)
+
+    @property
+    def chunk_size(self) -> int:
+        """n, layers of the largest chunk, and slots of every chunk."""
+        return max(self.layers_per_chunk)
+
+    @property
+    def num_slots(self) -> int:
+        """P v n, slots of all stages."""
+        return len(self.layers_per_chunk) * self.chunk_size
+
+    @property
+    def first_layer(self) -> Int[np.ndarray, " K"]:
+        """The first layer of each chunk, in the order of the model."""
+        ends = np.cumsum(self.layers_per_chunk, dtype=np.int32)
+        return ends - np.asarray(self.layers_per_chunk, np.int32)
+
+    @property
+    def layer_of_slot(self) -> Int[np.ndarray, " slots"]:
+        """The layer in each slot, int32; EMPTY where there is none."""
+        within = np.arange(self.chunk_size, dtype=np.int32)
+        counts = np.asarray(self.layers_per_chunk, np.int32)
+        layers = self.first_layer[:, None] + within
+        by_chunk = np.where(within < counts[:, None], layers, np.int32(EMPTY))
+        stored = by_chunk.reshape(self.num_chunks, self.num_stages, -1)
+        return stored.swapaxes(0, 1).reshape(-1)
+
+    @property
+    def slot_of_layer(self) -> Int[np.ndarray, " L"]:
+        """The slot that holds each layer, int32."""
+        slots = np.flatnonzero(self.layer_of_slot != EMPTY)
+        order = np.argsort(self.layer_of_slot[slots])
+        return slots[order].astype(np.int32)
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether the slots are the layers in their order, none of them empty."""
+        return np.array_equal(self.layer_of_slot, np.arange(self.num_layers))
+
+
+def split(
+    num_layers: int,
+    *,
+    num_stages: int,
+    num_chunks: int,
+    period: int = 1,
+    uneven: bool = False,
+) -> Partition:
+    """Deal the layers out over the chunks.
+
+    Args:
+      num_layers: L.
+      num_stages: P.
+      num_chunks: v, of each stage.
+      period: layers after which the pattern of layer kinds repeats; every chunk starts
+        at a multiple of it.
+      uneven: allow chunks that are one period shorter than others, by the rule in the
+        docstring of this module.
+    Raises:
+      ValueError: the layers do not fill the chunks, or do not divide evenly and
+        `uneven` is not set, or the pattern does not divide the layers.
+    """
+    num_parts = num_stages * num_chunks
+    if num_parts == 1:
+        return Partition(num_stages=1, num_chunks=1, layers_per_chunk=(num_layers,))
+    if num_layers % period:
+        raise ValueError(_pattern_is_cut(num_layers, num_parts, period, uneven))
+    units = num_layers // period
+    if units < num_parts:
+        raise ValueError(
+            _too_many_chunks(num_layers, num_stages, num_chunks, period, uneven)
+        )
+    if units % num_parts and not uneven:
+        raise ValueError(_not_even(num_layers, num_stages, num_chunks, period))
+    size = -(-units // num_parts)
+    counts = np.full(num_parts, size)
+    counts[_shortest_first(num_parts)[: num_parts * size - units]] -= 1
+    return Partition(
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        layers_per_chunk=tuple((counts * period).tolist()),
+    )
+
+
+def _shortest_first(num_parts: int) -> Int[np.ndarray, " K"]:
+    """Order the chunks by how much else they compute: K - 1, 0, K - 2, 1, ..."""
+    inward = np.arange(num_parts) // 2
+    return np.where(np.arange(num_parts) % 2, inward, num_parts - 1 - inward)
+
+
+def _nearest_layers(num_layers: int, num_parts: int, step: int, period: int) -> str:
+    """Name the multiples of `step` next to the layers that fill all chunks."""
+    below = num_layers - num_layers % step
+    fit = [n for n in (below, below + step) if n >= num_parts * period]
+    return "--model.layers " + " or ".join(map(str, fit or [num_parts * period]))
+
+
+def _pattern_is_cut(num_layers: int, num_parts: int, period: int, uneven: bool) -> str:
+    """Say that the last pattern of layer kinds is not whole, and what would do."""
+    step = period if uneven else period * num_parts
+    return (
+        "the chunks of a pipeline start where the pattern of layer kinds does, and "
+        f"--model.layers {num_layers} is not a multiple of the pattern of {period} "
+        "layers that --model.window and --model.rope make; use "
+        f"{_nearest_layers(num_layers, num_parts, step, period)}, or a pattern whose "
+        f"length divides {num_layers}, or --mesh.pp 1 with --pipeline.chunks 1"
+    )
+
+
+def _too_many_chunks(
+    num_layers: int, num_stages: int, num_chunks: int, period: int, uneven: bool
+) -> str:
+    """Say that a chunk would be empty, and which numbers are the largest that fit."""
+    units = num_layers // period
+
+    def fits(num_parts: int) -> bool:
+        return units >= num_parts and (uneven or units % num_parts == 0)
+
+    chunks = [v for v in range(1, num_chunks) if fits(num_stages * v)]
+    stages = [p for p in range(1, num_stages + 1) if fits(p * num_chunks)]
+    # With fewer stages alone not enough, fewer chunks as well: one stage always fits.
+    alone = [p for p in range(1, num_stages + 1) if fits(p)]
+    if chunks:
+        fix = f"--pipeline.chunks {chunks[-1]}"
+    elif stages:
+        fix = f"--mesh.pp {stages[-1]}"
+    else:
+        fix = f"--mesh.pp {alone[-1]} with --pipeline.chunks 1"
+    what = f"{num_layers} layers are"
+    if period > 1:
+        what = (
+            f"{num_layers} layers, in a pattern of {period} that --model.window and "
+            f"--model.rope make and that is not cut, are {units} pieces:"
+        )
+    return (
+        f"{what} too few for --mesh.pp {num_stages} x --pipeline.chunks {num_chunks} "
+        f"= {num_stages * num_chunks} chunks, each of which needs one; the largest "
+        f"that fits is {fix}"
+    )
+
+
+def _not_even(num_layers: int, num_stages: int, num_chunks: int, period: int) -> str:
+    """Say that the chunks would differ in size, and which numbers are nearest."""
+    num_parts = num_stages * num_chunks
+    step = num_parts * period
+    fixes = [_nearest_layers(num_layers, num_parts, step, period)]
+    units = num_layers // period
+    even = [v for v in range(1, units + 1) if units % (num_stages * v) == 0]
+    if even:
+        nearest = min(even, key=lambda v: abs(v - num_chunks))
+        fixes.append(f"--pipeline.chunks {nearest}")
+    fixes.append("--pipeline.uneven-layers, where some chunks are shorter")
+    of_pattern = (
+        f" x {period} layers, the pattern that --model.window and --model.rope make"
+        if period > 1
+        else ""
+    )
+    return (
+        f"--model.layers {num_layers} is not a multiple of --mesh.pp {num_stages} x "
+        f"--pipeline.chunks {num_chunks}{of_pattern} = {step}; use "
+        + ", or ".join(fixes)
+    )
