@@ -43,6 +43,9 @@ _SIZES = (
     *("vocab_size", "vocab_multiple"),
 )
 
+Guard = Callable[[jax.Array, Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
+"""Decides whether a layer is applied: (index, layer, input) -> output."""
+
 Remat = Literal["none", "full", "dots", "attention", "offload"]
 
 
@@ -286,7 +289,7 @@ class Transformer(nnx.Module):
         key: DropoutKey | None = None,
         materialise: Callable[[Params], Params] = lambda params: params,
     ) -> Float[Array, "B t D"]:
-        """Run embedding, blocks and final norm; per device, inside shard_map.
+        """Run embedding and blocks; per device, inside shard_map.
 
         Args:
           tokens: token ids.
@@ -295,14 +298,48 @@ class Transformer(nnx.Module):
           key: where dropout masks come from; None in evaluation.
           materialise: makes one layer's parameters whole where it is used (ZeRO-3).
         Returns:
-          this device's t = T/tp positions.
+          this device's t = T/tp positions, before the final norm.
         """
-        config = self.config
-        x = self.embed(tokens)
-        x = dropout(x, config.dropout, None if key is None else key.at(0))
-        context = Context(
-            cos_sin=angles(positions, config.rope_config), segments=segments
+        x = self.start(tokens, key=key)
+        context = self.context(positions, segments)
+        return self.run_layers(x, context, key=key, materialise=materialise)
+
+    def start(
+        self, tokens: Int[Array, "B T"], *, key: DropoutKey | None = None
+    ) -> Float[Array, "B t D"]:
+        """Embed the tokens: what enters the first block."""
+        at_start = None if key is None else key.at(0)
+        return dropout(self.embed(tokens), self.config.dropout, at_start)
+
+    def context(
+        self, positions: Int[Array, "B T"], segments: Int[Array, "B T"] | None
+    ) -> Context:
+        """Compute what every block reads beside its input."""
+        return Context(
+            cos_sin=angles(positions, self.config.rope_config), segments=segments
         )
+
+    def run_layers(
+        self,
+        x: Float[Array, "B t D"],
+        context: Context,
+        *,
+        key: DropoutKey | None = None,
+        materialise: Callable[[Params], Params] = lambda params: params,
+        first_layer: Int[Array, ""] | int = 0,
+        guard: Guard | None = None,
+    ) -> Float[Array, "B t D"]:
+        """Run the blocks that are here: all of them, or a run of them.
+
+        Args:
+          x: input of the first.
+          context: of these rows.
+          key: as in `hidden`.
+          materialise: as in `hidden`.
+          first_layer: index in the whole model of the first; its kind is that of
+            layer 0, so it is a multiple of the pattern of kinds.
+          guard: (layers before it here, layer, input) -> output; leaves out some.
+        """
         graph, stacked = nnx.split(self.blocks)
 
         def layer(
@@ -312,9 +349,29 @@ class Transformer(nnx.Module):
             layer_key = None if key is None else key.at(index + 1)
             return nnx.merge(graph, materialise(params))(x, kind, context, layer_key)
 
-        return self.final_norm(
-            _scan_layers(layer, x, nnx.to_pure_dict(stacked), config)
-        )
+        pure = nnx.to_pure_dict(stacked)
+        return _scan_layers(layer, x, pure, first_layer, guard, self.config)
+
+    def loss(
+        self, x: Float[Array, "B t D"], targets: Int[Array, "B T"]
+    ) -> Float[Array, ""]:
+        """Return the targets' summed negative log-likelihood, nats.
+
+        Args:
+          x: what leaves the last block.
+          targets: of the whole sequence; NO_TARGET adds 0.
+        """
+        x = self.final_norm(x)
+        return self.head.nll(x, self.embed, targets, self.config.vocab_size)
+
+    def logits_of(self, x: Float[Array, "B t D"]) -> Float[Array, "B T v"]:
+        """Return this device's float32 logits, -inf where the vocabulary is padded.
+
+        Args:
+          x: what leaves the last block.
+        """
+        logits = self.head(self.final_norm(x), self.embed)
+        return mask_padding(logits, self.config.vocab_size)
 
     def nll(
         self,
@@ -337,8 +394,7 @@ class Transformer(nnx.Module):
             key=key,
             materialise=materialise,
         )
-        targets, vocab_size = batch["targets"], self.config.vocab_size
-        return self.head.nll(x, self.embed, targets, vocab_size)
+        return self.loss(x, batch["targets"])
 
     def logits(
         self,
@@ -347,9 +403,10 @@ class Transformer(nnx.Module):
         *,
         materialise: Callable[[Params], Params] = lambda params: params,
     ) -> Float[Array, "B T v"]:
-        """Return this device's float32 logits, -inf where the vocabulary is padded."""
-        x = self.hidden(tokens, positions, None, materialise=materialise)
-        return mask_padding(self.head(x, self.embed), self.config.vocab_size)
+        """Return this device's logits of whole rows; see `logits_of`."""
+        return self.logits_of(
+            self.hidden(tokens, positions, None, materialise=materialise)
+        )
 
 
 BLOCK_INPUT = "block_input"
@@ -371,38 +428,50 @@ def _stacked_blocks(config: ModelConfig, rngs: nnx.Rngs) -> Block:
 
 
 def _scan_layers(
-    layer: Callable[..., jax.Array], x: jax.Array, stacked: Params, config: ModelConfig
+    layer: Callable[..., jax.Array],
+    x: jax.Array,
+    stacked: Params,
+    first_layer: Int[Array, ""] | int,
+    guard: Guard | None,
+    config: ModelConfig,
 ) -> jax.Array:
-    """Apply all layers: a scan over the repeating pattern of kinds, then the rest.
+    """Apply the stacked layers: a scan over the pattern of kinds, then the rest.
 
     Kinds are static within the pattern, so kernels see constant windows and compile
     time grows with the pattern, not with the number of layers.
     """
-    period = config.pattern_length
-    repeats = config.layers // period
-    indices = jnp.arange(config.layers)
+    num_layers = jax.tree.leaves(stacked)[0].shape[0]
+    period = min(config.pattern_length, num_layers)
+    repeats = num_layers // period
     layers = [
         remat(functools.partial(layer, kind), config.remat)
         for kind in config.kinds[:period]
     ]
 
+    def apply(place: int, x: jax.Array, params: Params, local: jax.Array) -> jax.Array:
+        def run(x: jax.Array) -> jax.Array:
+            return layers[place](x, params, first_layer + local)
+
+        return run(x) if guard is None else guard(local, run, x)
+
     def pattern(x: jax.Array, xs: tuple[Params, jax.Array]) -> tuple[jax.Array, None]:
         for i in range(period):
-            params, index = jax.tree.map(lambda a, i=i: a[i], xs)
-            x = layers[i](x, params, index)
+            params, local = jax.tree.map(lambda a, i=i: a[i], xs)
+            x = apply(i, x, params, local)
         return x, None
 
     def take(tree: Any, start: int, stop: int) -> Any:
         return jax.tree.map(lambda a: a[start:stop], tree)
 
+    here = jnp.arange(num_layers)
     if repeats > 1:
-        main = take((stacked, indices), 0, repeats * period)
+        main = take((stacked, here), 0, repeats * period)
         folded = jax.tree.map(lambda a: a.reshape(repeats, period, *a.shape[1:]), main)
         x, _ = jax.lax.scan(pattern, x, folded)
     first_left = repeats * period if repeats > 1 else 0
-    for i in range(first_left, config.layers):
+    for i in range(first_left, num_layers):
         params = jax.tree.map(lambda a, i=i: a[i], stacked)
-        x = layers[i % period](x, params, indices[i])
+        x = apply(i % period, x, params, here[i])
     return x
 
 

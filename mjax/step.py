@@ -1,9 +1,9 @@
 """One training step as a pure function of state and batch.
 
-The gradients come from one `jax.shard_map` over all mesh axes: parameters are gathered
-as the ZeRO level says, every microbatch adds to the gradients, the gradients are
-reduced once. The optimizer runs in the same jit outside the shard_map, on the global
-sharded arrays, so that norms (clipping, trust ratios) are global by construction.
+The gradients come from one `jax.shard_map` over all mesh axes (`mjax.forward`, or
+`mjax.pipelined`: one signature). The optimizer runs in the same jit outside the
+shard_map, on the global sharded arrays, so that norms (clipping, trust ratios) are
+global by construction.
 """
 
 import dataclasses
@@ -13,20 +13,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Int
 
 from mjax import optim
-from mjax.mesh import collectives, zero
-from mjax.mesh.axes import AXES, DP, TP, AxisSizes
+from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.model import (
-    NO_TARGET,
-    DropoutKey,
     ModelConfig,
-    Params,
-    Transformer,
     abstract_params,
     map_params,
 )
@@ -237,155 +231,3 @@ def _jit_train_step(
 
     everywhere = shardings.step
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, everywhere))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Forward:
-    """The functions that run per device, each inside one shard_map over all axes."""
-
-    graph: Any
-    """GraphDef of a Transformer."""
-    specs: Params
-    mesh: Mesh
-    level: int
-    compute: Precision
-    reduce: Precision
-    microbatches: int
-    isolate_documents: bool
-
-    def gradients(
-        self, params: Params, rng: Array, step: Array, batch: Batch
-    ) -> tuple[Float[Array, ""], Int[Array, ""], Params]:
-        """Return mean loss (nats per target), number of targets, summed gradients."""
-
-        def per_device(
-            params: Params, rng: Array, step: Array, batch: Batch
-        ) -> tuple[Array, Array, Params]:
-            key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
-            num_targets = _count_targets(batch)
-            scale = 1.0 / jnp.maximum(num_targets, 1).astype(jnp.float32)
-
-            def loss(compute: Params, micro: Batch) -> Float[Array, ""]:
-                rows = DropoutKey(key=key, rows=micro["rows"][:, 0])
-                model, materialise = self._model(compute)
-                return model.nll(micro, key=rows, materialise=materialise) * scale
-
-            compute = self._compute_copy(params)
-            losses, grads = self._accumulate(loss, compute, batch)
-            grads = zero.reduce_gradients(
-                grads, self.specs, level=self.level, dtype=self.reduce
-            )
-            return collectives.sum_over_mesh(losses), num_targets, grads
-
-        everywhere = PartitionSpec()
-        mapped = jax.shard_map(
-            per_device,
-            mesh=self.mesh,
-            in_specs=(self.specs, everywhere, everywhere, BATCH_SPEC),
-            out_specs=(everywhere, everywhere, self.specs),
-        )
-        return mapped(params, rng, step, batch)
-
-    def evaluate(self, params: Params, batch: Batch) -> Metrics:
-        """Sum the negative log-likelihood over the batch; see `Program.eval_step`."""
-
-        def per_device(params: Params, batch: Batch) -> tuple[Array, Array]:
-            compute = self._compute_copy(params)
-
-            def nll(_: None, micro: Batch) -> tuple[None, Float[Array, ""]]:
-                model, materialise = self._model(compute)
-                return None, model.nll(micro, materialise=materialise)
-
-            _, sums = jax.lax.scan(nll, None, self._split(batch))
-            return collectives.sum_over_mesh(sums.sum()), _count_targets(batch)
-
-        everywhere = PartitionSpec()
-        nll, tokens = jax.shard_map(
-            per_device,
-            mesh=self.mesh,
-            in_specs=(self.specs, BATCH_SPEC),
-            out_specs=(everywhere, everywhere),
-        )(params, batch)
-        return {"nll": nll, "tokens": tokens}
-
-    def next_token_logits(
-        self, params: Params, tokens: Int[Array, "B T"], length: Int[Array, ""]
-    ) -> Float[Array, "B V"]:
-        """Return the logits that follow `length` tokens; see `Program`."""
-
-        def per_device(params: Params, tokens: Array, length: Array) -> Array:
-            model, materialise = self._model(self._compute_copy(params))
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-            logits = model.logits(tokens, positions, materialise=materialise)
-            last = jax.lax.dynamic_index_in_dim(logits, length - 1, 1, keepdims=False)
-            return collectives.sum_over_stages(last)
-
-        return jax.shard_map(
-            per_device,
-            mesh=self.mesh,
-            in_specs=(self.specs, BATCH_SPEC, PartitionSpec()),
-            out_specs=PartitionSpec(DP, TP),
-        )(params, tokens, length)
-
-    def _compute_copy(self, params: Params) -> Params:
-        """Gather what the ZeRO level gathers at the start of a step."""
-        masters = jax.tree.map(collectives.vary, params)
-        if self.level == 3:
-            return masters
-        return zero.gather(masters, self.specs, self.compute)
-
-    def _model(self, compute: Params) -> tuple[Transformer, Callable[[Params], Params]]:
-        """Bind parameters to the model; level 3 gathers all but the blocks here."""
-        if self.level != 3:
-            return nnx.merge(self.graph, compute), lambda params: params
-
-        def whole(params: Params, specs: Params) -> Params:
-            return zero.gather_with_gradient(params, specs, self.compute, self.reduce)
-
-        def one_layer(spec: PartitionSpec) -> PartitionSpec:
-            return PartitionSpec(*spec[1:])
-
-        layer_specs = jax.tree.map(one_layer, self.specs["blocks"])
-        rest = {name: p for name, p in compute.items() if name != "blocks"}
-        rest = whole(rest, {name: self.specs[name] for name in rest})
-        model = nnx.merge(self.graph, rest | {"blocks": compute["blocks"]})
-        return model, lambda params: whole(params, layer_specs)
-
-    def _accumulate(
-        self,
-        loss: Callable[[Params, Batch], Float[Array, ""]],
-        compute: Params,
-        batch: Batch,
-    ) -> tuple[Float[Array, ""], Params]:
-        """Sum loss and gradients over microbatches; no reduction in the loop."""
-        with_gradient = jax.value_and_grad(loss)
-        micro = self._split(batch | {"rows": _global_rows(batch["tokens"])})
-        if self.microbatches == 1:
-            return with_gradient(compute, jax.tree.map(lambda x: x[0], micro))
-
-        def add(total: Params, micro: Batch) -> tuple[Params, Float[Array, ""]]:
-            value, grads = with_gradient(compute, micro)
-            return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grads), value
-
-        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, self.reduce), compute)
-        grads, values = jax.lax.scan(add, zeros, micro)
-        return values.sum(), grads
-
-    def _split(self, batch: Batch) -> dict[str, Int[Array, "M b T"]]:
-        """Cut this device's rows into microbatches; drop segments if not used."""
-        m = self.microbatches
-        pieces = {name: x.reshape(m, -1, x.shape[1]) for name, x in batch.items()}
-        if not self.isolate_documents:
-            del pieces["segments"]
-        return pieces
-
-
-def _count_targets(batch: Batch) -> Int[Array, ""]:
-    """Count the targets of the whole batch."""
-    return collectives.sum_over_mesh((batch["targets"] != NO_TARGET).sum())
-
-
-def _global_rows(tokens: Int[Array, "B T"]) -> Int[Array, "B 1"]:
-    """Number this device's rows as rows of the global batch."""
-    first = collectives.batch_offset(tokens.shape[0])
-    return (first + jnp.arange(tokens.shape[0]))[:, None]

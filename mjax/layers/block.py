@@ -6,6 +6,7 @@ twice: half the traffic for the same work.
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
@@ -48,6 +49,11 @@ class BlockConfig:
     """Standard deviation of projections that add to it."""
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("cos_sin", "segments"),
+    meta_fields=(),
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
     """What every layer of one forward pass shares, over the whole sequence."""

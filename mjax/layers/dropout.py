@@ -1,6 +1,7 @@
 """Dropout whose mask does not depend on the mesh."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,9 @@ from jaxtyping import Array, Float, Int, Key
 from mjax.mesh import collectives
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("key", "rows"), meta_fields=()
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropoutKey:
     """Where in the run a mask is drawn; every field is global, never of a shard."""

@@ -13,7 +13,7 @@ two are each other's transpose, so the backward pass has the same cost.
 
 import jax
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from mjax.mesh.axes import AXES, DP, PP, TP
 
@@ -103,3 +103,27 @@ def sum_over_mesh(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
 def sum_over_stages(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
     """Sum over pipeline stages: the value of the one stage that holds it."""
     return lax.psum(x, PP)
+
+
+def stage_index() -> Int[Array, ""]:
+    """Return the pipeline stage of this device."""
+    return lax.axis_index(PP)
+
+
+def send_to_next_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
+    """Give x to the next stage, the last one to the first; return what arrives."""
+    return _send_around(x, 1)
+
+
+def send_to_previous_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
+    """Give x to the stage before, the first one to the last; return what arrives."""
+    return _send_around(x, -1)
+
+
+def _send_around(x: jax.Array, step: int) -> jax.Array:
+    # Always the whole ring: stages that do not mean to send send what nobody reads.
+    num_stages = lax.axis_size(PP)
+    if num_stages == 1:
+        return x
+    ring = [(stage, (stage + step) % num_stages) for stage in range(num_stages)]
+    return lax.ppermute(x, PP, ring)

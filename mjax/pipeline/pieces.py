@@ -1,0 +1,173 @@
+"""Gather weights and reduce gradients chunk by chunk, in pieces, one a tick.
+
+A stage needs its second chunk only P ticks after its first, and has finished the
+gradients of its last chunk (v - 1) P ticks before the end. So only the first chunk is
+gathered before the first tick and only its gradients are reduced after the last tick;
+the rest goes over the wire in P pieces a chunk while the stage computes. Pieces are
+slices of each weight along a dim that dp_shard does not split; a weight without such a
+dim (a norm's scale) is gathered before and reduced after, with all its chunks.
+
+Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.2 and figure 4: the
+gather of the next chunk is prefetched, the reduce-scatter of the finished one deferred.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Int, PyTree
+
+from mjax.mesh import rules, zero
+from mjax.mesh.axes import DP_SHARD
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """Communication of the chunks' weights over data parallelism, in pieces."""
+
+    num_stages: int
+    """P, also the number of pieces of a chunk."""
+    num_chunks: int
+    """v, chunks of a stage."""
+    split: bool
+    """Without, everything is gathered before the first tick and reduced after the last;
+    no gain otherwise with one chunk, or with nobody to communicate with."""
+    specs: PyTree
+    """PartitionSpec of each stored leaf [slots, ...]."""
+    level: int
+    """ZeRO level, 0 to 2."""
+    compute_dtype: DTypeLike
+    """Dtype of the compute copy."""
+    reduce_dtype: DTypeLike
+    """Dtype in which gradients are reduced."""
+
+    @property
+    def num_ticks(self) -> int:
+        """Ticks, from the first and to the last, in which there are pieces."""
+        return (self.num_chunks - 1) * self.num_stages if self.split else 0
+
+    def start(self, stored: PyTree) -> PyTree:
+        """Gather the first chunk, and whole what has no pieces.
+
+        Args:
+          stored: this device's parts, leaves [v, n, ...].
+        Returns:
+          the compute copy, zeros where pieces are still to come.
+        """
+
+        def leaf(x: Array, spec: PartitionSpec) -> Array:
+            if self._dim(x, spec) is None:
+                return _over_stack(x, spec, self._gather)
+            first = self._gather(x[0], spec)
+            rest = jnp.zeros_like(first, shape=(self.num_chunks - 1, *first.shape))
+            return jnp.concatenate([first[None], rest])
+
+        return jax.tree.map(leaf, stored, self.specs)
+
+    def gather(self, stored: PyTree, copy: PyTree, tick: Int[Array, ""]) -> PyTree:
+        """Gather this tick's piece: of chunk c in the P ticks before tick c P.
+
+        Args:
+          stored: this device's parts, leaves [v, n, ...].
+          copy: the compute copy so far.
+          tick: below `num_ticks`.
+        Returns:
+          the compute copy with the piece in it.
+        """
+        chunk, piece = tick // self.num_stages + 1, tick % self.num_stages
+
+        def leaf(x: Array, copy: Array, spec: PartitionSpec) -> Array:
+            dim = self._dim(x, spec)
+            if dim is None:
+                return copy
+            part, at = self._slice(x, dim, chunk, piece)
+            whole = self._gather(part, spec)
+            return lax.dynamic_update_slice(copy, whole[None], at)
+
+        return jax.tree.map(leaf, stored, copy, self.specs)
+
+    def reduce(self, grads: PyTree, tick: Int[Array, ""]) -> list[Array]:
+        """Reduce this tick's piece: of the chunks from the last to the second.
+
+        Args:
+          grads: this device's gradients, leaves [v, n, ...].
+          tick: 0 at the first of the last `num_ticks` ticks.
+        Returns:
+          the piece of each leaf that has pieces, as this device will store it.
+        """
+        chunk = self.num_chunks - 1 - tick // self.num_stages
+        parts = []
+        for x, spec, dim in self._leaves(grads):
+            if dim is not None:
+                part, _ = self._slice(x, dim, chunk, tick % self.num_stages)
+                parts.append(self._reduce(part, spec))
+        return parts
+
+    def finish(self, grads: PyTree, parts: list[Array]) -> PyTree:
+        """Reduce what had no pieces, the first chunk, and put all together.
+
+        Args:
+          grads: this device's gradients, leaves [v, n, ...].
+          parts: what `reduce` returned, stacked over the ticks.
+        Returns:
+          this device's parts of the reduced gradients, leaves [v, n, ...].
+        """
+        remaining = iter(parts)
+        whole = []
+        for x, spec, dim in self._leaves(grads):
+            if dim is None:
+                whole.append(_over_stack(x, spec, self._reduce))
+                continue
+            first = self._reduce(x[0], spec)
+            rest = next(remaining)
+            rest = rest.reshape(-1, self.num_stages, *rest.shape[1:])[::-1]
+            rest = jnp.moveaxis(rest, 1, 1 + dim).reshape(-1, *first.shape)
+            whole.append(jnp.concatenate([first[None], rest]))
+        return jax.tree.unflatten(jax.tree.structure(grads), whole)
+
+    def _leaves(
+        self, tree: PyTree
+    ) -> Iterator[tuple[Array, PartitionSpec, int | None]]:
+        """Yield each leaf, its spec, and the dim of [n, ...] that is cut, or None."""
+        leaves, specs = jax.tree.leaves(tree), jax.tree.leaves(self.specs)
+        for x, spec in zip(leaves, specs, strict=True):
+            yield x, spec, self._dim(x, spec)
+
+    def _dim(self, x: Array, spec: PartitionSpec) -> int | None:
+        """Choose the largest dim that dp_shard leaves whole and that P divides."""
+        if self.num_ticks == 0:
+            return None
+        sizes = x.shape[1:]
+        fits = [
+            dim
+            for dim in range(1, len(sizes))
+            if dim != rules.dim_of(spec, DP_SHARD) and sizes[dim] % self.num_stages == 0
+        ]
+        return max(fits, key=lambda dim: sizes[dim], default=None)
+
+    def _slice(
+        self, x: Array, dim: int, chunk: Int[Array, ""], piece: Int[Array, ""]
+    ) -> tuple[Array, list[Any]]:
+        """Cut a piece out of a leaf [v, n, ...]; return it, and where it begins."""
+        sizes = [1, *x.shape[1:]]
+        sizes[1 + dim] //= self.num_stages
+        at: list[Any] = [0] * x.ndim
+        at[0], at[1 + dim] = chunk, piece * sizes[1 + dim]
+        return lax.dynamic_slice(x, at, sizes)[0], at
+
+    def _gather(self, x: Array, spec: PartitionSpec) -> Array:
+        return zero.gather(x, spec, self.compute_dtype)
+
+    def _reduce(self, x: Array, spec: PartitionSpec) -> Array:
+        return zero.reduce_gradients(x, spec, level=self.level, dtype=self.reduce_dtype)
+
+
+def _over_stack(x: Array, spec: PartitionSpec, f: Callable[..., Array]) -> Array:
+    """Apply f, which takes [slots, ...], to [v, n, ...]."""
+    flat = f(x.reshape(-1, *x.shape[2:]), spec)
+    return flat.reshape(*x.shape[:2], *flat.shape[1:])

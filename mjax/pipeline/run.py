@@ -1,0 +1,489 @@
+"""Execute a pipeline schedule: one program, the same on every stage.
+
+Enters: a schedule (`pipeline.schedule`), the model as four functions of one device, its
+weights as this device holds them, the microbatches. Leaves: the loss and the gradients.
+Everything here runs per device inside a `jax.shard_map` over all mesh axes.
+
+The ticks are scanned, phase by phase: warm-up, steady, cool-down. The bodies of these
+loops are all that is compiled, however many ticks and microbatches there are. In a tick
+
+1. the gradient of the tick before starts on its way to the previous stage;
+2. the forward slot runs a chunk, and keeps in a ring buffer what its backward slot will
+   need; at the last chunk the loss and its gradient follow;
+3. its output starts on its way to the next stage;
+4. the backward slot runs a chunk's backward pass on the gradient that has arrived, and
+   adds to the gradients of the weights.
+
+So the two transfers, one in each direction, have the whole of the other slot to finish.
+Residuals of weights are never kept: the backward slot is given the weights themselves.
+
+A stage that has nothing to do in a slot computes on whatever is there and keeps nothing
+of it (`idle="compute"`), or skips the slot by a condition (`idle="skip"`). Both take
+the same time, as the others are waited for anyway; but a condition makes a GPU wait for
+the host, and what is inside may not send around the ring of another axis. The embedding
+and the loss, which one stage in P computes, are always skipped elsewhere.
+
+Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; Jiang et al. 2024,
+arXiv:2402.15627, section 3.2 (sends and receives apart from each other). Activations
+cross from stage to stage split over tp, as they are between two layers (the
+scatter/gather optimisation of the first, section 4.1).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from mjax.mesh import collectives
+from mjax.pipeline.pieces import Pieces
+from mjax.pipeline.schedule import IDLE, Phase, Schedule
+
+Stash = Literal["residuals", "input"]
+Idle = Literal["compute", "skip"]
+Microbatch = dict[str, Int[Array, "b T"]]
+Microbatches = dict[str, Int[Array, "M b T"]]
+Row = dict[str, Int[Array, ""]]
+"""The entries of one tick in this stage's column of the tables."""
+
+_TABLES = (
+    *("forward_chunk", "forward_microbatch", "backward_chunk", "backward_microbatch"),
+    *("stash_write", "stash_read", "gradient_write", "gradient_read"),
+)
+
+
+class Weights(NamedTuple):
+    """Weights or their gradients, as one device holds them."""
+
+    chunks: PyTree
+    """Leaves [v, n, ...]: the n layers of each of this stage's v chunks."""
+    ends: PyTree
+    """Embedding, final norm and head; the same on every stage."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model as a pipeline sees it: functions that run per device."""
+
+    embed: Callable[[PyTree, Microbatch], Float[Array, "b t D"]]
+    """(ends, microbatch) -> what enters the first chunk."""
+    context: Callable[[Microbatch], PyTree]
+    """What all layers read beside their input; never kept, no gradient enters it."""
+    chunk: Callable[[PyTree, Array, PyTree, Array], Float[Array, "b t D"]]
+    """(weights [n, ...], input, context, the chunk's number in the model) -> output."""
+    head: Callable[[PyTree, Array, Microbatch], Float[Array, "*dims"]]
+    """(ends, output of the last chunk, microbatch) -> the loss, or any result."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Choices that change time and memory, never the result."""
+
+    stash: Stash = "residuals"
+    """What a forward slot keeps: what the layers' remat policy lets them keep, or the
+    chunk's input alone, from which the backward slot computes the chunk again."""
+    idle: Idle = "compute"
+    """What a stage does in a slot that has nothing to do."""
+
+
+class _Carry(NamedTuple):
+    """What goes from tick to tick."""
+
+    x: Array
+    """Activation that has arrived from the stage before."""
+    dx: Array
+    """What the last backward slot made, to be sent."""
+    gradients: Array
+    """Ring buffer of gradients that have arrived, [slots, b, t, D]."""
+    stash: tuple[Array, ...]
+    """Ring buffers of what waits for its backward slot, [slots, ...]."""
+    chunks: PyTree
+    """The compute copy, leaves [v, n, ...]; carried as it may still be gathered."""
+    total: Array
+    """Sum of the losses."""
+    d_chunks: PyTree
+    d_ends: PyTree
+
+
+def gradients(
+    schedule: Schedule,
+    model: Model,
+    weights: Weights,
+    microbatches: Microbatches,
+    *,
+    options: Options,
+    dtype: DTypeLike,
+    pieces: Pieces,
+) -> tuple[Float[Array, ""], Weights]:
+    """Compute the loss of all microbatches and its gradients.
+
+    Args:
+      schedule: a training schedule of as many stages as the mesh has.
+      model: its head returns a scalar; the losses of the microbatches are added.
+      weights: varying over all mesh axes; chunks as they are stored, ends whole.
+      microbatches: this device's rows, the same on every stage.
+      options: see `Options`.
+      dtype: of the accumulated gradients.
+      pieces: gathers the chunks' compute copy and reduces their gradients.
+    Returns:
+      the loss of these rows on the last stage, zero on all others;
+      gradients: of this stage's chunks, reduced, as they are stored; and of the ends
+        what this stage did with them, still to be reduced.
+    """
+    run = _Run(schedule, model, weights.ends, microbatches, options)
+    carry = run.start(pieces.start(weights.chunks), dtype)
+    parts: list[Array] = []
+    for phase in _phases(schedule, pieces.num_ticks):
+
+        def tick(carry: _Carry, row: Row, phase: _Phase = phase) -> Any:
+            part: list[Array] = []
+            if phase.gathers:
+                copy = pieces.gather(weights.chunks, carry.chunks, row["tick"])
+                carry = carry._replace(chunks=copy)
+            if phase.reduces:
+                since = row["tick"] - (schedule.num_ticks - pieces.num_ticks)
+                part = pieces.reduce(carry.d_chunks, since)
+            return run.tick(phase, carry, row), part
+
+        carry, parts = lax.scan(tick, carry, run.rows(phase.start, phase.stop))
+    d_chunks = pieces.finish(carry.d_chunks, parts)
+    return carry.total, Weights(chunks=d_chunks, ends=carry.d_ends)
+
+
+def forward(
+    schedule: Schedule,
+    model: Model,
+    weights: Weights,
+    microbatches: Microbatches,
+    *,
+    idle: Idle,
+) -> Float[Array, "*dims"]:
+    """Run the chunks forward and add up what the head returns.
+
+    Args:
+      schedule: of `schedule.build_forward`.
+      model: as for `gradients`; the head's result may have any shape.
+      weights: whole, varying over all mesh axes.
+      microbatches: this device's rows, the same on every stage.
+      idle: see `Options`.
+    Returns:
+      the sum over the microbatches on the last stage, zero on all others.
+    """
+    run = _Run(schedule, model, weights.ends, microbatches, Options(idle=idle))
+
+    def tick(carry: tuple[Array, Array], row: Row) -> tuple[tuple[Array, Array], None]:
+        received, total = carry
+        x, context = run.enter(row, received)
+        chunk = run.pick(weights.chunks, row["forward_chunk"])
+        y = run.if_used(
+            row["forward_chunk"],
+            lambda: model.chunk(chunk, x, context, run.number(row["forward_chunk"])),
+        )
+        total = lax.cond(
+            run.ends_at(row["forward_chunk"]),
+            lambda: total + model.head(weights.ends, y, run.rows_of(row, "forward")),
+            lambda: total,
+        )
+        return (collectives.send_to_next_stage(y), total), None
+
+    start = _zeros(run.x_type), _zeros(run.total_type)
+    (_, total), _ = lax.scan(tick, start, run.rows(0, schedule.num_ticks))
+    return total
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Phase(Phase):
+    """A run of ticks with one body."""
+
+    has_loss: bool
+    """A forward slot of the last chunk is among them."""
+    gathers: bool
+    """Pieces of the next chunk's weights are gathered."""
+    reduces: bool
+    """Pieces of a finished chunk's gradients are reduced."""
+
+
+def _phases(schedule: Schedule, num_piece_ticks: int) -> list[_Phase]:
+    """Cut the schedule's phases where the ticks with pieces end or begin."""
+    first_reducing = schedule.num_ticks - num_piece_ticks
+    edges = (num_piece_ticks, first_reducing)
+    loss = schedule.forward_chunk[:, -1] == schedule.num_chunks - 1
+    phases = []
+    for phase in schedule.phases:
+        cuts = {phase.start, phase.stop}
+        cuts |= {edge for edge in edges if phase.start < edge < phase.stop}
+        for start, stop in itertools.pairwise(sorted(cuts)):
+            phases.append(
+                _Phase(
+                    start=start,
+                    stop=stop,
+                    has_forward=phase.has_forward,
+                    has_backward=phase.has_backward,
+                    has_loss=bool(loss[start:stop].any()),
+                    gathers=start < num_piece_ticks,
+                    reduces=start >= first_reducing,
+                )
+            )
+    return phases
+
+
+class _Run:
+    """One execution on one device: what all ticks share, and a tick."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        model: Model,
+        ends: PyTree,
+        microbatches: Microbatches,
+        options: Options,
+    ) -> None:
+        self.schedule, self.model, self.ends = schedule, model, ends
+        self.microbatches, self.options = microbatches, options
+        self.stage = collectives.stage_index()
+        first = {name: x[0] for name, x in microbatches.items()}
+        self.x_type = jax.eval_shape(model.embed, ends, first)
+        self.total_type = jax.eval_shape(model.head, ends, self.x_type, first)
+
+    # ------------------------------------------------------ what a tick is about
+
+    def rows(self, start: int, stop: int) -> dict[str, Int[Array, " ticks"]]:
+        """Return this stage's column of the tables from one tick to another."""
+        table = np.stack([getattr(self.schedule, name) for name in _TABLES])
+        mine = jnp.asarray(table[:, start:stop]).at[:, :, self.stage].get()
+        mine = collectives.vary(mine)
+        return dict(zip(_TABLES, mine, strict=True)) | {"tick": jnp.arange(start, stop)}
+
+    def number(self, chunk: Int[Array, ""]) -> Int[Array, ""]:
+        """Return the number in the model of a local chunk."""
+        return chunk * self.schedule.num_stages + self.stage
+
+    def begins_at(self, chunk: Int[Array, ""]) -> Bool[Array, ""]:
+        """Say whether a local chunk is the model's first."""
+        return (chunk == 0) & (self.stage == 0)
+
+    def ends_at(self, chunk: Int[Array, ""]) -> Bool[Array, ""]:
+        """Say whether a local chunk is the model's last."""
+        last_stage = self.schedule.num_stages - 1
+        return (chunk == self.schedule.num_chunks - 1) & (self.stage == last_stage)
+
+    def rows_of(self, row: Row, slot: Literal["forward", "backward"]) -> Microbatch:
+        """Return the microbatch of a slot; of an idle one, any."""
+        return {
+            name: _get(x, row[f"{slot}_microbatch"])
+            for name, x in self.microbatches.items()
+        }
+
+    def pick(self, chunks: PyTree, chunk: Int[Array, ""]) -> PyTree:
+        """Return the weights of a local chunk; of an idle slot, any."""
+        return jax.tree.map(lambda w: _get(w, chunk), chunks)
+
+    def if_used(self, chunk: Int[Array, ""], compute: Callable[[], Any]) -> Any:
+        """Compute a slot; an idle one gives anything, or zeros if skipped."""
+        if self.options.idle == "compute":
+            return compute()
+        types = jax.eval_shape(compute)
+        return lax.cond(chunk != IDLE, compute, lambda: jax.tree.map(_zeros, types))
+
+    # ------------------------------------------------------------------- a tick
+
+    def start(self, chunks: PyTree, dtype: DTypeLike) -> _Carry:
+        """Make the carry of the first tick."""
+        first = {name: x[0] for name, x in self.microbatches.items()}
+        weights = self.pick(chunks, self.stage)
+        context = self.model.context(first)
+        _, kept = jax.eval_shape(self._keep, weights, self.x_type, context, self.stage)
+        slots, waiting = self.schedule.num_stash_slots, self.schedule.num_gradient_slots
+        return _Carry(
+            x=_zeros(self.x_type),
+            dx=_zeros(self.x_type),
+            gradients=_zeros(self.x_type, waiting),
+            stash=tuple(_zeros(leaf, slots) for leaf in kept),
+            chunks=chunks,
+            total=_zeros(self.total_type),
+            d_chunks=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks),
+            d_ends=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), self.ends),
+        )
+
+    def tick(self, phase: _Phase, carry: _Carry, row: Row) -> _Carry:
+        """Do the forward and the backward slot of one tick."""
+        gradient = carry.dx
+        if phase.has_backward:
+            gradient = collectives.send_to_previous_stage(gradient)
+        if phase.has_forward:
+            y, carry = self._forward_slot(carry, row)
+            if phase.has_loss:
+                gradient, carry = self._loss(carry, row, y, gradient)
+            carry = carry._replace(x=collectives.send_to_next_stage(y))
+        if phase.has_backward or phase.has_loss:
+            waiting = _put(carry.gradients, row["gradient_write"], gradient)
+            carry = carry._replace(gradients=waiting)
+        if phase.has_backward:
+            carry = self._backward_slot(carry, row)
+        return carry
+
+    def enter(self, row: Row, received: Array) -> tuple[Array, PyTree]:
+        """Return input and context of a forward slot."""
+        micro = self.rows_of(row, "forward")
+        x = lax.cond(
+            self.begins_at(row["forward_chunk"]),
+            lambda: self.model.embed(self.ends, micro),
+            lambda: received,
+        )
+        return x, self.model.context(micro)
+
+    def _forward_slot(self, carry: _Carry, row: Row) -> tuple[Array, _Carry]:
+        """Run a chunk forward; keep what its backward slot needs."""
+        chunk = row["forward_chunk"]
+        x, context = self.enter(row, carry.x)
+        weights = self.pick(carry.chunks, chunk)
+        y, kept = self.if_used(
+            chunk, lambda: self._keep(weights, x, context, self.number(chunk))
+        )
+        stash = tuple(
+            _put(buffer, row["stash_write"], leaf)
+            for buffer, leaf in zip(carry.stash, kept, strict=True)
+        )
+        return y, carry._replace(stash=stash)
+
+    def _loss(
+        self, carry: _Carry, row: Row, y: Array, gradient: Array
+    ) -> tuple[Array, _Carry]:
+        """Add the loss of a microbatch that has left the last chunk.
+
+        Its gradient takes the place of the one that arrives from the next stage, which
+        the last chunk has not got.
+        """
+        micro = self.rows_of(row, "forward")
+
+        def compute() -> tuple[Array, PyTree, Array]:
+            loss, pull = jax.vjp(
+                lambda ends, y: self.model.head(ends, y, micro), self.ends, y
+            )
+            d_ends, dy = pull(jnp.ones_like(loss))
+            return carry.total + loss, _add(carry.d_ends, d_ends), dy
+
+        total, d_ends, gradient = lax.cond(
+            self.ends_at(row["forward_chunk"]),
+            compute,
+            lambda: (carry.total, carry.d_ends, gradient),
+        )
+        return gradient, carry._replace(total=total, d_ends=d_ends)
+
+    def _backward_slot(self, carry: _Carry, row: Row) -> _Carry:
+        """Run a chunk backward on the gradient that has arrived."""
+        chunk = row["backward_chunk"]
+        micro = self.rows_of(row, "backward")
+        context = self.model.context(micro)
+        kept = tuple(_get(buffer, row["stash_read"]) for buffer in carry.stash)
+        dy = _get(carry.gradients, row["gradient_read"])
+        weights = self.pick(carry.chunks, chunk)
+
+        def compute() -> tuple[PyTree, Array]:
+            d_weights, dx = self._pull(kept, weights, context, self.number(chunk), dy)
+            return _add_to_chunk(carry.d_chunks, d_weights, chunk), dx
+
+        if self.options.idle == "skip":
+            d_chunks, dx = lax.cond(
+                chunk != IDLE, compute, lambda: (carry.d_chunks, _zeros(self.x_type))
+            )
+        else:
+            d_chunks, dx = compute()
+
+        def embed_backward() -> PyTree:
+            _, pull = jax.vjp(lambda ends: self.model.embed(ends, micro), self.ends)
+            return _add(carry.d_ends, pull(dx)[0])
+
+        d_ends = lax.cond(self.begins_at(chunk), embed_backward, lambda: carry.d_ends)
+        return carry._replace(dx=dx, d_chunks=d_chunks, d_ends=d_ends)
+
+    # -------------------------------------------- a chunk, and what is kept of it
+
+    def _keep(
+        self, weights: PyTree, x: Array, context: PyTree, number: Int[Array, ""]
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """Run a chunk; return its output and what `_pull` needs beside the weights."""
+        if self.options.stash == "input":
+            return self.model.chunk(weights, x, context, number), (x,)
+        y, pull = self._vjp(weights, x, context, number)
+        self._pull_structure = jax.tree.structure(pull)
+        return y, tuple(jax.tree.leaves(pull))
+
+    def _pull(
+        self,
+        kept: tuple[Array, ...],
+        weights: PyTree,
+        context: PyTree,
+        number: Int[Array, ""],
+        dy: Array,
+    ) -> tuple[PyTree, Array]:
+        """Return the gradients of a chunk's weights and of its input."""
+        if self.options.stash == "input":
+            _, pull = self._vjp(weights, kept[0], context, number, saved=True)
+        else:
+            pull = jax.tree.unflatten(self._pull_structure, kept)
+            pull.args_res[0], pull.args_res[2:] = weights, [context, number]
+        d_weights, dx, *_ = pull(dy)
+        return d_weights, dx
+
+    def _vjp(self, *args: Any, saved: bool = False) -> tuple[Array, Any]:
+        """Differentiate a chunk; unless `saved`, only its input may be a residual."""
+        return jax.vjp(
+            self.model.chunk,
+            *args,
+            saveable_args=saved or (False, True, False, False),
+            in_nzs=(True, True, False, False),
+        )
+
+
+def if_true(
+    condition: Bool[Array, ""],
+    compute: Callable[[Array], Array],
+    x: Array,
+    *,
+    idle: Idle,
+) -> Array:
+    """Return compute(x) where the condition holds, else x; `idle` as in `Options`."""
+    if idle == "skip":
+        return lax.cond(condition, compute, lambda x: x, x)
+    return jnp.where(condition, compute(x), x)
+
+
+def _zeros(like: Any, *lead: int) -> Array:
+    """Make zeros of an abstract type, varying over the same mesh axes."""
+    zeros = jnp.zeros((*lead, *like.shape), like.dtype)
+    axes = tuple(sorted(collectives.varying_axes(like)))
+    return lax.pcast(zeros, axes, to="varying") if axes else zeros
+
+
+def _get(buffer: Array, slot: Int[Array, ""]) -> Array:
+    # XLA clamps: an idle slot's -1 reads entry 0.
+    if buffer.shape[0] == 1:
+        return buffer[0]
+    return lax.dynamic_index_in_dim(buffer, jnp.maximum(slot, 0), 0, keepdims=False)
+
+
+def _put(buffer: Array, slot: Int[Array, ""], value: Array) -> Array:
+    if buffer.shape[0] == 1:
+        return value[None]
+    return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
+
+
+def _add(total: PyTree, more: PyTree) -> PyTree:
+    return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, more)
+
+
+def _add_to_chunk(total: PyTree, more: PyTree, chunk: Int[Array, ""]) -> PyTree:
+    """Add to the gradients of one chunk; an idle slot adds zeros to any."""
+
+    def leaf(total: Array, more: Array) -> Array:
+        more = jnp.where(chunk == IDLE, 0, more.astype(total.dtype))
+        return _put(total, jnp.maximum(chunk, 0), _get(total, chunk) + more)
+
+    return jax.tree.map(leaf, total, more)

@@ -1,0 +1,59 @@
+"""The executor computes what the sequential oracle computes."""
+
+import jax
+import numpy as np
+import pytest
+import toy
+
+from mjax.pipeline import reference, run
+from mjax.pipeline.schedule import build
+
+# Float32 sums of a few thousand products in another order.
+TOLERANCE = 2e-6
+
+
+def check(got: tuple, want: tuple) -> None:
+    assert np.isclose(got[0], want[0], rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(got[1]), jax.tree.leaves(want[1]), strict=True):
+        scale = float(np.abs(b).max())
+        np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE * scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_stages", "num_chunks", "num_microbatches", "stash", "idle"),
+    [
+        ("gpipe", 4, 1, 5, "residuals", "compute"),
+        ("gpipe", 2, 1, 3, "input", "skip"),
+        ("1f1b", 4, 1, 4, "residuals", "skip"),
+        ("1f1b", 2, 1, 7, "input", "compute"),
+        ("1f1b", 4, 1, 2, "residuals", "compute"),
+        ("1f1b", 1, 1, 3, "residuals", "compute"),
+        ("interleaved-1f1b", 1, 4, 3, "residuals", "compute"),
+        ("interleaved-1f1b", 2, 2, 4, "input", "skip"),
+        ("interleaved-1f1b", 4, 2, 8, "residuals", "compute"),
+        ("interleaved-1f1b", 8, 3, 8, "residuals", "skip"),
+    ],
+)
+def test_a_pipeline_computes_what_the_sequence_of_its_chunks_computes(
+    name, num_stages, num_chunks, num_microbatches, stash, idle
+):
+    schedule = build(
+        name,
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        num_microbatches=num_microbatches,
+    )
+    weights = toy.make_weights(num_stages * num_chunks)
+    micro = toy.make_microbatches(num_microbatches)
+    want = reference.gradients(toy.MODEL, weights, micro)
+    options = run.Options(stash=stash, idle=idle)
+    check(toy.pipelined(schedule, weights, micro, options=options), want)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_weights_gathered_and_gradients_reduced_in_pieces_are_the_same(level):
+    schedule = build("interleaved-1f1b", num_stages=4, num_chunks=3, num_microbatches=4)
+    weights = toy.make_weights(12)
+    micro = toy.make_microbatches(4, rows=4)
+    want = reference.gradients(toy.MODEL, weights, micro)
+    check(toy.pipelined(schedule, weights, micro, dp=2, level=level), want)

@@ -1,0 +1,144 @@
+"""A small model as functions, and its pipeline on simulated devices."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from training import make_mesh
+
+from mjax.mesh import collectives
+from mjax.mesh.rules import BATCH_SPEC
+from mjax.pipeline import run
+from mjax.pipeline.pieces import Pieces
+from mjax.pipeline.schedule import Schedule
+
+WIDTH, VOCAB, ROWS, LENGTH, LAYERS_PER_CHUNK = 8, 11, 2, 4, 2
+
+
+def embed(ends: Any, micro: Any) -> jax.Array:
+    return ends["table"][micro["tokens"]]
+
+
+def context(micro: Any) -> jax.Array:
+    return micro["tokens"].astype(jnp.float32)[..., None] / VOCAB
+
+
+def chunk(weights: Any, x: jax.Array, context: jax.Array, number: jax.Array) -> Any:
+    def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        y = jnp.tanh(x @ w["w"] + w["b"] + context)
+        return x + y * (1 + number), None
+
+    return jax.lax.scan(layer, x, weights)[0]
+
+
+def head(ends: Any, x: jax.Array, micro: Any) -> jax.Array:
+    logits = x @ ends["table"].T
+    logp = jax.nn.log_softmax(logits)
+    picked = jnp.take_along_axis(logp, micro["targets"][..., None], -1)
+    return -picked.sum()
+
+
+MODEL = run.Model(embed=embed, context=context, chunk=chunk, head=head)
+SPECS = {
+    "w": PartitionSpec("pp", None, "dp_shard"),
+    "b": PartitionSpec("pp", "dp_shard"),
+}
+
+
+def make_weights(num_chunks: int) -> run.Weights:
+    """Draw all chunks [K, n, ...] in the order of the model, and the ends."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape) / 4, jnp.float32)
+
+    n = LAYERS_PER_CHUNK
+    chunks = {"w": draw(num_chunks, n, WIDTH, WIDTH), "b": draw(num_chunks, n, WIDTH)}
+    return run.Weights(chunks=chunks, ends={"table": draw(VOCAB, WIDTH)})
+
+
+def make_microbatches(num_microbatches: int, rows: int = ROWS) -> run.Microbatches:
+    rng = np.random.default_rng(1)
+    shape = (num_microbatches, rows, LENGTH)
+    return {
+        name: jnp.asarray(rng.integers(0, VOCAB, shape), jnp.int32)
+        for name in ("tokens", "targets")
+    }
+
+
+def pipelined(
+    schedule: Schedule,
+    weights: run.Weights,
+    microbatches: run.Microbatches,
+    *,
+    options: run.Options | None = None,
+    dp: int = 1,
+    level: int = 2,
+    model: run.Model = MODEL,
+) -> tuple[jax.Array, run.Weights]:
+    """Run the executor on a mesh of P x dp devices; gradients in the model's order."""
+    num_stages, num_chunks = schedule.num_stages, schedule.num_chunks
+    pieces = Pieces(
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        split=dp > 1,
+        specs=SPECS,
+        level=level,
+        compute_dtype="float32",
+        reduce_dtype="float32",
+    )
+
+    def per_device(chunks: Any, ends: Any, micro: Any) -> Any:
+        varied = jax.tree.map(collectives.vary, (chunks, ends, micro))
+        chunks, ends, micro = varied
+        by_chunk = jax.tree.map(
+            lambda x: x.reshape(num_chunks, -1, *x.shape[1:]), chunks
+        )
+        micro = {
+            name: x.reshape(schedule.num_microbatches, -1, LENGTH)
+            for name, x in micro.items()
+        }
+        total, grads = run.gradients(
+            schedule,
+            model,
+            run.Weights(chunks=by_chunk, ends=ends),
+            micro,
+            options=options or run.Options(),
+            dtype=jnp.float32,
+            pieces=pieces,
+        )
+        d_chunks = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), grads.chunks)
+        d_ends = jax.tree.map(collectives.sum_over_mesh, grads.ends)
+        return collectives.sum_over_mesh(total), d_chunks, d_ends
+
+    mesh = make_mesh((num_stages, 1, dp, 1))
+    stored = jax.tree.map(lambda x: _stage_major(x, num_stages), weights.chunks)
+    # Rows of a device's microbatches are neighbours in its part of the batch.
+    flat = {
+        name: x.reshape(x.shape[0], dp, -1, LENGTH).swapaxes(0, 1).reshape(-1, LENGTH)
+        for name, x in microbatches.items()
+    }
+    everywhere = PartitionSpec()
+    total, d_chunks, d_ends = jax.jit(
+        jax.shard_map(
+            per_device,
+            mesh=mesh,
+            in_specs=(SPECS, everywhere, BATCH_SPEC),
+            out_specs=(everywhere, SPECS, everywhere),
+        )
+    )(stored, weights.ends, flat)
+    d_chunks = jax.tree.map(lambda x: _model_order(x, num_stages, num_chunks), d_chunks)
+    return total, run.Weights(chunks=d_chunks, ends=d_ends)
+
+
+def _stage_major(x: jax.Array, num_stages: int) -> jax.Array:
+    """[K, n, ...] in the model's order to [P v n, ...], a stage's chunks together."""
+    x = x.reshape(-1, num_stages, *x.shape[1:]).swapaxes(0, 1)
+    return x.reshape(-1, *x.shape[3:])
+
+
+def _model_order(x: jax.Array, num_stages: int, num_chunks: int) -> jax.Array:
+    x = x.reshape(num_stages, num_chunks, LAYERS_PER_CHUNK, *x.shape[1:]).swapaxes(0, 1)
+    return x.reshape(-1, *x.shape[2:])
