@@ -25,13 +25,14 @@ so that a stage has up to 2 (P - 1 - s) + (v - 1) P + 1 chunk inputs in flight; 
 paper's plain 1F1B has P - s. The bubble is the same, (P - 1) / (v M).
 """
 
+import collections
 import dataclasses
 import heapq
 import itertools
 from typing import Literal, get_args
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b"]
 
@@ -247,7 +248,7 @@ def check(
     }
     for field, count in counts.items():
         if count < 1:
-            raise ValueError(f"{field} must be >= 1, got {count}")
+            raise ValueError(f"--{field} must be >= 1, got {count}")
     if name != "interleaved-1f1b" and num_chunks != 1:
         raise ValueError(
             f"--pipeline.schedule {name} has one chunk a stage, got --pipeline.chunks "
@@ -270,7 +271,8 @@ def validate(schedule: Schedule) -> None:
 
     Raises:
       ValueError: a slot is missing or doubled, something is used in another tick than
-        the one after it was made, or a buffer's slot is overwritten while in use.
+        the one after it was made, two things go into a buffer in one tick, or a
+        buffer's slot is overwritten while in use.
     """
     forward = _ticks_of(schedule, "forward")
     backward = _ticks_of(schedule, "backward")
@@ -291,17 +293,12 @@ def validate(schedule: Schedule) -> None:
                 f"{what} is in tick {tick}; its gradient arrives in tick "
                 f"{backward[chunk + 1, microbatch] + 1}"
             )
+    uses_forward = _is_used(schedule.forward_chunk)
+    stash_ticks = np.flatnonzero(uses_forward)
+    gradient_ticks = np.flatnonzero(uses_forward | _is_used(schedule.backward_chunk))
     for stage in range(schedule.num_stages):
-        _check_buffer(
-            schedule, stage, "stash", schedule.stash_write, schedule.stash_read
-        )
-        _check_buffer(
-            schedule,
-            stage,
-            "gradient",
-            schedule.gradient_write,
-            schedule.gradient_read,
-        )
+        _check_buffer(schedule, stage, "stash", stash_ticks)
+        _check_buffer(schedule, stage, "gradient", gradient_ticks)
 
 
 def _order(
@@ -327,7 +324,7 @@ def _place(
     return table
 
 
-def _is_used(table: Table) -> Int[np.ndarray, " ticks"]:
+def _is_used(table: Table) -> Bool[np.ndarray, " ticks"]:
     """Say of each tick whether one stage or more has something to do in it."""
     return (table != IDLE).any(axis=1)
 
@@ -415,45 +412,68 @@ def _ticks_of(
     """Return the tick of each (global chunk, microbatch), each of them exactly once."""
     found: dict[tuple[int, int], int] = {}
     for stage in range(schedule.num_stages):
-        ticks = _ticks_of_stage(schedule, kind, stage)
-        used = int((getattr(schedule, f"{kind}_chunk")[:, stage] != IDLE).sum())
-        wanted = {
-            (chunk, microbatch)
-            for chunk in range(schedule.num_chunks)
-            for microbatch in range(schedule.num_microbatches)
-        }
-        if ticks.keys() != wanted or used != len(wanted):
-            wrong = sorted(ticks.keys() ^ wanted)
-            raise ValueError(
-                f"stage {stage} must fill one {kind} slot for each chunk and "
-                f"microbatch; it fills {used} of {len(wanted)}, wrong: {wrong[:4]}"
+        chunks = getattr(schedule, f"{kind}_chunk")[:, stage]
+        microbatches = getattr(schedule, f"{kind}_microbatch")[:, stage]
+        filled = collections.Counter(
+            zip(
+                chunks[chunks != IDLE].tolist(),
+                microbatches[chunks != IDLE].tolist(),
+                strict=True,
             )
+        )
+        wanted = collections.Counter(
+            itertools.product(
+                range(schedule.num_chunks), range(schedule.num_microbatches)
+            )
+        )
+        if filled != wanted:
+            raise ValueError(
+                f"stage {stage} must fill one {kind} slot for each (chunk, "
+                f"microbatch); missing: {sorted(wanted - filled)[:4]}, too many: "
+                f"{sorted(filled - wanted)[:4]}"
+            )
+        ticks = _ticks_of_stage(schedule, kind, stage)
         for (chunk, microbatch), tick in ticks.items():
             found[chunk * schedule.num_stages + stage, microbatch] = tick
     return found
 
 
 def _check_buffer(
-    schedule: Schedule, stage: int, name: str, write: Table, read: Table
+    schedule: Schedule,
+    stage: int,
+    name: Literal["stash", "gradient"],
+    written_ticks: Int[np.ndarray, " written"],
 ) -> None:
     """Check that every read finds what was written for it, not a later write."""
-    reads = _ticks_of_stage(schedule, "backward", stage)
-    writes = _ticks_of_stage(schedule, "forward", stage)
-    is_last_stage = stage == schedule.num_stages - 1
-    by_read: dict[int, int] = {}
-    for (chunk, microbatch), tick in reads.items():
-        from_forward = name == "stash" or (
-            is_last_stage and chunk == schedule.num_chunks - 1
+    write = getattr(schedule, f"{name}_write")[:, stage]
+    read = getattr(schedule, f"{name}_read")[:, stage]
+    forward = _ticks_of_stage(schedule, "forward", stage)
+    last = (schedule.num_chunks - 1, schedule.num_stages - 1)
+    # IDLE is no place: as an index it would be the last slot.
+    nowhere = written_ticks[write[written_ticks] == IDLE]
+    if nowhere.size:
+        raise ValueError(
+            f"stage {stage} has no {name} slot to write in tick {nowhere[0]}"
         )
-        by_read[tick] = writes[chunk, microbatch] if from_forward else tick
-    for tick, written in by_read.items():
-        slot = read[tick, stage]
-        if slot == IDLE or write[written, stage] != slot:
+    reader: dict[int, int] = {}
+    for (chunk, microbatch), tick in _ticks_of_stage(
+        schedule, "backward", stage
+    ).items():
+        from_forward = name == "stash" or (chunk, stage) == last
+        written = forward[chunk, microbatch] if from_forward else tick
+        if written in reader:
+            raise ValueError(
+                f"stage {stage} has one {name} slot to write in tick {written}, for "
+                f"what ticks {reader[written]} and {tick} need"
+            )
+        reader[written] = tick
+        slot = read[tick]
+        if slot == IDLE or write[written] != slot:
             raise ValueError(
                 f"stage {stage} reads {name} slot {slot} in tick {tick}; what it needs "
-                f"was put into slot {write[written, stage]} in tick {written}"
+                f"was put into slot {write[written]} in tick {written}"
             )
-        later = np.flatnonzero(write[written + 1 : tick + 1, stage] == slot)
+        later = np.flatnonzero(write[written + 1 : tick + 1] == slot)
         if later.size:
             raise ValueError(
                 f"stage {stage} overwrites {name} slot {slot} in tick "

@@ -1,0 +1,554 @@
+"""The tables of the schedules against the formulas, and with bugs planted in them."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from mjax.pipeline.schedule import (
+    IDLE,
+    Schedule,
+    ScheduleName,
+    build,
+    build_forward,
+    check,
+    validate,
+)
+
+stages = st.integers(1, 8)
+chunks = st.integers(1, 4)
+microbatches = st.integers(1, 24)
+groups = st.integers(1, 4)
+names: st.SearchStrategy[ScheduleName] = st.sampled_from(
+    ["gpipe", "1f1b", "interleaved-1f1b"]
+)
+
+
+def interleaved(num_stages: int, num_chunks: int, num_microbatches: int) -> Schedule:
+    return build(
+        "interleaved-1f1b",
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        num_microbatches=num_microbatches,
+    )
+
+
+def one_chunk(name: ScheduleName, num_stages: int, num_microbatches: int) -> Schedule:
+    return build(
+        name, num_stages=num_stages, num_chunks=1, num_microbatches=num_microbatches
+    )
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Draw any training schedule; more than one chunk takes whole groups."""
+    name = draw(names)
+    num_stages = draw(stages)
+    num_chunks = draw(chunks) if name == "interleaved-1f1b" else 1
+    whole = num_chunks > 1
+    return build(
+        name,
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        num_microbatches=num_stages * draw(groups) if whole else draw(microbatches),
+    )
+
+
+def entries(schedule: Schedule, kind: str) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (tick, stage, local chunk, microbatch) of every filled slot."""
+    chunk = getattr(schedule, f"{kind}_chunk")
+    microbatch = getattr(schedule, f"{kind}_microbatch")
+    for tick, stage in np.argwhere(chunk != IDLE).tolist():
+        yield tick, stage, int(chunk[tick, stage]), int(microbatch[tick, stage])
+
+
+def changed(schedule: Schedule, **cells: dict[tuple[int, int], int]) -> Schedule:
+    """Copy a schedule with some cells of some tables replaced."""
+    tables = {name: getattr(schedule, name).copy() for name in cells}
+    for name, values in cells.items():
+        for cell, value in values.items():
+            tables[name][cell] = value
+    return dataclasses.replace(schedule, **tables)
+
+
+def refused(schedule: Schedule) -> str:
+    with pytest.raises(ValueError, match=r"stage|slot") as caught:
+        validate(schedule)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------ what holds
+
+
+@hypothesis.given(schedule=schedules())
+def test_every_schedule_that_is_built_is_valid(schedule: Schedule):
+    validate(schedule)
+
+
+@hypothesis.given(schedule=schedules())
+def test_each_stage_fills_one_slot_of_each_kind_per_chunk_and_microbatch(
+    schedule: Schedule,
+):
+    wanted = sorted(
+        itertools.product(
+            range(schedule.num_stages),
+            range(schedule.num_chunks),
+            range(schedule.num_microbatches),
+        )
+    )
+    for kind in ("forward", "backward"):
+        assert sorted(rest for _, *rest in entries(schedule, kind)) == [
+            list(names) for names in wanted
+        ]
+
+
+@hypothesis.given(schedule=schedules())
+def test_inputs_and_gradients_come_from_the_neighbour_one_tick_before(
+    schedule: Schedule,
+):
+    """Counted apart from validate, which the tests below rely on."""
+    tick_of = {
+        kind: {
+            (chunk * schedule.num_stages + stage, microbatch): tick
+            for tick, stage, chunk, microbatch in entries(schedule, kind)
+        }
+        for kind in ("forward", "backward")
+    }
+    last = schedule.num_stages * schedule.num_chunks - 1
+    for (chunk, microbatch), tick in tick_of["forward"].items():
+        if chunk > 0:
+            assert tick == tick_of["forward"][chunk - 1, microbatch] + 1
+    for (chunk, microbatch), tick in tick_of["backward"].items():
+        assert tick >= tick_of["forward"][chunk, microbatch]
+        if chunk < last:
+            assert tick == tick_of["backward"][chunk + 1, microbatch] + 1
+
+
+@hypothesis.given(schedule=schedules())
+def test_the_bubble_that_is_counted_is_that_of_the_formula(schedule: Schedule):
+    work = schedule.num_chunks * schedule.num_microbatches
+    assert schedule.bubble_ticks == schedule.num_stages - 1
+    # One division and one subtraction in float64, of numbers up to 8.
+    assert schedule.bubble == pytest.approx((schedule.num_stages - 1) / work, abs=1e-14)
+
+
+@hypothesis.given(num_stages=stages, num_chunks=chunks, num_groups=groups)
+def test_1f1b_lasts_as_many_ticks_as_its_formula_says(
+    num_stages: int, num_chunks: int, num_groups: int
+):
+    schedule = interleaved(num_stages, num_chunks, num_stages * num_groups)
+    work = num_chunks * schedule.num_microbatches
+    assert schedule.num_ticks == work + (num_chunks - 1) * num_stages + 2 * (
+        num_stages - 1
+    )
+
+
+@hypothesis.given(num_stages=stages, num_chunks=chunks, num_groups=groups)
+def test_1f1b_has_in_flight_what_the_warm_up_lets_in(
+    num_stages: int, num_chunks: int, num_groups: int
+):
+    schedule = interleaved(num_stages, num_chunks, num_stages * num_groups)
+    assert schedule.in_flight == tuple(
+        min(
+            num_chunks * schedule.num_microbatches,
+            2 * (num_stages - 1 - stage) + (num_chunks - 1) * num_stages + 1,
+        )
+        for stage in range(num_stages)
+    )
+
+
+def test_memory_of_1f1b_does_not_grow_with_the_microbatches():
+    few, many = interleaved(4, 2, 8), interleaved(4, 2, 64)
+    assert few.in_flight == many.in_flight == (11, 9, 7, 5)
+    assert few.num_stash_slots == many.num_stash_slots == 11
+    assert few.num_gradient_slots == many.num_gradient_slots == 1
+
+
+@hypothesis.given(num_stages=stages, num_microbatches=microbatches)
+def test_gpipe_has_all_microbatches_in_flight(num_stages: int, num_microbatches: int):
+    schedule = one_chunk("gpipe", num_stages, num_microbatches)
+    assert schedule.in_flight == (num_microbatches,) * num_stages
+
+
+@hypothesis.given(num_stages=stages, num_microbatches=microbatches)
+def test_one_chunk_interleaved_is_1f1b(num_stages: int, num_microbatches: int):
+    one = one_chunk("1f1b", num_stages, num_microbatches)
+    other = interleaved(num_stages, 1, num_microbatches)
+    for field in dataclasses.fields(Schedule):
+        if field.name != "name":
+            np.testing.assert_array_equal(
+                getattr(one, field.name), getattr(other, field.name)
+            )
+
+
+@hypothesis.given(
+    num_stages=st.integers(2, 8), num_chunks=chunks, num_groups=st.integers(1, 3)
+)
+def test_a_stage_sends_as_often_as_it_has_chunks_for_each_send_of_1f1b(
+    num_stages: int, num_chunks: int, num_groups: int
+):
+    num_microbatches = num_stages * num_groups
+    schedule = interleaved(num_stages, num_chunks, num_microbatches)
+    one = one_chunk("1f1b", num_stages, num_microbatches)
+    for sends, sends_of_one in (
+        (schedule.forward_sends, one.forward_sends),
+        (schedule.backward_sends[::-1], one.backward_sends[::-1]),
+    ):
+        # The last chunk's output stays: between the ends there is no such chunk.
+        assert sends[:-1] == tuple(num_chunks * n for n in sends_of_one[:-1])
+        assert sends[-1] == (num_chunks - 1) * num_microbatches
+        assert sum(sends) == (num_chunks * num_stages - 1) * num_microbatches
+
+
+@hypothesis.given(schedule=schedules())
+def test_the_phases_cover_the_ticks_and_name_the_slots_in_use(schedule: Schedule):
+    phases = schedule.phases
+    assert [phase.start for phase in phases] == [0, *(p.stop for p in phases[:-1])]
+    assert phases[-1].stop == schedule.num_ticks
+    for phase in phases:
+        for tick in range(phase.start, phase.stop):
+            forward = (schedule.forward_chunk[tick] != IDLE).any()
+            backward = (schedule.backward_chunk[tick] != IDLE).any()
+            assert (phase.has_forward, phase.has_backward) == (forward, backward)
+
+
+def test_1f1b_is_warm_up_then_both_then_cool_down():
+    used = [
+        (phase.start, phase.stop, phase.has_forward, phase.has_backward)
+        for phase in interleaved(4, 2, 8).phases
+    ]
+    assert used == [(0, 7, True, False), (7, 19, True, True), (19, 26, False, True)]
+
+
+# --------------------------------------------------------------------------- buffers
+
+
+def most_alive(schedule: Schedule, stage: int, kind: str) -> int:
+    """Count, tick by tick, what one stage must hold at once, without naming slots.
+
+    A phase runs one body for all stages and ticks: it writes in all of them, and a
+    write that means nothing needs a place for the length of its tick too.
+    """
+    forward = {(c, i): t for t, s, c, i in entries(schedule, "forward") if s == stage}
+    backward = {(c, i): t for t, s, c, i in entries(schedule, "backward") if s == stage}
+    alive = np.zeros(schedule.num_ticks, int)
+    is_written = np.zeros(schedule.num_ticks, bool)
+    for (chunk, microbatch), end in backward.items():
+        ends_here = (chunk, stage) == (schedule.num_chunks - 1, schedule.num_stages - 1)
+        from_forward = kind == "stash" or ends_here
+        start = forward[chunk, microbatch] if from_forward else end
+        alive[start : end + 1] += 1
+        is_written[start] = True
+    for phase in schedule.phases:
+        if phase.has_forward or kind == "gradient":
+            is_idle = ~is_written[phase.start : phase.stop]
+            alive[phase.start : phase.stop] += is_idle
+    return int(alive.max())
+
+
+@hypothesis.given(schedule=schedules())
+def test_the_buffers_are_as_small_as_what_is_alive_at_once(schedule: Schedule):
+    every_stage = range(schedule.num_stages)
+    assert schedule.num_stash_slots == max(
+        most_alive(schedule, stage, "stash") for stage in every_stage
+    )
+    assert schedule.num_gradient_slots == max(
+        most_alive(schedule, stage, "gradient") for stage in every_stage
+    )
+
+
+# ------------------------------------------------------------------------ evaluation
+
+
+@hypothesis.given(num_stages=stages, num_chunks=chunks, num_microbatches=microbatches)
+def test_the_schedule_of_an_evaluation_does_each_forward_slot_in_order(
+    num_stages: int, num_chunks: int, num_microbatches: int
+):
+    schedule = build_forward(
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        num_microbatches=num_microbatches,
+    )
+    filled = list(entries(schedule, "forward"))
+    tick_of = {
+        (chunk * num_stages + stage, microbatch): tick
+        for tick, stage, chunk, microbatch in filled
+    }
+    wanted = set(
+        itertools.product(range(num_stages * num_chunks), range(num_microbatches))
+    )
+    assert tick_of.keys() == wanted
+    assert len(filled) == len(wanted)
+    for (chunk, microbatch), tick in tick_of.items():
+        if chunk > 0:
+            assert tick == tick_of[chunk - 1, microbatch] + 1
+    assert max(tick_of.values()) == schedule.num_ticks - 1
+    assert (schedule.backward_chunk == IDLE).all()
+
+
+def test_the_schedule_of_an_evaluation_has_no_training_bubble():
+    schedule = build_forward(num_stages=2, num_chunks=1, num_microbatches=2)
+    with pytest.raises(ValueError, match="forward has no backward slots"):
+        _ = schedule.bubble
+
+
+# -------------------------------------------------------------------------- refusals
+
+
+@hypothesis.given(
+    num_stages=st.integers(2, 8),
+    num_chunks=st.integers(2, 4),
+    num_microbatches=st.integers(1, 40),
+)
+def test_microbatches_that_make_no_groups_are_refused_with_the_nearest_that_do(
+    num_stages: int, num_chunks: int, num_microbatches: int
+):
+    hypothesis.assume(num_microbatches % num_stages)
+    with pytest.raises(ValueError, match="no multiple of it, the nearest is") as caught:
+        interleaved(num_stages, num_chunks, num_microbatches)
+    message = str(caught.value)
+    assert f"--mesh.pp {num_stages};" in message
+    assert f"--batch.microbatches {num_microbatches} " in message
+    nearest = int(message.rsplit(" ", 1)[1])
+    schedule = interleaved(num_stages, num_chunks, nearest)
+    assert schedule.num_microbatches == nearest
+    good = range(num_stages, 60, num_stages)
+    assert abs(nearest - num_microbatches) == min(
+        abs(other - num_microbatches) for other in good
+    )
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_a_schedule_of_one_chunk_refuses_more_and_names_the_one_that_takes_them(name):
+    counts: dict[str, Any] = {"num_stages": 4, "num_microbatches": 8}
+    with pytest.raises(ValueError, match="one chunk a stage") as caught:
+        build(name, num_chunks=2, **counts)
+    message = str(caught.value)
+    assert f"--pipeline.schedule {name} " in message
+    assert "got --pipeline.chunks 2" in message
+    other = re.search(r"use --pipeline.schedule ([\w-]+)", message)
+    assert other
+    assert other[1] == "interleaved-1f1b"
+    interleaved(4, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("changed_counts", "message"),
+    [
+        ({"num_stages": 0}, "--mesh.pp must be >= 1, got 0"),
+        ({"num_chunks": 0}, "--pipeline.chunks must be >= 1, got 0"),
+        ({"num_microbatches": -1}, "--batch.microbatches must be >= 1, got -1"),
+        (
+            {"name": "zigzag"},
+            "no schedule 'zigzag'; there are gpipe, 1f1b, interleaved-1f1b",
+        ),
+    ],
+)
+def test_counts_and_names_that_mean_nothing_are_refused(changed_counts, message):
+    counts = {"name": "1f1b", "num_stages": 2, "num_chunks": 1, "num_microbatches": 2}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check(**{**counts, **changed_counts})
+
+
+# ---------------------------------------------------------------------- planted bugs
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_two_swapped_entries_are_caught(kind: str):
+    """Sabotage: stage 1 does two microbatches of a chunk in the other order."""
+    schedule = interleaved(4, 2, 8)
+    cells = [(t, 1) for t, s, c, _ in entries(schedule, kind) if (s, c) == (1, 1)][:2]
+    table = getattr(schedule, f"{kind}_microbatch")
+    values = dict(zip(cells, [table[cell] for cell in reversed(cells)], strict=True))
+    message = refused(changed(schedule, **{f"{kind}_microbatch": values}))
+    arrives = "input" if kind == "forward" else "gradient"
+    assert re.search(
+        rf"the {kind} slot of chunk \d, microbatch \d is in tick \d+; its {arrives} "
+        r"arrives in tick \d+",
+        message,
+    )
+
+
+def test_a_forward_slot_before_its_input_is_caught():
+    """Sabotage: the last stage begins one tick early; the wire takes one."""
+    schedule = one_chunk("1f1b", 4, 8)
+    assert schedule.forward_chunk[2, 3] == IDLE
+    message = refused(
+        changed(
+            schedule,
+            forward_chunk={(2, 3): 0, (3, 3): IDLE},
+            forward_microbatch={(2, 3): 0, (3, 3): IDLE},
+        )
+    )
+    assert message == (
+        "the forward slot of chunk 3, microbatch 0 is in tick 2; its input arrives in "
+        "tick 3"
+    )
+
+
+def test_a_backward_slot_before_its_gradient_is_caught():
+    """Sabotage: the first stage begins backward one tick early."""
+    schedule = interleaved(4, 2, 8)
+    assert schedule.backward_chunk[9, 0] == IDLE
+    message = refused(
+        changed(
+            schedule,
+            backward_chunk={(9, 0): 1, (10, 0): IDLE},
+            backward_microbatch={(9, 0): 0, (10, 0): IDLE},
+        )
+    )
+    assert message == (
+        "the backward slot of chunk 4, microbatch 0 is in tick 9; its gradient arrives "
+        "in tick 10"
+    )
+
+
+def test_a_backward_slot_before_its_forward_slot_is_caught():
+    """Sabotage: the last microbatch goes backward first."""
+    schedule = one_chunk("1f1b", 1, 3)
+    message = refused(changed(schedule, backward_microbatch={(0, 0): 2, (2, 0): 0}))
+    assert message == (
+        "the backward slot of chunk 0, microbatch 2 is in tick 0, before its forward "
+        "slot"
+    )
+
+
+def test_two_gradients_that_arrive_in_one_tick_are_caught():
+    """Sabotage: all backward slots move on by a tick; loss and neighbour collide."""
+    schedule = interleaved(2, 2, 4)
+    num_ticks = schedule.num_ticks + 1
+    idle = np.full((1, 2), IDLE, np.int32)
+    # A slot for each tick: the buffers are large enough for anything.
+    slots = np.repeat(np.arange(num_ticks, dtype=np.int32)[:, None], 2, axis=1)
+    reads = {name: np.full_like(slots, IDLE) for name in ("stash", "gradient")}
+    forward = {(s, c, i): t for t, s, c, i in entries(schedule, "forward")}
+    for tick, stage, chunk, microbatch in entries(schedule, "backward"):
+        begun = forward[stage, chunk, microbatch]
+        from_loss = (stage, chunk) == (1, 1)
+        reads["stash"][tick + 1, stage] = begun
+        reads["gradient"][tick + 1, stage] = begun if from_loss else tick + 1
+    message = refused(
+        dataclasses.replace(
+            schedule,
+            forward_chunk=np.vstack([schedule.forward_chunk, idle]),
+            forward_microbatch=np.vstack([schedule.forward_microbatch, idle]),
+            backward_chunk=np.vstack([idle, schedule.backward_chunk]),
+            backward_microbatch=np.vstack([idle, schedule.backward_microbatch]),
+            stash_write=slots,
+            stash_read=reads["stash"],
+            gradient_write=slots,
+            gradient_read=reads["gradient"],
+        )
+    )
+    assert re.fullmatch(
+        r"stage 1 has one gradient slot to write in tick \d+, for what ticks \d+ and "
+        r"\d+ need",
+        message,
+    )
+
+
+def test_a_doubled_slot_is_caught():
+    """Sabotage: a stage does one microbatch twice, the second time while idle."""
+    schedule = interleaved(4, 2, 8)
+    tick = schedule.num_ticks - 8
+    assert schedule.forward_chunk[tick, 0] == IDLE
+    message = refused(
+        changed(
+            schedule, forward_chunk={(tick, 0): 1}, forward_microbatch={(tick, 0): 7}
+        )
+    )
+    assert message == (
+        "stage 0 must fill one forward slot for each (chunk, microbatch); missing: [], "
+        "too many: [(1, 7)]"
+    )
+
+
+def test_a_missing_slot_is_caught():
+    """Sabotage: the last backward slot of stage 2 is left idle."""
+    schedule = interleaved(4, 2, 8)
+    tick, stage, chunk, microbatch = [
+        entry for entry in entries(schedule, "backward") if entry[1] == 2
+    ][-1]
+    message = refused(changed(schedule, backward_chunk={(tick, stage): IDLE}))
+    assert message == (
+        "stage 2 must fill one backward slot for each (chunk, microbatch); missing: "
+        f"[({chunk}, {microbatch})], too many: []"
+    )
+
+
+@pytest.mark.parametrize("target", range(10))
+def test_a_stash_with_one_slot_less_is_caught(target: int):
+    """Sabotage: the top slot's number falls onto another, as in a buffer too small."""
+    schedule = interleaved(4, 2, 8)
+    top = schedule.num_stash_slots - 1
+    assert top == 10
+    message = refused(
+        dataclasses.replace(
+            schedule,
+            **{
+                name: np.where(table == top, target, table).astype(np.int32)
+                for name in ("stash_write", "stash_read")
+                for table in [getattr(schedule, name)]
+            },
+        )
+    )
+    assert re.fullmatch(
+        rf"stage \d overwrites stash slot {target} in tick \d+; it is needed until "
+        r"tick \d+",
+        message,
+    )
+
+
+def test_a_gradient_buffer_with_one_slot_less_is_caught():
+    """Sabotage: GPipe's last stage keeps two microbatches' gradients in one slot."""
+    schedule = one_chunk("gpipe", 3, 4)
+    top = schedule.num_gradient_slots - 1
+    message = refused(
+        dataclasses.replace(
+            schedule,
+            **{
+                name: np.where(table == top, 0, table).astype(np.int32)
+                for name in ("gradient_write", "gradient_read")
+                for table in [getattr(schedule, name)]
+            },
+        )
+    )
+    assert message.startswith("stage 2 overwrites gradient slot 0 in tick ")
+
+
+def test_an_idle_slot_that_writes_over_something_is_caught():
+    """Sabotage: idle forward slots all write to slot 0, which is in use."""
+    schedule = interleaved(4, 2, 8)
+    is_idle = (schedule.forward_chunk == IDLE) & (schedule.stash_write != IDLE)
+    cells = {(int(t), int(s)): 0 for t, s in np.argwhere(is_idle)}
+    message = refused(changed(schedule, stash_write=cells))
+    assert re.match(r"stage \d overwrites stash slot 0 in tick \d+", message)
+
+
+@pytest.mark.parametrize("name", ["stash", "gradient"])
+def test_an_idle_slot_without_a_place_to_write_is_caught(name: str):
+    """Sabotage: an idle slot writes to IDLE, -1: as an index, the last slot."""
+    schedule = interleaved(4, 2, 8)
+    message = refused(changed(schedule, **{f"{name}_write": {(0, 3): IDLE}}))
+    assert message == f"stage 3 has no {name} slot to write in tick 0"
+
+
+@pytest.mark.parametrize("name", ["stash", "gradient"])
+def test_reading_another_slot_is_caught(name: str):
+    """Sabotage: one backward slot reads the slot beside its own."""
+    schedule = interleaved(4, 2, 8)
+    read = getattr(schedule, f"{name}_read")
+    message = refused(
+        changed(schedule, **{f"{name}_read": {(12, 1): int(read[12, 1]) + 1}})
+    )
+    assert re.fullmatch(
+        rf"stage 1 reads {name} slot {read[12, 1] + 1} in tick 12; what it needs was "
+        rf"put into slot {read[12, 1]} in tick \d+",
+        message,
+    )
