@@ -6,9 +6,10 @@ of every microbatch in turn, differentiated by `jax.value_and_grad`.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import lax
+from jaxtyping import Array, Float, PyTree
 
-from mjax.pipeline.run import Microbatches, Model, Weights
+from mjax.pipeline.run import Microbatch, Microbatches, Model, Weights
 
 
 def gradients(
@@ -23,19 +24,20 @@ def gradients(
     Returns:
       the sum of the losses, and its gradients like `weights`.
     """
-    num_chunks = jax.tree.leaves(weights.chunks)[0].shape[0]
-    num_microbatches = jax.tree.leaves(microbatches)[0].shape[0]
+    numbers = jnp.arange(jax.tree.leaves(weights.chunks)[0].shape[0])
+
+    def loss_of(weights: Weights, micro: Microbatch) -> Array:
+        context = model.context(micro)
+
+        def through(x: Array, chunk: tuple[PyTree, Array]) -> tuple[Array, None]:
+            layers, number = chunk
+            return model.chunk(layers, x, context, number), None
+
+        x = model.embed(weights.ends, micro)
+        x, _ = lax.scan(through, x, (weights.chunks, numbers))
+        return model.head(weights.ends, x, micro)
 
     def loss(weights: Weights) -> Array:
-        total = jnp.zeros(())
-        for i in range(num_microbatches):
-            micro = {name: rows[i] for name, rows in microbatches.items()}
-            x = model.embed(weights.ends, micro)
-            for number in range(num_chunks):
-                chunk = jax.tree.map(lambda w, k=number: w[k], weights.chunks)
-                context = model.context(micro)
-                x = model.chunk(chunk, x, context, jnp.int32(number))
-            total += model.head(weights.ends, x, micro)
-        return total
+        return lax.map(lambda micro: loss_of(weights, micro), microbatches).sum()
 
     return jax.value_and_grad(loss)(weights)

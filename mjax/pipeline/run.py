@@ -458,7 +458,7 @@ def if_true(
 def _zeros(like: Any, *lead: int) -> Array:
     """Make zeros of an abstract type, varying over the same mesh axes."""
     zeros = jnp.zeros((*lead, *like.shape), like.dtype)
-    axes = tuple(sorted(collectives.varying_axes(like)))
+    axes = tuple(sorted(like.manual_axis_type.varying))
     return lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 

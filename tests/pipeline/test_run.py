@@ -19,6 +19,11 @@ def check(got: tuple, want: tuple) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE * scale)
 
 
+@jax.jit
+def sequential(weights: run.Weights, micro: run.Microbatches) -> tuple:
+    return reference.gradients(toy.MODEL, weights, micro)
+
+
 @pytest.mark.parametrize(
     ("name", "num_stages", "num_chunks", "num_microbatches", "stash", "idle"),
     [
@@ -45,7 +50,7 @@ def test_a_pipeline_computes_what_the_sequence_of_its_chunks_computes(
     )
     weights = toy.make_weights(num_stages * num_chunks)
     micro = toy.make_microbatches(num_microbatches)
-    want = reference.gradients(toy.MODEL, weights, micro)
+    want = sequential(weights, micro)
     options = run.Options(stash=stash, idle=idle)
     check(toy.pipelined(schedule, weights, micro, options=options), want)
 
@@ -55,5 +60,5 @@ def test_weights_gathered_and_gradients_reduced_in_pieces_are_the_same(level):
     schedule = build("interleaved-1f1b", num_stages=4, num_chunks=3, num_microbatches=4)
     weights = toy.make_weights(12)
     micro = toy.make_microbatches(4, rows=4)
-    want = reference.gradients(toy.MODEL, weights, micro)
+    want = sequential(weights, micro)
     check(toy.pipelined(schedule, weights, micro, dp=2, level=level), want)

@@ -41,10 +41,15 @@ def head(ends: Any, x: jax.Array, micro: Any) -> jax.Array:
 
 
 MODEL = run.Model(embed=embed, context=context, chunk=chunk, head=head)
-SPECS = {
-    "w": PartitionSpec("pp", None, "dp_shard"),
-    "b": PartitionSpec("pp", "dp_shard"),
-}
+
+
+def specs(level: int) -> dict[str, PartitionSpec]:
+    """Place the stored chunks [slots, ...]: over dp_shard too from ZeRO level 1 on."""
+    shard = "dp_shard" if level else None
+    return {
+        "w": PartitionSpec("pp", None, shard),
+        "b": PartitionSpec("pp", shard),
+    }
 
 
 def make_weights(num_chunks: int) -> run.Weights:
@@ -84,7 +89,7 @@ def pipelined(
         num_stages=num_stages,
         num_chunks=num_chunks,
         split=dp > 1,
-        specs=SPECS,
+        specs=specs(level),
         level=level,
         compute_dtype="float32",
         reduce_dtype="float32",
@@ -120,13 +125,13 @@ def pipelined(
         name: x.reshape(x.shape[0], dp, -1, LENGTH).swapaxes(0, 1).reshape(-1, LENGTH)
         for name, x in microbatches.items()
     }
-    everywhere = PartitionSpec()
+    everywhere, stored_specs = PartitionSpec(), specs(level)
     total, d_chunks, d_ends = jax.jit(
         jax.shard_map(
             per_device,
             mesh=mesh,
-            in_specs=(SPECS, everywhere, BATCH_SPEC),
-            out_specs=(everywhere, SPECS, everywhere),
+            in_specs=(stored_specs, everywhere, BATCH_SPEC),
+            out_specs=(everywhere, stored_specs, everywhere),
         )
     )(stored, weights.ends, flat)
     d_chunks = jax.tree.map(lambda x: _model_order(x, num_stages, num_chunks), d_chunks)
