@@ -38,6 +38,10 @@ class Program(Protocol):
         """Sharding of [B, T] arrays."""
         ...
 
+    def to_saved(self, state: Any) -> Any:
+        """Return what a checkpoint holds: leaves of the state, and new arrays."""
+        ...
+
     def train_step(self, state: Any, batch: Any) -> tuple[Any, Mapping[str, Any]]:
         """Take one optimizer step; the state passed in is donated."""
         ...
@@ -230,12 +234,26 @@ class Loop:
     def _save(self, step: int) -> bool:
         """Start a save; its rows are on the disk before it."""
         self.recorder.sync()
+        saved = self.program.to_saved(self.state)
         try:
-            self.checkpoints.save(step, self.state, {**self.facts, "next_step": step})
+            self.checkpoints.save(step, saved, {**self.facts, "next_step": step})
         except RuntimeError as error:
             self.recorder.say(f"warning: {error}")
             return False
+        finally:
+            self._free(saved)
         return True
+
+    def _free(self, saved: Any) -> None:
+        """Free the device memory of what was made for a save.
+
+        The save is off the devices, but the thread that writes it holds the arrays
+        until all files are closed (seen with Orbax 0.12.8).
+        """
+        kept = {id(leaf) for leaf in jax.tree.leaves(self.state)}
+        for leaf in jax.tree.leaves(saved):
+            if id(leaf) not in kept:
+                leaf.delete()
 
     def _check_save(self) -> bool:
         """Report a save that failed in the background; training goes on."""

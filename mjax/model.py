@@ -3,7 +3,8 @@
 `Transformer` is a Flax NNX module that only defines: it is split once into a graph
 definition and a tree of parameters, and merged again inside the step. Its methods run
 per device inside the step's shard_map. The parameters of all blocks are stacked,
-`[L, ...]` in canonical layer order, so that one compiled layer serves all.
+`[L, ...]` in the order of the layers, or `[slots, ...]` as a partition over pipeline
+stages orders them, so that one compiled layer serves all.
 """
 
 import dataclasses
@@ -34,6 +35,7 @@ from mjax.layers.loss import NO_TARGET as NO_TARGET
 from mjax.layers.loss import mask_padding
 from mjax.layers.norm import Norm
 from mjax.layers.rope import RopeConfig, angles
+from mjax.pipeline.partition import EMPTY, Partition
 
 Params = dict[str, Any]
 """Nested dict of arrays; the leaves below "blocks" are stacked over layers."""
@@ -255,18 +257,32 @@ class Transformer(nnx.Module):
 
     Attributes:
       embed: token embedding.
-      blocks: one block module whose parameters carry a leading layer dim.
+      blocks: one block module whose parameters carry a leading dim of layers, or of
+        the slots of a partition.
       final_norm: norm before the output projection.
       head: output projection.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draw all parameters, float32, from the stream `rngs.params`."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        rngs: nnx.Rngs,
+        partition: Partition | None = None,
+    ):
+        """Draw all parameters, float32, from the stream `rngs.params`.
+
+        Args:
+          config: the architecture.
+          rngs: a layer's draw depends on it and on the layer's index alone.
+          partition: the slots in which a run stores the layers; None is all layers in
+            their order.
+        """
         self.config = config
         std = config.block_config.std
         vocab, d = config.padded_vocab, config.d_model
         self.embed = Embedding(vocab, d, std=std, rngs=rngs)
-        self.blocks = _stacked_blocks(config, rngs)
+        self.blocks = _stacked_blocks(config, rngs, partition)
         self.final_norm = Norm(
             d, kind=config.norm, eps=config.norm_eps, use_bias=config.norm_bias
         )
@@ -413,18 +429,31 @@ BLOCK_INPUT = "block_input"
 """Name under which remat policies know the residual stream before a block."""
 
 
-def _stacked_blocks(config: ModelConfig, rngs: nnx.Rngs) -> Block:
-    """Make one block whose leaves are stacked `[L, ...]`, each layer its own draw."""
+def _stacked_blocks(
+    config: ModelConfig, rngs: nnx.Rngs, partition: Partition | None
+) -> Block:
+    """Make one block whose leaves are stacked, each layer its own draw.
+
+    A partition orders the keys, not the parameters: each is drawn where it is stored.
+    """
     parallel = config.block == "parallel"
     kind = ParallelBlock if parallel else SerialBlock
 
     def make(key: jax.Array) -> Block:
         return kind(config.block_config, rngs=nnx.Rngs(params=key))
 
+    def draw(key: jax.Array) -> Params:
+        return nnx.to_pure_dict(nnx.state(make(key)))
+
+    def draw_slot(key: jax.Array, holds_layer: jax.Array) -> Params:
+        return jax.tree.map(lambda p: jnp.where(holds_layer, p, 0), draw(key))
+
     keys = jax.random.split(rngs.params(), config.layers)
     graph = nnx.graphdef(nnx.eval_shape(make, keys[0]))
-    stacked = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(make(key))))(keys)
-    return nnx.merge(graph, stacked)
+    if partition is None or partition.is_canonical:
+        return nnx.merge(graph, jax.vmap(draw)(keys))
+    layers = partition.layer_of_slot
+    return nnx.merge(graph, jax.vmap(draw_slot)(keys[layers.clip(0)], layers != EMPTY))
 
 
 def _scan_layers(
@@ -499,13 +528,20 @@ def remat(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
     return jax.checkpoint(layer, policy=chosen)
 
 
-def abstract_params(config: ModelConfig) -> tuple[Any, Any]:
+def abstract_params(
+    config: ModelConfig, partition: Partition | None = None
+) -> tuple[Any, Any]:
     """Return the model's GraphDef and its abstract parameters (no memory, no device).
 
     Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
-    of its dims, without the layer dim) and `decay`.
+    of its dims, without the layer dim) and `decay`. Those of the blocks are stacked
+    over the slots of `partition`; None is the L layers.
     """
-    return nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
+
+    def make() -> Transformer:
+        return Transformer(config, rngs=nnx.Rngs(0), partition=partition)
+
+    return nnx.split(nnx.eval_shape(make))
 
 
 def map_params(f: Callable[[nnx.Variable, bool], Any], state: Any) -> Params:

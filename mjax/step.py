@@ -24,7 +24,14 @@ from mjax.model import (
     abstract_params,
     map_params,
 )
-from mjax.state import TrainState, new_state, param_specs, state_shardings
+from mjax.pipeline.partition import Partition, split
+from mjax.state import (
+    TrainState,
+    new_state,
+    param_specs,
+    saved_form,
+    state_shardings,
+)
 
 Batch = dict[str, Int[Array, "B T"]]
 Metrics = dict[str, Array]
@@ -92,12 +99,19 @@ class Program:
     mesh: Mesh
     abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
+    abstract_saved: TrainState
+    """The same of its canonical form, which checkpoints hold; see `state.saved_form`.
+    """
     abstract_batch: dict[str, jax.ShapeDtypeStruct]
     """Shapes, dtypes and shardings of a batch."""
     batch_sharding: NamedSharding
     """Of `[B, T]` arrays: rows over dp, the sequence whole."""
     init: Callable[[], TrainState]
     """Make the state of step 0, born sharded: no device holds a full copy."""
+    to_saved: Any
+    """Put a state into canonical form, where it is not; jitted."""
+    from_saved: Any
+    """The inverse of `to_saved`."""
     train_step: Any
     """(state, batch) -> (state, metrics); jitted, donates the state."""
     eval_step: Any
@@ -119,6 +133,7 @@ def build_program(
     zero_level: int,
     isolate_documents: bool,
     mesh: Mesh,
+    partition: Partition | None = None,
 ) -> Program:
     """Build the run's functions; nothing is compiled and no memory taken.
 
@@ -134,9 +149,12 @@ def build_program(
       isolate_documents: attention stays inside the segments of a row; without, the
         segments of a batch are not looked at, which more backends can do.
       mesh: with all axes of `mesh.axes.AXES`.
+      partition: of the layers over the stages; None is one stage with all layers.
     Raises:
-      ValueError: level 3 with a remat policy that would keep the gathered parameters.
+      ValueError: level 3 with a remat policy that would keep the gathered parameters;
+        the partition is one of other layers or stages.
     """
+    partition = partition or split(model.layers, num_stages=1, num_chunks=1)
     if zero_level == 3 and model.remat in ("none", "attention"):
         raise ValueError(
             f"--zero 3 with --model.remat {model.remat} would keep the gathered "
@@ -144,7 +162,13 @@ def build_program(
             "to avoid; use --model.remat dots, full or offload"
         )
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
-    graph, abstract = abstract_params(model)
+    if (partition.num_stages, partition.num_layers) != (sizes.pp, model.layers):
+        raise ValueError(
+            f"the partition is one of {partition.num_layers} layers over "
+            f"{partition.num_stages} stages, the model has {model.layers} layers and "
+            f"the mesh pp={sizes.pp}; make it with these"
+        )
+    graph, abstract = abstract_params(model, partition)
     specs = param_specs(abstract, sizes, shard_over_dp=zero_level >= 1)
     tx = optim.build_optimizer(
         optimizer,
@@ -154,7 +178,7 @@ def build_program(
     )
 
     def make_state(seed: jax.Array) -> TrainState:
-        return new_state(model, tx, seed, precision.params)
+        return new_state(model, tx, seed, precision.params, partition)
 
     shapes = jax.eval_shape(make_state, jnp.uint32(0))
     shardings = state_shardings(shapes, specs, tx, mesh)
@@ -163,6 +187,7 @@ def build_program(
         shapes,
         shardings,
     )
+    saved = saved_form(abstract_state, partition, mesh)
     batch_sharding = NamedSharding(mesh, BATCH_SPEC)
     row = jax.ShapeDtypeStruct(
         (batch.size, seq_len), jnp.int32, sharding=batch_sharding
@@ -181,9 +206,12 @@ def build_program(
     return Program(
         mesh=mesh,
         abstract_state=abstract_state,
+        abstract_saved=saved.abstract,
         abstract_batch=dict.fromkeys(BATCH_FIELDS, row),
         batch_sharding=batch_sharding,
         init=lambda: make_state(jnp.uint32(seed)),
+        to_saved=saved.of_run,
+        from_saved=saved.to_run,
         train_step=_jit_train_step(forward, tx, optimizer, num_steps, shardings),
         eval_step=jax.jit(forward.evaluate),
         next_token_logits=jax.jit(forward.next_token_logits),

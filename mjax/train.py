@@ -39,6 +39,7 @@ from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import simulate_devices, start, wait_for_all
+from mjax.pipeline.partition import split
 from mjax.recipes import RECIPES
 from mjax.step import Program, build_program
 
@@ -122,6 +123,12 @@ def prepare(
         zero_level=config.zero,
         isolate_documents=config.data.isolate_documents,
         mesh=mesh,
+        partition=split(
+            config.model.layers,
+            num_stages=sizes.pp,
+            num_chunks=1,
+            period=config.model.pattern_length,
+        ),
     )
     _say(report.describe_run(config, dataset))
     wait_for_all("data and program are built")
@@ -229,7 +236,7 @@ def _check_checkpoint(
     step = checkpoints.latest_step()
     if step is None:
         return 0
-    checkpoints.check_matches(program.abstract_state)
+    checkpoints.check_matches(program.abstract_saved)
     saved = checkpoints.restore_run()
     if saved["data_fingerprint"] != dataset.fingerprint:
         raise ValueError(
@@ -261,7 +268,8 @@ def _first_state(run: Run) -> Any:
         return run.program.init()
     assert run.checkpoints is not None
     _say(f"resuming after step {run.start_step}")
-    return run.checkpoints.restore(run.program.abstract_state)
+    program = run.program
+    return program.from_saved(run.checkpoints.restore(program.abstract_saved))
 
 
 def _make_loop(

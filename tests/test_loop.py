@@ -52,6 +52,9 @@ class TinyProgram:
             self.init(),
         )
 
+    def to_saved(self, state):
+        return state
+
     def _train_step(self, state, batch):
         grad = state.params["w"] - batch
         loss = jnp.mean(grad**2)
@@ -260,6 +263,26 @@ def test_a_failed_save_is_reported_and_a_last_one_that_fails_is_exit_1(
     assert outcome.exit_code == loop_module.FAILED
     assert "a checkpoint was not saved" in capsys.readouterr().out
     assert run(work_dir).exit_code == loop_module.DONE
+
+
+def test_what_is_made_for_a_save_is_off_the_devices_before_the_next_step(
+    work_dir, monkeypatch
+):
+    made, is_gone = [], []
+
+    def to_saved(program, state):
+        made.append(jnp.copy(state.params["w"]))
+        return State(state.step, {"w": made[-1]})
+
+    monkeypatch.setattr(TinyProgram, "to_saved", to_saved)
+    batches = TinyBatches(at_step={4: lambda: is_gone.append(made[0].is_deleted())})
+    state = run(work_dir, batches).state
+    assert is_gone == [True]
+    assert not state.step.is_deleted()
+    checkpoints = Checkpoints(work_dir / "checkpoints", keep=2)
+    restored = checkpoints.restore(TinyProgram().abstract_state())
+    checkpoints.close()
+    np.testing.assert_array_equal(restored.params["w"], state.params["w"])
 
 
 def test_generation_continues_the_prompt_beyond_the_length_of_the_sequence():

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 from mjax.mesh.axes import AXES
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
+from mjax.pipeline.partition import Partition
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 
 ROWS, LENGTH, VOCAB = 8, 16, 97
@@ -47,6 +48,7 @@ def make_program(
     model: ModelConfig = TINY,
     optimizer: OptimConfig | None = None,
     compute: str = "float32",
+    partition: Partition | None = None,
 ) -> Program:
     return build_program(
         model=model,
@@ -59,6 +61,7 @@ def make_program(
         zero_level=layout.zero,
         isolate_documents=True,
         mesh=make_mesh(layout.mesh),
+        partition=partition,
     )
 
 
