@@ -24,6 +24,7 @@ from mjax.mesh.distributed import DistributedConfig
 from mjax.metrics import LogConfig
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
+from mjax.pipeline.config import PipelineConfig, check_pipeline
 from mjax.step import BatchConfig, EvalConfig, PrecisionConfig
 
 
@@ -44,6 +45,7 @@ class TrainConfig:
     peak_tflops: float | None = None
     """Peak dense TFLOP/s of one device, for MFU; None looks the device up."""
     mesh: MeshConfig = MeshConfig()
+    pipeline: PipelineConfig = PipelineConfig()
     distributed: DistributedConfig = DistributedConfig()
     batch: BatchConfig = BatchConfig()
     model: ModelConfig = ModelConfig()
@@ -82,10 +84,11 @@ class TrainConfig:
                 f"zero must be 0, 1, 2 or 3, got {self.zero}: sharded are nothing, the "
                 "optimizer state, also the gradients, also the parameters"
             )
-        if self.zero == 3 and self.mesh.pp != 1:
+        if self.zero == 3 and (self.mesh.pp != 1 or self.pipeline.chunks != 1):
             raise ValueError(
-                f"zero=3 with mesh.pp={self.mesh.pp}: every microbatch would gather "
-                "the parameters of its stage again; use --zero 2, or --mesh.pp 1"
+                f"zero=3 with mesh.pp={self.mesh.pp}, pipeline.chunks="
+                f"{self.pipeline.chunks}: every microbatch would gather the parameters "
+                "of its chunk again; use --zero 2, or --mesh.pp 1 --pipeline.chunks 1"
             )
 
 
@@ -97,13 +100,15 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
       sizes: of the mesh axes, resolved.
     Raises:
       ValueError: a size does not divide; the message has the nearest that does.
-      NotImplementedError: the mesh has pipeline stages.
     """
-    if sizes.pp > 1:
-        raise NotImplementedError(
-            f"mesh.pp={sizes.pp}: there is no pipeline yet; use --mesh.pp 1"
-        )
     model, batch, tp = config.model, config.batch, sizes.tp
+    check_pipeline(
+        config.pipeline,
+        num_layers=model.layers,
+        period=model.pattern_length,
+        num_stages=sizes.pp,
+        num_microbatches=batch.microbatches,
+    )
     _check_split("model.heads", model.heads, tp)
     _check_split("model.d_ff", model.ffn_width, tp)
     _check_split("data.seq_len", config.data.seq_len, tp)
@@ -215,7 +220,7 @@ def _from_dict[Config](cls: type[Config], values: Any, prefix: str) -> Config:
 MAY_CHANGE = frozenset(
     {
         *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops", "mesh"),
-        *("distributed", "ckpt", "eval", "log", "batch.microbatches"),
+        *("pipeline", "distributed", "ckpt", "eval", "log", "batch.microbatches"),
         *("model.attention", "model.remat", "data.cache_dir"),
     }
 )

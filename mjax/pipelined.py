@@ -1,8 +1,8 @@
 """Loss, gradients and logits of a batch, computed by a pipeline of stages.
 
 `Pipelined` has the signature of `mjax.forward.Plain`, and its results. It tells the
-executor (`mjax.pipeline.run`) what a Transformer does before the first chunk, in a chunk
-and after the last one; parameters that all stages share are gathered and reduced here.
+executor (`mjax.pipeline.run`) what a Transformer does before the first chunk, in a
+chunk and after the last one; what all stages share is gathered and reduced here.
 """
 
 import dataclasses

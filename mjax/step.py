@@ -14,17 +14,15 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from mjax import optim
+from mjax.forward import Batch, Forward, Plain
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.rules import BATCH_SPEC
-from mjax.model import (
-    ModelConfig,
-    abstract_params,
-    map_params,
-)
-from mjax.pipeline.partition import Partition, split
+from mjax.model import ModelConfig, abstract_params, map_params
+from mjax.pipeline.config import PipelineConfig, make_pipeline
+from mjax.pipelined import Pipelined
 from mjax.state import (
     TrainState,
     new_state,
@@ -33,7 +31,6 @@ from mjax.state import (
     state_shardings,
 )
 
-Batch = dict[str, Int[Array, "B T"]]
 Metrics = dict[str, Array]
 Precision = Literal["float32", "bfloat16"]
 
@@ -112,6 +109,9 @@ class Program:
     """Put a state into canonical form, where it is not; jitted."""
     from_saved: Any
     """The inverse of `to_saved`."""
+    gradients: Any
+    """(params, rng, step, batch) -> mean loss in nats per target, number of targets,
+    gradients laid out like params; jitted; the same with and without a pipeline."""
     train_step: Any
     """(state, batch) -> (state, metrics); jitted, donates the state."""
     eval_step: Any
@@ -133,7 +133,7 @@ def build_program(
     zero_level: int,
     isolate_documents: bool,
     mesh: Mesh,
-    partition: Partition | None = None,
+    pipeline: PipelineConfig | None = None,
 ) -> Program:
     """Build the run's functions; nothing is compiled and no memory taken.
 
@@ -149,12 +149,11 @@ def build_program(
       isolate_documents: attention stays inside the segments of a row; without, the
         segments of a batch are not looked at, which more backends can do.
       mesh: with all axes of `mesh.axes.AXES`.
-      partition: of the layers over the stages; None is one stage with all layers.
+      pipeline: of the mesh's stages; None has the defaults.
     Raises:
       ValueError: level 3 with a remat policy that would keep the gathered parameters;
-        the partition is one of other layers or stages.
+        the pipeline does not fit.
     """
-    partition = partition or split(model.layers, num_stages=1, num_chunks=1)
     if zero_level == 3 and model.remat in ("none", "attention"):
         raise ValueError(
             f"--zero 3 with --model.remat {model.remat} would keep the gathered "
@@ -162,12 +161,15 @@ def build_program(
             "to avoid; use --model.remat dots, full or offload"
         )
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
-    if (partition.num_stages, partition.num_layers) != (sizes.pp, model.layers):
-        raise ValueError(
-            f"the partition is one of {partition.num_layers} layers over "
-            f"{partition.num_stages} stages, the model has {model.layers} layers and "
-            f"the mesh pp={sizes.pp}; make it with these"
-        )
+    stages = make_pipeline(
+        pipeline or PipelineConfig(),
+        num_layers=model.layers,
+        period=model.pattern_length,
+        num_stages=sizes.pp,
+        num_microbatches=batch.microbatches,
+        platform=mesh.devices.flat[0].platform,
+    )
+    partition = stages.partition
     graph, abstract = abstract_params(model, partition)
     specs = param_specs(abstract, sizes, shard_over_dp=zero_level >= 1)
     tx = optim.build_optimizer(
@@ -193,16 +195,20 @@ def build_program(
         (batch.size, seq_len), jnp.int32, sharding=batch_sharding
     )
     make_state = jax.jit(make_state, out_shardings=shardings)
-    forward = _Forward(
-        graph=graph,
-        specs=specs,
-        mesh=mesh,
-        level=zero_level,
-        compute=precision.compute,
-        reduce=precision.reduce,
-        microbatches=batch.microbatches,
-        isolate_documents=isolate_documents,
-    )
+    shared = {
+        "graph": graph,
+        "specs": specs,
+        "mesh": mesh,
+        "level": zero_level,
+        "compute": precision.compute,
+        "reduce": precision.reduce,
+        "microbatches": batch.microbatches,
+        "isolate_documents": isolate_documents,
+    }
+    if sizes.pp * partition.num_chunks == 1:
+        forward = Plain(**shared)
+    else:
+        forward = Pipelined(**shared, **vars(stages))
     return Program(
         mesh=mesh,
         abstract_state=abstract_state,
@@ -212,6 +218,7 @@ def build_program(
         init=lambda: make_state(jnp.uint32(seed)),
         to_saved=saved.of_run,
         from_saved=saved.to_run,
+        gradients=jax.jit(forward.gradients),
         train_step=_jit_train_step(forward, tx, optimizer, num_steps, shardings),
         eval_step=jax.jit(forward.evaluate),
         next_token_logits=jax.jit(forward.next_token_logits),
@@ -219,7 +226,7 @@ def build_program(
 
 
 def _jit_train_step(
-    forward: "_Forward",
+    forward: Forward,
     tx: optax.GradientTransformation,
     config: optim.OptimConfig,
     num_steps: int,

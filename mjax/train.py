@@ -39,7 +39,6 @@ from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import simulate_devices, start, wait_for_all
-from mjax.pipeline.partition import split
 from mjax.recipes import RECIPES
 from mjax.step import Program, build_program
 
@@ -123,12 +122,7 @@ def prepare(
         zero_level=config.zero,
         isolate_documents=config.data.isolate_documents,
         mesh=mesh,
-        partition=split(
-            config.model.layers,
-            num_stages=sizes.pp,
-            num_chunks=1,
-            period=config.model.pattern_length,
-        ),
+        pipeline=config.pipeline,
     )
     _say(report.describe_run(config, dataset))
     wait_for_all("data and program are built")

@@ -11,6 +11,7 @@ import pytest
 from mjax import optim
 from mjax.ckpt.manager import Checkpoints
 from mjax.optim import OptimConfig
+from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.partition import EMPTY, split
 from mjax.state import canonical_state, run_state
 from tests.hlo_collectives import collectives
@@ -24,9 +25,12 @@ UNEVEN = split(8, num_stages=2, num_chunks=3, uneven=True)
 PLAIN_STAGES = split(8, num_stages=4, num_chunks=1)
 
 LAYOUTS = {
-    "even": (Layout((4, 1, 2, 1), zero=2), EVEN),
-    "uneven": (Layout((2, 1, 2, 2), zero=1), UNEVEN),
-    "canonical": (Layout((4, 1, 1, 2), zero=0), PLAIN_STAGES),
+    "even": (Layout((4, 1, 2, 1), 2, 4, PipelineConfig(chunks=2)), EVEN),
+    "uneven": (
+        Layout((2, 1, 2, 2), 1, 2, PipelineConfig(chunks=3, uneven_layers=True)),
+        UNEVEN,
+    ),
+    "canonical": (Layout((4, 1, 1, 2), 0, 4), PLAIN_STAGES),
 }
 
 into_slots = jax.jit(run_state, static_argnums=1)
@@ -34,10 +38,7 @@ into_slots = jax.jit(run_state, static_argnums=1)
 
 @pytest.fixture(scope="module")
 def programs():
-    return {
-        name: make_program(layout, MODEL, partition=partition)
-        for name, (layout, partition) in LAYOUTS.items()
-    }
+    return {name: make_program(layout, MODEL) for name, (layout, _) in LAYOUTS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -210,11 +211,3 @@ def test_an_update_leaves_empty_slots_zero_and_treats_the_others_as_layers(name)
         canonical_state(stored, UNEVEN),
         plain,
     )
-
-
-def test_a_partition_of_other_stages_or_layers_is_refused():
-    with pytest.raises(ValueError, match=r"8 layers over 4 stages.*8 layers.*pp=1"):
-        make_program(ONE_DEVICE, MODEL, partition=EVEN)
-    one_stage = split(8, num_stages=1, num_chunks=2)
-    with pytest.raises(ValueError, match=r"8 layers over 1 stages.*2 layers"):
-        make_program(ONE_DEVICE, TINY, partition=one_stage)

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh
 from mjax.mesh.axes import AXES
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
-from mjax.pipeline.partition import Partition
+from mjax.pipeline.config import PipelineConfig
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 
 ROWS, LENGTH, VOCAB = 8, 16, 97
@@ -28,11 +28,12 @@ TINY = ModelConfig(
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A mesh shape (pp, dp_replicate, dp_shard, tp), a ZeRO level, microbatches."""
+    """A mesh shape (pp, dp_replicate, dp_shard, tp), and how it is used."""
 
     mesh: tuple[int, int, int, int]
     zero: int
     microbatches: int = 1
+    pipeline: PipelineConfig | None = None
 
 
 ONE_DEVICE = Layout((1, 1, 1, 1), 0)
@@ -48,7 +49,6 @@ def make_program(
     model: ModelConfig = TINY,
     optimizer: OptimConfig | None = None,
     compute: str = "float32",
-    partition: Partition | None = None,
 ) -> Program:
     return build_program(
         model=model,
@@ -61,7 +61,7 @@ def make_program(
         zero_level=layout.zero,
         isolate_documents=True,
         mesh=make_mesh(layout.mesh),
-        partition=partition,
+        pipeline=layout.pipeline,
     )
 
 

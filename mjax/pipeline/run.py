@@ -257,7 +257,6 @@ class _Run:
         """Return this stage's column of the tables from one tick to another."""
         table = np.stack([getattr(self.schedule, name) for name in _TABLES])
         mine = jnp.asarray(table[:, start:stop]).at[:, :, self.stage].get()
-        mine = collectives.vary(mine)
         return dict(zip(_TABLES, mine, strict=True)) | {"tick": jnp.arange(start, stop)}
 
     def number(self, chunk: Int[Array, ""]) -> Int[Array, ""]:

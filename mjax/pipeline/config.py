@@ -1,0 +1,131 @@
+"""The choices of a pipeline, and what they come to on a mesh.
+
+Enters: `PipelineConfig`, the layers of a model, P stages, M microbatches. Leaves:
+`Pipeline`, the schedule and the cut of the layers that the executor follows, or an
+error that names the nearest numbers that fit. No array and no device is touched.
+"""
+
+import dataclasses
+from typing import Literal
+
+from mjax.pipeline.partition import Partition, split
+from mjax.pipeline.run import Idle, Options, Stash
+from mjax.pipeline.schedule import Schedule, ScheduleName, build, check
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """The pipeline, for a mesh with --mesh.pp above 1."""
+
+    schedule: ScheduleName | None = None
+    """Order of the work; None: interleaved-1f1b with chunks > 1, else 1f1b."""
+    chunks: int = 1
+    """Chunks of layers per stage; each one more cuts the bubble and adds sends."""
+    stash: Stash = "residuals"
+    """Kept from forward to backward: residuals (what --model.remat keeps), or input
+    (the chunk's input alone; the backward pass computes the chunk again)."""
+    idle: Literal["auto", "compute", "skip"] = "auto"
+    """A stage with nothing to do: compute on anything, or skip by a condition, which
+    makes a GPU wait for the host. auto: skip on CPU, else compute."""
+    uneven_layers: bool = False
+    """Let chunks differ by one layer: first the last is shorter, then the first."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        if self.chunks < 1:
+            raise ValueError(f"pipeline.chunks must be >= 1, got {self.chunks}")
+
+    @property
+    def schedule_name(self) -> ScheduleName:
+        """The schedule, chosen where none is named."""
+        if self.schedule is not None:
+            return self.schedule
+        return "interleaved-1f1b" if self.chunks > 1 else "1f1b"
+
+    def idle_on(self, platform: str) -> Idle:
+        """Return what idle slots do on devices of a platform, such as cpu or gpu."""
+        if self.idle != "auto":
+            return self.idle
+        return "skip" if platform == "cpu" else "compute"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A pipeline that fits a model, a batch and a mesh."""
+
+    schedule: Schedule
+    partition: Partition
+    options: Options
+
+
+def check_pipeline(
+    config: PipelineConfig,
+    *,
+    num_layers: int,
+    period: int,
+    num_stages: int,
+    num_microbatches: int,
+) -> Partition:
+    """Check that a pipeline fits; return the cut of the layers.
+
+    Args:
+      config: the choices.
+      num_layers: L.
+      period: layers after which the pattern of layer kinds repeats.
+      num_stages: P.
+      num_microbatches: M.
+    Raises:
+      ValueError: it does not fit; the message has the nearest that does.
+    """
+    if num_stages * config.chunks > 1:
+        check(
+            config.schedule_name,
+            num_stages=num_stages,
+            num_chunks=config.chunks,
+            num_microbatches=num_microbatches,
+        )
+    return split(
+        num_layers,
+        num_stages=num_stages,
+        num_chunks=config.chunks,
+        period=period,
+        uneven=config.uneven_layers,
+    )
+
+
+def make_pipeline(
+    config: PipelineConfig,
+    *,
+    num_layers: int,
+    period: int,
+    num_stages: int,
+    num_microbatches: int,
+    platform: str,
+) -> Pipeline:
+    """Build the schedule and the cut of the layers.
+
+    Args:
+      config: the choices.
+      num_layers: L.
+      period: layers after which the pattern of layer kinds repeats.
+      num_stages: P.
+      num_microbatches: M.
+      platform: of the devices, such as cpu or gpu.
+    Raises:
+      ValueError: as `check_pipeline`.
+    """
+    partition = check_pipeline(
+        config,
+        num_layers=num_layers,
+        period=period,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+    )
+    schedule = build(
+        config.schedule_name,
+        num_stages=num_stages,
+        num_chunks=config.chunks,
+        num_microbatches=num_microbatches,
+    )
+    options = Options(stash=config.stash, idle=config.idle_on(platform))
+    return Pipeline(schedule=schedule, partition=partition, options=options)
