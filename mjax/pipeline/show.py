@@ -71,7 +71,7 @@ def text(schedule: Schedule, *, num_columns: int = 100) -> str:
     What does not fit beside each other is continued below. Chunks of backward slots
     are written in capitals.
     """
-    width = 1 + max(len(_label(schedule, *last)) for last in _last_names(schedule))
+    width = max(1 + _longest_label(schedule), len(str(schedule.num_ticks)))
     margin = len(_margin(schedule.num_stages - 1, "F"))
     per_block = max(1, (num_columns - margin) // width)
     blocks = []
@@ -209,12 +209,9 @@ def _label(schedule: Schedule, chunk: int, microbatch: int) -> str:
     return f"{microbatch}{_letters(chunk) if schedule.num_chunks > 1 else ''}"
 
 
-def _last_names(schedule: Schedule) -> list[tuple[int, int]]:
-    """Return the (chunk, microbatch) with the longest labels, and a tick's number."""
-    return [
-        (schedule.num_chunks - 1, schedule.num_microbatches - 1),
-        (0, schedule.num_ticks // 10),
-    ]
+def _longest_label(schedule: Schedule) -> int:
+    last = (schedule.num_chunks - 1, schedule.num_microbatches - 1)
+    return len(_label(schedule, *last))
 
 
 def _slot(
@@ -243,8 +240,7 @@ def _text_cell(schedule: Schedule, kind: str, tick: int, stage: int) -> str:
 
 
 def _cell_width(schedule: Schedule) -> int:
-    last = (schedule.num_chunks - 1, schedule.num_microbatches - 1)
-    return 10 + 6 * len(_label(schedule, *last))
+    return 10 + 6 * _longest_label(schedule)
 
 
 def _stage_top(stage: int) -> int:
