@@ -149,6 +149,14 @@ def test_1f1b_lasts_as_many_ticks_as_its_formula_says(
     )
 
 
+@hypothesis.given(num_stages=stages, num_microbatches=microbatches)
+def test_gpipe_lasts_as_many_ticks_as_its_formula_says(
+    num_stages: int, num_microbatches: int
+):
+    schedule = one_chunk("gpipe", num_stages, num_microbatches)
+    assert schedule.num_ticks == 2 * (num_microbatches + num_stages - 1)
+
+
 @hypothesis.given(num_stages=stages, num_chunks=chunks, num_groups=groups)
 def test_1f1b_has_in_flight_what_the_warm_up_lets_in(
     num_stages: int, num_chunks: int, num_groups: int
@@ -406,6 +414,40 @@ def test_a_backward_slot_before_its_gradient_is_caught():
     assert message == (
         "the backward slot of chunk 4, microbatch 0 is in tick 9; its gradient arrives "
         "in tick 10"
+    )
+
+
+def test_a_forward_slot_after_its_input_has_gone_is_caught():
+    """Sabotage: the last stage does its last microbatch one tick late."""
+    schedule = one_chunk("1f1b", 4, 8)
+    assert schedule.forward_chunk[11, 3] == IDLE
+    message = refused(
+        changed(
+            schedule,
+            forward_chunk={(10, 3): IDLE, (11, 3): 0},
+            forward_microbatch={(10, 3): IDLE, (11, 3): 7},
+        )
+    )
+    assert message == (
+        "the forward slot of chunk 3, microbatch 7 is in tick 11; its input arrives in "
+        "tick 10"
+    )
+
+
+def test_a_backward_slot_after_its_gradient_has_gone_is_caught():
+    """Sabotage: the first stage does its last backward slot one tick late."""
+    schedule = one_chunk("1f1b", 2, 3)
+    tables = {
+        field.name: np.vstack([value, value[-1:]])
+        for field in dataclasses.fields(schedule)
+        if isinstance(value := getattr(schedule, field.name), np.ndarray)
+    }
+    for name in ("backward_chunk", "backward_microbatch"):
+        tables[name][-2, 0] = IDLE
+    message = refused(dataclasses.replace(schedule, **tables))
+    assert message == (
+        "the backward slot of chunk 0, microbatch 2 is in tick 5; its gradient arrives "
+        "in tick 4"
     )
 
 

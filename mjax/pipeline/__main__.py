@@ -1,0 +1,114 @@
+"""Look at a schedule: `python -m mjax.pipeline show --pp 4 --chunks 2`."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from mjax import flags
+from mjax.pipeline import show
+from mjax.pipeline.schedule import Schedule, ScheduleName, build
+
+_WRITERS: dict[str, Callable[[Schedule], str]] = {
+    ".html": show.page,
+    ".svg": show.svg,
+    ".txt": lambda schedule: _in_text(schedule) + "\n",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Show:
+    """Draw a schedule and count its bubble, its memory and its sends."""
+
+    pp: int
+    """Stages, as in --mesh.pp of the run."""
+    chunks: int = 1
+    """Chunks of each stage, as in --pipeline.chunks of the run."""
+    microbatches: int
+    """Microbatches of a step, as in --batch.microbatches of the run."""
+    schedule: ScheduleName | None = None
+    """As in --pipeline.schedule; absent: interleaved-1f1b from 2 chunks on, or 1f1b."""
+    out: Path | None = None
+    """File for the picture: .html, .svg or .txt."""
+    json: bool = False
+    """Print the counts as one JSON object, and nothing else."""
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.suffix not in _WRITERS:
+            raise ValueError(
+                f"--out ends in one of {', '.join(_WRITERS)}, got {self.out}; the "
+                f"nearest is {self.out.with_suffix('.html')}"
+            )
+
+    @property
+    def schedule_or_default(self) -> ScheduleName:
+        """The schedule that is asked for, or the one that fits the chunks."""
+        if self.schedule is not None:
+            return self.schedule
+        return "interleaved-1f1b" if self.chunks > 1 else "1f1b"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return the exit code: 0, or 2 after bad input."""
+    try:
+        words = sys.argv[1:] if argv is None else argv
+        command = read(words)
+        schedule = build(
+            command.schedule_or_default,
+            num_stages=command.pp,
+            num_chunks=command.chunks,
+            num_microbatches=command.microbatches,
+        )
+        if command.out is not None:
+            write(schedule, command.out)
+        if command.json:
+            print(json.dumps(show.counts(schedule)), flush=True)
+        else:
+            print(_in_text(schedule), flush=True)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def read(words: list[str]) -> Show:
+    """Turn the words of a command line into the command.
+
+    Raises:
+      ValueError: no command, another one, or flags that are wrong.
+      SystemExit: tyro has shown the help or a mistake in the writing of a value.
+    """
+    prog = "python -m mjax.pipeline show"
+    if words[:1] == ["show"]:
+        words = words[1:]
+    elif words[:1] not in (["--help"], ["-h"]):
+        raise ValueError(
+            f"the command is show, got {words[0] if words else 'nothing'}; write "
+            f"{prog} --pp 4 --microbatches 8"
+        )
+    return flags.read(
+        Show, words, prog=prog, named_by=(Show,), description=Show.__doc__
+    )
+
+
+def write(schedule: Schedule, path: Path) -> None:
+    """Write the picture of a schedule to a file; its ending says in which form.
+
+    Raises:
+      ValueError: there is no such folder.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {path.parent}; make it")
+    path.write_text(_WRITERS[path.suffix](schedule), encoding="utf-8")
+
+
+def _in_text(schedule: Schedule) -> str:
+    return "\n".join([show.text(schedule), "", *show.count_lines(schedule)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,311 @@
+"""Schedules to look at: as text, as SVG, as a page with the counts.
+
+Enters: a `Schedule`. Leaves: strings. In each of the pictures a stage has two lines,
+its forward slots above its backward slots, and each tick is a column. A filled slot
+says microbatch and chunk: `3b` is microbatch 3 in the stage's second chunk, `3` where
+a stage has one chunk only. An idle slot (grey, a dot in text) is time in which the
+stage waits, as others use the slot: these are the bubble. Where no stage uses a slot
+there is nothing, and the tick is shorter by as much.
+"""
+
+import colorsys
+import html
+from collections.abc import Iterator
+from typing import Any
+
+from mjax.pipeline.schedule import IDLE, Schedule
+
+_ROW_HEIGHT = 18
+_STAGE_GAP = 8
+_LEFT = 66
+_TOP = 22
+_IDLE_COLOUR = "#e4e4e4"
+_LINE_COLOUR = "#555555"
+_FONT = "font-family='ui-sans-serif, Helvetica, Arial, sans-serif'"
+
+_STYLE = """
+body { font: 15px/1.5 ui-sans-serif, Helvetica, Arial, sans-serif; color: #111;
+       background: #fff; margin: 2em; }
+h1 { font-size: 1.3em; }
+.picture { overflow-x: auto; }
+ul { list-style: none; padding: 0; }
+svg { vertical-align: middle; }
+th, td { text-align: left; padding: 0 1.2em 0 0; font-weight: normal; }
+td { font-variant-numeric: tabular-nums; }
+@page { size: landscape; margin: 1cm; }
+@media print { .picture svg { width: 100%; height: auto; } body { margin: 0; } }
+"""
+
+
+def counts(schedule: Schedule) -> dict[str, Any]:
+    """Return the numbers of a training schedule as JSON takes them."""
+    both = zip(schedule.forward_sends, schedule.backward_sends, strict=True)
+    return {
+        "schedule": schedule.name,
+        "stages": schedule.num_stages,
+        "chunks": schedule.num_chunks,
+        "microbatches": schedule.num_microbatches,
+        "ticks": schedule.num_ticks,
+        "bubble": schedule.bubble,
+        "bubble_formula": _bubble_formula(schedule),
+        "bubble_ticks": schedule.bubble_ticks,
+        "in_flight": list(schedule.in_flight),
+        "sends": [forward + backward for forward, backward in both],
+        "stash_slots": schedule.num_stash_slots,
+        "gradient_slots": schedule.num_gradient_slots,
+        "phases": [
+            {
+                "start": phase.start,
+                "stop": phase.stop,
+                "forward": phase.has_forward,
+                "backward": phase.has_backward,
+            }
+            for phase in schedule.phases
+        ],
+    }
+
+
+def text(schedule: Schedule, *, num_columns: int = 100) -> str:
+    """Draw a schedule in lines of at most num_columns characters.
+
+    What does not fit beside each other is continued below. Chunks of backward slots
+    are written in capitals.
+    """
+    width = max(1 + _longest_label(schedule), len(str(schedule.num_ticks)))
+    margin = len(_margin(schedule.num_stages - 1, "F"))
+    per_block = max(1, (num_columns - margin) // width)
+    blocks = []
+    for start in range(0, schedule.num_ticks, per_block):
+        ticks = range(start, min(start + per_block, schedule.num_ticks))
+        numbers = (str(tick) if tick % 5 == 0 else "" for tick in ticks)
+        lines = ["tick".ljust(margin) + "".join(n.rjust(width) for n in numbers)]
+        for stage in range(schedule.num_stages):
+            for kind in ("forward", "backward"):
+                cells = (_text_cell(schedule, kind, tick, stage) for tick in ticks)
+                line = "".join(cell.rjust(width) for cell in cells)
+                lines.append(_margin(stage, kind[0].upper()) + line)
+        blocks.append("\n".join(line.rstrip() for line in lines))
+    return "\n\n".join(blocks)
+
+
+def count_lines(schedule: Schedule) -> list[str]:
+    """Write the numbers of a training schedule in lines of `name value`."""
+    rows = list(_count_rows(schedule))
+    width = 2 + max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}{value}" for name, value in rows]
+
+
+def svg(schedule: Schedule) -> str:
+    """Draw a schedule as an SVG image, which needs nothing from elsewhere."""
+    cell = _cell_width(schedule)
+    width = _LEFT + cell * schedule.num_ticks + 1
+    height = _stage_top(schedule.num_stages)
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' "
+        f"viewBox='0 0 {width} {height}' role='img' aria-label='{_title(schedule)}' "
+        "style='background:#ffffff' "
+        f"{_FONT} font-size='10' text-anchor='middle'>"
+    ]
+    for tick in range(0, schedule.num_ticks, 5):
+        parts.append(_svg_text(_LEFT + tick * cell + cell // 2, _TOP - 8, str(tick)))
+    for phase in schedule.phases[1:]:
+        x = _LEFT + phase.start * cell
+        parts.append(
+            f"<path d='M{x} {_TOP - 4}V{height - 2}' stroke='{_LINE_COLOUR}' "
+            "stroke-dasharray='3 3'/>"
+        )
+    for stage in range(schedule.num_stages):
+        top = _stage_top(stage)
+        parts.append(_svg_text(26, top + _ROW_HEIGHT + 4, f"stage {stage}"))
+        parts.append(_svg_text(58, top + 13, "F"))
+        parts.append(_svg_text(58, top + _ROW_HEIGHT + 13, "B"))
+        for tick in range(schedule.num_ticks):
+            parts.extend(_svg_cells(schedule, tick, stage))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def page(schedule: Schedule) -> str:
+    """Write an HTML page: the picture, what its colours mean, the counts.
+
+    It needs no script and nothing from elsewhere, and prints in landscape.
+    """
+    title = _title(schedule)
+    legend = "\n".join(f"<li>{item}</li>" for item in _legend(schedule))
+    rows = "\n".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+        for name, value in _count_rows(schedule)
+    )
+    return (
+        "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{title}</h1>\n<div class='picture'>\n{svg(schedule)}</div>\n"
+        f"<ul>\n{legend}\n</ul>\n<table>\n{rows}\n</table>\n</body>\n</html>\n"
+    )
+
+
+def colours(chunk: int) -> tuple[str, str]:
+    """Return the colours of a local chunk, for forward and for backward slots.
+
+    Hues are a golden angle apart, so that those of any number of chunks differ; all
+    forward slots are light and all backward slots dark, on paper without colours too.
+    """
+    hue = (0.58 + 0.381966 * chunk) % 1
+    return _hex(hue, lightness=0.82), _hex(hue, lightness=0.27)
+
+
+def _hex(hue: float, *, lightness: float) -> str:
+    parts = colorsys.hls_to_rgb(hue, lightness, 0.67)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
+
+def _title(schedule: Schedule) -> str:
+    return (
+        f"{schedule.name}: stages {schedule.num_stages}, chunks of each "
+        f"{schedule.num_chunks}, microbatches {schedule.num_microbatches}"
+    )
+
+
+def _bubble_formula(schedule: Schedule) -> float:
+    work = schedule.num_chunks * schedule.num_microbatches
+    return (schedule.num_stages - 1) / work
+
+
+def _count_rows(schedule: Schedule) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each count, for people."""
+    names = {
+        (True, False): "forward",
+        (True, True): "forward and backward",
+        (False, True): "backward",
+    }
+    phases = ", ".join(
+        f"{phase.stop - phase.start} {names[phase.has_forward, phase.has_backward]}"
+        for phase in schedule.phases
+    )
+    yield "ticks", f"{schedule.num_ticks}: {phases}"
+    yield "bubble, counted", f"{schedule.bubble:.4f} of the ideal time"
+    yield "bubble, (P - 1) / (v M)", f"{_bubble_formula(schedule):.4f}"
+    yield "idle slots of a stage", f"{schedule.bubble_ticks} of each kind"
+    yield "in flight", f"{_listed(schedule.in_flight)} chunk inputs, by stage"
+    yield "sent forward", f"{_listed(schedule.forward_sends)} activations, by stage"
+    yield "sent backward", f"{_listed(schedule.backward_sends)} gradients, by stage"
+    yield (
+        "slots of the buffers",
+        f"{schedule.num_stash_slots} for chunk inputs, "
+        f"{schedule.num_gradient_slots} for gradients",
+    )
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return " ".join(map(str, values))
+
+
+def _letters(chunk: int) -> str:
+    """Name a chunk: a to z, then aa, ab and so on."""
+    before = _letters(chunk // 26 - 1) if chunk >= 26 else ""
+    return before + chr(ord("a") + chunk % 26)
+
+
+def _label(schedule: Schedule, chunk: int, microbatch: int) -> str:
+    return f"{microbatch}{_letters(chunk) if schedule.num_chunks > 1 else ''}"
+
+
+def _longest_label(schedule: Schedule) -> int:
+    last = (schedule.num_chunks - 1, schedule.num_microbatches - 1)
+    return len(_label(schedule, *last))
+
+
+def _slot(
+    schedule: Schedule, kind: str, tick: int, stage: int
+) -> tuple[int, int] | None:
+    """Return (chunk, microbatch) of a slot, IDLE if the stage waits, None if all do."""
+    chunk = getattr(schedule, f"{kind}_chunk")[tick]
+    microbatch = getattr(schedule, f"{kind}_microbatch")[tick]
+    if (chunk == IDLE).all():
+        return None
+    return int(chunk[stage]), int(microbatch[stage])
+
+
+def _margin(stage: int, kind: str) -> str:
+    return f"stage {stage:<2}{kind}" if kind == "F" else f"{kind:>9}"
+
+
+def _text_cell(schedule: Schedule, kind: str, tick: int, stage: int) -> str:
+    slot = _slot(schedule, kind, tick, stage)
+    if slot is None:
+        return ""
+    if slot[0] == IDLE:
+        return "."
+    label = _label(schedule, *slot)
+    return label if kind == "forward" else label.upper()
+
+
+def _cell_width(schedule: Schedule) -> int:
+    return 10 + 6 * _longest_label(schedule)
+
+
+def _stage_top(stage: int) -> int:
+    return _TOP + stage * (2 * _ROW_HEIGHT + _STAGE_GAP)
+
+
+def _svg_text(x: int, y: int, words: str, colour: str = "#111111") -> str:
+    return (
+        f"<text x='{x}' y='{y}' fill='{colour}' pointer-events='none'>"
+        f"{html.escape(words)}</text>"
+    )
+
+
+def _svg_cells(schedule: Schedule, tick: int, stage: int) -> Iterator[str]:
+    """Yield the two slots of a stage in a tick, and their labels."""
+    width = _cell_width(schedule)
+    x = _LEFT + tick * width
+    for row, kind in enumerate(("forward", "backward")):
+        slot = _slot(schedule, kind, tick, stage)
+        if slot is None:
+            continue
+        y = _stage_top(stage) + row * _ROW_HEIGHT
+        where = f"stage {stage}, tick {tick}, {kind}"
+        if slot[0] == IDLE:
+            yield _svg_rect(x, y, width, "idle", _IDLE_COLOUR, f"{where}: idle")
+            continue
+        chunk, microbatch = slot
+        whole = chunk * schedule.num_stages + stage
+        names = f"chunk {chunk} (of the model: {whole}), microbatch {microbatch}"
+        fill = colours(chunk)[row]
+        yield _svg_rect(x, y, width, kind, fill, f"{where}: {names}")
+        ink = ("#111111", "#ffffff")[row]
+        yield _svg_text(x + width // 2, y + 13, _label(schedule, *slot), ink)
+
+
+def _svg_rect(x: int, y: int, width: int, kind: str, fill: str, title: str) -> str:
+    return (
+        f"<rect class='{kind}' x='{x}' y='{y}' width='{width}' height='{_ROW_HEIGHT}' "
+        f"fill='{fill}' stroke='#ffffff'><title>{title}</title></rect>"
+    )
+
+
+def _swatch(fill: str) -> str:
+    return (
+        f"<svg width='26' height='{_ROW_HEIGHT}'><rect width='24' height='14' y='2' "
+        f"fill='{fill}'/></svg>"
+    )
+
+
+def _legend(schedule: Schedule) -> Iterator[str]:
+    """Yield what each colour means, as HTML."""
+    for chunk in range(schedule.num_chunks):
+        light, dark = colours(chunk)
+        first = chunk * schedule.num_stages
+        name = f"{_letters(chunk)}: " if schedule.num_chunks > 1 else ""
+        yield (
+            f"{_swatch(light)} {_swatch(dark)} {name}forward and backward of chunk "
+            f"{chunk} of each stage (of the model: {first} to "
+            f"{first + schedule.num_stages - 1})"
+        )
+    yield (
+        f"{_swatch(_IDLE_COLOUR)} idle: other stages use the slot in this tick, this "
+        "one waits. These slots are the bubble."
+    )
+    yield (
+        "Empty: no stage uses the slot in this tick, and it takes no time. A number is "
+        "that of a microbatch. Dashed lines part the phases."
+    )
