@@ -182,22 +182,43 @@ def saved_form(abstract: TrainState, partition: Partition, mesh: Mesh) -> SavedF
         for leaf, dim in zip(stored, dims, strict=True)
     ]
 
-    def order(blocks: list[Array]) -> list[Array]:
-        pairs = zip(blocks, dims, strict=True)
-        return [_layers_of(_all_slots(x, dim), partition) for x, dim in pairs]
+    def order(x: Array, dim: int | None) -> Array:
+        return _layers_of(_all_slots(x, dim), partition)
 
-    def disperse(blocks: list[Array]) -> list[Array]:
-        pairs = zip(blocks, dims, strict=True)
-        return [_own_slots(_slots_of(x, partition), dim) for x, dim in pairs]
+    def disperse(x: Array, dim: int | None) -> Array:
+        return _own_slots(_slots_of(x, partition), dim)
 
-    before, after = ([leaf.sharding.spec for leaf in form] for form in (stored, saved))
-    order = jax.shard_map(order, mesh=mesh, in_specs=(before,), out_specs=after)
-    disperse = jax.shard_map(disperse, mesh=mesh, in_specs=(after,), out_specs=before)
+    def jitted(f: Callable[..., Array], source: Any, target: Any) -> Any:
+        specs = [[leaf.sharding.spec for leaf in form] for form in (source, target)]
+        one_by_one = functools.partial(_one_by_one, f, dims)
+        return jax.jit(
+            jax.shard_map(
+                one_by_one, mesh=mesh, in_specs=(specs[0],), out_specs=specs[1]
+            )
+        )
+
     return SavedForm(
         abstract=_on_blocks(lambda _: saved, abstract),
-        of_run=functools.partial(_on_blocks, jax.jit(order)),
-        to_run=functools.partial(_on_blocks, jax.jit(disperse)),
+        of_run=functools.partial(_on_blocks, jitted(order, stored, saved)),
+        to_run=functools.partial(_on_blocks, jitted(disperse, saved, stored)),
     )
+
+
+def _one_by_one(
+    f: Callable[[Array, int | None], Array],
+    dims: list[int | None],
+    leaves: list[Array],
+) -> list[Array]:
+    """Map f over the leaves, each after the one before is done.
+
+    Else the compiler sends all of them first, and holds all that arrives.
+    """
+    done: list[Array] = []
+    for x, dim in zip(leaves, dims, strict=True):
+        if done:
+            x, done[-1] = lax.optimization_barrier((x, done[-1]))
+        done.append(f(x, dim))
+    return done
 
 
 def _on_blocks(f: Callable[[list[Any]], list[Any]], tree: Any) -> Any:
