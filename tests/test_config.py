@@ -23,6 +23,7 @@ from mjax.config import (
 from mjax.data.dataset import DataConfig
 from mjax.mesh.axes import AxisSizes, MeshConfig
 from mjax.model import ModelConfig
+from mjax.pipeline.config import PipelineConfig
 from mjax.step import BatchConfig
 
 RECIPES = {
@@ -276,9 +277,12 @@ def test_a_size_that_does_not_divide_is_refused_with_the_nearest_fix(
         check_sizes(config, sizes(**mesh))
 
 
-def test_pipeline_stages_are_not_implemented():
-    with pytest.raises(NotImplementedError, match=r"mesh\.pp=2.*--mesh\.pp 1"):
-        check_sizes(TrainConfig(), sizes(pp=2))
+def test_a_pipeline_that_does_not_fit_is_refused_with_the_nearest_fix():
+    config = TrainConfig(model=ModelConfig(layers=8), pipeline=PipelineConfig(chunks=2))
+    with pytest.raises(ValueError, match=r"--batch\.microbatches 1 is no multiple"):
+        check_sizes(config, sizes(pp=4))
+    with pytest.raises(ValueError, match=r"--mesh\.pp 3 x --pipeline\.chunks 1.*= 3;"):
+        check_sizes(TrainConfig(model=ModelConfig(layers=8)), sizes(pp=3))
 
 
 def test_kv_heads_fewer_than_tp_are_replicated():
