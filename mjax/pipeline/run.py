@@ -38,6 +38,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -56,6 +57,10 @@ _TABLES = (
     *("forward_chunk", "forward_microbatch", "backward_chunk", "backward_microbatch"),
     *("stash_write", "stash_read", "gradient_write", "gradient_read"),
 )
+
+
+STASH = "pipeline_stash"
+"""Name in the traced step of the ring buffers between forward and backward slots."""
 
 
 class Weights(NamedTuple):
@@ -303,7 +308,10 @@ class _Run:
             x=_zeros(self.x_type),
             dx=_zeros(self.x_type),
             gradients=_zeros(self.x_type, waiting),
-            stash=tuple(_zeros(leaf, slots) for leaf in kept),
+            stash=tuple(
+                checkpoint_name(collectives.vary(_zeros(leaf, slots)), STASH)
+                for leaf in kept
+            ),
             chunks=chunks,
             total=_zeros(self.total_type),
             d_chunks=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks),
