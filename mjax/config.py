@@ -111,6 +111,13 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
         num_stages=sizes.pp,
         num_microbatches=batch.microbatches,
     )
+    is_pipeline = sizes.pp * config.pipeline.chunks > 1
+    if is_pipeline and (model.remat, config.pipeline.stash) == ("offload", "residuals"):
+        raise ValueError(
+            "--model.remat offload leaves what a layer keeps on the host, and with "
+            "--pipeline.stash residuals a pipeline has it in ring buffers on the "
+            "device; use --pipeline.stash input, or --model.remat full"
+        )
     _check_split("model.heads", model.heads, tp)
     _check_split("model.d_ff", model.ffn_width, tp)
     _check_split("data.seq_len", config.data.seq_len, tp)

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core
 
 _FUSED = frozenset(
@@ -118,7 +119,9 @@ def only_shard_map(jaxpr: Any) -> Any:
 
 
 def num_bytes(aval: Any) -> int:
-    """Return the size of an array type; of what is none (a key, a token), 0."""
+    """Return the size of an array type; of what is none, or on the host, 0."""
+    if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+        return 0
     dtype = getattr(aval, "dtype", None)
     return math.prod(aval.shape) * getattr(dtype, "itemsize", 0) if dtype else 0
 

@@ -132,7 +132,7 @@ def check_fits(
         f"are {in_units(available)}"
     )
     if smallest.total <= available:
-        raise ValueError(f"{problem}; {best} needs {in_units(smallest.total)}")
+        raise ValueError(f"{problem}; {best} fits, with {in_units(smallest.total)}")
     least = f"{best} needs {in_units(smallest.total)}" if best else "nothing is smaller"
     raise ValueError(
         f"{problem}; no --pipeline.stash, --model.remat, --batch.microbatches or "
@@ -141,7 +141,7 @@ def check_fits(
     )
 
 
-def in_units(num_bytes: float) -> str:
+def in_units(num_bytes: int | float) -> str:
     """Write a number of bytes in the largest unit that keeps it above 1."""
     for unit, size in _UNITS:
         if num_bytes >= size:

@@ -4,7 +4,6 @@ Enters: the run's config and the sizes of its mesh. Leaves: lines of text. All n
 are counted from the schedule's tables; those of memory come from the trace of the step.
 """
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -147,24 +146,27 @@ def _sent_bytes(config: TrainConfig, sizes: AxisSizes) -> int:
 
 def _sent_lines(schedule: Schedule, num_bytes: int) -> Iterator[str]:
     """Say what the stages must send, and what goes over the wire in lockstep."""
-    if schedule.num_stages == 1:
+    last = schedule.num_stages - 1
+    if last == 0:
         yield "sent between stages: nothing, there is one"
         return
-    ticks = [phase.stop - phase.start for phase in schedule.phases]
-    for name, sends, uses in (
-        ("next", schedule.forward_sends, [p.has_forward for p in schedule.phases]),
+    one = memory.in_units(num_bytes)
+    for what, sends, ticks in (
         (
-            "previous",
+            "forward, activations",
+            schedule.forward_sends,
+            [p.stop - p.start for p in schedule.phases if p.has_forward],
+        ),
+        (
+            "backward, gradients",
             schedule.backward_sends,
-            [p.has_backward for p in schedule.phases],
+            [p.stop - p.start for p in schedule.phases if p.has_backward],
         ),
     ):
-        moved = sum(itertools.compress(ticks, uses))
-        low, high = (memory.in_units(f(sends) * num_bytes) for f in (min, max))
-        span = high if low == high else f"{low} to {high}"
         yield (
-            f"sent to the {name} stage, a step and device: {span} "
-            f"({min(sends)} to {max(sends)} x {memory.in_units(num_bytes)}); the ring "
-            f"moves {memory.in_units(moved * num_bytes)}, as all send in all {moved} "
-            "ticks"
+            f"sent {what} of {one}: {', '.join(map(str, sends))} a step from the "
+            f"devices of stages 0 to {last}, at most "
+            f"{memory.in_units(max(sends) * num_bytes)}; over the wire go "
+            f"{memory.in_units(sum(ticks) * num_bytes)} from each, as the whole ring "
+            f"sends in all {sum(ticks)} ticks"
         )
