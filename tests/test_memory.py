@@ -17,7 +17,7 @@ from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 from tests.training import make_mesh
 
 MODEL = ModelConfig(layers=4, d_model=128, heads=4, vocab_size=512)
-ROWS, LENGTH, MICROBATCHES = 16, 256, 4
+ROWS, LENGTH, MICROBATCHES = 32, 128, 4
 
 
 def program(
@@ -143,7 +143,7 @@ def test_a_step_that_does_not_fit_is_refused_with_the_first_that_does(
 def test_smaller_runs_are_offered_in_order_and_fit_the_mesh():
     config = TrainConfig(
         mesh=MeshConfig(pp=4),
-        model=ModelConfig(layers=8),
+        model=ModelConfig(layers=8, remat="dots"),
         batch=BatchConfig(size=32, microbatches=4),
         pipeline=PipelineConfig(chunks=2),
     )

@@ -308,10 +308,7 @@ class _Run:
             x=_zeros(self.x_type),
             dx=_zeros(self.x_type),
             gradients=_zeros(self.x_type, waiting),
-            stash=tuple(
-                checkpoint_name(collectives.vary(_zeros(leaf, slots)), STASH)
-                for leaf in kept
-            ),
+            stash=tuple(checkpoint_name(_zeros(leaf, slots), STASH) for leaf in kept),
             chunks=chunks,
             total=_zeros(self.total_type),
             d_chunks=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks),
