@@ -6,8 +6,7 @@ twice: half the traffic for the same work.
 """
 
 import dataclasses
-import functools
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 from flax import nnx
@@ -49,13 +48,7 @@ class BlockConfig:
     """Standard deviation of projections that add to it."""
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("cos_sin", "segments"),
-    meta_fields=(),
-)
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Context:
+class Context(NamedTuple):
     """What every layer of one forward pass shares, over the whole sequence."""
 
     cos_sin: rope.Angles

@@ -1,7 +1,6 @@
 """Dropout whose mask does not depend on the mesh."""
 
-import dataclasses
-import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +9,11 @@ from jaxtyping import Array, Float, Int, Key
 from mjax.mesh import collectives
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=("key", "rows"), meta_fields=()
-)
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DropoutKey:
+class DropoutKey(NamedTuple):
     """Where in the run a mask is drawn; every field is global, never of a shard."""
 
+    # Not a dataclass: jax.vjp rebuilds the arguments of a chunk with marks in place of
+    # arrays, which a constructor whose types are checked (as in tests) refuses.
     key: Key[Array, ""]
     """Folded with the seed, the step, the layer and the site, in this order."""
     rows: Int[Array, " B"]
@@ -24,7 +21,7 @@ class DropoutKey:
 
     def at(self, site: int | Int[Array, ""]) -> "DropoutKey":
         """Return the key of one layer, or of one site within a layer."""
-        return dataclasses.replace(self, key=jax.random.fold_in(self.key, site))
+        return self._replace(key=jax.random.fold_in(self.key, site))
 
 
 def dropout(
