@@ -121,12 +121,10 @@ def _slots(phase: Phase) -> str:
 def _layers_line(partition: Partition) -> str:
     counts = partition.layers_per_chunk
     line = f"layers: {max(counts)} a chunk"
-    shorter = [
-        f"chunk {chunk} (stage {chunk % partition.num_stages}) has {count}"
-        for chunk, count in enumerate(counts)
-        if count < max(counts)
-    ]
-    return ", but ".join([line, ", ".join(shorter)]) if shorter else line
+    shorter = [str(at) for at, count in enumerate(counts) if count < max(counts)]
+    if not shorter:
+        return line
+    return f"{line}, but {min(counts)} in chunk {', '.join(shorter)}"
 
 
 def _why_idle(config: PipelineConfig) -> str:

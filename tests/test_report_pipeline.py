@@ -65,7 +65,7 @@ def test_every_number_of_an_interleaved_pipeline_is_said():
         (
             PipelineConfig(uneven_layers=True),
             {"layers": 14},
-            "layers: 4 a chunk, but chunk 0 (stage 0) has 3, chunk 3 (stage 3) has 3",
+            "layers: 4 a chunk, but 3 in chunk 0, 3",
         ),
         (PipelineConfig(idle="compute"), {}, "idle slots: compute (as asked for)"),
         (
