@@ -42,6 +42,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -60,6 +61,10 @@ _TABLES = (
     *("forward_chunk", "forward_microbatch", "backward_chunk", "backward_microbatch"),
     *("stash_write", "stash_read", "gradient_write", "gradient_read"),
 )
+
+
+STASH = "pipeline_stash"
+"""Name in the traced step of the ring buffers between forward and backward slots."""
 
 
 class Weights(NamedTuple):
@@ -320,7 +325,7 @@ class _Run:
             x=self.enter_first(),
             dx=_zeros(self.x_type),
             gradients=_zeros(self.x_type, waiting),
-            stash=tuple(_zeros(leaf, slots) for leaf in kept),
+            stash=tuple(checkpoint_name(_zeros(leaf, slots), STASH) for leaf in kept),
             chunks=chunks,
             total=_zeros(self.total_type),
             d_chunks=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks),
