@@ -100,7 +100,9 @@ def compile_gradients(program: Program) -> str:
     lowered = program.gradients.lower(
         state.params, state.rng, state.step, program.abstract_batch
     )
-    return lowered.compile().as_text()
+    text = lowered.compile().as_text()
+    assert text is not None
+    return text
 
 
 def transfers(body: Body, sizes: AxisSizes) -> dict[str, Collective]:

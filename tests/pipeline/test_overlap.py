@@ -24,6 +24,8 @@ def test_without_the_options_a_transfer_is_found_exposed(program):
     default = jax.jit(program.gradients.__wrapped__).lower(
         state.params, state.rng, state.step, program.abstract_batch
     )
-    bodies = read_bodies(default.compile().as_text())
+    text = default.compile().as_text()
+    assert text is not None
+    bodies = read_bodies(text)
     faults = find_faults(bodies, program, CASES[0].sizes)
     assert any("transfer" in fault for fault in faults)
