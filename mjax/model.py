@@ -8,7 +8,6 @@ stages orders them, so that one compiled layer serves all.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -339,34 +338,38 @@ class Transformer(nnx.Module):
         self,
         x: Float[Array, "B t D"],
         context: Context,
+        folded: Params | None = None,
         *,
         key: DropoutKey | None = None,
         materialise: Callable[[Params], Params] = lambda params: params,
         first_layer: Int[Array, ""] | int = 0,
         guard: Guard | None = None,
     ) -> Float[Array, "B t D"]:
-        """Run the blocks that are here: all of them, or a run of them.
+        """Run blocks: all of them, or those that are given.
 
         Args:
           x: input of the first.
           context: of these rows.
+          folded: parameters of a run of blocks, from `fold_layers`; None is all.
           key: as in `hidden`.
           materialise: as in `hidden`.
-          first_layer: index in the whole model of the first; its kind is that of
-            layer 0, so it is a multiple of the pattern of kinds.
+          first_layer: index in the whole model of the first, a multiple of the pattern
+            of kinds.
           guard: (layers before it here, layer, input) -> output; leaves out some.
         """
         graph, stacked = nnx.split(self.blocks)
 
         def layer(
-            kind: LayerKind, x: jax.Array, params: Params, index: jax.Array
+            kind: LayerKind, x: jax.Array, params: Params, index: jax.Array | int
         ) -> jax.Array:
             x = checkpoint_name(x, BLOCK_INPUT)
             layer_key = None if key is None else key.at(index + 1)
             return nnx.merge(graph, materialise(params))(x, kind, context, layer_key)
 
-        pure = nnx.to_pure_dict(stacked)
-        return _scan_layers(layer, x, pure, first_layer, guard, self.config)
+        layers = _Layers(layer, self.config, first_layer, guard, folded is None)
+        if folded is not None:
+            return layers.scan(x, folded)
+        return layers.run_all(x, nnx.to_pure_dict(stacked))
 
     def loss(
         self, x: Float[Array, "B t D"], targets: Int[Array, "B T"]
@@ -456,65 +459,112 @@ def _stacked_blocks(
     return nnx.merge(graph, jax.vmap(draw_slot)(keys[layers.clip(0)], layers != EMPTY))
 
 
-def _scan_layers(
-    layer: Callable[..., jax.Array],
-    x: jax.Array,
-    stacked: Params,
-    first_layer: Int[Array, ""] | int,
-    guard: Guard | None,
-    config: ModelConfig,
-) -> jax.Array:
-    """Apply the stacked layers: a scan over the pattern of kinds, then the rest.
+def fold_layers(stacked: Params, period: int) -> Params:
+    """Group layers [n, ...] by patterns of kinds: [n / period, period, ...].
+
+    Whoever differentiates a run of layers folds them before, so that autodiff sees the
+    weights that it is given in the place where they are used, and keeps no copies.
+    """
+    return jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), stacked)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layers:
+    """Applies layers: a scan over the repeating pattern of kinds.
 
     Kinds are static within the pattern, so kernels see constant windows and compile
     time grows with the pattern, not with the number of layers.
     """
-    num_layers = jax.tree.leaves(stacked)[0].shape[0]
-    period = min(config.pattern_length, num_layers)
-    repeats = num_layers // period
-    layers = [
-        remat(functools.partial(layer, kind), config.remat)
-        for kind in config.kinds[:period]
-    ]
 
-    def apply(place: int, x: jax.Array, params: Params, local: jax.Array) -> jax.Array:
-        def run(x: jax.Array) -> jax.Array:
-            return layers[place](x, params, first_layer + local)
+    layer: Callable[..., jax.Array]
+    """(kind, input, parameters, index in the model) -> output."""
+    config: ModelConfig
+    first_layer: Int[Array, ""] | int
+    guard: Guard | None
+    keep_picked: bool
+    """See `remat`."""
 
-        return run(x) if guard is None else guard(local, run, x)
+    def run_all(self, x: jax.Array, stacked: Params) -> jax.Array:
+        """Apply layers [L, ...]: whole patterns in a scan, then the rest."""
+        period, num_layers = self.config.pattern_length, self.config.layers
+        num_folded = num_layers - num_layers % period if num_layers > period else 0
+        if num_folded:
+            folded = jax.tree.map(lambda a: a[:num_folded], stacked)
+            x = self.scan(x, fold_layers(folded, period))
+        if num_folded < num_layers:
+            rest = jax.tree.map(lambda a: a[num_folded:], stacked)
+            for place in range(num_layers - num_folded):
+                x = self.apply(place, x, rest, num_folded)
+        return x
 
-    def pattern(x: jax.Array, xs: tuple[Params, jax.Array]) -> tuple[jax.Array, None]:
-        for i in range(period):
-            params, local = jax.tree.map(lambda a, i=i: a[i], xs)
-            x = apply(i, x, params, local)
-        return x, None
+    def scan(self, x: jax.Array, folded: Params) -> jax.Array:
+        """Apply layers [patterns, period, ...]."""
+        period = self.config.pattern_length
 
-    def take(tree: Any, start: int, stop: int) -> Any:
-        return jax.tree.map(lambda a: a[start:stop], tree)
+        def pattern(
+            x: jax.Array, xs: tuple[Params, jax.Array]
+        ) -> tuple[jax.Array, None]:
+            params, first = xs
+            for place in range(period):
+                x = self.apply(place, x, params, first)
+            return x, None
 
-    here = jnp.arange(num_layers)
-    if repeats > 1:
-        main = take((stacked, here), 0, repeats * period)
-        folded = jax.tree.map(lambda a: a.reshape(repeats, period, *a.shape[1:]), main)
-        x, _ = jax.lax.scan(pattern, x, folded)
-    first_left = repeats * period if repeats > 1 else 0
-    for i in range(first_left, num_layers):
-        params = jax.tree.map(lambda a, i=i: a[i], stacked)
-        x = apply(i % period, x, params, here[i])
-    return x
+        num_patterns = jax.tree.leaves(folded)[0].shape[0]
+        firsts = period * jnp.arange(num_patterns)
+        return jax.lax.scan(pattern, x, (folded, firsts))[0]
+
+    def apply(
+        self, place: int, x: jax.Array, pattern: Params, first: jax.Array | int
+    ) -> jax.Array:
+        """Apply one layer of a pattern whose parameters are [period, ...].
+
+        It picks its parameters inside of what is computed again in the backward pass:
+        picked outside, they would be kept, a copy of all weights.
+        """
+        local = first + place
+
+        def layer(x: jax.Array, pattern: Params) -> jax.Array:
+            params = jax.tree.map(lambda a: a[place], pattern)
+            kind = self.config.kinds[place]
+            return self.layer(kind, x, params, self.first_layer + local)
+
+        layer = remat(layer, self.config.remat, keep_picked=self.keep_picked)
+        if self.guard is None:
+            return layer(x, pattern)
+        return self.guard(jnp.asarray(local), lambda x: layer(x, pattern), x)
 
 
-def remat(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
+_PICKING = frozenset({"slice", "squeeze", "reshape", "dynamic_slice", "split"})
+"""Primitives, by name, that take a part of an array or another view of it."""
+
+
+def _all_but_picked(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Keep everything, but of what was picked only the source: a layer picks its
+    weights out of a stack that is there anyway.
+    """
+    return primitive.name not in _PICKING
+
+
+def remat(
+    layer: Callable[..., Any], policy: Remat, *, keep_picked: bool
+) -> Callable[..., Any]:
     """Wrap a layer so that the backward pass computes again what the policy says.
 
     none: nothing; full: the whole layer; dots: all but the outputs of projections;
     attention: only the attention core (in `layers.attention`); offload: the whole
     layer, whose input waits in host memory.
+
+    Args:
+      layer: of arrays.
+      policy: one of the above.
+      keep_picked: none, attention: keep parts of arrays also where these are kept.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):
-        return layer
-    if policy == "full":
+        if keep_picked:
+            return layer
+        chosen = _all_but_picked
+    elif policy == "full":
         chosen = policies.nothing_saveable
     elif policy == "dots":
         chosen = policies.dots_with_no_batch_dims_saveable

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from mjax.forward import Batch, Forward, dropout_key, last_position
 from mjax.mesh import collectives, zero
-from mjax.model import Params, Transformer
+from mjax.model import Params, Transformer, fold_layers
 from mjax.pipeline import run
 from mjax.pipeline.partition import Partition
 from mjax.pipeline.pieces import Pieces
@@ -90,15 +90,20 @@ class Pipelined(Forward):
         num_layers = jnp.asarray(self.partition.layers_per_chunk)
         is_even = len(set(self.partition.layers_per_chunk)) == 1
 
+        model = self._bind(weights.ends, weights.chunks)
+        period = model.config.pattern_length
+
+        def fold(layers: Params) -> Params:
+            return fold_layers(layers, period)
+
         def at(micro: Batch) -> Any:
             return None if key is None else dropout_key(key, micro)
 
         def embed(ends: Params, micro: Batch) -> Array:
-            model = self._bind(ends, weights.chunks)
-            return model.start(micro["tokens"], key=at(micro))
+            bound = self._bind(ends, weights.chunks)
+            return bound.start(micro["tokens"], key=at(micro))
 
         def context(micro: Batch) -> Any:
-            model = self._bind(weights.ends, weights.chunks)
             positions, segments = micro["positions"], micro.get("segments")
             return model.context(positions, segments), at(micro)
 
@@ -109,15 +114,18 @@ class Pipelined(Forward):
                 )
 
             context, layer_key = context
-            return self._bind(weights.ends, layers).run_layers(
+            return model.run_layers(
                 x,
                 context,
+                layers,
                 key=layer_key,
                 first_layer=first_layer[number],
                 guard=None if is_even else guard,
             )
 
-        return run.Model(embed=embed, context=context, chunk=chunk, head=head)
+        return run.Model(
+            embed=embed, context=context, fold=fold, chunk=chunk, head=head
+        )
 
     def _bind(self, ends: Params, layers: Params) -> Transformer:
         return nnx.merge(self.graph, ends | {"blocks": layers})

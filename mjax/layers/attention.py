@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from mjax.kernels.attention.api import SAVED_NAMES, attention
 from mjax.layers import rope
 from mjax.layers.initialise import normal, zeros
-from mjax.layers.linear import Matrix
+from mjax.layers.linear import InWeight, OutWeight
 from mjax.mesh import collectives
 
 
@@ -63,18 +63,17 @@ class Attention(nnx.Module):
         local = self.wq[...].shape[1]
         return collectives.local_kv_heads(w, c.num_heads, local, c.num_kv_heads)
 
-    def in_weights(self) -> list[Matrix]:
-        """Return the local query, key and value matrices, [D, heads x H] each."""
-        parts = (
+    def in_weights(self) -> list[InWeight]:
+        """Return the local query, key and value matrices, [D, heads, H] each."""
+        return [
             self.wq[...],
             self._local_kv(self.wk[...]),
             self._local_kv(self.wv[...]),
-        )
-        return [w.reshape(w.shape[0], -1) for w in parts]
+        ]
 
-    def out_weight(self) -> Matrix:
-        """Return the local output matrix [N x H, D]."""
-        return self.wo[...].reshape(-1, self.config.d_model)
+    def out_weight(self) -> OutWeight:
+        """Return the local output matrix [N, H, D]."""
+        return self.wo[...]
 
     def out_bias(self) -> Float[Array, " D"] | None:
         """Return the bias added once, after the sum over tp."""

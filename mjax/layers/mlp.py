@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from mjax.kernels.gelu.api import gelu, swiglu
 from mjax.layers.initialise import normal, zeros
-from mjax.layers.linear import Matrix
+from mjax.layers.linear import InWeight, OutWeight
 
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 
@@ -44,11 +44,11 @@ class Mlp(nnx.Module):
         self.b_gate = zeros((d_ff,), ("mlp",)) if use_bias and gated else None
         self.b_out = zeros((d_model,), ("embed",)) if use_bias else None
 
-    def in_weights(self) -> list[Matrix]:
+    def in_weights(self) -> list[InWeight]:
         """Return the local input matrices [D, F]: w_in, then w_gate if there is one."""
         return [w[...] for w in (self.w_in, self.w_gate) if w is not None]
 
-    def out_weight(self) -> Matrix:
+    def out_weight(self) -> OutWeight:
         """Return the local output matrix [F, D]."""
         return self.w_out[...]
 

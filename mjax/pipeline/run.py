@@ -75,8 +75,12 @@ class Model:
     """(ends, microbatch) -> what enters the first chunk."""
     context: Callable[[Microbatch], PyTree]
     """What all layers read beside their input; never kept, no gradient enters it."""
+    fold: Callable[[PyTree], PyTree]
+    """Gives the weights [n, ...] of a chunk the shapes that `chunk` takes, and moves no
+    value. What `chunk` itself derives from its weights may be kept as a residual, once
+    for every microbatch in flight."""
     chunk: Callable[[PyTree, Array, PyTree, Array], Float[Array, "b t D"]]
-    """(weights [n, ...], input, context, the chunk's number in the model) -> output."""
+    """(folded weights, input, context, the chunk's number in the model) -> output."""
     head: Callable[[PyTree, Array, Microbatch], Float[Array, "*dims"]]
     """(ends, output of the last chunk, microbatch) -> the loss, or any result."""
 
@@ -247,9 +251,14 @@ class _Run:
         self.schedule, self.model, self.ends = schedule, model, ends
         self.microbatches, self.options = microbatches, options
         self.stage = collectives.stage_index()
-        first = {name: x[0] for name, x in microbatches.items()}
-        self.x_type = jax.eval_shape(model.embed, ends, first)
-        self.total_type = jax.eval_shape(model.head, ends, self.x_type, first)
+        # Picked by the stage, as in a tick: its type says that it varies over stages.
+        self.any_microbatch = {
+            name: _get(x, self.stage) for name, x in microbatches.items()
+        }
+        self.x_type = jax.eval_shape(model.embed, ends, self.any_microbatch)
+        self.total_type = jax.eval_shape(
+            model.head, ends, self.x_type, self.any_microbatch
+        )
 
     # ------------------------------------------------------ what a tick is about
 
@@ -280,8 +289,8 @@ class _Run:
         }
 
     def pick(self, chunks: PyTree, chunk: Int[Array, ""]) -> PyTree:
-        """Return the weights of a local chunk; of an idle slot, any."""
-        return jax.tree.map(lambda w: _get(w, chunk), chunks)
+        """Return the folded weights of a local chunk; of an idle slot, any."""
+        return self.model.fold(jax.tree.map(lambda w: _get(w, chunk), chunks))
 
     def if_used(self, chunk: Int[Array, ""], compute: Callable[[], Any]) -> Any:
         """Compute a slot; an idle one gives anything, or zeros if skipped."""
@@ -294,9 +303,8 @@ class _Run:
 
     def start(self, chunks: PyTree, dtype: DTypeLike) -> _Carry:
         """Make the carry of the first tick."""
-        first = {name: x[0] for name, x in self.microbatches.items()}
         weights = self.pick(chunks, self.stage)
-        context = self.model.context(first)
+        context = self.model.context(self.any_microbatch)
         _, kept = jax.eval_shape(self._keep, weights, self.x_type, context, self.stage)
         slots, waiting = self.schedule.num_stash_slots, self.schedule.num_gradient_slots
         return _Carry(
@@ -479,10 +487,11 @@ def _add(total: PyTree, more: PyTree) -> PyTree:
 
 
 def _add_to_chunk(total: PyTree, more: PyTree, chunk: Int[Array, ""]) -> PyTree:
-    """Add to the gradients of one chunk; an idle slot adds zeros to any."""
+    """Add gradients of folded weights to a chunk's; an idle slot adds zeros to any."""
 
     def leaf(total: Array, more: Array) -> Array:
         more = jnp.where(chunk == IDLE, 0, more.astype(total.dtype))
+        more = more.reshape(total.shape[1:])
         return _put(total, jnp.maximum(chunk, 0), _get(total, chunk) + more)
 
     return jax.tree.map(leaf, total, more)
