@@ -124,7 +124,9 @@ def _idle_writes_to_slot_0(schedule: Schedule) -> Schedule:
 
 
 def _add_idle_too(total, more, chunk):
-    return jax.tree.map(lambda t, g: t.at[chunk].add(g), total, more)
+    return jax.tree.map(
+        lambda t, g: t.at[chunk].add(g.reshape(t.shape[1:])), total, more
+    )
 
 
 BUGS = {
