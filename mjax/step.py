@@ -20,6 +20,7 @@ from mjax import optim
 from mjax.forward import Batch, Forward, Plain
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.rules import BATCH_SPEC
+from mjax.mesh.xla_flags import compiler_options
 from mjax.model import ModelConfig, abstract_params, map_params
 from mjax.pipeline.config import PipelineConfig, make_pipeline
 from mjax.pipelined import Pipelined
@@ -161,13 +162,14 @@ def build_program(
             "to avoid; use --model.remat dots, full or offload"
         )
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
+    platform = mesh.devices.flat[0].platform
     stages = make_pipeline(
         pipeline or PipelineConfig(),
         num_layers=model.layers,
         period=model.pattern_length,
         num_stages=sizes.pp,
         num_microbatches=batch.microbatches,
-        platform=mesh.devices.flat[0].platform,
+        platform=platform,
     )
     partition = stages.partition
     graph, abstract = abstract_params(model, partition)
@@ -209,6 +211,7 @@ def build_program(
         forward = Plain(**shared)
     else:
         forward = Pipelined(**shared, **vars(stages))
+    options = compiler_options(platform, sizes)
     return Program(
         mesh=mesh,
         abstract_state=abstract_state,
@@ -218,21 +221,25 @@ def build_program(
         init=lambda: make_state(jnp.uint32(seed)),
         to_saved=saved.of_run,
         from_saved=saved.to_run,
-        gradients=jax.jit(forward.gradients),
-        train_step=_jit_train_step(forward, tx, optimizer, num_steps, shardings),
+        gradients=jax.jit(forward.gradients, compiler_options=options),
+        train_step=jax.jit(
+            _make_train_step(forward, tx, optimizer, num_steps),
+            donate_argnums=0,
+            out_shardings=(shardings, shardings.step),
+            compiler_options=options,
+        ),
         eval_step=jax.jit(forward.evaluate),
         next_token_logits=jax.jit(forward.next_token_logits),
     )
 
 
-def _jit_train_step(
+def _make_train_step(
     forward: Forward,
     tx: optax.GradientTransformation,
     config: optim.OptimConfig,
     num_steps: int,
-    shardings: TrainState,
-) -> Any:
-    """Join gradients, guard and optimizer into one jitted function."""
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Join gradients, guard and optimizer into one function."""
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         loss, tokens, grads = forward.gradients(
@@ -264,5 +271,4 @@ def _jit_train_step(
         }
         return new, metrics
 
-    everywhere = shardings.step
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, everywhere))
+    return train_step

@@ -12,10 +12,14 @@ loops are all that is compiled, however many ticks and microbatches there are. I
    need; at the last chunk the loss and its gradient follow;
 3. its output starts on its way to the next stage;
 4. the backward slot runs a chunk's backward pass on the gradient that has arrived, and
-   adds to the gradients of the weights.
+   adds to the gradients of the weights;
+5. what has arrived, or an embedding, is made ready for the next tick.
 
 So the two transfers, one in each direction, have the whole of the other slot to finish.
-What follows from the weights alone is never kept: the backward slot is given them.
+The last step is not left to the next tick for a reason: a transfer whose result only
+leaves the loop's body XLA moves to the start of the next turn, where nothing is left to
+hide it (collective-permute-motion, jax 0.11.2). What follows from the weights alone is
+never kept: the backward slot is given them.
 
 A stage that has nothing to do in a slot computes on whatever is there and keeps nothing
 of it (`idle="compute"`), or skips the slot by a condition (`idle="skip"`). Both take
@@ -101,7 +105,7 @@ class _Carry(NamedTuple):
     """What goes from tick to tick."""
 
     x: Array
-    """Activation that has arrived from the stage before."""
+    """Input of the forward slot."""
     dx: Array
     """What the last backward slot made, to be sent."""
     gradients: Array
@@ -148,12 +152,13 @@ def gradients(
 
         def tick(carry: _Carry, row: Row, phase: _Phase = phase) -> Any:
             part: list[Array] = []
-            if phase.gathers:
-                copy = pieces.gather(weights.chunks, carry.chunks, row["tick"])
-                carry = carry._replace(chunks=copy)
             if phase.reduces:
                 since = row["tick"] - (schedule.num_ticks - pieces.num_ticks)
                 part = pieces.reduce(carry.d_chunks, since)
+            if phase.gathers:
+                # No slot of this tick reads the piece: it has the tick to arrive.
+                copy = pieces.gather(weights.chunks, carry.chunks, row["tick"])
+                return run.tick(phase, carry, row)._replace(chunks=copy), part
             return run.tick(phase, carry, row), part
 
         carry, parts = lax.scan(tick, carry, run.rows(phase.start, phase.stop))
@@ -183,21 +188,22 @@ def forward(
     run = _Run(schedule, model, weights.ends, microbatches, Options(idle=idle))
 
     def tick(carry: tuple[Array, Array], row: Row) -> tuple[tuple[Array, Array], None]:
-        received, total = carry
-        x, context = run.enter(row, received)
+        x, total = carry
+        micro = run.microbatch(row["forward_microbatch"])
         chunk = run.pick(weights.chunks, row["forward_chunk"])
+        number = run.number(row["forward_chunk"])
         y = run.if_used(
             row["forward_chunk"],
-            lambda: model.chunk(chunk, x, context, run.number(row["forward_chunk"])),
+            lambda: model.chunk(chunk, x, model.context(micro), number),
         )
         total = lax.cond(
             run.ends_at(row["forward_chunk"]),
-            lambda: total + model.head(weights.ends, y, run.rows_of(row, "forward")),
+            lambda: total + model.head(weights.ends, y, micro),
             lambda: total,
         )
-        return (collectives.send_to_next_stage(y), total), None
+        return (run.enter_next(row, collectives.send_to_next_stage(y)), total), None
 
-    start = _zeros(run.x_type), _zeros(run.total_type)
+    start = run.enter_first(), _zeros(run.total_type)
     (_, total), _ = lax.scan(tick, start, run.rows(0, schedule.num_ticks))
     return total
 
@@ -265,9 +271,15 @@ class _Run:
 
     def rows(self, start: int, stop: int) -> dict[str, Int[Array, " ticks"]]:
         """Return this stage's column of the tables from one tick to another."""
-        table = np.stack([getattr(self.schedule, name) for name in _TABLES])
-        mine = jnp.asarray(table[:, start:stop]).at[:, :, self.stage].get()
-        return dict(zip(_TABLES, mine, strict=True)) | {"tick": jnp.arange(start, stop)}
+        tables = {name: getattr(self.schedule, name) for name in _TABLES}
+        for name in ("chunk", "microbatch"):
+            later = tables[f"forward_{name}"][1:]
+            tables[f"next_{name}"] = np.pad(
+                later, ((0, 1), (0, 0)), constant_values=IDLE
+            )
+        stacked = np.stack([table[start:stop] for table in tables.values()])
+        mine = jnp.asarray(stacked)[:, :, self.stage]
+        return dict(zip(tables, mine, strict=True)) | {"tick": jnp.arange(start, stop)}
 
     def number(self, chunk: Int[Array, ""]) -> Int[Array, ""]:
         """Return the number in the model of a local chunk."""
@@ -282,12 +294,9 @@ class _Run:
         last_stage = self.schedule.num_stages - 1
         return (chunk == self.schedule.num_chunks - 1) & (self.stage == last_stage)
 
-    def rows_of(self, row: Row, slot: Literal["forward", "backward"]) -> Microbatch:
-        """Return the microbatch of a slot; of an idle one, any."""
-        return {
-            name: _get(x, row[f"{slot}_microbatch"])
-            for name, x in self.microbatches.items()
-        }
+    def microbatch(self, index: Int[Array, ""]) -> Microbatch:
+        """Return a microbatch; of an idle slot, any."""
+        return {name: _get(x, index) for name, x in self.microbatches.items()}
 
     def pick(self, chunks: PyTree, chunk: Int[Array, ""]) -> PyTree:
         """Return the folded weights of a local chunk; of an idle slot, any."""
@@ -315,7 +324,7 @@ class _Run:
         _, kept = jax.eval_shape(self._keep, *slot)
         slots, waiting = self.schedule.num_stash_slots, self.schedule.num_gradient_slots
         return _Carry(
-            x=_zeros(self.x_type),
+            x=self.enter_first(),
             dx=_zeros(self.x_type),
             gradients=_zeros(self.x_type, waiting),
             stash=tuple(_zeros(leaf, slots) for leaf in kept),
@@ -327,38 +336,49 @@ class _Run:
 
     def tick(self, phase: _Phase, carry: _Carry, row: Row) -> _Carry:
         """Do the forward and the backward slot of one tick."""
-        gradient = carry.dx
+        gradient, received = carry.dx, None
         if phase.has_backward:
             gradient = collectives.send_to_previous_stage(gradient)
         if phase.has_forward:
             y, carry = self._forward_slot(carry, row)
+            received = collectives.send_to_next_stage(y)
             if phase.has_loss:
                 gradient, carry = self._loss(carry, row, y, gradient)
-            carry = carry._replace(x=collectives.send_to_next_stage(y))
         if phase.has_backward or phase.has_loss:
             waiting = _put(carry.gradients, row["gradient_write"], gradient)
             carry = carry._replace(gradients=waiting)
         if phase.has_backward:
             carry = self._backward_slot(carry, row)
+        if received is not None:
+            carry = carry._replace(x=self.enter_next(row, received))
         return carry
 
-    def enter(self, row: Row, received: Array) -> tuple[Array, PyTree]:
-        """Return input and context of a forward slot."""
-        micro = self.rows_of(row, "forward")
-        x = lax.cond(
-            self.begins_at(row["forward_chunk"]),
-            lambda: self.model.embed(self.ends, micro),
+    def enter_first(self) -> Array:
+        """Return the input of the first tick's forward slot."""
+        first = self.schedule.forward_chunk[0], self.schedule.forward_microbatch[0]
+        chunk, index = (jnp.asarray(column)[self.stage] for column in first)
+        return self._enter(chunk, index, _zeros(self.x_type))
+
+    def enter_next(self, row: Row, received: Array) -> Array:
+        """Return the input of the next tick's forward slot."""
+        return self._enter(row["next_chunk"], row["next_microbatch"], received)
+
+    def _enter(
+        self, chunk: Int[Array, ""], index: Int[Array, ""], received: Array
+    ) -> Array:
+        return lax.cond(
+            self.begins_at(chunk),
+            lambda: self.model.embed(self.ends, self.microbatch(index)),
             lambda: received,
         )
-        return x, self.model.context(micro)
 
     def _forward_slot(self, carry: _Carry, row: Row) -> tuple[Array, _Carry]:
         """Run a chunk forward; keep what its backward slot needs."""
         chunk = row["forward_chunk"]
-        x, context = self.enter(row, carry.x)
+        context = self.model.context(self.microbatch(row["forward_microbatch"]))
         weights = self.pick(carry.chunks, chunk)
         y, kept = self.if_used(
-            chunk, lambda: self._keep(weights, x, context, self.number(chunk))
+            chunk, lambda: self._keep(weights, carry.x, context, self.number(chunk))
         )
         stash = tuple(
             _put(buffer, row["stash_write"], leaf)
@@ -374,7 +394,7 @@ class _Run:
         Its gradient takes the place of the one that arrives from the next stage, which
         the last chunk has not got.
         """
-        micro = self.rows_of(row, "forward")
+        micro = self.microbatch(row["forward_microbatch"])
 
         def compute() -> tuple[Array, PyTree, Array]:
             loss, pull = jax.vjp(
@@ -393,7 +413,7 @@ class _Run:
     def _backward_slot(self, carry: _Carry, row: Row) -> _Carry:
         """Run a chunk backward on the gradient that has arrived."""
         chunk = row["backward_chunk"]
-        micro = self.rows_of(row, "backward")
+        micro = self.microbatch(row["backward_microbatch"])
         context = self.model.context(micro)
         kept = tuple(_get(buffer, row["stash_read"]) for buffer in carry.stash)
         dy = _get(carry.gradients, row["gradient_read"])
