@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import tyro
@@ -44,6 +44,8 @@ class TrainConfig:
     """Sharded over dp_shard: 0 nothing, 1 optimizer, 2 gradients, 3 parameters."""
     peak_tflops: float | None = None
     """Peak dense TFLOP/s of one device, for MFU; None looks the device up."""
+    device_memory_gib: float | None = None
+    """GiB that a run may take of one device; None asks the device, if it knows."""
     mesh: MeshConfig = MeshConfig()
     pipeline: PipelineConfig = PipelineConfig()
     distributed: DistributedConfig = DistributedConfig()
@@ -75,10 +77,10 @@ class TrainConfig:
                 f"simulate_devices must be >= 1, got {self.simulate_devices}; leave it "
                 "out to use the devices that exist"
             )
-        if self.peak_tflops is not None and not 0 < self.peak_tflops < math.inf:
-            raise ValueError(
-                f"peak_tflops must be positive and finite, got {self.peak_tflops}"
-            )
+        for name in ("peak_tflops", "device_memory_gib"):
+            number = getattr(self, name)
+            if number is not None and not 0 < number < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {number}")
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(
                 f"zero must be 0, 1, 2 or 3, got {self.zero}: sharded are nothing, the "
@@ -109,6 +111,13 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
         num_stages=sizes.pp,
         num_microbatches=batch.microbatches,
     )
+    is_pipeline = sizes.pp * config.pipeline.chunks > 1
+    if is_pipeline and (model.remat, config.pipeline.stash) == ("offload", "residuals"):
+        raise ValueError(
+            "--model.remat offload leaves what a layer keeps on the host, and with "
+            "--pipeline.stash residuals a pipeline has it in ring buffers on the "
+            "device; use --pipeline.stash input, or --model.remat full"
+        )
     _check_split("model.heads", model.heads, tp)
     _check_split("model.d_ff", model.ffn_width, tp)
     _check_split("data.seq_len", config.data.seq_len, tp)
@@ -133,6 +142,57 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
             f"{sizes.dp} x {batch.microbatches} = {pieces}; nearest that does: "
             f"--batch.size {_nearest(batch.size, lambda n: n % pieces == 0)}"
         )
+
+
+def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainConfig]]:
+    """Yield runs that compute the same and keep less in memory.
+
+    First one change after the other, then all of them with more and more microbatches.
+
+    Args:
+      config: a run that fits its mesh.
+      sizes: of the mesh axes.
+    Yields:
+      the flags that make the change, and the run with it, which fits the mesh too.
+    """
+    is_pipeline = sizes.pp * config.pipeline.chunks > 1
+    local = config.batch.size // sizes.dp
+    remat = {}
+    if config.model.remat not in ("full", "offload"):
+        remat = {"model.remat": "full"}
+    stash = {}
+    if is_pipeline and config.pipeline.stash != "input":
+        stash = {"pipeline.stash": "input"}
+    schedule = {}
+    if sizes.pp > 1 and config.pipeline.schedule_name == "gpipe":
+        schedule = {"pipeline.schedule": "1f1b"}
+    counts = [
+        {"batch.microbatches": count}
+        for count in range(config.batch.microbatches + 1, local + 1)
+        if local % count == 0
+    ]
+    alone = [stash, remat, *counts, schedule]
+    together = [stash | remat | schedule | count for count in ({}, *counts)]
+    seen: list[dict[str, Any]] = [{}]
+    for change in [*alone, *together]:
+        if change in seen:
+            continue
+        seen.append(change)
+        changed = _with_fields(config, change)
+        try:
+            check_sizes(changed, sizes)
+        except ValueError:  # as where the schedule wants a multiple of the stages
+            continue
+        yield " ".join(f"--{name} {value}" for name, value in change.items()), changed
+
+
+def _with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
+    """Replace fields of a config's parts, named as their flags are."""
+    for field, value in fields.items():
+        part, _, name = field.partition(".")
+        changed = dataclasses.replace(getattr(config, part), **{name: value})
+        config = dataclasses.replace(config, **{part: changed})
+    return config
 
 
 def with_tokenizer(config: TrainConfig, num_tokens: int) -> TrainConfig:
@@ -219,9 +279,10 @@ def _from_dict[Config](cls: type[Config], values: Any, prefix: str) -> Config:
 
 MAY_CHANGE = frozenset(
     {
-        *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops", "mesh"),
-        *("pipeline", "distributed", "ckpt", "eval", "log", "batch.microbatches"),
-        *("model.attention", "model.remat", "data.cache_dir"),
+        *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops"),
+        *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
+        *("log", "batch.microbatches", "model.attention", "model.remat"),
+        "data.cache_dir",
     }
 )
 """Fields and groups that a resumed run may change: how it runs and reports, not what

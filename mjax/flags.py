@@ -1,14 +1,15 @@
 """Flags made from config dataclasses, and one plain message for a bad one.
 
 Enters: a dataclass of configs and the words of a command line. Leaves: an instance of
-it. The parsing is tyro's. Three kinds of mistakes are taken out of its hands, because
-here they can be told better: an unknown flag, a value that is none of the choices, and
-a value that a config refuses in `__post_init__`.
+it. The parsing is tyro's. Some kinds of mistakes are taken out of its hands, because
+here they can be told better: an unknown flag, a value that is none of the choices or no
+whole number, and a value that a config refuses in `__post_init__`.
 """
 
 import dataclasses
 import difflib
 import itertools
+import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -47,8 +48,9 @@ def read(
     Returns:
       An instance of cls.
     Raises:
-      ValueError: an unknown flag, a value that is none of the choices, or one that a
-        config refuses; the message names the nearest that would do.
+      ValueError: an unknown flag, a value that is none of the choices or no whole
+        number, or one that a config refuses; the message names the nearest that would
+        do.
       SystemExit: tyro has shown the help (code 0) or a mistake in the writing of a
         value (code 2).
     """
@@ -118,7 +120,7 @@ def _flags(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_words(argv: Sequence[str], hints: dict[str, Any]) -> None:
-    """Refuse unknown flags and values that are none of a flag's choices."""
+    """Refuse unknown flags, and values that their flags cannot take."""
     known = {"--help", *hints}
     for word, following in itertools.pairwise([*argv, ""]):
         written, has_value, value = word.partition("=")
@@ -129,15 +131,49 @@ def _check_words(argv: Sequence[str], hints: dict[str, Any]) -> None:
             raise ValueError(
                 f"unknown flag {written}; the nearest is {_nearest_flag(flag, known)}"
             )
-        if typing.get_origin(hints.get(flag)) is not Literal:
-            continue
-        value, choices = value if has_value else following, typing.get_args(hints[flag])
+        value = value if has_value else following
         # A flag without a value is left to tyro.
-        if value and not value.startswith("--") and value not in choices:
-            raise ValueError(
-                f"unknown {flag} {value}; the nearest is {nearest(value, choices)} (of "
-                f"{', '.join(choices)})"
-            )
+        if flag in hints and value and not value.startswith("--"):
+            _check_value(flag, value, hints[flag])
+
+
+def _check_value(flag: str, value: str, hint: Any) -> None:
+    """Refuse a value that is none of the choices, or no whole number."""
+    kinds = typing.get_args(hint) if _is_optional(hint) else (hint,)
+    choices = [
+        choice
+        for kind in kinds
+        if typing.get_origin(kind) is Literal
+        for choice in typing.get_args(kind)
+    ]
+    absent = ["None"] if choices and types.NoneType in kinds else []
+    if choices and value not in (*choices, *absent):
+        raise ValueError(
+            f"unknown {flag} {value}; the nearest is {nearest(value, choices)} (of "
+            f"{', '.join([*choices, *absent])})"
+        )
+    if int in kinds and set(kinds) <= {int, types.NoneType} and not _is_whole(value):
+        raise ValueError(f"{flag} takes a whole number, got {value}{_rounded(value)}")
+
+
+def _is_optional(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+
+
+def _is_whole(value: str) -> bool:
+    try:
+        int(value)
+    except ValueError:
+        return value == "None"
+    return True
+
+
+def _rounded(value: str) -> str:
+    """Name the whole number nearest to a value, if it is a number."""
+    try:
+        return f"; the nearest is {round(float(value))}"
+    except (ValueError, OverflowError):
+        return ""
 
 
 def _nearest_flag(flag: str, known: set[str]) -> str:

@@ -14,11 +14,12 @@ import numpy as np
 from jaxtyping import Int
 
 import mjax
-from mjax import loop, metrics
+from mjax import loop, memory, metrics
 from mjax.config import TrainConfig
 from mjax.data.dataset import Dataset
 from mjax.data.sampler import held_out_indices
 from mjax.kernels.attention.api import choose
+from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.kernels.layer_norm import api as layer_norm
 from mjax.kernels.target import target
 from mjax.mesh.axes import AxisSizes
@@ -72,6 +73,28 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
     )
     lines.append(f"norm, backward: {norm} ({layer_norm.NEEDS})")
     return "\n".join(lines)
+
+
+def describe_memory(
+    config: TrainConfig, sizes: AxisSizes, found: memory.Estimate
+) -> str:
+    """Say what a device will hold, as estimated, and what it has, if that is known."""
+    lines = [memory.table(found, available=device_memory_bytes(config))]
+    rows = config.batch.size // (sizes.dp * config.batch.microbatches)
+    positions = rows * config.data.seq_len
+    vocab = config.model.padded_vocab // sizes.tp
+    chunks = CHUNKED.num_chunks(positions, vocab)
+    logits = memory.in_units(-(-positions // chunks) * vocab * 4)
+    lines.append(f"  (working set: with the logits of one chunk of the head, {logits})")
+    return "\n".join(lines)
+
+
+def device_memory_bytes(config: TrainConfig) -> int | None:
+    """Return what a run may take of one device; None where nobody knows."""
+    if config.device_memory_gib is not None:
+        return int(config.device_memory_gib * 2**30)
+    stats = jax.local_devices()[0].memory_stats()
+    return stats.get("bytes_limit") if stats else None
 
 
 def utilization(config: TrainConfig, sizes: AxisSizes) -> metrics.Utilization:

@@ -23,7 +23,7 @@ import jax
 from jax.sharding import Mesh
 
 import mjax
-from mjax import loop, metrics, report, work_dir
+from mjax import loop, memory, metrics, report, report_pipeline, work_dir
 from mjax.ckpt.manager import Checkpoints
 from mjax.config import (
     Command,
@@ -31,6 +31,7 @@ from mjax.config import (
     check_sizes,
     parse,
     run_differences,
+    smaller,
     to_json,
     with_tokenizer,
 )
@@ -39,6 +40,7 @@ from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import simulate_devices, start, wait_for_all
+from mjax.pipeline.run import STASH
 from mjax.recipes import RECIPES
 from mjax.step import Program, build_program
 
@@ -54,6 +56,8 @@ class Run:
     sizes: AxisSizes
     dataset: Dataset
     program: Program
+    step: Any
+    """The training step, traced."""
     work_dir: Path
     checkpoints: Checkpoints | None
     """None in a dry run."""
@@ -87,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return loop.BAD_INPUT
-    program = _compile(run.program)
+    program = _compile(run)
     if command.dry_run:
         return loop.DONE
     return train(dataclasses.replace(run, program=program))
@@ -111,20 +115,12 @@ def prepare(
     config = with_tokenizer(config, dataset.tokenizer.vocab_size)
     dataset.check_vocab_size(config.model.vocab_size)
     check_sizes(config, sizes)
-    program = build_program(
-        model=config.model,
-        optimizer=config.optim,
-        batch=config.batch,
-        precision=config.precision,
-        seq_len=config.data.seq_len,
-        num_steps=config.steps,
-        seed=config.seed,
-        zero_level=config.zero,
-        isolate_documents=config.data.isolate_documents,
-        mesh=mesh,
-        pipeline=config.pipeline,
-    )
     _say(report.describe_run(config, dataset))
+    program, step, needed = _trace(config, mesh)
+    for line in report_pipeline.describe(config, sizes, needed):
+        _say(line)
+    _say(report.describe_memory(config, sizes, needed))
+    _check_memory(config, sizes, mesh, needed)
     wait_for_all("data and program are built")
     path = Path(work_dir.agree(lambda: _settle_work_dir(config, command)))
     checkpoints, start_step = None, 0
@@ -138,6 +134,7 @@ def prepare(
         sizes=sizes,
         dataset=dataset,
         program=program,
+        step=step,
         work_dir=path,
         checkpoints=checkpoints,
         start_step=start_step,
@@ -246,14 +243,54 @@ def _check_checkpoint(
     return step
 
 
-def _compile(program: Program) -> Program:
+def _trace(
+    config: TrainConfig, mesh: Mesh
+) -> tuple[Program, jax.stages.Traced, memory.Estimate]:
+    """Build the program; return also its step, traced, and the memory this needs."""
+    program = build_program(
+        model=config.model,
+        optimizer=config.optim,
+        batch=config.batch,
+        precision=config.precision,
+        seq_len=config.data.seq_len,
+        num_steps=config.steps,
+        seed=config.seed,
+        zero_level=config.zero,
+        isolate_documents=config.data.isolate_documents,
+        mesh=mesh,
+        pipeline=config.pipeline,
+    )
+    state = program.abstract_state
+    step = program.train_step.trace(state, program.abstract_batch)
+    needed = memory.estimate(
+        step,
+        state,
+        compute=config.precision.compute,
+        reduce=config.precision.reduce,
+        stash_name=STASH,
+        zero_level=config.zero,
+    )
+    return program, step, needed
+
+
+def _check_memory(
+    config: TrainConfig, sizes: AxisSizes, mesh: Mesh, needed: memory.Estimate
+) -> None:
+    """Refuse a run that does not fit into a device, if its memory is known."""
+    available = report.device_memory_bytes(config)
+    if available is not None:
+        others = smaller(config, sizes)
+        estimates = ((words, _trace(other, mesh)[2]) for words, other in others)
+        memory.check_fits(needed, available, estimates)
+
+
+def _compile(run: Run) -> Program:
     """Compile the training step ahead of time and say how long it took."""
     started_s = time.perf_counter()
-    lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
-    compiled = lowered.compile()
+    compiled = run.step.lower().compile()
     wait_for_all("the step is compiled")
     _say(f"start-up: compile {time.perf_counter() - started_s:.1f} s")
-    return dataclasses.replace(program, train_step=compiled)
+    return dataclasses.replace(run.program, train_step=compiled)
 
 
 def _first_state(run: Run) -> Any:

@@ -24,6 +24,7 @@ from mjax.data.loader import Loader
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.mesh.distributed import simulate_devices
+from mjax.pipeline.config import PipelineConfig
 from mjax.recipes import RECIPES
 from mjax.step import BatchConfig, build_program
 from scripts.evidence import (
@@ -50,12 +51,17 @@ class Layout:
     tp: int = 1
     zero: int = 2
     microbatches: int = 1
+    pp: int = 1
+    pipeline: PipelineConfig | None = None
 
     @property
     def sizes(self) -> AxisSizes:
         """Sizes of all mesh axes."""
         return AxisSizes(
-            pp=1, dp_replicate=self.dp_replicate, dp_shard=self.dp_shard, tp=self.tp
+            pp=self.pp,
+            dp_replicate=self.dp_replicate,
+            dp_shard=self.dp_shard,
+            tp=self.tp,
         )
 
 
@@ -142,6 +148,7 @@ def train(
         zero_level=layout.zero,
         isolate_documents=config.data.isolate_documents,
         mesh=build_mesh(sizes, jax.devices()[: sizes.num_devices]),
+        pipeline=layout.pipeline,
     )
     rows, state = [], program.init()
     with Loader(

@@ -79,8 +79,8 @@ def kill_and_resume(
     for step in steps:
         work_dir = folder / f"killed-{step}"
         flags = (*RUN, *HOME, "--work-dir", str(work_dir))
-        written = _kill_after(step, flags, work_dir)
-        saved = _newest_step(work_dir)
+        written = kill_after(step, flags, work_dir)
+        saved = newest_step(work_dir)
         run_training(*flags)
         got = [without_timing(row) for row in read_metrics(work_dir)]
         num_equal = sum(a == b for a, b in zip(got, expected, strict=False))
@@ -149,7 +149,7 @@ def move(folder: Path, undisturbed: Path) -> tuple[Table, float]:
     return table, worst
 
 
-def _kill_after(step: int, flags: tuple[str, ...], work_dir: Path) -> int:
+def kill_after(step: int, flags: tuple[str, ...], work_dir: Path) -> int:
     """Start a run, kill it when `step` rows are written; return the rows on disk."""
     with subprocess.Popen(
         train_command(*flags),
@@ -166,7 +166,7 @@ def _kill_after(step: int, flags: tuple[str, ...], work_dir: Path) -> int:
     return len(read_metrics(work_dir))
 
 
-def _newest_step(work_dir: Path) -> int:
+def newest_step(work_dir: Path) -> int:
     """Return the newest committed checkpoint, 0 where there is none."""
     names = [path.name for path in (work_dir / "checkpoints").iterdir()]
     return max((int(name) for name in names if name.isdigit()), default=0)

@@ -57,7 +57,7 @@ def sizes(**given: int) -> AxisSizes:
 
 def test_the_flags_of_the_contract_reach_their_fields():
     argv = """--work-dir w --steps 9 --seed 3 --simulate-devices 8 --zero 1
-        --peak-tflops 989.5
+        --peak-tflops 989.5 --device-memory-gib 80
         --mesh.pp 1 --mesh.dp -1 --mesh.dp-shard 2 --mesh.tp 2
         --batch.size 32 --batch.microbatches 2
         --model.layers 3 --model.d-model 96 --model.heads 6 --model.kv-heads 2
@@ -78,6 +78,7 @@ def test_the_flags_of_the_contract_reach_their_fields():
         "simulate_devices": 8,
         "zero": 1,
         "peak_tflops": 989.5,
+        "device_memory_gib": 80.0,
         "mesh": {"pp": 1, "dp": -1, "dp_shard": 2, "tp": 2},
         "batch": {"size": 32, "microbatches": 2},
         "model": {
@@ -197,6 +198,17 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
         ("--mesh.tp -1", ["got dp and tp", "--mesh.dp 1"]),
         ("--mesh.tp 0", ["error: --mesh.tp must be at least 1", "got 0"]),
         ("--optim.name lam", ["unknown --optim.name lam; the nearest is lamb"]),
+        (
+            "--pipeline.schedule 1F1B",
+            ["unknown --pipeline.schedule 1F1B; the nearest is 1f1b (of gpipe, 1f1b"],
+        ),
+        (
+            "--mesh.pp 2.0",
+            ["--mesh.pp takes a whole number, got 2.0; the nearest is 2"],
+        ),
+        ("--zero 3 --pipeline.chunks 2", ["zero=3", "chunks=2", "--zero 2"]),
+        ("--pipeline.chunks 0", ["error: pipeline.chunks must be >= 1, got 0"]),
+        ("--device-memory-gib 0", ["device_memory_gib must be positive", "0.0"]),
     ],
 )
 def test_a_bad_value_ends_with_one_message_that_names_it(
@@ -277,12 +289,64 @@ def test_a_size_that_does_not_divide_is_refused_with_the_nearest_fix(
         check_sizes(config, sizes(**mesh))
 
 
-def test_a_pipeline_that_does_not_fit_is_refused_with_the_nearest_fix():
-    config = TrainConfig(model=ModelConfig(layers=8), pipeline=PipelineConfig(chunks=2))
-    with pytest.raises(ValueError, match=r"--batch\.microbatches 1 is no multiple"):
-        check_sizes(config, sizes(pp=4))
-    with pytest.raises(ValueError, match=r"--mesh\.pp 3 x --pipeline\.chunks 1.*= 3;"):
-        check_sizes(TrainConfig(model=ModelConfig(layers=8)), sizes(pp=3))
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--model.layers 10",
+            "--model.layers 10 is not a multiple of --mesh.pp 4 x --pipeline.chunks 1 "
+            "= 4; use --model.layers 8 or 12, or --pipeline.uneven-layers, where some "
+            "chunks are shorter",
+        ),
+        (
+            "--model.layers 3",
+            "3 layers are too few for --mesh.pp 4 x --pipeline.chunks 1 = 4 chunks, "
+            "each of which needs one; the largest that fits is --mesh.pp 3",
+        ),
+        (
+            "--pipeline.chunks 2 --batch.microbatches 6",
+            "--pipeline.chunks 2 goes through the microbatches in groups of --mesh.pp "
+            "4; --batch.microbatches 6 is no multiple of it, the nearest is 8",
+        ),
+        (
+            "--pipeline.schedule gpipe --pipeline.chunks 2",
+            "--pipeline.schedule gpipe has one chunk a stage, got --pipeline.chunks 2; "
+            "use --pipeline.schedule interleaved-1f1b, or --pipeline.chunks 1",
+        ),
+        (
+            "--model.window 8 16 None --model.layers 12 --pipeline.chunks 3",
+            "12 layers, in a pattern of 3 that --model.window and --model.rope make "
+            "and that is not cut, are 4 pieces: too few for --mesh.pp 4 x "
+            "--pipeline.chunks 3 = 12 chunks, each of which needs one; the largest "
+            "that fits is --pipeline.chunks 1",
+        ),
+        (
+            "--model.remat offload",
+            "--model.remat offload leaves what a layer keeps on the host, and with "
+            "--pipeline.stash residuals a pipeline has it in ring buffers on the "
+            "device; use --pipeline.stash input, or --model.remat full",
+        ),
+        (
+            "--batch.microbatches 4",
+            "batch.size=48 does not divide by dp x batch.microbatches = 5 x 4 = 20; "
+            "nearest that does: --batch.size 40",
+        ),
+    ],
+)
+def test_a_pipeline_that_does_not_fit_is_refused_with_the_nearest_fix(
+    flags: str, message: str
+):
+    given = "--model.layers 8 --batch.size 48 --batch.microbatches 12"
+    config, _ = read(*given.split(), *flags.split())
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        check_sizes(config, sizes(pp=4, dp_shard=5))
+
+
+def test_offload_needs_the_ring_buffers_only_where_there_is_a_pipeline():
+    config = TrainConfig(model=ModelConfig(remat="offload"))
+    check_sizes(config, sizes())
+    pipeline = PipelineConfig(stash="input")
+    check_sizes(dataclasses.replace(config, pipeline=pipeline), sizes(pp=4))
 
 
 def test_kv_heads_fewer_than_tp_are_replicated():

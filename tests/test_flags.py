@@ -19,6 +19,10 @@ class Part:
     """Shape."""
     is_big: bool = True
     """A switch."""
+    colour: Literal["red", "green"] | None = None
+    """Of choices, or absent."""
+    weight: int | None = None
+    """A whole number, or absent."""
 
     def __post_init__(self) -> None:
         if self.size < 0:
@@ -49,6 +53,15 @@ def test_words_become_fields_over_the_default():
     assert read() == Whole()
 
 
+def test_an_optional_flag_takes_its_kind_or_none():
+    assert read("--part.colour", "red", "--part.weight=2").part == Part(
+        colour="red", weight=2
+    )
+    default = Whole(part=Part(colour="red", weight=2))
+    absent = ["--part.colour=None", "--part.weight", "None"]
+    assert read(*absent, default=default) == Whole()
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -58,6 +71,17 @@ def test_words_become_fields_over_the_default():
             "--part.kind sqare",
             "unknown --part.kind sqare; the nearest is square (of round, square)",
         ),
+        (
+            "--part.colour=blau",
+            "unknown --part.colour blau; the nearest is red (of red, green, None)",
+        ),
+        ("--count many", "--count takes a whole number, got many"),
+        ("--count=2.7", "--count takes a whole number, got 2.7; the nearest is 3"),
+        (
+            "--part.weight 1e1",
+            "--part.weight takes a whole number, got 1e1; the nearest is 10",
+        ),
+        ("--part.weight inf", "--part.weight takes a whole number, got inf"),
         ("--size 3", "unknown flag --size; the nearest is --part.size"),
         ("--part.sizes=3", "unknown flag --part.sizes; the nearest is --part.size"),
     ],

@@ -12,6 +12,7 @@ from mjax.model import NO_TARGET
 from mjax.optim import OptimConfig
 from mjax.step import BATCH_FIELDS
 from tests.training import (
+    EVERY_OPTION,
     LENGTH,
     ONE_DEVICE,
     ROWS,
@@ -24,26 +25,6 @@ from tests.training import (
 
 # float32 sums in another order: four steps of LAMB keep the losses within 1e-5.
 TOLERANCE = 1e-5
-
-EVERY_OPTION = dataclasses.replace(
-    TINY,
-    layers=3,
-    block="serial",
-    activation="swiglu",
-    kv_heads=2,
-    window=(6, None),
-    rope=(True, False),
-    tie_embeddings=True,
-    attn_bias=True,
-    mlp_bias=True,
-    norm_bias=True,
-    head_bias=True,
-    dropout=0.1,
-    logit_scale=0.5,
-    rope_fraction=0.5,
-    rope_interleaved=True,
-    remat="dots",
-)
 
 LAYOUTS = [
     Layout((1, 1, 8, 1), zero=1),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -137,6 +138,38 @@ def test_an_unwritable_work_dir_is_refused(tmp_path, capsys):
 def test_a_dry_run_compiles_and_leaves_nothing(tmp_path, capsys):
     assert train.main(flags(tmp_path / "run", "--dry-run")) == loop.DONE
     assert "start-up: compile" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+STAGED = [
+    *("--mesh.pp", "2", "--mesh.dp", "4", "--model.layers", "4", "--batch.size", "32"),
+    *("--batch.microbatches", "4", "--model.remat", "none", "--dry-run"),
+]
+
+
+def test_a_pipeline_says_what_it_will_do_and_need(tmp_path, capsys):
+    assert train.main(flags(tmp_path / "run", *STAGED)) == loop.DONE
+    out = capsys.readouterr().out
+    for said in (
+        "pipeline: 1f1b, 2 stages x 1 chunks, 4 microbatches; 6 ticks",
+        "kept from forward to backward: residuals, 3 slots x ",
+        "memory of one device, estimated",
+    ):
+        assert said in out
+    [slots] = re.findall(r"3 slots x ([\d.]+) MiB = ([\d.]+) MiB", out)
+    assert float(slots[1]) == pytest.approx(3 * float(slots[0]), abs=0.2)
+    assert re.search(rf"stash +{slots[1]} MiB\n", out)
+
+
+def test_a_run_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, capsys):
+    more = [*STAGED[:-1], "--device-memory-gib", "0.005"]
+    assert train.main(flags(tmp_path / "run", *more)) == loop.BAD_INPUT
+    out, error = capsys.readouterr()
+    assert "start-up: compile" not in out
+    fix = r"there are 5\.1 MiB; --pipeline.stash input fits, with \d\.\d MiB\n$"
+    assert re.search(
+        f"^error: a step needs .* of a device, as estimated, and {fix}", error
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,7 @@
 """Small runs for the parity tests: one batch stream, any mesh, any ZeRO level."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,9 @@ from jax.sharding import AxisType, Mesh
 from mjax.mesh.axes import AXES
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
-from mjax.pipeline.config import PipelineConfig
+from mjax.pipeline.config import PipelineConfig, check_pipeline
+from mjax.pipeline.partition import EMPTY, Partition
+from mjax.state import canonical_state
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 
 ROWS, LENGTH, VOCAB = 8, 16, 97
@@ -23,6 +26,26 @@ TINY = ModelConfig(
     vocab_size=VOCAB,
     vocab_multiple=8,
     window=(6,),
+)
+
+EVERY_OPTION = dataclasses.replace(
+    TINY,
+    layers=3,
+    block="serial",
+    activation="swiglu",
+    kv_heads=2,
+    window=(6, None),
+    rope=(True, False),
+    tie_embeddings=True,
+    attn_bias=True,
+    mlp_bias=True,
+    norm_bias=True,
+    head_bias=True,
+    dropout=0.1,
+    logit_scale=0.5,
+    rope_fraction=0.5,
+    rope_interleaved=True,
+    remat="dots",
 )
 
 
@@ -49,11 +72,12 @@ def make_program(
     model: ModelConfig = TINY,
     optimizer: OptimConfig | None = None,
     compute: str = "float32",
+    rows: int = ROWS,
 ) -> Program:
     return build_program(
         model=model,
         optimizer=optimizer or OptimConfig(lr=1e-2, warmup_steps=1),
-        batch=BatchConfig(size=ROWS, microbatches=layout.microbatches),
+        batch=BatchConfig(size=rows, microbatches=layout.microbatches),
         precision=PrecisionConfig(compute=compute),  # pyright: ignore[reportArgumentType]
         seq_len=LENGTH,
         num_steps=20,
@@ -68,7 +92,8 @@ def make_program(
 def make_batch(program: Program, step: int) -> dict[str, jax.Array]:
     """Two documents a row; the last token of the first has no target."""
     rng = np.random.default_rng(step)
-    stream = rng.integers(0, VOCAB, (ROWS, LENGTH + 1), dtype=np.int32)
+    num_rows = program.abstract_batch["tokens"].shape[0]
+    stream = rng.integers(0, VOCAB, (num_rows, LENGTH + 1), dtype=np.int32)
     cut = LENGTH // 2 - 1
     column = np.arange(LENGTH, dtype=np.int32)
     targets = stream[:, 1:].copy()
@@ -76,8 +101,10 @@ def make_batch(program: Program, step: int) -> dict[str, jax.Array]:
     rows = {
         "tokens": stream[:, :-1],
         "targets": targets,
-        "segments": np.tile((column >= cut).astype(np.int32), (ROWS, 1)),
-        "positions": np.tile(np.where(column >= cut, column - cut, column), (ROWS, 1)),
+        "segments": np.tile((column >= cut).astype(np.int32), (num_rows, 1)),
+        "positions": np.tile(
+            np.where(column >= cut, column - cut, column), (num_rows, 1)
+        ),
     }
     return {k: jax.device_put(v, program.batch_sharding) for k, v in rows.items()}
 
@@ -91,3 +118,62 @@ def losses(program: Program, steps: int = 4) -> np.ndarray:
     held_out = program.eval_step(state.params, make_batch(program, 99))
     seen.append(held_out["nll"] / held_out["tokens"])
     return np.asarray(jax.device_get(jnp.stack(seen)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """Of one batch; numpy, the layers in the order of the model."""
+
+    loss: float
+    leaves: dict[str, np.ndarray]
+    empty: float
+    """Largest magnitude in a slot that holds no layer."""
+
+
+def partition_of(layout: Layout, model: ModelConfig) -> Partition:
+    return check_pipeline(
+        layout.pipeline or PipelineConfig(),
+        num_layers=model.layers,
+        period=model.pattern_length,
+        num_stages=layout.mesh[0],
+        num_microbatches=layout.microbatches,
+    )
+
+
+def compile_gradients(program: Program) -> Any:
+    state = program.abstract_state
+    return program.gradients.lower(
+        state.params, state.rng, state.step, program.abstract_batch
+    ).compile()
+
+
+def gradients(program: Program, compiled: Any, partition: Partition) -> Gradients:
+    """Loss and gradients of the first batch at the first step."""
+    state = program.init()
+    loss, _, grads = compiled(
+        state.params, state.rng, state.step, make_batch(program, 0)
+    )
+    is_empty = partition.layer_of_slot == EMPTY
+    blocks = [np.asarray(x)[is_empty] for x in jax.tree.leaves(grads["blocks"])]
+    empty = max(float(np.abs(x).max(initial=0)) for x in blocks)
+    leaves = jax.tree_util.tree_leaves_with_path(canonical_state(grads, partition))
+    return Gradients(
+        loss=float(loss),
+        leaves={
+            jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+            for path, leaf in leaves
+        },
+        empty=empty,
+    )
+
+
+def largest_error(got: Gradients, want: Gradients) -> tuple[float, str]:
+    """Return max |a - b| / max |b| of the worst leaf, and the leaf's name."""
+    assert got.leaves.keys() == want.leaves.keys()
+    errors = {
+        name: float(np.abs(got.leaves[name] - leaf).max() / np.abs(leaf).max())
+        for name, leaf in want.leaves.items()
+    }
+    # A NaN is the worst.
+    worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
+    return errors[worst], worst

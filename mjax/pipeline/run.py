@@ -18,8 +18,8 @@ loops are all that is compiled, however many ticks and microbatches there are. I
 So the two transfers, one in each direction, have the whole of the other slot to finish.
 The last step is not left to the next tick for a reason: a transfer whose result only
 leaves the loop's body XLA moves to the start of the next turn, where nothing is left to
-hide it (collective-permute-motion, jax 0.11.2). Residuals of weights are never kept:
-the backward slot is given the weights themselves.
+hide it (collective-permute-motion, jax 0.11.2). What follows from the weights alone is
+never kept: the backward slot is given them.
 
 A stage that has nothing to do in a slot computes on whatever is there and keeps nothing
 of it (`idle="compute"`), or skips the slot by a condition (`idle="skip"`). Both take
@@ -42,11 +42,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from mjax.mesh import collectives
 from mjax.pipeline.pieces import Pieces
+from mjax.pipeline.residuals import separate
 from mjax.pipeline.schedule import IDLE, Phase, Schedule
 
 Stash = Literal["residuals", "input"]
@@ -60,6 +62,10 @@ _TABLES = (
     *("forward_chunk", "forward_microbatch", "backward_chunk", "backward_microbatch"),
     *("stash_write", "stash_read", "gradient_write", "gradient_read"),
 )
+
+
+STASH = "pipeline_stash"
+"""Name in the traced step of the ring buffers between forward and backward slots."""
 
 
 class Weights(NamedTuple):
@@ -312,15 +318,21 @@ class _Run:
 
     def start(self, chunks: PyTree, dtype: DTypeLike) -> _Carry:
         """Make the carry of the first tick."""
-        weights = self.pick(chunks, self.stage)
-        context = self.model.context(self.any_microbatch)
-        _, kept = jax.eval_shape(self._keep, weights, self.x_type, context, self.stage)
+        slot = (
+            self.pick(chunks, self.stage),
+            self.x_type,
+            self.model.context(self.any_microbatch),
+            self.stage,
+        )
+        if self.options.stash == "residuals":
+            self._residuals = separate(self._leaves, *slot, place=1)
+        _, kept = jax.eval_shape(self._keep, *slot)
         slots, waiting = self.schedule.num_stash_slots, self.schedule.num_gradient_slots
         return _Carry(
             x=self.enter_first(),
             dx=_zeros(self.x_type),
             gradients=_zeros(self.x_type, waiting),
-            stash=tuple(_zeros(leaf, slots) for leaf in kept),
+            stash=tuple(checkpoint_name(_zeros(leaf, slots), STASH) for leaf in kept),
             chunks=chunks,
             total=_zeros(self.total_type),
             d_chunks=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks),
@@ -439,8 +451,12 @@ class _Run:
         if self.options.stash == "input":
             return self.model.chunk(weights, x, context, number), (x,)
         y, pull = self._vjp(weights, x, context, number)
-        self._pull_structure = jax.tree.structure(pull)
-        return y, tuple(jax.tree.leaves(pull))
+        leaves, self._pull_structure = jax.tree.flatten(pull)
+        return y, self._residuals.kept(leaves)
+
+    def _leaves(self, *slot: Any) -> list[Array]:
+        """Return all that the backward pass of a chunk reads."""
+        return jax.tree.leaves(self._vjp(*slot)[1])
 
     def _pull(
         self,
@@ -454,7 +470,9 @@ class _Run:
         if self.options.stash == "input":
             _, pull = self._vjp(weights, kept[0], context, number, saved=True)
         else:
-            pull = jax.tree.unflatten(self._pull_structure, kept)
+            # The input's place is filled with its gradient's: nothing reads it.
+            leaves = self._residuals.whole(kept, weights, dy, context, number)
+            pull = jax.tree.unflatten(self._pull_structure, leaves)
             pull.args_res[0], pull.args_res[2:] = weights, [context, number]
         d_weights, dx, *_ = pull(dy)
         return d_weights, dx

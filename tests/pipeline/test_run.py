@@ -1,12 +1,13 @@
 """The executor computes what the sequential oracle computes."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 
 from mjax.pipeline import reference, run
 from mjax.pipeline.schedule import build
+from tests.pipeline import planted, toy
 
 # Float32 sums of a few thousand products in another order.
 TOLERANCE = 2e-6
@@ -62,3 +63,25 @@ def test_weights_gathered_and_gradients_reduced_in_pieces_are_the_same(level):
     micro = toy.make_microbatches(4, rows=4)
     want = sequential(weights, micro)
     check(toy.pipelined(schedule, weights, micro, dp=2, level=level), want)
+
+
+@pytest.mark.parametrize("stash", ["residuals", "input"])
+def test_garbage_in_idle_slots_stays_there(stash):
+    """Idle slots compute on zeros and on each other's results: here, on NaN."""
+    schedule = build("interleaved-1f1b", num_stages=4, num_chunks=2, num_microbatches=4)
+    weights = toy.make_weights(8)
+    micro = toy.make_microbatches(4)
+    first = jax.tree.map(lambda w: w[0], weights.chunks)
+    micro_0 = {name: x[0] for name, x in micro.items()}
+    nothing = jnp.zeros((toy.ROWS, toy.LENGTH, toy.WIDTH))
+    idle = toy.FRAGILE.chunk(first, nothing, toy.context(micro_0), jnp.int32(0))
+    assert np.isnan(idle).all()
+    want = jax.jit(lambda w, m: reference.gradients(toy.FRAGILE, w, m))(weights, micro)
+    options = run.Options(stash=stash, idle="compute")
+    got = toy.pipelined(schedule, weights, micro, options=options, model=toy.FRAGILE)
+    check(got, want)
+
+
+@pytest.mark.parametrize("name", planted.BUGS)
+def test_a_planted_bug_changes_the_gradients(name):
+    assert planted.error(planted.BUGS[name]) > 1000 * TOLERANCE

@@ -1,0 +1,281 @@
+"""Count the bytes that one device holds at once while it follows a traced function.
+
+Enters: a jaxpr of one device, as `jax.stages.Traced` has it inside a shard_map. Leaves:
+the most bytes alive at one time, what the caller keeps alive not counted.
+
+The order is that of the trace. Three rules stand for what XLA does with it. *Fusion*: a
+cheap elementwise result is never in memory if only elementwise operations and
+reductions read it; what it is made of stays alive instead. *Views*: a reshape or a
+cast of type only is the buffer it was made from. *In place*: an elementwise result, an
+updated slice and the carry of a loop take over a buffer of their size that ends there.
+What is not modelled: another order, buffers that XLA copies, alignment, the workspaces
+of libraries. So this is an estimate, and the tests say how far off it is.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+_FUSED = frozenset(
+    {
+        *("abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp"),
+        *("concatenate", "convert_element_type", "cos", "div", "dynamic_slice"),
+        *("eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge"),
+        *("gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p"),
+        *("logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad"),
+        *("pow", "random_wrap", "random_unwrap", "real", "rem", "reverse"),
+        *("rng_bit_generator", "round", "rsqrt", "select_and_scatter", "select_n"),
+        *("shift_left", "shift_right_arithmetic", "shift_right_logical", "sign"),
+        *("sin", "slice", "split", "sqrt", "square", "sub", "tan", "tanh"),
+        *("unstack", "xor"),
+    }
+)
+"""Elementwise, or a choice of elements: computed where it is read."""
+
+_VIEWS = frozenset(
+    {
+        *("copy", "expand_dims", "name", "optimization_barrier", "pcast", "pvary"),
+        *("reshape", "reshard", "squeeze", "transpose", "stop_gradient"),
+    }
+)
+"""The same bytes under another type; matrix products read any order of dims."""
+
+_REDUCTIONS = frozenset(
+    {
+        *("argmax", "argmin", "reduce_and", "reduce_max", "reduce_min"),
+        *("reduce_or", "reduce_prod", "reduce_sum"),
+    }
+)
+"""Read elementwise results without having them in memory."""
+
+_UPDATES = frozenset(
+    {
+        *("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"),
+    }
+)
+"""Write into their first operand if nobody else reads it later."""
+
+_CALLS = frozenset(
+    {
+        *("checkpoint", "closed_call", "core_call", "custom_jvp_call"),
+        *("custom_vjp_call", "eval_jaxpr", "jit", "pjit", "remat2"),
+    }
+)
+"""Calls whose body is analysed in their place."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Value:
+    """A result, or an argument; compared by identity."""
+
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operation:
+    """An equation whose operands are values, None for a literal."""
+
+    name: str
+    operands: list[_Value | None]
+    results: list[_Value]
+    eqn: Any = None
+
+
+def peak_bytes(jaxpr: Any) -> int:
+    """Return the most bytes alive at once, the jaxpr's arguments not counted.
+
+    Args:
+      jaxpr: of one device; results are counted.
+    """
+    return _peak(jaxpr, [False] * len(jaxpr.invars))
+
+
+def named(jaxpr: Any, name: str) -> Iterator[Any]:
+    """Yield the types of what `checkpoint_name` calls `name`, at any depth."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "name" and eqn.params["name"] == name:
+            yield eqn.outvars[0].aval
+        for inner in core.jaxprs_in_params(eqn.params):
+            yield from named(inner, name)
+
+
+def only_shard_map(jaxpr: Any) -> Any:
+    """Return the body of the one shard_map: a jaxpr of one device.
+
+    Raises:
+      ValueError: there is none, or more than one.
+    """
+    bodies = [
+        eqn.params["jaxpr"] for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map"
+    ]
+    if len(bodies) != 1:
+        raise ValueError(f"a step has one shard_map, this one has {len(bodies)}")
+    return bodies[0]
+
+
+def num_bytes(aval: Any) -> int:
+    """Return the size of an array type; of what is none, or on the host, 0."""
+    if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+        return 0
+    dtype = getattr(aval, "dtype", None)
+    return math.prod(aval.shape) * getattr(dtype, "itemsize", 0) if dtype else 0
+
+
+def _peak(jaxpr: Any, is_owned: Sequence[bool], *, num_slices: int = 0) -> int:
+    """Analyse a body; owned arguments are counted, and end with their last reader.
+
+    The last `num_slices` arguments are slices of arrays that the caller has.
+    """
+    arguments = [_Value(num_bytes(v.aval)) for v in jaxpr.invars]
+    first_slice = len(arguments) - num_slices
+    slices = [_Operation("slice", [], [part]) for part in arguments[first_slice:]]
+    operations, outputs = _flatten(jaxpr, arguments)
+    owned = [a for a, mine in zip(arguments, is_owned, strict=True) if mine]
+    return _Simulation([*slices, *operations], outputs, owned).run()
+
+
+def _flatten(
+    jaxpr: Any, given: Sequence[_Value | None]
+) -> tuple[list[_Operation], list[_Value | None]]:
+    """Return the operations of a body, calls in place, and its results."""
+    values: dict[Any, _Value | None] = dict.fromkeys(jaxpr.constvars)
+    values |= dict(zip(jaxpr.invars, given, strict=True))
+    operations: list[_Operation] = []
+
+    def read(atom: Any) -> _Value | None:
+        return None if isinstance(atom, core.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        if eqn.primitive.name in _CALLS:
+            body = next(iter(core.jaxprs_in_params(eqn.params)))
+            inner, results = _flatten(body, operands)
+            operations += inner
+        else:
+            results = [_Value(num_bytes(v.aval)) for v in eqn.outvars]
+            operations.append(_Operation(eqn.primitive.name, operands, results, eqn))
+        values |= dict(zip(eqn.outvars, results, strict=True))
+    return operations, [read(atom) for atom in jaxpr.outvars]
+
+
+class _Simulation:
+    """A body, operation by operation."""
+
+    def __init__(
+        self,
+        operations: list[_Operation],
+        outputs: list[_Value | None],
+        owned: list[_Value],
+    ) -> None:
+        self.operations, self.owned = operations, owned
+        self.buffers: dict[_Value, frozenset[_Value]] = {}
+        """What must be in memory for a value to be read."""
+        in_memory = self._in_memory(outputs)
+        for operation in operations:
+            read = self._buffers_of(operation.operands)
+            if operation.name in _VIEWS:
+                pairs = zip(operation.results, operation.operands, strict=True)
+                self.buffers |= {r: self._buffers_of([o]) for r, o in pairs}
+            elif operation.name in _FUSED and in_memory.isdisjoint(operation.results):
+                self.buffers |= dict.fromkeys(operation.results, read)
+        self.outputs = self._buffers_of(outputs)
+
+    def _in_memory(self, outputs: Iterable[_Value | None]) -> set[_Value | None]:
+        """Find the values that something else than a fusion reads, through views."""
+        found: set[_Value | None] = set(outputs)
+        for operation in reversed(self.operations):
+            pairs = list(itertools.zip_longest(operation.operands, operation.results))
+            if operation.name in _VIEWS:
+                found |= {operand for operand, result in pairs if result in found}
+            elif operation.name in _UPDATES:
+                found.add(operation.operands[0])
+            elif operation.name not in _FUSED | _REDUCTIONS:
+                found.update(operation.operands)
+        return found
+
+    def _buffers_of(self, values: Iterable[_Value | None]) -> frozenset[_Value]:
+        found: set[_Value] = set()
+        for value in values:
+            if value is not None:
+                found |= self.buffers.get(value, {value})
+        return frozenset(found)
+
+    def run(self) -> int:
+        """Return the most bytes alive at once."""
+        real = [op for op in self.operations if not self._is_virtual(op)]
+        last = {value: len(real) for value in self.outputs}
+        for index, operation in reversed(list(enumerate(real))):
+            for value in self._buffers_of(operation.operands):
+                last.setdefault(value, index)
+        alive = {value for value in self.owned if value in last}
+        peak = now = _sum(self.owned)
+        now = _sum(alive)
+        late = {op.results[0]: op for op in real if not op.operands}
+        for index, operation in enumerate(real):
+            if not operation.operands:
+                continue
+            read = self._buffers_of(operation.operands)
+            needed = [value for value in read if late.pop(value, None)]
+            alive.update(needed)
+            now += _sum(needed)
+            ending = {value for value in read & alive if last[value] == index}
+            peak = max(peak, now + self._during(operation, ending))
+            made = {value for value in operation.results if value in last}
+            alive = alive - ending | made
+            now += _sum(made) - _sum(ending)
+        return peak
+
+    def _is_virtual(self, operation: _Operation) -> bool:
+        return all(result in self.buffers for result in operation.results)
+
+    def _during(self, operation: _Operation, ending: set[_Value]) -> int:
+        """Return the bytes that an operation needs beyond what is alive before it."""
+        results = _sum(operation.results)
+        if operation.name in ("scan", "while"):
+            return self._loop(operation, ending)
+        if operation.name == "cond":
+            passed = operation.operands[1:]
+            mine = [self._buffers_of([value]) <= ending for value in passed]
+            inner = max(_peak(branch, mine) for branch in _bodies(operation))
+            return max(results, inner) - self._given(passed, ending)
+        in_place = operation.name in _FUSED | _UPDATES and any(
+            value.num_bytes == results for value in ending
+        )
+        inner = [_peak(body, [False] * len(body.invars)) for body in _bodies(operation)]
+        return max([0 if in_place else results, *inner])
+
+    def _loop(self, operation: _Operation, ending: set[_Value]) -> int:
+        """One turn of a loop, with its carry; and what a scan stacks."""
+        bodies = list(_bodies(operation))
+        # The arguments are constants, carry, slices; the results carry, stacked. What
+        # is sliced or stacked has a dim more outside of the body.
+        body = max(bodies, key=lambda body: len(body.outvars))
+        results = zip(operation.eqn.outvars, body.outvars, strict=True)
+        num_carry = sum(whole.aval.ndim == part.aval.ndim for whole, part in results)
+        given = zip(operation.eqn.invars, body.invars, strict=True)
+        num_slices = sum(whole.aval.ndim != part.aval.ndim for whole, part in given)
+        stop = len(body.invars) - num_slices
+        owned = [stop - num_carry <= index < stop for index in range(len(body.invars))]
+        turn = _peak(body, owned, num_slices=num_slices)
+        stacked = _sum(operation.results[num_carry:])
+        given = self._given(operation.operands[stop - num_carry : stop], ending)
+        return turn + stacked - given
+
+    def _given(self, values: Iterable[_Value | None], ending: set[_Value]) -> int:
+        """Return the bytes of what is handed over for good."""
+        return _sum(self._buffers_of(values) & ending)
+
+
+def _bodies(operation: _Operation) -> Iterator[Any]:
+    # The body of a kernel works in the GPU's own memories.
+    if operation.eqn is not None and operation.name != "pallas_call":
+        yield from core.jaxprs_in_params(operation.eqn.params)
+
+
+def _sum(values: Iterable[_Value]) -> int:
+    return sum(value.num_bytes for value in values)

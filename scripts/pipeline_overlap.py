@@ -1,0 +1,241 @@
+"""Show, without a GPU, that transfers between stages hide behind compute.
+
+    make env-plan && .venv/bin/python -m scripts.pipeline_overlap
+
+Compiles the gradients of a pipelined model for H200s that are described, not present,
+with the options that training uses, and reads the schedule that XLA made: what stands
+between the start and the end of each collective in the body of the steady loop. Writes
+docs/benchmarks/pipeline_overlap.md and ends with 1 if a transfer is exposed, a
+collective over data parallelism stands in the steady loop, or a buffer in which
+gradients are added up is copied.
+"""
+
+import dataclasses
+import re
+import sys
+
+import jax
+
+from mjax.mesh.axes import AxisSizes
+from mjax.mesh.described import described_mesh
+from mjax.model import ModelConfig
+from mjax.optim import OptimConfig
+from mjax.pipeline.config import PipelineConfig
+from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
+from scripts.evidence import Table, write_page
+from scripts.hlo_schedule import Body, Collective, read_bodies
+
+DP = {"dp_replicate", "dp_shard"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model and a mesh."""
+
+    name: str
+    sizes: AxisSizes
+    model: ModelConfig
+    num_chunks: int
+    num_microbatches: int
+    seq_len: int
+
+    def build(self) -> Program:
+        """Build the program for described H200s."""
+        return build_program(
+            model=self.model,
+            optimizer=OptimConfig(),
+            batch=BatchConfig(
+                size=self.num_microbatches * self.sizes.dp,
+                microbatches=self.num_microbatches,
+            ),
+            precision=PrecisionConfig(),
+            seq_len=self.seq_len,
+            num_steps=10,
+            seed=0,
+            zero_level=2,
+            isolate_documents=True,
+            mesh=described_mesh(self.sizes),
+            pipeline=PipelineConfig(chunks=self.num_chunks),
+        )
+
+
+def _sizes(*, pp: int, dp: int, tp: int) -> AxisSizes:
+    return AxisSizes(pp=pp, dp_replicate=1, dp_shard=dp, tp=tp)
+
+
+_SMALL = ModelConfig(layers=8, d_model=1024, heads=16, vocab_size=32_768)
+_175B = ModelConfig(layers=32, d_model=12_288, heads=96, vocab_size=64_000)
+
+CASES = (
+    Case(
+        name="width 1024, tp",
+        sizes=_sizes(pp=4, dp=1, tp=2),
+        model=_SMALL,
+        num_chunks=2,
+        num_microbatches=8,
+        seq_len=1024,
+    ),
+    Case(
+        name="width 1024, dp",
+        sizes=_sizes(pp=4, dp=2, tp=1),
+        model=_SMALL,
+        num_chunks=2,
+        num_microbatches=8,
+        seq_len=1024,
+    ),
+    Case(
+        name="32 of the 96 layers of megascale-175b",
+        sizes=_sizes(pp=8, dp=2, tp=8),
+        model=_175B,
+        num_chunks=2,
+        num_microbatches=16,
+        seq_len=2048,
+    ),
+)
+
+
+def compile_gradients(program: Program) -> str:
+    """Return the module of the gradients, as XLA will run it."""
+    state = program.abstract_state
+    lowered = program.gradients.lower(
+        state.params, state.rng, state.step, program.abstract_batch
+    )
+    text = lowered.compile().as_text()
+    assert text is not None
+    return text
+
+
+def transfers(body: Body, sizes: AxisSizes) -> dict[str, Collective]:
+    """Return the permutes of a body between stages, by their direction."""
+    step = sizes.dp * sizes.tp  # pp is the slowest axis of the mesh
+    found = {}
+    for collective in body.collectives:
+        if collective.kind == "collective-permute":
+            to_next = (collective.pairs[0][1] - collective.pairs[0][0]) == step
+            found["forward" if to_next else "backward"] = collective
+    return found
+
+
+def steady_body(bodies: list[Body], sizes: AxisSizes) -> Body:
+    """Return the body of the loop that sends in both directions.
+
+    Raises:
+      ValueError: there is none, or more than one.
+    """
+    steady = [body for body in bodies if len(transfers(body, sizes)) == 2]
+    if len(steady) != 1:
+        raise ValueError(
+            "one loop must send in both directions, these do: "
+            f"{[body.name for body in steady]}"
+        )
+    return steady[0]
+
+
+def find_faults(bodies: list[Body], program: Program, sizes: AxisSizes) -> list[str]:
+    """Say what is exposed or superfluous; nothing is good."""
+    steady = steady_body(bodies, sizes)
+    faults = []
+    for direction, transfer in transfers(steady, sizes).items():
+        if not transfer.is_async or transfer.products == 0:
+            faults.append(f"the {direction} transfer is exposed: {transfer}")
+    hidden = sum(t.products for t in transfers(steady, sizes).values())
+    if hidden != steady.products:
+        faults.append(
+            f"the transfers stand beside {hidden} of the {steady.products} matrix "
+            "products of the steady loop"
+        )
+    faults += [
+        f"in the steady loop: {collective}"
+        for collective in steady.collectives
+        if DP & set(collective.axes)
+    ]
+    accumulators = _accumulator_shapes(program)
+    faults += [
+        f"{body.name} copies a gradient accumulator, {shape}"
+        for body in bodies
+        for shape in body.copies
+        if shape in accumulators
+    ]
+    return faults
+
+
+def _accumulator_shapes(program: Program) -> set[str]:
+    """Name the shapes [v, n, ...] in which a device adds up matrices' gradients."""
+    shapes = set()
+    for leaf in jax.tree.leaves(program.abstract_state.params["blocks"]):
+        spec = jax.sharding.PartitionSpec(*_without(leaf.sharding.spec, DP))
+        whole_over_dp = jax.sharding.NamedSharding(program.mesh, spec)
+        slots, *rest = whole_over_dp.shard_shape(leaf.shape)
+        dims = ",".join(map(str, rest))
+        if len(rest) > 1:
+            shapes |= {f"f32[{v},{slots // v},{dims}]" for v in range(1, slots + 1)}
+    return shapes
+
+
+def _without(spec: jax.sharding.PartitionSpec, axes: set[str]) -> list:
+    def entry(names):
+        names = names if isinstance(names, tuple) else (names,)
+        return tuple(name for name in names if name and name not in axes) or None
+
+    return [entry(names) for names in spec]
+
+
+def main() -> int:
+    rows, faults = [], []
+    for case in CASES:
+        program = case.build()
+        bodies = read_bodies(compile_gradients(program))
+        steady = steady_body(bodies, case.sizes)
+        between = transfers(steady, case.sizes)
+        dp_elsewhere = sum(
+            bool(DP & set(c.axes)) and re.match(r"main", body.name) is None
+            for body in bodies
+            for c in body.collectives
+        )
+        sizes = case.sizes
+        rows.append(
+            (
+                case.name,
+                f"{sizes.pp} x {sizes.dp} x {sizes.tp}",
+                str(case.num_chunks),
+                str(steady.products),
+                *(
+                    f"{between[d].products} products, {between[d].kernels} kernels"
+                    for d in ("backward", "forward")
+                ),
+                str(sum(bool(DP & set(c.axes)) for c in steady.collectives)),
+                str(dp_elsewhere),
+            )
+        )
+        faults += [
+            f"{case.name}: {fault}" for fault in find_faults(bodies, program, sizes)
+        ]
+        print(*rows[-1], sep=" | ", flush=True)
+    text = (
+        "A tick of the steady loop runs one chunk forward and one backward. While the "
+        "gradient of the tick before is on its way to the previous stage the forward "
+        "slot runs, and while the activation is on its way to the next stage the "
+        "backward slot runs: the columns say what stands between the start and the end "
+        "of each transfer in the schedule of the loop's body. Together they stand "
+        "beside every matrix product of the body (the loss and the embedding, which "
+        "one stage runs, are in conditionals and not counted). No collective over data "
+        "parallelism is in that loop: the pieces of ZeRO are in the loops of the "
+        "warm-up and the cool-down. No buffer in which gradients are added up is "
+        "copied. Compiled for H200s without one; what a transfer takes was not "
+        "measured."
+    )
+    header = (
+        *("model", "pp x dp x tp", "chunks", "products in the steady loop"),
+        *("beside the gradient's transfer", "beside the activation's transfer"),
+        *("dp collectives in it", "in other loops"),
+    )
+    table = Table(title="What hides the transfers", text=text, header=header, rows=rows)
+    command = "python -m scripts.pipeline_overlap"
+    title = "Are transfers between stages hidden?"
+    print(write_page("pipeline_overlap", title, command, [table]))
+    print("\n".join(faults) or "no fault")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
