@@ -30,6 +30,7 @@ from mjax.layers.block import (
 from mjax.layers.dropout import DropoutKey as DropoutKey
 from mjax.layers.dropout import dropout
 from mjax.layers.embed import Embedding, Head
+from mjax.layers.linear import PROJECTION
 from mjax.layers.loss import NO_TARGET as NO_TARGET
 from mjax.layers.loss import mask_padding
 from mjax.layers.norm import Norm
@@ -366,7 +367,7 @@ class Transformer(nnx.Module):
             layer_key = None if key is None else key.at(index + 1)
             return nnx.merge(graph, materialise(params))(x, kind, context, layer_key)
 
-        layers = _Layers(layer, self.config, first_layer, guard, folded is None)
+        layers = _Layers(layer, self.config, first_layer, guard)
         if folded is not None:
             return layers.scan(x, folded)
         return layers.run_all(x, nnx.to_pure_dict(stacked))
@@ -481,8 +482,6 @@ class _Layers:
     config: ModelConfig
     first_layer: Int[Array, ""] | int
     guard: Guard | None
-    keep_picked: bool
-    """See `remat`."""
 
     def run_all(self, x: jax.Array, stacked: Params) -> jax.Array:
         """Apply layers [L, ...]: whole patterns in a scan, then the rest."""
@@ -528,46 +527,26 @@ class _Layers:
             kind = self.config.kinds[place]
             return self.layer(kind, x, params, self.first_layer + local)
 
-        layer = remat(layer, self.config.remat, keep_picked=self.keep_picked)
+        layer = remat(layer, self.config.remat)
         if self.guard is None:
             return layer(x, pattern)
         return self.guard(jnp.asarray(local), lambda x: layer(x, pattern), x)
 
 
-_PICKING = frozenset({"slice", "squeeze", "reshape", "dynamic_slice", "split"})
-"""Primitives, by name, that take a part of an array or another view of it."""
-
-
-def _all_but_picked(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Keep everything, but of what was picked only the source: a layer picks its
-    weights out of a stack that is there anyway.
-    """
-    return primitive.name not in _PICKING
-
-
-def remat(
-    layer: Callable[..., Any], policy: Remat, *, keep_picked: bool
-) -> Callable[..., Any]:
+def remat(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
     """Wrap a layer so that the backward pass computes again what the policy says.
 
     none: nothing; full: the whole layer; dots: all but the outputs of projections;
     attention: only the attention core (in `layers.attention`); offload: the whole
     layer, whose input waits in host memory.
-
-    Args:
-      layer: of arrays.
-      policy: one of the above.
-      keep_picked: none, attention: keep parts of arrays also where these are kept.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):
-        if keep_picked:
-            return layer
-        chosen = _all_but_picked
-    elif policy == "full":
+        return layer
+    if policy == "full":
         chosen = policies.nothing_saveable
     elif policy == "dots":
-        chosen = policies.dots_with_no_batch_dims_saveable
+        chosen = policies.save_only_these_names(PROJECTION)
     else:
         chosen = policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[],
