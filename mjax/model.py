@@ -30,6 +30,7 @@ from mjax.layers.block import (
 from mjax.layers.dropout import DropoutKey as DropoutKey
 from mjax.layers.dropout import dropout
 from mjax.layers.embed import Embedding, Head
+from mjax.layers.linear import PROJECTION
 from mjax.layers.loss import NO_TARGET as NO_TARGET
 from mjax.layers.loss import mask_padding
 from mjax.layers.norm import Norm
@@ -338,26 +339,26 @@ class Transformer(nnx.Module):
         self,
         x: Float[Array, "B t D"],
         context: Context,
-        folded: Params | None = None,
+        stacked: Params | None = None,
         *,
         key: DropoutKey | None = None,
         materialise: Callable[[Params], Params] = lambda params: params,
         first_layer: Int[Array, ""] | int = 0,
         guard: Guard | None = None,
     ) -> Float[Array, "B t D"]:
-        """Run blocks: all of them, or those that are given.
+        """Run blocks: all of them, or those whose parameters are given.
 
         Args:
           x: input of the first.
           context: of these rows.
-          folded: parameters of a run of blocks, from `fold_layers`; None is all.
+          stacked: parameters [n, ...] of a run of blocks; None is all.
           key: as in `hidden`.
           materialise: as in `hidden`.
           first_layer: index in the whole model of the first, a multiple of the pattern
             of kinds.
           guard: (layers before it here, layer, input) -> output; leaves out some.
         """
-        graph, stacked = nnx.split(self.blocks)
+        graph, blocks = nnx.split(self.blocks)
 
         def layer(
             kind: LayerKind, x: jax.Array, params: Params, index: jax.Array | int
@@ -366,10 +367,9 @@ class Transformer(nnx.Module):
             layer_key = None if key is None else key.at(index + 1)
             return nnx.merge(graph, materialise(params))(x, kind, context, layer_key)
 
-        layers = _Layers(layer, self.config, first_layer, guard, folded is None)
-        if folded is not None:
-            return layers.scan(x, folded)
-        return layers.run_all(x, nnx.to_pure_dict(stacked))
+        if stacked is None:
+            stacked = nnx.to_pure_dict(blocks)
+        return _Layers(layer, self.config, first_layer, guard).run(x, stacked)
 
     def loss(
         self, x: Float[Array, "B t D"], targets: Int[Array, "B T"]
@@ -459,15 +459,6 @@ def _stacked_blocks(
     return nnx.merge(graph, jax.vmap(draw_slot)(keys[layers.clip(0)], layers != EMPTY))
 
 
-def fold_layers(stacked: Params, period: int) -> Params:
-    """Group layers [n, ...] by patterns of kinds: [n / period, period, ...].
-
-    Whoever differentiates a run of layers folds them before, so that autodiff sees the
-    weights that it is given in the place where they are used, and keeps no copies.
-    """
-    return jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), stacked)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Layers:
     """Applies layers: a scan over the repeating pattern of kinds.
@@ -481,25 +472,24 @@ class _Layers:
     config: ModelConfig
     first_layer: Int[Array, ""] | int
     guard: Guard | None
-    keep_picked: bool
-    """See `remat`."""
 
-    def run_all(self, x: jax.Array, stacked: Params) -> jax.Array:
-        """Apply layers [L, ...]: whole patterns in a scan, then the rest."""
-        period, num_layers = self.config.pattern_length, self.config.layers
-        num_folded = num_layers - num_layers % period if num_layers > period else 0
-        if num_folded:
-            folded = jax.tree.map(lambda a: a[:num_folded], stacked)
-            x = self.scan(x, fold_layers(folded, period))
-        if num_folded < num_layers:
-            rest = jax.tree.map(lambda a: a[num_folded:], stacked)
-            for place in range(num_layers - num_folded):
-                x = self.apply(place, x, rest, num_folded)
+    def run(self, x: jax.Array, stacked: Params) -> jax.Array:
+        """Apply layers [n, ...]: whole patterns in a scan, then the rest."""
+        period = self.config.pattern_length
+        num_layers = jax.tree.leaves(stacked)[0].shape[0]
+        num_patterns = num_layers // period if num_layers > period else 0
+        num_scanned = num_patterns * period
+        if num_patterns:
+            x = self.scan(x, jax.tree.map(lambda a: a[:num_scanned], stacked))
+        rest = jax.tree.map(lambda a: a[num_scanned:], stacked)
+        for place in range(num_layers - num_scanned):
+            x = self.apply(place, x, rest, num_scanned)
         return x
 
-    def scan(self, x: jax.Array, folded: Params) -> jax.Array:
-        """Apply layers [patterns, period, ...]."""
+    def scan(self, x: jax.Array, stacked: Params) -> jax.Array:
+        """Apply layers that fill whole patterns."""
         period = self.config.pattern_length
+        folded = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), stacked)
 
         def pattern(
             x: jax.Array, xs: tuple[Params, jax.Array]
@@ -528,46 +518,26 @@ class _Layers:
             kind = self.config.kinds[place]
             return self.layer(kind, x, params, self.first_layer + local)
 
-        layer = remat(layer, self.config.remat, keep_picked=self.keep_picked)
+        layer = remat(layer, self.config.remat)
         if self.guard is None:
             return layer(x, pattern)
         return self.guard(jnp.asarray(local), lambda x: layer(x, pattern), x)
 
 
-_PICKING = frozenset({"slice", "squeeze", "reshape", "dynamic_slice", "split"})
-"""Primitives, by name, that take a part of an array or another view of it."""
-
-
-def _all_but_picked(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Keep everything, but of what was picked only the source: a layer picks its
-    weights out of a stack that is there anyway.
-    """
-    return primitive.name not in _PICKING
-
-
-def remat(
-    layer: Callable[..., Any], policy: Remat, *, keep_picked: bool
-) -> Callable[..., Any]:
+def remat(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
     """Wrap a layer so that the backward pass computes again what the policy says.
 
     none: nothing; full: the whole layer; dots: all but the outputs of projections;
     attention: only the attention core (in `layers.attention`); offload: the whole
     layer, whose input waits in host memory.
-
-    Args:
-      layer: of arrays.
-      policy: one of the above.
-      keep_picked: none, attention: keep parts of arrays also where these are kept.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):
-        if keep_picked:
-            return layer
-        chosen = _all_but_picked
-    elif policy == "full":
+        return layer
+    if policy == "full":
         chosen = policies.nothing_saveable
     elif policy == "dots":
-        chosen = policies.dots_with_no_batch_dims_saveable
+        chosen = policies.save_only_these_names(PROJECTION)
     else:
         chosen = policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[],

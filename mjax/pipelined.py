@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from mjax.forward import Batch, Forward, dropout_key, last_position
 from mjax.mesh import collectives, zero
-from mjax.model import Params, Transformer, fold_layers
+from mjax.model import Params, Transformer
 from mjax.pipeline import run
 from mjax.pipeline.partition import Partition
 from mjax.pipeline.pieces import Pieces
@@ -91,10 +91,6 @@ class Pipelined(Forward):
         is_even = len(set(self.partition.layers_per_chunk)) == 1
 
         model = self._bind(weights.ends, weights.chunks)
-        period = model.config.pattern_length
-
-        def fold(layers: Params) -> Params:
-            return fold_layers(layers, period)
 
         def at(micro: Batch) -> Any:
             return None if key is None else dropout_key(key, micro)
@@ -123,9 +119,7 @@ class Pipelined(Forward):
                 guard=None if is_even else guard,
             )
 
-        return run.Model(
-            embed=embed, context=context, fold=fold, chunk=chunk, head=head
-        )
+        return run.Model(embed=embed, context=context, chunk=chunk, head=head)
 
     def _bind(self, ends: Params, layers: Params) -> Transformer:
         return nnx.merge(self.graph, ends | {"blocks": layers})

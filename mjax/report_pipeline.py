@@ -13,8 +13,8 @@ from mjax.config import TrainConfig
 from mjax.kernels.target import target
 from mjax.mesh.axes import AxisSizes
 from mjax.pipeline.config import PipelineConfig, make_pipeline
+from mjax.pipeline.model import Stash
 from mjax.pipeline.partition import Partition
-from mjax.pipeline.run import Stash
 from mjax.pipeline.schedule import Phase, Schedule
 
 

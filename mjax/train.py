@@ -40,7 +40,7 @@ from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import simulate_devices, start, wait_for_all
-from mjax.pipeline.run import STASH
+from mjax.pipeline.model import STASH
 from mjax.recipes import RECIPES
 from mjax.step import Program, build_program
 

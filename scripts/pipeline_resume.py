@@ -118,7 +118,7 @@ def compare(
     assert len(run) == len(reference) == NUM_STEPS
     early = largest_difference(run, window, "loss")
     norm = largest_difference(run, window, "grad_norm")
-    final = largest_difference(run, reference[-1:], "eval_loss")
+    final = largest_difference(run[-1:], reference[-1:], "eval_loss")
     values = f"{run[-1]['eval_loss']:.6f} against {reference[-1]['eval_loss']:.6f}"
     return early, final, [f"{early:.1e}", values, f"{final:.1e}", f"{norm:.1e}"]
 

@@ -12,7 +12,7 @@ from mjax.config import TrainConfig, smaller
 from mjax.mesh.axes import AxisSizes, MeshConfig
 from mjax.model import ModelConfig
 from mjax.pipeline.config import PipelineConfig
-from mjax.pipeline.run import STASH
+from mjax.pipeline.model import STASH
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 from tests.training import make_mesh
 

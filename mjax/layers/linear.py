@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from mjax.mesh import collectives
@@ -26,6 +27,10 @@ InWeight = Float[Array, "D ..."]
 
 OutWeight = Float[Array, "... D"]
 """A weight of this device that adds to it."""
+
+
+PROJECTION = "projection"
+"""Name under which remat policies know the output of a product with weights."""
 
 
 def column_parallel(
@@ -40,6 +45,7 @@ def column_parallel(
       x @ w for each w, over the whole sequence.
     """
     y = _multiply_joined(collectives.gather_sequence(x), tuple(weights))
+    y = checkpoint_name(y, PROJECTION)
     ends = np.cumsum([math.prod(w.shape[1:]) for w in weights[:-1]])
     return jnp.split(y, ends.tolist(), axis=2)
 
@@ -55,7 +61,7 @@ def row_parallel(
     Returns:
       the sum over i and over tp of part @ w, on t = T/tp positions.
     """
-    y = _multiply_and_add(tuple(parts), tuple(weights))
+    y = checkpoint_name(_multiply_and_add(tuple(parts), tuple(weights)), PROJECTION)
     return collectives.scatter_sequence(y)
 
 

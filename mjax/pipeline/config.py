@@ -8,8 +8,8 @@ error that names the nearest numbers that fit. No array and no device is touched
 import dataclasses
 from typing import Literal
 
+from mjax.pipeline.model import Idle, Options, Stash
 from mjax.pipeline.partition import Partition, split
-from mjax.pipeline.run import Idle, Options, Stash
 from mjax.pipeline.schedule import Schedule, ScheduleName, build, check
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from mjax.pipeline.run import Microbatch, Microbatches, Model, Weights
+from mjax.pipeline.model import Microbatch, Microbatches, Model, Weights
 
 
 def gradients(
@@ -31,7 +31,7 @@ def gradients(
 
         def through(x: Array, chunk: tuple[PyTree, Array]) -> tuple[Array, None]:
             layers, number = chunk
-            return model.chunk(model.fold(layers), x, context, number), None
+            return model.chunk(layers, x, context, number), None
 
         x = model.embed(weights.ends, micro)
         x, _ = lax.scan(through, x, (weights.chunks, numbers))

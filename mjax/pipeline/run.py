@@ -33,96 +33,20 @@ cross from stage to stage split over tp, as they are between two layers (the
 scatter/gather optimisation of the first, section 4.1).
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float
 
 from mjax.mesh import collectives
+from mjax.pipeline.model import Idle, Microbatches, Model, Options, Row, Weights
 from mjax.pipeline.pieces import Pieces
-from mjax.pipeline.residuals import separate
-from mjax.pipeline.schedule import IDLE, Phase, Schedule
-
-Stash = Literal["residuals", "input"]
-Idle = Literal["compute", "skip"]
-Microbatch = dict[str, Int[Array, "b T"]]
-Microbatches = dict[str, Int[Array, "M b T"]]
-Row = dict[str, Int[Array, ""]]
-"""The entries of one tick in this stage's column of the tables."""
-
-_TABLES = (
-    *("forward_chunk", "forward_microbatch", "backward_chunk", "backward_microbatch"),
-    *("stash_write", "stash_read", "gradient_write", "gradient_read"),
-)
-
-
-STASH = "pipeline_stash"
-"""Name in the traced step of the ring buffers between forward and backward slots."""
-
-
-class Weights(NamedTuple):
-    """Weights or their gradients, as one device holds them."""
-
-    chunks: PyTree
-    """Leaves [v, n, ...]: the n layers of each of this stage's v chunks."""
-    ends: PyTree
-    """Embedding, final norm and head; the same on every stage."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Model:
-    """A model as a pipeline sees it: functions that run per device."""
-
-    embed: Callable[[PyTree, Microbatch], Float[Array, "b t D"]]
-    """(ends, microbatch) -> what enters the first chunk."""
-    context: Callable[[Microbatch], PyTree]
-    """What all layers read beside their input; never kept, no gradient enters it."""
-    fold: Callable[[PyTree], PyTree]
-    """Gives the weights [n, ...] of a chunk the shapes that `chunk` takes, and moves no
-    value. What `chunk` itself derives from its weights may be kept as a residual, once
-    for every microbatch in flight."""
-    chunk: Callable[[PyTree, Array, PyTree, Array], Float[Array, "b t D"]]
-    """(folded weights, input, context, the chunk's number in the model) -> output."""
-    head: Callable[[PyTree, Array, Microbatch], Float[Array, "*dims"]]
-    """(ends, output of the last chunk, microbatch) -> the loss, or any result."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Choices that change time and memory, never the result."""
-
-    stash: Stash = "residuals"
-    """What a forward slot keeps: what the layers' remat policy lets them keep, or the
-    chunk's input alone, from which the backward slot computes the chunk again."""
-    idle: Idle = "compute"
-    """What a stage does in a slot that has nothing to do."""
-
-
-class _Carry(NamedTuple):
-    """What goes from tick to tick."""
-
-    x: Array
-    """Input of the forward slot."""
-    dx: Array
-    """What the last backward slot made, to be sent."""
-    gradients: Array
-    """Ring buffer of gradients that have arrived, [slots, b, t, D]."""
-    stash: tuple[Array, ...]
-    """Ring buffers of what waits for its backward slot, [slots, ...]."""
-    chunks: PyTree
-    """The compute copy, leaves [v, n, ...]; carried as it may still be gathered."""
-    total: Array
-    """Sum of the losses."""
-    d_chunks: PyTree
-    d_ends: PyTree
+from mjax.pipeline.schedule import Schedule
+from mjax.pipeline.tick import Body, Carry, Execution, zeros_of
 
 
 def gradients(
@@ -150,12 +74,12 @@ def gradients(
       gradients: of this stage's chunks, reduced, as they are stored; and of the ends
         what this stage did with them, still to be reduced.
     """
-    run = _Run(schedule, model, weights.ends, microbatches, options)
+    run = Execution(schedule, model, weights.ends, microbatches, options)
     carry = run.start(pieces.start(weights.chunks), dtype)
     parts: list[Array] = []
     for phase in _phases(schedule, pieces.num_ticks):
 
-        def tick(carry: _Carry, row: Row, phase: _Phase = phase) -> Any:
+        def tick(carry: Carry, row: Row, phase: Body = phase) -> Any:
             part: list[Array] = []
             if phase.reduces:
                 since = row["tick"] - (schedule.num_ticks - pieces.num_ticks)
@@ -190,7 +114,7 @@ def forward(
     Returns:
       the sum over the microbatches on the last stage, zero on all others.
     """
-    run = _Run(schedule, model, weights.ends, microbatches, Options(idle=idle))
+    run = Execution(schedule, model, weights.ends, microbatches, Options(idle=idle))
 
     def tick(carry: tuple[Array, Array], row: Row) -> tuple[tuple[Array, Array], None]:
         x, total = carry
@@ -208,24 +132,12 @@ def forward(
         )
         return (run.enter_next(row, collectives.send_to_next_stage(y)), total), None
 
-    start = run.enter_first(), _zeros(run.total_type)
+    start = run.enter_first(), zeros_of(run.total_type)
     (_, total), _ = lax.scan(tick, start, run.rows(0, schedule.num_ticks))
     return total
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Phase(Phase):
-    """A run of ticks with one body."""
-
-    has_loss: bool
-    """A forward slot of the last chunk is among them."""
-    gathers: bool
-    """Pieces of the next chunk's weights are gathered."""
-    reduces: bool
-    """Pieces of a finished chunk's gradients are reduced."""
-
-
-def _phases(schedule: Schedule, num_piece_ticks: int) -> list[_Phase]:
+def _phases(schedule: Schedule, num_piece_ticks: int) -> list[Body]:
     """Cut the schedule's phases where the ticks with pieces end or begin."""
     first_reducing = schedule.num_ticks - num_piece_ticks
     edges = (num_piece_ticks, first_reducing)
@@ -236,7 +148,7 @@ def _phases(schedule: Schedule, num_piece_ticks: int) -> list[_Phase]:
         cuts |= {edge for edge in edges if phase.start < edge < phase.stop}
         for start, stop in itertools.pairwise(sorted(cuts)):
             phases.append(
-                _Phase(
+                Body(
                     start=start,
                     stop=stop,
                     has_forward=phase.has_forward,
@@ -247,244 +159,6 @@ def _phases(schedule: Schedule, num_piece_ticks: int) -> list[_Phase]:
                 )
             )
     return phases
-
-
-class _Run:
-    """One execution on one device: what all ticks share, and a tick."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        model: Model,
-        ends: PyTree,
-        microbatches: Microbatches,
-        options: Options,
-    ) -> None:
-        self.schedule, self.model, self.ends = schedule, model, ends
-        self.microbatches, self.options = microbatches, options
-        self.stage = collectives.stage_index()
-        # Picked by the stage, as in a tick: its type says that it varies over stages.
-        self.any_microbatch = {
-            name: _get(x, self.stage) for name, x in microbatches.items()
-        }
-        self.x_type = jax.eval_shape(model.embed, ends, self.any_microbatch)
-        self.total_type = jax.eval_shape(
-            model.head, ends, self.x_type, self.any_microbatch
-        )
-
-    # ------------------------------------------------------ what a tick is about
-
-    def rows(self, start: int, stop: int) -> dict[str, Int[Array, " ticks"]]:
-        """Return this stage's column of the tables from one tick to another."""
-        tables = {name: getattr(self.schedule, name) for name in _TABLES}
-        for name in ("chunk", "microbatch"):
-            later = tables[f"forward_{name}"][1:]
-            tables[f"next_{name}"] = np.pad(
-                later, ((0, 1), (0, 0)), constant_values=IDLE
-            )
-        stacked = np.stack([table[start:stop] for table in tables.values()])
-        mine = jnp.asarray(stacked)[:, :, self.stage]
-        return dict(zip(tables, mine, strict=True)) | {"tick": jnp.arange(start, stop)}
-
-    def number(self, chunk: Int[Array, ""]) -> Int[Array, ""]:
-        """Return the number in the model of a local chunk."""
-        return chunk * self.schedule.num_stages + self.stage
-
-    def begins_at(self, chunk: Int[Array, ""]) -> Bool[Array, ""]:
-        """Say whether a local chunk is the model's first."""
-        return (chunk == 0) & (self.stage == 0)
-
-    def ends_at(self, chunk: Int[Array, ""]) -> Bool[Array, ""]:
-        """Say whether a local chunk is the model's last."""
-        last_stage = self.schedule.num_stages - 1
-        return (chunk == self.schedule.num_chunks - 1) & (self.stage == last_stage)
-
-    def microbatch(self, index: Int[Array, ""]) -> Microbatch:
-        """Return a microbatch; of an idle slot, any."""
-        return {name: _get(x, index) for name, x in self.microbatches.items()}
-
-    def pick(self, chunks: PyTree, chunk: Int[Array, ""]) -> PyTree:
-        """Return the folded weights of a local chunk; of an idle slot, any."""
-        return self.model.fold(jax.tree.map(lambda w: _get(w, chunk), chunks))
-
-    def if_used(self, chunk: Int[Array, ""], compute: Callable[[], Any]) -> Any:
-        """Compute a slot; an idle one gives anything, or zeros if skipped."""
-        if self.options.idle == "compute":
-            return compute()
-        types = jax.eval_shape(compute)
-        return lax.cond(chunk != IDLE, compute, lambda: jax.tree.map(_zeros, types))
-
-    # ------------------------------------------------------------------- a tick
-
-    def start(self, chunks: PyTree, dtype: DTypeLike) -> _Carry:
-        """Make the carry of the first tick."""
-        slot = (
-            self.pick(chunks, self.stage),
-            self.x_type,
-            self.model.context(self.any_microbatch),
-            self.stage,
-        )
-        if self.options.stash == "residuals":
-            self._residuals = separate(self._leaves, *slot, place=1)
-        _, kept = jax.eval_shape(self._keep, *slot)
-        slots, waiting = self.schedule.num_stash_slots, self.schedule.num_gradient_slots
-        return _Carry(
-            x=self.enter_first(),
-            dx=_zeros(self.x_type),
-            gradients=_zeros(self.x_type, waiting),
-            stash=tuple(checkpoint_name(_zeros(leaf, slots), STASH) for leaf in kept),
-            chunks=chunks,
-            total=_zeros(self.total_type),
-            d_chunks=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks),
-            d_ends=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), self.ends),
-        )
-
-    def tick(self, phase: _Phase, carry: _Carry, row: Row) -> _Carry:
-        """Do the forward and the backward slot of one tick."""
-        gradient, received = carry.dx, None
-        if phase.has_backward:
-            gradient = collectives.send_to_previous_stage(gradient)
-        if phase.has_forward:
-            y, carry = self._forward_slot(carry, row)
-            received = collectives.send_to_next_stage(y)
-            if phase.has_loss:
-                gradient, carry = self._loss(carry, row, y, gradient)
-        if phase.has_backward or phase.has_loss:
-            waiting = _put(carry.gradients, row["gradient_write"], gradient)
-            carry = carry._replace(gradients=waiting)
-        if phase.has_backward:
-            carry = self._backward_slot(carry, row)
-        if received is not None:
-            carry = carry._replace(x=self.enter_next(row, received))
-        return carry
-
-    def enter_first(self) -> Array:
-        """Return the input of the first tick's forward slot."""
-        first = self.schedule.forward_chunk[0], self.schedule.forward_microbatch[0]
-        chunk, index = (jnp.asarray(column)[self.stage] for column in first)
-        return self._enter(chunk, index, _zeros(self.x_type))
-
-    def enter_next(self, row: Row, received: Array) -> Array:
-        """Return the input of the next tick's forward slot."""
-        return self._enter(row["next_chunk"], row["next_microbatch"], received)
-
-    def _enter(
-        self, chunk: Int[Array, ""], index: Int[Array, ""], received: Array
-    ) -> Array:
-        return lax.cond(
-            self.begins_at(chunk),
-            lambda: self.model.embed(self.ends, self.microbatch(index)),
-            lambda: received,
-        )
-
-    def _forward_slot(self, carry: _Carry, row: Row) -> tuple[Array, _Carry]:
-        """Run a chunk forward; keep what its backward slot needs."""
-        chunk = row["forward_chunk"]
-        context = self.model.context(self.microbatch(row["forward_microbatch"]))
-        weights = self.pick(carry.chunks, chunk)
-        y, kept = self.if_used(
-            chunk, lambda: self._keep(weights, carry.x, context, self.number(chunk))
-        )
-        stash = tuple(
-            _put(buffer, row["stash_write"], leaf)
-            for buffer, leaf in zip(carry.stash, kept, strict=True)
-        )
-        return y, carry._replace(stash=stash)
-
-    def _loss(
-        self, carry: _Carry, row: Row, y: Array, gradient: Array
-    ) -> tuple[Array, _Carry]:
-        """Add the loss of a microbatch that has left the last chunk.
-
-        Its gradient takes the place of the one that arrives from the next stage, which
-        the last chunk has not got.
-        """
-        micro = self.microbatch(row["forward_microbatch"])
-
-        def compute() -> tuple[Array, PyTree, Array]:
-            loss, pull = jax.vjp(
-                lambda ends, y: self.model.head(ends, y, micro), self.ends, y
-            )
-            d_ends, dy = pull(jnp.ones_like(loss))
-            return carry.total + loss, _add(carry.d_ends, d_ends), dy
-
-        total, d_ends, gradient = lax.cond(
-            self.ends_at(row["forward_chunk"]),
-            compute,
-            lambda: (carry.total, carry.d_ends, gradient),
-        )
-        return gradient, carry._replace(total=total, d_ends=d_ends)
-
-    def _backward_slot(self, carry: _Carry, row: Row) -> _Carry:
-        """Run a chunk backward on the gradient that has arrived."""
-        chunk = row["backward_chunk"]
-        micro = self.microbatch(row["backward_microbatch"])
-        context = self.model.context(micro)
-        kept = tuple(_get(buffer, row["stash_read"]) for buffer in carry.stash)
-        dy = _get(carry.gradients, row["gradient_read"])
-        weights = self.pick(carry.chunks, chunk)
-
-        def compute() -> tuple[PyTree, Array]:
-            d_weights, dx = self._pull(kept, weights, context, self.number(chunk), dy)
-            return _add_to_chunk(carry.d_chunks, d_weights, chunk), dx
-
-        if self.options.idle == "skip":
-            d_chunks, dx = lax.cond(
-                chunk != IDLE, compute, lambda: (carry.d_chunks, _zeros(self.x_type))
-            )
-        else:
-            d_chunks, dx = compute()
-
-        def embed_backward() -> PyTree:
-            _, pull = jax.vjp(lambda ends: self.model.embed(ends, micro), self.ends)
-            return _add(carry.d_ends, pull(dx)[0])
-
-        d_ends = lax.cond(self.begins_at(chunk), embed_backward, lambda: carry.d_ends)
-        return carry._replace(dx=dx, d_chunks=d_chunks, d_ends=d_ends)
-
-    # -------------------------------------------- a chunk, and what is kept of it
-
-    def _keep(
-        self, weights: PyTree, x: Array, context: PyTree, number: Int[Array, ""]
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """Run a chunk; return its output and what `_pull` needs beside the weights."""
-        if self.options.stash == "input":
-            return self.model.chunk(weights, x, context, number), (x,)
-        y, pull = self._vjp(weights, x, context, number)
-        leaves, self._pull_structure = jax.tree.flatten(pull)
-        return y, self._residuals.kept(leaves)
-
-    def _leaves(self, *slot: Any) -> list[Array]:
-        """Return all that the backward pass of a chunk reads."""
-        return jax.tree.leaves(self._vjp(*slot)[1])
-
-    def _pull(
-        self,
-        kept: tuple[Array, ...],
-        weights: PyTree,
-        context: PyTree,
-        number: Int[Array, ""],
-        dy: Array,
-    ) -> tuple[PyTree, Array]:
-        """Return the gradients of a chunk's weights and of its input."""
-        if self.options.stash == "input":
-            _, pull = self._vjp(weights, kept[0], context, number, saved=True)
-        else:
-            # The input's place is filled with its gradient's: nothing reads it.
-            leaves = self._residuals.whole(kept, weights, dy, context, number)
-            pull = jax.tree.unflatten(self._pull_structure, leaves)
-            pull.args_res[0], pull.args_res[2:] = weights, [context, number]
-        d_weights, dx, *_ = pull(dy)
-        return d_weights, dx
-
-    def _vjp(self, *args: Any, saved: bool = False) -> tuple[Array, Any]:
-        """Differentiate a chunk; unless `saved`, only its input may be a residual."""
-        return jax.vjp(
-            self.model.chunk,
-            *args,
-            saveable_args=saved or (False, True, False, False),
-            in_nzs=(True, True, False, False),
-        )
 
 
 def if_true(
@@ -498,38 +172,3 @@ def if_true(
     if idle == "skip":
         return lax.cond(condition, compute, lambda x: x, x)
     return jnp.where(condition, compute(x), x)
-
-
-def _zeros(like: Any, *lead: int) -> Array:
-    """Make zeros of an abstract type, varying over the same mesh axes."""
-    zeros = jnp.zeros((*lead, *like.shape), like.dtype)
-    axes = tuple(sorted(like.manual_axis_type.varying))
-    return lax.pcast(zeros, axes, to="varying") if axes else zeros
-
-
-def _get(buffer: Array, slot: Int[Array, ""]) -> Array:
-    # XLA clamps: an idle slot's -1 reads entry 0.
-    if buffer.shape[0] == 1:
-        return buffer[0]
-    return lax.dynamic_index_in_dim(buffer, jnp.maximum(slot, 0), 0, keepdims=False)
-
-
-def _put(buffer: Array, slot: Int[Array, ""], value: Array) -> Array:
-    if buffer.shape[0] == 1:
-        return value[None]
-    return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
-
-
-def _add(total: PyTree, more: PyTree) -> PyTree:
-    return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, more)
-
-
-def _add_to_chunk(total: PyTree, more: PyTree, chunk: Int[Array, ""]) -> PyTree:
-    """Add gradients of folded weights to a chunk's; an idle slot adds zeros to any."""
-
-    def leaf(total: Array, more: Array) -> Array:
-        more = jnp.where(chunk == IDLE, 0, more.astype(total.dtype))
-        more = more.reshape(total.shape[1:])
-        return _put(total, jnp.maximum(chunk, 0), _get(total, chunk) + more)
-
-    return jax.tree.map(leaf, total, more)

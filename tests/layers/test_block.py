@@ -65,3 +65,18 @@ def test_offload_keeps_the_input_of_each_block_in_host_memory_only() -> None:
 
     assert set(stacked_residuals("full")) == {""}
     assert set(stacked_residuals("offload")) == {"<host>"}
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_joined_weights_never_wait_for_the_backward_pass(remat) -> None:
+    """One stack of them would be a copy of all weights of the model."""
+    model = dataclasses.replace(TINY, remat=remat, layers=5)
+    program = make_program(ONE_DEVICE, model)
+    trace = program.train_step.trace(program.abstract_state, program.abstract_batch)
+    width = 3 * TINY.d_model + TINY.ffn_width  # q | k | v | feed-forward in
+    text = str(trace.jaxpr)
+    assert f"f32[{TINY.d_model},{width}]" in text
+    assert f"f32[5,{TINY.d_model},{width}]" not in text
+    # The outputs of that product: one stack, or the parts it is split into, or none.
+    keeps_product = f"f32[5,{ROWS},{LENGTH},{width}]" in text
+    assert keeps_product is (remat == "dots")

@@ -41,9 +41,7 @@ def head(ends: Any, x: jax.Array, micro: Any) -> jax.Array:
     return -picked.sum()
 
 
-MODEL = run.Model(
-    embed=embed, context=context, fold=lambda w: w, chunk=chunk, head=head
-)
+MODEL = run.Model(embed=embed, context=context, chunk=chunk, head=head)
 
 
 def chunk_of_unit_length(weights: Any, x: jax.Array, context: Any, number: Any) -> Any:

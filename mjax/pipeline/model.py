@@ -1,0 +1,52 @@
+"""What the executor is given: a model as functions, its weights, choices."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from jaxtyping import Array, Float, Int, PyTree
+
+Stash = Literal["residuals", "input"]
+Idle = Literal["compute", "skip"]
+Microbatch = dict[str, Int[Array, "b T"]]
+Microbatches = dict[str, Int[Array, "M b T"]]
+Row = dict[str, Int[Array, ""]]
+"""The entries of one tick in this stage's column of the tables."""
+
+
+STASH = "pipeline_stash"
+"""Name in the traced step of the ring buffers between forward and backward slots."""
+
+
+class Weights(NamedTuple):
+    """Weights or their gradients, as one device holds them."""
+
+    chunks: PyTree
+    """Leaves [v, n, ...]: the n layers of each of this stage's v chunks."""
+    ends: PyTree
+    """Embedding, final norm and head; the same on every stage."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model as a pipeline sees it: functions that run per device."""
+
+    embed: Callable[[PyTree, Microbatch], Float[Array, "b t D"]]
+    """(ends, microbatch) -> what enters the first chunk."""
+    context: Callable[[Microbatch], PyTree]
+    """What all layers read beside their input; never kept, no gradient enters it."""
+    chunk: Callable[[PyTree, Array, PyTree, Array], Float[Array, "b t D"]]
+    """(weights [n, ...], input, context, the chunk's number in the model) -> output."""
+    head: Callable[[PyTree, Array, Microbatch], Float[Array, "*dims"]]
+    """(ends, output of the last chunk, microbatch) -> the loss, or any result."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Choices that change time and memory, never the result."""
+
+    stash: Stash = "residuals"
+    """What a forward slot keeps: what the layers' remat policy lets them keep, or the
+    chunk's input alone, from which the backward slot computes the chunk again."""
+    idle: Idle = "compute"
+    """What a stage does in a slot that has nothing to do."""
