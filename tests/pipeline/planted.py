@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mjax.mesh import collectives
-from mjax.pipeline import reference, run
+from mjax.pipeline import reference, run, tick
 from mjax.pipeline.schedule import IDLE, Schedule, build
 from tests.pipeline import toy
 
@@ -183,5 +183,7 @@ BUGS = {
             lambda x, send=collectives.send_to_next_stage: send(send(x)),
         )
     ),
-    "gradients of idle slots added": Bug(patched=(run, "_add_to_chunk", _add_idle_too)),
+    "gradients of idle slots added": Bug(
+        patched=(tick, "_add_to_chunk", _add_idle_too)
+    ),
 }
