@@ -7,7 +7,7 @@ import pytest
 
 from mjax import recipes
 from mjax.config import TrainConfig, check_sizes, from_json, parse, to_json
-from mjax.mesh.axes import AxisSizes
+from mjax.mesh.axes import AxisSizes, resolve
 from mjax.model import num_params
 
 EXPECTED_PARAMS = {
@@ -62,8 +62,8 @@ def test_a_recipe_has_the_size_in_its_name(name: str):
         ("gpt-350m", 24, 1024, 16),
         ("gpt-1b3", 24, 2048, 16),
         ("gpt-13b", 40, 5120, 40),
-        ("megascale-175b", 96, 12_288, 96),
-        ("megascale-530b", 105, 20_480, 128),
+        ("megascale-175b", 96, 12_288, 128),
+        ("megascale-530b", 105, 20_480, 160),
     ],
 )
 def test_the_published_shapes(name: str, layers: int, d_model: int, heads: int):
@@ -78,6 +78,22 @@ def test_megascale_keeps_its_vocabulary_and_sequence():
         assert config.data.seq_len == 2048
 
 
+@pytest.mark.parametrize(
+    ("name", "pp", "chunks", "gpus"),
+    [("megascale-175b", 8, 6, (256, 512, 1024)), ("megascale-530b", 35, 3, (2240,))],
+)
+def test_megascale_has_the_layout_of_the_paper(
+    name: str, pp: int, chunks: int, gpus: tuple[int, ...]
+):
+    config = recipes.RECIPES[name]()
+    layout = (config.mesh.tp, config.mesh.pp, config.pipeline.chunks, config.zero)
+    assert layout == (8, pp, chunks, 2)
+    for num_devices in gpus:
+        check_sizes(config, resolve(config.mesh, num_devices))
+    local_size = config.batch.size // resolve(config.mesh, gpus[-1]).dp
+    assert local_size == config.batch.microbatches
+
+
 def test_debug_divides_over_eight_devices_any_way():
     config = recipes.debug()
     for tp in (1, 2, 4, 8):
@@ -85,10 +101,9 @@ def test_debug_divides_over_eight_devices_any_way():
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
-def test_a_recipe_fits_on_one_node_of_its_tp(name: str):
+def test_a_recipe_fits_on_one_node_a_stage(name: str):
     config = recipes.RECIPES[name]()
-    tp = config.mesh.tp
-    check_sizes(config, AxisSizes(pp=1, dp_replicate=1, dp_shard=8 // tp, tp=tp))
+    check_sizes(config, resolve(config.mesh, 8 * config.mesh.pp))
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)

@@ -1,11 +1,13 @@
 """The two models of MegaScale: shapes to plan, count and measure with.
 
-Source: Jiang et al. 2024, arXiv:2402.15627, Table 1 (layers, widths, heads) and
-section 6.1 (sequences of 2,048 tokens, a vocabulary of 64,000), section 3.1 (parallel
-block, sliding window, LAMB). The paper gives neither the window nor the learning rate:
-attention is full here, and the rate is a guess that nothing was trained with. Text is
-synthetic and the vocabulary the model's own, so that the shapes are those of the table
-on any machine.
+Source: Jiang et al. 2024, arXiv:2402.15627, Table 1 (layers, widths, heads, tensor and
+pipeline parallelism), section 6.1 (interleaved schedule with six and three chunks,
+sequences of 2,048 tokens, a vocabulary of 64,000), section 2 (ZeRO-2), section 3.1
+(parallel block, sliding window, LAMB). The paper gives neither the window, the learning
+rate nor the size of a microbatch: attention is full here, the rate is a guess that
+nothing was trained with, and on the GPUs that a recipe names a microbatch is one
+sequence of each replica. Text is synthetic and the vocabulary the model's own, so that
+the shapes are those of the table on any machine.
 """
 
 from mjax.config import TrainConfig
@@ -13,39 +15,52 @@ from mjax.data.dataset import DataConfig
 from mjax.mesh.axes import MeshConfig
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
+from mjax.pipeline.config import PipelineConfig
 from mjax.step import BatchConfig
 
 
 def megascale_175b() -> TrainConfig:
-    """Shape a model of 96 layers and width 12288, split over the 8 GPUs of a node.
+    """Shape a model of 96 layers and width 12288: tensor 8, pipeline 8 of 6 chunks.
 
     Command: python -m mjax.train --recipe megascale-175b
-    Hardware: hundreds of GPUs; the paper's Table 2 starts at 256 with batches of 768.
+    Hardware: 1,024 GPUs, the last row with batches of 768 in the paper's Table 2; with
+    fewer a microbatch has more sequences: on the 256 of the first row
+    --batch.microbatches 192 makes it one again.
     Time: about 1.7e18 model FLOPs a step. Not trained: no loss is claimed.
     """
     return _megascale(
-        ModelConfig(layers=96, d_model=12_288, heads=96, vocab_size=64_000)
+        ModelConfig(layers=96, d_model=12_288, heads=128, vocab_size=64_000),
+        num_stages=8,
+        num_chunks=6,
+        batch=BatchConfig(size=768, microbatches=48),
     )
 
 
 def megascale_530b() -> TrainConfig:
-    """Shape a model of 105 layers and width 20480, split over the 8 GPUs of a node.
+    """Shape a model of 105 layers and width 20480: tensor 8, pipeline 35 of 3 chunks.
 
     Command: python -m mjax.train --recipe megascale-530b
-    Hardware: thousands of GPUs. Time: about 5.0e18 model FLOPs a step. Not trained: no
+    Hardware: 2,240 GPUs, the fewest in the paper's Figure 9, where a batch has as many
+    sequences as there are GPUs. Time: about 1.5e19 model FLOPs a step. Not trained: no
     loss is claimed.
     """
     return _megascale(
-        ModelConfig(layers=105, d_model=20_480, heads=128, vocab_size=64_000)
+        ModelConfig(layers=105, d_model=20_480, heads=160, vocab_size=64_000),
+        num_stages=35,
+        num_chunks=3,
+        batch=BatchConfig(size=2240, microbatches=280),
     )
 
 
-def _megascale(model: ModelConfig) -> TrainConfig:
+def _megascale(
+    model: ModelConfig, *, num_stages: int, num_chunks: int, batch: BatchConfig
+) -> TrainConfig:
     return TrainConfig(
         steps=100,
-        zero=3,
-        mesh=MeshConfig(tp=8),
-        batch=BatchConfig(size=768),
+        zero=2,
+        mesh=MeshConfig(pp=num_stages, tp=8),
+        pipeline=PipelineConfig(chunks=num_chunks),
+        batch=batch,
         model=model,
         data=DataConfig(path=("synthetic",), vocab="model", seq_len=2048),
         optim=OptimConfig(name="lamb", lr=1e-3, warmup_steps=10),
