@@ -64,7 +64,7 @@ def _sizes(*, pp: int, dp: int, tp: int) -> AxisSizes:
 
 
 _SMALL = ModelConfig(layers=8, d_model=1024, heads=16, vocab_size=32_768)
-_175B = ModelConfig(layers=32, d_model=12_288, heads=96, vocab_size=64_000)
+_175B = ModelConfig(layers=32, d_model=12_288, heads=128, vocab_size=64_000)
 
 CASES = (
     Case(
