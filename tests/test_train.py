@@ -156,9 +156,14 @@ def test_a_pipeline_says_what_it_will_do_and_need(tmp_path, capsys):
         "memory of one device, estimated",
     ):
         assert said in out
-    [slots] = re.findall(r"3 slots x ([\d.]+) MiB = ([\d.]+) MiB", out)
-    assert float(slots[1]) == pytest.approx(3 * float(slots[0]), abs=0.2)
-    assert re.search(rf"stash +{slots[1]} MiB\n", out)
+    size = r"([\d.]+) ([KM])iB"
+    [(slot, unit, stash, total_unit)] = re.findall(rf"3 slots x {size} = {size}", out)
+    bytes_per = {"K": 2**10, "M": 2**20}
+    # Both are rounded to a tenth of their unit.
+    total = float(stash) * bytes_per[total_unit]
+    slack = 0.15 * bytes_per[unit] + 0.05 * bytes_per[total_unit]
+    assert total == pytest.approx(3 * float(slot) * bytes_per[unit], abs=slack)
+    assert re.search(rf"stash +{stash} {total_unit}iB\n", out)
 
 
 def test_a_run_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, capsys):
