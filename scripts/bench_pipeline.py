@@ -68,7 +68,9 @@ class Variant:
     def name(self) -> str:
         """What the table calls it."""
         if self.schedule is None:
-            return f"dp={NUM_DEVICES}, {self.microbatches} microbatches"
+            whole = self.microbatches == 1
+            pieces = "whole batch" if whole else f"{self.microbatches} microbatches"
+            return f"dp={NUM_DEVICES}, {pieces}"
         return (
             f"pp={NUM_DEVICES}, {self.schedule}, v={self.chunks}, "
             f"m={self.microbatches}, stash {self.stash}, idle {self.idle}"

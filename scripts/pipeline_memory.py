@@ -28,6 +28,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
+from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.mesh import collectives
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.described import described_mesh
@@ -318,32 +319,24 @@ the pipelines alone.""",
 
 
 def parts_table(results: Results) -> Table:
-    """Say what the bytes are, and check that with the schedule that has most slots."""
+    """Say what the bytes are, and check the slots by a schedule that has many."""
     layer = 2 * SEQ_LEN * MODEL.d_model  # A block's input, bfloat16.
-    ends = 2 * MODEL.padded_vocab * MODEL.d_model  # Parameters.
-    chunks = num_params(MODEL) - ends - MODEL.d_model
-    held = ends + MODEL.d_model + chunks // NUM_STAGES
-    temp = results[OURS, ENDS[1]].temp_bytes
+    norm, ends = MODEL.d_model, 2 * MODEL.padded_vocab * MODEL.d_model  # Parameters.
+    held = ends + norm + (num_params(MODEL) - ends - norm) // NUM_STAGES
+    num_chunks = CHUNKED.num_chunks(SEQ_LEN, MODEL.padded_vocab)
+    logits = -(-SEQ_LEN // num_chunks) * MODEL.padded_vocab
     schedule = OURS.build_schedule(ENDS[1])
-    stash = schedule.num_stash_slots * layer
-    waiting = schedule.num_gradient_slots * layer
-    known = 6 * held + stash + waiting
+    stash, waiting = schedule.num_stash_slots, schedule.num_gradient_slots
     parts = [
-        ("compute copy, bfloat16", "2 bytes x parameters of a stage", 2 * held),
-        ("gradients, float32", "4 bytes x parameters of a stage", 4 * held),
-        ("stash", f"{schedule.num_stash_slots} slots x {layer} bytes", stash),
-        (
-            "gradients that wait",
-            f"{schedule.num_gradient_slots} slots x {layer}",
-            waiting,
-        ),
-        (
-            "the rest",
-            "work space of one tick; sum of the ends over stages",
-            temp - known,
-        ),
-        ("together", "", temp),
+        ("compute copy", "2 bytes x parameters of a stage", 2 * held),
+        ("gradients", "4 bytes x parameters of a stage", 4 * held),
+        ("stash", f"{stash} slots x {layer} bytes", stash * layer),
+        ("gradients that wait", f"{waiting} slots x {layer} bytes", waiting * layer),
+        ("logits", "(4 + 2) bytes x positions x vocabulary", 6 * logits),
     ]
+    temp = results[OURS, ENDS[1]].temp_bytes
+    rest = temp - sum(size for _, _, size in parts)
+    parts += [("the rest", "work space of a tick", rest), ("together", "", temp)]
     gpipe = Case(schedule="gpipe", chunks=1)
     few, many = (gpipe.build_schedule(m) for m in ENDS)
     # A chunk of two layers: remat full keeps both inputs.
