@@ -36,8 +36,10 @@ from mjax.model import ModelConfig, Remat, num_params
 from mjax.optim import OptimConfig
 from mjax.pipeline import run
 from mjax.pipeline.config import PipelineConfig
+from mjax.pipeline.model import Row, Stash
 from mjax.pipeline.pieces import Pieces
 from mjax.pipeline.schedule import Schedule, ScheduleName, build, build_forward
+from mjax.pipeline.tick import Execution, zeros_of
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 from scripts.evidence import Table, write_page
 
@@ -81,16 +83,16 @@ def gradients_by_autodiff(
         num_microbatches=schedule.num_microbatches,
     )
 
-    def start(weights: run.Weights) -> tuple[run._Run, PyTree]:
+    def start(weights: run.Weights) -> tuple[Execution, PyTree]:
         copy = jax.tree.map(lambda w: w.astype(pieces.compute_dtype), weights)
-        return run._Run(forward, model, copy.ends, microbatches, options), copy.chunks
+        return Execution(forward, model, copy.ends, microbatches, options), copy.chunks
 
     @functools.partial(
         jax.checkpoint,
         policy=jax.checkpoint_policies.nothing_saveable,
         prevent_cse=False,
     )
-    def tick(weights: run.Weights, carry: Any, row: run.Row) -> Any:
+    def tick(weights: run.Weights, carry: Any, row: Row) -> Any:
         x, total = carry
         at, chunks = start(weights)
         chunk = row["forward_chunk"]
@@ -110,7 +112,7 @@ def gradients_by_autodiff(
 
     def loss(weights: run.Weights) -> Float[Array, ""]:
         at, _ = start(weights)
-        first = run._zeros(at.x_type), run._zeros(at.total_type)
+        first = zeros_of(at.x_type), zeros_of(at.total_type)
         rows = at.rows(0, forward.num_ticks)
         (_, total), _ = lax.scan(
             lambda carry, row: (tick(weights, carry, row), None), first, rows
@@ -132,7 +134,7 @@ class Case:
     schedule: ScheduleName = "interleaved-1f1b"
     chunks: int = 2
     remat: Remat = "full"
-    stash: run.Stash = "residuals"
+    stash: Stash = "residuals"
     vocab_size: int = MODEL.vocab_size
     autodiff: bool = False
     """Differentiate the forward ticks in place of the schedule's backward slots."""
