@@ -30,11 +30,12 @@ from mjax.layers.block import (
 from mjax.layers.dropout import DropoutKey as DropoutKey
 from mjax.layers.dropout import dropout
 from mjax.layers.embed import Embedding, Head
-from mjax.layers.linear import PROJECTION
 from mjax.layers.loss import NO_TARGET as NO_TARGET
 from mjax.layers.loss import mask_padding
 from mjax.layers.norm import Norm
 from mjax.layers.rope import RopeConfig, angles
+from mjax.layers.stack import BLOCK_INPUT, Guard, Layers
+from mjax.layers.stack import Remat as Remat
 from mjax.pipeline.partition import EMPTY, Partition
 
 Params = dict[str, Any]
@@ -44,11 +45,6 @@ _SIZES = (
     *("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff"),
     *("vocab_size", "vocab_multiple"),
 )
-
-Guard = Callable[[jax.Array, Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
-"""Decides whether a layer is applied: (index, layer, input) -> output."""
-
-Remat = Literal["none", "full", "dots", "attention", "offload"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -369,7 +365,14 @@ class Transformer(nnx.Module):
 
         if stacked is None:
             stacked = nnx.to_pure_dict(blocks)
-        return _Layers(layer, self.config, first_layer, guard).run(x, stacked)
+        layers = Layers(
+            layer=layer,
+            kinds=self.config.kinds[: self.config.pattern_length],
+            remat=self.config.remat,
+            first_layer=first_layer,
+            guard=guard,
+        )
+        return layers.run(x, stacked)
 
     def loss(
         self, x: Float[Array, "B t D"], targets: Int[Array, "B T"]
@@ -428,10 +431,6 @@ class Transformer(nnx.Module):
         )
 
 
-BLOCK_INPUT = "block_input"
-"""Name under which remat policies know the residual stream before a block."""
-
-
 def _stacked_blocks(
     config: ModelConfig, rngs: nnx.Rngs, partition: Partition | None
 ) -> Block:
@@ -457,95 +456,6 @@ def _stacked_blocks(
         return nnx.merge(graph, jax.vmap(draw)(keys))
     layers = partition.layer_of_slot
     return nnx.merge(graph, jax.vmap(draw_slot)(keys[layers.clip(0)], layers != EMPTY))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layers:
-    """Applies layers: a scan over the repeating pattern of kinds.
-
-    Kinds are static within the pattern, so kernels see constant windows and compile
-    time grows with the pattern, not with the number of layers.
-    """
-
-    layer: Callable[..., jax.Array]
-    """(kind, input, parameters, index in the model) -> output."""
-    config: ModelConfig
-    first_layer: Int[Array, ""] | int
-    guard: Guard | None
-
-    def run(self, x: jax.Array, stacked: Params) -> jax.Array:
-        """Apply layers [n, ...]: whole patterns in a scan, then the rest."""
-        period = self.config.pattern_length
-        num_layers = jax.tree.leaves(stacked)[0].shape[0]
-        num_patterns = num_layers // period if num_layers > period else 0
-        num_scanned = num_patterns * period
-        if num_patterns:
-            x = self.scan(x, jax.tree.map(lambda a: a[:num_scanned], stacked))
-        rest = jax.tree.map(lambda a: a[num_scanned:], stacked)
-        for place in range(num_layers - num_scanned):
-            x = self.apply(place, x, rest, num_scanned)
-        return x
-
-    def scan(self, x: jax.Array, stacked: Params) -> jax.Array:
-        """Apply layers that fill whole patterns."""
-        period = self.config.pattern_length
-        folded = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), stacked)
-
-        def pattern(
-            x: jax.Array, xs: tuple[Params, jax.Array]
-        ) -> tuple[jax.Array, None]:
-            params, first = xs
-            for place in range(period):
-                x = self.apply(place, x, params, first)
-            return x, None
-
-        num_patterns = jax.tree.leaves(folded)[0].shape[0]
-        firsts = period * jnp.arange(num_patterns)
-        return jax.lax.scan(pattern, x, (folded, firsts))[0]
-
-    def apply(
-        self, place: int, x: jax.Array, pattern: Params, first: jax.Array | int
-    ) -> jax.Array:
-        """Apply one layer of a pattern whose parameters are [period, ...].
-
-        It picks its parameters inside of what is computed again in the backward pass:
-        picked outside, they would be kept, a copy of all weights.
-        """
-        local = first + place
-
-        def layer(x: jax.Array, pattern: Params) -> jax.Array:
-            params = jax.tree.map(lambda a: a[place], pattern)
-            kind = self.config.kinds[place]
-            return self.layer(kind, x, params, self.first_layer + local)
-
-        layer = remat(layer, self.config.remat)
-        if self.guard is None:
-            return layer(x, pattern)
-        return self.guard(jnp.asarray(local), lambda x: layer(x, pattern), x)
-
-
-def remat(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
-    """Wrap a layer so that the backward pass computes again what the policy says.
-
-    none: nothing; full: the whole layer; dots: all but the outputs of projections;
-    attention: only the attention core (in `layers.attention`); offload: the whole
-    layer, whose input waits in host memory.
-    """
-    policies = jax.checkpoint_policies
-    if policy in ("none", "attention"):
-        return layer
-    if policy == "full":
-        chosen = policies.nothing_saveable
-    elif policy == "dots":
-        chosen = policies.save_only_these_names(PROJECTION)
-    else:
-        chosen = policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[],
-            names_which_can_be_offloaded=[BLOCK_INPUT],
-            offload_src="device",
-            offload_dst="pinned_host",
-        )
-    return jax.checkpoint(layer, policy=chosen)
 
 
 def abstract_params(
@@ -575,33 +485,3 @@ def map_params(f: Callable[[nnx.Variable, bool], Any], state: Any) -> Params:
 
     mapped = jax.tree_util.tree_map_with_path(leaf, state, is_leaf=is_leaf)
     return nnx.to_pure_dict(mapped)
-
-
-def num_params(config: ModelConfig) -> int:
-    """Count stored parameters, padding of the vocabulary included."""
-    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)[1]))
-
-
-def visible_pairs(seq_len: int, window: int | None) -> int:
-    """Count the (query, key) pairs that a causal window lets through."""
-    w = seq_len if window is None else min(window, seq_len)
-    return w * (w + 1) // 2 + (seq_len - w) * w
-
-
-def flops_per_token(config: ModelConfig, seq_len: int) -> float:
-    """Count the model's FLOPs per token of a training step: forward plus backward.
-
-    3 x [2 x (weights of the projections and of the output head) + 4 N H x (visible
-    keys per query, mean over the sequence, summed over layers)]: a multiply-add is two
-    FLOPs, a backward pass two forward passes. Padding, recomputation, masked scores and
-    elementwise work are not counted.
-
-    Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1; differs: attention is
-    counted over visible pairs only, not over the full square.
-    """
-    d, heads, h = config.d_model, config.heads, config.head_width
-    attention = d * h * (2 * heads + 2 * config.num_kv_heads)
-    ffn = d * config.ffn_width * (3 if config.activation == "swiglu" else 2)
-    weights = config.layers * (attention + ffn) + config.vocab_size * d
-    pairs = sum(visible_pairs(seq_len, kind.window) for kind in config.kinds)
-    return 3.0 * (2 * weights + 4 * heads * h * pairs / seq_len)

@@ -16,6 +16,7 @@ from jaxtyping import Int
 import mjax
 from mjax import loop, memory, metrics
 from mjax.config import TrainConfig
+from mjax.counts import flops_per_token, num_params
 from mjax.data.dataset import Dataset
 from mjax.data.sampler import held_out_indices
 from mjax.kernels.attention.api import choose
@@ -23,7 +24,6 @@ from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.kernels.layer_norm import api as layer_norm
 from mjax.kernels.target import target
 from mjax.mesh.axes import AxisSizes
-from mjax.model import flops_per_token, num_params
 
 _PROMPT_TOKENS = 64
 _ENDINGS = {

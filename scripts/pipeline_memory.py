@@ -28,11 +28,12 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
+from mjax.counts import num_params
 from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.mesh import collectives
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.described import described_mesh
-from mjax.model import ModelConfig, Remat, num_params
+from mjax.model import ModelConfig, Remat
 from mjax.optim import OptimConfig
 from mjax.pipeline import run
 from mjax.pipeline.config import PipelineConfig

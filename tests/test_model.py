@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mjax.model import (
-    ModelConfig,
-    Transformer,
-    flops_per_token,
-    num_params,
-    visible_pairs,
-)
+from mjax.counts import flops_per_token, num_params, visible_pairs
+from mjax.model import ModelConfig, Transformer
 from scripts.hlo_dots import count_dot_flops
 from tests.training import LENGTH, ONE_DEVICE, ROWS, TINY, make_batch, make_program
 

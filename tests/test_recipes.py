@@ -7,8 +7,8 @@ import pytest
 
 from mjax import recipes
 from mjax.config import TrainConfig, check_sizes, from_json, parse, to_json
+from mjax.counts import num_params
 from mjax.mesh.axes import AxisSizes, resolve
-from mjax.model import num_params
 
 EXPECTED_PARAMS = {
     "gpt-125m": 125e6,

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mjax.model import ModelConfig, flops_per_token, num_params
+from mjax.counts import flops_per_token, num_params
+from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.step import BatchConfig, PrecisionConfig, build_program
 from mjax.step import Program as StepProgram

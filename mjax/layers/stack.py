@@ -1,0 +1,112 @@
+"""Apply a stack of layers: one compiled pattern of kinds, scanned, with remat."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from mjax.layers.block import LayerKind
+from mjax.layers.linear import PROJECTION
+
+Guard = Callable[[jax.Array, Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
+"""Decides whether a layer is applied: (index, layer, input) -> output."""
+
+Remat = Literal["none", "full", "dots", "attention", "offload"]
+
+
+BLOCK_INPUT = "block_input"
+"""Name under which remat policies know the residual stream before a block."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Applies layers: a scan over the repeating pattern of kinds.
+
+    Kinds are static within the pattern, so kernels see constant windows and compile
+    time grows with the pattern, not with the number of layers.
+    """
+
+    layer: Callable[..., jax.Array]
+    """(kind, input, parameters, index in the model) -> output."""
+    kinds: Sequence[LayerKind]
+    """The pattern that repeats, from the first layer on."""
+    remat: Remat
+    first_layer: Int[Array, ""] | int
+    guard: Guard | None
+
+    def run(self, x: jax.Array, stacked: PyTree) -> jax.Array:
+        """Apply layers [n, ...]: whole patterns in a scan, then the rest."""
+        period = len(self.kinds)
+        num_layers = jax.tree.leaves(stacked)[0].shape[0]
+        num_patterns = num_layers // period if num_layers > period else 0
+        num_scanned = num_patterns * period
+        if num_patterns:
+            x = self.scan(x, jax.tree.map(lambda a: a[:num_scanned], stacked))
+        rest = jax.tree.map(lambda a: a[num_scanned:], stacked)
+        for place in range(num_layers - num_scanned):
+            x = self.apply(place, x, rest, num_scanned)
+        return x
+
+    def scan(self, x: jax.Array, stacked: PyTree) -> jax.Array:
+        """Apply layers that fill whole patterns."""
+        period = len(self.kinds)
+        folded = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), stacked)
+
+        def pattern(
+            x: jax.Array, xs: tuple[PyTree, jax.Array]
+        ) -> tuple[jax.Array, None]:
+            params, first = xs
+            for place in range(period):
+                x = self.apply(place, x, params, first)
+            return x, None
+
+        num_patterns = jax.tree.leaves(folded)[0].shape[0]
+        firsts = period * jnp.arange(num_patterns)
+        return jax.lax.scan(pattern, x, (folded, firsts))[0]
+
+    def apply(
+        self, place: int, x: jax.Array, pattern: PyTree, first: jax.Array | int
+    ) -> jax.Array:
+        """Apply one layer of a pattern whose parameters are [period, ...].
+
+        It picks its parameters inside of what is computed again in the backward pass:
+        picked outside, they would be kept, a copy of all weights.
+        """
+        local = first + place
+
+        def layer(x: jax.Array, pattern: PyTree) -> jax.Array:
+            params = jax.tree.map(lambda a: a[place], pattern)
+            kind = self.kinds[place]
+            return self.layer(kind, x, params, self.first_layer + local)
+
+        layer = checkpointed(layer, self.remat)
+        if self.guard is None:
+            return layer(x, pattern)
+        return self.guard(jnp.asarray(local), lambda x: layer(x, pattern), x)
+
+
+def checkpointed(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
+    """Wrap a layer so that the backward pass computes again what the policy says.
+
+    none: nothing; full: the whole layer; dots: all but the outputs of projections;
+    attention: only the attention core (in `layers.attention`); offload: the whole
+    layer, whose input waits in host memory.
+    """
+    policies = jax.checkpoint_policies
+    if policy in ("none", "attention"):
+        return layer
+    if policy == "full":
+        chosen = policies.nothing_saveable
+    elif policy == "dots":
+        chosen = policies.save_only_these_names(PROJECTION)
+    else:
+        chosen = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[BLOCK_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    return jax.checkpoint(layer, policy=chosen)
