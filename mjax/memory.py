@@ -45,6 +45,7 @@ class Estimate:
 def estimate(
     step: jax.stages.Traced,
     state: Any,
+    saved: Any,
     *,
     compute: DTypeLike,
     reduce: DTypeLike,
@@ -56,6 +57,8 @@ def estimate(
     Args:
       step: the training step, traced.
       state: shapes, dtypes and shardings of the state.
+      saved: the same of the form that a checkpoint holds; what is not the same leaf is
+        copied while the state is saved.
       compute: dtype of the compute copy.
       reduce: dtype of the gradients.
       stash_name: name of the pipeline's ring buffers in the trace.
@@ -74,7 +77,9 @@ def estimate(
     stash = sum(map(liveness.num_bytes, liveness.named(body, stash_name)))
     # Then the activations are gone; an update of every parameter waits for the norms.
     in_update = sum(map(_stored, params)) * np.dtype(reduce).itemsize + stored
-    peak = max(liveness.peak_bytes(body), in_update)
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(saved), strict=True)
+    in_save = sum(_stored(b) * b.dtype.itemsize for a, b in pairs if a is not b)
+    peak = max(liveness.peak_bytes(body), in_update, in_save)
     return Estimate(
         state=sum(_stored(x) * x.dtype.itemsize for x in jax.tree.leaves(state)),
         compute_copy=compute_copy,

@@ -6,12 +6,13 @@ chunk and after the last one; what all stages share is gathered and reduced here
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from mjax.forward import Batch, Forward, dropout_key, last_position
 from mjax.mesh import collectives, zero
@@ -105,7 +106,7 @@ class Pipelined(Forward):
 
         def chunk(layers: Params, x: Array, context: Any, number: Array) -> Array:
             def guard(local: Array, layer: Any, x: Array) -> Array:
-                return run.if_true(
+                return _if_true(
                     local < num_layers[number], layer, x, idle=self.options.idle
                 )
 
@@ -165,3 +166,16 @@ class Pipelined(Forward):
     def _join(self, chunks: Params) -> Params:
         """Give [v, n, ...] back as [slots of this stage, ...]."""
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chunks)
+
+
+def _if_true(
+    condition: Bool[Array, ""],
+    compute: Callable[[Array], Array],
+    x: Array,
+    *,
+    idle: run.Idle,
+) -> Array:
+    """Return compute(x) where the condition holds, else x; idle: `run.Options`."""
+    if idle == "skip":
+        return jax.lax.cond(condition, compute, lambda x: x, x)
+    return jnp.where(condition, compute(x), x)

@@ -51,14 +51,16 @@ def describe(
 def _zero_line(config: TrainConfig, sizes: AxisSizes) -> str:
     if sizes.dp == 1:
         return "over dp: nothing to gather or to reduce, its size is 1"
+    gathers = config.zero > 0 and sizes.dp_shard > 1
     if config.pipeline.chunks == 1:
-        when = "before the first tick, reduced after the last"
+        what = "gradients are reduced after the last tick"
+        if gathers:
+            what = f"weights are gathered before the first tick, {what}"
     else:
-        when = (
-            "and reduced while the stages compute, in pieces; the first chunk before "
-            "the first tick and after the last"
-        )
-    return f"over dp {sizes.dp}, ZeRO {config.zero}: layers are gathered {when}"
+        what = "weights are gathered and gradients" if gathers else "gradients are"
+        what += " reduced in pieces while the stages compute; the first chunk's "
+        what += "before the first tick and after the last" if gathers else "at the end"
+    return f"over dp {sizes.dp}, ZeRO {config.zero}: {what}"
 
 
 def _stash_line(schedule: Schedule, stash: Stash, num_bytes: int) -> str:

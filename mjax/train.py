@@ -265,6 +265,7 @@ def _trace(
     needed = memory.estimate(
         step,
         state,
+        program.abstract_saved,
         compute=config.precision.compute,
         reduce=config.precision.reduce,
         stash_name=STASH,

@@ -43,6 +43,7 @@ def estimate(of: Program) -> tuple[jax.stages.Traced, memory.Estimate]:
     return step, memory.estimate(
         step,
         of.abstract_state,
+        of.abstract_saved,
         compute="float32",
         reduce="float32",
         stash_name=STASH,
@@ -82,6 +83,17 @@ def test_the_parts_whose_sizes_are_known_are_exact():
     # Interleaved, P = v = 2: 2 (P - 1) + (v - 1) P + 1 inputs on the first stage.
     assert found.stash == 5 * (ROWS // 2 // MICROBATCHES) * LENGTH * 128 * 4
     assert 2 * found.state == pytest.approx(3 * 4 * (blocks // 2 + ends), rel=0.01)
+
+
+def test_a_save_that_orders_the_layers_needs_room_for_its_copy(monkeypatch):
+    """Here the step itself needs next to nothing, so the save decides."""
+    of = program(pp=2, pipeline=PipelineConfig(chunks=2, stash="input"))
+    monkeypatch.setattr(memory.liveness, "peak_bytes", lambda body: 0)
+    found = estimate(of)[1]
+    blocks = jax.tree.leaves(of.abstract_state.params["blocks"])
+    # Parameters and two moments of the layers of one stage, in float32.
+    copy = 3 * 4 * sum(p.size for p in blocks) // 2
+    assert found.total == found.state + copy
 
 
 # --------------------------------------------------------------------- what is refused

@@ -54,8 +54,9 @@ def test_every_number_of_an_interleaved_pipeline_is_said():
         "sent backward, gradients of 256.0 KiB: 8, 16, 16, 16 a step from the devices "
         "of stages 0 to 3, at most 4.0 MiB; over the wire go 4.8 MiB from each, as the "
         "whole ring sends in all 19 ticks",
-        "over dp 2, ZeRO 2: layers are gathered and reduced while the stages compute, "
-        "in pieces; the first chunk before the first tick and after the last",
+        "over dp 2, ZeRO 2: weights are gathered and gradients reduced in pieces while "
+        "the stages compute; the first chunk's before the first tick and after the "
+        "last",
     ]
 
 
@@ -88,8 +89,19 @@ def test_every_number_of_an_interleaved_pipeline_is_said():
         (
             PipelineConfig(),
             {"dp_replicate": 2},
-            "over dp 2, ZeRO 2: layers are gathered before the first tick, reduced "
-            "after the last",
+            "over dp 2, ZeRO 2: gradients are reduced after the last tick",
+        ),
+        (
+            PipelineConfig(),
+            {"dp_shard": 2},
+            "over dp 2, ZeRO 2: weights are gathered before the first tick, gradients "
+            "are reduced after the last tick",
+        ),
+        (
+            PipelineConfig(chunks=2),
+            {"dp_replicate": 2},
+            "over dp 2, ZeRO 2: gradients are reduced in pieces while the stages "
+            "compute; the first chunk's at the end",
         ),
         (
             PipelineConfig(schedule="gpipe", stash="input", uneven_layers=True),

@@ -1,7 +1,7 @@
 """XLA options that a program is compiled with: the one table.
 
-They are given per program, as compiler options, so that an environment variable of the
-user comes on top and no process-wide state is changed.
+They are given per program, as compiler options: they win over those of XLA_FLAGS, and
+no process-wide state is changed.
 """
 
 from mjax.mesh.axes import AxisSizes

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mjax import flags
 from mjax.pipeline import show
+from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.schedule import Schedule, ScheduleName, build
 
 _WRITERS: dict[str, Callable[[Schedule], str]] = {
@@ -42,13 +43,6 @@ class Show:
                 f"nearest is {self.out.with_suffix('.html')}"
             )
 
-    @property
-    def schedule_or_default(self) -> ScheduleName:
-        """The schedule that is asked for, or the one that fits the chunks."""
-        if self.schedule is not None:
-            return self.schedule
-        return "interleaved-1f1b" if self.chunks > 1 else "1f1b"
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code: 0, or 2 after bad input."""
@@ -56,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         command = read(words)
         schedule = build(
-            command.schedule_or_default,
+            PipelineConfig(
+                schedule=command.schedule, chunks=command.chunks
+            ).schedule_name,
             num_stages=command.pp,
             num_chunks=command.chunks,
             num_microbatches=command.microbatches,

@@ -28,7 +28,8 @@ class PipelineConfig:
     """A stage with nothing to do: compute on anything, or skip by a condition, which
     makes a GPU wait for the host. auto: skip on CPU, else compute."""
     uneven_layers: bool = False
-    """Let chunks differ by one layer: first the last is shorter, then the first."""
+    """Let chunks differ by one layer, or one pattern of layer kinds: first the last is
+    shorter, then the first."""
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""

@@ -3,9 +3,10 @@
 A stage needs its second chunk only P ticks after its first, and has finished the
 gradients of its last chunk (v - 1) P ticks before the end. So only the first chunk is
 gathered before the first tick and only its gradients are reduced after the last tick;
-the rest goes over the wire in P pieces a chunk while the stage computes. Pieces are
-slices of each weight along a dim that dp_shard does not split; a weight without such a
-dim (a norm's scale) is gathered before and reduced after, with all its chunks.
+the rest goes over the wire in pieces, at most P a chunk, while the stage computes.
+Pieces are slices of each weight along a dim that dp_shard does not split, as many as
+divide it; a weight without such a dim (a norm's scale) is gathered before and reduced
+after, with all its chunks.
 
 Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.2 and figure 4: the
 gather of the next chunk is prefetched, the reduce-scatter of the finished one deferred.
@@ -13,7 +14,7 @@ gather of the next chunk is prefetched, the reduce-scatter of the finished one d
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ class Pieces:
     """Communication of the chunks' weights over data parallelism, in pieces."""
 
     num_stages: int
-    """P, also the number of pieces of a chunk."""
+    """P, also the ticks in which a chunk's pieces go."""
     num_chunks: int
     """v, chunks of a stage."""
     split: bool
@@ -61,7 +62,7 @@ class Pieces:
         """
 
         def leaf(x: Array, spec: PartitionSpec) -> Array:
-            if self._dim(x, spec) is None:
+            if self._cut(x, spec) is None:
                 return _over_stack(x, spec, self._gather)
             first = self._gather(x[0], spec)
             rest = jnp.zeros_like(first, shape=(self.num_chunks - 1, *first.shape))
@@ -82,10 +83,10 @@ class Pieces:
         chunk, piece = tick // self.num_stages + 1, tick % self.num_stages
 
         def leaf(x: Array, copy: Array, spec: PartitionSpec) -> Array:
-            dim = self._dim(x, spec)
-            if dim is None:
+            cut = self._cut(x, spec)
+            if cut is None:
                 return copy
-            part, at = self._slice(x, dim, chunk, piece)
+            part, at = _slice(x, cut, chunk, piece)
             whole = self._gather(part, spec)
             return lax.dynamic_update_slice(copy, whole[None], at)
 
@@ -102,9 +103,9 @@ class Pieces:
         """
         chunk = self.num_chunks - 1 - tick // self.num_stages
         parts = []
-        for x, spec, dim in self._leaves(grads):
-            if dim is not None:
-                part, _ = self._slice(x, dim, chunk, tick % self.num_stages)
+        for x, spec, cut in self._leaves(grads):
+            if cut is not None:
+                part, _ = _slice(x, cut, chunk, tick % self.num_stages)
                 parts.append(self._reduce(part, spec))
         return parts
 
@@ -119,52 +120,66 @@ class Pieces:
         """
         remaining = iter(parts)
         whole = []
-        for x, spec, dim in self._leaves(grads):
-            if dim is None:
+        for x, spec, cut in self._leaves(grads):
+            if cut is None:
                 whole.append(_over_stack(x, spec, self._reduce))
                 continue
             first = self._reduce(x[0], spec)
             rest = next(remaining)
-            rest = rest.reshape(-1, self.num_stages, *rest.shape[1:])[::-1]
-            rest = jnp.moveaxis(rest, 1, 1 + dim).reshape(-1, *first.shape)
+            rest = rest.reshape(-1, self.num_stages, *rest.shape[1:])[::-1, : cut.num]
+            rest = jnp.moveaxis(rest, 1, 1 + cut.dim).reshape(-1, *first.shape)
             whole.append(jnp.concatenate([first[None], rest]))
         return jax.tree.unflatten(jax.tree.structure(grads), whole)
 
     def _leaves(
         self, tree: PyTree
-    ) -> Iterator[tuple[Array, PartitionSpec, int | None]]:
-        """Yield each leaf, its spec, and the dim of [n, ...] that is cut, or None."""
+    ) -> Iterator[tuple[Array, PartitionSpec, "_Cut | None"]]:
+        """Yield each leaf, its spec, and how it is cut into pieces, or None."""
         leaves, specs = jax.tree.leaves(tree), jax.tree.leaves(self.specs)
         for x, spec in zip(leaves, specs, strict=True):
-            yield x, spec, self._dim(x, spec)
+            yield x, spec, self._cut(x, spec)
 
-    def _dim(self, x: Array, spec: PartitionSpec) -> int | None:
-        """Choose the largest dim that dp_shard leaves whole and that P divides."""
+    def _cut(self, x: Array, spec: PartitionSpec) -> "_Cut | None":
+        """Choose the dim, not split over dp_shard, that makes most pieces up to P."""
         if self.num_ticks == 0:
             return None
         sizes = x.shape[1:]
-        fits = [
-            dim
+        cuts = [
+            _Cut(dim, _largest_divisor(sizes[dim], self.num_stages))
             for dim in range(1, len(sizes))
-            if dim != rules.dim_of(spec, DP_SHARD) and sizes[dim] % self.num_stages == 0
+            if dim != rules.dim_of(spec, DP_SHARD)
         ]
-        return max(fits, key=lambda dim: sizes[dim], default=None)
-
-    def _slice(
-        self, x: Array, dim: int, chunk: Int[Array, ""], piece: Int[Array, ""]
-    ) -> tuple[Array, list[Any]]:
-        """Cut a piece out of a leaf [v, n, ...]; return it, and where it begins."""
-        sizes = [1, *x.shape[1:]]
-        sizes[1 + dim] //= self.num_stages
-        at: list[Any] = [0] * x.ndim
-        at[0], at[1 + dim] = chunk, piece * sizes[1 + dim]
-        return lax.dynamic_slice(x, at, sizes)[0], at
+        return max(cuts, key=lambda cut: (cut.num, sizes[cut.dim]), default=None)
 
     def _gather(self, x: Array, spec: PartitionSpec) -> Array:
         return zero.gather(x, spec, self.compute_dtype)
 
     def _reduce(self, x: Array, spec: PartitionSpec) -> Array:
         return zero.reduce_gradients(x, spec, level=self.level, dtype=self.reduce_dtype)
+
+
+class _Cut(NamedTuple):
+    """How the leaves [n, ...] of a weight are cut."""
+
+    dim: int
+    num: int
+    """Pieces; in ticks that are left over the last one goes again."""
+
+
+def _largest_divisor(size: int, most: int) -> int:
+    return max(num for num in range(1, most + 1) if size % num == 0)
+
+
+def _slice(
+    x: Array, cut: _Cut, chunk: Int[Array, ""], piece: Int[Array, ""]
+) -> tuple[Array, list[Any]]:
+    """Take a piece of a leaf [v, n, ...]; return it, and where it begins."""
+    sizes = [1, *x.shape[1:]]
+    sizes[1 + cut.dim] //= cut.num
+    at: list[Any] = [0] * x.ndim
+    at[0] = chunk
+    at[1 + cut.dim] = jnp.minimum(piece, cut.num - 1) * sizes[1 + cut.dim]
+    return lax.dynamic_slice(x, at, sizes)[0], at
 
 
 def _over_stack(x: Array, spec: PartitionSpec, f: Callable[..., Array]) -> Array:

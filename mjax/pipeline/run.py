@@ -34,13 +34,11 @@ scatter/gather optimisation of the first, section 4.1).
 """
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from mjax.mesh import collectives
 from mjax.pipeline.model import Idle, Microbatches, Model, Options, Row, Weights
@@ -159,16 +157,3 @@ def _phases(schedule: Schedule, num_piece_ticks: int) -> list[Body]:
                 )
             )
     return phases
-
-
-def if_true(
-    condition: Bool[Array, ""],
-    compute: Callable[[Array], Array],
-    x: Array,
-    *,
-    idle: Idle,
-) -> Array:
-    """Return compute(x) where the condition holds, else x; `idle` as in `Options`."""
-    if idle == "skip":
-        return lax.cond(condition, compute, lambda x: x, x)
-    return jnp.where(condition, compute(x), x)

@@ -79,6 +79,8 @@ class Execution:
         self.schedule, self.model, self.ends = schedule, model, ends
         self.microbatches, self.options = microbatches, options
         self.stage = collectives.stage_index()
+        self._pull_structure: Any = None
+        """Of a chunk's backward pass; each trace of `_keep` leaves it for `_pull`."""
         # Picked by the stage, as in a tick: its type says that it varies over stages.
         self.any_microbatch = {
             name: _get(x, self.stage) for name, x in microbatches.items()
@@ -311,7 +313,7 @@ def zeros_of(like: Any, *lead: int) -> Array:
 
 
 def _get(buffer: Array, slot: Int[Array, ""]) -> Array:
-    # XLA clamps: an idle slot's -1 reads entry 0.
+    # An idle slot reads entry 0; jax would take its -1 as the last one.
     if buffer.shape[0] == 1:
         return buffer[0]
     return lax.dynamic_index_in_dim(buffer, jnp.maximum(slot, 0), 0, keepdims=False)
