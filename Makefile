@@ -14,7 +14,7 @@ NEWEST_TESTS := tests/test_config.py tests/test_recipes.py tests/test_imports.py
   tests/kernels/attention/test_attention_sharded.py tests/kernels/gelu \
   tests/kernels/cross_entropy tests/kernels/layer_norm/test_layer_norm.py \
   tests/pipeline/test_partition.py tests/pipeline/test_residuals.py \
-  tests/test_pipelined.py::test_a_pipeline_has_the_loss_and_gradients_of_one_device \
+  tests/test_pipelined.py::test_a_pipeline_has_the_loss_and_gradients_of_one_device[dp] \
   tests/test_step.py::test_every_option_of_the_model_agrees_with_one_device \
   tests/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
@@ -57,7 +57,7 @@ test: env
 	.venv/bin/python -m pytest $(ARGS)
 
 test-plan: env-plan
-	.venv/bin/python -m pytest -m plan $(ARGS)
+	.venv/bin/python -m pytest -m 'plan and not slow' $(ARGS)
 
 # Its warnings are shown and are not errors: they speak of versions still to come.
 test-newest:

@@ -149,7 +149,7 @@ def find_faults(bodies: list[Body], program: Program, sizes: AxisSizes) -> list[
         for collective in steady.collectives
         if DP & set(collective.axes)
     ]
-    accumulators = _accumulator_shapes(program)
+    accumulators = accumulator_shapes(program)
     faults += [
         f"{body.name} copies a gradient accumulator, {shape}"
         for body in bodies
@@ -159,7 +159,7 @@ def find_faults(bodies: list[Body], program: Program, sizes: AxisSizes) -> list[
     return faults
 
 
-def _accumulator_shapes(program: Program) -> set[str]:
+def accumulator_shapes(program: Program) -> set[str]:
     """Name the shapes [v, n, ...] in which a device adds up matrices' gradients."""
     shapes = set()
     for leaf in jax.tree.leaves(program.abstract_state.params["blocks"]):

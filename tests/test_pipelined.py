@@ -47,19 +47,14 @@ WITH_TP = Layout(
     8,
     PipelineConfig(schedule="gpipe", idle="compute", uneven_layers=True),
 )
+HSDP_AND_TP = Layout(
+    (2, 2, 1, 2), 2, 4, PipelineConfig(chunks=3, stash="input", uneven_layers=True)
+)
 CASES = [
     (DEEP, WITH_DP),
     (DEEP, Layout((8, 1, 1, 1), 0, 16)),
     (EVERY_OPTION_DEEP, WITH_TP),
-    (
-        EVERY_OPTION_DEEP,
-        Layout(
-            (2, 2, 1, 2),
-            2,
-            4,
-            PipelineConfig(chunks=3, stash="input", uneven_layers=True),
-        ),
-    ),
+    pytest.param(EVERY_OPTION_DEEP, HSDP_AND_TP, marks=pytest.mark.slow),
 ]
 
 TRAINED_MODEL = dataclasses.replace(

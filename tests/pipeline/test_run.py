@@ -29,13 +29,10 @@ def sequential(weights: run.Weights, micro: run.Microbatches) -> tuple:
     ("name", "num_stages", "num_chunks", "num_microbatches", "stash", "idle"),
     [
         ("gpipe", 4, 1, 5, "residuals", "compute"),
-        ("gpipe", 2, 1, 3, "input", "skip"),
         ("1f1b", 4, 1, 4, "residuals", "skip"),
         ("1f1b", 2, 1, 7, "input", "compute"),
         ("1f1b", 4, 1, 2, "residuals", "compute"),
-        ("1f1b", 1, 1, 3, "residuals", "compute"),
         ("interleaved-1f1b", 1, 4, 3, "residuals", "compute"),
-        ("interleaved-1f1b", 2, 2, 4, "input", "skip"),
         ("interleaved-1f1b", 4, 2, 8, "residuals", "compute"),
         ("interleaved-1f1b", 8, 3, 8, "residuals", "skip"),
     ],

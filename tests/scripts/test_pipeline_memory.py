@@ -40,6 +40,7 @@ def test_gpipe_by_autodiff_computes_what_the_executor_computes():
 
 
 @pytest.mark.plan
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_memory_of_interleaved_1f1b_does_not_grow_with_the_microbatches():
     mesh = described_mesh(AxisSizes(pp=4, dp_replicate=1, dp_shard=1, tp=1))
