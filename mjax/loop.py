@@ -234,14 +234,15 @@ class Loop:
     def _save(self, step: int) -> bool:
         """Start a save; its rows are on the disk before it."""
         self.recorder.sync()
-        saved = self.program.to_saved(self.state)
         try:
-            self.checkpoints.save(step, saved, {**self.facts, "next_step": step})
+            saved = self.program.to_saved(self.state)
+            try:
+                self.checkpoints.save(step, saved, {**self.facts, "next_step": step})
+            finally:
+                self._free(saved)
         except RuntimeError as error:
             self.recorder.say(f"warning: {error}")
             return False
-        finally:
-            self._free(saved)
         return True
 
     def _free(self, saved: Any) -> None:

@@ -285,6 +285,22 @@ def test_what_is_made_for_a_save_is_off_the_devices_before_the_next_step(
     np.testing.assert_array_equal(restored.params["w"], state.params["w"])
 
 
+def test_a_save_without_room_on_the_devices_is_a_warning_and_the_run_goes_on(
+    work_dir, monkeypatch, capsys
+):
+    calls = []
+
+    def to_saved(program, state):
+        calls.append(state)
+        if len(calls) == 1:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return state
+
+    monkeypatch.setattr(TinyProgram, "to_saved", to_saved)
+    assert run(work_dir).exit_code == loop_module.DONE
+    assert "warning: RESOURCE_EXHAUSTED: out of memory" in capsys.readouterr().out
+
+
 def test_generation_continues_the_prompt_beyond_the_length_of_the_sequence():
     program = TinyProgram()
     ids = loop_module.generate(
