@@ -10,6 +10,7 @@ section 3); the sequence split between the two, Korthikanti et al. 2022,
 arXiv:2205.05198, section 4.2.2.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -34,86 +35,119 @@ PROJECTION = "projection"
 
 
 def column_parallel(
-    x: Float[Array, "B t D"], weights: Sequence[InWeight]
-) -> list[Float[Array, "B T _"]]:
+    x: Float[Array, "B t D"], weights: Sequence[InWeight], num_chunks: int
+) -> list[Float[Array, "C B s _"]]:
     """Gather the sequence and project to the outputs that this device owns.
 
     Args:
       x: the device's part of the sequence, t = T/tp positions.
       weights: local, [D, ...] each; the dims after the first count as one, F_i.
+      num_chunks: C; the sequence is multiplied chunk by chunk, s = T/C, as it arrives.
     Returns:
-      x @ w for each w, over the whole sequence.
+      x @ w for each w, over the whole sequence, in the order of
+      `collectives.gather_chunks`.
     """
-    y = _multiply_joined(collectives.gather_sequence(x), tuple(weights))
+    y = _gather_and_multiply(num_chunks, x, tuple(weights))
     y = checkpoint_name(y, PROJECTION)
-    ends = np.cumsum([math.prod(w.shape[1:]) for w in weights[:-1]])
-    return jnp.split(y, ends.tolist(), axis=2)
+    return jnp.split(y, _ends([math.prod(w.shape[1:]) for w in weights]), axis=3)
 
 
 def row_parallel(
-    parts: Sequence[Float[Array, "B T _"]], weights: Sequence[OutWeight]
+    parts: Sequence[Float[Array, "C B s _"]], weights: Sequence[OutWeight]
 ) -> Float[Array, "B t D"]:
     """Project back to the model width, sum over tp, keep this device's positions.
 
     Args:
-      parts: inputs [B, T, F_i], the features that this device owns.
+      parts: inputs [C, B, s, F_i], the features that this device owns, in the order of
+        `column_parallel`.
       weights: local, [..., D] each; the dims before the last count as one, F_i.
     Returns:
       the sum over i and over tp of part @ w, on t = T/tp positions.
     """
-    y = checkpoint_name(_multiply_and_add(tuple(parts), tuple(weights)), PROJECTION)
-    return collectives.scatter_sequence(y)
+    y = _multiply_and_scatter(tuple(parts), tuple(weights))
+    return checkpoint_name(y, PROJECTION)
 
 
 # The backward passes are written out so that what they keep are the weights themselves,
 # not their joined copies: those would be kept for each layer, and in a pipeline for
-# each microbatch in flight.
+# each microbatch in flight. And so that chunks, which are multiplied one by one where
+# they travel, are multiplied at once for the gradient of the weights.
 
 
-@jax.custom_vjp
-def _multiply_joined(x: Array, weights: tuple[Array, ...]) -> Array:
-    """Return x @ (w_1 | w_2 | ...)."""
-    return jnp.einsum("btd,df->btf", x, _join_columns(weights))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather_and_multiply(
+    num_chunks: int, x: Array, weights: tuple[Array, ...]
+) -> Float[Array, "C B s F"]:
+    """Return gathered x @ (w_1 | w_2 | ...), by chunks."""
+    return _gather_and_multiply_fwd(num_chunks, x, weights)[0]
 
 
-def _multiply_joined_fwd(x: Array, weights: tuple[Array, ...]) -> Any:
-    return _multiply_joined(x, weights), (x, weights)
+def _gather_and_multiply_fwd(
+    num_chunks: int, x: Array, weights: tuple[Array, ...]
+) -> Any:
+    w = _join_columns(weights)
+    chunks = collectives.gather_chunks(x, num_chunks)
+    y = jnp.stack([jnp.einsum("bsd,df->bsf", chunk, w) for chunk in chunks])
+    # Chunks are gathered again in the backward pass, behind its products; a sequence
+    # gathered at once would have nothing to hide behind.
+    return y, (chunks[0] if num_chunks == 1 else x, weights)
 
 
-def _multiply_joined_bwd(kept: Any, dy: Array) -> Any:
+def _gather_and_multiply_bwd(num_chunks: int, kept: Any, dy: Array) -> Any:
     x, weights = kept
-    dx = jnp.einsum("btf,df->btd", dy, _join_columns(weights))
-    dw = jnp.einsum("btd,btf->df", x, dy)
-    ends = np.cumsum([math.prod(w.shape[1:]) for w in weights[:-1]])
-    pieces = jnp.split(dw, ends.tolist(), axis=1)
+    chunks = [x] if num_chunks == 1 else collectives.gather_chunks(x, num_chunks)
+    dx = _scatter_products(dy, _join_columns(weights).T)
+    dw = jnp.einsum("cbsd,cbsf->df", jnp.stack(chunks), dy)
+    pieces = jnp.split(dw, _ends([math.prod(w.shape[1:]) for w in weights]), axis=1)
     return dx, tuple(p.reshape(w.shape) for p, w in zip(pieces, weights, strict=True))
 
 
-_multiply_joined.defvjp(_multiply_joined_fwd, _multiply_joined_bwd)
+_gather_and_multiply.defvjp(_gather_and_multiply_fwd, _gather_and_multiply_bwd)
 
 
 @jax.custom_vjp
-def _multiply_and_add(parts: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
-    """Return part_1 @ w_1 + part_2 @ w_2 + ..., as one product."""
-    return jnp.einsum("btf,fd->btd", jnp.concatenate(parts, 2), _join_rows(weights))
+def _multiply_and_scatter(
+    parts: tuple[Array, ...], weights: tuple[Array, ...]
+) -> Float[Array, "B t D"]:
+    """Return part_1 @ w_1 + part_2 @ w_2 + ..., as one product, summed over tp."""
+    return _scatter_products(jnp.concatenate(parts, 3), _join_rows(weights))
 
 
-def _multiply_and_add_fwd(parts: tuple[Array, ...], weights: tuple[Array, ...]) -> Any:
-    return _multiply_and_add(parts, weights), (parts, weights)
+def _multiply_and_scatter_fwd(
+    parts: tuple[Array, ...], weights: tuple[Array, ...]
+) -> Any:
+    return _multiply_and_scatter(parts, weights), (parts, weights)
 
 
-def _multiply_and_add_bwd(kept: Any, dy: Array) -> Any:
+def _multiply_and_scatter_bwd(kept: Any, dy: Array) -> Any:
     parts, weights = kept
-    ends = np.cumsum([p.shape[2] for p in parts[:-1]]).tolist()
-    dx = jnp.einsum("btd,fd->btf", dy, _join_rows(weights))
-    dw = jnp.einsum("btf,btd->fd", jnp.concatenate(parts, 2), dy)
-    pieces = jnp.split(dw, ends, axis=0)
-    return tuple(jnp.split(dx, ends, axis=2)), tuple(
+    chunks = collectives.gather_chunks(dy, parts[0].shape[0])
+    w = _join_rows(weights)
+    dx = jnp.stack([jnp.einsum("bsd,fd->bsf", chunk, w) for chunk in chunks])
+    dw = jnp.einsum("cbsf,cbsd->fd", jnp.concatenate(parts, 3), jnp.stack(chunks))
+    pieces = jnp.split(dw, _ends([math.prod(w.shape[:-1]) for w in weights]), axis=0)
+    return tuple(jnp.split(dx, _ends([p.shape[3] for p in parts]), axis=3)), tuple(
         p.reshape(w.shape) for p, w in zip(pieces, weights, strict=True)
     )
 
 
-_multiply_and_add.defvjp(_multiply_and_add_fwd, _multiply_and_add_bwd)
+_multiply_and_scatter.defvjp(_multiply_and_scatter_fwd, _multiply_and_scatter_bwd)
+
+
+def _scatter_products(
+    x: Float[Array, "C B s F"], w: Float[Array, "F D"]
+) -> Float[Array, "B t D"]:
+    """Multiply chunk by chunk; this device's own last, while the others travel."""
+    num_chunks = x.shape[0]
+    products: dict[int, Array] = {}
+    for k in [*range(1, num_chunks), 0]:
+        products[k] = jnp.einsum("bsf,fd->bsd", x[k], w)
+    return collectives.scatter_chunks([products[k] for k in range(num_chunks)])
+
+
+def _ends(widths: Sequence[int]) -> list[int]:
+    """Return where each of the joined arrays but the last ends."""
+    return np.cumsum(widths[:-1]).tolist()
 
 
 def _join_columns(weights: tuple[Array, ...]) -> Float[Array, "D F"]:

@@ -11,7 +11,11 @@ tensor-parallel region is entered by an all-gather and left by a reduce-scatter.
 two are each other's transpose, so the backward pass has the same cost.
 """
 
+import functools
+from collections.abc import Sequence
+
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
@@ -45,6 +49,95 @@ def scatter_sequence(x: Shaped[Array, "B T D"]) -> Shaped[Array, "B t D"]:
     if lax.axis_size(TP) == 1:
         return x
     return lax.psum_scatter(x, TP, scatter_dimension=1, tiled=True)
+
+
+def gather_chunks(x: Shaped[Array, "B t D"], num: int) -> list[Array]:
+    """All-gather the sequence over tp as `num` chunks, so that each can be used alone.
+
+    Chunk k begins with the positions of the device k tp/num places further on the axis
+    (relative order): every device has its own positions first, without waiting. Each
+    shard is sent straight from its owner: no transfer waits for another one.
+
+    Args:
+      x: this device's positions, t = T/tp.
+      num: 1 is one all-gather, in natural order; else a divisor of tp.
+    Returns:
+      `num` arrays [B, T/num, D].
+    """
+    if num == 1:
+        return [gather_sequence(x)]
+    shards = [x] + [_send_by(x, -distance) for distance in range(1, lax.axis_size(TP))]
+    group = len(shards) // num
+    return [
+        shards[at] if group == 1 else jnp.concatenate(shards[at : at + group], 1)
+        for at in range(0, len(shards), group)
+    ]
+
+
+def scatter_chunks(chunks: Sequence[Shaped[Array, "B s D"]]) -> Shaped[Array, "B t D"]:
+    """Sum partial results over tp and keep this device's t = T/tp positions.
+
+    The transpose of `gather_chunks`. A partial sum travels in the dtype of the chunks,
+    once, and is added in float32 where it arrives: a ring would round at every hop.
+
+    Args:
+      chunks: in the order of `gather_chunks`.
+    """
+    if len(chunks) == 1:
+        return scatter_sequence(chunks[0])
+    group = lax.axis_size(TP) // len(chunks)
+    shards = [part for chunk in chunks for part in jnp.split(chunk, group, 1)]
+    total = shards[0].astype(jnp.float32)
+    for distance, part in enumerate(shards[1:], 1):
+        total += _send_by(part, distance).astype(jnp.float32)
+    return total.astype(chunks[0].dtype)
+
+
+def _send_by(x: jax.Array, distance: int) -> jax.Array:
+    """Give x to the device that many places further on tp; return what arrives."""
+    size = lax.axis_size(TP)
+    return lax.ppermute(x, TP, [(j, (j + distance) % size) for j in range(size)])
+
+
+@jax.custom_vjp
+def to_natural(x: Shaped[Array, "C B s F"]) -> Shaped[Array, "B T F"]:
+    """Put chunks, stacked in the order of `gather_chunks`, in the sequence's order."""
+    num, batch, length, width = x.shape
+    if num == 1:
+        return x[0]
+    # By shards: a chunk of several begins at any shard, and may wrap around the end.
+    size = lax.axis_size(TP)
+    x = x.reshape(num, batch, size // num, -1, width)
+    x = jnp.moveaxis(x, 1, 0).reshape(batch, size, -1, width)
+    order = (jnp.arange(size) - lax.axis_index(TP)) % size
+    x = x.at[:, order].get(mode="promise_in_bounds", unique_indices=True)
+    return x.reshape(batch, num * length, width)
+
+
+def to_relative(x: Shaped[Array, "B T F"], num: int) -> Shaped[Array, "C B s F"]:
+    """Cut a sequence into chunks in the order of `gather_chunks`, stacked."""
+    return _to_relative(num, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _to_relative(num: int, x: jax.Array) -> jax.Array:
+    if num == 1:
+        return x[None]
+    batch, _, width = x.shape
+    size = lax.axis_size(TP)
+    x = x.reshape(batch, size, -1, width)
+    order = (jnp.arange(size) + lax.axis_index(TP)) % size
+    x = x.at[:, order].get(mode="promise_in_bounds", unique_indices=True)
+    return jnp.moveaxis(x.reshape(batch, num, -1, width), 1, 0)
+
+
+# Each is the other's transpose; jax's transpose of an indexing is a scatter.
+to_natural.defvjp(
+    lambda x: (to_natural(x), x.shape[0]), lambda num, g: (_to_relative(num, g),)
+)
+_to_relative.defvjp(
+    lambda num, x: (_to_relative(num, x), None), lambda num, _, g: (to_natural(g),)
+)
 
 
 def sequence_offset(local_len: int) -> Shaped[Array, ""]:

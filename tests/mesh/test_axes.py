@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mjax.mesh.axes import AXES, AxisSizes, MeshConfig, resolve
+from mjax.mesh.axes import AXES, AxisSizes, MeshConfig, resolve, tp_chunks
 
 sizes = st.integers(min_value=1, max_value=12)
 
@@ -121,3 +121,25 @@ def test_two_open_axes_are_refused():
 def test_dp_shard_below_one_is_refused(size: int):
     with pytest.raises(ValueError, match=rf"dp-shard .*got {size}; leave it out"):
         MeshConfig(dp_shard=size)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "tp", "expected"), [(None, 8, 8), (4, 8, 4), (2, 2, 2), (4, 1, 1)]
+)
+def test_activations_cross_tp_in_as_many_chunks(chunks, tp, expected):
+    config = MeshConfig(tp_overlap="chunks", tp_chunks=chunks)
+    assert tp_chunks(config, tp) == expected
+    assert tp_chunks(MeshConfig(), tp) == 1
+
+
+@pytest.mark.parametrize(
+    ("chunks", "nearest"), [(3, "nearest that does is 2"), (1, "is 2"), (16, "is 8")]
+)
+def test_chunks_that_do_not_divide_tp_are_refused(chunks, nearest):
+    with pytest.raises(ValueError, match=f"--mesh.tp-chunks {chunks} .*{nearest}"):
+        tp_chunks(MeshConfig(tp_overlap="chunks", tp_chunks=chunks), 8)
+
+
+def test_chunks_need_the_overlap():
+    with pytest.raises(ValueError, match=r"needs --mesh\.tp-overlap chunks"):
+        MeshConfig(tp_chunks=4)
