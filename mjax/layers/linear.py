@@ -123,7 +123,11 @@ def _multiply_and_scatter_bwd(kept: Any, dy: Array) -> Any:
     parts, weights = kept
     chunks = collectives.gather_chunks(dy, parts[0].shape[0])
     w = _join_rows(weights)
-    dx = jnp.stack([jnp.einsum("bsd,fd->bsf", chunk, w) for chunk in chunks])
+    dxs = [jnp.einsum("bsd,fd->bsf", chunk, w) for chunk in chunks]
+    # The product that needs all chunks comes after those that need one each, which hide
+    # the chunks that are still on their way; XLA would be free to take it first.
+    dxs, chunks = jax.lax.optimization_barrier((dxs, chunks))
+    dx = jnp.stack(dxs)
     dw = jnp.einsum("cbsf,cbsd->fd", jnp.concatenate(parts, 3), jnp.stack(chunks))
     pieces = jnp.split(dw, _ends([math.prod(w.shape[:-1]) for w in weights]), axis=0)
     return tuple(jnp.split(dx, _ends([p.shape[3] for p in parts]), axis=3)), tuple(

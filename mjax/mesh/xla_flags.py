@@ -76,9 +76,10 @@ TABLE = (
     Option(
         name="xla_gpu_experimental_collective_start_as_early_as_possible",
         value=True,
-        why="else the gradient's transfer starts behind most of the forward slot",
+        why="else a transfer starts when most of what could hide it has run: the "
+        "gradient's between stages, and partial sums over tp",
         since="0.11.2",
-        applies=lambda use: _has_pipeline(use) and not _has_chunks(use),
+        applies=lambda use: _has_pipeline(use) or _has_chunks(use),
     ),
 )
 """Each read from the schedules that XLA makes for H200s: docs/overlap.md."""

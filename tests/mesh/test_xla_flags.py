@@ -11,6 +11,7 @@ from mjax.mesh.build import build_mesh
 from mjax.mesh.described import described_mesh
 
 LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+EARLY = "xla_gpu_experimental_collective_start_as_early_as_possible"
 MERGER = "xla_gpu_dot_merger_threshold_mb"
 
 
@@ -24,9 +25,9 @@ def wanted(pp: int, tp_chunks: int) -> dict[str, xla_flags.Value]:
 
 def test_a_step_has_the_options_of_what_it_does():
     assert wanted(pp=1, tp_chunks=1) == {}
-    assert wanted(pp=1, tp_chunks=8) == {MERGER: 0, LIMIT: 16}
-    assert wanted(pp=2, tp_chunks=1)[LIMIT] == 4
-    assert wanted(pp=2, tp_chunks=8)[LIMIT] == 16
+    assert wanted(pp=1, tp_chunks=8) == {MERGER: 0, LIMIT: 16, EARLY: True}
+    assert wanted(pp=2, tp_chunks=1) == {LIMIT: 4, EARLY: True}
+    assert wanted(pp=2, tp_chunks=8) == wanted(pp=1, tp_chunks=8)
 
 
 def test_devices_of_a_cpu_need_none():
