@@ -85,9 +85,11 @@ def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:
             f"over tp {sizes.tp}: the sequence is gathered before a product and "
             "scattered after it, at once; nothing hides it (--mesh.tp-overlap off)"
         )
+    shards = -(-(sizes.tp - 1) // (num - 1))
     return (
-        f"over tp {sizes.tp}: the sequence crosses in {num} chunks of "
-        f"{config.data.seq_len // num} positions, each under the product of another"
+        f"over tp {sizes.tp}: the sequence crosses in shards of "
+        f"{config.data.seq_len // sizes.tp} positions, under {num} products of up to "
+        f"{shards} of them (--mesh.tp-overlap chunks)"
     )
 
 

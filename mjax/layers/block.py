@@ -86,20 +86,20 @@ class Block(nnx.Module):
 
     def _mix(
         self,
-        q: Float[Array, "C B s NH"],
-        k: Float[Array, "C B s KH"],
-        v: Float[Array, "C B s KH"],
+        q: Float[Array, "n B s NH"],
+        k: Float[Array, "n B s KH"],
+        v: Float[Array, "n B s KH"],
         kind: LayerKind,
         context: Context,
-    ) -> Float[Array, "C B s NH"]:
-        """Attend over the whole sequence; chunks in, chunks out."""
+    ) -> Float[Array, "n B s NH"]:
+        """Attend over the whole sequence; shards in, shards out."""
         mixed = self.attention.mix(
             *map(collectives.to_natural, (q, k, v)),
             window=kind.window,
             cos_sin=context.cos_sin if kind.rotate else None,
             segments=context.segments,
         )
-        return collectives.to_relative(mixed, self.tp_chunks)
+        return collectives.to_relative(mixed, whole=self.tp_chunks == 1)
 
 
 def _norm(config: BlockConfig) -> Norm:
@@ -148,6 +148,7 @@ class ParallelBlock(Block):
         y = row_parallel(
             [mixed, self.mlp.activate(up)],
             [self.attention.out_weight(), self.mlp.out_weight()],
+            self.tp_chunks,
         )
         y = _add_biases(y, self.attention.out_bias(), self.mlp.out_bias())
         return x + dropout(y, self.dropout, None if key is None else key.at(0))
@@ -176,12 +177,16 @@ class SerialBlock(Block):
         x, normed = self.norm_attention.branch(x)
         q, k, v = column_parallel(normed, self.attention.in_weights(), self.tp_chunks)
         y = row_parallel(
-            [self._mix(q, k, v, kind, context)], [self.attention.out_weight()]
+            [self._mix(q, k, v, kind, context)],
+            [self.attention.out_weight()],
+            self.tp_chunks,
         )
         y = _add_biases(y, self.attention.out_bias())
         x = x + dropout(y, self.dropout, None if key is None else key.at(0))
         x, normed = self.norm_mlp.branch(x)
         up = column_parallel(normed, self.mlp.in_weights(), self.tp_chunks)
-        y = row_parallel([self.mlp.activate(up)], [self.mlp.out_weight()])
+        y = row_parallel(
+            [self.mlp.activate(up)], [self.mlp.out_weight()], self.tp_chunks
+        )
         y = _add_biases(y, self.mlp.out_bias())
         return x + dropout(y, self.dropout, None if key is None else key.at(1))

@@ -36,16 +36,16 @@ PROJECTION = "projection"
 
 def column_parallel(
     x: Float[Array, "B t D"], weights: Sequence[InWeight], num_chunks: int
-) -> list[Float[Array, "C B s _"]]:
+) -> list[Float[Array, "n B s _"]]:
     """Gather the sequence and project to the outputs that this device owns.
 
     Args:
       x: the device's part of the sequence, t = T/tp positions.
       weights: local, [D, ...] each; the dims after the first count as one, F_i.
-      num_chunks: C; the sequence is multiplied chunk by chunk, s = T/C, as it arrives.
+      num_chunks: products that the sequence is cut into, each of what has arrived.
     Returns:
-      x @ w for each w, over the whole sequence, in the order of
-      `collectives.gather_chunks`.
+      x @ w for each w, over the whole sequence: n = tp shards of s = t positions, in
+      the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
     """
     y = _gather_and_multiply(num_chunks, x, tuple(weights))
     y = checkpoint_name(y, PROJECTION)
@@ -53,18 +53,21 @@ def column_parallel(
 
 
 def row_parallel(
-    parts: Sequence[Float[Array, "C B s _"]], weights: Sequence[OutWeight]
+    parts: Sequence[Float[Array, "n B s _"]],
+    weights: Sequence[OutWeight],
+    num_chunks: int,
 ) -> Float[Array, "B t D"]:
     """Project back to the model width, sum over tp, keep this device's positions.
 
     Args:
-      parts: inputs [C, B, s, F_i], the features that this device owns, in the order of
+      parts: inputs [n, B, s, F_i], the features that this device owns, in the order of
         `column_parallel`.
       weights: local, [..., D] each; the dims before the last count as one, F_i.
+      num_chunks: as in `column_parallel`.
     Returns:
       the sum over i and over tp of part @ w, on t = T/tp positions.
     """
-    y = _multiply_and_scatter(tuple(parts), tuple(weights))
+    y = _multiply_and_scatter(num_chunks, tuple(parts), tuple(weights))
     return checkpoint_name(y, PROJECTION)
 
 
@@ -77,7 +80,7 @@ def row_parallel(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather_and_multiply(
     num_chunks: int, x: Array, weights: tuple[Array, ...]
-) -> Float[Array, "C B s F"]:
+) -> Float[Array, "n B s F"]:
     """Return gathered x @ (w_1 | w_2 | ...), by chunks."""
     return _gather_and_multiply_fwd(num_chunks, x, weights)[0]
 
@@ -87,17 +90,17 @@ def _gather_and_multiply_fwd(
 ) -> Any:
     w = _join_columns(weights)
     chunks = collectives.gather_chunks(x, num_chunks)
-    y = jnp.stack([jnp.einsum("bsd,df->bsf", chunk, w) for chunk in chunks])
+    y = jnp.concatenate([jnp.einsum("nbsd,df->nbsf", chunk, w) for chunk in chunks])
     # Chunks are gathered again in the backward pass, behind its products; a sequence
     # gathered at once would have nothing to hide behind.
-    return y, (chunks[0] if num_chunks == 1 else x, weights)
+    return y, (x if num_chunks > 1 else chunks[0], weights)
 
 
 def _gather_and_multiply_bwd(num_chunks: int, kept: Any, dy: Array) -> Any:
     x, weights = kept
-    chunks = [x] if num_chunks == 1 else collectives.gather_chunks(x, num_chunks)
-    dx = _scatter_products(dy, _join_columns(weights).T)
-    dw = jnp.einsum("cbsd,cbsf->df", jnp.stack(chunks), dy)
+    chunks = collectives.gather_chunks(x, num_chunks) if num_chunks > 1 else [x]
+    dx = _multiply_chunks_and_scatter(num_chunks, dy, _join_columns(weights).T)
+    dw = jnp.einsum("nbsd,nbsf->df", jnp.concatenate(chunks), dy)
     pieces = jnp.split(dw, _ends([math.prod(w.shape[1:]) for w in weights]), axis=1)
     return dx, tuple(p.reshape(w.shape) for p, w in zip(pieces, weights, strict=True))
 
@@ -105,30 +108,32 @@ def _gather_and_multiply_bwd(num_chunks: int, kept: Any, dy: Array) -> Any:
 _gather_and_multiply.defvjp(_gather_and_multiply_fwd, _gather_and_multiply_bwd)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _multiply_and_scatter(
-    parts: tuple[Array, ...], weights: tuple[Array, ...]
+    num_chunks: int, parts: tuple[Array, ...], weights: tuple[Array, ...]
 ) -> Float[Array, "B t D"]:
     """Return part_1 @ w_1 + part_2 @ w_2 + ..., as one product, summed over tp."""
-    return _scatter_products(jnp.concatenate(parts, 3), _join_rows(weights))
+    return _multiply_chunks_and_scatter(
+        num_chunks, jnp.concatenate(parts, 3), _join_rows(weights)
+    )
 
 
 def _multiply_and_scatter_fwd(
-    parts: tuple[Array, ...], weights: tuple[Array, ...]
+    num_chunks: int, parts: tuple[Array, ...], weights: tuple[Array, ...]
 ) -> Any:
-    return _multiply_and_scatter(parts, weights), (parts, weights)
+    return _multiply_and_scatter(num_chunks, parts, weights), (parts, weights)
 
 
-def _multiply_and_scatter_bwd(kept: Any, dy: Array) -> Any:
+def _multiply_and_scatter_bwd(num_chunks: int, kept: Any, dy: Array) -> Any:
     parts, weights = kept
-    chunks = collectives.gather_chunks(dy, parts[0].shape[0])
+    chunks = collectives.gather_chunks(dy, num_chunks)
     w = _join_rows(weights)
-    dxs = [jnp.einsum("bsd,fd->bsf", chunk, w) for chunk in chunks]
+    dxs = [jnp.einsum("nbsd,fd->nbsf", chunk, w) for chunk in chunks]
     # The product that needs all chunks comes after those that need one each, which hide
     # the chunks that are still on their way; XLA would be free to take it first.
     dxs, chunks = jax.lax.optimization_barrier((dxs, chunks))
-    dx = jnp.stack(dxs)
-    dw = jnp.einsum("cbsf,cbsd->fd", jnp.concatenate(parts, 3), jnp.stack(chunks))
+    dx, dy = jnp.concatenate(dxs), jnp.concatenate(chunks)
+    dw = jnp.einsum("nbsf,nbsd->fd", jnp.concatenate(parts, 3), dy)
     pieces = jnp.split(dw, _ends([math.prod(w.shape[:-1]) for w in weights]), axis=0)
     return tuple(jnp.split(dx, _ends([p.shape[3] for p in parts]), axis=3)), tuple(
         p.reshape(w.shape) for p, w in zip(pieces, weights, strict=True)
@@ -138,15 +143,13 @@ def _multiply_and_scatter_bwd(kept: Any, dy: Array) -> Any:
 _multiply_and_scatter.defvjp(_multiply_and_scatter_fwd, _multiply_and_scatter_bwd)
 
 
-def _scatter_products(
-    x: Float[Array, "C B s F"], w: Float[Array, "F D"]
+def _multiply_chunks_and_scatter(
+    num_chunks: int, x: Float[Array, "n B s F"], w: Float[Array, "F D"]
 ) -> Float[Array, "B t D"]:
     """Multiply chunk by chunk; this device's own last, while the others travel."""
-    num_chunks = x.shape[0]
-    products: dict[int, Array] = {}
-    for k in [*range(1, num_chunks), 0]:
-        products[k] = jnp.einsum("bsf,fd->bsd", x[k], w)
-    return collectives.scatter_chunks([products[k] for k in range(num_chunks)])
+    own, *others = collectives.cut_chunks(x, num_chunks)
+    products = [jnp.einsum("nbsf,fd->nbsd", chunk, w) for chunk in [*others, own]]
+    return collectives.scatter_chunks([products[-1], *products[:-1]])
 
 
 def _ends(widths: Sequence[int]) -> list[int]:

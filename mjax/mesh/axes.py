@@ -37,7 +37,7 @@ class MeshConfig:
     """How activations cross tp: at once before and after a product, or in chunks, each
     under the product of another one."""
     tp_chunks: int | None = None
-    """With --mesh.tp-overlap chunks: how many, a divisor of tp; None is tp."""
+    """With --mesh.tp-overlap chunks: how many, 2 to tp; None is tp."""
 
     def __post_init__(self) -> None:
         sizes = {"pp": self.pp, "dp": self.dp, "tp": self.tp}
@@ -122,16 +122,15 @@ def tp_chunks(config: MeshConfig, tp: int) -> int:
       config: the wish of the user.
       tp: size of the axis.
     Raises:
-      ValueError: the number of chunks is 1 or does not divide tp.
+      ValueError: the number of chunks is not from 2 to tp.
     """
     if config.tp_overlap == "off" or tp == 1:
         return 1
     num = tp if config.tp_chunks is None else config.tp_chunks
-    if num < 2 or tp % num:
-        fits = min((n for n in _divisors(tp) if n > 1), key=lambda n: abs(n - num))
+    if not 2 <= num <= tp:
         raise ValueError(
-            f"--mesh.tp-chunks {num} must divide tp, which is {tp}, and be above 1; "
-            f"the nearest that does is {fits}; all at once is --mesh.tp-overlap off"
+            f"--mesh.tp-chunks must be from 2 to tp, which is {tp}, got {num}; the "
+            f"nearest is {max(2, min(num, tp))}; all at once is --mesh.tp-overlap off"
         )
     return num
 
@@ -166,8 +165,5 @@ def _mismatch(sizes: dict[str, int], fixed: int, num_devices: int) -> str:
 
 def _nearest(wanted: int, total: int) -> int:
     """Find the divisor of total nearest to wanted."""
-    return min(_divisors(total), key=lambda divisor: abs(divisor - wanted))
-
-
-def _divisors(total: int) -> list[int]:
-    return [d for d in range(1, total + 1) if total % d == 0]
+    divisors = [d for d in range(1, total + 1) if total % d == 0]
+    return min(divisors, key=lambda divisor: abs(divisor - wanted))

@@ -132,12 +132,11 @@ def test_activations_cross_tp_in_as_many_chunks(chunks, tp, expected):
     assert tp_chunks(MeshConfig(), tp) == 1
 
 
-@pytest.mark.parametrize(
-    ("chunks", "nearest"), [(3, "nearest that does is 2"), (1, "is 2"), (16, "is 8")]
-)
-def test_chunks_that_do_not_divide_tp_are_refused(chunks, nearest):
-    with pytest.raises(ValueError, match=f"--mesh.tp-chunks {chunks} .*{nearest}"):
-        tp_chunks(MeshConfig(tp_overlap="chunks", tp_chunks=chunks), 8)
+@pytest.mark.parametrize(("chunks", "nearest"), [(1, 2), (0, 2), (16, 8)])
+def test_chunks_that_tp_has_not_are_refused(chunks: int, nearest: int):
+    config = MeshConfig(tp_overlap="chunks", tp_chunks=chunks)
+    with pytest.raises(ValueError, match=f"got {chunks}; the nearest is {nearest}"):
+        tp_chunks(config, 8)
 
 
 def test_chunks_need_the_overlap():
