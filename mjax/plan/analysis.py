@@ -84,6 +84,9 @@ class Analysis:
     """Different sets of groups, in all branches; a permute counts by its axes."""
     branches: Mapping[str, str]
     """Of each conditional, by its name, the branch that counts: the heaviest."""
+    calls: Mapping[tuple[str, str], tuple[tuple[str, int], ...]]
+    """What a loop, a choice or a call executes, and how often, by its computation and
+    its name."""
     work: Mapping[str, Work]
     """Of one pass of each computation that is executed, what it calls included."""
 
@@ -153,6 +156,12 @@ def analyse(
             for name in executed
             for x in module.computations[name].instructions
             if x.branches
+        },
+        calls={
+            (name, x.name): calls
+            for name in executed
+            for x in module.computations[name].instructions
+            if (calls := tuple(walk.calls(x)))
         },
         work={name: walk.work(name) for name in executed},
     )

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
 
 from mjax.plan.hlo import Array, Computation, Instruction, Module, arrays, num_bytes
 
@@ -18,6 +17,9 @@ FREE = frozenset(
     {
         *("parameter", "constant", "bitcast", "tuple", "get-tuple-element"),
         *("after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency"),
+        # Compute that is awaited: its start is what launches it.
+        *("async-update", "async-done", "fusion-done", "custom-call-done"),
+        *("call-done", "copy-done"),
     }
 )
 """Opcodes that launch nothing."""
@@ -85,11 +87,7 @@ def own_work(x: Instruction, computation: Computation) -> Work:
         raise ValueError(
             f"cannot count the matrix product in {x.name}: {x.opcode} {x.target}"
         )
-    return Work(kernels=1) if is_call and x.target not in _NOT_KERNELS else Work()
-
-
-# Calls that say something to the compiler and launch nothing.
-_NOT_KERNELS = {"Sharding", "SPMDFullToShardShape", "AllocateBuffer", "NopReturnToken"}
+    return Work(kernels=1) if is_call else Work()
 
 
 def _product(x: Instruction, computation: Computation, contracted: list[int]) -> Work:
@@ -208,9 +206,3 @@ def _written(x: Instruction, inside: Computation) -> int:
     if x.opcode in _VIEWS and operands[0].opcode == "dynamic-update-slice":
         return num_bytes(inside.operands(operands[0])[1].shape)
     return num_bytes(x.shape)
-
-
-def kernel_flops_of(x: Instruction, kernel_flops: Mapping[str, float]) -> float | None:
-    """Return the FLOPs of a kernel by the part of its op_name that names it."""
-    parts = set(x.op_name.split("/"))
-    return next((flops for name, flops in kernel_flops.items() if name in parts), None)
