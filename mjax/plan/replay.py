@@ -66,7 +66,7 @@ def replay(
     analysis: Analysis,
     cost: CostModel,
     *,
-    kernel_flops: Mapping[str, float] = MappingProxyType({}),
+    kernel_flops: Mapping[str, int | float] = MappingProxyType({}),
 ) -> Replay:
     """Replay a step.
 
@@ -134,7 +134,7 @@ class _Player:
         module: Module,
         analysis: Analysis,
         cost: CostModel,
-        kernel_flops: Mapping[str, float],
+        kernel_flops: Mapping[str, int | float],
     ) -> None:
         self.module = module
         self.calls = analysis.calls
