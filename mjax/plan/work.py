@@ -30,7 +30,7 @@ CUBLAS = "__cublas"
 _VIEWS = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
 # Calls and instructions that hold a matrix product which cannot be counted here.
-_HIDDEN = re.compile(r"matmul|gemm|\bdot\b|conv|fmha", re.IGNORECASE)
+_HIDDEN = re.compile(r"matmul|gemm|\bdot\b|conv", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

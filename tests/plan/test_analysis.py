@@ -168,7 +168,7 @@ SIZES, GPUS_PER_NODE = MESHES["pipeline"]
         ("replica_groups=[4,2]<=[8], ", "", "total .*does not say who takes part"),
         ("{0,4},{4,0}", "{0,4,1}", "source_target_pairs are not understood"),
         ("all-reduce(%n)", "collective-broadcast(%n)", "over_dp is a collective-bro"),
-        ('"mosaic_gpu_v2"', '"__cudnn$fmha"', "matrix product in attention"),
+        ('"mosaic_gpu_v2"', '"__onednn$matmul"', "matrix product in attention"),
         ("convert(%dot)", "convolution(%dot, %dot)", "matrix product in narrow"),
         ("lhs_contracting_dims={1}", "lhs_contracting_dims={2}", "dot contracts dims"),
     ],
