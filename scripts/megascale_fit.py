@@ -4,58 +4,66 @@ Enters: rows of the paper (`scripts.megascale_cases`). Leaves: the two constants
 simulated steps.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from mjax.sim.step_time import StepTime, mfu, simulate
 from scripts import megascale_cases as paper
-from scripts.megascale_cases import Fit, Model, Row, System
+from scripts.megascale_cases import SYSTEMS, Fit, Model, Row, System, SystemName
 
+Systems = Mapping[SystemName, System]
 FITTED_GPUS = (256, 1024)
 """The MegaScale rows that are fitted: of the smaller clusters, those that differ most
 in microbatches. All rows with a batch of 6144 are then predictions."""
 
 
-def solve(rows: Sequence[Row]) -> Fit | None:
+def solve(rows: Sequence[Row], systems: Systems = SYSTEMS) -> Fit | None:
     """Find the two constants that make the simulated time of two rows the paper's.
 
     Args:
       rows: two of one system. No other row is seen.
+      systems: how the systems run, but for these constants.
     Returns:
-      None if that takes an efficiency outside of 0.3 to 1, or a fixed time below 0.
+      None if that takes an efficiency above 1 or below 0.3, or a fixed time below 0.
     """
     first, second = rows
 
-    def without_fixed_s(row: Row, efficiency: float) -> float:
-        trial = Fit(product_efficiency=efficiency, fixed_s=0.0)
-        return simulate_row(row, trial).total_s
+    def without_fixed_s(row: Row, slowness: float) -> float:
+        trial = Fit(product_efficiency=1 / slowness, fixed_s=0.0)
+        return simulate_row(row, trial, systems).total_s
 
-    def difference(efficiency: float) -> float:
-        simulated = [without_fixed_s(row, efficiency) for row in rows]
+    def difference(slowness: float) -> float:
+        simulated = [without_fixed_s(row, slowness) for row in rows]
         return (first.step_s - simulated[0]) - (second.step_s - simulated[1])
 
-    efficiency = find_zero(difference, 0.3, 1.0)
-    if efficiency is None:
+    slowness = find_zero(difference, 1.0, 1 / 0.3)
+    if slowness is None:
         return None
-    fixed_s = first.step_s - without_fixed_s(first, efficiency)
+    fixed_s = first.step_s - without_fixed_s(first, slowness)
     if fixed_s < 0:
         return None
-    return Fit(product_efficiency=efficiency, fixed_s=fixed_s)
+    return Fit(product_efficiency=1 / slowness, fixed_s=fixed_s)
 
 
 def find_zero(
     function: Callable[[float], float], low: float, high: float
 ) -> float | None:
-    """Halve an interval until it is a zero; None if the ends have the same sign."""
-    falls = function(low) > 0
-    if falls == (function(high) > 0):
-        return None
-    for _ in range(60):  # to the spacing of float64
-        middle = (low + high) / 2
-        if (function(middle) > 0) == falls:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    """Find the zero of a nearly linear function by secants; None if it is outside.
+
+    A step's time is linear in 1 / efficiency unless transfers outlast the products.
+    """
+    (x, y), (next_x, next_y) = (low, function(low)), (high, function(high))
+    for _ in range(50):
+        if abs(next_y) < 1e-12:
+            return next_x
+        if next_y == y:
+            return None
+        x, next_x = next_x, next_x - next_y * (next_x - x) / (next_y - y)
+        if not low <= next_x <= high:
+            return None
+        y, next_y = next_y, function(next_x)
+    raise RuntimeError(f"no zero found: at {next_x} the function is still {next_y}")
 
 
 def simulate_model(
@@ -68,15 +76,35 @@ def simulate_model(
     return time, mfu(case, paper.A100, time.total_s, flops)
 
 
-def simulate_row(row: Row, fit: Fit) -> StepTime:
+def simulate_row(row: Row, fit: Fit, systems: Systems = SYSTEMS) -> StepTime:
     """Simulate a row of table 2. Of the paper's row only the layout is used."""
-    system = paper.SYSTEMS[row.system]
+    system = systems[row.system]
     return simulate_model(paper.GPT_175B, system, row.gpus, row.batch, fit)[0]
 
 
-def errors(rows: Sequence[Row], fit: Fit) -> list[float]:
+def errors(rows: Sequence[Row], fit: Fit, systems: Systems = SYSTEMS) -> list[float]:
     """Return the relative error of each row's simulated time."""
-    return [simulate_row(row, fit).total_s / row.step_s - 1 for row in rows]
+    return [simulate_row(row, fit, systems).total_s / row.step_s - 1 for row in rows]
+
+
+def scaled(name: str, factor: float) -> Systems:
+    """Multiply a constant of both systems; a share stays at most 1."""
+
+    def change(system: System) -> System:
+        value = factor * getattr(system.constants, name)
+        if name.endswith(("_efficiency", "_overlap")):
+            value = min(value, 1.0)
+        constants = dataclasses.replace(system.constants, **{name: value})
+        return dataclasses.replace(system, constants=constants)
+
+    return MappingProxyType({key: change(system) for key, system in SYSTEMS.items()})
+
+
+def windowed(window: int | None) -> Systems:
+    """Give MegaScale another window."""
+    changed = dict(SYSTEMS)
+    changed["MegaScale"] = dataclasses.replace(changed["MegaScale"], window=window)
+    return MappingProxyType(changed)
 
 
 def fitted_rows(rows: Sequence[Row]) -> list[Row]:
