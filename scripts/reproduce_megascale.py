@@ -113,8 +113,8 @@ def ablation(fit: Fit) -> Table:
             )
         )
     text = (
-        "256 GPUs, batch 256, in the last row 768. Nothing is fitted here: the two "
-        "constants are those above, in every row. Largest difference "
+        "256 GPUs, batch 256. The last row has 768 and is the fitted row above; the "
+        "others are predictions, with the same two constants. Largest difference "
         f"{100 * largest(differences):.1f} points of MFU. Step (7), data loading and "
         "slow code, has no counterpart in the model, so its gain is 0: the fixed time "
         "that it shortens is short in all rows. From (2) on the FLOPs of the MFU are "
