@@ -202,8 +202,8 @@ def main() -> int:
         Table(title="Forward", text=text, header=header, rows=list(map(row, FORWARD))),
         Table(
             title="Forward and backward",
-            text="Without recomputation where not said. A permute of the backward pass carries two "
-            "shards: a partial sum, and the input gathered again.",
+            text="Without recomputation where not said. A permute of the backward pass "
+            "carries two shards: a partial sum, and the input gathered again.",
             header=header,
             rows=list(map(row, BOTH)),
         ),
