@@ -38,8 +38,8 @@ _INDEX = re.compile(r"/\*index=\d+\*/")
 # Whole strings, and lists of numbers (pairs of 12,288 devices), are one token.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\{\{[\d,{}]*\}\}|[(){}\[\],]')
 _CALLS = ("calls", "to_apply", "body", "condition", "called_computations")
-_BRANCHES = ("true_computation", "false_computation")
-_CALLING = {*_CALLS, *_BRANCHES, "branch_computations"}
+_BRANCHES = ("true_computation", "false_computation", "branch_computations")
+_CALLING = {*_CALLS, *_BRANCHES}
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _LITERALS = ("parameter", "constant", "iota", "partition-id", "replica-id")
@@ -96,18 +96,17 @@ class Instruction:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it calls, of a conditional its branches."""
-        names = [self.attributes[key] for key in _CALLS if key in self.attributes]
-        return tuple(n.lstrip("%") for n in ",".join(names).strip("{}").split(",") if n)
+        """Names of the computations that it calls, but for those of a conditional."""
+        return self._names(_CALLS)
 
     @property
     def branches(self) -> tuple[str, ...]:
         """Names of the computations of which a conditional runs one."""
-        if "branch_computations" in self.attributes:
-            listed = self.attributes["branch_computations"].strip("{}").split(",")
-            return tuple(name.strip().lstrip("%") for name in listed)
-        keys = [key for key in _BRANCHES if key in self.attributes]
-        return tuple(self.attributes[key].lstrip("%") for key in keys)
+        return self._names(_BRANCHES)
+
+    def _names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        values = [self.attributes[key] for key in keys if key in self.attributes]
+        return tuple(name for value in values for name in _NAME.findall(value))
 
     @property
     def trip_count(self) -> int | None:
@@ -219,6 +218,11 @@ def parse(text: str) -> Module:
         raise ValueError(
             f"module {name[1]} is not scheduled: the order of its text means nothing. "
             "Pass the text of what is compiled, not of what is lowered"
+        )
+    if replicas := re.search(r"replica_count=(?!1\b)\d+", head):
+        raise ValueError(
+            f"module {name[1]} has {replicas[0]}: only programs of partitions, as "
+            "jax.jit makes them, are understood"
         )
     partitions = re.search(r"num_partitions=(\d+)", head)
     computations: dict[str, Computation] = {}
