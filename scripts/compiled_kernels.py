@@ -28,7 +28,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from mjax.mesh.axes import AxisSizes
-from mjax.mesh.described import GPUS, described_mesh
+from mjax.mesh.described import described_mesh
+from mjax.mesh.gpus import GPUS
 from scripts.evidence import REPOSITORY
 
 WATCHED = ("HGMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "STL", "LDL", "MUFU.EX2")
@@ -95,7 +96,7 @@ def compile_cases(
 
     Args:
       cases: MODULE:FUNCTION; the function takes nothing and returns {name: KernelCase}.
-      gpu: a name in `mesh.described.GPUS`.
+      gpu: a name in `mesh.gpus.GPUS`.
       timeout_s: for all cases together.
     Raises:
       RuntimeError: the process failed; a case that does not compile is a fault of it.

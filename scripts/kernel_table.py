@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from mjax.kernels.attention.mosaic_gpu.op import attention
 from mjax.kernels.attention.tuning import MOSAIC_H200
 from mjax.kernels.layer_norm import mosaic_gpu, tuning
-from mjax.mesh.described import GPUS
+from mjax.mesh.gpus import GPUS
 from scripts.compiled_kernels import (
     WATCHED,
     CaseReport,

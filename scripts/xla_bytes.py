@@ -30,7 +30,8 @@ from mjax.layers.mlp import Activation, Mlp
 from mjax.layers.norm import Norm
 from mjax.mesh import collectives
 from mjax.mesh.axes import AXES, TP, AxisSizes
-from mjax.mesh.described import GPUS, described_mesh
+from mjax.mesh.described import described_mesh
+from mjax.mesh.gpus import GPUS
 from mjax.model import ModelConfig
 from scripts.hlo_bytes import Kernel, kernels
 

@@ -1,13 +1,12 @@
 """Lay the mesh over GPUs that are described, not present.
 
-Enters: the name of a GPU in `GPUS` and axis sizes. Leaves: a mesh as `build_mesh` makes
-it, whose devices cannot hold an array; but a function that is traced for it sees their
-kind, and what is lowered for it compiles to the instructions of that GPU, with the
-collectives of that mesh. Needs the CUDA plugin of jax (`make env-plan`), and no GPU.
+Enters: the name of a GPU in `gpus.GPUS` and axis sizes. Leaves: a mesh as `build_mesh`
+makes it, whose devices cannot hold an array; but a function that is traced for it sees
+their kind, and what is lowered for it compiles to the instructions of that GPU, with
+the collectives of that mesh. Needs the CUDA plugin of jax (`make env-plan`), and no
+GPU.
 """
 
-import dataclasses
-from types import MappingProxyType
 from typing import Any
 
 from jax.experimental import topologies
@@ -16,48 +15,7 @@ from jax.sharding import Mesh
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.mesh.distributed import load_plugin_without_gpu
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """What the compiler, and an estimate of time, must know of a GPU."""
-
-    device_kind: str
-    """As jax.Device.device_kind names it where the device is present."""
-    compute_capability: tuple[int, int]
-    num_sms: int
-    """Streaming multiprocessors."""
-    clock_ghz: float
-    memory_bytes: int
-    memory_bytes_per_s: int
-    l2_bytes: int
-    shared_memory_per_sm_bytes: int
-    shared_memory_per_block_bytes: int
-    """Most that a block can have, when it asks for more than the default 48 KiB."""
-    peak_bf16_flops_per_s: float
-    """Dense; half of what a data sheet gives with sparsity."""
-
-
-GPUS = MappingProxyType(
-    {
-        # From a device, as XLA keeps it for this purpose: openxla/xla,
-        # xla/backends/gpu/target_config/specs/h200.txtpb, commit 4336d12. But the name,
-        # which is the one that jax sees, and the peak: NVIDIA H200 data sheet, SXM.
-        "h200": Gpu(
-            device_kind="NVIDIA H200",
-            compute_capability=(9, 0),
-            num_sms=132,
-            clock_ghz=1.98,
-            memory_bytes=151_397_597_184,
-            memory_bytes_per_s=4_800_000_000_000,
-            l2_bytes=52_428_800,
-            shared_memory_per_sm_bytes=233_472,
-            shared_memory_per_block_bytes=232_448,
-            peak_bf16_flops_per_s=989.4e12,
-        ),
-    }
-)
-"""GPUs that can be described, by the name that selects one."""
+from mjax.mesh.gpus import GPUS, Gpu
 
 
 def described_mesh(
@@ -71,7 +29,7 @@ def described_mesh(
 
     Args:
       sizes: size of every axis; the product is the number of GPUs.
-      gpu: a name in `GPUS`.
+      gpu: a name in `gpus.GPUS`.
       gpus_per_node: GPUs of a host; a smaller mesh is a part of one host.
       tp_across_hosts: as for `build_mesh`.
     Returns:
@@ -92,7 +50,7 @@ def described_devices(
 
     Args:
       num_devices: GPUs in all.
-      gpu: a name in `GPUS`.
+      gpu: a name in `gpus.GPUS`.
       gpus_per_node: GPUs of a host; fewer GPUs than that are a part of one host.
     Returns:
       Devices of jax that compile and cannot run; process_index is the host.

@@ -24,7 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
-from mjax.mesh.described import GPUS, described_mesh
+from mjax.mesh.described import described_mesh
+from mjax.mesh.gpus import GPUS
 
 Mode = Literal["gpu", "rehearse", "compile"]
 """Measure on a GPU; run everything small on a CPU; compile for a described GPU."""

@@ -1,0 +1,113 @@
+"""Describe GPUs: what a compiler, and an estimate of time, must know of them.
+
+Enters: nothing. Leaves: `GPUS`, one description a model. Sources, beside each number:
+
+- spec: a real device as XLA keeps it for this purpose, in openxla/xla, folder
+  xla/backends/gpu/target_config/specs; the file and the commit are given;
+- sheet: NVIDIA's data sheet of the SXM module;
+- DGX: NVIDIA's data sheet of the DGX system of 8 such modules.
+"""
+
+import dataclasses
+from types import MappingProxyType
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What the compiler, and an estimate of time, must know of a GPU."""
+
+    device_kind: str
+    """As jax.Device.device_kind names it where the device is present."""
+    compute_capability: tuple[int, int]
+    num_sms: int
+    """Streaming multiprocessors."""
+    clock_ghz: float
+    memory_bytes: int
+    """What the driver reports: less than the data sheet says."""
+    memory_bytes_per_s: int
+    l2_bytes: int
+    shared_memory_per_sm_bytes: int
+    shared_memory_per_block_bytes: int
+    """Most that a block can have, when it asks for more than the default 48 KiB."""
+    peak_bf16_flops_per_s: float
+    """Dense; half of what a data sheet gives with sparsity."""
+    node_link_bytes_per_s: int
+    """NVLink, one direction, all links of one GPU; half of a data sheet's figure."""
+    network_bytes_per_s: int
+    """One direction and GPU, with the usual network card of that generation."""
+
+
+GPUS = MappingProxyType(
+    {
+        "a100-80g": Gpu(
+            # spec: a100_sxm_80.txtpb, commit 4336d12.
+            device_kind="NVIDIA A100-SXM4-80GB",
+            compute_capability=(8, 0),
+            num_sms=108,
+            clock_ghz=1.41,
+            memory_bytes=85_100_068_864,
+            memory_bytes_per_s=2_039_040_000_000,
+            l2_bytes=41_943_040,
+            shared_memory_per_sm_bytes=167_936,
+            shared_memory_per_block_bytes=166_912,
+            # sheet: 312 TFLOP/s; NVLink 600 GB/s both ways.
+            peak_bf16_flops_per_s=312e12,
+            node_link_bytes_per_s=300_000_000_000,
+            # DGX A100: eight ConnectX-6 for the GPUs, 200 Gb/s each.
+            network_bytes_per_s=25_000_000_000,
+        ),
+        "h100": Gpu(
+            # spec: h100_sxm.txtpb, commit 0774019.
+            device_kind="NVIDIA H100 80GB HBM3",
+            compute_capability=(9, 0),
+            num_sms=132,
+            clock_ghz=1.98,
+            memory_bytes=84_942_979_072,
+            memory_bytes_per_s=3_352_320_000_000,
+            l2_bytes=52_428_800,
+            shared_memory_per_sm_bytes=233_472,
+            shared_memory_per_block_bytes=232_448,
+            # sheet: 1,979 TFLOP/s with sparsity; NVLink 900 GB/s both ways.
+            peak_bf16_flops_per_s=989.4e12,
+            node_link_bytes_per_s=450_000_000_000,
+            # DGX H100: eight ConnectX-7 for the GPUs, 400 Gb/s each.
+            network_bytes_per_s=50_000_000_000,
+        ),
+        "h200": Gpu(
+            # spec: h200.txtpb, commit 4336d12; but the name is the one that jax sees.
+            device_kind="NVIDIA H200",
+            compute_capability=(9, 0),
+            num_sms=132,
+            clock_ghz=1.98,
+            memory_bytes=151_397_597_184,
+            memory_bytes_per_s=4_800_000_000_000,
+            l2_bytes=52_428_800,
+            shared_memory_per_sm_bytes=233_472,
+            shared_memory_per_block_bytes=232_448,
+            # sheet: 1,979 TFLOP/s with sparsity; NVLink 900 GB/s both ways.
+            peak_bf16_flops_per_s=989.4e12,
+            node_link_bytes_per_s=450_000_000_000,
+            # DGX H200: eight ConnectX-7 for the GPUs, 400 Gb/s each.
+            network_bytes_per_s=50_000_000_000,
+        ),
+        "b200": Gpu(
+            # spec: b200.txtpb, commit 300ec95.
+            device_kind="NVIDIA B200",
+            compute_capability=(10, 0),
+            num_sms=148,
+            clock_ghz=1.965,
+            memory_bytes=191_514_411_008,
+            memory_bytes_per_s=7_672_320_000_000,
+            l2_bytes=132_644_864,
+            shared_memory_per_sm_bytes=233_472,
+            shared_memory_per_block_bytes=232_448,
+            # sheet of HGX B200: for 8 GPUs 36 PFLOP/s with sparsity, NVLink 14.4 TB/s
+            # both ways.
+            peak_bf16_flops_per_s=2250e12,
+            node_link_bytes_per_s=900_000_000_000,
+            # DGX B200: eight ConnectX-7 for the GPUs, 400 Gb/s each.
+            network_bytes_per_s=50_000_000_000,
+        ),
+    }
+)
+"""GPUs that can be described, by the name that selects one."""

@@ -1,0 +1,34 @@
+"""Descriptions of GPUs: complete, and in agreement with what a run goes by."""
+
+import dataclasses
+
+import pytest
+
+from mjax.kernels.target import Target
+from mjax.mesh.gpus import GPUS
+from mjax.metrics import peak_flops_per_s
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_description_has_every_number(name):
+    assert all(dataclasses.astuple(GPUS[name]))
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_the_peak_that_is_described_is_the_one_of_mfu(name):
+    gpu = GPUS[name]
+    assert peak_flops_per_s(gpu.device_kind) == gpu.peak_bf16_flops_per_s
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_kernel_knows_the_generation_of_a_described_gpu(name):
+    gpu = GPUS[name]
+    generations = {8: "ampere", 9: "hopper", 10: "blackwell"}
+    target = Target(platform="gpu", device_kind=gpu.device_kind)
+    assert target.generation == generations[gpu.compute_capability[0]]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_links_are_in_the_order_that_placement_goes_by(name):
+    gpu = GPUS[name]
+    assert gpu.network_bytes_per_s < gpu.node_link_bytes_per_s < gpu.memory_bytes_per_s
