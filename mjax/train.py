@@ -37,7 +37,7 @@ from mjax.config import (
 )
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
-from mjax.mesh.axes import AxisSizes, resolve
+from mjax.mesh.axes import TP, AxisSizes, resolve, tp_chunks
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import simulate_devices, start, wait_for_all
 from mjax.pipeline.model import STASH
@@ -118,6 +118,8 @@ def prepare(
     _say(report.describe_run(config, dataset))
     program, step, needed = _trace(config, mesh)
     for line in report_pipeline.describe(config, sizes, needed):
+        _say(line)
+    for line in [report.describe_tp(config, sizes), *program.xla_options.describe()]:
         _say(line)
     _say(report.describe_memory(config, sizes, needed))
     _check_memory(config, sizes, mesh, needed)
@@ -259,6 +261,7 @@ def _trace(
         isolate_documents=config.data.isolate_documents,
         mesh=mesh,
         pipeline=config.pipeline,
+        tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
     )
     state = program.abstract_state
     step = program.train_step.trace(state, program.abstract_batch)
