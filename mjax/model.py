@@ -362,7 +362,7 @@ class Transformer(nnx.Module):
             kind: LayerKind,
             x: jax.Array,
             params: Params,
-            index: jax.Array | int,
+            index: Int[Array, ""] | int,
             shared: tuple[Context, DropoutKey | None],
         ) -> jax.Array:
             context, key = shared

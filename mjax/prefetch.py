@@ -271,7 +271,8 @@ class Stack:
         return jnp.arange(0, self.num_scanned, self._period)
 
     def _number(self, index: Index) -> Array:
-        return jnp.asarray(self.layers.first_layer + index, jnp.int32)
+        # An array also of a plain number, which jax would leave a constant.
+        return jnp.zeros((), jnp.int32) + self.layers.first_layer + index
 
     def _places(self, x: Array, weights: Weights) -> Callable[[int, Index], "_Place"]:
         """Return (place, index) -> that place, in the loop or after it."""
@@ -300,7 +301,7 @@ class _Place:
           params: types of its weights.
         """
         self._layer, self._context = layer, context
-        args = x, params, jnp.int32(0), context
+        args = x, params, jnp.zeros((), jnp.int32), context
         self._residuals = separate(self._leaves, *args, place=0)
 
     def apply(self, x: Array, params: PyTree, index: Array) -> Array:
