@@ -280,7 +280,7 @@ class Plain(Forward):
         ends = {name: p for name, p in params.items() if name != "blocks"}
         weights = Weights(params["blocks"], is_stored=True)
         has_parts = self.level > 0 and self.mesh.shape[DP_SHARD] > 1
-        if self.level < 3 and at_once or not has_parts:
+        if (self.level < 3 and at_once) or not has_parts:
             copy = zero.gather(weights.stacked, self.specs["blocks"], self.compute)
             weights = Weights(copy, is_stored=False)
         return weights, ends if self.level == 3 else self._whole(ends)

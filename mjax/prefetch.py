@@ -257,9 +257,7 @@ class Stack:
             part = self._reduced(part) if finish else part
             return jax.tree.map(lambda p: p[0], part)
 
-        return jax.tree.map(
-            lambda t: zeros_of(t, self.num_layers), jax.eval_shape(one)
-        )
+        return jax.tree.map(lambda t: zeros_of(t, self.num_layers), jax.eval_shape(one))
 
     # ------------------------------------------------------------------------ places
 
