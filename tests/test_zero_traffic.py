@@ -5,7 +5,7 @@ import functools
 from typing import Any
 
 import jax
-from pytest import approx
+import pytest
 
 from mjax.mesh.axes import AxisSizes
 from mjax.plan.analysis import Collective, analyse
@@ -56,7 +56,9 @@ def test_zero_3_sends_half_as_much_again_as_plain_data_parallelism():
     share = 7 / 8
     plain, zero_3 = Layout((1, 1, 8, 1), zero=0), Layout((1, 1, 8, 1), zero=3)
     # With the loss, one number.
-    assert elements(plain, "all-reduce") == approx(2 * share * (layers + ends), abs=2)
+    assert elements(plain, "all-reduce") == pytest.approx(
+        2 * share * (layers + ends), abs=2
+    )
     assert elements(plain, "all-gather", "reduce-scatter") == 0
     assert elements(zero_3, "all-gather") == share * (2 * layers + ends)
     assert elements(zero_3, "reduce-scatter") == share * (layers + ends)
