@@ -156,13 +156,13 @@ def _overlap_table(found: dict[Case, Analysis]) -> Table:
             f"{MODEL.vocab_size}, {ROWS} rows of {SEQ_LEN} tokens a GPU and "
             "microbatch, 2 x 8 H200s: `dp_shard` is a node, `dp_replicate` the two. A "
             "byte counts as hidden if a matrix product or a kernel stands between the "
-            "start and the end of its collective in the schedule. Gathers are bfloat16, "
-            "reductions float32: the reduce-scatter stays in the node, the all-reduce "
-            "crosses with 1/8 of the bytes, once a step. What is left has nothing to "
-            "hide behind: the gathers of the embedding and of the first layer, which "
-            "the first product needs, and at the end the reductions of the first layer "
-            "and of the embedding. Compiled for H200s without one; what anything takes "
-            "was not measured."
+            "start and the end of its collective in the schedule. Gathers are "
+            "bfloat16, reductions float32: the reduce-scatter stays in the node, the "
+            "all-reduce crosses with 1/8 of the bytes, once a step. What is left has "
+            "nothing to hide behind: the gathers of the embedding and of the first "
+            "layer, which the first product needs, and at the end the reductions of "
+            "the first layer and of the embedding. Compiled for H200s without one; "
+            "what anything takes was not measured."
         ),
         header=("case", "GB a GPU sends", "hidden", "of which", "exposed, MB"),
         rows=[
@@ -204,10 +204,11 @@ def _traffic_table(found: dict[Case, Analysis]) -> Table:
         title="What ZeRO-3 sends against plain data parallelism",
         text=(
             "One node, 8 GPUs. Plain data parallelism all-reduces every gradient: "
-            "2 x 7/8 of the parameters. ZeRO-3 gathers a layer in the forward and again "
-            "in the backward pass (with the same weights for what it computes again: no "
-            "gather for that alone) and scatters its gradient: 3 x 7/8 of the "
-            f"{layers / 1e6:.0f} million parameters of the layers: 1.5 times as much. "
+            "2 x 7/8 of the parameters. ZeRO-3 gathers a layer in the forward and "
+            "again in the backward pass (with the same weights for what it computes "
+            "again: no gather for that alone) and scatters its gradient: 3 x 7/8 of "
+            f"the {layers / 1e6:.0f} million parameters of the layers: 1.5 times as "
+            "much. "
             f"The ends (embedding, norm, head: {ends / 1e6:.0f} million) are gathered "
             "once: 2 x 7/8, as much as there. Counted in the compiled program, trip "
             "counts of loops multiplied."
