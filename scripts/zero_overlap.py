@@ -158,11 +158,12 @@ def _overlap_table(found: dict[Case, Analysis]) -> Table:
             "byte counts as hidden if a matrix product or a kernel stands between the "
             "start and the end of its collective in the schedule. Gathers are "
             "bfloat16, reductions float32: the reduce-scatter stays in the node, the "
-            "all-reduce crosses with 1/8 of the bytes, once a step. What is left has "
-            "nothing to hide behind: the gathers of the embedding and of the first "
-            "layer, which the first product needs, and at the end the reductions of "
-            "the first layer and of the embedding. Compiled for H200s without one; "
-            "what anything takes was not measured."
+            "all-reduce crosses with 1/8 of the bytes, once a step. Left are the "
+            "gathers of the embedding and of the first layer, which the first product "
+            "needs, the reductions of the first layer and of the embedding, after "
+            "which there is no product, and that of the head, which is ready before the "
+            "backward pass of the layers and which XLA starts after it. Compiled for "
+            "H200s without one; what anything takes was not measured."
         ),
         header=("case", "GB a GPU sends", "hidden", "of which", "exposed, MB"),
         rows=[
@@ -211,7 +212,7 @@ def _traffic_table(found: dict[Case, Analysis]) -> Table:
             "much. "
             f"The ends (embedding, norm, head: {ends / 1e6:.0f} million) are gathered "
             "once: 2 x 7/8, as much as there. Counted in the compiled program, trip "
-            "counts of loops multiplied."
+            "counts of loops multiplied; the part of the ends is that formula."
         ),
         header=(
             *("case", "--precision.reduce", "million elements sent", "layers", "ends"),
