@@ -162,8 +162,8 @@ def _overlap_table(found: dict[Case, Analysis]) -> Table:
             "gathers of the embedding and of the first layer, which the first product "
             "needs, the reductions of the first layer and of the embedding, after "
             "which there is no product, and that of the head, which is ready before "
-            "the backward pass of the layers and which XLA starts after it. Compiled for "
-            "H200s without one; what anything takes was not measured."
+            "the backward pass of the layers and which XLA starts after it. Compiled "
+            "for H200s without one; what anything takes was not measured."
         ),
         header=("case", "GB a GPU sends", "hidden", "of which", "exposed, MB"),
         rows=[
