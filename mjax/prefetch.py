@@ -325,7 +325,7 @@ class _Place:
         dx, d_params, *_ = pull(dy)
         return dx, d_params
 
-    def _leaves(self, *args: Any) -> list[Array]:
+    def _leaves(self, *args: Any) -> list[Any]:  # arrays, and constants that jax keeps
         leaves, self._structure = jax.tree.flatten(self._vjp(*args)[1])
         return leaves
 
