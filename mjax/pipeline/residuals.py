@@ -22,7 +22,7 @@ class Residuals:
 
     is_kept: tuple[bool, ...]
     """Whether a leaf depends on the chunk's input."""
-    make: Callable[..., list[Array]]
+    make: Callable[..., list[Any]]
     """Computes the other leaves, from the arguments of the forward pass; the input is
     not looked at."""
 
@@ -31,7 +31,7 @@ class Residuals:
         chosen = zip(leaves, self.is_kept, strict=True)
         return tuple(leaf for leaf, is_kept in chosen if is_kept)
 
-    def whole(self, kept: Sequence[Array], *args: PyTree) -> list[Array]:
+    def whole(self, kept: Sequence[Array], *args: PyTree) -> list[Any]:
         """Put the leaves that were kept and those that are made again together."""
         sources = {True: iter(kept), False: iter(self.make(*args))}
         return [next(sources[is_kept]) for is_kept in self.is_kept]
