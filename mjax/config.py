@@ -345,10 +345,8 @@ class Command:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _CommandLine:
-    # The empty names keep "command." and "config." out of the flags.
-    command: Annotated[Command, tyro.conf.arg(name=""), tyro.conf.FlagCreatePairsOff]
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+class Nothing:
+    """No flags of a program's own."""
 
 
 def parse(
@@ -364,23 +362,51 @@ def parse(
       SystemExit: with code 2 after one message on stderr that names the nearest flag,
         choice or recipe; with code 0 after the help of `-h`.
     """
+    config, command, _ = parse_with(Nothing(), argv, recipes, prog)
+    return config, command
+
+
+def parse_with[Own](
+    own: Own,
+    argv: Sequence[str],
+    recipes: Mapping[str, Callable[[], TrainConfig]],
+    prog: str,
+) -> tuple[TrainConfig, Command, Own]:
+    """Do what `parse` does, for a program that has flags of its own beside these.
+
+    Args:
+      own: dataclass of these flags, with their defaults.
+      argv: as for `parse`; so are the rest.
+    """
     name = _recipe_name(argv)
     if name not in recipes:
         nearest = flags.nearest(name, recipes)
         names = ", ".join(recipes)
         _refuse(prog, f"unknown recipe {name}; the nearest is {nearest} (of {names})")
+    # The empty names keep "own.", "command." and "config." out of the flags.
+    unnamed = tyro.conf.arg(name="")
+    fields = {
+        "own": Annotated[type(own), unnamed, tyro.conf.FlagCreatePairsOff],
+        "command": Annotated[Command, unnamed, tyro.conf.FlagCreatePairsOff],
+        "config": Annotated[TrainConfig, unnamed],
+    }
+    line_type = dataclasses.make_dataclass(
+        "CommandLine", fields.items(), frozen=True, kw_only=True
+    )
     try:
         line = flags.read(
-            _CommandLine,
+            line_type,
             argv,
             prog=prog,
-            named_by=(Command, TrainConfig),
-            default=_CommandLine(command=Command(recipe=name), config=recipes[name]()),
+            named_by=(type(own), Command, TrainConfig),
+            default=line_type(
+                own=own, command=Command(recipe=name), config=recipes[name]()
+            ),
             description=f"Recipes: {', '.join(recipes)}. Defaults below: {name}.",
         )
     except ValueError as error:
         _refuse(prog, str(error))
-    return line.config, line.command
+    return line.config, line.command, line.own
 
 
 def _recipe_name(argv: Sequence[str]) -> str:

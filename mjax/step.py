@@ -162,7 +162,7 @@ def build_program(
             "to avoid; use --model.remat dots, full or offload"
         )
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
-    platform = mesh.devices.flat[0].platform
+    platform = mesh.abstract_mesh.abstract_device.platform
     stages = make_pipeline(
         pipeline or PipelineConfig(),
         num_layers=model.layers,

@@ -40,9 +40,9 @@ from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import simulate_devices, start, wait_for_all
-from mjax.pipeline.model import STASH
 from mjax.recipes import RECIPES
-from mjax.step import Program, build_program
+from mjax.step import Program
+from mjax.traced import trace_step
 
 _IMPORTED_S = time.perf_counter()
 _SAMPLE_TOKENS = 200
@@ -116,7 +116,7 @@ def prepare(
     dataset.check_vocab_size(config.model.vocab_size)
     check_sizes(config, sizes)
     _say(report.describe_run(config, dataset))
-    program, step, needed = _trace(config, mesh)
+    program, step, needed = trace_step(config, mesh)
     for line in report_pipeline.describe(config, sizes, needed):
         _say(line)
     _say(report.describe_memory(config, sizes, needed))
@@ -243,37 +243,6 @@ def _check_checkpoint(
     return step
 
 
-def _trace(
-    config: TrainConfig, mesh: Mesh
-) -> tuple[Program, jax.stages.Traced, memory.Estimate]:
-    """Build the program; return also its step, traced, and the memory this needs."""
-    program = build_program(
-        model=config.model,
-        optimizer=config.optim,
-        batch=config.batch,
-        precision=config.precision,
-        seq_len=config.data.seq_len,
-        num_steps=config.steps,
-        seed=config.seed,
-        zero_level=config.zero,
-        isolate_documents=config.data.isolate_documents,
-        mesh=mesh,
-        pipeline=config.pipeline,
-    )
-    state = program.abstract_state
-    step = program.train_step.trace(state, program.abstract_batch)
-    needed = memory.estimate(
-        step,
-        state,
-        program.abstract_saved,
-        compute=config.precision.compute,
-        reduce=config.precision.reduce,
-        stash_name=STASH,
-        zero_level=config.zero,
-    )
-    return program, step, needed
-
-
 def _check_memory(
     config: TrainConfig, sizes: AxisSizes, mesh: Mesh, needed: memory.Estimate
 ) -> None:
@@ -281,7 +250,7 @@ def _check_memory(
     available = report.device_memory_bytes(config)
     if available is not None:
         others = smaller(config, sizes)
-        estimates = ((words, _trace(other, mesh)[2]) for words, other in others)
+        estimates = ((words, trace_step(other, mesh)[2]) for words, other in others)
         memory.check_fits(needed, available, estimates)
 
 
