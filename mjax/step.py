@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jaxtyping import Array
 
 from mjax import optim
@@ -94,7 +94,7 @@ class EvalConfig:
 class Program:
     """The compiled-once functions of a run, and where their arguments live."""
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
     abstract_saved: TrainState
@@ -133,7 +133,7 @@ def build_program(
     seed: int,
     zero_level: int,
     isolate_documents: bool,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     pipeline: PipelineConfig | None = None,
 ) -> Program:
     """Build the run's functions; nothing is compiled and no memory taken.

@@ -1,0 +1,1 @@
+"""What a compiled step will do on a cluster, read before there is one."""
