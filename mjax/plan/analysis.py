@@ -1,0 +1,359 @@
+"""Read from a scheduled module what a step sends, and what may hide it.
+
+Enters: a module (`hlo.parse`) and the mesh it was compiled for. Leaves: its collectives
+and its matrix products, each with the number of times it runs in a step. All of it are
+facts of the executable; times are modelled elsewhere (`replay`).
+
+XLA executes the instructions of a computation in the order of its text, compute on one
+stream and collectives beside it: what stands between a start and its done may hide the
+collective, what follows the done waits for it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+
+from mjax.mesh.axes import DP, PP, TP, AxisSizes
+from mjax.plan.groups import Groups, read_groups, read_pairs
+from mjax.plan.hlo import Computation, Instruction, Module, arrays
+from mjax.plan.work import Work, fused_work
+
+KINDS = (
+    *("all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
+    "collective-permute",
+)
+# Communication that this package cannot count; it must not pass for compute.
+_UNKNOWN = ("send", "recv", "ragged-all-to-all", "collective-broadcast")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective, and what may hide it. Bytes and FLOPs are those of one device."""
+
+    name: str
+    computation: str
+    kind: str
+    """One of `KINDS`."""
+    dtype: str
+    """Of what it moves; of several arrays in several dtypes, all, joined by +."""
+    axes: tuple[str, ...]
+    """Mesh axes along which the members of a group differ, in order of `AXES`."""
+    role: str
+    """What the axes are for: tp, dp, pp, or mixed."""
+    tier: str
+    """Slowest link between members: node (inside one), or network."""
+    group_size: int
+    """Devices in a group; of a permute 2, who sends and who receives."""
+    group_size_in_node: int
+    """Of these, how many share a node, at least; of a permute 1."""
+    wire_bytes: int
+    """Sent by one device each time, by the algorithm that sends least (a ring)."""
+    runs: int
+    """Times executed in a step: the product of the trip counts around it."""
+    is_async: bool
+    """Started and awaited apart; the others hold up the compute stream."""
+    products: int
+    """Matrix products between start and done, those in loops for each turn."""
+    kernels: int
+    """Pallas and library kernels between start and done, likewise."""
+    flops: int
+    """Of these products."""
+    op_name: str
+    """Where it comes from in the traced function."""
+    groups: Groups = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def is_overlapped(self) -> bool:
+        """Whether a product or a kernel runs while it is under way."""
+        return self.is_async and self.products + self.kernels > 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """Facts of one step on one device."""
+
+    sizes: AxisSizes
+    collectives: tuple[Collective, ...]
+    """In the order of their starts, a loop's where the loop stands."""
+    flops: int
+    """Of all matrix products. FLOPs inside Pallas kernels are not in the text."""
+    num_products: int
+    num_kernels: int
+    """Calls of Pallas and library kernels."""
+    communicators: int
+    """Different sets of groups, in all branches; a permute counts by its axes."""
+    branches: Mapping[str, str]
+    """Of each conditional, by its name, the branch that counts: the heaviest."""
+    calls: Mapping[tuple[str, str], tuple[tuple[str, int], ...]]
+    """What a loop, a choice or a call executes, and how often, by its computation and
+    its name."""
+    work: Mapping[str, Work]
+    """Of one pass of each computation that is executed, what it calls included."""
+
+    def wire_bytes(self, role: str | None = None) -> int:
+        """Add up what one device sends in a step, for one role or for all."""
+        return sum(
+            c.wire_bytes * c.runs for c in self.collectives if role in (None, c.role)
+        )
+
+    def overlapped_bytes_fraction(self, role: str | None = None) -> float | None:
+        """Return the part of the bytes in flight while a product or kernel runs.
+
+        Args:
+          role: tp, dp, pp or mixed; None is all.
+        Returns:
+          Between 0 and 1; None where nothing is sent.
+        """
+        total = self.wire_bytes(role)
+        overlapped = sum(
+            c.wire_bytes * c.runs
+            for c in self.collectives
+            if role in (None, c.role) and c.is_overlapped
+        )
+        return overlapped / total if total else None
+
+
+def analyse(
+    module: Module,
+    sizes: AxisSizes,
+    gpus_per_node: int = 8,
+    *,
+    unknown_trip_count: int | None = None,
+) -> Analysis:
+    """Walk a module as it runs: loops by their trip counts, one branch of each choice.
+
+    Args:
+      module: a step, compiled for one device of the mesh.
+      sizes: of the mesh; its flat order is the order of the devices.
+      gpus_per_node: consecutive devices that share a node.
+      unknown_trip_count: how often a loop runs of which XLA does not say it.
+    Returns:
+      What the step computes and sends. A collective of groups of one device moves
+      nothing and is not listed. Of a conditional the branch with the most FLOPs counts
+      (then the most kernels, bytes, instructions): the longest that a device can take.
+    Raises:
+      ValueError: the module is for another number of devices, holds communication
+        that is not understood, or a loop of unknown length.
+    """
+    if module.num_partitions != sizes.num_devices:
+        raise ValueError(
+            f"module {module.name} was compiled for {module.num_partitions} devices, "
+            f"and the mesh {sizes.as_tuple()} has {sizes.num_devices}"
+        )
+    walk = _Walk(module, sizes, gpus_per_node, unknown_trip_count)
+    collectives = tuple(walk.collectives(module.entry, 1))
+    total = walk.work(module.entry)
+    executed = list(walk.reached(module.entry))
+    return Analysis(
+        sizes=sizes,
+        collectives=collectives,
+        flops=total.flops,
+        num_products=total.products,
+        num_kernels=total.kernels,
+        communicators=len(walk.partitions(executed)),
+        branches={
+            x.name: walk.heaviest(x)
+            for name in executed
+            for x in module.computations[name].instructions
+            if x.branches
+        },
+        calls={
+            (name, x.name): calls
+            for name in executed
+            for x in module.computations[name].instructions
+            if (calls := tuple(walk.calls(x)))
+        },
+        work={name: walk.work(name) for name in executed},
+    )
+
+
+def collective_kind(x: Instruction, module: Module) -> str | None:
+    """Return the kind of collective that an instruction starts or is; None if none.
+
+    Raises:
+      ValueError: it communicates in a way that is not understood.
+    """
+    inner = wrapped(x, module)
+    kind = inner.opcode.removesuffix("-start")
+    if kind in _UNKNOWN:
+        raise ValueError(f"{x.name} is a {kind}, which is not understood")
+    return kind if kind in KINDS else None
+
+
+def wrapped(x: Instruction, module: Module) -> Instruction:
+    """Return the collective that an async-start wraps; of anything else itself."""
+    if x.opcode != "async-start":
+        return x
+    inside = module.computations[x.called[0]].instructions
+    return next((y for y in inside if y.opcode in (*KINDS, *_UNKNOWN)), x)
+
+
+class _Walk:
+    """Remembers what it has counted of each computation."""
+
+    def __init__(
+        self,
+        module: Module,
+        sizes: AxisSizes,
+        gpus_per_node: int,
+        unknown_trip_count: int | None,
+    ) -> None:
+        self.module = module
+        self.sizes = sizes
+        self.gpus_per_node = gpus_per_node
+        self.unknown_trip_count = unknown_trip_count
+        self.work = functools.cache(self._work)
+        self.heaviest = functools.cache(self._heaviest)
+
+    def calls(self, x: Instruction) -> Iterator[tuple[str, int]]:
+        """Yield the computations that an instruction executes, and how often.
+
+        What is inside a kernel (a fusion, the sum of a reduction) is not executed by
+        itself.
+        """
+        if x.opcode == "while":
+            yield x.attributes["body"].lstrip("%"), self.trips(x)
+        elif x.branches:
+            yield self.heaviest(x), 1
+        elif x.opcode in ("call", "async-start") and not collective_kind(
+            x, self.module
+        ):
+            yield x.called[0], 1
+
+    def trips(self, x: Instruction) -> int:
+        trips = self.unknown_trip_count if x.trip_count is None else x.trip_count
+        if trips is None:
+            raise ValueError(f"the trip count of loop {x.name} is unknown")
+        return trips
+
+    def _heaviest(self, x: Instruction) -> str:
+        def weight(branch: str) -> tuple[int, int, int, int]:
+            work = self.work(branch)
+            sent = sum(c.wire_bytes * c.runs for c in self.collectives(branch, 1))
+            length = len(self.module.computations[branch].instructions)
+            return work.flops, work.kernels, sent, length
+
+        return max(x.branches, key=weight)
+
+    def _work(self, name: str) -> Work:
+        computation = self.module.computations[name]
+        return self.work_of(computation.instructions, computation)
+
+    def work_of(
+        self, instructions: tuple[Instruction, ...], computation: Computation
+    ) -> Work:
+        total = Work()
+        for x in instructions:
+            calls = list(self.calls(x))
+            for called, runs in calls:
+                total += self.work(called).times(runs)
+            if not calls and not collective_kind(x, self.module):
+                total += fused_work(x, computation, self.module)
+        return total
+
+    def collectives(self, name: str, runs: int) -> Iterator[Collective]:
+        computation = self.module.computations[name]
+        for place, x in enumerate(computation.instructions):
+            if kind := collective_kind(x, self.module):
+                found = self.collective(kind, x, place, computation)
+                if found is not None:
+                    yield dataclasses.replace(found, runs=runs)
+            for called, times in self.calls(x):
+                yield from self.collectives(called, runs * times)
+
+    def collective(
+        self, kind: str, x: Instruction, place: int, computation: Computation
+    ) -> Collective | None:
+        groups = self.groups(wrapped(x, self.module))
+        axes = groups.axes(self.sizes)
+        if not axes:
+            return None
+        between = Work()
+        is_started = x.opcode.endswith("-start")
+        if is_started:
+            stop = computation.places[computation.done_of[x.name]]
+            instructions = computation.instructions[place + 1 : stop]
+            between = self.work_of(instructions, computation)
+        operands = [a for y in computation.operands(x) for a in arrays(y.shape)]
+        size = groups.members.shape[1]
+        sync = '"is_sync":true' in x.attributes.get("backend_config", "")
+        return Collective(
+            name=x.name,
+            computation=computation.name,
+            kind=kind,
+            dtype="+".join(sorted({array.dtype for array in operands})),
+            axes=axes,
+            role=_role(axes),
+            tier="network" if groups.crosses_nodes(self.gpus_per_node) else "node",
+            group_size=size,
+            group_size_in_node=groups.size_in_node(self.gpus_per_node),
+            wire_bytes=wire_bytes(kind, sum(a.num_bytes for a in operands), size),
+            runs=1,
+            is_async=is_started and not sync,
+            products=between.products,
+            kernels=between.kernels,
+            flops=between.flops,
+            op_name=x.op_name,
+            groups=groups,
+        )
+
+    def groups(self, x: Instruction) -> Groups:
+        if "source_target_pairs" in x.attributes:
+            return read_pairs(x.attributes["source_target_pairs"])
+        if "replica_groups" not in x.attributes:
+            raise ValueError(f"{x.name} ({x.opcode}) does not say who takes part")
+        return read_groups(x.attributes["replica_groups"], self.sizes.num_devices)
+
+    def reached(self, name: str) -> Iterator[str]:
+        """Yield the computations that are executed, branches not taken included."""
+        seen: dict[str, None] = {name: None}
+        stack = [name]
+        while stack:
+            for x in self.module.computations[stack.pop()].instructions:
+                called = x.branches or [called for called, _ in self.calls(x)]
+                new = [c for c in called if c not in seen]
+                seen |= dict.fromkeys(new)
+                stack += new
+        yield from seen
+
+    def partitions(self, names: list[str]) -> set[tuple[int, bytes]]:
+        return {
+            groups.partition(self.sizes)
+            for name in names
+            for x in self.module.computations[name].instructions
+            if collective_kind(x, self.module)
+            and (groups := self.groups(wrapped(x, self.module))).axes(self.sizes)
+        }
+
+
+def wire_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
+    """Count what one device sends.
+
+    With n devices and B bytes of operand on each: all-gather B (n - 1),
+    reduce-scatter and all-to-all B (n - 1) / n, all-reduce 2 B (n - 1) / n, rounded
+    up; a permute sends its operand. Less is not possible (Patarasuk and Yuan 2009,
+    doi:10.1016/j.jpdc.2008.09.002).
+
+    Args:
+      kind: one of `KINDS`.
+      operand_bytes: of one device.
+      group_size: n.
+    """
+    n = group_size
+    match kind:
+        case "all-gather":
+            return operand_bytes * (n - 1)
+        case "reduce-scatter" | "all-to-all":
+            return -(-operand_bytes * (n - 1) // n)
+        case "all-reduce":
+            return -(-2 * operand_bytes * (n - 1) // n)
+        case "collective-permute":
+            return operand_bytes
+        case _:
+            raise ValueError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
+
+
+def _role(axes: tuple[str, ...]) -> str:
+    if set(axes) <= set(DP):
+        return "dp"
+    return axes[0] if axes in ((PP,), (TP,)) else "mixed"

@@ -1,0 +1,126 @@
+"""Model the time of a kernel and of a collective on a GPU that is described.
+
+Enters: counts (FLOPs, bytes). Leaves: seconds. Modelled, never measured: the peaks are
+those of the GPU's description (`mesh.gpus`, with sources); the share of a peak that is
+reached, and what a launch costs, are assumed, and are fields of `CostModel`.
+
+- product: max(FLOPs / (peak x rate x efficiency), bytes / (memory x efficiency)) +
+  launch (a roofline: Williams et al. 2009, doi:10.1145/1498765.1498785). The rate is 1
+  for 16 bits, 1/2 for float32 (TF32) and 2 for 8 bits (NVIDIA H200 data sheet).
+- kernel of which the caller knows the FLOPs (attention): the same, with its own
+  efficiency.
+- any other kernel: bytes / (memory x efficiency) + launch. The bytes are those that it
+  must read and write (`work.moved_bytes`).
+- collective among n devices: launch + ceil(log2 n) x hop + max(bytes / (node link x
+  efficiency), bytes / (k x network x efficiency)), where bytes is what one device sends
+  and the second term counts only between nodes. k is how many members of a group share
+  a node: the ring passes each node once, and k rings share the bytes, one through the
+  network card of each member (Hu et al. 2025, arXiv:2507.04786, on NCCL).
+"""
+
+import dataclasses
+import math
+
+from mjax.mesh.gpus import Gpu
+from mjax.plan.analysis import Collective
+from mjax.plan.work import Work
+
+_RATES = {"bf16": 1.0, "f16": 1.0, "f32": 0.5, "s8": 2.0}
+"""Speed of a product by the dtype of its factors, relative to bfloat16."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """Speeds of one GPU, and the shares of them that are reached."""
+
+    peak_flops_per_s: float
+    """Dense, bfloat16."""
+    memory_bytes_per_s: float
+    node_link_bytes_per_s: float
+    """Per GPU, one direction."""
+    network_bytes_per_s: float
+    """Per GPU, one direction."""
+    product_efficiency: float = 0.75
+    """Share of the peak that a large matrix product reaches. Assumed."""
+    kernel_efficiency: float = 0.6
+    """Share of the peak that attention reaches, forward and backward together. Assumed:
+    forward alone reaches 0.75 (Shah et al. 2024, arXiv:2407.08608, figure 5)."""
+    memory_efficiency: float = 0.85
+    """Share of the memory's bandwidth. Assumed."""
+    node_link_efficiency: float = 0.8
+    """Share of the link's bandwidth. Assumed."""
+    network_efficiency: float = 0.9
+    """Share of the network's bandwidth. Assumed."""
+    launch_s: float = 3e-6
+    """Added to each kernel. Assumed."""
+    collective_launch_s: float = 4e-6
+    """Added to each collective. Assumed."""
+    node_hop_s: float = 1e-6
+    """Latency between two GPUs of a node. Assumed."""
+    network_hop_s: float = 5e-6
+    """Latency between two nodes. Assumed."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_efficiency") and not 0 < value <= 1:
+                raise ValueError(
+                    f"{field.name} is a share of a peak: more than 0, at most 1; got "
+                    f"{value}"
+                )
+            if not value >= 0 or (field.name.endswith("_per_s") and not value > 0):
+                raise ValueError(f"{field.name} must be positive, got {value}")
+
+    @classmethod
+    def of(cls, gpu: Gpu, **changes: float) -> "CostModel":
+        """Take the speeds of a description.
+
+        Args:
+          gpu: the GPU.
+          changes: other fields than by default.
+        """
+        speeds = {
+            "peak_flops_per_s": gpu.peak_bf16_flops_per_s,
+            "memory_bytes_per_s": gpu.memory_bytes_per_s,
+            "node_link_bytes_per_s": gpu.node_link_bytes_per_s,
+            "network_bytes_per_s": gpu.network_bytes_per_s,
+        }
+        return cls(**(speeds | changes))
+
+    def memory_s(self, num_bytes: float) -> float:
+        """Return the seconds of a kernel that is bound by memory."""
+        speed = self.memory_bytes_per_s * self.memory_efficiency
+        return num_bytes / speed + self.launch_s
+
+    def product_s(self, work: Work, num_bytes: float) -> float:
+        """Return the seconds of a matrix product, or of a fusion that holds one.
+
+        Raises:
+          ValueError: the speed for the dtype of its factors is not known.
+        """
+        dtype = work.product_dtype or ""
+        rate = 2.0 if dtype.startswith("f8") else _RATES.get(dtype)
+        if rate is None:
+            raise ValueError(
+                f"the speed of a product of {dtype} is not known; known are "
+                f"{', '.join(_RATES)} and f8*"
+            )
+        speed = self.peak_flops_per_s * rate * self.product_efficiency
+        return max(work.flops / speed + self.launch_s, self.memory_s(num_bytes))
+
+    def kernel_s(self, flops: float, num_bytes: float) -> float:
+        """Return the seconds of a kernel of which the caller knows the FLOPs."""
+        speed = self.peak_flops_per_s * self.kernel_efficiency
+        return max(flops / speed + self.launch_s, self.memory_s(num_bytes))
+
+    def collective_s(self, collective: Collective) -> float:
+        """Return the seconds of a collective that has the links to itself."""
+        sent = collective.wire_bytes
+        steps = math.ceil(math.log2(collective.group_size))
+        link_s = sent / (self.node_link_bytes_per_s * self.node_link_efficiency)
+        hop_s = self.node_hop_s
+        if collective.tier == "network":
+            cards = collective.group_size_in_node * self.network_bytes_per_s
+            link_s = max(link_s, sent / (cards * self.network_efficiency))
+            hop_s = self.network_hop_s
+        return self.collective_launch_s + steps * hop_s + link_s

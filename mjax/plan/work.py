@@ -1,0 +1,208 @@
+"""Count what one instruction computes and moves: FLOPs, bytes read and written.
+
+Enters: an instruction of a parsed module. Leaves: facts of one execution on one device.
+Bytes are those of operands and results, which must cross the memory bus when nothing is
+in the cache. Where a kernel looks at a slice of an operand the slice counts, and of a
+result that is written in place the part that is new.
+"""
+
+import dataclasses
+import json
+import math
+import re
+
+from mjax.plan.hlo import Array, Computation, Instruction, Module, arrays, num_bytes
+
+FREE = frozenset(
+    {
+        *("parameter", "constant", "bitcast", "tuple", "get-tuple-element"),
+        *("after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency"),
+        # Compute that is awaited: its start is what launches it.
+        *("async-update", "async-done", "fusion-done", "custom-call-done"),
+        *("call-done", "copy-done"),
+    }
+)
+"""Opcodes that launch nothing."""
+
+CUBLAS = "__cublas"
+"""Beginning of the targets of custom calls that are matrix products."""
+
+_VIEWS = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
+_SLICES = {"dynamic-slice", "slice", "gather"}
+# Calls and instructions that hold a matrix product which cannot be counted here.
+_HIDDEN = re.compile(r"matmul|gemm|\bdot\b|conv|fmha", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Of one execution of an instruction."""
+
+    flops: int = 0
+    """Two per multiply-add of a matrix product; other arithmetic is not counted."""
+    products: int = 0
+    """Matrix products."""
+    kernels: int = 0
+    """Calls of kernels whose FLOPs the text does not say: Pallas, cuDNN."""
+    product_dtype: str | None = None
+    """In which the factors of a product meet; None without one."""
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            flops=self.flops + other.flops,
+            products=self.products + other.products,
+            kernels=self.kernels + other.kernels,
+            product_dtype=self.product_dtype or other.product_dtype,
+        )
+
+    def times(self, runs: int) -> "Work":
+        """Return the work of several executions."""
+        return dataclasses.replace(
+            self,
+            flops=runs * self.flops,
+            products=runs * self.products,
+            kernels=runs * self.kernels,
+        )
+
+
+def own_work(x: Instruction, computation: Computation) -> Work:
+    """Count the work of an instruction alone, without what it calls.
+
+    Raises:
+      ValueError: it is a matrix product in a form that cannot be counted.
+    """
+    if x.opcode == "dot":
+        contracted = x.attributes.get("lhs_contracting_dims", "").strip("{}")
+        return _product(x, computation, [int(n) for n in contracted.split(",") if n])
+    is_call = x.opcode in ("custom-call", "custom-call-start")
+    if is_call and x.target.startswith(CUBLAS):
+        config = json.loads(x.attributes.get("backend_config", "{}"))
+        numbers = config.get("gemm_backend_config", {}).get("dot_dimension_numbers", {})
+        contracted = numbers.get("lhs_contracting_dimensions")
+        if contracted is None:
+            raise ValueError(f"the contracted dims of {x.name} are not given")
+        return _product(x, computation, [int(n) for n in contracted])
+    if x.opcode in ("convolution", "ragged-dot", "triangular-solve") or (
+        is_call and _HIDDEN.search(x.target)
+    ):
+        raise ValueError(
+            f"cannot count the matrix product in {x.name}: {x.opcode} {x.target}"
+        )
+    return Work(kernels=1) if is_call else Work()
+
+
+def _product(x: Instruction, computation: Computation, contracted: list[int]) -> Work:
+    lhs = computation.by_name[x.operands[0]].array
+    if not all(0 <= dim < len(lhs.dims) for dim in contracted):
+        raise ValueError(f"{x.name} contracts dims {contracted} of {lhs.dims}")
+    depth = math.prod(lhs.dims[dim] for dim in contracted)
+    # Of a cuBLAS call: (result, workspace), or (result, second result, workspace).
+    result = arrays(x.shape)[0]
+    return Work(
+        flops=2 * result.size * depth,
+        products=1,
+        product_dtype=lhs.dtype,
+    )
+
+
+def fused_work(x: Instruction, computation: Computation, module: Module) -> Work:
+    """Count the work of an instruction with the computations it calls.
+
+    Loops and conditionals are not followed: `analysis` does, which knows how often.
+
+    Raises:
+      ValueError: a matrix product is in a form that cannot be counted.
+    """
+    total = own_work(x, computation)
+    for name in x.called:
+        inside = module.computations[name]
+        for y in inside.instructions:
+            total += fused_work(y, inside, module)
+    return total
+
+
+def moved_bytes(
+    x: Instruction, computation: Computation, module: Module
+) -> tuple[int, int]:
+    """Count the bytes that an instruction reads and writes.
+
+    Args:
+      x: not a loop, a conditional or a collective.
+      computation: that it stands in.
+      module: that this stands in.
+    Returns:
+      Bytes read, bytes written.
+    """
+    operands = [num_bytes(y.shape) for y in computation.operands(x)]
+    if x.opcode.startswith("fusion"):
+        inside = module.computations[x.called[0]]
+        return _reads(inside, operands), _written(inside.root, inside)
+    opcode = x.opcode.removesuffix("-start")
+    if opcode in _SLICES:
+        return num_bytes(x.shape), num_bytes(x.shape)
+    if opcode == "dynamic-update-slice":
+        return operands[1], operands[1]
+    if opcode == "custom-call":
+        return sum(operands), _call_results(x)
+    if opcode == "copy":
+        return operands[0], operands[0]
+    return sum(operands), num_bytes(x.shape)
+
+
+def _call_results(x: Instruction) -> int:
+    """Bytes that a call writes; the workspace of cuBLAS (s8) is no traffic."""
+    results = arrays(x.shape)
+    if x.target.startswith(CUBLAS) and len(results) > 1 and results[-1].dtype == "s8":
+        results = results[:-1]
+    return sum(array.num_bytes for array in results)
+
+
+def _reads(inside: Computation, full: list[int]) -> int:
+    """Bytes that a fusion reads of its operands: all, or the slices it looks at."""
+    users: dict[str, list[Instruction]] = {}
+    for x in inside.instructions:
+        for name in x.operands:
+            users.setdefault(name, []).append(x)
+
+    def looked_at(name: str) -> int | None:
+        """Entries of a value that its users look at; None is all of them."""
+        total = 0
+        for user in users.get(name, []):
+            if user.opcode in _SLICES and user.operands[0] == name:
+                total += user.array.size
+            elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+                continue
+            elif user.opcode in _VIEWS and not user.is_root:
+                inner = looked_at(user.name)
+                if inner is None:
+                    return None
+                total += inner
+            else:
+                return None
+        return total
+
+    total = 0
+    for x in inside.instructions:
+        if x.opcode == "parameter":
+            whole, entries = full[int(x.literal)], looked_at(x.name)
+            if entries is not None and isinstance(x.shape, Array):
+                whole = min(whole, Array(x.shape.dtype, (entries,)).num_bytes)
+            total += whole
+    return total
+
+
+def _written(x: Instruction, inside: Computation) -> int:
+    """Bytes that a fusion writes for an instruction that is (a part of) its root."""
+    operands = inside.operands(x)
+    if x.opcode == "tuple":
+        return sum(_written(y, inside) for y in operands)
+    if x.opcode == "dynamic-update-slice":
+        return num_bytes(operands[1].shape)
+    if x.opcode == "get-tuple-element" and operands[0].target.startswith(CUBLAS):
+        results = arrays(operands[0].shape)
+        is_workspace = int(x.attributes["index"]) == len(results) - 1 > 0
+        return 0 if is_workspace else num_bytes(x.shape)
+    if x.opcode == "custom-call":
+        return _call_results(x)
+    if x.opcode in _VIEWS and operands[0].opcode == "dynamic-update-slice":
+        return num_bytes(inside.operands(operands[0])[1].shape)
+    return num_bytes(x.shape)
