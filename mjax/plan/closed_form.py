@@ -17,6 +17,9 @@ from mjax.sim.case import Case, Constants, Device
 from mjax.sim.memory import Memory, memory
 from mjax.sim.step_time import StepTime, mfu, simulate
 
+ASSUMED = Constants()
+"""Of a run of which nothing is known: nothing is hidden."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -31,7 +34,7 @@ def estimate(
     config: TrainConfig,
     sizes: AxisSizes,
     topology: Topology,
-    constants: Constants = Constants(),
+    constants: Constants = ASSUMED,
 ) -> Estimate:
     """Model a run.
 

@@ -8,8 +8,12 @@ default XLA chooses between those and its own kernels by timing both, which need
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
+from typing import Any
+
+import jax
 
 from mjax import memory
 from mjax.config import TrainConfig
@@ -37,6 +41,8 @@ class Executable:
     """Of the output, what is written in the place of an argument."""
     temporary_bytes: int
     code_bytes: int
+    params_bytes: int
+    """Stored parameters, a part of the arguments."""
     traced: memory.Estimate
     """By what the bytes are for, as the trace of the step says."""
     trace_s: float
@@ -73,7 +79,7 @@ def compile_step(
         tp_across_hosts=config.mesh.tp_across_hosts,
     )
     started_s = time.perf_counter()
-    _, step, needed = trace_step(config, mesh)
+    program, step, needed = trace_step(config, mesh)
     traced_s = time.perf_counter()
     say(f"traced in {traced_s - started_s:.1f} s; compiling for {sizes.num_devices}")
     compiled = step.lower().compile(compiler_options=dict(OPTIONS))
@@ -89,9 +95,18 @@ def compile_step(
         aliased_bytes=found.alias_size_in_bytes,
         temporary_bytes=found.temp_size_in_bytes,
         code_bytes=found.generated_code_size_in_bytes,
+        params_bytes=stored_bytes(program.abstract_state.params),
         traced=needed,
         trace_s=traced_s - started_s,
         compile_s=compiled_s - traced_s,
+    )
+
+
+def stored_bytes(tree: Any) -> int:
+    """Add up the bytes of one device's part of abstract arrays with shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
     )
 
 

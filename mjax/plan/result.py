@@ -1,4 +1,4 @@
-"""What is known of a planned run: the one object that page, JSON, picture and advice read.
+"""What is known of a planned run: the object that page, JSON and advice read.
 
 Facts, read off the compiled step, and modelled figures are kept apart. Without a
 compilation the facts are absent and the modelled figures come from a closed form.
