@@ -15,6 +15,7 @@ import jax
 
 from mjax.config import Command, TrainConfig, parse_with, to_json
 from mjax.mesh.described import NoPluginError
+from mjax.plan.html import document
 from mjax.plan.page import page
 from mjax.plan.planning import plan_by_formulas, plan_compiled
 from mjax.plan.result import Plan, as_json
@@ -88,6 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(plan: Plan, options: Options) -> None:
+    if options.html is not None:
+        Path(options.html).write_text(document(plan), encoding="utf-8")
+        _say(f"wrote {options.html}")
     if options.json:
         print(json.dumps(as_json(plan)), flush=True)
     else:
