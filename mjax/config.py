@@ -178,15 +178,22 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
         if change in seen:
             continue
         seen.append(change)
-        changed = _with_fields(config, change)
+        changed = with_fields(config, change)
         try:
             check_sizes(changed, sizes)
         except ValueError:  # as where the schedule wants a multiple of the stages
             continue
-        yield " ".join(f"--{name} {value}" for name, value in change.items()), changed
+        yield as_flags(change), changed
 
 
-def _with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
+def as_flags(fields: Mapping[str, Any]) -> str:
+    """Write fields of a config as the flags that set them."""
+    return " ".join(
+        f"--{name.replace('_', '-')} {value}" for name, value in fields.items()
+    )
+
+
+def with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
     """Replace fields of a config's parts, named as their flags are."""
     for field, value in fields.items():
         part, _, name = field.partition(".")

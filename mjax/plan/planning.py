@@ -12,7 +12,7 @@ from mjax.counts import flops_per_token, visible_pairs
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.described import abstract_mesh
 from mjax.metrics import Utilization
-from mjax.pipeline.config import make_pipeline
+from mjax.pipeline.schedule import build
 from mjax.plan import closed_form
 from mjax.plan.analysis import Analysis, analyse
 from mjax.plan.compile import compilable, compile_step, stored_bytes
@@ -180,15 +180,13 @@ def bubble(config: TrainConfig, sizes: AxisSizes) -> float:
     """Count idle over ideal time of the pipeline's schedule; 0 with one stage."""
     if sizes.pp == 1:
         return 0.0
-    pipeline = make_pipeline(
-        config.pipeline,
-        num_layers=config.model.layers,
-        period=config.model.pattern_length,
+    schedule = build(
+        config.pipeline.schedule_name,
         num_stages=sizes.pp,
+        num_chunks=config.pipeline.chunks,
         num_microbatches=config.batch.microbatches,
-        platform="gpu",
     )
-    return pipeline.schedule.bubble
+    return schedule.bubble
 
 
 def runs_of(module: Module, analysis: Analysis) -> Mapping[str, int]:

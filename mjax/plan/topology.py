@@ -62,17 +62,28 @@ def settle(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, AxisSi
       ValueError: the mesh does not fill the cluster, a tensor-parallel group leaves its
         node, a size does not divide, or the tokenizer cannot be read.
     """
-    data = config.data
-    num_tokens = trained_vocab_size(data.tokenizer)
-    if num_tokens is None:
-        tokenizer = load_tokenizer(data.tokenizer, eos_token=data.eos_token)
-        num_tokens = tokenizer.vocab_size
-    config = with_tokenizer(config, num_tokens)
+    config = with_vocabulary(config)
     _check_fills(config, topology)
     sizes = resolve(config.mesh, topology.num_gpus)
     _check_tp(config, sizes, topology)
     check_sizes(config, sizes)
     return config, sizes
+
+
+def with_vocabulary(config: TrainConfig) -> TrainConfig:
+    """Settle the vocabulary without reading a corpus.
+
+    Args:
+      config: the run; a tokenizer that it trains is taken to reach the size asked for.
+    Raises:
+      ValueError: the tokenizer cannot be read, or the model's vocabulary is too small.
+    """
+    data = config.data
+    num_tokens = trained_vocab_size(data.tokenizer)
+    if num_tokens is None:
+        tokenizer = load_tokenizer(data.tokenizer, eos_token=data.eos_token)
+        num_tokens = tokenizer.vocab_size
+    return with_tokenizer(config, num_tokens)
 
 
 def _check_fills(config: TrainConfig, topology: Topology) -> None:
