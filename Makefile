@@ -5,6 +5,8 @@ PYTHON ?=
 ARGS ?=
 JAX_VERSION := 0.11.2
 PIP := -m pip --disable-pip-version-check
+# Two processes: a test compiles more than it computes, and compiles on one core.
+PYTEST := -m pytest -n 2 --dist worksteal
 # What the newest releases are tried on, in about two minutes: each package where it is
 # used, and one sharded step with every option of the model.
 NEWEST_TESTS := tests/test_config.py tests/test_recipes.py tests/test_imports.py \
@@ -54,10 +56,10 @@ test: env
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/pyright --pythonpath .venv/bin/python
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python $(PYTEST) $(ARGS)
 
 test-plan: env-plan
-	.venv/bin/python -m pytest -m 'plan and not slow' $(ARGS)
+	.venv/bin/python $(PYTEST) -m 'plan and not slow' $(ARGS)
 
 # Its warnings are shown and are not errors: they speak of versions still to come.
 test-newest:
@@ -65,7 +67,7 @@ test-newest:
 	.venv-newest/bin/python $(PIP) install --quiet --upgrade \
 	  --upgrade-strategy eager -e '.[data,dev]'
 	.venv-newest/bin/python -c 'import jax; print("newest jax:", jax.__version__)'
-	.venv-newest/bin/python -m pytest -W default $(NEWEST_TESTS)
+	.venv-newest/bin/python $(PYTEST) -W default $(NEWEST_TESTS)
 
 # Names and versions only: pip freeze after a clean installation.
 lock:
