@@ -15,9 +15,10 @@ import jax
 
 from mjax.config import Command, TrainConfig, parse_with, to_json
 from mjax.mesh.described import NoPluginError
+from mjax.plan.advice import advise
 from mjax.plan.html import document
 from mjax.plan.page import page
-from mjax.plan.planning import plan_by_formulas, plan_compiled
+from mjax.plan.planning import plan_by_formulas, plan_compiled, traced_bytes
 from mjax.plan.result import Plan, as_json
 from mjax.plan.topology import Topology, settle
 from mjax.recipes import RECIPES
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         why = f"not compiled: {error}; what follows is traced and computed by formulas"
         _say(why)
         plan = plan_by_formulas(*arguments, why)
-    _show(plan, options)
+    _show(advise(plan, lambda other: traced_bytes(other, options.topology)), options)
     return 0
 
 

@@ -13,8 +13,8 @@ from mjax.config import TrainConfig, as_flags, check_sizes, smaller, with_fields
 from mjax.memory import in_units
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.plan import closed_form
-from mjax.plan.planning import COMPUTE_PARTS, IDLE, bubble, waiting
-from mjax.plan.result import ROLES, Advice, Plan
+from mjax.plan.reading import schedule_of
+from mjax.plan.result import COMPUTE_PARTS, IDLE, ROLES, Advice, Plan, waiting
 from mjax.sim.case import Constants
 
 MAX_ADVICE = 3
@@ -87,7 +87,7 @@ def _explained(plan: Plan, name: str) -> str:
 
 def _hidden_words(plan: Plan, role: str) -> str:
     sent = plan.communication
-    share = None if sent is None else sent.overlapped_fraction[role]
+    share = None if sent is None else sent.overlapped_fraction(role)
     if sent is None or share is None:
         return f"of the bytes over {role} none are taken to be hidden"
     total = sum(row.num_bytes for row in sent.traffic if row.role == role)
@@ -151,9 +151,9 @@ def measured_overlap(plan: Plan) -> Constants:
     hidden = plan.communication.overlapped_fraction
     return dataclasses.replace(
         closed_form.ASSUMED,
-        tp_overlap=hidden["tp"] or 0.0,
-        dp_overlap=hidden["dp"] or 0.0,
-        pp_overlap=hidden["pp"] or 0.0,
+        tp_overlap=hidden("tp") or 0.0,
+        dp_overlap=hidden("dp") or 0.0,
+        pp_overlap=hidden("pp") or 0.0,
     )
 
 
@@ -197,9 +197,9 @@ def _less_bubble(plan: Plan) -> Iterator[_Change]:
         return
 
     def words(other: TrainConfig) -> str:
-        return (
-            f"stages idle {idle:.1%} of the ideal time, then {bubble(other, sizes):.1%}"
-        )
+        schedule = schedule_of(other, sizes)
+        then = 0.0 if schedule is None else schedule.bubble
+        return f"stages idle {idle:.1%} of the ideal time, then {then:.1%}"
 
     chunks = config.pipeline.chunks
     most = config.model.layers // sizes.pp

@@ -121,7 +121,7 @@ def communication_lines(sent: Communication | None) -> Iterator[str]:
     shares = ", ".join(
         f"{role} {'nothing sent' if share is None else f'{share:.0%}'}"
         for role in ROLES
-        for share in [sent.overlapped_fraction[role]]
+        for share in [sent.overlapped_fraction(role)]
     )
     yield f"  hidden: in flight while a product or a kernel runs, by bytes: {shares}"
     yield f"  communicators: {sent.communicators} different sets of groups"

@@ -3,45 +3,23 @@
 Enters: a config that fits its cluster. Leaves: a `Plan`, but for the advice.
 """
 
-import collections
+import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from mjax.config import TrainConfig
-from mjax.counts import flops_per_token, visible_pairs
-from mjax.mesh.axes import AxisSizes
+from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.described import abstract_mesh
-from mjax.metrics import Utilization
-from mjax.pipeline.schedule import build
-from mjax.plan import closed_form
-from mjax.plan.analysis import Analysis, analyse
-from mjax.plan.compile import compilable, compile_step, stored_bytes
+from mjax.plan import closed_form, reading
+from mjax.plan.analysis import analyse
+from mjax.plan.compile import Executable, compilable, compile_step, stored_bytes
 from mjax.plan.cost import CostModel
-from mjax.plan.hlo import Module, parse
-from mjax.plan.replay import Replay, replay
-from mjax.plan.result import (
-    ROLES,
-    Communication,
-    Modelled,
-    Picture,
-    Plan,
-    Span,
-    Traffic,
-    memory_of,
-)
+from mjax.plan.hlo import parse
+from mjax.plan.replay import replay
+from mjax.plan.result import COMPUTE_PARTS, IDLE, Modelled, Plan, memory_of, waiting
 from mjax.plan.topology import Topology
 from mjax.sim.case import Constants
 from mjax.traced import trace_step
-
-_PICTURES = 6
-"""Computations that are drawn: those in which most of the step passes."""
-
-IDLE = "idle slots of the pipeline"
-COMPUTE_PARTS = {
-    "product": "matrix products",
-    "kernel": "attention and other kernels",
-    "memory": "kernels bound by memory",
-}
 
 
 def plan_compiled(
@@ -65,16 +43,39 @@ def plan_compiled(
     """
     program, note = compilable(config, topology)
     executable = compile_step(program, sizes, topology, say)
+    plan = read(recipe, program, sizes, topology, executable)
+    return dataclasses.replace(plan, config=config, notes=(note,) if note else ())
+
+
+def read(
+    recipe: str,
+    config: TrainConfig,
+    sizes: AxisSizes,
+    topology: Topology,
+    executable: Executable,
+) -> Plan:
+    """Read a compiled step.
+
+    Args:
+      recipe: where the config comes from, for the page.
+      config: the run as it was compiled.
+      sizes: of the mesh axes.
+      topology: the cluster.
+      executable: the step.
+    Raises:
+      ValueError: its text is not understood.
+    """
     module = parse(executable.text)
     analysis = analyse(module, sizes, topology.gpus_per_node)
-    modelled = replay(
+    replayed = replay(
         module,
         analysis,
         CostModel.of(topology.description),
-        kernel_flops=_kernel_flops(program, sizes, module),
+        kernel_flops=reading.kernel_flops(config, sizes, module),
     )
-    say(f"read {len(analysis.collectives)} collectives, {analysis.num_products} GEMMs")
-    runs = runs_of(module, analysis)
+    every = reading.count_runs(module, analysis)
+    share = reading.taken_share(reading.schedule_of(config, sizes))
+    taken = reading.count_runs(module, analysis, share)
     return Plan(
         recipe=recipe,
         config=config,
@@ -87,10 +88,9 @@ def plan_compiled(
             device_memory_gib=config.device_memory_gib,
             compiled_bytes=executable.memory_bytes,
         ),
-        communication=_communication(analysis),
-        modelled=_modelled(config, sizes, topology, modelled, runs),
-        pictures=pictures(modelled, runs),
-        notes=(note,) if note else (),
+        communication=reading.communication(analysis, every, taken),
+        modelled=reading.modelled(config, sizes, topology, replayed, every, taken),
+        pictures=reading.pictures(replayed, taken),
         trace_s=executable.trace_s,
         compile_s=executable.compile_s,
     )
@@ -135,6 +135,17 @@ def plan_by_formulas(
     )
 
 
+def traced_bytes(config: TrainConfig, topology: Topology) -> int:
+    """Estimate the memory of a run from the trace of its step.
+
+    Args:
+      config: the run, settled.
+      topology: the cluster; the mesh takes all of it.
+    """
+    sizes = resolve(config.mesh, topology.num_gpus)
+    return trace_step(config, abstract_mesh(sizes, gpu=topology.gpu))[2].total
+
+
 def modelled_by_formulas(
     config: TrainConfig,
     sizes: AxisSizes,
@@ -169,161 +180,3 @@ def modelled_by_formulas(
         mfu=found.mfu,
         tokens_per_s=config.batch.size * config.data.seq_len / time.total_s,
     )
-
-
-def waiting(role: str) -> str:
-    """Name the part of a step in which only the communication of a role goes on."""
-    return f"waiting for {role}"
-
-
-def bubble(config: TrainConfig, sizes: AxisSizes) -> float:
-    """Count idle over ideal time of the pipeline's schedule; 0 with one stage."""
-    if sizes.pp == 1:
-        return 0.0
-    schedule = build(
-        config.pipeline.schedule_name,
-        num_stages=sizes.pp,
-        num_chunks=config.pipeline.chunks,
-        num_microbatches=config.batch.microbatches,
-    )
-    return schedule.bubble
-
-
-def runs_of(module: Module, analysis: Analysis) -> Mapping[str, int]:
-    """Count how often each computation runs in a step, by its name."""
-    runs: collections.Counter[str] = collections.Counter()
-    waiting = [(module.entry, 1)]
-    while waiting:
-        name, times = waiting.pop()
-        runs[name] += times
-        for x in module.computations[name].instructions:
-            for called, turns in analysis.calls.get((name, x.name), ()):
-                waiting.append((called, times * turns))
-    return runs
-
-
-def pictures(found: Replay, runs: Mapping[str, int]) -> tuple[Picture, ...]:
-    """Choose the computations in which most of the step passes, and draw their time.
-
-    Args:
-      found: the replay.
-      runs: of each computation in a step.
-    """
-
-    def own_s(name: str) -> float:
-        events = found.timeline[name]
-        return sum(e.stop_s - e.start_s for e in events if e.kind != "loop")
-
-    names = sorted(found.timeline, key=lambda n: -own_s(n) * runs[n])
-    return tuple(
-        Picture(
-            name=name,
-            runs=runs[name],
-            spans=tuple(
-                Span(
-                    stream=e.stream,
-                    name=e.name,
-                    kind=e.role or e.kind,
-                    start_s=e.start_s,
-                    stop_s=e.stop_s,
-                )
-                for e in found.timeline[name]
-            ),
-        )
-        for name in names[:_PICTURES]
-        if own_s(name) > 0
-    )
-
-
-def _modelled(
-    config: TrainConfig,
-    sizes: AxisSizes,
-    topology: Topology,
-    found: Replay,
-    runs: Mapping[str, int],
-) -> Modelled:
-    idle = bubble(config, sizes)
-    compute: dict[str, float] = collections.defaultdict(float)
-    for name, events in found.timeline.items():
-        for event in events:
-            if event.stream == "compute" and event.kind in COMPUTE_PARTS:
-                part = COMPUTE_PARTS[event.kind]
-                compute[part] += runs[name] * (event.stop_s - event.start_s)
-    # In lockstep all stages compute in every tick; the idle slots are among these.
-    parts = {part: seconds / (1 + idle) for part, seconds in compute.items()}
-    parts[IDLE] = found.compute_s * idle / (1 + idle)
-    parts |= {waiting(role): seconds for role, seconds in found.exposed_s.items()}
-    tokens_per_s = config.batch.size * config.data.seq_len / found.step_s
-    peak = topology.description.peak_bf16_flops_per_s
-    utilization = Utilization(
-        flops_per_token=flops_per_token(config.model, config.data.seq_len),
-        peak_flops_per_s=peak,
-        num_devices=sizes.num_devices,
-    )
-    mfu = utilization.mfu(tokens_per_s)
-    assert mfu is not None  # the peak is known
-    return Modelled(
-        source="replay of the compiled schedule",
-        parts_s={name: seconds for name, seconds in parts.items() if seconds},
-        exposed_s=dict.fromkeys(ROLES, 0.0) | dict(found.exposed_s),
-        bubble=idle,
-        mfu=mfu,
-        tokens_per_s=tokens_per_s,
-    )
-
-
-def _communication(analysis: Analysis) -> Communication:
-    rows: dict[tuple, list] = collections.defaultdict(list)
-    for c in analysis.collectives:
-        key = (c.role, c.kind, c.axes, c.tier, c.dtype, c.group_size)
-        rows[key].append(c)
-    return Communication(
-        traffic=tuple(
-            Traffic(
-                kind=kind,
-                axes=axes,
-                role=role,
-                tier=tier,
-                dtype=dtype,
-                group_size=size,
-                count=sum(c.runs for c in found),
-                num_async=sum(c.runs for c in found if c.is_async),
-                num_bytes=sum(c.runs * c.wire_bytes for c in found),
-                overlapped_bytes=sum(
-                    c.runs * c.wire_bytes for c in found if c.is_overlapped
-                ),
-            )
-            for (role, kind, axes, tier, dtype, size), found in sorted(rows.items())
-        ),
-        overlapped_fraction={
-            role: analysis.overlapped_bytes_fraction(role) for role in ROLES
-        },
-        communicators=analysis.communicators,
-    )
-
-
-def _kernel_flops(
-    config: TrainConfig, sizes: AxisSizes, module: Module
-) -> dict[str, float]:
-    """Count FLOPs of a call of each attention kernel that the module holds.
-
-    A product of queries with the keys they see is 2 H FLOPs a pair and head. Forward
-    has two of them; backward, in two kernels that each compute the scores again, three
-    for the gradient of the queries and four for those of keys and values (Dao 2023,
-    arXiv:2307.08691, algorithm 2). Layers of different windows run equally often in a
-    scan: the mean over them is exact in sum.
-    """
-    model, seq_len = config.model, config.data.seq_len
-    rows = config.batch.size // (sizes.dp * config.batch.microbatches)
-    pairs = sum(visible_pairs(seq_len, kind.window) for kind in model.kinds)
-    heads = model.heads / sizes.tp
-    product = 2 * model.head_width * rows * heads * pairs / model.layers
-    counts = {"attention_forward": 2, "attention_dq": 3, "attention_dkv": 4}
-    present = {
-        part
-        for computation in module.computations.values()
-        for x in computation.instructions
-        if x.target
-        for part in x.op_name.split("/")
-    }
-    return {name: n * product for name, n in counts.items() if name in present}

@@ -27,6 +27,14 @@ the rest to the context of CUDA, the buffers of NCCL, and workspaces of librarie
 
 SECONDS_PER_DAY = 86_400
 
+IDLE = "idle slots of the pipeline"
+COMPUTE_PARTS = {
+    "product": "matrix products",
+    "kernel": "attention and other kernels",
+    "memory": "kernels bound by memory",
+}
+"""Parts of a step, by what computes."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -78,9 +86,13 @@ class Communication:
     """What one device sends in a step, read off the executable."""
 
     traffic: tuple[Traffic, ...]
-    overlapped_fraction: Mapping[str, float | None]
-    """By role; None where nothing is sent."""
     communicators: int
+
+    def overlapped_fraction(self, role: str) -> float | None:
+        """Return the part of the bytes of a role that is hidden; None of nothing."""
+        rows = [row for row in self.traffic if row.role == role]
+        total = sum(row.num_bytes for row in rows)
+        return sum(row.overlapped_bytes for row in rows) / total if total else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,6 +175,11 @@ class Plan:
         return self.config.batch.size * self.config.data.seq_len
 
 
+def waiting(role: str) -> str:
+    """Name the part of a step in which only the communication of a role goes on."""
+    return f"waiting for {role}"
+
+
 def memory_of(
     traced: memory.Estimate,
     topology: Topology,
@@ -217,7 +234,6 @@ def memory_of(
 def as_json(plan: Plan) -> dict[str, Any]:
     """Return the object that `--json` prints; what is modelled is under `modelled`."""
     sent, modelled, config = plan.communication, plan.modelled, plan.config
-    fractions = dict.fromkeys(ROLES) if sent is None else sent.overlapped_fraction
     return {
         "recipe": plan.recipe,
         "gpu": plan.topology.gpu,
@@ -239,7 +255,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "gpu_memory_bytes": plan.memory.gpu,
         "usable_memory_bytes": plan.memory.usable,
         "collectives": sent and [dataclasses.asdict(row) for row in sent.traffic],
-        "overlapped_bytes_fraction": {role: fractions.get(role) for role in ROLES},
+        "overlapped_bytes_fraction": {
+            role: sent and sent.overlapped_fraction(role) for role in ROLES
+        },
         "communicators": sent and sent.communicators,
         "modelled": {
             "source": modelled.source,
