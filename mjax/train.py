@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = prepare(config, command, sizes, mesh, argv)
         _say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except (ValueError, NotImplementedError) as error:
-        if not _is_ours(error):
+        if not is_ours(error):
             raise
         print(f"error: {error}", file=sys.stderr)
         return loop.BAD_INPUT
@@ -348,7 +348,7 @@ def _say(text: str) -> None:
         print(text, flush=True)
 
 
-def _is_ours(error: Exception) -> bool:
+def is_ours(error: Exception) -> bool:
     """Say whether our code raised it: bad input. From a library, it is a bug."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:

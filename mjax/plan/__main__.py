@@ -14,14 +14,18 @@ from pathlib import Path
 import jax
 
 from mjax.config import Command, TrainConfig, parse_with, to_json
+from mjax.mesh.axes import AxisSizes
 from mjax.mesh.described import NoPluginError
 from mjax.plan.advice import advise
 from mjax.plan.html import document
 from mjax.plan.page import page
 from mjax.plan.planning import plan_by_formulas, plan_compiled, traced_bytes
 from mjax.plan.result import Plan, as_json
-from mjax.plan.topology import Topology, settle
+from mjax.plan.search import MAX_ROWS, Candidate, Row, compile_best, search, table
+from mjax.plan.search import as_json as row_as_json
+from mjax.plan.topology import Topology, settle, with_vocabulary
 from mjax.recipes import RECIPES
+from mjax.train import is_ours
 
 PROG = "python -m mjax.plan"
 
@@ -40,10 +44,25 @@ class Options:
     """Print one JSON object, and nothing else, on stdout."""
     html: str | None = None
     """File for a page with the schedule drawn."""
+    search: bool = False
+    """Try meshes, chunks, microbatches and remat under the batch size; rank them."""
+    search_compile: int = 3
+    """With --search: how many of the best are compiled."""
+    search_window: tuple[int, ...] = ()
+    """With --search: attention windows to try beside the model's own."""
 
     def __post_init__(self) -> None:
         """Refuse a cluster that cannot be, and a file in no folder."""
         _ = self.topology
+        if self.search_compile < 1:
+            raise ValueError(
+                f"--search-compile must be at least 1, got {self.search_compile}"
+            )
+        if any(window < 1 for window in self.search_window):
+            raise ValueError(
+                "--search-window: a query sees itself, so a window is at least 1; got "
+                f"{' '.join(map(str, self.search_window))}"
+            )
         if self.html is not None and not Path(self.html).parent.is_dir():
             folder = Path(self.html).parent
             raise ValueError(
@@ -73,30 +92,89 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")
     for line in _without_effect(config, command):
         _say(line)
+    topology, rows = options.topology, None
     try:
-        config, sizes = settle(config, options.topology)
-    except ValueError as error:
+        if options.search:
+            rows = _search(command.recipe, config, options)
+            plan = _best(command.recipe, rows, topology)
+        else:
+            plan = _plan(command.recipe, *settle(config, topology), topology)
+    except (ValueError, NotImplementedError) as error:
+        if not is_ours(error):
+            raise
         print(f"{PROG}: error: {error}", file=sys.stderr)
         return 2
-    arguments = (command.recipe, config, sizes, options.topology)
-    try:
-        plan = plan_compiled(*arguments, _say)
-    except NoPluginError as error:
-        why = f"not compiled: {error}; what follows is traced and computed by formulas"
-        _say(why)
-        plan = plan_by_formulas(*arguments, why)
-    _show(advise(plan, lambda other: traced_bytes(other, options.topology)), options)
+    _show(plan, rows, options)
     return 0
 
 
-def _show(plan: Plan, options: Options) -> None:
+def _search(recipe: str, config: TrainConfig, options: Options) -> list[Row]:
+    """Rank the layouts that fit; compile the first.
+
+    Raises:
+      ValueError: none fits.
+    """
+    topology = options.topology
+    candidates = search(
+        with_vocabulary(config), topology, windows=options.search_window
+    )
+    if not candidates:
+        raise ValueError(
+            f"no layout of --batch.size {config.batch.size} over {topology.num_gpus} "
+            f"GPUs of --gpu {topology.gpu} fits their memory and divides: give more "
+            "--nodes, or a batch that more GPUs divide"
+        )
+    _say(f"{len(candidates)} meshes fit in closed form; the best are compiled")
+
+    def plan_of(candidate: Candidate) -> Plan:
+        _say(candidate.flags)
+        return _plan(recipe, candidate.config, candidate.sizes, topology)
+
+    return compile_best(
+        candidates[:MAX_ROWS],
+        options.search_compile,
+        plan_of=plan_of,
+        traced_bytes=lambda candidate: traced_bytes(candidate.config, topology),
+    )
+
+
+def _best(recipe: str, rows: Sequence[Row], topology: Topology) -> Plan:
+    """Return the plan of the best layout, by formulas if none could be compiled."""
+    for row in rows:
+        if row.plan is not None:
+            return row.plan
+    first = rows[0].candidate
+    why = "not compiled: none of the layouts that were tried; by formulas"
+    return plan_by_formulas(recipe, first.config, first.sizes, topology, why)
+
+
+def _plan(
+    recipe: str, config: TrainConfig, sizes: AxisSizes, topology: Topology
+) -> Plan:
+    """Compile the run and read it, or say how to get a compiler and go by formulas."""
+    try:
+        plan = plan_compiled(recipe, config, sizes, topology, _say)
+    except NoPluginError as error:
+        why = f"not compiled: {error}; what follows is traced and computed by formulas"
+        _say(why)
+        plan = plan_by_formulas(recipe, config, sizes, topology, why)
+    return advise(plan, lambda other: traced_bytes(other, topology))
+
+
+def _show(plan: Plan, rows: Sequence[Row] | None, options: Options) -> None:
+    """Print what was asked for; rows are those of a search."""
     if options.html is not None:
         Path(options.html).write_text(document(plan), encoding="utf-8")
         _say(f"wrote {options.html}")
     if options.json:
-        print(json.dumps(as_json(plan)), flush=True)
-    else:
-        print(page(plan), end="", flush=True)
+        found = as_json(plan)
+        if rows is not None:
+            found["search"] = [row_as_json(row) for row in rows]
+        print(json.dumps(found), flush=True)
+        return
+    if rows is not None:
+        print(f"{table(rows)}\nthe best of them:\n")
+    print(page(plan), end="", flush=True)
 
 
 def _without_effect(config: TrainConfig, command: Command) -> list[str]:

@@ -38,12 +38,16 @@ def plan_compiled(
       topology: the cluster.
       say: takes lines on the progress.
     Raises:
-      ValueError: the program cannot be built, or its text is not understood.
+      ValueError: the program cannot be built.
       NoPluginError: jax has no CUDA plugin.
+      RuntimeError: what was compiled is not understood.
     """
     program, note = compilable(config, topology)
     executable = compile_step(program, sizes, topology, say)
-    plan = read(recipe, program, sizes, topology, executable)
+    try:
+        plan = read(recipe, program, sizes, topology, executable)
+    except ValueError as error:  # no fault of the input
+        raise RuntimeError(f"the compiled step is not understood: {error}") from error
     return dataclasses.replace(plan, config=config, notes=(note,) if note else ())
 
 

@@ -180,6 +180,13 @@ def waiting(role: str) -> str:
     return f"waiting for {role}"
 
 
+def usable_bytes(topology: Topology, device_memory_gib: float | None) -> int:
+    """Return what a run may take of a GPU: what its user says, or nearly all of it."""
+    if device_memory_gib is not None:
+        return int(device_memory_gib * 2**30)
+    return round(topology.description.memory_bytes * USABLE_SHARE)
+
+
 def memory_of(
     traced: memory.Estimate,
     topology: Topology,
@@ -198,9 +205,7 @@ def memory_of(
       compiled_bytes: all bytes, as the compiler says; None: as the trace does.
     """
     gpu = topology.description.memory_bytes
-    usable = round(gpu * USABLE_SHARE)
-    if device_memory_gib is not None:
-        usable = int(device_memory_gib * 2**30)
+    usable = usable_bytes(topology, device_memory_gib)
     passing = {
         "compute copy": traced.compute_copy,
         "gradients": traced.gradients,
