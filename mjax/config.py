@@ -19,7 +19,7 @@ import tyro
 from mjax import flags
 from mjax.ckpt.manager import CkptConfig
 from mjax.data.dataset import DataConfig
-from mjax.mesh.axes import AxisSizes, MeshConfig
+from mjax.mesh.axes import AxisSizes, MeshConfig, tp_chunks
 from mjax.mesh.distributed import DistributedConfig
 from mjax.metrics import LogConfig
 from mjax.model import ModelConfig
@@ -110,6 +110,7 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
         period=model.pattern_length,
         num_stages=sizes.pp,
         num_microbatches=batch.microbatches,
+        permutes=tp_chunks(config.mesh, tp) > 1,
     )
     is_pipeline = sizes.pp * config.pipeline.chunks > 1
     if is_pipeline and (model.remat, config.pipeline.stash) == ("offload", "residuals"):

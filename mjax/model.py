@@ -265,6 +265,7 @@ class Transformer(nnx.Module):
         *,
         rngs: nnx.Rngs,
         partition: Partition | None = None,
+        tp_chunks: int = 1,
     ):
         """Draw all parameters, float32, from the stream `rngs.params`.
 
@@ -273,12 +274,13 @@ class Transformer(nnx.Module):
           rngs: a layer's draw depends on it and on the layer's index alone.
           partition: the slots in which a run stores the layers; None is all layers in
             their order.
+          tp_chunks: see `layers.block.Block`; parameters do not depend on it.
         """
         self.config = config
         std = config.block_config.std
         vocab, d = config.padded_vocab, config.d_model
         self.embed = Embedding(vocab, d, std=std, rngs=rngs)
-        self.blocks = _stacked_blocks(config, rngs, partition)
+        self.blocks = _stacked_blocks(config, rngs, partition, tp_chunks)
         self.final_norm = Norm(
             d, kind=config.norm, eps=config.norm_eps, use_bias=config.norm_bias
         )
@@ -432,7 +434,10 @@ class Transformer(nnx.Module):
 
 
 def _stacked_blocks(
-    config: ModelConfig, rngs: nnx.Rngs, partition: Partition | None
+    config: ModelConfig,
+    rngs: nnx.Rngs,
+    partition: Partition | None,
+    tp_chunks: int,
 ) -> Block:
     """Make one block whose leaves are stacked, each layer its own draw.
 
@@ -442,7 +447,8 @@ def _stacked_blocks(
     kind = ParallelBlock if parallel else SerialBlock
 
     def make(key: jax.Array) -> Block:
-        return kind(config.block_config, rngs=nnx.Rngs(params=key))
+        rngs = nnx.Rngs(params=key)
+        return kind(config.block_config, rngs=rngs, tp_chunks=tp_chunks)
 
     def draw(key: jax.Array) -> Params:
         return nnx.to_pure_dict(nnx.state(make(key)))
@@ -459,17 +465,20 @@ def _stacked_blocks(
 
 
 def abstract_params(
-    config: ModelConfig, partition: Partition | None = None
+    config: ModelConfig, partition: Partition | None = None, tp_chunks: int = 1
 ) -> tuple[Any, Any]:
     """Return the model's GraphDef and its abstract parameters (no memory, no device).
 
     Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
     of its dims, without the layer dim) and `decay`. Those of the blocks are stacked
-    over the slots of `partition`; None is the L layers.
+    over the slots of `partition`; None is the L layers. `tp_chunks` is told to the
+    blocks.
     """
 
     def make() -> Transformer:
-        return Transformer(config, rngs=nnx.Rngs(0), partition=partition)
+        return Transformer(
+            config, rngs=nnx.Rngs(0), partition=partition, tp_chunks=tp_chunks
+        )
 
     return nnx.split(nnx.eval_shape(make))
 

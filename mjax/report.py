@@ -23,7 +23,7 @@ from mjax.kernels.attention.api import choose
 from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.kernels.layer_norm import api as layer_norm
 from mjax.kernels.target import target
-from mjax.mesh.axes import AxisSizes
+from mjax.mesh.axes import AxisSizes, tp_chunks
 
 _PROMPT_TOKENS = 64
 _ENDINGS = {
@@ -73,6 +73,24 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
     )
     lines.append(f"norm, backward: {norm} ({layer_norm.NEEDS})")
     return "\n".join(lines)
+
+
+def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:
+    """Say how activations cross the tensor-parallel axis."""
+    if sizes.tp == 1:
+        return "over tp: nothing to gather or to scatter, its size is 1"
+    num = tp_chunks(config.mesh, sizes.tp)
+    if num == 1:
+        return (
+            f"over tp {sizes.tp}: the sequence is gathered before a product and "
+            "scattered after it, at once; nothing hides it (--mesh.tp-overlap off)"
+        )
+    shards = -(-(sizes.tp - 1) // (num - 1))
+    return (
+        f"over tp {sizes.tp}: the sequence crosses in shards of "
+        f"{config.data.seq_len // sizes.tp} positions, under {num} products of up to "
+        f"{shards} of them (--mesh.tp-overlap chunks)"
+    )
 
 
 def describe_memory(

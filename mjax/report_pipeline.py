@@ -11,7 +11,7 @@ import numpy as np
 from mjax import memory
 from mjax.config import TrainConfig
 from mjax.kernels.target import target
-from mjax.mesh.axes import AxisSizes
+from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.pipeline.config import PipelineConfig, make_pipeline
 from mjax.pipeline.model import Stash
 from mjax.pipeline.partition import Partition
@@ -38,11 +38,12 @@ def describe(
         num_stages=sizes.pp,
         num_microbatches=config.batch.microbatches,
         platform=target().platform,
+        permutes=tp_chunks(config.mesh, sizes.tp) > 1,
     )
     schedule = pipeline.schedule
     yield from _schedule_lines(schedule)
     yield _layers_line(pipeline.partition)
-    yield f"idle slots: {pipeline.options.idle} ({_why_idle(config.pipeline)})"
+    yield f"idle slots: {pipeline.options.idle} ({_why_idle(config, sizes)})"
     yield _stash_line(schedule, pipeline.options.stash, needed.stash)
     yield from _sent_lines(schedule, _sent_bytes(config, sizes))
     yield _zero_line(config, sizes)
@@ -129,9 +130,11 @@ def _layers_line(partition: Partition) -> str:
     return f"{line}, but {min(counts)} in chunk {', '.join(shorter)}"
 
 
-def _why_idle(config: PipelineConfig) -> str:
-    if config.idle != "auto":
+def _why_idle(config: TrainConfig, sizes: AxisSizes) -> str:
+    if config.pipeline.idle != "auto":
         return "as asked for"
+    if tp_chunks(config.mesh, sizes.tp) > 1:
+        return "auto: every device must take part in the permutes over tp"
     if target().platform == "cpu":
         return "auto: devices of a CPU share its cores"
     return "auto: a condition would make the device wait for the host"

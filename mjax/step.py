@@ -20,7 +20,7 @@ from mjax import optim
 from mjax.forward import Batch, Forward, Plain
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.rules import BATCH_SPEC
-from mjax.mesh.xla_flags import compiler_options
+from mjax.mesh.xla_flags import Chosen, choose
 from mjax.model import ModelConfig, abstract_params, map_params
 from mjax.pipeline.config import PipelineConfig, make_pipeline
 from mjax.pipelined import Pipelined
@@ -95,6 +95,8 @@ class Program:
     """The compiled-once functions of a run, and where their arguments live."""
 
     mesh: Mesh | AbstractMesh
+    xla_options: Chosen
+    """What the functions on a batch are compiled with."""
     abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
     abstract_saved: TrainState
@@ -135,6 +137,7 @@ def build_program(
     isolate_documents: bool,
     mesh: Mesh | AbstractMesh,
     pipeline: PipelineConfig | None = None,
+    tp_chunks: int = 1,
 ) -> Program:
     """Build the run's functions; nothing is compiled and no memory taken.
 
@@ -151,6 +154,7 @@ def build_program(
         segments of a batch are not looked at, which more backends can do.
       mesh: with all axes of `mesh.axes.AXES`.
       pipeline: of the mesh's stages; None has the defaults.
+      tp_chunks: chunks in which the sequence crosses tp, as `mesh.axes.tp_chunks` says.
     Raises:
       ValueError: level 3 with a remat policy that would keep the gathered parameters;
         the pipeline does not fit.
@@ -170,9 +174,10 @@ def build_program(
         num_stages=sizes.pp,
         num_microbatches=batch.microbatches,
         platform=platform,
+        permutes=tp_chunks > 1,
     )
     partition = stages.partition
-    graph, abstract = abstract_params(model, partition)
+    graph, abstract = abstract_params(model, partition, tp_chunks)
     specs = param_specs(abstract, sizes, shard_over_dp=zero_level >= 1)
     tx = optim.build_optimizer(
         optimizer,
@@ -211,9 +216,11 @@ def build_program(
         forward = Plain(**shared)
     else:
         forward = Pipelined(**shared, **vars(stages))
-    options = compiler_options(platform, sizes)
+    chosen = choose(mesh, tp_chunks=tp_chunks)
+    options = chosen.as_compiler_options()
     return Program(
         mesh=mesh,
+        xla_options=chosen,
         abstract_state=abstract_state,
         abstract_saved=saved.abstract,
         abstract_batch=dict.fromkeys(BATCH_FIELDS, row),
@@ -228,8 +235,8 @@ def build_program(
             out_shardings=(shardings, shardings.step),
             compiler_options=options,
         ),
-        eval_step=jax.jit(forward.evaluate),
-        next_token_logits=jax.jit(forward.next_token_logits),
+        eval_step=jax.jit(forward.evaluate, compiler_options=options),
+        next_token_logits=jax.jit(forward.next_token_logits, compiler_options=options),
     )
 
 

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from mjax import memory
 from mjax.config import TrainConfig
+from mjax.mesh.axes import TP, tp_chunks
 from mjax.pipeline.model import STASH
 from mjax.step import Program, build_program
 
@@ -36,6 +37,7 @@ def trace_step(
         isolate_documents=config.data.isolate_documents,
         mesh=mesh,
         pipeline=config.pipeline,
+        tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
     )
     state = program.abstract_state
     step = program.train_step.trace(state, program.abstract_batch)

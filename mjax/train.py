@@ -119,6 +119,8 @@ def prepare(
     program, step, needed = trace_step(config, mesh)
     for line in report_pipeline.describe(config, sizes, needed):
         _say(line)
+    for line in [report.describe_tp(config, sizes), *program.xla_options.describe()]:
+        _say(line)
     _say(report.describe_memory(config, sizes, needed))
     _check_memory(config, sizes, mesh, needed)
     wait_for_all("data and program are built")

@@ -11,21 +11,19 @@ gradients are added up is copied.
 """
 
 import dataclasses
-import re
 import sys
 
 import jax
 
-from mjax.mesh.axes import AxisSizes
+from mjax.mesh.axes import DP, AxisSizes
 from mjax.mesh.described import described_mesh
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.pipeline.config import PipelineConfig
+from mjax.plan.analysis import Analysis, Collective, analyse
+from mjax.plan.hlo import Array, Module, parse
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 from scripts.evidence import Table, write_page
-from scripts.hlo_schedule import Body, Collective, read_bodies
-
-DP = {"dp_replicate", "dp_shard"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,70 +103,76 @@ def compile_gradients(program: Program) -> str:
     return text
 
 
-def transfers(body: Body, sizes: AxisSizes) -> dict[str, Collective]:
-    """Return the permutes of a body between stages, by their direction."""
-    step = sizes.dp * sizes.tp  # pp is the slowest axis of the mesh
+def transfers(analysis: Analysis, computation: str) -> dict[str, Collective]:
+    """Return the permutes of a computation between stages, by their direction."""
+    step = analysis.sizes.dp * analysis.sizes.tp  # pp is the slowest axis of the mesh
     found = {}
-    for collective in body.collectives:
+    for collective in inside(analysis, computation):
         if collective.kind == "collective-permute":
-            to_next = (collective.pairs[0][1] - collective.pairs[0][0]) == step
+            sender, receiver = collective.groups.members[0]
+            to_next = receiver - sender == step
             found["forward" if to_next else "backward"] = collective
     return found
 
 
-def steady_body(bodies: list[Body], sizes: AxisSizes) -> Body:
+def inside(analysis: Analysis, computation: str) -> list[Collective]:
+    """Return the collectives that stand in a computation itself."""
+    return [c for c in analysis.collectives if c.computation == computation]
+
+
+def steady_body(analysis: Analysis) -> str:
     """Return the body of the loop that sends in both directions.
 
     Raises:
       ValueError: there is none, or more than one.
     """
-    steady = [body for body in bodies if len(transfers(body, sizes)) == 2]
+    steady = [name for name in analysis.work if len(transfers(analysis, name)) == 2]
     if len(steady) != 1:
-        raise ValueError(
-            "one loop must send in both directions, these do: "
-            f"{[body.name for body in steady]}"
-        )
+        raise ValueError(f"one loop must send in both directions, these do: {steady}")
     return steady[0]
 
 
-def find_faults(bodies: list[Body], program: Program, sizes: AxisSizes) -> list[str]:
+def find_faults(module: Module, analysis: Analysis, program: Program) -> list[str]:
     """Say what is exposed or superfluous; nothing is good."""
-    steady = steady_body(bodies, sizes)
-    faults = []
-    for direction, transfer in transfers(steady, sizes).items():
-        if not transfer.is_async or transfer.products == 0:
-            faults.append(f"the {direction} transfer is exposed: {transfer}")
-    hidden = sum(t.products for t in transfers(steady, sizes).values())
-    if hidden != steady.products:
+    steady = steady_body(analysis)
+    between = transfers(analysis, steady)
+    faults = [
+        f"the {direction} transfer is exposed: {transfer}"
+        for direction, transfer in between.items()
+        if not transfer.is_async or transfer.products == 0
+    ]
+    hidden = sum(transfer.products for transfer in between.values())
+    if hidden != analysis.work[steady].products:
         faults.append(
-            f"the transfers stand beside {hidden} of the {steady.products} matrix "
-            "products of the steady loop"
+            f"the transfers stand beside {hidden} of the "
+            f"{analysis.work[steady].products} matrix products of the steady loop"
         )
     faults += [
         f"in the steady loop: {collective}"
-        for collective in steady.collectives
-        if DP & set(collective.axes)
+        for collective in inside(analysis, steady)
+        if set(DP) & set(collective.axes)
     ]
     accumulators = accumulator_shapes(program)
     faults += [
-        f"{body.name} copies a gradient accumulator, {shape}"
-        for body in bodies
-        for shape in body.copies
-        if shape in accumulators
+        f"{name} copies a gradient accumulator, {x.shape}"
+        for name in analysis.work
+        for x in module.computations[name].instructions
+        if x.opcode == "copy" and x.shape in accumulators
     ]
     return faults
 
 
-def accumulator_shapes(program: Program) -> set[str]:
-    """Name the shapes [v, n, ...] in which a device adds up matrices' gradients."""
+def accumulator_shapes(program: Program) -> set[Array]:
+    """Return the shapes [v, n, ...] in which a device adds up matrices' gradients."""
     shapes = set()
     for leaf in jax.tree.leaves(program.abstract_state.params["blocks"]):
-        spec = jax.sharding.PartitionSpec(*_without(leaf.sharding.spec, DP))
+        spec = jax.sharding.PartitionSpec(*_without(leaf.sharding.spec, set(DP)))
         whole_over_dp = jax.sharding.NamedSharding(program.mesh, spec)
         slots, *rest = whole_over_dp.shard_shape(leaf.shape)
-        dims = ",".join(map(str, rest))
         if len(rest) > 1:
-            shapes |= {f"f32[{v},{slots // v},{dims}]" for v in range(1, slots + 1)}
+            shapes |= {
+                Array("f32", (v, slots // v, *rest)) for v in range(1, slots + 1)
+            }
     return shapes
 
 
@@ -184,31 +188,30 @@ def main() -> int:
     rows, faults = [], []
     for case in CASES:
         program = case.build()
-        bodies = read_bodies(compile_gradients(program))
-        steady = steady_body(bodies, case.sizes)
-        between = transfers(steady, case.sizes)
-        dp_elsewhere = sum(
-            bool(DP & set(c.axes)) and re.match(r"main", body.name) is None
-            for body in bodies
-            for c in body.collectives
-        )
+        module = parse(compile_gradients(program))
+        analysis = analyse(module, case.sizes)
+        steady = steady_body(analysis)
+        between = transfers(analysis, steady)
+        over_dp = [c for c in analysis.collectives if set(DP) & set(c.axes)]
+        in_steady = sum(c.computation == steady for c in over_dp)
+        elsewhere = sum(c.computation not in (steady, module.entry) for c in over_dp)
         sizes = case.sizes
         rows.append(
             (
                 case.name,
                 f"{sizes.pp} x {sizes.dp} x {sizes.tp}",
                 str(case.num_chunks),
-                str(steady.products),
+                str(analysis.work[steady].products),
                 *(
                     f"{between[d].products} products, {between[d].kernels} kernels"
                     for d in ("backward", "forward")
                 ),
-                str(sum(bool(DP & set(c.axes)) for c in steady.collectives)),
-                str(dp_elsewhere),
+                str(in_steady),
+                str(elsewhere),
             )
         )
         faults += [
-            f"{case.name}: {fault}" for fault in find_faults(bodies, program, sizes)
+            f"{case.name}: {fault}" for fault in find_faults(module, analysis, program)
         ]
         print(*rows[-1], sep=" | ", flush=True)
     text = (
@@ -217,12 +220,12 @@ def main() -> int:
         "slot runs, and while the activation is on its way to the next stage the "
         "backward slot runs: the columns say what stands between the start and the end "
         "of each transfer in the schedule of the loop's body. Together they stand "
-        "beside every matrix product of the body (the loss and the embedding, which "
-        "one stage runs, are in conditionals and not counted). No collective over data "
-        "parallelism is in that loop: the pieces of ZeRO are in the loops of the "
-        "warm-up and the cool-down. No buffer in which gradients are added up is "
-        "copied. Compiled for H200s without one; what a transfer takes was not "
-        "measured."
+        "beside every matrix product of the body, those of the loss included, which "
+        "the last stage runs: of each conditional, the branch with most FLOPs counts. "
+        "No collective over data parallelism is in that loop: the pieces of ZeRO are "
+        "in the loops of the warm-up and the cool-down. No buffer in which gradients "
+        "are added up is copied. Compiled for H200s without one; what a transfer takes "
+        "was not measured."
     )
     header = (
         *("model", "pp x dp x tp", "chunks", "products in the steady loop"),

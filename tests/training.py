@@ -57,6 +57,7 @@ class Layout:
     zero: int
     microbatches: int = 1
     pipeline: PipelineConfig | None = None
+    tp_chunks: int = 1
 
 
 ONE_DEVICE = Layout((1, 1, 1, 1), 0)
@@ -86,6 +87,7 @@ def make_program(
         isolate_documents=True,
         mesh=make_mesh(layout.mesh),
         pipeline=layout.pipeline,
+        tp_chunks=layout.tp_chunks,
     )
 
 
@@ -137,6 +139,7 @@ def partition_of(layout: Layout, model: ModelConfig) -> Partition:
         period=model.pattern_length,
         num_stages=layout.mesh[0],
         num_microbatches=layout.microbatches,
+        permutes=layout.tp_chunks > 1,
     )
 
 

@@ -8,7 +8,6 @@ twice: half the traffic for the same work.
 import dataclasses
 from typing import Literal, NamedTuple
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -18,6 +17,7 @@ from mjax.layers.dropout import DropoutKey, dropout
 from mjax.layers.linear import column_parallel, row_parallel
 from mjax.layers.mlp import Activation, Mlp
 from mjax.layers.norm import Norm
+from mjax.mesh import collectives
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,17 @@ class Context(NamedTuple):
 class Block(nnx.Module):
     """What both blocks share: their parts."""
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        """Create attention and feed-forward layer."""
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs, tp_chunks: int = 1):
+        """Create attention and feed-forward layer.
+
+        Args:
+          config: sizes and options.
+          rngs: streams to draw parameters from.
+          tp_chunks: chunks in which the sequence crosses tp, each behind the product
+            of another one; 1 is all at once.
+        """
         self.dropout = config.dropout
+        self.tp_chunks = tp_chunks
         self.attention = Attention(
             config.attention, std=config.std, out_std=config.out_std, rngs=rngs
         )
@@ -78,20 +86,20 @@ class Block(nnx.Module):
 
     def _mix(
         self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
+        q: Float[Array, "n B s NH"],
+        k: Float[Array, "n B s KH"],
+        v: Float[Array, "n B s KH"],
         kind: LayerKind,
         context: Context,
-    ) -> jax.Array:
-        return self.attention.mix(
-            q,
-            k,
-            v,
+    ) -> Float[Array, "n B s NH"]:
+        """Attend over the whole sequence; shards in, shards out."""
+        mixed = self.attention.mix(
+            *map(collectives.to_natural, (q, k, v)),
             window=kind.window,
             cos_sin=context.cos_sin if kind.rotate else None,
             segments=context.segments,
         )
+        return collectives.to_relative(mixed, whole=self.tp_chunks == 1)
 
 
 def _norm(config: BlockConfig) -> Norm:
@@ -120,9 +128,9 @@ class ParallelBlock(Block):
     section 2; Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.1.
     """
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        """Create the shared norm and the two branches."""
-        super().__init__(config, rngs=rngs)
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs, tp_chunks: int = 1):
+        """Create the shared norm and the two branches; arguments as in `Block`."""
+        super().__init__(config, rngs=rngs, tp_chunks=tp_chunks)
         self.norm = _norm(config)
 
     def __call__(
@@ -135,11 +143,12 @@ class ParallelBlock(Block):
         """Apply the block to this device's part of the residual stream."""
         weights = self.attention.in_weights() + self.mlp.in_weights()
         x, normed = self.norm.branch(x)
-        q, k, v, *up = column_parallel(normed, weights)
+        q, k, v, *up = column_parallel(normed, weights, self.tp_chunks)
         mixed = self._mix(q, k, v, kind, context)
         y = row_parallel(
             [mixed, self.mlp.activate(up)],
             [self.attention.out_weight(), self.mlp.out_weight()],
+            self.tp_chunks,
         )
         y = _add_biases(y, self.attention.out_bias(), self.mlp.out_bias())
         return x + dropout(y, self.dropout, None if key is None else key.at(0))
@@ -151,9 +160,9 @@ class SerialBlock(Block):
     Source: pre-norm transformer, Xiong et al. 2020, arXiv:2002.04745, figure 1b.
     """
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        """Create two norms and the two branches."""
-        super().__init__(config, rngs=rngs)
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs, tp_chunks: int = 1):
+        """Create two norms and the two branches; arguments as in `Block`."""
+        super().__init__(config, rngs=rngs, tp_chunks=tp_chunks)
         self.norm_attention = _norm(config)
         self.norm_mlp = _norm(config)
 
@@ -166,14 +175,18 @@ class SerialBlock(Block):
     ) -> Float[Array, "B t D"]:
         """Apply the block to this device's part of the residual stream."""
         x, normed = self.norm_attention.branch(x)
-        q, k, v = column_parallel(normed, self.attention.in_weights())
+        q, k, v = column_parallel(normed, self.attention.in_weights(), self.tp_chunks)
         y = row_parallel(
-            [self._mix(q, k, v, kind, context)], [self.attention.out_weight()]
+            [self._mix(q, k, v, kind, context)],
+            [self.attention.out_weight()],
+            self.tp_chunks,
         )
         y = _add_biases(y, self.attention.out_bias())
         x = x + dropout(y, self.dropout, None if key is None else key.at(0))
         x, normed = self.norm_mlp.branch(x)
-        up = column_parallel(normed, self.mlp.in_weights())
-        y = row_parallel([self.mlp.activate(up)], [self.mlp.out_weight()])
+        up = column_parallel(normed, self.mlp.in_weights(), self.tp_chunks)
+        y = row_parallel(
+            [self.mlp.activate(up)], [self.mlp.out_weight()], self.tp_chunks
+        )
         y = _add_biases(y, self.mlp.out_bias())
         return x + dropout(y, self.dropout, None if key is None else key.at(1))

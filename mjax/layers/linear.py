@@ -10,6 +10,7 @@ section 3); the sequence split between the two, Korthikanti et al. 2022,
 arXiv:2205.05198, section 4.2.2.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -34,86 +35,126 @@ PROJECTION = "projection"
 
 
 def column_parallel(
-    x: Float[Array, "B t D"], weights: Sequence[InWeight]
-) -> list[Float[Array, "B T _"]]:
+    x: Float[Array, "B t D"], weights: Sequence[InWeight], num_chunks: int
+) -> list[Float[Array, "n B s _"]]:
     """Gather the sequence and project to the outputs that this device owns.
 
     Args:
       x: the device's part of the sequence, t = T/tp positions.
       weights: local, [D, ...] each; the dims after the first count as one, F_i.
+      num_chunks: products that the sequence is cut into, each of what has arrived.
     Returns:
-      x @ w for each w, over the whole sequence.
+      x @ w for each w, over the whole sequence: n = tp shards of s = t positions, in
+      the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
     """
-    y = _multiply_joined(collectives.gather_sequence(x), tuple(weights))
+    y = _gather_and_multiply(num_chunks, x, tuple(weights))
     y = checkpoint_name(y, PROJECTION)
-    ends = np.cumsum([math.prod(w.shape[1:]) for w in weights[:-1]])
-    return jnp.split(y, ends.tolist(), axis=2)
+    return jnp.split(y, _ends([math.prod(w.shape[1:]) for w in weights]), axis=3)
 
 
 def row_parallel(
-    parts: Sequence[Float[Array, "B T _"]], weights: Sequence[OutWeight]
+    parts: Sequence[Float[Array, "n B s _"]],
+    weights: Sequence[OutWeight],
+    num_chunks: int,
 ) -> Float[Array, "B t D"]:
     """Project back to the model width, sum over tp, keep this device's positions.
 
     Args:
-      parts: inputs [B, T, F_i], the features that this device owns.
+      parts: inputs [n, B, s, F_i], the features that this device owns, in the order of
+        `column_parallel`.
       weights: local, [..., D] each; the dims before the last count as one, F_i.
+      num_chunks: as in `column_parallel`.
     Returns:
       the sum over i and over tp of part @ w, on t = T/tp positions.
     """
-    y = checkpoint_name(_multiply_and_add(tuple(parts), tuple(weights)), PROJECTION)
-    return collectives.scatter_sequence(y)
+    y = _multiply_and_scatter(num_chunks, tuple(parts), tuple(weights))
+    return checkpoint_name(y, PROJECTION)
 
 
 # The backward passes are written out so that what they keep are the weights themselves,
 # not their joined copies: those would be kept for each layer, and in a pipeline for
-# each microbatch in flight.
+# each microbatch in flight. And so that chunks, which are multiplied one by one where
+# they travel, are multiplied at once for the gradient of the weights.
 
 
-@jax.custom_vjp
-def _multiply_joined(x: Array, weights: tuple[Array, ...]) -> Array:
-    """Return x @ (w_1 | w_2 | ...)."""
-    return jnp.einsum("btd,df->btf", x, _join_columns(weights))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather_and_multiply(
+    num_chunks: int, x: Array, weights: tuple[Array, ...]
+) -> Float[Array, "n B s F"]:
+    """Return gathered x @ (w_1 | w_2 | ...), by chunks."""
+    return _gather_and_multiply_fwd(num_chunks, x, weights)[0]
 
 
-def _multiply_joined_fwd(x: Array, weights: tuple[Array, ...]) -> Any:
-    return _multiply_joined(x, weights), (x, weights)
+def _gather_and_multiply_fwd(
+    num_chunks: int, x: Array, weights: tuple[Array, ...]
+) -> Any:
+    w = _join_columns(weights)
+    chunks = collectives.gather_chunks(x, num_chunks)
+    y = jnp.concatenate([jnp.einsum("nbsd,df->nbsf", chunk, w) for chunk in chunks])
+    # Chunks are gathered again in the backward pass, behind its products; a sequence
+    # gathered at once would have nothing to hide behind.
+    return y, (x if num_chunks > 1 else chunks[0], weights)
 
 
-def _multiply_joined_bwd(kept: Any, dy: Array) -> Any:
+def _gather_and_multiply_bwd(num_chunks: int, kept: Any, dy: Array) -> Any:
     x, weights = kept
-    dx = jnp.einsum("btf,df->btd", dy, _join_columns(weights))
-    dw = jnp.einsum("btd,btf->df", x, dy)
-    ends = np.cumsum([math.prod(w.shape[1:]) for w in weights[:-1]])
-    pieces = jnp.split(dw, ends.tolist(), axis=1)
+    chunks = collectives.gather_chunks(x, num_chunks) if num_chunks > 1 else [x]
+    dx = _multiply_chunks_and_scatter(num_chunks, dy, _join_columns(weights).T)
+    dw = jnp.einsum("nbsd,nbsf->df", jnp.concatenate(chunks), dy)
+    pieces = jnp.split(dw, _ends([math.prod(w.shape[1:]) for w in weights]), axis=1)
     return dx, tuple(p.reshape(w.shape) for p, w in zip(pieces, weights, strict=True))
 
 
-_multiply_joined.defvjp(_multiply_joined_fwd, _multiply_joined_bwd)
+_gather_and_multiply.defvjp(_gather_and_multiply_fwd, _gather_and_multiply_bwd)
 
 
-@jax.custom_vjp
-def _multiply_and_add(parts: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
-    """Return part_1 @ w_1 + part_2 @ w_2 + ..., as one product."""
-    return jnp.einsum("btf,fd->btd", jnp.concatenate(parts, 2), _join_rows(weights))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _multiply_and_scatter(
+    num_chunks: int, parts: tuple[Array, ...], weights: tuple[Array, ...]
+) -> Float[Array, "B t D"]:
+    """Return part_1 @ w_1 + part_2 @ w_2 + ..., as one product, summed over tp."""
+    return _multiply_chunks_and_scatter(
+        num_chunks, jnp.concatenate(parts, 3), _join_rows(weights)
+    )
 
 
-def _multiply_and_add_fwd(parts: tuple[Array, ...], weights: tuple[Array, ...]) -> Any:
-    return _multiply_and_add(parts, weights), (parts, weights)
+def _multiply_and_scatter_fwd(
+    num_chunks: int, parts: tuple[Array, ...], weights: tuple[Array, ...]
+) -> Any:
+    return _multiply_and_scatter(num_chunks, parts, weights), (parts, weights)
 
 
-def _multiply_and_add_bwd(kept: Any, dy: Array) -> Any:
+def _multiply_and_scatter_bwd(num_chunks: int, kept: Any, dy: Array) -> Any:
     parts, weights = kept
-    ends = np.cumsum([p.shape[2] for p in parts[:-1]]).tolist()
-    dx = jnp.einsum("btd,fd->btf", dy, _join_rows(weights))
-    dw = jnp.einsum("btf,btd->fd", jnp.concatenate(parts, 2), dy)
-    pieces = jnp.split(dw, ends, axis=0)
-    return tuple(jnp.split(dx, ends, axis=2)), tuple(
+    chunks = collectives.gather_chunks(dy, num_chunks)
+    w = _join_rows(weights)
+    dxs = [jnp.einsum("nbsd,fd->nbsf", chunk, w) for chunk in chunks]
+    # The product that needs all chunks comes after those that need one each, which hide
+    # the chunks that are still on their way; XLA would be free to take it first.
+    dxs, chunks = jax.lax.optimization_barrier((dxs, chunks))
+    dx, dy = jnp.concatenate(dxs), jnp.concatenate(chunks)
+    dw = jnp.einsum("nbsf,nbsd->fd", jnp.concatenate(parts, 3), dy)
+    pieces = jnp.split(dw, _ends([math.prod(w.shape[:-1]) for w in weights]), axis=0)
+    return tuple(jnp.split(dx, _ends([p.shape[3] for p in parts]), axis=3)), tuple(
         p.reshape(w.shape) for p, w in zip(pieces, weights, strict=True)
     )
 
 
-_multiply_and_add.defvjp(_multiply_and_add_fwd, _multiply_and_add_bwd)
+_multiply_and_scatter.defvjp(_multiply_and_scatter_fwd, _multiply_and_scatter_bwd)
+
+
+def _multiply_chunks_and_scatter(
+    num_chunks: int, x: Float[Array, "n B s F"], w: Float[Array, "F D"]
+) -> Float[Array, "B t D"]:
+    """Multiply chunk by chunk; this device's own last, while the others travel."""
+    own, *others = collectives.cut_chunks(x, num_chunks)
+    products = [jnp.einsum("nbsf,fd->nbsd", chunk, w) for chunk in [*others, own]]
+    return collectives.scatter_chunks([products[-1], *products[:-1]])
+
+
+def _ends(widths: Sequence[int]) -> list[int]:
+    """Return where each of the joined arrays but the last ends."""
+    return np.cumsum(widths[:-1]).tolist()
 
 
 def _join_columns(weights: tuple[Array, ...]) -> Float[Array, "D F"]:

@@ -56,7 +56,9 @@ class Mlp(nnx.Module):
         """Return the bias added once, after the sum over tp."""
         return None if self.b_out is None else self.b_out[...]
 
-    def activate(self, parts: Sequence[Float[Array, "B T F"]]) -> Float[Array, "B T F"]:
+    def activate(
+        self, parts: Sequence[Float[Array, "*dims F"]]
+    ) -> Float[Array, "*dims F"]:
         """Apply biases and the non-linearity to the outputs of `in_weights`."""
         b_in, b_gate = (None if b is None else b[...] for b in (self.b_in, self.b_gate))
         if self.activation == "swiglu":

@@ -6,6 +6,7 @@ per axis (`AxisSizes`). Nothing here touches a device.
 
 import dataclasses
 import math
+from typing import Literal
 
 PP = "pp"
 DP_REPLICATE = "dp_replicate"
@@ -32,6 +33,11 @@ class MeshConfig:
     """Tensor-parallel size; -1 takes what is left."""
     tp_across_hosts: bool = False
     """Let a tensor-parallel group span hosts (slow links)."""
+    tp_overlap: Literal["off", "chunks"] = "off"
+    """How activations cross tp: at once before and after a product, or in chunks, each
+    under the product of another one."""
+    tp_chunks: int | None = None
+    """With --mesh.tp-overlap chunks: how many, 2 to tp; None is tp."""
 
     def __post_init__(self) -> None:
         sizes = {"pp": self.pp, "dp": self.dp, "tp": self.tp}
@@ -51,6 +57,10 @@ class MeshConfig:
             raise ValueError(
                 f"--mesh.dp-shard must be at least 1, got {self.dp_shard}; leave it "
                 "out to shard over all of dp"
+            )
+        if self.tp_chunks is not None and self.tp_overlap == "off":
+            raise ValueError(
+                f"--mesh.tp-chunks {self.tp_chunks} needs --mesh.tp-overlap chunks"
             )
 
 
@@ -103,6 +113,26 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
             f"{num_devices} devices; the nearest that does is {_nearest(dp_shard, dp)}"
         )
     return AxisSizes(pp=pp, dp_replicate=dp // dp_shard, dp_shard=dp_shard, tp=tp)
+
+
+def tp_chunks(config: MeshConfig, tp: int) -> int:
+    """Return in how many chunks activations cross tp; 1 is all at once.
+
+    Args:
+      config: the wish of the user.
+      tp: size of the axis.
+    Raises:
+      ValueError: the number of chunks is not from 2 to tp.
+    """
+    if config.tp_overlap == "off" or tp == 1:
+        return 1
+    num = tp if config.tp_chunks is None else config.tp_chunks
+    if not 2 <= num <= tp:
+        raise ValueError(
+            f"--mesh.tp-chunks must be from 2 to tp, which is {tp}, got {num}; the "
+            f"nearest is {max(2, min(num, tp))}; all at once is --mesh.tp-overlap off"
+        )
+    return num
 
 
 def _mismatch(sizes: dict[str, int], fixed: int, num_devices: int) -> str:

@@ -11,7 +11,12 @@ tensor-parallel region is entered by an all-gather and left by a reduce-scatter.
 two are each other's transpose, so the backward pass has the same cost.
 """
 
+import functools
+import itertools
+from collections.abc import Sequence
+
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
@@ -45,6 +50,101 @@ def scatter_sequence(x: Shaped[Array, "B T D"]) -> Shaped[Array, "B t D"]:
     if lax.axis_size(TP) == 1:
         return x
     return lax.psum_scatter(x, TP, scatter_dimension=1, tiled=True)
+
+
+def gather_chunks(
+    x: Shaped[Array, "B t D"], num: int
+) -> list[Shaped[Array, "_ B s D"]]:
+    """All-gather the sequence over tp as `num` chunks, so that each can be used alone.
+
+    A chunk is a run of shards. The first is this device's own, which waits for nobody;
+    then come those of the devices that follow on the axis (relative order), each sent
+    straight from its owner: no transfer waits for another one.
+
+    Args:
+      x: this device's positions, t = T/tp.
+      num: 2 to tp; 1 is one all-gather, in natural order.
+    Returns:
+      `num` arrays of g shards each, 1 and then (tp - 1)/(num - 1) or nearly; with
+      `num` 1 an array [1, B, T, D].
+    """
+    if num == 1:
+        return [gather_sequence(x)[None]]
+    shards = [x] + [_send_by(x, -distance) for distance in range(1, lax.axis_size(TP))]
+    ends = [0, *_chunk_ends(num), len(shards)]
+    return [jnp.stack(shards[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def cut_chunks(x: Shaped[Array, "n B s D"], num: int) -> list[Shaped[Array, "_ B s D"]]:
+    """Cut shards in relative order into chunks as `gather_chunks` returns them."""
+    return [x] if num == 1 else jnp.split(x, _chunk_ends(num))
+
+
+def _chunk_ends(num: int) -> list[int]:
+    others = lax.axis_size(TP) - 1
+    return [1 + others * k // (num - 1) for k in range(num - 1)]
+
+
+def scatter_chunks(
+    chunks: Sequence[Shaped[Array, "_ B _ D"]],
+) -> Shaped[Array, "B t D"]:
+    """Sum partial results over tp and keep this device's t = T/tp positions.
+
+    The transpose of `gather_chunks`. A partial sum travels in the dtype of the chunks,
+    once, and is added in float32 where it arrives: a ring would round at every hop.
+
+    Args:
+      chunks: in the order of `gather_chunks`.
+    """
+    if len(chunks) == 1:
+        return scatter_sequence(chunks[0][0])
+    shards = [shard for chunk in chunks for shard in chunk]
+    total = shards[0].astype(jnp.float32)
+    for distance, shard in enumerate(shards[1:], 1):
+        total += _send_by(shard, distance).astype(jnp.float32)
+    return total.astype(shards[0].dtype)
+
+
+def _send_by(x: jax.Array, distance: int) -> jax.Array:
+    """Give x to the device that many places further on tp; return what arrives."""
+    size = lax.axis_size(TP)
+    return lax.ppermute(x, TP, [(j, (j + distance) % size) for j in range(size)])
+
+
+@jax.custom_vjp
+def to_natural(x: Shaped[Array, "n B s F"]) -> Shaped[Array, "B T F"]:
+    """Put shards in relative order, or all at once (n = 1), in the sequence's order."""
+    num_shards, batch, length, width = x.shape
+    if num_shards > 1:
+        x = _roll(x, -lax.axis_index(TP))
+    return jnp.moveaxis(x, 0, 1).reshape(batch, num_shards * length, width)
+
+
+def to_relative(x: Shaped[Array, "B T F"], *, whole: bool) -> Shaped[Array, "n B s F"]:
+    """Cut a sequence into shards in relative order, n = tp; if `whole`, n = 1."""
+    return _to_relative(1 if whole else lax.axis_size(TP), x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _to_relative(num_shards: int, x: jax.Array) -> jax.Array:
+    batch, _, width = x.shape
+    x = jnp.moveaxis(x.reshape(batch, num_shards, -1, width), 1, 0)
+    return _roll(x, lax.axis_index(TP)) if num_shards > 1 else x
+
+
+def _roll(x: jax.Array, distance: jax.Array) -> jax.Array:
+    """Return x[(k + distance) mod n] for each k."""
+    order = (jnp.arange(x.shape[0]) + distance) % x.shape[0]
+    return x.at[order].get(mode="promise_in_bounds", unique_indices=True)
+
+
+# Each is the other's transpose; jax's transpose of an indexing is a scatter.
+to_natural.defvjp(
+    lambda x: (to_natural(x), x.shape[0]), lambda num, g: (_to_relative(num, g),)
+)
+_to_relative.defvjp(
+    lambda num, x: (_to_relative(num, x), None), lambda num, _, g: (to_natural(g),)
+)
 
 
 def sequence_offset(local_len: int) -> Shaped[Array, ""]:

@@ -1,29 +1,144 @@
-"""XLA options that a program is compiled with: the one table.
+"""XLA options that a training step is compiled with: the one table.
 
-They are given per program, as compiler options: they win over those of XLA_FLAGS, and
-no process-wide state is changed.
+They are given per program, as compiler options: these win over XLA_FLAGS, no
+process-wide state is changed, and the same options serve the program that is planned
+without a GPU. An option that the installed XLA does not know is left out, and the start
+of a run says so. docs/overlap.md lists what others set and what became of it.
 """
 
-from mjax.mesh.axes import AxisSizes
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
-PIPELINE_ON_GPU: dict[str, bool | int] = {
-    # By default one collective is in flight at a time: a transfer between stages then
-    # waits for every collective over tp, and hides behind nothing.
-    "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
-    # Without, the gradient's transfer starts behind most of the forward slot.
-    "xla_gpu_experimental_collective_start_as_early_as_possible": True,
-}
-"""Read from the schedules that XLA makes for H200s: docs/benchmarks/pipeline_overlap.md
-(jax 0.11.2)."""
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from mjax.mesh.axes import AXES, AxisSizes
+
+Value = bool | int | str
 
 
-def compiler_options(platform: str, sizes: AxisSizes) -> dict[str, bool | int]:
-    """Return the options for a training step.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Use:
+    """What a step needs of the compiler."""
+
+    sizes: AxisSizes
+    tp_chunks: int
+    """Chunks in which activations cross tp; 1 is all at once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option of XLA, and when a step on GPUs is compiled with it."""
+
+    name: str
+    value: Value
+    why: str
+    since: str
+    """The oldest jax with which it was tried."""
+    applies: Callable[[Use], bool]
+
+
+def _has_pipeline(use: Use) -> bool:
+    return use.sizes.pp > 1
+
+
+def _has_chunks(use: Use) -> bool:
+    return use.tp_chunks > 1
+
+
+_IN_FLIGHT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+
+TABLE = (
+    Option(
+        name="xla_gpu_dot_merger_threshold_mb",
+        value=0,
+        why="else products of chunks with the same weights become one product, which "
+        "waits for all of them",
+        since="0.11.2",
+        applies=_has_chunks,
+    ),
+    Option(
+        name=_IN_FLIGHT,
+        value=16,
+        why="the chunks of a sequence travel side by side, not one after the other",
+        since="0.11.2",
+        applies=_has_chunks,
+    ),
+    Option(
+        name=_IN_FLIGHT,
+        value=4,
+        why="else a transfer between stages waits for every collective over tp",
+        since="0.11.2",
+        applies=lambda use: _has_pipeline(use) and not _has_chunks(use),
+    ),
+    Option(
+        name="xla_gpu_experimental_collective_start_as_early_as_possible",
+        value=True,
+        why="else a transfer starts when most of what could hide it has run: the "
+        "gradient's between stages, and partial sums over tp",
+        since="0.11.2",
+        applies=lambda use: _has_pipeline(use) or _has_chunks(use),
+    ),
+)
+"""Each read from the schedules that XLA makes for H200s: docs/overlap.md."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The options of one program."""
+
+    used: tuple[Option, ...] = ()
+    unknown: tuple[Option, ...] = ()
+    """Wanted, but the installed XLA does not know them."""
+
+    def as_compiler_options(self) -> dict[str, Value]:
+        """Return those used, as `jax.jit` and `Lowered.compile` take them."""
+        return {option.name: option.value for option in self.used}
+
+    def describe(self) -> list[str]:
+        """Return a line for each option."""
+        lines = [f"XLA: {o.name}={o.value}: {o.why}" for o in self.used]
+        return lines + [
+            f"XLA: {o.name}={o.value} left out: this XLA does not know it (tried with "
+            f"jax {o.since}); {o.why}"
+            for o in self.unknown
+        ]
+
+
+def choose(mesh: Mesh | AbstractMesh, *, tp_chunks: int) -> Chosen:
+    """Choose the options for the programs of a training run.
 
     Args:
-      platform: of the devices, such as cpu or gpu.
-      sizes: of the mesh axes.
+      mesh: of the step; devices of a CPU need no option. Of an abstract one, for which
+        nothing can be compiled, all options that are wanted count as known.
+      tp_chunks: as in `Use`.
     """
-    if platform == "gpu" and sizes.pp > 1:
-        return dict(PIPELINE_ON_GPU)
-    return {}
+    if mesh.abstract_mesh.abstract_device.platform != "gpu":
+        return Chosen()
+    sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
+    use = Use(sizes=sizes, tp_chunks=tp_chunks)
+    wanted = [option for option in TABLE if option.applies(use)]
+    if isinstance(mesh, AbstractMesh):
+        return Chosen(used=tuple(wanted))
+    device = mesh.devices.flat[0]
+    is_known = {o: _is_known(device, o.name, o.value) for o in wanted}
+    return Chosen(
+        used=tuple(option for option in wanted if is_known[option]),
+        unknown=tuple(option for option in wanted if not is_known[option]),
+    )
+
+
+@functools.cache
+def _is_known(device: Any, name: str, value: Value) -> bool:
+    """Compile next to nothing with an option, for a device that need not exist."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    nothing = jax.jit(lambda: 0, out_shardings=sharding).lower()
+    try:
+        nothing.compile(compiler_options={name: value})
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" in str(error):
+            return False
+        raise
+    return True

@@ -26,7 +26,8 @@ class PipelineConfig:
     (the chunk's input alone; the backward pass computes the chunk again)."""
     idle: Literal["auto", "compute", "skip"] = "auto"
     """A stage with nothing to do: compute on anything, or skip by a condition, which
-    makes a GPU wait for the host. auto: skip on CPU, else compute."""
+    makes a GPU wait for the host. auto: skip on CPU without --mesh.tp-overlap chunks,
+    else compute."""
     uneven_layers: bool = False
     """Let chunks differ by one layer, or one pattern of layer kinds: first the last is
     shorter, then the first."""
@@ -43,11 +44,16 @@ class PipelineConfig:
             return self.schedule
         return "interleaved-1f1b" if self.chunks > 1 else "1f1b"
 
-    def idle_on(self, platform: str) -> Idle:
-        """Return what idle slots do on devices of a platform, such as cpu or gpu."""
+    def idle_on(self, platform: str, *, permutes: bool) -> Idle:
+        """Return what idle slots do.
+
+        Args:
+          platform: of the devices, such as cpu or gpu.
+          permutes: see `check_pipeline`.
+        """
         if self.idle != "auto":
             return self.idle
-        return "skip" if platform == "cpu" else "compute"
+        return "skip" if platform == "cpu" and not permutes else "compute"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,7 @@ def check_pipeline(
     period: int,
     num_stages: int,
     num_microbatches: int,
+    permutes: bool,
 ) -> Partition:
     """Check that a pipeline fits; return the cut of the layers.
 
@@ -75,10 +82,18 @@ def check_pipeline(
       period: layers after which the pattern of layer kinds repeats.
       num_stages: P.
       num_microbatches: M.
+      permutes: a layer sends around the ring of another axis (--mesh.tp-overlap
+        chunks), for which all devices of the mesh must meet.
     Raises:
       ValueError: it does not fit; the message has the nearest that does.
     """
     if num_stages * config.chunks > 1:
+        if config.idle == "skip" and permutes:
+            raise ValueError(
+                "--pipeline.idle skip keeps idle stages out of the permutes of "
+                "--mesh.tp-overlap chunks, and the others would wait for them forever; "
+                "use --pipeline.idle compute, or --mesh.tp-overlap off"
+            )
         check(
             config.schedule_name,
             num_stages=num_stages,
@@ -102,6 +117,7 @@ def make_pipeline(
     num_stages: int,
     num_microbatches: int,
     platform: str,
+    permutes: bool,
 ) -> Pipeline:
     """Build the schedule and the cut of the layers.
 
@@ -112,6 +128,7 @@ def make_pipeline(
       num_stages: P.
       num_microbatches: M.
       platform: of the devices, such as cpu or gpu.
+      permutes: see `check_pipeline`.
     Raises:
       ValueError: as `check_pipeline`.
     """
@@ -121,6 +138,7 @@ def make_pipeline(
         period=period,
         num_stages=num_stages,
         num_microbatches=num_microbatches,
+        permutes=permutes,
     )
     schedule = build(
         config.schedule_name,
@@ -128,5 +146,6 @@ def make_pipeline(
         num_chunks=config.chunks,
         num_microbatches=num_microbatches,
     )
-    options = Options(stash=config.stash, idle=config.idle_on(platform))
+    idle = config.idle_on(platform, permutes=permutes)
+    options = Options(stash=config.stash, idle=idle)
     return Pipeline(schedule=schedule, partition=partition, options=options)

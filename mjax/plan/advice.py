@@ -222,6 +222,11 @@ def _less_tp(plan: Plan) -> Iterator[_Change]:
     why = f"{share:.1%} of the step waits for tp, {_hidden_words(plan, 'tp')}"
     tp, pp = plan.sizes.tp, plan.sizes.pp
     free_dp = {"mesh.dp": -1}
+    if plan.config.mesh.tp_overlap == "off":
+        yield _Change(
+            fields={"mesh.tp_overlap": "chunks"},
+            why=f"{why}; in chunks it crosses under the products",
+        )
     yield _Change(fields={"mesh.tp": tp // 2, **free_dp}, why=f"{why}; half the size")
     yield _Change(
         fields={"mesh.tp": tp // 2, "mesh.pp": 2 * pp, **free_dp},

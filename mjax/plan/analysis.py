@@ -269,14 +269,14 @@ class _Walk:
         if not axes:
             return None
         between = Work()
-        is_started = x.opcode.endswith("-start")
-        if is_started:
+        sync = '"is_sync":true' in x.attributes.get("backend_config", "")
+        is_async = x.opcode.endswith("-start") and not sync
+        if is_async:
             stop = computation.places[computation.done_of[x.name]]
             instructions = computation.instructions[place + 1 : stop]
             between = self.work_of(instructions, computation)
         operands = [a for y in computation.operands(x) for a in arrays(y.shape)]
         size = groups.members.shape[1]
-        sync = '"is_sync":true' in x.attributes.get("backend_config", "")
         return Collective(
             name=x.name,
             computation=computation.name,
@@ -289,7 +289,7 @@ class _Walk:
             group_size_in_node=groups.size_in_node(self.gpus_per_node),
             wire_bytes=wire_bytes(kind, sum(a.num_bytes for a in operands), size),
             runs=1,
-            is_async=is_started and not sync,
+            is_async=is_async,
             products=between.products,
             kernels=between.kernels,
             flops=between.flops,

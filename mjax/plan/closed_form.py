@@ -11,7 +11,7 @@ import numpy as np
 from mjax.config import TrainConfig
 from mjax.counts import flops_per_token, visible_pairs
 from mjax.kernels.cross_entropy.tuning import CHUNKED
-from mjax.mesh.axes import AxisSizes
+from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.plan.topology import Topology
 from mjax.sim.case import Case, Constants, Device
 from mjax.sim.memory import Memory, memory
@@ -19,6 +19,10 @@ from mjax.sim.step_time import StepTime, mfu, simulate
 
 ASSUMED = Constants()
 """Of a run of which nothing is known: nothing is hidden."""
+
+HIDDEN_BY_CHUNKS = 0.9
+"""Share over tp with --mesh.tp-overlap chunks: what compiled schedules of a wide layer
+reach at least, by bytes (docs/overlap.md)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,8 @@ def estimate(
       config: the run, settled.
       sizes: of the mesh axes.
       topology: the cluster.
-      constants: how much of it is reached, and what is hidden.
+      constants: how much of it is reached, and what is hidden; over tp at least
+        `HIDDEN_BY_CHUNKS` if the run crosses it in chunks.
     """
     gpu = topology.description
     device = Device(
@@ -53,6 +58,9 @@ def estimate(
         gpus_per_node=topology.gpus_per_node,
     )
     case = case_of(config, sizes)
+    if tp_chunks(config.mesh, sizes.tp) > 1:
+        hidden = max(constants.tp_overlap, HIDDEN_BY_CHUNKS)
+        constants = dataclasses.replace(constants, tp_overlap=hidden)
     time = simulate(case, device, constants)
     vocab = config.model.padded_vocab // sizes.tp
     chunks = CHUNKED.num_chunks(case.tokens, vocab)

@@ -80,19 +80,19 @@ class CostModel:
           changes: other fields than by default.
         """
         speeds = {
-            "peak_flops_per_s": gpu.peak_bf16_flops_per_s,
-            "memory_bytes_per_s": gpu.memory_bytes_per_s,
-            "node_link_bytes_per_s": gpu.node_link_bytes_per_s,
-            "network_bytes_per_s": gpu.network_bytes_per_s,
+            "peak_flops_per_s": float(gpu.peak_bf16_flops_per_s),
+            "memory_bytes_per_s": float(gpu.memory_bytes_per_s),
+            "node_link_bytes_per_s": float(gpu.node_link_bytes_per_s),
+            "network_bytes_per_s": float(gpu.network_bytes_per_s),
         }
         return cls(**(speeds | changes))
 
-    def memory_s(self, num_bytes: float) -> float:
+    def memory_s(self, num_bytes: int) -> float:
         """Return the seconds of a kernel that is bound by memory."""
         speed = self.memory_bytes_per_s * self.memory_efficiency
         return num_bytes / speed + self.launch_s
 
-    def product_s(self, work: Work, num_bytes: float) -> float:
+    def product_s(self, work: Work, num_bytes: int) -> float:
         """Return the seconds of a matrix product, or of a fusion that holds one.
 
         Raises:
@@ -108,7 +108,7 @@ class CostModel:
         speed = self.peak_flops_per_s * rate * self.product_efficiency
         return max(work.flops / speed + self.launch_s, self.memory_s(num_bytes))
 
-    def kernel_s(self, flops: float, num_bytes: float) -> float:
+    def kernel_s(self, flops: int | float, num_bytes: int) -> float:
         """Return the seconds of a kernel of which the caller knows the FLOPs."""
         speed = self.peak_flops_per_s * self.kernel_efficiency
         return max(flops / speed + self.launch_s, self.memory_s(num_bytes))

@@ -11,6 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 BITS: Mapping[str, int] = {
     **{"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8},
@@ -23,6 +24,8 @@ BITS: Mapping[str, int] = {
 """Bits of one entry, by the name of its dtype."""
 
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
+# Tables of source lines stand before the first computation; blank lines between them.
+_TABLE = re.compile(r"(?:|\d+ .*|FileNames|FunctionNames|FileLocations|StackFrames)$")
 _END = re.compile(r"\}(?:, execution_thread=\"[\w.\-]+\")?$")
 _INSTRUCTION = re.compile(r"  (?P<root>ROOT )?%(?P<name>[\w.\-]+) = ")
 _OPCODE = re.compile(r" (?P<opcode>[a-z][\w\-]*)\(")
@@ -57,7 +60,8 @@ class Array:
         return -(-self.size * BITS[self.dtype] // 8)
 
 
-type Shape = Array | tuple["Shape", ...]
+type Shape = Array | tuple[Any, ...]
+"""One array, or a tuple of shapes: of arrays and of tuples."""
 
 
 def arrays(shape: Shape) -> tuple[Array, ...]:
@@ -118,6 +122,13 @@ class Instruction:
         """Where it comes from in the traced function; empty if XLA does not say."""
         found = _OP_NAME.search(self.attributes.get("metadata", ""))
         return found[1] if found else ""
+
+    @property
+    def result(self) -> Shape:
+        """The shape of what it computes; a start's is ((operands), result, context)."""
+        if self.opcode.endswith("-start") and isinstance(self.shape, tuple):
+            return self.shape[0 if self.opcode == "copy-start" else 1]
+        return self.shape
 
     @property
     def array(self) -> Array:
@@ -233,7 +244,7 @@ def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
         line = _INDEX.sub("", line)
         if header is None:
             header = _HEADER.match(line)
-            if header is None and line.startswith((" ", "%", "ENTRY", "}")):
+            if header is None and not _TABLE.match(line):
                 raise _unread("is no header of a computation", line)
         elif _END.match(line):
             computation = Computation(name=header["name"], instructions=tuple(inside))
@@ -320,16 +331,16 @@ def _operand(text: str, line: str) -> str:
 
 
 def _attributes(line: str, end: int) -> dict[str, str]:
-    """Read `, key=value` pairs; mesh-form groups hold commas and have no bracket."""
+    """Read `, key=value` pairs; groups may be `mesh[...], device_ids=(...) {...}`."""
     attributes = {}
     previous = ""
     for part in _split(line[end:].removeprefix(",")):
         key = _KEY.match(part)
-        if key is not None:
+        if key is not None and key[1] == "device_ids" and previous == "replica_groups":
+            attributes[previous] += f", {part}"
+        elif key is not None:
             previous = key[1]
             attributes[previous] = part[key.end() :]
-        elif previous == "replica_groups":
-            attributes[previous] += f", {part}"
         else:
             raise _unread(f"has an attribute that is not understood: {part!r}", line)
     return attributes

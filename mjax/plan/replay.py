@@ -66,7 +66,7 @@ def replay(
     analysis: Analysis,
     cost: CostModel,
     *,
-    kernel_flops: Mapping[str, float] = MappingProxyType({}),
+    kernel_flops: Mapping[str, int | float] = MappingProxyType({}),
 ) -> Replay:
     """Replay a step.
 
@@ -134,7 +134,7 @@ class _Player:
         module: Module,
         analysis: Analysis,
         cost: CostModel,
-        kernel_flops: Mapping[str, float],
+        kernel_flops: Mapping[str, int | float],
     ) -> None:
         self.module = module
         self.calls = analysis.calls
@@ -187,13 +187,19 @@ class _Player:
         if not work.kernels:
             return "memory", self.cost.memory_s(moved)
         self.kernels.add(x.op_name)
-        names = set(x.op_name.split("/")) & set(self.kernel_flops)
+        names = _origins(x, self.module) & set(self.kernel_flops)
         self.named |= names
         if not names:
             self.by_bytes.add(x.op_name)
             return "kernel", self.cost.memory_s(moved)
         flops = sum(self.kernel_flops[name] for name in names)
         return "kernel", self.cost.kernel_s(flops, moved)
+
+
+def _origins(x: Instruction, module: Module) -> set[str]:
+    """List the parts of the op_name of a kernel; of a fusion also of those inside."""
+    inside = [y for name in x.called for y in module.computations[name].instructions]
+    return {part for y in (x, *inside) for part in y.op_name.split("/") if part}
 
 
 def _is_silent(x: Instruction) -> bool:

@@ -30,7 +30,7 @@ CUBLAS = "__cublas"
 _VIEWS = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
 # Calls and instructions that hold a matrix product which cannot be counted here.
-_HIDDEN = re.compile(r"matmul|gemm|\bdot\b|conv|fmha", re.IGNORECASE)
+_HIDDEN = re.compile(r"matmul|gemm|\bdot\b|conv", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _product(x: Instruction, computation: Computation, contracted: list[int]) ->
         raise ValueError(f"{x.name} contracts dims {contracted} of {lhs.dims}")
     depth = math.prod(lhs.dims[dim] for dim in contracted)
     # Of a cuBLAS call: (result, workspace), or (result, second result, workspace).
-    result = arrays(x.shape)[0]
+    result = arrays(x.result)[0]
     return Work(
         flops=2 * result.size * depth,
         products=1,
@@ -137,20 +137,19 @@ def moved_bytes(
         inside = module.computations[x.called[0]]
         return _reads(inside, operands), _written(inside.root, inside)
     opcode = x.opcode.removesuffix("-start")
+    written = num_bytes(x.result)
     if opcode in _SLICES:
-        return num_bytes(x.shape), num_bytes(x.shape)
+        return written, written
     if opcode == "dynamic-update-slice":
         return operands[1], operands[1]
     if opcode == "custom-call":
         return sum(operands), _call_results(x)
-    if opcode == "copy":
-        return operands[0], operands[0]
-    return sum(operands), num_bytes(x.shape)
+    return sum(operands), written
 
 
 def _call_results(x: Instruction) -> int:
     """Bytes that a call writes; the workspace of cuBLAS (s8) is no traffic."""
-    results = arrays(x.shape)
+    results = arrays(x.result)
     if x.target.startswith(CUBLAS) and len(results) > 1 and results[-1].dtype == "s8":
         results = results[:-1]
     return sum(array.num_bytes for array in results)

@@ -1,8 +1,8 @@
 """Say what is trained, on what, and how well it runs: the input of the step-time model.
 
-Enters: plain numbers. Leaves: `Case` (a transformer, its layout and its batch), `Device`
-(a GPU and its links) and `Constants` (how much of that is reached). Letters are those
-of docs/vocabulary.md.
+Enters: plain numbers. Leaves: `Case` (a transformer, its layout and its batch),
+`Device` (a GPU and its links) and `Constants` (how much of that is reached). Letters
+are those of docs/vocabulary.md.
 """
 
 import dataclasses
@@ -52,8 +52,7 @@ class Case:
         """Refuse what no run can be."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            is_count = type(value) is int and field.name not in ("zero",)
-            if is_count and value < 1:
+            if type(value) is int and field.name != "zero" and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
         if self.zero not in range(4):
             raise ValueError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
@@ -110,12 +109,12 @@ class Case:
 class Device:
     """A GPU and its links; rates are peaks."""
 
-    peak_flops_per_s: float
+    peak_flops_per_s: float | int
     """Dense, in the compute dtype."""
-    memory_bytes_per_s: float
-    node_link_bytes_per_s: float
+    memory_bytes_per_s: float | int
+    node_link_bytes_per_s: float | int
     """To the GPUs of the node, one direction, all links of one GPU together."""
-    network_bytes_per_s: float
+    network_bytes_per_s: float | int
     """To other nodes, one direction, for each GPU."""
     gpus_per_node: int = 8
 

@@ -56,7 +56,7 @@ def memory(
     sharded = weights / sizes.dp_shard
     logits = case.tokens * case.vocab_size / sizes.tp
     if logits_at_once is not None:
-        logits = min(logits, logits_at_once)
+        logits = min(logits, float(logits_at_once))
     kept = layers_in_flight(case) * layer_bytes(case)
     if case.remat in ("dots", "full"):
         kept += layer_bytes(dataclasses.replace(case, remat="none"))
@@ -89,7 +89,7 @@ def layer_bytes(case: Case) -> float:
         "full": case.d_model,
         # The layer's input, and the outputs of the projections.
         "dots": case.d_model + qkv + up + branches * case.d_model,
-        # Inputs of norms, their outputs, q k v, the core's output, around the activation.
+        # In and out of norms, q k v, the core's output, in and out of the activation.
         "attention": 2 * branches * case.d_model + qkv + core + up + case.d_ff,
     }
     policy = "attention" if case.remat == "none" else case.remat

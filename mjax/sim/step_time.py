@@ -21,7 +21,8 @@ Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v ch
 - optimizer: its state read and written once.
 
 A ring of n sends (n - 1) / n of the bytes of the whole array. Hidden time is the
-overlap's share, and never more than the products and attention it runs beside.
+overlap's share, and all of it together is no more than the products and attention that
+it runs beside: no second of them hides two.
 
 What it lacks: stragglers, congestion, imbalance of stages, products that get slower as
 they get smaller, the cost of cutting them into pieces, and faults.
@@ -89,21 +90,20 @@ def simulate(case: Case, device: Device, constants: Constants) -> StepTime:
         / (device.peak_flops_per_s * constants.attention_efficiency)
     )
     elementwise = runs * _layer_elementwise_s(case, device, constants)
-    compute = products + attention
-
-    def exposed(time_s: float, overlap: float) -> float:
-        return max((1 - overlap) * time_s, time_s - compute)
-
-    tp = exposed(runs * _layer_tp_s(case, device, constants), constants.tp_overlap)
-    stages = case.sizes.pp
-    idle = (stages - 1) / (case.chunks * case.microbatches)
+    tp, dp, pp = _exposed(
+        products + attention,
+        (runs * _layer_tp_s(case, device, constants), constants.tp_overlap),
+        (_dp_s(case, device, constants), constants.dp_overlap),
+        (_pp_s(case, device, constants), constants.pp_overlap),
+    )
+    idle = (case.sizes.pp - 1) / (case.chunks * case.microbatches)
     return StepTime(
         products_s=products,
         attention_s=attention,
         elementwise_s=elementwise,
         tp_s=tp,
-        pp_s=exposed(_pp_s(case, device, constants), constants.pp_overlap),
-        dp_s=exposed(_dp_s(case, device, constants), constants.dp_overlap),
+        pp_s=pp,
+        dp_s=dp,
         bubble_s=idle * (products + attention + elementwise + tp),
         head_s=case.microbatches * _head_s(case, device, constants),
         optimizer_s=_optimizer_s(case, device, constants),
@@ -123,6 +123,16 @@ def mfu(case: Case, device: Device, step_s: float, flops_per_token: float) -> fl
     """
     flops = case.batch * case.seq_len * flops_per_token
     return flops / (case.sizes.num_devices * device.peak_flops_per_s * step_s)
+
+
+def _exposed(compute_s: float, *transfers: tuple[float, float]) -> list[float]:
+    """For each (time, overlap) in turn: what still free compute does not hide."""
+    exposed = []
+    for time_s, overlap in transfers:
+        hidden_s = min(overlap * time_s, compute_s)
+        compute_s -= hidden_s
+        exposed.append(time_s - hidden_s)
+    return exposed
 
 
 def _layer_products_flops(case: Case) -> float:
@@ -221,7 +231,11 @@ def _optimizer_s(case: Case, device: Device, constants: Constants) -> float:
 
 
 def _ring_s(
-    num_bytes: float, size: int, stride: int, device: Device, constants: Constants
+    num_bytes: float | int,
+    size: int,
+    stride: int,
+    device: Device,
+    constants: Constants,
 ) -> float:
     """Gather, or reduce and scatter, an array of num_bytes over a ring.
 

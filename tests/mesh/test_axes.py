@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mjax.mesh.axes import AXES, AxisSizes, MeshConfig, resolve
+from mjax.mesh.axes import AXES, AxisSizes, MeshConfig, resolve, tp_chunks
 
 sizes = st.integers(min_value=1, max_value=12)
 
@@ -121,3 +121,24 @@ def test_two_open_axes_are_refused():
 def test_dp_shard_below_one_is_refused(size: int):
     with pytest.raises(ValueError, match=rf"dp-shard .*got {size}; leave it out"):
         MeshConfig(dp_shard=size)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "tp", "expected"), [(None, 8, 8), (4, 8, 4), (2, 2, 2), (4, 1, 1)]
+)
+def test_activations_cross_tp_in_as_many_chunks(chunks, tp, expected):
+    config = MeshConfig(tp_overlap="chunks", tp_chunks=chunks)
+    assert tp_chunks(config, tp) == expected
+    assert tp_chunks(MeshConfig(), tp) == 1
+
+
+@pytest.mark.parametrize(("chunks", "nearest"), [(1, 2), (0, 2), (16, 8)])
+def test_chunks_that_tp_has_not_are_refused(chunks: int, nearest: int):
+    config = MeshConfig(tp_overlap="chunks", tp_chunks=chunks)
+    with pytest.raises(ValueError, match=f"got {chunks}; the nearest is {nearest}"):
+        tp_chunks(config, 8)
+
+
+def test_chunks_need_the_overlap():
+    with pytest.raises(ValueError, match=r"needs --mesh\.tp-overlap chunks"):
+        MeshConfig(tp_chunks=4)

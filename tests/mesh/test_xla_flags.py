@@ -1,15 +1,59 @@
-"""Options of the compiler are those of GPUs with a pipeline, and of no other mesh."""
+"""Options of the compiler: which step gets which, and unknown ones."""
 
+import dataclasses
+
+import jax
 import pytest
 
-from mjax.mesh.axes import AxisSizes
-from mjax.mesh.xla_flags import PIPELINE_ON_GPU, compiler_options
+from mjax.mesh import xla_flags
+from mjax.mesh.axes import AXES, AxisSizes
+from mjax.mesh.build import build_mesh
+from mjax.mesh.described import described_mesh
+
+LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+EARLY = "xla_gpu_experimental_collective_start_as_early_as_possible"
+MERGER = "xla_gpu_dot_merger_threshold_mb"
 
 
-@pytest.mark.parametrize(
-    ("platform", "pp", "expected"),
-    [("gpu", 2, PIPELINE_ON_GPU), ("gpu", 1, {}), ("cpu", 2, {})],
-)
-def test_only_pipelines_on_gpus_have_options(platform, pp, expected):
-    sizes = AxisSizes(pp=pp, dp_replicate=1, dp_shard=2, tp=2)
-    assert compiler_options(platform, sizes) == expected
+def wanted(pp: int, tp_chunks: int) -> dict[str, xla_flags.Value]:
+    sizes = AxisSizes(pp=pp, dp_replicate=1, dp_shard=1, tp=8)
+    use = xla_flags.Use(sizes=sizes, tp_chunks=tp_chunks)
+    chosen = [option for option in xla_flags.TABLE if option.applies(use)]
+    assert len({option.name for option in chosen}) == len(chosen), "set twice"
+    return xla_flags.Chosen(used=tuple(chosen)).as_compiler_options()
+
+
+def test_a_step_has_the_options_of_what_it_does():
+    assert wanted(pp=1, tp_chunks=1) == {}
+    assert wanted(pp=1, tp_chunks=8) == {MERGER: 0, LIMIT: 16, EARLY: True}
+    assert wanted(pp=2, tp_chunks=1) == {LIMIT: 4, EARLY: True}
+    assert wanted(pp=2, tp_chunks=8) == wanted(pp=1, tp_chunks=8)
+
+
+def test_devices_of_a_cpu_need_none():
+    sizes = AxisSizes(pp=2, dp_replicate=1, dp_shard=2, tp=2)
+    mesh = build_mesh(sizes, jax.devices())
+    assert mesh.axis_names == AXES
+    assert xla_flags.choose(mesh, tp_chunks=2) == xla_flags.Chosen()
+
+
+@pytest.mark.plan
+def test_the_compiler_knows_all_and_what_it_does_not_know_is_left_out(monkeypatch):
+    mesh = described_mesh(AxisSizes(pp=2, dp_replicate=1, dp_shard=1, tp=4))
+    gone = dataclasses.replace(
+        xla_flags.TABLE[0], name="xla_gpu_gone", applies=lambda use: True
+    )
+    monkeypatch.setattr(xla_flags, "TABLE", (*xla_flags.TABLE, gone))
+    chosen = xla_flags.choose(mesh, tp_chunks=4)
+    assert {LIMIT, MERGER} <= set(chosen.as_compiler_options())
+    assert chosen.unknown == (gone,)
+    assert "xla_gpu_gone=0 left out" in chosen.describe()[-1]
+
+
+@pytest.mark.plan
+def test_a_wrong_value_is_an_error():
+    device = described_mesh(
+        AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=1)
+    ).devices.flat[0]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid"):
+        xla_flags._is_known(device, MERGER, "many")

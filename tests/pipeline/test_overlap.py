@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
+from mjax.plan.analysis import Analysis, analyse
+from mjax.plan.hlo import Instruction, Module, parse
 from mjax.step import Program
-from scripts.hlo_schedule import Body, Collective, read_bodies
 from scripts.pipeline_overlap import (
     CASES,
     accumulator_shapes,
     compile_gradients,
     find_faults,
+    inside,
     steady_body,
 )
-
-SIZES = CASES[0].sizes
 
 
 @pytest.fixture(scope="module")
@@ -25,55 +25,71 @@ def program() -> Program:
 
 
 @pytest.fixture(scope="module")
-def bodies(program: Program) -> list[Body]:
-    return read_bodies(compile_gradients(program))
+def module(program: Program) -> Module:
+    return parse(compile_gradients(program))
+
+
+@pytest.fixture(scope="module")
+def analysis(module: Module) -> Analysis:
+    return analyse(module, CASES[0].sizes)
 
 
 @pytest.mark.plan
-def test_transfers_stand_beside_every_product_of_the_steady_loop(program, bodies):
-    assert find_faults(bodies, program, SIZES) == []
+def test_transfers_stand_beside_every_product_of_the_steady_loop(
+    module, analysis, program
+):
+    assert find_faults(module, analysis, program) == []
 
 
-def change_transfers(body: Body, **changes) -> Body:
+def change_transfers(analysis: Analysis, **changes) -> Analysis:
+    steady = steady_body(analysis)
     changed = tuple(
-        dataclasses.replace(c, **changes) if c.pairs else c for c in body.collectives
+        dataclasses.replace(c, **changes)
+        if c.computation == steady and c.role == "pp"
+        else c
+        for c in analysis.collectives
     )
-    return dataclasses.replace(body, collectives=changed)
+    return dataclasses.replace(analysis, collectives=changed)
 
 
-def add_dp_collective(body: Body) -> Body:
-    gather = Collective(
-        kind="all-gather",
-        axes=("dp_shard",),
-        pairs=(),
-        is_async=True,
-        products=2,
-        kernels=0,
-    )
-    return dataclasses.replace(body, collectives=(*body.collectives, gather))
+def add_dp_collective(analysis: Analysis) -> Analysis:
+    one = inside(analysis, steady_body(analysis))[0]
+    gather = dataclasses.replace(one, kind="all-gather", axes=("dp_shard",))
+    collectives = (*analysis.collectives, gather)
+    return dataclasses.replace(analysis, collectives=collectives)
 
 
 @pytest.mark.plan
 @pytest.mark.parametrize(
     ("spoil", "fault"),
     [
-        (lambda body: change_transfers(body, products=0), "transfer is exposed"),
-        (lambda body: change_transfers(body, is_async=False), "transfer is exposed"),
-        (lambda body: change_transfers(body, products=1), "beside 2 of the"),
+        (lambda a: change_transfers(a, products=0), "transfer is exposed"),
+        (lambda a: change_transfers(a, is_async=False), "transfer is exposed"),
+        (lambda a: change_transfers(a, products=1), "beside 2 of the"),
         (add_dp_collective, "in the steady loop: .*dp_shard"),
     ],
 )
 def test_a_schedule_that_is_worse_is_found(
-    spoil: Callable[[Body], Body], fault: str, program, bodies
+    spoil: Callable[[Analysis], Analysis], fault: str, module, analysis, program
 ):
-    steady = steady_body(bodies, SIZES)
-    spoilt = [spoil(body) if body is steady else body for body in bodies]
-    assert any(re.search(fault, text) for text in find_faults(spoilt, program, SIZES))
+    faults = find_faults(module, spoil(analysis), program)
+    assert any(re.search(fault, text) for text in faults)
 
 
 @pytest.mark.plan
-def test_a_copied_accumulator_is_found(program, bodies):
-    shape = sorted(accumulator_shapes(program))[0]
-    spoilt = [dataclasses.replace(body, copies=(shape,)) for body in bodies]
-    faults = find_faults(spoilt, program, SIZES)
+def test_a_copied_accumulator_is_found(module, analysis, program):
+    copy = Instruction(
+        name="planted",
+        opcode="copy",
+        shape=next(iter(accumulator_shapes(program))),
+        operands=(),
+        literal="",
+        attributes={},
+        is_root=False,
+    )
+    entry = module.computations[module.entry]
+    spoilt = dataclasses.replace(entry, instructions=(*entry.instructions, copy))
+    computations = {**module.computations, module.entry: spoilt}
+    changed = dataclasses.replace(module, computations=computations)
+    faults = find_faults(changed, analysis, program)
     assert any("copies a gradient accumulator" in fault for fault in faults)

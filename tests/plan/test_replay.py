@@ -1,0 +1,160 @@
+"""Schedules replayed on two streams take the time that is worked out by hand."""
+
+import itertools
+
+import pytest
+
+from mjax.mesh.gpus import GPUS
+from mjax.plan.cost import CostModel
+from mjax.plan.replay import Replay, replay
+from mjax.plan.work import Work
+from tests.plan.modules import MESHES, recorded, written
+
+# One product takes 1 s (2 x 10^3 FLOPs), one permute 3 s (200 bytes), a kernel of 600
+# bytes or less nothing.
+SECONDS = CostModel(
+    peak_flops_per_s=2000.0,
+    memory_bytes_per_s=1e30,
+    node_link_bytes_per_s=200 / 3,
+    network_bytes_per_s=1.0,
+    product_efficiency=1.0,
+    kernel_efficiency=1.0,
+    memory_efficiency=1.0,
+    node_link_efficiency=1.0,
+    network_efficiency=1.0,
+    launch_s=0.0,
+    collective_launch_s=0.0,
+    node_hop_s=0.0,
+    network_hop_s=0.0,
+)
+
+
+def play(
+    entry: str, body: str = "", turns: int = 2, **kernel_flops: int | float
+) -> Replay:
+    module, analysis = written(entry, body, turns)
+    return replay(module, analysis, SECONDS, kernel_flops=kernel_flops)
+
+
+@pytest.mark.parametrize(
+    ("entry", "body", "turns", "step_s", "exposed_s"),
+    [
+        ("product; product", "", 2, 2, 0),
+        # What stands between start and done hides the transfer, no more.
+        ("start a; product; done a", "", 2, 3, 2),
+        ("start a; product; product; product; product; done a", "", 2, 4, 0),
+        ("product; start a; done a; product", "", 2, 5, 3),
+        # A synchronous one hides behind nothing.
+        ("product; permute; product", "", 2, 5, 3),
+        # Transfers queue for the link.
+        ("start a; start b; product; done a; done b", "", 2, 6, 5),
+        ("start a; start b; product; done a; product; done b", "", 2, 6, 4),
+        ("start a; permute; done a", "", 2, 6, 6),
+        # A loop, and one transfer across it.
+        ("loop", "start a; product; done a", 4, 12, 8),
+        ("start a; loop; done a", "product", 2, 3, 1),
+        ("start a; loop; done a", "product", 5, 5, 0),
+        # The first turn finds the link busy for 3 s, the others do not.
+        ("start a; loop; done a", "start b; product; done b", 3, 12, 9),
+        # It is busy for 3, then for 2, then for 1 second.
+        ("start a; loop; permute; done a", "product", 2, 6, 4),
+        # Of a choice, the two products of the other branch.
+        ("either", "product", 2, 2, 0),
+        ("call; call", "permute", 2, 6, 6),
+    ],
+)
+def test_a_schedule_takes_the_time_worked_out_by_hand(
+    entry: str, body: str, turns: int, step_s: int, exposed_s: int
+):
+    played = play(entry, body, turns)
+    assert played.step_s == pytest.approx(step_s)
+    assert played.exposed_s.get("tp", 0) == pytest.approx(exposed_s)
+    assert played.compute_s == pytest.approx(step_s - exposed_s)
+
+
+def test_a_kernel_takes_its_bytes_or_the_flops_that_the_caller_gives():
+    by_bytes = play("kernel")
+    assert (by_bytes.step_s, by_bytes.timed_by_bytes) == (
+        pytest.approx(0, abs=1e-20),
+        ("f/attention/call",),
+    )
+    by_flops = play("kernel; kernel", attention=10_000)
+    assert (by_flops.step_s, by_flops.timed_by_bytes) == (pytest.approx(10), ())
+
+
+def test_a_kernel_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"names 'norm', and no .*\['f/attention/ca"):
+        play("kernel", norm=1.0)
+
+
+def test_the_timeline_is_of_one_pass_of_each_computation():
+    played = play("start a; loop; done a", "product", turns=2)
+    (product,) = played.timeline["body"]
+    assert (product.stream, product.kind) == ("compute", "product")
+    assert (product.start_s, product.stop_s) == (0, 1)
+    sent, loop, wait = played.timeline["main"]
+    assert (sent.stream, sent.role, sent.stop_s) == ("communication", "tp", 3)
+    assert (loop.kind, loop.start_s, loop.stop_s) == ("loop", 0, 2)
+    assert (wait.stream, wait.name, wait.stop_s) == ("wait", "a", 3)
+
+
+@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_recorded_step_adds_up_and_no_stream_does_two_things(name: str, gpu: str):
+    played = replay(*recorded(name), CostModel.of(GPUS[gpu]))
+    exposed, sent = sum(played.exposed_s.values()), sum(played.communication_s.values())
+    assert played.step_s == pytest.approx(played.compute_s + exposed)
+    assert played.step_s >= sent
+    assert exposed <= sent
+    for events in played.timeline.values():
+        for streams in (("compute", "wait"), ("communication",)):
+            own = [event for event in events if event.stream in streams]
+            for before, after in itertools.pairwise(own):
+                assert before.start_s <= before.stop_s <= after.start_s + 1e-12
+
+
+def test_products_are_bound_by_flops_or_by_bytes():
+    cost = CostModel.of(GPUS["h200"], product_efficiency=0.5, launch_s=1e-6)
+    peak, memory = 989.4e12, 4.8e12 * cost.memory_efficiency
+    large = Work(flops=10**12, products=1, product_dtype="bf16")
+    assert cost.product_s(large, 1) == pytest.approx(1e12 / (peak / 2) + 1e-6)
+    assert cost.product_s(large, 10**12) == pytest.approx(1e12 / memory + 1e-6)
+    wide = Work(flops=10**12, products=1, product_dtype="f32")
+    assert cost.product_s(wide, 1) == pytest.approx(2e12 / (peak / 2) + 1e-6)
+    narrow = Work(flops=10**12, products=1, product_dtype="f8e4m3fn")
+    assert cost.product_s(narrow, 1) == pytest.approx(0.5e12 / (peak / 2) + 1e-6)
+    with pytest.raises(ValueError, match="speed of a product of s32 is not known"):
+        cost.product_s(Work(flops=1, products=1, product_dtype="s32"), 1)
+
+
+def test_a_collective_takes_latency_and_the_slower_link():
+    cost = CostModel.of(GPUS["h200"])
+    found = {c.name: c for c in recorded("groups")[1].collectives}
+    in_node, across, everywhere = (found[n] for n in ("iota", "pairs", "all"))
+    link = 450e9 * cost.node_link_efficiency
+    card = 50e9 * cost.network_efficiency
+    launch = cost.collective_launch_s
+    assert cost.collective_s(in_node) == pytest.approx(
+        launch + 3 * cost.node_hop_s + 7168 / link
+    )
+    assert cost.collective_s(across) == pytest.approx(
+        launch + cost.network_hop_s + 256 / card
+    )
+    # Eight members of the group on each node share the bytes between their cards.
+    assert cost.collective_s(everywhere) == pytest.approx(
+        launch + 4 * cost.network_hop_s + max(7680 / link, 7680 / (8 * card))
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("product_efficiency", 1.5, "product_efficiency is a share.*got 1.5"),
+        ("memory_efficiency", 0.0, "memory_efficiency is a share.*got 0"),
+        ("launch_s", -1.0, "launch_s must be positive, got -1"),
+        ("network_bytes_per_s", 0.0, "network_bytes_per_s must be positive"),
+    ],
+)
+def test_an_impossible_speed_is_refused(field: str, value: float, error: str):
+    with pytest.raises(ValueError, match=error):
+        CostModel.of(GPUS["h200"], **{field: value})
