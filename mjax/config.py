@@ -189,9 +189,11 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
 
 def as_flags(fields: Mapping[str, Any]) -> str:
     """Write fields of a config as the flags that set them."""
-    return " ".join(
-        f"--{name.replace('_', '-')} {value}" for name, value in fields.items()
-    )
+    words = []
+    for name, value in fields.items():
+        values = value if isinstance(value, tuple) else (value,)
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return " ".join(words)
 
 
 def with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
