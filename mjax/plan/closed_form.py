@@ -5,6 +5,7 @@ seconds of a step and the modelled bytes of a device: in microseconds, without t
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from mjax.config import TrainConfig
 from mjax.counts import flops_per_token, visible_pairs
 from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.mesh.axes import AxisSizes, tp_chunks
+from mjax.model import ModelConfig
 from mjax.plan.topology import Topology
 from mjax.sim.case import Case, Constants, Device
 from mjax.sim.memory import Memory, memory
@@ -69,7 +71,7 @@ def estimate(
         tied=config.model.tie_embeddings,
         logits_at_once=-(-case.tokens // chunks) * vocab,
     )
-    per_token = flops_per_token(config.model, config.data.seq_len)
+    per_token = _counts(config.model, config.data.seq_len)[1]
     return Estimate(
         time=time,
         memory=needed,
@@ -77,10 +79,17 @@ def estimate(
     )
 
 
+@functools.lru_cache(maxsize=64)
+def _counts(model: ModelConfig, seq_len: int) -> tuple[int, float]:
+    """Count visible pairs of all layers, and FLOPs per token; a search asks often."""
+    pairs = sum(visible_pairs(seq_len, kind.window) for kind in model.kinds)
+    return pairs, flops_per_token(model, seq_len)
+
+
 def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
     """Say what is trained, in the words of the model."""
     model, seq_len = config.model, config.data.seq_len
-    pairs = sum(visible_pairs(seq_len, kind.window) for kind in model.kinds)
+    pairs = _counts(model, seq_len)[0]
     param_bytes = np.dtype(config.precision.params).itemsize
     # What leaves its layers' inputs on the host computes as much again as full.
     remat = "full" if model.remat == "offload" else model.remat

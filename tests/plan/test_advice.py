@@ -10,6 +10,7 @@ from mjax.recipes import RECIPES
 from tests.plan.plans import GIB, make_plan, memory, modelled
 
 PIPELINE = "--recipe gpt-13b --mesh.pp 4 --batch.microbatches 16"
+BUSY = f"{PIPELINE} --model.remat none"
 
 
 def nobody_asks(_):
@@ -46,19 +47,19 @@ def test_waiting_for_tp_asks_for_chunks_and_nothing_else_does():
 
 
 def test_idle_stages_ask_for_chunks_or_microbatches():
-    advised = advise(make_plan(PIPELINE, modelled=modelled(idle=0.15)), nobody_asks)
-    assert advised.advice[0].gain is not None
-    assert advised.advice[0].gain > 0.02
-    flags = " ".join(advice.flags for advice in advised.advice)
-    assert "--pipeline.chunks" in flags
-    assert "stages idle 17.6% of the ideal time, then" in advised.advice[0].why
-    assert "--pipeline.chunks" not in flags_of(make_plan(PIPELINE))
+    plan = advise(make_plan(BUSY, modelled=modelled(idle=0.15)), nobody_asks)
+    chunks = next(a for a in plan.advice if "--pipeline.chunks" in a.flags)
+    assert chunks.gain is not None
+    assert chunks.gain > 0.02
+    assert "stages idle 17.6% of the ideal time, then" in chunks.why
+    assert "--pipeline.chunks" not in flags_of(make_plan(BUSY))
 
 
 def test_recomputing_with_room_to_spare_asks_for_less_of_it():
-    assert "--model.remat" in flags_of(make_plan())
-    tight = make_plan(memory=memory(130 * GIB))
-    assert "--model.remat none" not in flags_of(tight)
+    flags = f"{PIPELINE} --batch.microbatches 64"
+    assert "--model.remat none" in flags_of(make_plan(flags))
+    tight = make_plan(flags, memory=memory(130 * GIB))
+    assert "--model.remat" not in flags_of(tight)
     assert "--model.remat" not in flags_of(
         make_plan("--recipe gpt-13b --model.remat none")
     )

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mjax.config import parse
+from mjax.config import TrainConfig, parse
 from mjax.mesh.axes import resolve
 from mjax.plan import closed_form
 from mjax.plan.search import Candidate, Row, compile_best, ranked, search, table
@@ -12,27 +12,31 @@ from mjax.plan.topology import Topology, with_vocabulary
 from mjax.recipes import RECIPES
 from tests.plan.plans import GIB, make_plan, memory, modelled
 
-TOPOLOGY = Topology(gpu="h100", nodes=4)
+# Small enough to search in seconds, and too little memory for a layout without shards.
+FLAGS = "--recipe gpt-13b --model.layers 6 --batch.size 32 --device-memory-gib 16"
+TOPOLOGY = Topology(gpu="h100", nodes=2)
 USABLE = TOPOLOGY.description.memory_bytes
+
+
+def config_of(flags: str) -> TrainConfig:
+    return with_vocabulary(parse(flags.split(), RECIPES, "prog")[0])
 
 
 @pytest.fixture(scope="module")
 def found() -> list[Candidate]:
-    config = with_vocabulary(RECIPES["gpt-13b"]())
-    return search(config, TOPOLOGY, windows=(512,))
+    return search(config_of(FLAGS), TOPOLOGY, windows=(512,))
 
 
 def test_the_flags_of_a_row_are_the_run_of_the_row(found):
     for candidate in found:
-        words = ["--recipe", "gpt-13b", *candidate.flags.split()]
-        config = with_vocabulary(parse(words, RECIPES, "prog")[0])
+        config = config_of(f"{FLAGS} {candidate.flags}")
         assert config == candidate.config
         assert resolve(config.mesh, TOPOLOGY.num_gpus) == candidate.sizes
 
 
 def test_the_batch_stays_and_tp_stays_inside_a_node(found):
     for candidate in found:
-        assert candidate.config.batch.size == RECIPES["gpt-13b"]().batch.size
+        assert candidate.config.batch.size == 32
         assert candidate.sizes.num_devices == TOPOLOGY.num_gpus
         assert TOPOLOGY.gpus_per_node % candidate.sizes.tp == 0
 
@@ -58,14 +62,13 @@ def test_dp_shard_is_the_smallest_that_fits(found):
 
 def test_windows_are_tried_only_where_the_user_allows_them(found):
     assert {c.config.model.window for c in found} == {(None,), (512,)}
-    config = with_vocabulary(RECIPES["gpt-13b"]())
-    plain = search(config, TOPOLOGY)
+    plain = search(config_of(FLAGS), TOPOLOGY)
     assert {c.config.model.window for c in plain} == {(None,)}
 
 
 def test_nothing_is_listed_where_nothing_fits():
-    config = with_vocabulary(RECIPES["megascale-530b"]())
-    assert search(config, Topology(gpu="a100-80g", nodes=1)) == []
+    config = config_of(FLAGS.replace("memory-gib 16", "memory-gib 1"))
+    assert search(config, TOPOLOGY) == []
 
 
 def plan_in(step_s: float, total: int = 60 * GIB):
