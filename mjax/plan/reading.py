@@ -33,6 +33,7 @@ from mjax.plan.result import (
     waiting,
 )
 from mjax.plan.topology import Topology
+from mjax.plan.work import KERNELS
 
 _PICTURES = 6
 """Computations that are drawn: those in which most of the step passes."""
@@ -227,7 +228,7 @@ def kernel_flops(
         part
         for computation in module.computations.values()
         for x in computation.instructions
-        if x.target
+        if x.target.startswith(KERNELS)
         for part in x.op_name.split("/")
     }
     return {name: n * product for name, n in counts.items() if name in present}
