@@ -78,7 +78,11 @@ def _explained(plan: Plan, name: str) -> str:
             f"both ends of {plan.config.batch.microbatches} microbatches"
         )
     if name == COMPUTE_PARTS["memory"]:
-        return "norms, sums, activations and the optimizer, which compute little a byte"
+        largest = plan.modelled.memory_bound_s.items()
+        named = ", ".join(
+            f"{name} {s / plan.modelled.step_s:.1%}" for name, s in largest
+        )
+        return f"which compute little a byte{named and ', the largest: '}{named}"
     for role in ROLES:
         if name == waiting(role):
             return _hidden_words(plan, role)

@@ -80,6 +80,10 @@ def read(
     every = reading.count_runs(module, analysis)
     share = reading.taken_share(reading.schedule_of(config, sizes))
     taken = reading.count_runs(module, analysis, share)
+    modelled = dataclasses.replace(
+        reading.modelled(config, sizes, topology, replayed, every, taken),
+        memory_bound_s=reading.memory_bound(module, replayed, taken),
+    )
     return Plan(
         recipe=recipe,
         config=config,
@@ -93,7 +97,7 @@ def read(
             compiled_bytes=executable.memory_bytes,
         ),
         communication=reading.communication(analysis, every, taken),
-        modelled=reading.modelled(config, sizes, topology, replayed, every, taken),
+        modelled=modelled,
         pictures=reading.pictures(replayed, taken),
         trace_s=executable.trace_s,
         compile_s=executable.compile_s,

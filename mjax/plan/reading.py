@@ -38,6 +38,9 @@ from mjax.plan.work import KERNELS
 _PICTURES = 6
 """Computations that are drawn: those in which most of the step passes."""
 
+_MEMORY_BOUND = 3
+"""Kernels bound by memory that are named."""
+
 _CHOICE_OF_TICK = re.compile(r"shard_map/while/body/(?:eval_jaxpr/)?cond$")
 """op_name of a choice of `mjax.pipeline.tick`; those of a layer are deeper."""
 
@@ -154,7 +157,7 @@ def modelled(
     exposed = {role: max(0.0, seconds) for role, seconds in exposed.items()}
     # In lockstep all stages compute in every tick; the idle slots are among these.
     parts = {part: seconds / (1 + idle) for part, seconds in compute.items()}
-    parts[IDLE] = sum(compute.values()) * idle / (1 + idle)
+    parts[IDLE] = sum(compute.values(), 0.0) * idle / (1 + idle)
     parts |= {waiting(role): seconds for role, seconds in exposed.items()}
     tokens_per_s = config.batch.size * config.data.seq_len / sum(parts.values())
     utilization = Utilization(
@@ -174,6 +177,40 @@ def modelled(
     )
 
 
+def memory_bound(module: Module, found: Replay, taken: Runs) -> dict[str, float]:
+    """List the kernels bound by memory that take most of a step.
+
+    Args:
+      module: the step.
+      found: the replay.
+      taken: runs of each computation.
+    Returns:
+      Seconds of a step, largest first, by where in the traced step they come from.
+    """
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for name, events in found.timeline.items():
+        for event in events:
+            if event.stream == "compute" and event.kind == "memory":
+                origin = module.computations[name].by_name[event.name].op_name
+                took = taken[name] * (event.stop_s - event.start_s)
+                seconds[_short(origin) or event.name] += took
+    ranked = sorted(seconds.items(), key=lambda item: -item[1])
+    return dict(ranked[:_MEMORY_BOUND])
+
+
+def _short(op_name: str) -> str:
+    """Leave out of an op_name what every part of a step has in common."""
+    common = (
+        "jit(train_step)",
+        "shard_map",
+        "eval_jaxpr",
+        "while",
+        "body",
+        "closed_call",
+    )
+    return "/".join(part for part in op_name.split("/") if part not in common)
+
+
 def pictures(found: Replay, runs: Runs) -> tuple[Picture, ...]:
     """Choose the computations in which most of the step passes, and draw their time.
 
@@ -184,7 +221,7 @@ def pictures(found: Replay, runs: Runs) -> tuple[Picture, ...]:
 
     def own_s(name: str) -> float:
         events = found.timeline[name]
-        return sum(e.stop_s - e.start_s for e in events if e.kind != "loop")
+        return sum((e.stop_s - e.start_s for e in events if e.kind != "loop"), 0.0)
 
     names = sorted(found.timeline, key=lambda n: -own_s(n) * runs[n])
     return tuple(

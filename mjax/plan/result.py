@@ -107,6 +107,8 @@ class Modelled:
     """By role: seconds in which nothing but its communication goes on."""
     bubble: float
     """Idle over ideal time of the pipeline."""
+    memory_bound_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Of the kernels bound by memory, those that take most, by where they come from."""
     mfu: float
     tokens_per_s: float
 
@@ -270,6 +272,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "parts_s": dict(modelled.parts_s),
             "exposed_s": dict(modelled.exposed_s),
             "bubble": modelled.bubble,
+            "memory_bound_s": dict(modelled.memory_bound_s),
             "mfu": modelled.mfu,
             "tokens_per_s": modelled.tokens_per_s,
             "tokens_per_day": modelled.tokens_per_s * SECONDS_PER_DAY,

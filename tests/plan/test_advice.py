@@ -69,7 +69,7 @@ def test_advice_is_ranked_short_and_made_of_flags():
     plan = advise(
         make_plan(PIPELINE, modelled=modelled(tp=0.2, dp=0.1, idle=0.1)), nobody_asks
     )
-    gains = [advice.gain for advice in plan.advice]
+    gains = [advice.gain or 0.0 for advice in plan.advice]
     assert len(gains) == 3
     assert gains == sorted(gains, reverse=True)
     for advice in plan.advice:
