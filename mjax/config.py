@@ -179,15 +179,24 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
         if change in seen:
             continue
         seen.append(change)
-        changed = _with_fields(config, change)
+        changed = with_fields(config, change)
         try:
             check_sizes(changed, sizes)
         except ValueError:  # as where the schedule wants a multiple of the stages
             continue
-        yield " ".join(f"--{name} {value}" for name, value in change.items()), changed
+        yield as_flags(change), changed
 
 
-def _with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
+def as_flags(fields: Mapping[str, Any]) -> str:
+    """Write fields of a config as the flags that set them."""
+    words = []
+    for name, value in fields.items():
+        values = value if isinstance(value, tuple) else (value,)
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return " ".join(words)
+
+
+def with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
     """Replace fields of a config's parts, named as their flags are."""
     for field, value in fields.items():
         part, _, name = field.partition(".")
@@ -346,10 +355,8 @@ class Command:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _CommandLine:
-    # The empty names keep "command." and "config." out of the flags.
-    command: Annotated[Command, tyro.conf.arg(name=""), tyro.conf.FlagCreatePairsOff]
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+class Nothing:
+    """No flags of a program's own."""
 
 
 def parse(
@@ -365,23 +372,51 @@ def parse(
       SystemExit: with code 2 after one message on stderr that names the nearest flag,
         choice or recipe; with code 0 after the help of `-h`.
     """
+    config, command, _ = parse_with(Nothing(), argv, recipes, prog)
+    return config, command
+
+
+def parse_with[Own](
+    own: Own,
+    argv: Sequence[str],
+    recipes: Mapping[str, Callable[[], TrainConfig]],
+    prog: str,
+) -> tuple[TrainConfig, Command, Own]:
+    """Do what `parse` does, for a program that has flags of its own beside these.
+
+    Args:
+      own: dataclass of these flags, with their defaults.
+      argv: as for `parse`; so are the rest.
+    """
     name = _recipe_name(argv)
     if name not in recipes:
         nearest = flags.nearest(name, recipes)
         names = ", ".join(recipes)
         _refuse(prog, f"unknown recipe {name}; the nearest is {nearest} (of {names})")
+    # The empty names keep "own.", "command." and "config." out of the flags.
+    unnamed = tyro.conf.arg(name="")
+    fields = {
+        "own": Annotated[type(own), unnamed, tyro.conf.FlagCreatePairsOff],
+        "command": Annotated[Command, unnamed, tyro.conf.FlagCreatePairsOff],
+        "config": Annotated[TrainConfig, unnamed],
+    }
+    line_type = dataclasses.make_dataclass(
+        "CommandLine", fields.items(), frozen=True, kw_only=True
+    )
     try:
         line = flags.read(
-            _CommandLine,
+            line_type,
             argv,
             prog=prog,
-            named_by=(Command, TrainConfig),
-            default=_CommandLine(command=Command(recipe=name), config=recipes[name]()),
+            named_by=(type(own), Command, TrainConfig),
+            default=line_type(
+                own=own, command=Command(recipe=name), config=recipes[name]()
+            ),
             description=f"Recipes: {', '.join(recipes)}. Defaults below: {name}.",
         )
     except ValueError as error:
         _refuse(prog, str(error))
-    return line.config, line.command
+    return line.config, line.command, line.own
 
 
 def _recipe_name(argv: Sequence[str]) -> str:

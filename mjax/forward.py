@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -36,7 +36,7 @@ class Forward(abc.ABC):
     """GraphDef of a Transformer."""
     specs: Params
     """PartitionSpecs of the stored parameters."""
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     level: int
     """ZeRO level; see `mesh.zero`."""
     compute: DTypeLike

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped
 
@@ -89,7 +89,7 @@ def state_shardings(
     abstract: TrainState,
     specs: Params,
     optimizer: optax.GradientTransformation,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
 ) -> TrainState:
     """Place a state: moments like their parameters, everything else on all devices.
 
@@ -158,7 +158,9 @@ class SavedForm:
     """The inverse."""
 
 
-def saved_form(abstract: TrainState, partition: Partition, mesh: Mesh) -> SavedForm:
+def saved_form(
+    abstract: TrainState, partition: Partition, mesh: Mesh | AbstractMesh
+) -> SavedForm:
     """Describe the canonical form of a state that lives on `mesh`.
 
     A stage holds slots, and which layers these are follows no even split. So in

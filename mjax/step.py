@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jaxtyping import Array
 
 from mjax import optim
@@ -94,7 +94,7 @@ class EvalConfig:
 class Program:
     """The compiled-once functions of a run, and where their arguments live."""
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     xla_options: Chosen
     """What the functions on a batch are compiled with."""
     abstract_state: TrainState
@@ -135,7 +135,7 @@ def build_program(
     seed: int,
     zero_level: int,
     isolate_documents: bool,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     pipeline: PipelineConfig | None = None,
     tp_chunks: int = 1,
 ) -> Program:
@@ -166,7 +166,7 @@ def build_program(
             "to avoid; use --model.remat dots, full or offload"
         )
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
-    platform = mesh.devices.flat[0].platform
+    platform = mesh.abstract_mesh.abstract_device.platform
     stages = make_pipeline(
         pipeline or PipelineConfig(),
         num_layers=model.layers,

@@ -37,12 +37,12 @@ from mjax.config import (
 )
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
-from mjax.mesh.axes import TP, AxisSizes, resolve, tp_chunks
+from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import simulate_devices, start, wait_for_all
-from mjax.pipeline.model import STASH
 from mjax.recipes import RECIPES
-from mjax.step import Program, build_program
+from mjax.step import Program
+from mjax.traced import trace_step
 
 _IMPORTED_S = time.perf_counter()
 _SAMPLE_TOKENS = 200
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = prepare(config, command, sizes, mesh, argv)
         _say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except (ValueError, NotImplementedError) as error:
-        if not _is_ours(error):
+        if not is_ours(error):
             raise
         print(f"error: {error}", file=sys.stderr)
         return loop.BAD_INPUT
@@ -116,7 +116,7 @@ def prepare(
     dataset.check_vocab_size(config.model.vocab_size)
     check_sizes(config, sizes)
     _say(report.describe_run(config, dataset))
-    program, step, needed = _trace(config, mesh)
+    program, step, needed = trace_step(config, mesh)
     for line in report_pipeline.describe(config, sizes, needed):
         _say(line)
     for line in [report.describe_tp(config, sizes), *program.xla_options.describe()]:
@@ -245,38 +245,6 @@ def _check_checkpoint(
     return step
 
 
-def _trace(
-    config: TrainConfig, mesh: Mesh
-) -> tuple[Program, jax.stages.Traced, memory.Estimate]:
-    """Build the program; return also its step, traced, and the memory this needs."""
-    program = build_program(
-        model=config.model,
-        optimizer=config.optim,
-        batch=config.batch,
-        precision=config.precision,
-        seq_len=config.data.seq_len,
-        num_steps=config.steps,
-        seed=config.seed,
-        zero_level=config.zero,
-        isolate_documents=config.data.isolate_documents,
-        mesh=mesh,
-        pipeline=config.pipeline,
-        tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
-    )
-    state = program.abstract_state
-    step = program.train_step.trace(state, program.abstract_batch)
-    needed = memory.estimate(
-        step,
-        state,
-        program.abstract_saved,
-        compute=config.precision.compute,
-        reduce=config.precision.reduce,
-        stash_name=STASH,
-        zero_level=config.zero,
-    )
-    return program, step, needed
-
-
 def _check_memory(
     config: TrainConfig, sizes: AxisSizes, mesh: Mesh, needed: memory.Estimate
 ) -> None:
@@ -284,7 +252,7 @@ def _check_memory(
     available = report.device_memory_bytes(config)
     if available is not None:
         others = smaller(config, sizes)
-        estimates = ((words, _trace(other, mesh)[2]) for words, other in others)
+        estimates = ((words, trace_step(other, mesh)[2]) for words, other in others)
         memory.check_fits(needed, available, estimates)
 
 
@@ -382,7 +350,7 @@ def _say(text: str) -> None:
         print(text, flush=True)
 
 
-def _is_ours(error: Exception) -> bool:
+def is_ours(error: Exception) -> bool:
     """Say whether our code raised it: bad input. From a library, it is a bug."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:

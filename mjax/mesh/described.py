@@ -10,12 +10,16 @@ GPU.
 from typing import Any
 
 from jax.experimental import topologies
-from jax.sharding import Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
-from mjax.mesh.axes import AxisSizes
+from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.mesh.distributed import load_plugin_without_gpu
 from mjax.mesh.gpus import GPUS, Gpu
+
+
+class NoPluginError(RuntimeError):
+    """jax has no CUDA plugin, which compiles for GPUs."""
 
 
 def described_mesh(
@@ -37,10 +41,30 @@ def described_mesh(
     Raises:
       ValueError: the name is unknown, the GPUs do not fill whole hosts, or
         `build_mesh` refuses.
-      RuntimeError: jax has no CUDA plugin.
+      NoPluginError: jax has no CUDA plugin.
     """
     devices = described_devices(sizes.num_devices, gpu=gpu, gpus_per_node=gpus_per_node)
     return build_mesh(sizes, devices, tp_across_hosts=tp_across_hosts)
+
+
+def abstract_mesh(sizes: AxisSizes, *, gpu: str = "h200") -> AbstractMesh:
+    """Return what a program for a described mesh is traced with, without any plugin.
+
+    Args:
+      sizes: size of every axis; the product may be any number.
+      gpu: a name in `gpus.GPUS`.
+    Returns:
+      A mesh of axes `AXES`, each of type Auto, that has no devices: what is traced for
+      it knows the kind of GPU, and cannot be compiled.
+    Raises:
+      ValueError: the name is unknown.
+    """
+    _check_name(gpu)
+    device = AbstractDevice(
+        device_kind=GPUS[gpu].device_kind, num_cores=GPUS[gpu].num_sms, platform="gpu"
+    )
+    types = (AxisType.Auto,) * len(AXES)
+    return AbstractMesh(sizes.as_tuple(), AXES, types, abstract_device=device)
 
 
 def described_devices(
@@ -56,10 +80,9 @@ def described_devices(
       Devices of jax that compile and cannot run; process_index is the host.
     Raises:
       ValueError: the name is unknown, or the GPUs do not fill whole hosts.
-      RuntimeError: jax has no CUDA plugin.
+      NoPluginError: jax has no CUDA plugin.
     """
-    if gpu not in GPUS:
-        raise ValueError(f"no GPU {gpu!r} is described; there are {', '.join(GPUS)}")
+    _check_name(gpu)
     if num_devices < 1 or gpus_per_node < 1:
         raise ValueError(
             "a described cluster has at least one GPU, and one per node; got "
@@ -80,11 +103,16 @@ def described_devices(
             topology=f"1x{nodes}x{local}",  # slices x hosts x GPUs of a host
         )
     except NotImplementedError as error:
-        raise RuntimeError(
+        raise NoPluginError(
             "jax has no CUDA plugin, which compiles for GPUs with or without one: "
             "install it with make env-plan, or pip install -e '.[plan]'"
         ) from error
     return list(topology.devices)
+
+
+def _check_name(gpu: str) -> None:
+    if gpu not in GPUS:
+        raise ValueError(f"no GPU {gpu!r} is described; there are {', '.join(GPUS)}")
 
 
 def _target_config(gpu: Gpu) -> str:

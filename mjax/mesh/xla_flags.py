@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from mjax.mesh.axes import AXES, AxisSizes
 
@@ -126,19 +126,22 @@ class Chosen:
         ]
 
 
-def choose(mesh: Mesh, *, tp_chunks: int) -> Chosen:
+def choose(mesh: Mesh | AbstractMesh, *, tp_chunks: int) -> Chosen:
     """Choose the options for the programs of a training run.
 
     Args:
-      mesh: of the step; devices of a CPU need no option.
+      mesh: of the step; devices of a CPU need no option. Of an abstract one, for which
+        nothing can be compiled, all options that are wanted count as known.
       tp_chunks: as in `Use`.
     """
-    device = mesh.devices.flat[0]
-    if device.platform != "gpu":
+    if mesh.abstract_mesh.abstract_device.platform != "gpu":
         return Chosen()
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     use = Use(sizes=sizes, tp_chunks=tp_chunks)
     wanted = [option for option in TABLE if option.applies(use)]
+    if isinstance(mesh, AbstractMesh):
+        return Chosen(used=tuple(wanted))
+    device = mesh.devices.flat[0]
     is_known = {o: _is_known(device, o.name, o.value) for o in wanted}
     return Chosen(
         used=tuple(option for option in wanted if is_known[option]),

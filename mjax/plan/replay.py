@@ -201,11 +201,17 @@ class _Player:
             return "product", self.cost.product_s(work, moved)
         if not work.kernels:
             return "memory", self.cost.memory_s(moved)
-        for name in x.op_name.split("/"):
+        for name in sorted(_origins(x, self.module)):
             if name in self.kernel_flops:
                 return "kernel", self.cost.kernel_s(self.kernel_flops[name], moved)
         self.by_bytes.add(x.op_name)
         return "kernel", self.cost.memory_s(moved)
+
+
+def _origins(x: Instruction, module: Module) -> set[str]:
+    """List the parts of the op_name of a kernel; of a fusion also of those inside."""
+    inside = [y for name in x.called for y in module.computations[name].instructions]
+    return {part for y in (x, *inside) for part in y.op_name.split("/") if part}
 
 
 def _is_silent(x: Instruction) -> bool:

@@ -11,8 +11,9 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mjax.kernels.target import Target, target
 from mjax.mesh.axes import AXES, AxisSizes
-from mjax.mesh.described import described_devices, described_mesh
+from mjax.mesh.described import abstract_mesh, described_devices, described_mesh
 from mjax.mesh.gpus import GPUS
 
 PAIR = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=2)
@@ -54,6 +55,23 @@ def test_what_is_traced_sees_the_gpu_while_this_process_runs_on_cpu():
     gpu = GPUS["h200"]
     assert seen == [("gpu", gpu.device_kind, gpu.num_sms)]
     assert jax.default_backend() == "cpu"
+
+
+def test_a_mesh_without_devices_traces_as_one_with_them():
+    sizes = AxisSizes(pp=8, dp_replicate=1, dp_shard=192, tp=8)
+    mesh = abstract_mesh(sizes, gpu="b200")
+    seen = []
+
+    def look(x: jax.Array) -> jax.Array:
+        seen.append(target())
+        return x
+
+    spec = PartitionSpec("dp_shard")
+    x = jax.ShapeDtypeStruct((192,), jnp.float32, sharding=NamedSharding(mesh, spec))
+    jax.jit(jax.shard_map(look, mesh=mesh, in_specs=spec, out_specs=spec)).trace(x)
+    assert seen == [Target(platform="gpu", device_kind="NVIDIA B200")]
+    with pytest.raises(ValueError, match="no GPU 'h300' is described"):
+        abstract_mesh(sizes, gpu="h300")
 
 
 @pytest.mark.plan

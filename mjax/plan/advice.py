@@ -1,0 +1,269 @@
+"""Name the bottleneck of a planned run, and the changes most likely to help.
+
+Enters: a `Plan`. Leaves: words with the numbers of the plan, and flags. A change is
+looked at where a number of the plan asks for it; its gain is the ratio of two times of
+the closed form (`mjax.sim`), in which as much is hidden as the plan has read.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mjax.config import TrainConfig, as_flags, check_sizes, smaller, with_fields
+from mjax.memory import in_units
+from mjax.mesh.axes import AxisSizes, resolve
+from mjax.plan import closed_form
+from mjax.plan.reading import schedule_of
+from mjax.plan.result import COMPUTE_PARTS, IDLE, ROLES, Advice, Plan, waiting
+from mjax.sim.case import Constants
+
+MAX_ADVICE = 3
+_MAX_TRACED = 8
+"""Smaller runs that are looked at where one does not fit."""
+_MIN_SHARE = 0.02
+"""Of the step: what takes less is no reason for a change."""
+_MIN_GAIN = 0.005
+_BOUND = 0.08
+"""Of the step: a loss that is larger is called the bottleneck."""
+
+Traced = Callable[[TrainConfig], int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Change:
+    fields: dict[str, Any]
+    why: str
+
+
+def advise(plan: Plan, traced_bytes: Traced) -> Plan:
+    """Return the plan with its bottleneck and advice.
+
+    Args:
+      plan: the plan.
+      traced_bytes: estimates the memory of a run of the same mesh from its trace; is
+        asked only where the plan does not fit.
+    """
+    advice = _to_fit(plan, traced_bytes) if not plan.memory.fits else _faster(plan)
+    return dataclasses.replace(plan, bottleneck=bottleneck(plan), advice=advice)
+
+
+def bottleneck(plan: Plan) -> str:
+    """Say in words what limits the run most."""
+    memory, modelled = plan.memory, plan.modelled
+    if not memory.fits:
+        return (
+            f"memory: a step needs {in_units(memory.total)}, a run may take "
+            f"{in_units(memory.usable)}"
+        )
+    shares = {name: s / modelled.step_s for name, s in modelled.parts_s.items()}
+    losses = {
+        name: share
+        for name, share in shares.items()
+        if name not in (COMPUTE_PARTS["product"], COMPUTE_PARTS["kernel"])
+    }
+    name = max(losses, key=lambda name: losses[name], default="")
+    if not name or losses[name] < _BOUND:
+        busy = sum(shares.get(COMPUTE_PARTS[kind], 0.0) for kind in COMPUTE_PARTS)
+        return (
+            f"arithmetic: kernels run for {busy:.0%} of the step, products alone for "
+            f"{shares.get(COMPUTE_PARTS['product'], 0.0):.0%}"
+        )
+    return f"{name}, {losses[name]:.0%} of the step; {_explained(plan, name)}"
+
+
+def _explained(plan: Plan, name: str) -> str:
+    if name == IDLE:
+        return (
+            f"{plan.sizes.pp} stages of {plan.config.pipeline.chunks} chunks wait at "
+            f"both ends of {plan.config.batch.microbatches} microbatches"
+        )
+    if name == COMPUTE_PARTS["memory"]:
+        largest = plan.modelled.memory_bound_s.items()
+        named = ", ".join(
+            f"{name} {s / plan.modelled.step_s:.1%}" for name, s in largest
+        )
+        return f"which compute little a byte{named and ', the largest: '}{named}"
+    for role in ROLES:
+        if name == waiting(role):
+            return _hidden_words(plan, role)
+    return "see the parts of the step"
+
+
+def _hidden_words(plan: Plan, role: str) -> str:
+    sent = plan.communication
+    share = None if sent is None else sent.overlapped_fraction(role)
+    if sent is None or share is None:
+        return f"of the bytes over {role} none are taken to be hidden"
+    total = sum(row.num_bytes for row in sent.traffic if row.role == role)
+    return f"{in_units(total)} go over {role} a step, {share:.0%} of them hidden"
+
+
+def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
+    """Find flags with which the step fits, by tracing what computes the same."""
+    memory = plan.memory
+    # What the compiler needs beyond the trace is taken to grow with it.
+    factor = memory.total / traced_bytes(plan.config)
+    found = []
+    for words, config in _first(smaller(plan.config, plan.sizes), _MAX_TRACED):
+        needed = round(traced_bytes(config) * factor)
+        why = f"needs {in_units(needed)} of {in_units(memory.usable)}, by the trace"
+        found.append((needed, Advice(flags=words, why=why, gain=None)))
+        if needed <= memory.usable:
+            return (found[-1][1],)
+    split = Advice(
+        flags="more of --mesh.tp, --mesh.pp or --mesh.dp-shard, or more --nodes",
+        why="no change that computes the same on this mesh is enough",
+        gain=None,
+    )
+    smallest = [advice for _, advice in sorted(found, key=lambda pair: pair[0])[:1]]
+    return (split, *smallest)
+
+
+def _first[T](items: Iterator[T], count: int) -> Iterator[T]:
+    for _, item in zip(range(count), items, strict=False):
+        yield item
+
+
+def _faster(plan: Plan) -> tuple[Advice, ...]:
+    """Rank the changes that fit by what they save in closed form."""
+    constants = measured_overlap(plan)
+    top = plan.topology
+    now = closed_form.estimate(plan.config, plan.sizes, top, constants)
+    found: dict[str, Advice] = {}
+    for change in _changes(plan):
+        fitted = _fitted(plan, change)
+        if fitted is None:
+            continue
+        then = closed_form.estimate(*fitted, top, constants)
+        more = then.memory.total_bytes - now.memory.total_bytes
+        gain = 1 - then.time.total_s / now.time.total_s
+        if gain < _MIN_GAIN or plan.memory.total + more > plan.memory.usable:
+            continue
+        kind = next(iter(change.fields))
+        if kind not in found or gain > (found[kind].gain or 0.0):
+            why = f"{change.why}; memory {_signed(more)}"
+            flags = as_flags(change.fields)
+            found[kind] = Advice(flags=flags, why=why, gain=gain)
+    ranked = sorted(found.values(), key=lambda advice: -(advice.gain or 0.0))
+    return tuple(ranked[:MAX_ADVICE])
+
+
+def measured_overlap(plan: Plan) -> Constants:
+    """Return the assumptions of the closed form, with what the plan read as hidden."""
+    if plan.communication is None:
+        return closed_form.ASSUMED
+    hidden = plan.communication.overlapped_fraction
+    return dataclasses.replace(
+        closed_form.ASSUMED,
+        tp_overlap=hidden("tp") or 0.0,
+        dp_overlap=hidden("dp") or 0.0,
+        pp_overlap=hidden("pp") or 0.0,
+    )
+
+
+def _fitted(plan: Plan, change: _Change) -> tuple[TrainConfig, AxisSizes] | None:
+    """Apply a change; None where the run does not divide over the mesh then."""
+    try:
+        config = with_fields(plan.config, change.fields)
+        sizes = resolve(config.mesh, plan.topology.num_gpus)
+        check_sizes(config, sizes)
+    except ValueError:
+        return None
+    return config, sizes
+
+
+def _changes(plan: Plan) -> Iterator[_Change]:
+    """Yield the changes that a number of the plan asks for."""
+    yield from _less_remat(plan)
+    yield from _less_bubble(plan)
+    yield from _less_tp(plan)
+    yield from _less_dp(plan)
+
+
+def _less_remat(plan: Plan) -> Iterator[_Change]:
+    policies = ("none", "attention", "dots", "full")
+    remat = plan.config.model.remat
+    if remat not in policies[1:]:
+        return
+    free = plan.memory.usable - plan.memory.total
+    for policy in policies[: policies.index(remat)]:
+        yield _Change(
+            fields={"model.remat": policy},
+            why=f"remat {remat} computes again what would fit: "
+            f"{in_units(free)} are free",
+        )
+
+
+def _less_bubble(plan: Plan) -> Iterator[_Change]:
+    config, sizes = plan.config, plan.sizes
+    idle = plan.modelled.bubble
+    if idle < _MIN_SHARE:
+        return
+
+    def words(other: TrainConfig) -> str:
+        schedule = schedule_of(other, sizes)
+        then = 0.0 if schedule is None else schedule.bubble
+        return f"stages idle {idle:.1%} of the ideal time, then {then:.1%}"
+
+    chunks = config.pipeline.chunks
+    most = config.model.layers // sizes.pp
+    local = config.batch.size // sizes.dp
+    count = config.batch.microbatches
+    for fields in (
+        *({"pipeline.chunks": c} for c in range(chunks + 1, min(most, 2 * chunks) + 1)),
+        *({"batch.microbatches": m} for m in (2 * count, 4 * count) if m <= local),
+    ):
+        change = _Change(fields=fields, why="")
+        fitted = _fitted(plan, change)
+        if fitted is not None:
+            yield dataclasses.replace(change, why=words(fitted[0]))
+
+
+def _less_tp(plan: Plan) -> Iterator[_Change]:
+    share = plan.modelled.exposed_s["tp"] / plan.modelled.step_s
+    if share < _MIN_SHARE:
+        return
+    why = f"{share:.1%} of the step waits for tp, {_hidden_words(plan, 'tp')}"
+    tp, pp = plan.sizes.tp, plan.sizes.pp
+    free_dp = {"mesh.dp": -1}
+    if plan.config.mesh.tp_overlap == "off":
+        yield _Change(
+            fields={"mesh.tp_overlap": "chunks"},
+            why=f"{why}; in chunks it crosses under the products",
+        )
+    yield _Change(fields={"mesh.tp": tp // 2, **free_dp}, why=f"{why}; half the size")
+    yield _Change(
+        fields={"mesh.tp": tp // 2, "mesh.pp": 2 * pp, **free_dp},
+        why=f"{why}; pipeline stages in its place",
+    )
+    if plan.config.model.block == "serial":
+        yield _Change(
+            fields={"model.block": "parallel"},
+            why=f"{why}; half as many collectives (this is another model)",
+        )
+
+
+def _less_dp(plan: Plan) -> Iterator[_Change]:
+    share = plan.modelled.exposed_s["dp"] / plan.modelled.step_s
+    if share < _MIN_SHARE:
+        return
+    why = f"{share:.1%} of the step waits for dp, {_hidden_words(plan, 'dp')}"
+    sizes = plan.sizes
+    inside = plan.topology.gpus_per_node // sizes.tp
+    for shard in {max(1, inside), *(d for d in (2, 4, 8, 16) if d < sizes.dp_shard)}:
+        if shard < sizes.dp_shard and sizes.dp % shard == 0:
+            yield _Change(
+                fields={"mesh.dp_shard": shard},
+                why=f"{why}; gathers and scatters among {shard} instead of "
+                f"{sizes.dp_shard}, sums across the rest on 1/{shard} of the bytes",
+            )
+    if plan.config.precision.reduce == "float32":
+        yield _Change(
+            fields={"precision.reduce": "bfloat16"},
+            why=f"{why}; half the bytes of gradients, in coarser sums",
+        )
+
+
+def _signed(num_bytes: float) -> str:
+    sign = "+" if num_bytes >= 0 else "-"
+    return f"{sign}{in_units(abs(num_bytes))} a GPU, modelled"

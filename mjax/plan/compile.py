@@ -1,0 +1,154 @@
+"""Compile the training step of a run for a cluster that need not exist.
+
+Enters: a config that fits the cluster. Leaves: the text of the scheduled program, the
+bytes that it takes of a device, and how long it took.
+
+One thing differs from what the run compiles: matrix products are calls to cuBLAS. By
+default XLA chooses between those and its own kernels by timing both, which needs a GPU.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from mjax import memory
+from mjax.config import TrainConfig
+from mjax.kernels.attention.api import choose
+from mjax.kernels.target import Target
+from mjax.mesh.axes import AxisSizes
+from mjax.mesh.described import described_mesh
+from mjax.plan.topology import Topology
+from mjax.traced import trace_step
+
+OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
+"""Beside those that a run compiles with (`mesh.xla_flags`)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Executable:
+    """What was read off the compiled step; bytes are of one device."""
+
+    text: str
+    """The scheduled HLO module."""
+    argument_bytes: int
+    """State and batch."""
+    output_bytes: int
+    aliased_bytes: int
+    """Of the output, what is written in the place of an argument."""
+    temporary_bytes: int
+    code_bytes: int
+    params_bytes: int
+    """Stored parameters, a part of the arguments."""
+    traced: memory.Estimate
+    """By what the bytes are for, as the trace of the step says."""
+    trace_s: float
+    compile_s: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in all, while a step runs."""
+        kept = self.argument_bytes + self.output_bytes - self.aliased_bytes
+        return kept + self.temporary_bytes + self.code_bytes
+
+
+def compile_step(
+    config: TrainConfig,
+    sizes: AxisSizes,
+    topology: Topology,
+    say: Callable[[str], None],
+) -> Executable:
+    """Trace and compile the step.
+
+    Args:
+      config: the run, settled.
+      sizes: of the mesh axes.
+      topology: the cluster.
+      say: takes lines on the progress.
+    Raises:
+      ValueError: the program cannot be built.
+      NoPluginError: jax has no CUDA plugin.
+    """
+    mesh = described_mesh(
+        sizes,
+        gpu=topology.gpu,
+        gpus_per_node=topology.gpus_per_node,
+        tp_across_hosts=config.mesh.tp_across_hosts,
+    )
+    started_s = time.perf_counter()
+    program, step, needed = trace_step(config, mesh)
+    traced_s = time.perf_counter()
+    say(f"traced in {traced_s - started_s:.1f} s; compiling for {sizes.num_devices}")
+    compiled = step.lower().compile(compiler_options=dict(OPTIONS))
+    compiled_s = time.perf_counter()
+    say(f"compiled in {compiled_s - traced_s:.1f} s")
+    found, text = compiled.memory_analysis(), compiled.as_text()
+    if found is None or text is None:
+        raise RuntimeError("the compiler gave neither its memory analysis nor its text")
+    return Executable(
+        text=text,
+        argument_bytes=found.argument_size_in_bytes,
+        output_bytes=found.output_size_in_bytes,
+        aliased_bytes=found.alias_size_in_bytes,
+        temporary_bytes=found.temp_size_in_bytes,
+        code_bytes=found.generated_code_size_in_bytes,
+        params_bytes=stored_bytes(program.abstract_state.params),
+        traced=needed,
+        trace_s=traced_s - started_s,
+        compile_s=compiled_s - traced_s,
+    )
+
+
+def stored_bytes(tree: Any) -> int:
+    """Add up the bytes of one device's part of abstract arrays with shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def compilable(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, str]:
+    """Return the run with an attention that compiles without a GPU, and why.
+
+    cuDNN makes its plans on the device. Where the run takes it, another backend stands
+    in, which the words name; they are empty where the run is compiled as it is.
+    """
+    stand_ins = ("mosaic_gpu", "blocked")
+    target = Target(platform="gpu", device_kind=topology.description.device_kind)
+
+    def able(backend: str) -> bool:
+        return all(backend == _backend(config, target, w, backend) for w in windows)
+
+    windows = tuple(dict.fromkeys(config.model.window))
+    asked = config.model.attention
+    if "cudnn" not in {_backend(config, target, w, asked) for w in windows}:
+        return config, ""
+    name = next(backend for backend in stand_ins if able(backend))
+    model = dataclasses.replace(config.model, attention=name)
+    return dataclasses.replace(config, model=model), (
+        f"attention: the run takes cuDNN, which is planned on a GPU only; compiled is "
+        f"{name} in its place"
+    )
+
+
+def _backend(
+    config: TrainConfig, target: Target, window: int | None, asked: str
+) -> str | None:
+    """Return the backend of a layer; None where the one asked for cannot do it."""
+    try:
+        return choose(
+            target=target,
+            dtype=config.precision.compute,
+            head_dim=config.model.head_width,
+            seq_len=config.data.seq_len,
+            window=window,
+            segments=config.data.isolate_documents,
+            backend=asked,
+        ).name
+    except ValueError:
+        if asked == config.model.attention:
+            raise
+        return None

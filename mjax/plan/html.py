@@ -1,0 +1,176 @@
+"""Draw a plan as an HTML page: the schedule as two streams, and the text of the page.
+
+Enters: a `Plan`. Leaves: a string that needs no script and nothing from elsewhere. Each
+picture is one pass of a computation of the compiled program, in modelled time: above,
+what computes, or waits; below, what is on the wire. Boxes too narrow to be seen are
+drawn together with their neighbours.
+"""
+
+import html
+from collections.abc import Iterator
+
+from mjax.plan.page import page, title
+from mjax.plan.result import Picture, Plan, Span
+
+_WIDTH = 1200
+_LEFT = 110
+_LANE = 26
+_GAP = 6
+_TOP = 8
+_AXIS = 22
+_NARROWEST = 0.6
+"""Pixels; what is narrower joins what follows it."""
+
+COLOURS = {
+    "product": ("#1f5fa8", "matrix product"),
+    "kernel": ("#3aa17e", "attention, or another kernel of its own"),
+    "memory": ("#b9c7d6", "kernel bound by memory"),
+    "loop": ("#8f8fb5", "loop: its body is a picture of its own, below"),
+    "wait": ("#d43d2a", "waiting: communication that nothing hides"),
+    "tp": ("#e6a817", "over tp"),
+    "dp": ("#8c5fb0", "over dp"),
+    "pp": ("#c76b98", "over pp"),
+    "mixed": ("#7a7a7a", "over several kinds of axes"),
+}
+"""Fill and meaning, by what a box is."""
+
+_STYLE = """
+body { font: 15px/1.5 ui-sans-serif, Helvetica, Arial, sans-serif; color: #111;
+       background: #fff; margin: 2em; }
+h1 { font-size: 1.3em; } h2 { font-size: 1em; margin-bottom: 0.2em; }
+pre { font: 13px/1.4 ui-monospace, Menlo, Consolas, monospace; overflow-x: auto; }
+.picture { overflow-x: auto; }
+ul { list-style: none; padding: 0; } li { display: inline-block; margin-right: 1.5em; }
+svg { vertical-align: middle; }
+@page { size: landscape; margin: 1cm; }
+@media print { .picture svg { width: 100%; height: auto; } body { margin: 0; } }
+"""
+
+
+def document(plan: Plan) -> str:
+    """Write the HTML page."""
+    name = html.escape(title(plan))
+    drawn = "\n".join(_section(picture) for picture in plan.pictures)
+    if not plan.pictures:
+        drawn = "<p>Nothing was compiled: there is no schedule to draw.</p>"
+    legend = "\n".join(
+        f"<li>{_swatch(fill)} {html.escape(words)}</li>"
+        for fill, words in COLOURS.values()
+    )
+    return (
+        "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{name}</h1>\n<pre>{html.escape(page(plan))}</pre>\n"
+        "<h1>The schedule on two streams, in modelled time</h1>\n"
+        f"<ul>\n{legend}\n</ul>\n{drawn}\n</body>\n</html>\n"
+    )
+
+
+def svg(picture: Picture) -> str:
+    """Draw one pass of a computation as an SVG image."""
+    total_s = max(span.stop_s for span in picture.spans)
+    scale = _WIDTH / total_s
+    height = _TOP + 2 * _LANE + _GAP + _AXIS
+    label = html.escape(picture.name, quote=True)
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{_LEFT + _WIDTH + 40}' "
+        f"height='{height}' role='img' aria-label='{label}' "
+        "style='background:#ffffff' font-size='11' "
+        "font-family='ui-sans-serif, Helvetica, Arial, sans-serif'>"
+    ]
+    for lane, words in enumerate(("compute", "communication")):
+        y = _TOP + lane * (_LANE + _GAP) + 17
+        parts.append(f"<text x='0' y='{y}'>{words}</text>")
+        for span in joined(_lane(picture.spans, lane), _NARROWEST / scale):
+            parts.append(_box(span, lane, scale))
+    parts.extend(_axis(total_s, scale))
+    return "\n".join([*parts, "</svg>"])
+
+
+def joined(spans: list[Span], narrowest_s: float) -> Iterator[Span]:
+    """Join boxes that are too narrow to be seen with those that follow.
+
+    Args:
+      spans: of one lane, in order of time.
+      narrowest_s: seconds of the narrowest box that stays alone.
+    Yields:
+      boxes that cover the same time; one that was joined has the kind of its longest.
+    """
+    group: list[Span] = []
+    for span in spans:
+        is_near = group and span.start_s - group[-1].stop_s < narrowest_s
+        is_wide = span.stop_s - span.start_s >= narrowest_s
+        if group and (is_wide or not is_near):
+            yield _one(group)
+            group = []
+        if is_wide:
+            yield span
+        else:
+            group.append(span)
+            if span.stop_s - group[0].start_s >= narrowest_s:
+                yield _one(group)
+                group = []
+    if group:
+        yield _one(group)
+
+
+def _one(group: list[Span]) -> Span:
+    longest = max(group, key=lambda span: span.stop_s - span.start_s)
+    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    return Span(
+        stream=longest.stream,
+        name=f"{longest.name}{more}",
+        kind=longest.kind,
+        start_s=group[0].start_s,
+        stop_s=group[-1].stop_s,
+    )
+
+
+def _lane(spans: tuple[Span, ...], lane: int) -> list[Span]:
+    """Choose what computes or waits (lane 0), or what is on the wire (1)."""
+    chosen = [span for span in spans if (span.stream == "communication") == lane]
+    return sorted(chosen, key=lambda span: span.start_s)
+
+
+def _section(picture: Picture) -> str:
+    runs = "once" if picture.runs == 1 else f"{picture.runs:,} times"
+    return (
+        f"<h2>{html.escape(picture.name)}: runs {runs} in a step</h2>\n"
+        f"<div class='picture'>\n{svg(picture)}\n</div>"
+    )
+
+
+def _box(span: Span, lane: int, scale: float) -> str:
+    kind = "wait" if span.stream == "wait" else span.kind
+    fill = COLOURS[kind][0]
+    x, width = _LEFT + span.start_s * scale, (span.stop_s - span.start_s) * scale
+    y = _TOP + lane * (_LANE + _GAP)
+    what = f"{span.name}: {COLOURS[kind][1]}, {_time(span.stop_s - span.start_s)}"
+    return (
+        f"<rect class='{kind}' x='{x:.1f}' y='{y}' width='{max(width, 0.3):.1f}' "
+        f"height='{_LANE}' fill='{fill}'><title>{html.escape(what)}</title></rect>"
+    )
+
+
+def _axis(total_s: float, scale: float) -> Iterator[str]:
+    y = _TOP + 2 * _LANE + _GAP
+    for part in range(5):
+        x = _LEFT + part / 4 * total_s * scale
+        yield f"<path d='M{x:.1f} {y}v5' stroke='#555555'/>"
+        yield (
+            f"<text x='{x:.1f}' y='{y + 18}' text-anchor='middle'>"
+            f"{_time(part / 4 * total_s)}</text>"
+        )
+
+
+def _swatch(fill: str) -> str:
+    box = f"<rect width='20' height='12' fill='{fill}'/>"
+    return f"<svg width='22' height='14'>{box}</svg>"
+
+
+def _time(seconds: float) -> str:
+    """Write a time in the largest unit that keeps it above 1."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"

@@ -1,0 +1,162 @@
+"""Write a plan as one page of text.
+
+Enters: a `Plan`. Leaves: lines; what is modelled says so.
+"""
+
+from collections.abc import Iterator
+
+import jax
+
+from mjax.counts import flops_per_token, num_params
+from mjax.memory import in_units
+from mjax.plan.result import (
+    JAX_SHARE,
+    ROLES,
+    SECONDS_PER_DAY,
+    Communication,
+    Memory,
+    Modelled,
+    Plan,
+)
+
+
+def page(plan: Plan) -> str:
+    """Write the page."""
+    parts = [
+        "\n".join(_head(plan)),
+        "\n".join(memory_lines(plan.memory)),
+        "\n".join(communication_lines(plan.communication)),
+        "\n".join(time_lines(plan)),
+        "\n".join(advice_lines(plan)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def title(plan: Plan) -> str:
+    """Name the run and the cluster in one line."""
+    top = plan.topology
+    return (
+        f"{plan.recipe} on {top.nodes} x {top.gpus_per_node} = {top.num_gpus} "
+        f"{top.description.device_kind}"
+    )
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    config, sizes = plan.config, plan.sizes
+    model, batch = config.model, config.batch
+    yield f"plan of {title(plan)}"
+    rows = batch.size // (sizes.dp * batch.microbatches)
+    chunks = (
+        f" of {config.pipeline.chunks} chunks" if config.pipeline.chunks > 1 else ""
+    )
+    yield (
+        f"mesh: pp {sizes.pp}{chunks} x dp {sizes.dp} (dp_replicate "
+        f"{sizes.dp_replicate} x dp_shard {sizes.dp_shard}) x tp {sizes.tp}; "
+        f"ZeRO {config.zero}, remat {model.remat}"
+    )
+    yield (
+        f"model: {num_params(model):,} parameters, "
+        f"{flops_per_token(model, config.data.seq_len):.4g} FLOPs per token"
+    )
+    yield (
+        f"batch: {batch.size} sequences of {config.data.seq_len} tokens, "
+        f"{batch.microbatches} microbatches of {rows} on each of dp"
+    )
+    yield from plan.notes
+    if plan.compile_s is not None:
+        yield (
+            f"compiled by jax {jax.__version__} in {plan.compile_s:.0f} s, traced in "
+            f"{plan.trace_s:.0f} s; nothing ran on a GPU"
+        )
+
+
+def memory_lines(memory: Memory) -> Iterator[str]:
+    """Say whether the step fits, and what takes the memory."""
+    source = "read off the executable"
+    if not memory.is_compiled:
+        source = "estimated from the trace of the step"
+    verdict = "fits" if memory.fits else "DOES NOT FIT"
+    yield (
+        f"memory: {verdict}: {in_units(memory.total)} of {in_units(memory.gpu)} a GPU "
+        f"({memory.share:.0%}), {source}"
+    )
+    yield from (f"  {name:<24}{in_units(n):>11}" for name, n in memory.parts.items())
+    if memory.within:
+        yield "  of the temporaries, by the trace (not all of it at once):"
+        yield from (
+            f"    {name:<22}{in_units(n):>11}" for name, n in memory.within.items()
+        )
+    yield f"  a run may take {in_units(memory.usable)}; {_share(memory)}"
+
+
+def _share(memory: Memory) -> str:
+    default = f"jax takes {JAX_SHARE:.0%} of a GPU unless told otherwise"
+    if memory.share <= JAX_SHARE or not memory.fits:
+        return f"{default} (XLA_PYTHON_CLIENT_MEM_FRACTION)"
+    needed = min(memory.usable / memory.gpu, memory.share + 0.02)
+    return f"{default}: set XLA_PYTHON_CLIENT_MEM_FRACTION={needed:.2f}"
+
+
+def communication_lines(sent: Communication | None) -> Iterator[str]:
+    """List what one GPU sends in a step, and how much of it is hidden."""
+    if sent is None:
+        yield "communication: only a compilation can know it"
+        return
+    if not sent.traffic:
+        yield "communication: none"
+        return
+    yield "communication of one GPU in a step, read off the executable:"
+    yield (
+        f"  {'role':<6}{'collective':<20}{'over':<24}{'link':<9}{'dtype':<6}"
+        f"{'count':>7}{'async':>7}{'sent':>11}{'hidden':>8}"
+    )
+    for row in sent.traffic:
+        over = f"{'+'.join(row.axes)} ({row.group_size})"
+        hidden = row.overlapped_bytes / row.num_bytes if row.num_bytes else 0.0
+        yield (
+            f"  {row.role:<6}{row.kind:<20}{over:<24}{row.tier:<9}{row.dtype:<6}"
+            f"{row.count:>7}{row.num_async:>7}{in_units(row.num_bytes):>11}"
+            f"{hidden:>8.0%}"
+        )
+    shares = ", ".join(
+        f"{role} {'nothing sent' if share is None else f'{share:.0%}'}"
+        for role in ROLES
+        for share in [sent.overlapped_fraction(role)]
+    )
+    yield f"  hidden: in flight while a product or a kernel runs, by bytes: {shares}"
+    yield f"  communicators: {sent.communicators} different sets of groups"
+
+
+def time_lines(plan: Plan) -> Iterator[str]:
+    """Say how long a step takes, and of what this is made."""
+    modelled = plan.modelled
+    tokens_per_s = modelled.tokens_per_s
+    yield f"time, MODELLED by {modelled.source}; not measured:"
+    yield f"  step {modelled.step_s:.4g} s"
+    for name, seconds in sorted(modelled.parts_s.items(), key=lambda item: -item[1]):
+        yield f"    {name:<28}{seconds:>10.4g} s{seconds / modelled.step_s:>8.1%}"
+    yield f"  {_exposed(modelled)}; bubble {modelled.bubble:.1%} of the ideal time"
+    peak = plan.topology.description.peak_bf16_flops_per_s
+    yield f"  MFU {modelled.mfu:.1%} of {peak / 1e12:.4g} TFLOP/s a GPU"
+    yield (
+        f"  {tokens_per_s:,.0f} tokens/s, {tokens_per_s / plan.sizes.num_devices:,.0f} "
+        f"a GPU, {tokens_per_s * SECONDS_PER_DAY / 1e9:,.2f} billion a day"
+    )
+
+
+def _exposed(modelled: Modelled) -> str:
+    listed = ", ".join(f"{role} {s:.3g} s" for role, s in modelled.exposed_s.items())
+    return f"exposed communication: {listed}"
+
+
+def advice_lines(plan: Plan) -> Iterator[str]:
+    """Name the bottleneck and what is most likely to help."""
+    if plan.bottleneck:
+        yield f"bottleneck (modelled): {plan.bottleneck}"
+    if not plan.advice:
+        return
+    yield "most likely to help, gains modelled in closed form:"
+    for number, advice in enumerate(plan.advice, 1):
+        gain = "" if advice.gain is None else f" [{advice.gain:.1%} of the step]"
+        yield f"  {number}. {advice.flags}{gain}"
+        yield f"     {advice.why}"

@@ -1,0 +1,190 @@
+"""Plan a run: compile it and read the program, or without a compiler go by formulas.
+
+Enters: a config that fits its cluster. Leaves: a `Plan`, but for the advice.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from mjax.config import TrainConfig
+from mjax.mesh.axes import AxisSizes, resolve
+from mjax.mesh.described import abstract_mesh
+from mjax.plan import closed_form, reading
+from mjax.plan.analysis import analyse
+from mjax.plan.compile import Executable, compilable, compile_step, stored_bytes
+from mjax.plan.cost import CostModel
+from mjax.plan.hlo import parse
+from mjax.plan.replay import replay
+from mjax.plan.result import COMPUTE_PARTS, IDLE, Modelled, Plan, memory_of, waiting
+from mjax.plan.topology import Topology
+from mjax.sim.case import Constants
+from mjax.traced import trace_step
+
+
+def plan_compiled(
+    recipe: str,
+    config: TrainConfig,
+    sizes: AxisSizes,
+    topology: Topology,
+    say: Callable[[str], None],
+) -> Plan:
+    """Compile the step and read it.
+
+    Args:
+      recipe: where the config comes from, for the page.
+      config: the run, settled.
+      sizes: of the mesh axes.
+      topology: the cluster.
+      say: takes lines on the progress.
+    Raises:
+      ValueError: the program cannot be built.
+      NoPluginError: jax has no CUDA plugin.
+      RuntimeError: what was compiled is not understood.
+    """
+    program, note = compilable(config, topology)
+    executable = compile_step(program, sizes, topology, say)
+    try:
+        plan = read(recipe, program, sizes, topology, executable)
+    except ValueError as error:  # no fault of the input
+        raise RuntimeError(f"the compiled step is not understood: {error}") from error
+    return dataclasses.replace(plan, config=config, notes=(note,) if note else ())
+
+
+def read(
+    recipe: str,
+    config: TrainConfig,
+    sizes: AxisSizes,
+    topology: Topology,
+    executable: Executable,
+) -> Plan:
+    """Read a compiled step.
+
+    Args:
+      recipe: where the config comes from, for the page.
+      config: the run as it was compiled.
+      sizes: of the mesh axes.
+      topology: the cluster.
+      executable: the step.
+    Raises:
+      ValueError: its text is not understood.
+    """
+    module = parse(executable.text)
+    analysis = analyse(module, sizes, topology.gpus_per_node)
+    replayed = replay(
+        module,
+        analysis,
+        CostModel.of(topology.description),
+        kernel_flops=reading.kernel_flops(config, sizes, module),
+    )
+    every = reading.count_runs(module, analysis)
+    share = reading.taken_share(reading.schedule_of(config, sizes))
+    taken = reading.count_runs(module, analysis, share)
+    modelled = dataclasses.replace(
+        reading.modelled(config, sizes, topology, replayed, every, taken),
+        memory_bound_s=reading.memory_bound(module, replayed, taken),
+    )
+    return Plan(
+        recipe=recipe,
+        config=config,
+        sizes=sizes,
+        topology=topology,
+        memory=memory_of(
+            executable.traced,
+            topology,
+            params_bytes=executable.params_bytes,
+            device_memory_gib=config.device_memory_gib,
+            compiled_bytes=executable.memory_bytes,
+        ),
+        communication=reading.communication(analysis, every, taken),
+        modelled=modelled,
+        pictures=reading.pictures(replayed, taken),
+        trace_s=executable.trace_s,
+        compile_s=executable.compile_s,
+    )
+
+
+def plan_by_formulas(
+    recipe: str,
+    config: TrainConfig,
+    sizes: AxisSizes,
+    topology: Topology,
+    why: str,
+) -> Plan:
+    """Plan without compiling: memory from the trace of the step, time from formulas.
+
+    Args:
+      recipe: where the config comes from, for the page.
+      config: the run, settled.
+      sizes: of the mesh axes.
+      topology: the cluster.
+      why: nothing is compiled, for people.
+    Raises:
+      ValueError: the program cannot be built.
+    """
+    started_s = time.perf_counter()
+    mesh = abstract_mesh(sizes, gpu=topology.gpu)
+    program, _, needed = trace_step(config, mesh)
+    return Plan(
+        recipe=recipe,
+        config=config,
+        sizes=sizes,
+        topology=topology,
+        memory=memory_of(
+            needed,
+            topology,
+            params_bytes=stored_bytes(program.abstract_state.params),
+            device_memory_gib=config.device_memory_gib,
+        ),
+        communication=None,
+        modelled=modelled_by_formulas(config, sizes, topology),
+        notes=(why,),
+        trace_s=time.perf_counter() - started_s,
+    )
+
+
+def traced_bytes(config: TrainConfig, topology: Topology) -> int:
+    """Estimate the memory of a run from the trace of its step.
+
+    Args:
+      config: the run, settled.
+      topology: the cluster; the mesh takes all of it.
+    """
+    sizes = resolve(config.mesh, topology.num_gpus)
+    return trace_step(config, abstract_mesh(sizes, gpu=topology.gpu))[2].total
+
+
+def modelled_by_formulas(
+    config: TrainConfig,
+    sizes: AxisSizes,
+    topology: Topology,
+    constants: Constants = closed_form.ASSUMED,
+) -> Modelled:
+    """Model a step in closed form.
+
+    Args:
+      config: the run, settled.
+      sizes: of the mesh axes.
+      topology: the cluster.
+      constants: how much of it is reached, and what is hidden.
+    """
+    found = closed_form.estimate(config, sizes, topology, constants)
+    time = found.time
+    parts = {
+        COMPUTE_PARTS["product"]: time.products_s + time.head_s,
+        COMPUTE_PARTS["kernel"]: time.attention_s,
+        COMPUTE_PARTS["memory"]: time.elementwise_s + time.optimizer_s,
+        IDLE: time.bubble_s,
+        waiting("tp"): time.tp_s,
+        waiting("dp"): time.dp_s,
+        waiting("pp"): time.pp_s,
+        "host": time.fixed_s,
+    }
+    return Modelled(
+        source="closed form (mjax.sim)",
+        parts_s={name: seconds for name, seconds in parts.items() if seconds},
+        exposed_s={"tp": time.tp_s, "dp": time.dp_s, "pp": time.pp_s},
+        bubble=time.bubble,
+        mfu=found.mfu,
+        tokens_per_s=config.batch.size * config.data.seq_len / time.total_s,
+    )

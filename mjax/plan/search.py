@@ -1,0 +1,264 @@
+"""Search for a layout: meshes, chunks, microbatches, remat and windows, one batch size.
+
+Enters: a config and a cluster. Leaves: candidates that fit the memory in the closed
+form (`mjax.sim`), the fastest in the same form first.
+
+The space is cut by two rules of the field. Tensor parallelism stays inside a node
+(Narayanan et al. 2021, arXiv:2104.04473, section 3.2, takeaway 1). dp_shard is the
+smallest that fits: what is sharded further must be gathered from further away (Zhang
+et al. 2022, arXiv:2205.00119, section 3.1).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mjax.config import TrainConfig, as_flags, check_sizes, with_fields
+from mjax.memory import in_units
+from mjax.mesh.axes import AxisSizes
+from mjax.plan import closed_form
+from mjax.plan.result import Plan, usable_bytes
+from mjax.plan.topology import Topology
+from mjax.sim.case import Constants
+
+HIDDEN = dataclasses.replace(closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9)
+"""The search takes this much to be hidden: between none and what schedules of mjax that
+were compiled have (docs/benchmarks/pipeline_overlap.md). It matters for the order of
+candidates; the best of them are compiled and read."""
+
+_REMATS = ("none", "attention", "dots", "full")
+_MAX_CHUNKS = 12
+MAX_ROWS = 12
+"""Of the table."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A layout that fits, as modelled in closed form."""
+
+    fields: dict[str, Any]
+    """What is set, named as the flags are."""
+    config: TrainConfig
+    sizes: AxisSizes
+    step_s: float
+    mfu: float
+    memory_bytes: float
+    usable_bytes: int
+    """Bytes that a run may take of a GPU."""
+
+    @property
+    def flags(self) -> str:
+        """The flags that set it, for train and for plan."""
+        return as_flags(self.fields)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of the table."""
+
+    candidate: Candidate
+    plan: Plan | None = None
+    """None where it was not compiled."""
+    refused: str = ""
+    """Why it could not be compiled; empty if nothing was in the way."""
+
+
+def search(
+    config: TrainConfig,
+    topology: Topology,
+    *,
+    windows: Sequence[int] = (),
+    constants: Constants = HIDDEN,
+) -> list[Candidate]:
+    """List the layouts that fit, the fastest first.
+
+    Args:
+      config: the run, its vocabulary settled; batch size, model and precision stay.
+      topology: the cluster; every layout takes all of it.
+      windows: attention windows that the user would accept beside the model's own.
+      constants: what the closed form assumes.
+    Returns:
+      One candidate for each mesh and window: its fastest chunks, microbatches and
+      remat. Empty if nothing fits.
+    """
+    usable = usable_bytes(topology, config.device_memory_gib)
+    best: dict[tuple, Candidate] = {}
+    for fields, changed, sizes in _layouts(config, topology, windows):
+        key = (sizes.pp, sizes.dp, sizes.tp, changed.model.window)
+        found = _smallest_shard(fields, changed, sizes, topology, usable, constants)
+        if found is not None and (key not in best or found.step_s < best[key].step_s):
+            best[key] = found
+    return sorted(best.values(), key=lambda candidate: candidate.step_s)
+
+
+def compile_best(
+    candidates: Sequence[Candidate],
+    count: int,
+    *,
+    plan_of: Callable[[Candidate], Plan],
+    traced_bytes: Callable[[Candidate], int],
+) -> list[Row]:
+    """Compile the first candidates that fit by their trace too; return all, ranked.
+
+    Args:
+      candidates: the fastest first.
+      count: how many are compiled.
+      plan_of: compiles one and reads it.
+      traced_bytes: estimates the memory of one from its trace.
+    """
+    rows: list[Row] = []
+    for candidate in candidates:
+        if sum(row.plan is not None for row in rows) == count:
+            rows.append(Row(candidate=candidate))
+            continue
+        try:
+            needed = traced_bytes(candidate)
+            if needed > candidate.usable_bytes:
+                refused = f"by the trace it needs {in_units(needed)}"
+                rows.append(Row(candidate=candidate, refused=refused))
+            else:
+                rows.append(Row(candidate=candidate, plan=plan_of(candidate)))
+        except (ValueError, NotImplementedError) as error:
+            rows.append(Row(candidate=candidate, refused=str(error)))
+    return ranked(rows)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Write the ranked table; compiled rows come first."""
+    lines = [
+        "search, MODELLED: by the closed form (mjax.sim), and where it was compiled by "
+        "replay, with the memory of the executable",
+        f"{'':>3} {'step':>9} {'MFU':>7} {'GiB':>7}   {'compiled':>9} {'MFU':>7} "
+        f"{'GiB':>7}   flags",
+    ]
+    for number, row in enumerate(rows, 1):
+        c, plan = row.candidate, row.plan
+        compiled = f"{'-':>9} {'-':>7} {'-':>7}"
+        if plan is not None:
+            m = plan.modelled
+            gib = plan.memory.total / 2**30
+            compiled = f"{m.step_s:>7.4g} s {m.mfu:>7.1%} {gib:>7.1f}"
+        verdict = row.refused and f"   ({row.refused})"
+        if plan is not None and not plan.memory.fits:
+            verdict = "   (does not fit)"
+        lines.append(
+            f"{number:>3} {c.step_s:>7.4g} s {c.mfu:>7.1%} "
+            f"{c.memory_bytes / 2**30:>7.1f}   {compiled}   {c.flags}{verdict}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """Put what was compiled and fits first, then what was not, then what fails."""
+
+    def key(row: Row) -> tuple[int, float]:
+        if row.plan is None:
+            return (2 if row.refused else 1), row.candidate.step_s
+        return (0 if row.plan.memory.fits else 2), row.plan.modelled.step_s
+
+    return sorted(rows, key=key)
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """Return a row for `--json`; all but its flags and its memory read is modelled."""
+    c, plan = row.candidate, row.plan
+    return {
+        "flags": c.flags,
+        "memory_bytes": plan and plan.memory.total,
+        "fits": plan and plan.memory.fits,
+        "refused": row.refused or None,
+        "modelled": {
+            "closed_form": {
+                "step_s": c.step_s,
+                "mfu": c.mfu,
+                "memory_bytes": c.memory_bytes,
+            },
+            "replay": plan
+            and {"step_s": plan.modelled.step_s, "mfu": plan.modelled.mfu},
+        },
+    }
+
+
+def _layouts(
+    config: TrainConfig, topology: Topology, windows: Sequence[int]
+) -> Iterator[tuple[dict[str, Any], TrainConfig, AxisSizes]]:
+    """Yield every layout of one replica group over all of dp."""
+    for window in (None, *windows):
+        fields = {} if window is None else {"model.window": (window,)}
+        model = with_fields(config, fields)
+        for mesh_fields, sizes in _meshes(model, topology):
+            for rest in _splits(model, sizes):
+                changed = _changed(model, mesh_fields | rest, sizes)
+                if changed is not None:
+                    yield fields | mesh_fields | rest, changed, sizes
+
+
+def _meshes(
+    config: TrainConfig, topology: Topology
+) -> Iterator[tuple[dict[str, Any], AxisSizes]]:
+    for tp in _divisors(topology.gpus_per_node):
+        for pp in _divisors(topology.num_gpus // tp):
+            dp = topology.num_gpus // tp // pp
+            if pp > config.model.layers or config.batch.size % dp:
+                continue
+            fields = {"mesh.pp": pp, "mesh.dp": dp, "mesh.tp": tp}
+            yield fields, AxisSizes(pp=pp, dp_replicate=1, dp_shard=dp, tp=tp)
+
+
+def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
+    """Yield chunks, microbatches and remat; powers of two where there are many."""
+    local = config.batch.size // sizes.dp
+    most = config.model.layers // sizes.pp if sizes.pp > 1 else 1
+    for chunks in (c for c in _divisors(most) if c <= _MAX_CHUNKS):
+        for rows in (2**n for n in range(local.bit_length()) if local % 2**n == 0):
+            for remat in _REMATS:
+                if not (config.zero == 3 and remat in ("none", "attention")):
+                    yield {
+                        "pipeline.chunks": chunks,
+                        "batch.microbatches": local // rows,
+                        "model.remat": remat,
+                    }
+
+
+def _changed(
+    config: TrainConfig, fields: dict[str, Any], sizes: AxisSizes
+) -> TrainConfig | None:
+    """Apply the fields; None where the run does not divide so."""
+    try:
+        changed = with_fields(config, fields | {"mesh.dp_shard": None})
+        check_sizes(changed, sizes)
+    except ValueError:
+        return None
+    return changed
+
+
+def _smallest_shard(
+    fields: dict[str, Any],
+    config: TrainConfig,
+    sizes: AxisSizes,
+    topology: Topology,
+    usable: int,
+    constants: Constants,
+) -> Candidate | None:
+    """Shard over as few as fit; None where all of dp are too few."""
+    for shard in _divisors(sizes.dp):
+        split = dataclasses.replace(
+            sizes, dp_shard=shard, dp_replicate=sizes.dp // shard
+        )
+        found = closed_form.estimate(config, split, topology, constants)
+        if found.memory.total_bytes <= usable:
+            more = {"mesh.dp_shard": shard}
+            return Candidate(
+                fields=fields | more,
+                config=with_fields(config, more),
+                sizes=split,
+                step_s=found.time.total_s,
+                mfu=found.mfu,
+                memory_bytes=found.memory.total_bytes,
+                usable_bytes=usable,
+            )
+    return None
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

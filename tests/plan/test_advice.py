@@ -1,0 +1,101 @@
+"""Advice follows the numbers of the plan: what hurts is named, what helps fits."""
+
+import dataclasses
+
+import pytest
+
+from mjax.config import parse
+from mjax.plan.advice import advise, bottleneck
+from mjax.recipes import RECIPES
+from tests.plan.plans import GIB, make_plan, memory, modelled
+
+PIPELINE = "--recipe gpt-13b --mesh.pp 4 --batch.microbatches 16"
+BUSY = f"{PIPELINE} --model.remat none"
+
+
+def nobody_asks(_):
+    raise AssertionError("a run that fits was traced again")
+
+
+def flags_of(plan) -> str:
+    return " ".join(advice.flags for advice in advise(plan, nobody_asks).advice)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"tp": 0.3, "dp": 0.1}, "waiting for tp, 30% of the step; 40.0 GiB go over"),
+        ({"tp": 0.1, "dp": 0.3}, "waiting for dp, 30% of the step; 3.0 GiB go over dp"),
+        ({"idle": 0.2}, "idle slots of the pipeline, 20% of the step; 4 stages of 1"),
+        ({"tp": 0.02}, "arithmetic: kernels run for 98%"),
+    ],
+)
+def test_the_largest_loss_is_the_bottleneck(parts, words):
+    assert words in bottleneck(make_plan(PIPELINE, modelled=modelled(**parts)))
+
+
+def test_a_step_too_large_is_a_bottleneck_before_any_other():
+    plan = make_plan(memory=memory(140 * GIB), modelled=modelled(tp=0.5))
+    assert bottleneck(plan).startswith("memory: a step needs 140.0 GiB")
+
+
+def test_waiting_for_tp_asks_for_chunks_and_nothing_else_does():
+    assert "--mesh.tp-overlap chunks" in flags_of(make_plan(modelled=modelled(tp=0.1)))
+    assert "tp-overlap" not in flags_of(make_plan(modelled=modelled(tp=0.01)))
+    chunked = "--recipe gpt-13b --mesh.tp-overlap chunks"
+    assert "tp-overlap" not in flags_of(make_plan(chunked, modelled=modelled(tp=0.1)))
+
+
+def test_idle_stages_ask_for_chunks_or_microbatches():
+    plan = advise(make_plan(BUSY, modelled=modelled(idle=0.15)), nobody_asks)
+    chunks = next(a for a in plan.advice if "--pipeline.chunks" in a.flags)
+    assert chunks.gain is not None
+    assert chunks.gain > 0.02
+    assert "stages idle 17.6% of the ideal time, then" in chunks.why
+    assert "--pipeline.chunks" not in flags_of(make_plan(BUSY))
+
+
+def test_recomputing_with_room_to_spare_asks_for_less_of_it():
+    flags = f"{PIPELINE} --batch.microbatches 64"
+    assert "--model.remat none" in flags_of(make_plan(flags))
+    tight = make_plan(flags, memory=memory(130 * GIB))
+    assert "--model.remat" not in flags_of(tight)
+    assert "--model.remat" not in flags_of(
+        make_plan("--recipe gpt-13b --model.remat none")
+    )
+
+
+def test_advice_is_ranked_short_and_made_of_flags():
+    plan = advise(
+        make_plan(PIPELINE, modelled=modelled(tp=0.2, dp=0.1, idle=0.1)), nobody_asks
+    )
+    gains = [advice.gain or 0.0 for advice in plan.advice]
+    assert len(gains) == 3
+    assert gains == sorted(gains, reverse=True)
+    for advice in plan.advice:
+        parse([*PIPELINE.split(), *advice.flags.split()], RECIPES, "prog")
+
+
+def test_a_run_that_does_not_fit_gets_the_first_smaller_one_that_does():
+    plan = make_plan("--recipe gpt-13b --model.remat none", memory=memory(140 * GIB))
+
+    def traced_bytes(config):
+        return 100 if config.batch.microbatches < 4 else 50
+
+    (advice,) = advise(plan, traced_bytes).advice
+    assert "--batch.microbatches 4" in advice.flags
+    assert advice.gain is None
+    assert "needs 70.0 GiB of 130.0 GiB" in advice.why
+
+
+def test_where_no_smaller_run_fits_the_model_must_be_split_further():
+    plan = make_plan(memory=memory(140 * GIB))
+    advice = advise(plan, lambda config: 100).advice
+    assert "--mesh.pp" in advice[0].flags
+    assert len(advice) == 2
+
+
+def test_a_closed_form_plan_has_advice_too():
+    plan = make_plan(modelled=modelled(tp=0.2))
+    plan = dataclasses.replace(plan, communication=None, compile_s=None)
+    assert "--mesh.tp-overlap chunks" in flags_of(plan)

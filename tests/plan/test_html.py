@@ -1,0 +1,76 @@
+"""The picture of a schedule: every box, in its place, and nothing from elsewhere."""
+
+import itertools
+import re
+import xml.etree.ElementTree as ET
+
+from mjax.plan.html import COLOURS, document, joined, svg
+from mjax.plan.result import Span
+from tests.plan.plans import PICTURE, make_plan
+
+
+def boxes(text: str) -> list[tuple[str, float, float, float]]:
+    """Return class, left, right and top of each box."""
+    found = []
+    for rect in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}rect"):
+        x, width = float(rect.attrib["x"]), float(rect.attrib["width"])
+        kind, y = rect.attrib["class"], float(rect.attrib["y"])
+        found.append((kind, x, x + width, y))
+    return found
+
+
+def test_a_page_needs_nothing_from_elsewhere():
+    text = document(make_plan())
+    assert "<script" not in text
+    links = set(re.findall(r"https?://[^'\"]*", text))
+    assert links <= {"http://www.w3.org/2000/svg"}
+    assert "url(" not in text
+
+
+def test_names_of_the_program_are_escaped():
+    text = document(make_plan())
+    assert "body<1>" not in text
+    assert "body&lt;1&gt;: runs 40 times in a step" in text
+
+
+def test_compute_and_what_is_on_the_wire_are_two_streams_of_one_time():
+    (gemm, wait, memory), (wire,) = [
+        [box for box in boxes(svg(PICTURE)) if (box[0] == "tp") == is_wire]
+        for is_wire in (False, True)
+    ]
+    assert [box[0] for box in (gemm, wait, memory)] == ["product", "wait", "memory"]
+    assert gemm[3] == wait[3] == memory[3] < wire[3]
+    assert gemm[1] == wire[1]
+    assert wait[2] == wire[2] == memory[1]
+    assert (gemm[2] - gemm[1]) == 2 * (memory[2] - memory[1])
+
+
+def span(start_s: float, stop_s: float, kind: str = "memory") -> Span:
+    return Span(stream="compute", name="x", kind=kind, start_s=start_s, stop_s=stop_s)
+
+
+def test_boxes_too_narrow_to_see_join_and_cover_the_same_time():
+    narrow = [span(0.1 * i, 0.1 * (i + 1)) for i in range(25)]
+    wide = span(2.5, 4.5, "product")
+    last = span(4.5, 4.6)
+    found = list(joined([*narrow, wide, last], 1.0))
+    assert [s.name for s in found] == ["x and 9 more"] * 2 + ["x and 4 more", "x", "x"]
+    assert found[3] == wide
+    edges = [(s.start_s, s.stop_s) for s in found]
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
+    assert (edges[0][0], edges[-1][1]) == (0.0, 4.6)
+
+
+def test_narrow_boxes_far_from_each_other_stay_apart():
+    found = list(joined([span(0.0, 0.1), span(50.0, 50.1)], 1.0))
+    assert len(found) == 2
+
+
+def test_every_kind_of_box_is_explained():
+    text = document(make_plan())
+    assert all(meaning in text for _, meaning in COLOURS.values())
+
+
+def test_without_a_schedule_the_page_says_so():
+    text = document(make_plan(pictures=(), communication=None, compile_s=None))
+    assert "there is no schedule to draw" in text

@@ -1,0 +1,120 @@
+"""The search lists layouts that run, fit, and keep to the rules it says it keeps."""
+
+import dataclasses
+
+import pytest
+
+from mjax.config import TrainConfig, parse
+from mjax.mesh.axes import resolve
+from mjax.plan import closed_form
+from mjax.plan.search import Candidate, Row, compile_best, ranked, search, table
+from mjax.plan.topology import Topology, with_vocabulary
+from mjax.recipes import RECIPES
+from tests.plan.plans import GIB, make_plan, memory, modelled
+
+# Small enough to search in seconds, and too little memory for a layout without shards.
+FLAGS = "--recipe gpt-13b --model.layers 6 --batch.size 32 --device-memory-gib 16"
+TOPOLOGY = Topology(gpu="h100", nodes=2)
+USABLE = TOPOLOGY.description.memory_bytes
+
+
+def config_of(flags: str) -> TrainConfig:
+    return with_vocabulary(parse(flags.split(), RECIPES, "prog")[0])
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Candidate]:
+    return search(config_of(FLAGS), TOPOLOGY, windows=(512,))
+
+
+def test_the_flags_of_a_row_are_the_run_of_the_row(found):
+    for candidate in found:
+        config = config_of(f"{FLAGS} {candidate.flags}")
+        assert config == candidate.config
+        assert resolve(config.mesh, TOPOLOGY.num_gpus) == candidate.sizes
+
+
+def test_the_batch_stays_and_tp_stays_inside_a_node(found):
+    for candidate in found:
+        assert candidate.config.batch.size == 32
+        assert candidate.sizes.num_devices == TOPOLOGY.num_gpus
+        assert TOPOLOGY.gpus_per_node % candidate.sizes.tp == 0
+
+
+def test_candidates_fit_and_the_fastest_comes_first(found):
+    times = [candidate.step_s for candidate in found]
+    assert times == sorted(times)
+    assert all(c.memory_bytes <= c.usable_bytes < USABLE for c in found)
+
+
+def test_dp_shard_is_the_smallest_that_fits(found):
+    sharded = [c for c in found if c.sizes.dp_shard > 1]
+    assert sharded
+    for c in sharded:
+        less = [d for d in range(1, c.sizes.dp_shard) if c.sizes.dp % d == 0]
+        for shard in less:
+            sizes = dataclasses.replace(
+                c.sizes, dp_shard=shard, dp_replicate=c.sizes.dp // shard
+            )
+            needed = closed_form.estimate(c.config, sizes, TOPOLOGY).memory
+            assert needed.total_bytes > c.usable_bytes
+
+
+def test_windows_are_tried_only_where_the_user_allows_them(found):
+    assert {c.config.model.window for c in found} == {(None,), (512,)}
+    plain = search(config_of(FLAGS), TOPOLOGY)
+    assert {c.config.model.window for c in plain} == {(None,)}
+
+
+def test_nothing_is_listed_where_nothing_fits():
+    config = config_of(FLAGS.replace("memory-gib 16", "memory-gib 1"))
+    assert search(config, TOPOLOGY) == []
+
+
+def plan_in(step_s: float, total: int = 60 * GIB):
+    now = modelled()
+    scaled = {name: s * step_s for name, s in now.parts_s.items()}
+    return make_plan(
+        modelled=dataclasses.replace(now, parts_s=scaled), memory=memory(total)
+    )
+
+
+def test_the_first_that_fit_by_their_trace_are_compiled(found):
+    compiled = []
+
+    def plan_of(candidate):
+        compiled.append(candidate)
+        return plan_in(1.0 / len(compiled))
+
+    def traced_bytes(candidate):
+        return 2 * USABLE if candidate is found[0] else 1
+
+    rows = compile_best(found, 2, plan_of=plan_of, traced_bytes=traced_bytes)
+    assert compiled == found[1:3]
+    assert [row.candidate for row in rows[:2]] == [found[2], found[1]]
+    assert rows[-1].candidate is found[0]
+    assert "by the trace it needs" in rows[-1].refused
+
+
+def test_a_layout_that_cannot_be_built_is_kept_with_the_reason(found):
+    def plan_of(candidate):
+        raise ValueError("heads do not divide")
+
+    rows = compile_best(found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1)
+    assert [row.refused for row in rows] == ["heads do not divide"] * 2
+    assert "heads do not divide" in table(rows)
+
+
+def test_what_was_compiled_and_fits_ranks_before_formulas_and_failures(found):
+    slow, fast = plan_in(9.0), plan_in(2.0)
+    large = plan_in(1.0, 140 * GIB)
+    rows = [
+        Row(candidate=found[0], refused="no"),
+        Row(candidate=found[1], plan=large),
+        Row(candidate=found[2]),
+        Row(candidate=found[3], plan=slow),
+        Row(candidate=found[4], plan=fast),
+    ]
+    order = [row.candidate for row in ranked(rows)]
+    assert order[:3] == [found[4], found[3], found[2]]
+    assert "(does not fit)" in table(rows)
