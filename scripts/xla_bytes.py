@@ -269,9 +269,9 @@ def _block_case(options: Any, recompute: bool) -> Case:
         block = nnx.merge(graph, params)
         weights = block.attention.in_weights() + block.mlp.in_weights()
         x, normed = block.norm.branch(x)
-        q, k, v, *up = column_parallel(normed, weights)
+        q, k, v, *up = column_parallel(normed, weights, 1)
         weights = [block.attention.out_weight(), block.mlp.out_weight()]
-        return x + row_parallel([q + k + v, block.mlp.activate(up)], weights)
+        return x + row_parallel([q + k + v, block.mlp.activate(up)], weights, 1)
 
     def train(params: Any, x: jax.Array, g: jax.Array) -> Any:
         layer = jax.checkpoint(block) if recompute else block
