@@ -38,7 +38,8 @@ from mjax.pipeline.residuals import separate
 from mjax.pipeline.tick import zeros_of
 
 Index = int | Int[Array, ""]
-Hop = Callable[[PyTree, Index], PyTree]
+Hop = Callable[[PyTree, PyTree, Index], PyTree]
+"""(gradients of a layer, sum of the microbatches before or None, its index)."""
 
 
 class Weights(NamedTuple):
@@ -82,7 +83,7 @@ class Stack:
         With data parallelism the last layers are left over: one gathers nothing, and
         when the way back enters the loop, gradients are on all their hops.
         """
-        num_left = len(self._hops(None, finish=True))
+        num_left = len(self._hops(finish=True))
         num_layers = max(self.num_layers - num_left, 0)
         return num_layers - num_layers % self._period
 
@@ -161,7 +162,12 @@ class Stack:
           has become of it once reduced.
         """
         places = self._places(dy, weights)
-        hops = self._hops(total, finish=finish)
+        hops = self._hops(finish=finish)
+
+        def so_far(out: PyTree) -> PyTree:
+            # Where the sum goes on it is read where it is written: a loop that read
+            # `total` and wrote to another one would keep both.
+            return out if total is not None and not finish else total
 
         def layer(carry: Any, place: int, kept: PyTree, index: Index) -> Any:
             dy, ahead, moving, out = carry
@@ -169,13 +175,13 @@ class Stack:
             if ahead is not None:
                 # Before the first layer there is none: it is gathered to no end.
                 ahead = self._at(weights, jnp.maximum(index - 1, 0))
-            moving, out = _move(hops, moving, out, index)
+            moving, out = _move(hops, moving, so_far(out), out, index)
             one = places(place, index)
             dx, grads = one.pull(kept, dy, params, self._number(index))
             if hops:
                 moving = (grads, *moving[1:])
             else:
-                part = self._added(grads, total, index)
+                part = self._added(grads, so_far(out), index)
                 out = _put(out, self._reduced(part) if finish else part, index)
             return dx, ahead, moving, out
 
@@ -195,7 +201,7 @@ class Stack:
         xs = self._firsts(), kept.scanned
         dx, _, moving, out = lax.scan(pattern, carry, xs, reverse=True)[0]
         for turn in range(len(hops)):
-            moving, out = _move(hops, moving, out, -1 - turn)
+            moving, out = _move(hops, moving, so_far(out), out, -1 - turn)
         return dx, out
 
     # ------------------------------------------------------------ weights and gradients
@@ -209,31 +215,31 @@ class Stack:
             one = zero.gather(one, self.specs, self.compute)
         return jax.tree.map(lambda p: p[0], one)
 
-    def _hops(self, total: PyTree, *, finish: bool) -> list[Hop]:
+    def _hops(self, *, finish: bool) -> list[Hop]:
         """Return what a layer's gradients go through, one hop in each turn of the loop.
 
-        A hop is (gradients, index) -> gradients. The two of HSDP are in different
-        turns: the second needs what the first one gives.
+        The two of HSDP are in different turns: the second needs what the first gives.
         """
         level = self.level
 
-        def add(grads: PyTree, index: Index) -> PyTree:
-            return self._added(grads, total, index)
+        def scatter(grads: PyTree, total: PyTree, index: Index) -> PyTree:
+            part = self._added(grads, total, index)
+            return zero.scatter(part, self.specs, level=level)
 
-        def scatter(grads: PyTree, index: Index) -> PyTree:
-            return zero.scatter(add(grads, index), self.specs, level=level)
-
-        def reduce(part: PyTree, index: Index) -> PyTree:
-            del index
+        def reduce(part: PyTree, total: PyTree, index: Index) -> PyTree:
+            del total, index
             return zero.reduce_over(DP, part, self.specs)
+
+        def both(grads: PyTree, total: PyTree, index: Index) -> PyTree:
+            return self._reduced(self._added(grads, total, index))
 
         num_shards = lax.axis_size(DP_SHARD)
         if not finish:
-            return [add] if level == 3 and num_shards > 1 else []
+            return [self._added] if level == 3 and num_shards > 1 else []
         if lax.axis_size(DP) == 1:
             return []
         if level == 0 or lax.axis_size(DP) in (num_shards, lax.axis_size(DP_REPLICATE)):
-            return [lambda grads, index: self._reduced(add(grads, index))]
+            return [both]
         return [scatter, reduce]
 
     def _added(self, grads: PyTree, total: PyTree | None, index: Index) -> PyTree:
@@ -340,13 +346,18 @@ class _Place:
 
 
 def _move(
-    hops: Sequence[Hop], moving: tuple[PyTree, ...], out: PyTree, index: Index
+    hops: Sequence[Hop],
+    moving: tuple[PyTree, ...],
+    total: PyTree,
+    out: PyTree,
+    index: Index,
 ) -> tuple[tuple[PyTree, ...], PyTree]:
     """Do one hop of each layer's gradients that are on their way.
 
     Args:
       hops: in their order.
       moving: before hop k the gradients of layer index + 1 + k, or None.
+      total: sum of the microbatches before, or None.
       out: where those go that have done all hops.
       index: of the layer whose backward pass runs meanwhile.
     Returns:
@@ -354,7 +365,7 @@ def _move(
     """
     after: list[PyTree] = [None]
     for number, (hop, grads) in enumerate(zip(hops, moving, strict=True)):
-        after.append(None if grads is None else hop(grads, index + 1 + number))
+        after.append(None if grads is None else hop(grads, total, index + 1 + number))
     *moved, done = after
     if hops and done is not None:
         out = _put(out, done, index + len(hops))
