@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int, PyTree
 
@@ -128,7 +129,9 @@ class Stack:
                 kept.append(one)
             return carry, tuple(kept)
 
-        carry, scanned = lax.scan(pattern, (x, ahead, copy), self._firsts())
+        carry, scanned = (x, ahead, copy), ()
+        if self.num_scanned:
+            carry, scanned = lax.scan(pattern, carry, self._firsts())
         rest = []
         for index in range(self.num_scanned, self.num_layers):
             is_last = index == self.num_layers - 1
@@ -199,7 +202,9 @@ class Stack:
             one = kept.rest[index - self.num_scanned]
             carry = layer(carry, index % self._period, one, index)
         xs = self._firsts(), kept.scanned
-        dx, _, moving, out = lax.scan(pattern, carry, xs, reverse=True)[0]
+        if self.num_scanned:
+            carry, _ = lax.scan(pattern, carry, xs, reverse=True)
+        dx, _, moving, out = carry
         for turn in range(len(hops)):
             moving, out = _move(hops, moving, so_far(out), out, -1 - turn)
         return dx, out
@@ -213,7 +218,7 @@ class Stack:
         )
         if weights.is_stored:
             one = zero.gather(one, self.specs, self.compute)
-        return jax.tree.map(lambda p: p[0], one)
+        return jax.tree.map(lambda p: _row_major(p[0]), one)
 
     def _hops(self, *, finish: bool) -> list[Hop]:
         """Return what a layer's gradients go through, one hop in each turn of the loop.
@@ -248,7 +253,8 @@ class Stack:
         grads = zero.summand(grads, self.specs, level=self.level, dtype=self.reduce)
         if total is None:
             return grads
-        return jax.tree.map(jnp.add, _get(total, index), grads)
+        added = jax.tree.map(jnp.add, _get(total, index), grads)
+        return jax.tree.map(_row_major, added)
 
     def _reduced(self, part: PyTree) -> PyTree:
         """Sum over data parallelism."""
@@ -287,7 +293,9 @@ class Stack:
             layer = self.layers.one(place, in_loop=in_loop)
             return _Place(layer, self.layers.context, x, params)
 
-        return lambda place, index: make(place, not isinstance(index, int))
+        # XLA takes a loop of one turn apart: what stood in it stands with the rest.
+        is_loop = self.num_scanned > self._period
+        return lambda place, index: make(place, is_loop and not isinstance(index, int))
 
 
 class _Place:
@@ -370,6 +378,15 @@ def _move(
     if hops and done is not None:
         out = _put(out, done, index + len(hops))
     return tuple(moved), out
+
+
+def _row_major(x: Array) -> Array:
+    """Keep a layer in the layout of the stack that it is taken from.
+
+    Else XLA gives the whole stack the layout that suits what is done with a layer, and
+    keeps a transposed copy of it beside the loop.
+    """
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _stack_of(one: PyTree, num: int) -> PyTree:
