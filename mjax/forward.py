@@ -174,10 +174,9 @@ class Plain(Forward):
             weights: Weights, ends: Params, total: _Sum | None, index: Any, last: bool
         ) -> tuple[Weights, Float[Array, ""], _Sum]:
             rows = jax.tree.map(lambda x: x[index], micro)
-            weights, value, total = self._microbatch(
-                weights, ends, total, rows, key, scale, finish=last
-            )
-            return weights, value, total
+            # One after the other: nothing of a microbatch is made while another runs.
+            rows, total = jax.lax.optimization_barrier((rows, total))
+            return self._microbatch(weights, ends, total, rows, key, scale, finish=last)
 
         weights, ends = self._weights(params)
         final = self.microbatches - 1

@@ -30,7 +30,8 @@ class Estimate:
     compute_copy: int
     """Parameters gathered, in the compute dtype; 0 where the stored ones are used."""
     gradients: int
-    """Of all parameters that the device computes with, until they are reduced."""
+    """Of all parameters that the device computes with, until they are reduced; of those
+    that it stores, where each layer's are reduced as they come."""
     stash: int
     """Ring buffers between the forward and the backward slots of a pipeline."""
     working_set: int
@@ -51,6 +52,7 @@ def estimate(
     reduce: DTypeLike,
     stash_name: str,
     zero_level: int,
+    accumulates: bool,
 ) -> Estimate:
     """Estimate what a device holds while it takes a step.
 
@@ -63,6 +65,8 @@ def estimate(
       reduce: dtype of the gradients.
       stash_name: name of the pipeline's ring buffers in the trace.
       zero_level: 0 to 3.
+      accumulates: gradients are added up over microbatches before they are reduced, as
+        in every pipeline.
     """
     body = liveness.only_shard_map(step.jaxpr)
     params = jax.tree.leaves(state.params)
@@ -73,7 +77,9 @@ def estimate(
     )
     stored = sum(_stored(p) * p.dtype.itemsize for p in params)
     compute_copy = is_copied * sum(gathered) * np.dtype(compute).itemsize
-    gradients = sum(gathered) * np.dtype(reduce).itemsize
+    is_whole = accumulates or zero_level == 0
+    gradients = sum(gathered if is_whole else map(_stored, params))
+    gradients *= np.dtype(reduce).itemsize
     stash = sum(map(liveness.num_bytes, liveness.named(body, stash_name)))
     # Then the activations are gone; an update of every parameter waits for the norms.
     in_update = sum(map(_stored, params)) * np.dtype(reduce).itemsize + stored

@@ -131,7 +131,7 @@ class Stack:
 
         carry, scanned = (x, ahead, copy), ()
         if self.num_scanned:
-            carry, scanned = lax.scan(pattern, carry, self._firsts())
+            carry, scanned = _scan(pattern, carry, self._firsts(), x)
         rest = []
         for index in range(self.num_scanned, self.num_layers):
             is_last = index == self.num_layers - 1
@@ -378,6 +378,38 @@ def _move(
     if hops and done is not None:
         out = _put(out, done, index + len(hops))
     return tuple(moved), out
+
+
+def _scan(body: Any, carry: PyTree, xs: Array, unlike: Array) -> tuple[PyTree, PyTree]:
+    """Scan, as lax.scan does, into stacks that no other scan shares.
+
+    lax.scan begins each stack as zeros. XLA makes one array of the zeros of several
+    loops, keeps it from the first of them to the last, and copies it for each: one
+    stack too many. Here they begin as what depends on a value that only this scan has,
+    and is written over.
+
+    Args:
+      body: (carry, x) -> (carry, y).
+      carry: at the start.
+      xs: [n].
+      unlike: an array, with entries that only this scan has.
+    """
+    first = unlike[(0,) * unlike.ndim]
+    odd = first != first  # false, but not to a compiler: a float may be NaN
+
+    def empty(like: Any) -> Array:
+        is_float = jnp.issubdtype(like.dtype, jnp.floating)
+        zeros = zeros_of(like, xs.shape[0])
+        return zeros + odd.astype(like.dtype) if is_float else zeros
+
+    def turn(state: Any, at: Any) -> Any:
+        (carry, stacks), (number, x) = state, at
+        carry, y = body(carry, x)
+        return (carry, _put(stacks, y, number)), None
+
+    stacks = jax.tree.map(empty, jax.eval_shape(body, carry, xs[0])[1])
+    numbers = jnp.arange(xs.shape[0])
+    return lax.scan(turn, (carry, stacks), (numbers, xs))[0]
 
 
 def _row_major(x: Array) -> Array:

@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from mjax import memory
 from mjax.config import TrainConfig
-from mjax.mesh.axes import TP, tp_chunks
+from mjax.mesh.axes import PP, TP, tp_chunks
 from mjax.pipeline.model import STASH
 from mjax.step import Program, build_program
 
@@ -49,5 +49,7 @@ def trace_step(
         reduce=config.precision.reduce,
         stash_name=STASH,
         zero_level=config.zero,
+        accumulates=config.batch.microbatches > 1
+        or mesh.shape[PP] * config.pipeline.chunks > 1,
     )
     return program, step, needed
