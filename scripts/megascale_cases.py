@@ -177,6 +177,13 @@ SOURCES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "kernel_s": ("assumed", "launch gap on one stream"),
         "hop_s": ("assumed", "a few microseconds a hop"),
         "window": ("assumed", "the paper gives none"),
+        "tp_chunks": (
+            "assumed",
+            "section 3.2: MegaScale cuts the sequence into chunks, it does not say how "
+            "many. Megatron-LM has none but gathers its inputs again in the backward "
+            "pass (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2), which is "
+            "all that this says to the model",
+        ),
         "remat": ("assumed", "none: the memory estimate leaves room for it"),
         "zero": ("read", "section 2, figure 1: ZeRO-2"),
         "param_bytes": ("assumed", "bfloat16"),
@@ -209,6 +216,9 @@ SYSTEMS: Mapping[SystemName, System] = MappingProxyType(
 def make_case(model: Model, system: System, gpus: int, batch: int) -> Case:
     """Lay a model over GPUs as the paper does: tp 8, one row a microbatch, ZeRO-2.
 
+    Both systems gather the inputs of a layer again in the backward pass: MegaScale in
+    chunks, Megatron-LM at once. `Case` knows that of chunks only, so both have them.
+
     Raises:
       ValueError: GPUs do not fill replicas, or the batch does not fill these.
     """
@@ -233,6 +243,7 @@ def make_case(model: Model, system: System, gpus: int, batch: int) -> Case:
         sizes=AxisSizes(pp=model.pp, dp_replicate=1, dp_shard=dp, tp=TP),
         chunks=model.chunks,
         microbatches=batch // dp,
+        tp_chunks=TP,
     )
 
 

@@ -109,6 +109,7 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
         # Chunks of one stage run one after the other: no bubble to cut.
         chunks=config.pipeline.chunks if sizes.pp > 1 else 1,
         microbatches=config.batch.microbatches,
+        tp_chunks=tp_chunks(config.mesh, sizes.tp),
         rows=config.batch.size // (sizes.dp * config.batch.microbatches),
         remat=remat,
         zero=config.zero,

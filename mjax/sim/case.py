@@ -38,6 +38,10 @@ class Case:
     microbatches: int
     rows: int = 1
     """Sequences of one microbatch on one data-parallel rank."""
+    tp_chunks: int = 1
+    """Chunks in which the sequence crosses tp. At once (1), what was gathered forward
+    is kept for the backward pass; in chunks it is gathered again
+    (`mjax.layers.linear`)."""
     remat: Remat = "none"
     zero: int = 2
     """As `--zero`: what is sharded over dp_shard."""

@@ -9,6 +9,8 @@ anything is traced; `mjax.memory` reads a traced step and is nearer to the truth
   the sequence split over tp. Differs: no dropout masks, and no scores, which a fused
   attention kernel does not keep: 32 bytes per token and entry of the model width for a
   GPT, where the paper has 34 and the scores. What is between them is counted by entry.
+  That is with `Case.tp_chunks` above 1; if the sequence crosses tp at once, the input
+  of a branch's first product is kept as it was gathered, whole on every GPU of tp.
 - Chunks in flight on the first stage: 2 (P - 1) + (v - 1) P + 1, at most v M. For v > 1
   that is section 4.2.3 of the same paper, L (1 + (P - 1) / (P v)) layers; for v = 1
   mjax's order, which holds more than the P of plain 1F1B.
@@ -85,12 +87,14 @@ def layer_bytes(case: Case) -> float:
     qkv = (case.heads + 2 * case.kv_heads) * case.head_width
     core = case.heads * case.head_width
     up = (2 if case.gated else 1) * case.d_ff
+    # What the first product of each branch reads: gathered at once, it is kept whole.
+    gathered = branches * case.d_model * (case.sizes.tp if case.tp_chunks == 1 else 1)
     entries = {
         "full": case.d_model,
         # The layer's input, and the outputs of the projections.
         "dots": case.d_model + qkv + up + branches * case.d_model,
         # In and out of norms, q k v, the core's output, in and out of the activation.
-        "attention": 2 * branches * case.d_model + qkv + core + up + case.d_ff,
+        "attention": (branches * case.d_model + gathered + qkv + core + up + case.d_ff),
     }
     policy = "attention" if case.remat == "none" else case.remat
     per_token = entries[policy] * case.param_bytes
