@@ -4,7 +4,10 @@ Enters: a `Case`. Leaves: `Memory`, bytes by kind. It is for sorting out layouts
 anything is traced; `mjax.memory` reads a traced step and is nearer to the truth.
 
 - Compute copy, gradients, optimizer state: Rajbhandari et al. 2020, arXiv:1910.02054,
-  section 5, with mjax's levels: whole gradients up to level 2 (`mjax.mesh.zero`).
+  section 5, with mjax's levels (`mjax.mesh.zero`). Up to level 2 gradients are whole
+  while microbatches add up. With one microbatch and no pipeline a layer's gradients
+  are reduced as they come, and from level 1 on only their parts stay
+  (`mjax.prefetch`); those of the tables are whole until the layers are done.
 - Activations of a layer: Korthikanti et al. 2022, arXiv:2205.05198, section 4, with
   the sequence split over tp. Differs: no dropout masks, and no scores, which a fused
   attention kernel does not keep: 32 bytes per token and entry of the model width for a
@@ -15,7 +18,8 @@ anything is traced; `mjax.memory` reads a traced step and is nearer to the truth
   that is section 4.2.3 of the same paper, L (1 + (P - 1) / (P v)) layers; for v = 1
   mjax's order, which holds more than the P of plain 1F1B.
 
-Not counted: buffers of collectives, workspaces, fragmentation, norms and biases.
+Not counted: whole tables while level 3 uses them, buffers of collectives, workspaces,
+fragmentation, norms and biases.
 """
 
 import dataclasses
@@ -56,6 +60,11 @@ def memory(
     tables = (1 if tied else 2) * case.vocab_size * case.d_model / sizes.tp
     weights = case.gpu_weights + tables
     sharded = weights / sizes.dp_shard
+    grads = weights
+    if case.zero == 3:
+        grads = sharded
+    elif case.zero and case.microbatches == sizes.pp == 1:
+        grads = case.gpu_weights / sizes.dp_shard + tables
     logits = case.tokens * case.vocab_size / sizes.tp
     if logits_at_once is not None:
         logits = min(logits, float(logits_at_once))
@@ -66,7 +75,7 @@ def memory(
     at_level_3 = sharded + 2 * one_layer  # one in use, the next on its way
     return Memory(
         params_bytes=(at_level_3 if case.zero == 3 else weights) * case.param_bytes,
-        grads_bytes=(sharded if case.zero == 3 else weights) * case.grad_bytes,
+        grads_bytes=grads * case.grad_bytes,
         optimizer_bytes=(sharded if case.zero else weights) * case.state_bytes,
         activations_bytes=kept,
         # Float32, and their gradient in the compute dtype.

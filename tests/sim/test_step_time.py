@@ -359,13 +359,30 @@ def test_computing_more_again_keeps_less_of_a_layer(case: Case):
 
 @given(cases())
 def test_a_higher_zero_level_holds_no_more_state(case: Case):
-    case = dataclasses.replace(with_sizes(case, pp=1, dp_shard=16), layers=8)
+    case = dataclasses.replace(
+        with_sizes(case, pp=1, dp_shard=16), layers=8, microbatches=2
+    )
     held = [memory(dataclasses.replace(case, zero=zero)) for zero in range(4)]
     assert held[1].optimizer_bytes == held[0].optimizer_bytes / 16
     assert held[2].grads_bytes == held[1].grads_bytes  # whole while they add up
     assert held[3].grads_bytes == held[2].grads_bytes / 16
     totals = [one.total_bytes for one in held]
     assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("zero", "microbatches", "pp", "shards"),
+    [(0, 1, 1, 1), (1, 1, 1, 4), (2, 1, 1, 4), (2, 2, 1, 1), (2, 1, 8, 1)],
+)
+def test_gradients_of_layers_are_whole_only_while_they_add_up(
+    zero: int, microbatches: int, pp: int, shards: int
+):
+    case = dataclasses.replace(
+        with_sizes(GPT, pp=pp), zero=zero, microbatches=microbatches
+    )
+    tables = 2 * GPT.vocab_size * GPT.d_model / 8
+    by_hand = 4 * (case.gpu_weights / shards + tables)
+    assert memory(case).grads_bytes == pytest.approx(by_hand, rel=EXACT)
 
 
 def test_what_crossed_tp_at_once_is_kept_whole():
