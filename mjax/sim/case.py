@@ -9,6 +9,7 @@ import dataclasses
 from typing import Literal
 
 from mjax.mesh.axes import AxisSizes
+from mjax.mesh.gpus import Gpu
 
 Remat = Literal["none", "attention", "dots", "full"]
 """What the backward pass computes again, as `--model.remat`."""
@@ -129,6 +130,22 @@ class Device:
                 raise ValueError(
                     f"{field.name} must be above 0, got {getattr(self, field.name)}"
                 )
+
+    @classmethod
+    def of(cls, gpu: Gpu, *, gpus_per_node: int = 8) -> "Device":
+        """Take the rates of a description.
+
+        Args:
+          gpu: the GPU.
+          gpus_per_node: how many the node links connect.
+        """
+        return cls(
+            peak_flops_per_s=float(gpu.peak_bf16_flops_per_s),
+            memory_bytes_per_s=float(gpu.memory_bytes_per_s),
+            node_link_bytes_per_s=float(gpu.node_link_bytes_per_s),
+            network_bytes_per_s=float(gpu.network_bytes_per_s),
+            gpus_per_node=gpus_per_node,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

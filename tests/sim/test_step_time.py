@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mjax import counts
 from mjax.mesh.axes import AxisSizes
+from mjax.mesh.gpus import GPUS
 from mjax.model import ModelConfig
 from mjax.pipeline import schedule
 from mjax.sim.case import Case, Constants, Device
@@ -410,6 +411,17 @@ def test_what_crossed_tp_at_once_is_kept_whole():
 def test_a_case_that_cannot_be_is_refused(changes: dict, message: str):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(GPT, **changes)
+
+
+def test_a_device_takes_each_rate_of_its_description():
+    gpu = GPUS["h200"]
+    device = Device.of(gpu, gpus_per_node=4)
+    assert device.peak_flops_per_s == gpu.peak_bf16_flops_per_s
+    rates = ("memory_bytes_per_s", "node_link_bytes_per_s", "network_bytes_per_s")
+    assert [getattr(device, rate) for rate in rates] == [
+        getattr(gpu, rate) for rate in rates
+    ]
+    assert device.gpus_per_node == 4
 
 
 def test_constants_and_devices_outside_of_their_range_are_refused():
