@@ -150,7 +150,12 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constants:
-    """How much of a device a run reaches. The defaults are assumed, not measured."""
+    """How much of a device a run reaches. The defaults are assumed, not measured.
+
+    They are for whole layers, with all that surrounds their kernels; those of
+    `mjax.plan.cost.CostModel`, assumed too, are for single kernels of a schedule. So
+    the two differ: a hop here is a step of a ring, there a level of a tree.
+    """
 
     product_efficiency: float = 0.75
     """Of the peak, in matrix products."""
