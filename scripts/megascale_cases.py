@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from mjax.counts import visible_pairs
 from mjax.mesh.axes import AxisSizes
+from mjax.mesh.gpus import GPUS
 from mjax.sim.case import Case, Constants, Device
 
 SystemName = Literal["MegaScale", "Megatron-LM"]
@@ -130,12 +131,8 @@ ABLATION: tuple[tuple[str, float, int, Mapping[str, Any]], ...] = (
 )
 """Table 3, 175B on 256 GPUs: step, MFU, batch, what the step changes in the model."""
 
-A100 = Device(
-    peak_flops_per_s=312e12,
-    memory_bytes_per_s=2.039e12,
-    node_link_bytes_per_s=300e9,
-    network_bytes_per_s=25e9,
-)
+A100 = Device.of(GPUS["a100-80g"])
+"""The paper's servers have the network of a DGX A100: eight cards of 200 Gb/s."""
 UNOPTIMISED = System(
     parallel=False,
     window=None,
@@ -150,7 +147,7 @@ SOURCES: Mapping[str, tuple[str, str]] = MappingProxyType(
             "NVIDIA A100 data sheet, bfloat16, dense. The paper says Ampere, and its "
             "PFLOP/s and MFU agree with this peak, but for four rows",
         ),
-        "memory_bytes_per_s": ("read", "NVIDIA A100 data sheet, 80 GB SXM"),
+        "memory_bytes_per_s": ("read", "80 GB SXM module; `mjax.mesh.gpus`"),
         "node_link_bytes_per_s": ("read", "data sheet: NVLink 600 GB/s both ways"),
         "network_bytes_per_s": ("read", "section 3.6: eight 200 Gb/s cards a server"),
         "gpus_per_node": ("read", "section 3.6: eight cards a server; tp 8"),
@@ -177,6 +174,13 @@ SOURCES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "kernel_s": ("assumed", "launch gap on one stream"),
         "hop_s": ("assumed", "a few microseconds a hop"),
         "window": ("assumed", "the paper gives none"),
+        "tp_chunks": (
+            "assumed",
+            "section 3.2: MegaScale cuts the sequence into chunks, it does not say how "
+            "many. Megatron-LM has none but gathers its inputs again in the backward "
+            "pass (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2), which is "
+            "all that this says to the model",
+        ),
         "remat": ("assumed", "none: the memory estimate leaves room for it"),
         "zero": ("read", "section 2, figure 1: ZeRO-2"),
         "param_bytes": ("assumed", "bfloat16"),
@@ -209,6 +213,9 @@ SYSTEMS: Mapping[SystemName, System] = MappingProxyType(
 def make_case(model: Model, system: System, gpus: int, batch: int) -> Case:
     """Lay a model over GPUs as the paper does: tp 8, one row a microbatch, ZeRO-2.
 
+    Both systems gather the inputs of a layer again in the backward pass: MegaScale in
+    chunks, Megatron-LM at once. `Case` knows that of chunks only, so both have them.
+
     Raises:
       ValueError: GPUs do not fill replicas, or the batch does not fill these.
     """
@@ -233,6 +240,7 @@ def make_case(model: Model, system: System, gpus: int, batch: int) -> Case:
         sizes=AxisSizes(pp=model.pp, dp_replicate=1, dp_shard=dp, tp=TP),
         chunks=model.chunks,
         microbatches=batch // dp,
+        tp_chunks=TP,
     )
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import sys
 
 from mjax.mesh.axes import AxisSizes
+from mjax.mesh.gpus import GPUS
 from mjax.sim.case import Case, Constants, Device
 from mjax.sim.memory import memory
 from mjax.sim.step_time import simulate
@@ -17,14 +18,7 @@ from scripts.evidence import Table, write_page
 
 GBIT_PER_S = (100, 400, 800, 1600, 3200)
 """Network of a node of 8 GPUs. AWS: p3dn, p4d; p5 has the last."""
-H100 = Device(
-    # NVIDIA H100 SXM data sheet: half of what it says with sparsity, and of NVLink's
-    # two directions.
-    peak_flops_per_s=989.4e12,
-    memory_bytes_per_s=3.35e12,
-    node_link_bytes_per_s=450e9,
-    network_bytes_per_s=50e9,
-)
+H100 = Device.of(GPUS["h100"])
 CONSTANTS = Constants(dp_overlap=0.9)
 """Assumed: the defaults, and gathers and reductions beside the layers' products."""
 BASE = Case(

@@ -39,7 +39,7 @@ def strong_scaling(rows: Sequence[Row], fit: Fit) -> Table:
         cells.append(
             (
                 *(row.system, str(row.gpus), str(row.batch)),
-                *(f"{row.step_s:g}", f"{time.total_s:.2f}", f"{100 * error:+.1f}%"),
+                *(f"{row.step_s:g}", f"{time.total_s:.2f}", f"{100 * error:+z.1f}%"),
                 *(f"{100 * row.mfu:.1f}%", f"{100 * simulated:.1f}%"),
                 "fitted" if row in chosen else "predicted",
             )

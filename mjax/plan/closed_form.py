@@ -51,14 +51,7 @@ def estimate(
       constants: how much of it is reached, and what is hidden; over tp at least
         `HIDDEN_BY_CHUNKS` if the run crosses it in chunks.
     """
-    gpu = topology.description
-    device = Device(
-        peak_flops_per_s=gpu.peak_bf16_flops_per_s,
-        memory_bytes_per_s=gpu.memory_bytes_per_s,
-        node_link_bytes_per_s=gpu.node_link_bytes_per_s,
-        network_bytes_per_s=gpu.network_bytes_per_s,
-        gpus_per_node=topology.gpus_per_node,
-    )
+    device = Device.of(topology.description, gpus_per_node=topology.gpus_per_node)
     case = case_of(config, sizes)
     if tp_chunks(config.mesh, sizes.tp) > 1:
         hidden = max(constants.tp_overlap, HIDDEN_BY_CHUNKS)
@@ -109,6 +102,7 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
         # Chunks of one stage run one after the other: no bubble to cut.
         chunks=config.pipeline.chunks if sizes.pp > 1 else 1,
         microbatches=config.batch.microbatches,
+        tp_chunks=tp_chunks(config.mesh, sizes.tp),
         rows=config.batch.size // (sizes.dp * config.batch.microbatches),
         remat=remat,
         zero=config.zero,

@@ -31,7 +31,12 @@ _RATES = {"bf16": 1.0, "f16": 1.0, "f32": 0.5, "s8": 2.0}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """Speeds of one GPU, and the shares of them that are reached."""
+    """Speeds of one GPU, and the shares of them that are reached.
+
+    The shares are for single kernels of a schedule; those of `mjax.sim.case.Constants`,
+    assumed too, are for whole layers, with all that surrounds their kernels. So the two
+    differ: a hop here is a level of a tree, there a step of a ring.
+    """
 
     peak_flops_per_s: float
     """Dense, bfloat16."""

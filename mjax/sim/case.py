@@ -9,6 +9,7 @@ import dataclasses
 from typing import Literal
 
 from mjax.mesh.axes import AxisSizes
+from mjax.mesh.gpus import Gpu
 
 Remat = Literal["none", "attention", "dots", "full"]
 """What the backward pass computes again, as `--model.remat`."""
@@ -38,6 +39,10 @@ class Case:
     microbatches: int
     rows: int = 1
     """Sequences of one microbatch on one data-parallel rank."""
+    tp_chunks: int = 1
+    """Chunks in which the sequence crosses tp. At once (1), what was gathered forward
+    is kept for the backward pass; in chunks it is gathered again
+    (`mjax.layers.linear`)."""
     remat: Remat = "none"
     zero: int = 2
     """As `--zero`: what is sharded over dp_shard."""
@@ -126,10 +131,31 @@ class Device:
                     f"{field.name} must be above 0, got {getattr(self, field.name)}"
                 )
 
+    @classmethod
+    def of(cls, gpu: Gpu, *, gpus_per_node: int = 8) -> "Device":
+        """Take the rates of a description.
+
+        Args:
+          gpu: the GPU.
+          gpus_per_node: how many the node links connect.
+        """
+        return cls(
+            peak_flops_per_s=float(gpu.peak_bf16_flops_per_s),
+            memory_bytes_per_s=float(gpu.memory_bytes_per_s),
+            node_link_bytes_per_s=float(gpu.node_link_bytes_per_s),
+            network_bytes_per_s=float(gpu.network_bytes_per_s),
+            gpus_per_node=gpus_per_node,
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constants:
-    """How much of a device a run reaches. The defaults are assumed, not measured."""
+    """How much of a device a run reaches. The defaults are assumed, not measured.
+
+    They are for whole layers, with all that surrounds their kernels; those of
+    `mjax.plan.cost.CostModel`, assumed too, are for single kernels of a schedule. So
+    the two differ: a hop here is a step of a ring, there a level of a tree.
+    """
 
     product_efficiency: float = 0.75
     """Of the peak, in matrix products."""

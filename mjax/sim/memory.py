@@ -4,16 +4,22 @@ Enters: a `Case`. Leaves: `Memory`, bytes by kind. It is for sorting out layouts
 anything is traced; `mjax.memory` reads a traced step and is nearer to the truth.
 
 - Compute copy, gradients, optimizer state: Rajbhandari et al. 2020, arXiv:1910.02054,
-  section 5, with mjax's levels: whole gradients up to level 2 (`mjax.mesh.zero`).
+  section 5, with mjax's levels (`mjax.mesh.zero`). Up to level 2 gradients are whole
+  while microbatches add up. With one microbatch and no pipeline a layer's gradients
+  are reduced as they come, and from level 1 on only their parts stay
+  (`mjax.prefetch`); those of the tables are whole until the layers are done.
 - Activations of a layer: Korthikanti et al. 2022, arXiv:2205.05198, section 4, with
   the sequence split over tp. Differs: no dropout masks, and no scores, which a fused
   attention kernel does not keep: 32 bytes per token and entry of the model width for a
   GPT, where the paper has 34 and the scores. What is between them is counted by entry.
+  That is with `Case.tp_chunks` above 1; if the sequence crosses tp at once, the input
+  of a branch's first product is kept as it was gathered, whole on every GPU of tp.
 - Chunks in flight on the first stage: 2 (P - 1) + (v - 1) P + 1, at most v M. For v > 1
   that is section 4.2.3 of the same paper, L (1 + (P - 1) / (P v)) layers; for v = 1
   mjax's order, which holds more than the P of plain 1F1B.
 
-Not counted: buffers of collectives, workspaces, fragmentation, norms and biases.
+Not counted: whole tables while level 3 uses them, buffers of collectives, workspaces,
+fragmentation, norms and biases.
 """
 
 import dataclasses
@@ -54,6 +60,11 @@ def memory(
     tables = (1 if tied else 2) * case.vocab_size * case.d_model / sizes.tp
     weights = case.gpu_weights + tables
     sharded = weights / sizes.dp_shard
+    grads = weights
+    if case.zero == 3:
+        grads = sharded
+    elif case.zero and case.microbatches == sizes.pp == 1:
+        grads = case.gpu_weights / sizes.dp_shard + tables
     logits = case.tokens * case.vocab_size / sizes.tp
     if logits_at_once is not None:
         logits = min(logits, float(logits_at_once))
@@ -64,7 +75,7 @@ def memory(
     at_level_3 = sharded + 2 * one_layer  # one in use, the next on its way
     return Memory(
         params_bytes=(at_level_3 if case.zero == 3 else weights) * case.param_bytes,
-        grads_bytes=(sharded if case.zero == 3 else weights) * case.grad_bytes,
+        grads_bytes=grads * case.grad_bytes,
         optimizer_bytes=(sharded if case.zero else weights) * case.state_bytes,
         activations_bytes=kept,
         # Float32, and their gradient in the compute dtype.
@@ -85,12 +96,14 @@ def layer_bytes(case: Case) -> float:
     qkv = (case.heads + 2 * case.kv_heads) * case.head_width
     core = case.heads * case.head_width
     up = (2 if case.gated else 1) * case.d_ff
+    # What the first product of each branch reads: gathered at once, it is kept whole.
+    gathered = branches * case.d_model * (case.sizes.tp if case.tp_chunks == 1 else 1)
     entries = {
         "full": case.d_model,
         # The layer's input, and the outputs of the projections.
         "dots": case.d_model + qkv + up + branches * case.d_model,
         # In and out of norms, q k v, the core's output, in and out of the activation.
-        "attention": 2 * branches * case.d_model + qkv + core + up + case.d_ff,
+        "attention": (branches * case.d_model + gathered + qkv + core + up + case.d_ff),
     }
     policy = "attention" if case.remat == "none" else case.remat
     per_token = entries[policy] * case.param_bytes

@@ -11,7 +11,8 @@ Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v ch
 - elementwise: bytes of kernels that read and write each array once, twice backward;
 - tp: one all-gather and one reduce-scatter forward per branch of the serial block, and
   per layer of the parallel block; backward as many, and the input gathered again for
-  the weight gradient (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2);
+  the weight gradient (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2) unless
+  the sequence crosses at once and remat keeps what was gathered (`Case.tp_chunks`);
 - bubble: (P - 1) / (v M) of the time of all layers (Narayanan et al. 2021,
   arXiv:2104.04473, section 2.2.2);
 - pp: one activation and one gradient per chunk and microbatch, split over tp;
@@ -169,12 +170,15 @@ def _layer_tp_s(case: Case, device: Device, constants: Constants) -> float:
     """Collectives over tp of one layer and microbatch, hidden or not."""
     n = case.sizes.tp
     branches = 1 if case.parallel else 2
-    # Computed again in full, a layer gathers all its inputs and scatters all but its
-    # last output again; the gathered inputs then serve the weight gradients too.
-    backward = 4 * branches - 1 if case.remat == "full" else 3 * branches
+    # A layer that is computed again gathers its inputs again; they then serve the
+    # weight gradients too, in chunks or not.
+    is_again = case.tp_chunks > 1 or case.remat in ("dots", "full")
+    gathers = branches if is_again else 0
+    # Computed again in full, it scatters all but its last output again.
+    scatters = branches - 1 if case.remat == "full" else 0
     num_bytes = case.tokens * case.d_model * case.param_bytes
     one = _ring_s(num_bytes, n, 1, device, constants)
-    return (2 * branches + backward) * one
+    return (4 * branches + gathers + scatters) * one
 
 
 def _pp_s(case: Case, device: Device, constants: Constants) -> float:

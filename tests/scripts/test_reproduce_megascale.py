@@ -116,6 +116,12 @@ def test_the_largest_error_is_that_of_the_rows(tables: dict[str, Table]):
     assert f"MegaScale's 8 rows: {error}%" in table.text
 
 
+def test_the_network_of_the_described_a100_is_that_of_the_papers_servers():
+    """Section 3.6: eight cards of 200 Gb/s, eight GPUs."""
+    assert paper.A100.network_bytes_per_s == 200e9 / 8
+    assert paper.A100.gpus_per_node == 8
+
+
 def test_every_constant_says_where_it_is_from():
     names = {
         field.name

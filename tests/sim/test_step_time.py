@@ -1,6 +1,7 @@
 """The closed-form step time: limits that are known, and what must not get worse."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -9,11 +10,14 @@ from hypothesis import strategies as st
 
 from mjax import counts
 from mjax.mesh.axes import AxisSizes
+from mjax.mesh.gpus import GPUS
 from mjax.model import ModelConfig
 from mjax.pipeline import schedule
 from mjax.sim.case import Case, Constants, Device
 from mjax.sim.memory import layer_bytes, layers_in_flight, memory
 from mjax.sim.step_time import mfu, simulate
+from tests.layers.test_block import equations
+from tests.training import LENGTH, ROWS, TINY, Layout, make_program
 
 # Sums and products of a few float64 numbers.
 EXACT = 1e-12
@@ -47,6 +51,7 @@ GPT = Case(
     sizes=AxisSizes(pp=8, dp_replicate=1, dp_shard=4, tp=8),
     chunks=6,
     microbatches=192,
+    tp_chunks=8,
 )
 
 
@@ -78,6 +83,7 @@ def cases(draw: st.DrawFn) -> Case:
         ),
         chunks=draw(st.integers(1, 4)) if pp > 1 else 1,
         microbatches=draw(st.integers(1, 64)),
+        tp_chunks=draw(st.sampled_from([1, 2])),
         rows=draw(st.integers(1, 4)),
         remat=draw(st.sampled_from(["none", "attention", "dots", "full"])),
         zero=draw(st.integers(0, 2 if pp > 1 else 3)),
@@ -252,6 +258,42 @@ def test_the_parallel_block_has_half_the_collectives_over_tp():
     assert parallel.tp_s == pytest.approx(serial.tp_s / 2, rel=EXACT)
 
 
+@pytest.mark.parametrize(
+    ("block", "remat", "tp_chunks"),
+    [
+        *itertools.product(["serial", "parallel"], ["none", "dots", "full"], [1]),
+        # With remat full the trace gathers chunks twice; XLA makes it once.
+        *(("serial", remat, 4) for remat in ("none", "attention", "dots")),
+    ],
+)
+def test_collectives_over_tp_are_those_of_the_layer(block, remat, tp_chunks):
+    """What a device sends in the loops over layers, forward and backward, as traced."""
+    model = dataclasses.replace(TINY, layers=5, block=block, remat=remat)
+    program = make_program(Layout((1, 1, 1, 4), 0, tp_chunks=tp_chunks), model)
+    trace = program.train_step.trace(program.abstract_state, program.abstract_batch)
+    loops = (e for e in equations(trace.jaxpr.jaxpr) if e.primitive.name == "scan")
+    # Sent of an operand, by the ring; a permute sends it.
+    shares = {"all_gather": 3, "reduce_scatter": 3 / 4, "ppermute": 1}
+    sent = sum(
+        shares[e.primitive.name] * e.invars[0].aval.size
+        for loop in loops
+        for e in equations(loop.params["jaxpr"].jaxpr)
+        if e.primitive.name in shares
+    )
+    case = dataclasses.replace(
+        with_sizes(GPT, pp=1, dp_shard=1, tp=4),
+        **{"layers": 1, "microbatches": 1, "remat": remat, "tp_chunks": tp_chunks},
+        **{"parallel": block == "parallel", "d_model": TINY.d_model},
+        **{"seq_len": LENGTH, "rows": ROWS},
+    )
+    by_model = simulate(case, DEVICE, IDEAL).tp_s * DEVICE.node_link_bytes_per_s
+    assert by_model == pytest.approx(sent * case.param_bytes, rel=EXACT)
+    # What was gathered waits for the backward pass only if it is not gathered again.
+    is_kept = f"f32[5,1,{ROWS},{LENGTH},{TINY.d_model}]" in str(trace.jaxpr)
+    again = layer_bytes(dataclasses.replace(case, tp_chunks=4))
+    assert is_kept is (layer_bytes(case) > again)
+
+
 def test_the_reduction_of_hsdp_crosses_nodes_with_its_shard_only():
     """2 nodes of 8: per GPU half of 1/8 of the gradients, twice, at 25 GB/s."""
     case = dataclasses.replace(
@@ -318,13 +360,39 @@ def test_computing_more_again_keeps_less_of_a_layer(case: Case):
 
 @given(cases())
 def test_a_higher_zero_level_holds_no_more_state(case: Case):
-    case = dataclasses.replace(with_sizes(case, pp=1, dp_shard=16), layers=8)
+    case = dataclasses.replace(
+        with_sizes(case, pp=1, dp_shard=16), layers=8, microbatches=2
+    )
     held = [memory(dataclasses.replace(case, zero=zero)) for zero in range(4)]
     assert held[1].optimizer_bytes == held[0].optimizer_bytes / 16
     assert held[2].grads_bytes == held[1].grads_bytes  # whole while they add up
     assert held[3].grads_bytes == held[2].grads_bytes / 16
     totals = [one.total_bytes for one in held]
     assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("zero", "microbatches", "pp", "shards"),
+    [(0, 1, 1, 1), (1, 1, 1, 4), (2, 1, 1, 4), (2, 2, 1, 1), (2, 1, 8, 1)],
+)
+def test_gradients_of_layers_are_whole_only_while_they_add_up(
+    zero: int, microbatches: int, pp: int, shards: int
+):
+    case = dataclasses.replace(
+        with_sizes(GPT, pp=pp), zero=zero, microbatches=microbatches
+    )
+    tables = 2 * GPT.vocab_size * GPT.d_model / 8
+    by_hand = 4 * (case.gpu_weights / shards + tables)
+    assert memory(case).grads_bytes == pytest.approx(by_hand, rel=EXACT)
+
+
+def test_what_crossed_tp_at_once_is_kept_whole():
+    """Of the two inputs of a serial layer 7/8 more than the 1/8 of chunks."""
+    at_once = dataclasses.replace(GPT, tp_chunks=1)
+    more = 2 * 2 * GPT.seq_len * GPT.d_model * 7 / 8
+    assert layer_bytes(at_once) - layer_bytes(GPT) == more
+    one = with_sizes(at_once, tp=1)
+    assert layer_bytes(one) == layer_bytes(with_sizes(GPT, tp=1))
 
 
 # ------------------------------------------------------------------------ refusals
@@ -343,6 +411,17 @@ def test_a_higher_zero_level_holds_no_more_state(case: Case):
 def test_a_case_that_cannot_be_is_refused(changes: dict, message: str):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(GPT, **changes)
+
+
+def test_a_device_takes_each_rate_of_its_description():
+    gpu = GPUS["h200"]
+    device = Device.of(gpu, gpus_per_node=4)
+    assert device.peak_flops_per_s == gpu.peak_bf16_flops_per_s
+    rates = ("memory_bytes_per_s", "node_link_bytes_per_s", "network_bytes_per_s")
+    assert [getattr(device, rate) for rate in rates] == [
+        getattr(gpu, rate) for rate in rates
+    ]
+    assert device.gpus_per_node == 4
 
 
 def test_constants_and_devices_outside_of_their_range_are_refused():
