@@ -76,7 +76,7 @@ def _kernel(
     elif work.products:
         kind = "gemm"
     else:
-        kind = "call" if work.kernels else "elementwise"
+        kind = "call" if x.opcode == "custom-call" else "elementwise"
     return Kernel(
         name=x.name,
         source=x.op_name,

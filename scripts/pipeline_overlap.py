@@ -12,6 +12,7 @@ gradients are added up is copied.
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 import jax
 
@@ -36,6 +37,8 @@ class Case:
     num_chunks: int
     num_microbatches: int
     seq_len: int
+    tp_chunks: int = 1
+    """1 is --mesh.tp-overlap off."""
 
     def build(self) -> Program:
         """Build the program for described H200s."""
@@ -54,6 +57,7 @@ class Case:
             isolate_documents=True,
             mesh=described_mesh(self.sizes),
             pipeline=PipelineConfig(chunks=self.num_chunks),
+            tp_chunks=self.tp_chunks,
         )
 
 
@@ -82,6 +86,15 @@ CASES = (
         seq_len=1024,
     ),
     Case(
+        name="width 4096, chunks over tp",
+        sizes=_sizes(pp=4, dp=2, tp=8),
+        model=ModelConfig(layers=16, d_model=4096, heads=32, vocab_size=32_768),
+        num_chunks=2,
+        num_microbatches=8,
+        seq_len=2048,
+        tp_chunks=8,
+    ),
+    Case(
         name="32 of the 96 layers of megascale-175b",
         sizes=_sizes(pp=8, dp=2, tp=8),
         model=_175B,
@@ -108,7 +121,7 @@ def transfers(analysis: Analysis, computation: str) -> dict[str, Collective]:
     step = analysis.sizes.dp * analysis.sizes.tp  # pp is the slowest axis of the mesh
     found = {}
     for collective in inside(analysis, computation):
-        if collective.kind == "collective-permute":
+        if collective.role == "pp" and collective.kind == "collective-permute":
             sender, receiver = collective.groups.members[0]
             to_next = receiver - sender == step
             found["forward" if to_next else "backward"] = collective
@@ -184,6 +197,15 @@ def _without(spec: jax.sharding.PartitionSpec, axes: set[str]) -> list:
     return [entry(names) for names in spec]
 
 
+def _hidden(collectives: Sequence[Collective]) -> str:
+    """Say what part of the bytes of collectives is hidden, and of how many."""
+    if not collectives:
+        return "none"
+    total = sum(c.wire_bytes * c.runs for c in collectives)
+    hidden = sum(c.wire_bytes * c.runs for c in collectives if c.is_overlapped)
+    return f"{hidden / total:.0%} of {len(collectives)}"
+
+
 def main() -> int:
     rows, faults = [], []
     for case in CASES:
@@ -194,7 +216,7 @@ def main() -> int:
         between = transfers(analysis, steady)
         over_dp = [c for c in analysis.collectives if set(DP) & set(c.axes)]
         in_steady = sum(c.computation == steady for c in over_dp)
-        elsewhere = sum(c.computation not in (steady, module.entry) for c in over_dp)
+        pieces = [c for c in over_dp if c.computation not in (steady, module.entry)]
         sizes = case.sizes
         rows.append(
             (
@@ -207,7 +229,8 @@ def main() -> int:
                     for d in ("backward", "forward")
                 ),
                 str(in_steady),
-                str(elsewhere),
+                _hidden(pieces),
+                _hidden([c for c in analysis.collectives if c.role == "tp"]),
             )
         )
         faults += [
@@ -230,7 +253,7 @@ def main() -> int:
     header = (
         *("model", "pp x dp x tp", "chunks", "products in the steady loop"),
         *("beside the gradient's transfer", "beside the activation's transfer"),
-        *("dp collectives in it", "in other loops"),
+        *("dp collectives in it", "hidden in other loops", "hidden over tp"),
     )
     table = Table(title="What hides the transfers", text=text, header=header, rows=rows)
     command = "python -m scripts.pipeline_overlap"

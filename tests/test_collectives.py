@@ -20,7 +20,7 @@ MODEL = dataclasses.replace(TINY, layers=LAYERS, remat="none")
 def compiled(layout: Layout, model: ModelConfig = MODEL) -> list[Collective]:
     program = make_program(layout, model)
     step = program.train_step.lower(program.abstract_state, program.abstract_batch)
-    return collectives(step.compile().as_text())
+    return collectives(step.compile().as_text(), program.mesh.shape)
 
 
 def in_layers(found: list[Collective], axes: frozenset[str], loops: int = 1):
@@ -120,7 +120,8 @@ def test_a_collective_that_is_started_and_awaited_is_listed_once() -> None:
     """As GPU executables have them, where a start returns its operands too."""
     tp = "replica_groups=mesh['dp_shard'=1,'tp'=4] {'tp'}, dimensions={0}"
     pair = "(f32[4,8]{1,0}, bf16[2]{0})"
-    found = collectives(f"""
+    text = f"""HloModule started, is_scheduled=true, num_partitions=4
+
 ENTRY %main (x: f32[4,8], y: bf16[2]) -> f32[16,8] {{
   %x = f32[4,8]{{1,0}} parameter(0)
   %y = bf16[2]{{0}} parameter(1)
@@ -129,7 +130,8 @@ ENTRY %main (x: f32[4,8], y: bf16[2]) -> f32[16,8] {{
   %start.1 = ({pair}, {pair}) all-reduce-start(%x, %y), {tp}
   ROOT %done.1 = {pair} all-reduce-done(%start.1)
 }}
-""")
+"""
+    found = collectives(text, {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 4})
     assert [(c.kind, c.operands, c.shapes, c.axes) for c in found] == [
         ("all-gather", ("f32[4,8]",), ("f32[16,8]",), TP),
         ("all-reduce", ("f32[4,8]", "bf16[2]"), ("f32[4,8]", "bf16[2]"), TP),

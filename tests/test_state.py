@@ -146,7 +146,7 @@ def test_only_leaves_that_no_stage_count_divides_are_gathered_whole(name, progra
         text, memory = compiled.as_text(), compiled.memory_analysis()
         assert text is not None
         assert memory is not None
-        found = collectives(text)
+        found = collectives(text, program.mesh.shape)
         assert {c.axes for c in found} == {frozenset({"pp"})}
         assert {c.kind for c in found} <= {"all-to-all", "all-gather"}
         for gathered in (c for c in found if c.kind == "all-gather"):

@@ -55,7 +55,7 @@ class Collective:
     products: int
     """Matrix products between start and done, those in loops for each turn."""
     kernels: int
-    """Pallas and library kernels between start and done, likewise."""
+    """Pallas and cuDNN kernels between start and done, likewise."""
     flops: int
     """Of these products."""
     op_name: str
@@ -79,7 +79,7 @@ class Analysis:
     """Of all matrix products. FLOPs inside Pallas kernels are not in the text."""
     num_products: int
     num_kernels: int
-    """Calls of Pallas and library kernels."""
+    """Calls of Pallas and cuDNN kernels."""
     communicators: int
     """Different sets of groups, in all branches; a permute counts by its axes."""
     branches: Mapping[str, str]

@@ -30,13 +30,16 @@ _END = re.compile(r"\}(?:, execution_thread=\"[\w.\-]+\")?$")
 _INSTRUCTION = re.compile(r"  (?P<root>ROOT )?%(?P<name>[\w.\-]+) = ")
 _OPCODE = re.compile(r" (?P<opcode>[a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,]*)\](?:\{[^{}]*\})?")
-_OPERAND = re.compile(r"(?:[^%]* )?%([\w.\-]+)$")
+_NAME = re.compile(r"%([\w.\-]+)")
+# Names, in some versions of jax with their shapes before them.
+_OPERANDS = re.compile(r"(?:(?:^|, )(?:[^%]+ )?%[\w.\-]+)*$")
 _KEY = re.compile(r"([a-z_][\w\-]*)=")
 _INDEX = re.compile(r"/\*index=\d+\*/")
 # Whole strings, and lists of numbers (pairs of 12,288 devices), are one token.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\{\{[\d,{}]*\}\}|[(){}\[\],]')
 _CALLS = ("calls", "to_apply", "body", "condition", "called_computations")
-_BRANCHES = ("true_computation", "false_computation")
+_BRANCHES = ("true_computation", "false_computation", "branch_computations")
+_CALLING = {*_CALLS, *_BRANCHES}
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _LITERALS = ("parameter", "constant", "iota", "partition-id", "replica-id")
@@ -93,18 +96,17 @@ class Instruction:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it calls, of a conditional its branches."""
-        names = [self.attributes[key] for key in _CALLS if key in self.attributes]
-        return tuple(n.lstrip("%") for n in ",".join(names).strip("{}").split(",") if n)
+        """Names of the computations that it calls, but for those of a conditional."""
+        return self._names(_CALLS)
 
     @property
     def branches(self) -> tuple[str, ...]:
         """Names of the computations of which a conditional runs one."""
-        if "branch_computations" in self.attributes:
-            listed = self.attributes["branch_computations"].strip("{}").split(",")
-            return tuple(name.strip().lstrip("%") for name in listed)
-        keys = [key for key in _BRANCHES if key in self.attributes]
-        return tuple(self.attributes[key].lstrip("%") for key in keys)
+        return self._names(_BRANCHES)
+
+    def _names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        values = [self.attributes[key] for key in keys if key in self.attributes]
+        return tuple(name for value in values for name in _NAME.findall(value))
 
     @property
     def trip_count(self) -> int | None:
@@ -217,6 +219,11 @@ def parse(text: str) -> Module:
             f"module {name[1]} is not scheduled: the order of its text means nothing. "
             "Pass the text of what is compiled, not of what is lowered"
         )
+    if replicas := re.search(r"replica_count=(?!1\b)\d+", head):
+        raise ValueError(
+            f"module {name[1]} has {replicas[0]}: only programs of partitions, as "
+            "jax.jit makes them, are understood"
+        )
     partitions = re.search(r"num_partitions=(\d+)", head)
     computations: dict[str, Computation] = {}
     entry = None
@@ -267,10 +274,13 @@ def _instruction(line: str) -> Instruction:
     end = _close(line, opcode.end() - 1)
     inside = line[opcode.end() : end - 1]
     name = opcode["opcode"]
+    operands, literal = (), ""
     if name in _LITERALS:
-        operands, literal = (), inside
+        literal = inside
+    elif _OPERANDS.match(inside):
+        operands = tuple(_NAME.findall(inside))
     else:
-        operands, literal = tuple(_operand(x, line) for x in _split(inside)), ""
+        raise _unread(f"has an operand that is not understood: {inside!r}", line)
     try:
         shape = _shape(line[start.end() : opcode.start()])
     except ValueError as error:
@@ -323,13 +333,6 @@ def _shape(text: str) -> Shape:
     return Array(found["dtype"], dims)
 
 
-def _operand(text: str, line: str) -> str:
-    found = _OPERAND.match(text)
-    if found is None:
-        raise _unread(f"has an operand that is not understood: {text!r}", line)
-    return found[1]
-
-
 def _attributes(line: str, end: int) -> dict[str, str]:
     """Read `, key=value` pairs; groups may be `mesh[...], device_ids=(...) {...}`."""
     attributes = {}
@@ -354,7 +357,8 @@ def _check(computation: Computation, known: Mapping[str, Computation]) -> None:
         where = f"{x.name} in computation {computation.name}"
         if missing := [name for name in x.operands if name not in seen]:
             raise ValueError(f"{where} uses {missing[0]}, which is not defined before")
-        if absent := [c for c in (*x.called, *x.branches) if c not in known]:
+        called = () if _CALLING.isdisjoint(x.attributes) else (*x.called, *x.branches)
+        if absent := [name for name in called if name not in known]:
             raise ValueError(f"{where} calls {absent[0]}, which the module lacks")
         if x.name in seen:
             raise ValueError(f"{where} is defined twice")

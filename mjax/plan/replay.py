@@ -23,7 +23,7 @@ from types import MappingProxyType
 from mjax.plan.analysis import KINDS, Analysis, Collective
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo import Computation, Instruction, Module
-from mjax.plan.work import FREE, fused_work, moved_bytes
+from mjax.plan.work import FREE, KERNELS, fused_work, moved_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,21 +74,17 @@ def replay(
       module: the step.
       analysis: of this module.
       cost: the cost model.
-      kernel_flops: FLOPs of one call of a Pallas or library kernel, which the text does
+      kernel_flops: FLOPs of one call of a Pallas or cuDNN kernel, which the text does
         not say. The name is a part of its op_name, between slashes: a call from
         .../attention_forward/... is named attention_forward.
     Returns:
       The modelled step.
     Raises:
-      ValueError: no kernel has a name of kernel_flops.
+      ValueError: no kernel has a name of kernel_flops, or one has two of them.
     """
+    _check_names(kernel_flops, module)
     player = _Player(module, analysis, cost, kernel_flops)
     total = player.play(module.entry, 0.0)
-    if unused := sorted(set(kernel_flops) - player.named):
-        raise ValueError(
-            f"kernel_flops names {unused[0]!r}, and no kernel of {module.name} has "
-            f"that in its op_name; kernels: {sorted(player.kernels)}"
-        )
     return Replay(
         step_s=total.seconds,
         compute_s=total.compute_s,
@@ -101,6 +97,27 @@ def replay(
 
 def _no_seconds() -> dict[str, float]:
     return collections.defaultdict(float)
+
+
+def _check_names(kernel_flops: Mapping[str, int | float], module: Module) -> None:
+    kernels = {
+        x.op_name
+        for computation in module.computations.values()
+        for x in computation.instructions
+        if x.target.startswith(KERNELS)
+    }
+    named = {kernel: set(kernel.split("/")) & set(kernel_flops) for kernel in kernels}
+    if unused := sorted(set(kernel_flops).difference(*named.values())):
+        raise ValueError(
+            f"kernel_flops names {unused[0]!r}, and no kernel of {module.name} has "
+            f"that in its op_name; kernels: {sorted(kernels)}"
+        )
+    for kernel, names in named.items():
+        if len(names) > 1:
+            raise ValueError(
+                f"kernel_flops gives {kernel} FLOPs under several names: "
+                f"{sorted(names)}; leave one"
+            )
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -142,8 +159,6 @@ class _Player:
         self.kernel_flops = kernel_flops
         self.collectives = {(c.computation, c.name): c for c in analysis.collectives}
         self.timeline: dict[str, tuple[Event, ...]] = {}
-        self.kernels: set[str] = set()
-        self.named: set[str] = set()
         self.by_bytes: set[str] = set()
         self.play = functools.cache(self._play)
 
@@ -186,14 +201,11 @@ class _Player:
             return "product", self.cost.product_s(work, moved)
         if not work.kernels:
             return "memory", self.cost.memory_s(moved)
-        self.kernels.add(x.op_name)
-        names = set(x.op_name.split("/")) & set(self.kernel_flops)
-        self.named |= names
-        if not names:
-            self.by_bytes.add(x.op_name)
-            return "kernel", self.cost.memory_s(moved)
-        flops = sum(self.kernel_flops[name] for name in names)
-        return "kernel", self.cost.kernel_s(flops, moved)
+        for name in x.op_name.split("/"):
+            if name in self.kernel_flops:
+                return "kernel", self.cost.kernel_s(self.kernel_flops[name], moved)
+        self.by_bytes.add(x.op_name)
+        return "kernel", self.cost.memory_s(moved)
 
 
 def _is_silent(x: Instruction) -> bool:

@@ -27,6 +27,9 @@ FREE = frozenset(
 CUBLAS = "__cublas"
 """Beginning of the targets of custom calls that are matrix products."""
 
+KERNELS = ("mosaic_gpu", "__gpu$xla.gpu.triton", "__cudnn")
+"""Beginnings of the targets of custom calls that are kernels of Pallas or of cuDNN."""
+
 _VIEWS = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
 # Calls and instructions that hold a matrix product which cannot be counted here.
@@ -42,7 +45,7 @@ class Work:
     products: int = 0
     """Matrix products."""
     kernels: int = 0
-    """Calls of kernels whose FLOPs the text does not say: Pallas, cuDNN."""
+    """Calls of `KERNELS`, whose FLOPs the text does not say."""
     product_dtype: str | None = None
     """In which the factors of a product meet; None without one."""
 
@@ -87,7 +90,8 @@ def own_work(x: Instruction, computation: Computation) -> Work:
         raise ValueError(
             f"cannot count the matrix product in {x.name}: {x.opcode} {x.target}"
         )
-    return Work(kernels=1) if is_call else Work()
+    # Other calls (a sort, a callback to the host) do no arithmetic to speak of.
+    return Work(kernels=int(is_call and x.target.startswith(KERNELS)))
 
 
 def _product(x: Instruction, computation: Computation, contracted: list[int]) -> Work:

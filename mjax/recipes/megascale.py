@@ -3,10 +3,11 @@
 Source: Jiang et al. 2024, arXiv:2402.15627, Table 1 (layers, widths, heads, tensor and
 pipeline parallelism), section 6.1 (interleaved schedule with six and three chunks,
 sequences of 2,048 tokens, a vocabulary of 64,000), section 2 (ZeRO-2), section 3.1
-(parallel block, sliding window, LAMB). The paper gives neither the window, the learning
-rate nor the size of a microbatch: attention is full here, the rate is a guess that
-nothing was trained with, and on the GPUs that a recipe names a microbatch is one
-sequence of each replica. Text is synthetic and the vocabulary the model's own, so that
+(parallel block, sliding window, LAMB), section 3.2 (products chunked to hide what
+crosses tensor parallelism). The paper gives neither the window, the learning rate nor
+the size of a microbatch: attention is full here, the rate is a guess that nothing was
+trained with, and on the GPUs that a recipe names a microbatch is one sequence of each
+replica. Text is synthetic and the vocabulary the model's own, so that
 the shapes are those of the table on any machine.
 """
 
@@ -58,7 +59,7 @@ def _megascale(
     return TrainConfig(
         steps=100,
         zero=2,
-        mesh=MeshConfig(pp=num_stages, tp=8),
+        mesh=MeshConfig(pp=num_stages, tp=8, tp_overlap="chunks"),
         pipeline=PipelineConfig(chunks=num_chunks),
         batch=batch,
         model=model,

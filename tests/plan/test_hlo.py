@@ -68,6 +68,11 @@ def test_a_loop_has_its_trip_count_and_a_choice_its_branches():
     assert set(tick.by_name["layers"].called) == {"layer", "more"}
 
 
+def test_several_called_computations_are_all_listed():
+    text = SMALL.replace("calls=%double", "called_computations={%double, %main}")
+    assert parse(text).computations["main"].root.called == ("double", "main")
+
+
 def test_bytes_of_a_kernel_in_its_attributes_do_not_end_them():
     layer = recorded("pipeline")[0].computations["layer"]
     assert layer.root.target == "mosaic_gpu_v2"
@@ -90,6 +95,7 @@ def change(before: str, after: str) -> str:
         ("", "no HLO module"),
         (change("HloModule", "Module"), "no HLO module.*Module small"),
         (change(", is_scheduled=true", ""), "small is not scheduled"),
+        (change(", num", ", replica_count=2, num"), "small has replica_count=2"),
         (change("ENTRY ", ""), "no ENTRY"),
         (change("%double (d: f32[2]) ->", "double"), "no header of a computation"),
         (SMALL.rstrip().rstrip("}"), "computation main does not end"),

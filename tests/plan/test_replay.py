@@ -85,6 +85,13 @@ def test_a_kernel_takes_its_bytes_or_the_flops_that_the_caller_gives():
 def test_a_kernel_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match=r"names 'norm', and no .*\['f/attention/ca"):
         play("kernel", norm=1.0)
+    with pytest.raises(ValueError, match=r"several names: \['attention', 'call'\]"):
+        play("kernel", attention=1, call=2)
+
+
+def test_flops_of_a_kernel_in_a_branch_that_is_not_taken_are_no_mistake():
+    # Of the two branches the one with products counts.
+    assert play("either", "kernel", attention=10_000).step_s == pytest.approx(2)
 
 
 def test_the_timeline_is_of_one_pass_of_each_computation():

@@ -62,3 +62,22 @@ def test_a_cublas_call_without_its_dims_is_refused():
     main = module.computations["main"]
     with pytest.raises(ValueError, match="contracted dims of gemm_start are not given"):
         fused_work(main.by_name["gemm_start"], main, module)
+
+
+@pytest.mark.parametrize(
+    ("target", "kernels"),
+    [
+        ("mosaic_gpu_v2", 1),
+        ("__gpu$xla.gpu.triton", 1),
+        ("__cudnn$fmhaSoftmax", 1),
+        ("__cub$DeviceRadixSort", 0),
+        ("xla_ffi_python_gpu_callback", 0),
+    ],
+)
+def test_a_sort_or_a_callback_is_no_kernel_that_hides_anything(
+    target: str, kernels: int
+):
+    text = text_of("pipeline").replace("mosaic_gpu_v2", target)
+    module = parse(text)
+    layer = module.computations["layer"]
+    assert fused_work(layer.root, layer, module) == Work(kernels=kernels)

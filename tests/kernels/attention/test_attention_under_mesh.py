@@ -55,14 +55,14 @@ def test_a_kernel_outside_shard_map_gathers_its_operands():
     with use_abstract_mesh(mesh.abstract_mesh):
         plain = compiled_text(jax.jit(twice, out_shardings=heads).lower(q))
     assert plain.count(KERNEL_CALL) == 1
-    (gather,) = that_move_heads(collectives(plain))
+    (gather,) = that_move_heads(collectives(plain, mesh.shape))
     assert (gather.kind, gather.axes) == ("all-gather", {"tp"})
     assert [num_elements(shape) for shape in gather.operands] == [B * T * N // 8 * H]
     assert [num_elements(shape) for shape in gather.shapes] == [B * T * N * H]
     mapped = jax.shard_map(twice, mesh=mesh, in_specs=BY_HEAD, out_specs=BY_HEAD)
     text = compiled_text(jax.jit(mapped).lower(q))
     assert text.count(KERNEL_CALL) == 1
-    assert collectives(text) == []
+    assert collectives(text, mesh.shape) == []
 
 
 # The backward pass of the norm is a kernel too; attention has three, of which remat
@@ -96,7 +96,7 @@ def test_the_step_with_tp_8_sends_activations_and_no_heads(backend, num_kernels)
     step = program.train_step.lower(program.abstract_state, program.abstract_batch)
     text = compiled_text(step)
     assert text.count(KERNEL_CALL) == num_kernels
-    found = collectives(text)
+    found = collectives(text, described_mesh(TP8).shape)
     assert that_move_heads(found) == []
     gathers = [c for c in found if c.kind == "all-gather"]
     # The sequence: in the layers and, for logits and embedding, outside.
