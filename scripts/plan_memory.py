@@ -130,13 +130,8 @@ def measure(config: TrainConfig) -> Growth:
     _release()
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
-    state = jax.block_until_ready(make_state())
-    for _ in range(NUM_STEPS):
-        state, metrics = jax.block_until_ready(step(state, batch))
-        if not np.isfinite(metrics["loss"]):
-            raise RuntimeError(f"the loss must be finite, got {metrics['loss']}")
+    _take_steps(make_state, step, batch)
     peak = _resident("VmHWM")
-    del state, metrics
     _release()
     return Growth(
         figure=figure(step),
@@ -165,6 +160,15 @@ def measure_alone(flags: str) -> Growth:
     found: dict[str, Any] = json.loads(done.stdout)
     figures = {name: Figure(**found.pop(name)) for name in ("figure", "birth")}
     return Growth(**figures, **found)
+
+
+def _take_steps(make_state: Any, step: Any, batch: Mapping[str, jax.Array]) -> None:
+    """Make a state, train it, and let it go."""
+    state = jax.block_until_ready(make_state())
+    for _ in range(NUM_STEPS):
+        state, metrics = jax.block_until_ready(step(state, batch))
+        if not np.isfinite(metrics["loss"]):
+            raise RuntimeError(f"the loss must be finite, got {metrics['loss']}")
 
 
 def _batch(program: Program, vocab_size: int) -> Mapping[str, jax.Array]:
