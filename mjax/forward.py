@@ -9,8 +9,7 @@ once. `mjax.pipelined` has the other way.
 
 import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +18,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from mjax import prefetch
 from mjax.mesh import collectives, zero
-from mjax.mesh.axes import DP, TP
+from mjax.mesh.axes import DP, DP_SHARD, PP, TP
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.model import NO_TARGET, DropoutKey, Params, Transformer
+from mjax.prefetch import Weights
 
 Batch = dict[str, Int[Array, "B T"]]
 
@@ -147,30 +148,103 @@ def _count_targets(batch: Batch) -> Int[Array, ""]:
     return collectives.sum_over_mesh((batch["targets"] != NO_TARGET).sum())
 
 
+class _Sum(NamedTuple):
+    """Gradients of the microbatches so far, as `zero.summand` makes them."""
+
+    ends: Params
+    blocks: Params
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plain(Forward):
-    """Every device runs all layers, on its part of the batch."""
+    """Every device runs all layers, on its part of the batch.
+
+    Parameters are gathered in the first microbatch, gradients reduced in the last one
+    (level 3: see `mesh.zero`), layer by layer; the ends, which are all but the blocks,
+    before the first layer and after the last.
+    """
 
     def _loss_and_gradients(
         self, params: Params, key: Array, scale: Float[Array, ""], batch: Batch
     ) -> tuple[Float[Array, ""], Params]:
-        def loss(compute: Params, micro: Batch) -> Float[Array, ""]:
-            model, materialise = self._model(compute)
-            nll = model.nll(micro, key=dropout_key(key, micro), materialise=materialise)
-            return nll * scale
+        params = jax.tree.map(collectives.vary, params)
+        micro = self.split(batch)
 
-        losses, grads = self._accumulate(loss, self._compute_copy(params), batch)
-        grads = zero.reduce_gradients(
-            grads, self.specs, level=self.level, dtype=self.reduce
+        def one(
+            weights: Weights, ends: Params, total: _Sum | None, index: Any, last: bool
+        ) -> tuple[Weights, Float[Array, ""], _Sum]:
+            rows = jax.tree.map(lambda x: x[index], micro)
+            weights, value, total = self._microbatch(
+                weights, ends, total, rows, key, scale, finish=last
+            )
+            return weights, value, total
+
+        weights, ends = self._weights(params)
+        final = self.microbatches - 1
+        weights, value, total = one(weights, ends, None, 0, final == 0)
+        if final > 1:
+
+            def add(total: _Sum, index: Array) -> tuple[_Sum, Float[Array, ""]]:
+                _, value, total = one(weights, ends, total, index, False)
+                return total, value
+
+            total, values = jax.lax.scan(add, total, jnp.arange(1, final))
+            value += values.sum()
+        if final > 0:
+            _, last_value, total = one(weights, ends, total, final, True)
+            value += last_value
+        return value, zero.reduce_over(
+            (PP, TP), total.ends | {"blocks": total.blocks}, self.specs
         )
-        return losses, grads
+
+    def _microbatch(
+        self,
+        weights: Weights,
+        ends: Params,
+        total: _Sum | None,
+        micro: Batch,
+        key: Array,
+        scale: Float[Array, ""],
+        *,
+        finish: bool,
+    ) -> tuple[Weights, Float[Array, ""], _Sum]:
+        """Add the gradients of a microbatch; `finish`: reduce the sum over dp."""
+        at = dropout_key(key, micro)
+        whole = self._whole(ends) if self.level == 3 else ends
+
+        def start(embed: Params) -> Array:
+            model = self._bind(whole | {"embed": embed}, weights)
+            return model.start(micro["tokens"], key=at)
+
+        def loss(ends: Params, y: Array) -> Float[Array, ""]:
+            return self._bind(ends, weights).loss(y, micro["targets"]) * scale
+
+        x, pull_start = jax.vjp(start, whole["embed"])
+        stack = self._stack(self._bind(whole, weights), micro, at)
+        y, weights, kept = stack.forward(x, weights, keep=True)
+        value, pull_loss = jax.vjp(loss, whole, y)
+        d_ends, dy = pull_loss(jnp.ones_like(value))
+        dx, blocks = stack.backward(
+            dy, weights, kept, total and total.blocks, finish=finish
+        )
+        (d_embed,) = pull_start(dx)
+        d_ends["embed"] = jax.tree.map(jnp.add, d_ends["embed"], d_embed)
+        d_ends = zero.summand(
+            d_ends, self._end_specs, level=self.level, dtype=self.reduce
+        )
+        if total is not None:
+            d_ends = jax.tree.map(jnp.add, total.ends, d_ends)
+        if finish:
+            d_ends = zero.scatter(d_ends, self._end_specs, level=self.level)
+            d_ends = zero.reduce_over(DP, d_ends, self._end_specs)
+        return weights, value, _Sum(d_ends, blocks)
 
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:
-        compute = self._compute_copy(params)
+        weights, ends = self._weights(params, at_once=True)
 
         def nll(_: None, micro: Batch) -> tuple[None, Float[Array, ""]]:
-            model, materialise = self._model(compute)
-            return None, model.nll(micro, materialise=materialise)
+            model, y = self._evaluate(weights, ends, micro)
+            return None, model.loss(y, micro["targets"])
 
         _, sums = jax.lax.scan(nll, None, self.split(batch))
         return sums.sum()
@@ -178,51 +252,59 @@ class Plain(Forward):
     def _last_logits(
         self, params: Params, tokens: Int[Array, "B T"], length: Int[Array, ""]
     ) -> Float[Array, "B v"]:
-        model, materialise = self._model(self._compute_copy(params))
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        logits = model.logits(tokens, positions, materialise=materialise)
-        return last_position(logits, length)
+        weights, ends = self._weights(params, at_once=True)
+        model, y = self._evaluate(
+            weights, ends, {"tokens": tokens, "positions": positions}
+        )
+        return last_position(model.logits_of(y), length)
 
-    def _compute_copy(self, params: Params) -> Params:
-        """Gather what the ZeRO level gathers at the start of a step."""
-        masters = jax.tree.map(collectives.vary, params)
-        if self.level == 3:
-            return masters
-        return zero.gather(masters, self.specs, self.compute)
+    def _evaluate(
+        self, weights: Weights, ends: Params, micro: Batch
+    ) -> tuple[Transformer, Float[Array, "B t D"]]:
+        """Return the bound model, and what leaves the last block; no dropout."""
+        model = self._bind(self._whole(ends) if self.level == 3 else ends, weights)
+        x = model.start(micro["tokens"])
+        y, *_ = self._stack(model, micro, None).forward(x, weights, keep=False)
+        return model, y
 
-    def _model(self, compute: Params) -> tuple[Transformer, Callable[[Params], Params]]:
-        """Bind parameters to the model; level 3 gathers all but the blocks here."""
-        if self.level != 3:
-            return nnx.merge(self.graph, compute), lambda params: params
+    def _weights(
+        self, params: Params, *, at_once: bool = False
+    ) -> tuple[Weights, Params]:
+        """Return the blocks' weights, and the ends.
 
-        def whole(params: Params, specs: Params) -> Params:
-            return zero.gather_with_gradient(params, specs, self.compute, self.reduce)
+        Levels 0 to 2 have the compute copy of the ends, and that of the blocks too if
+        it is wanted at once or there is nothing to gather; level 3 has the parts.
+        """
+        params = jax.tree.map(collectives.vary, params)
+        ends = {name: p for name, p in params.items() if name != "blocks"}
+        weights = Weights(params["blocks"], is_stored=True)
+        has_parts = self.level > 0 and self.mesh.shape[DP_SHARD] > 1
+        if (self.level < 3 and at_once) or not has_parts:
+            copy = zero.gather(weights.stacked, self.specs["blocks"], self.compute)
+            weights = Weights(copy, is_stored=False)
+        return weights, ends if self.level == 3 else self._whole(ends)
 
-        def one_layer(spec: PartitionSpec) -> PartitionSpec:
-            return PartitionSpec(*spec[1:])
+    def _whole(self, ends: Params) -> Params:
+        return zero.gather(ends, self._end_specs, self.compute)
 
-        layer_specs = jax.tree.map(one_layer, self.specs["blocks"])
-        rest = {name: p for name, p in compute.items() if name != "blocks"}
-        rest = whole(rest, {name: self.specs[name] for name in rest})
-        model = nnx.merge(self.graph, rest | {"blocks": compute["blocks"]})
-        return model, lambda params: whole(params, layer_specs)
+    @property
+    def _end_specs(self) -> Params:
+        return {name: spec for name, spec in self.specs.items() if name != "blocks"}
 
-    def _accumulate(
-        self,
-        loss: Callable[[Params, Batch], Float[Array, ""]],
-        compute: Params,
-        batch: Batch,
-    ) -> tuple[Float[Array, ""], Params]:
-        """Sum loss and gradients over microbatches; no reduction in the loop."""
-        with_gradient = jax.value_and_grad(loss)
-        micro = self.split(batch)
-        if self.microbatches == 1:
-            return with_gradient(compute, jax.tree.map(lambda x: x[0], micro))
+    def _bind(self, ends: Params, weights: Weights) -> Transformer:
+        """Make the model; of its blocks only what they are is used."""
+        return nnx.merge(self.graph, ends | {"blocks": weights.stacked})
 
-        def add(total: Params, micro: Batch) -> tuple[Params, Float[Array, ""]]:
-            value, grads = with_gradient(compute, micro)
-            return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grads), value
-
-        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, self.reduce), compute)
-        grads, values = jax.lax.scan(add, zeros, micro)
-        return values.sum(), grads
+    def _stack(
+        self, model: Transformer, micro: Batch, key: DropoutKey | None
+    ) -> prefetch.Stack:
+        context = model.context(micro["positions"], micro.get("segments"))
+        return prefetch.Stack(
+            layers=model.layers(context, key=key),
+            num_layers=model.config.layers,
+            specs=self.specs["blocks"],
+            level=self.level,
+            compute=self.compute,
+            reduce=self.reduce,
+        )

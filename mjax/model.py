@@ -294,41 +294,29 @@ class Transformer(nnx.Module):
             rngs=rngs,
         )
 
-    def hidden(
-        self,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "B T"],
-        segments: Int[Array, "B T"] | None,
-        *,
-        key: DropoutKey | None = None,
-        materialise: Callable[[Params], Params] = lambda params: params,
-    ) -> Float[Array, "B t D"]:
-        """Run embedding and blocks; per device, inside shard_map.
-
-        Args:
-          tokens: token ids.
-          positions: position of each token in its document.
-          segments: document of each token; None is one document a row.
-          key: where dropout masks come from; None in evaluation.
-          materialise: makes one layer's parameters whole where it is used (ZeRO-3).
-        Returns:
-          this device's t = T/tp positions, before the final norm.
-        """
-        x = self.start(tokens, key=key)
-        context = self.context(positions, segments)
-        return self.run_layers(x, context, key=key, materialise=materialise)
-
     def start(
         self, tokens: Int[Array, "B T"], *, key: DropoutKey | None = None
     ) -> Float[Array, "B t D"]:
-        """Embed the tokens: what enters the first block."""
+        """Embed the tokens: what enters the first block.
+
+        Args:
+          tokens: token ids.
+          key: where dropout masks come from; None in evaluation.
+        Returns:
+          this device's t = T/tp positions.
+        """
         at_start = None if key is None else key.at(0)
         return dropout(self.embed(tokens), self.config.dropout, at_start)
 
     def context(
         self, positions: Int[Array, "B T"], segments: Int[Array, "B T"] | None
     ) -> Context:
-        """Compute what every block reads beside its input."""
+        """Compute what every block reads beside its input.
+
+        Args:
+          positions: position of each token in its document.
+          segments: document of each token; None is one document a row.
+        """
         return Context(
             cos_sin=angles(positions, self.config.rope_config), segments=segments
         )
@@ -340,7 +328,6 @@ class Transformer(nnx.Module):
         stacked: Params | None = None,
         *,
         key: DropoutKey | None = None,
-        materialise: Callable[[Params], Params] = lambda params: params,
         first_layer: Int[Array, ""] | int = 0,
         guard: Guard | None = None,
     ) -> Float[Array, "B t D"]:
@@ -350,31 +337,47 @@ class Transformer(nnx.Module):
           x: input of the first.
           context: of these rows.
           stacked: parameters [n, ...] of a run of blocks; None is all.
-          key: as in `hidden`.
-          materialise: as in `hidden`.
+          key: as in `start`.
           first_layer: index in the whole model of the first, a multiple of the pattern
             of kinds.
           guard: (layers before it here, layer, input) -> output; leaves out some.
         """
-        graph, blocks = nnx.split(self.blocks)
+        if stacked is None:
+            stacked = nnx.to_pure_dict(nnx.state(self.blocks))
+        layers = self.layers(context, key=key, first_layer=first_layer, guard=guard)
+        return layers.run(x, stacked)
+
+    def layers(
+        self,
+        context: Context,
+        *,
+        key: DropoutKey | None = None,
+        first_layer: Int[Array, ""] | int = 0,
+        guard: Guard | None = None,
+    ) -> Layers:
+        """Return what applies blocks; arguments as in `run_layers`."""
+        graph = nnx.graphdef(self.blocks)
 
         def layer(
-            kind: LayerKind, x: jax.Array, params: Params, index: jax.Array | int
+            kind: LayerKind,
+            x: jax.Array,
+            params: Params,
+            index: Int[Array, ""] | int,
+            shared: tuple[Context, DropoutKey | None],
         ) -> jax.Array:
+            context, key = shared
             x = checkpoint_name(x, BLOCK_INPUT)
             layer_key = None if key is None else key.at(index + 1)
-            return nnx.merge(graph, materialise(params))(x, kind, context, layer_key)
+            return nnx.merge(graph, params)(x, kind, context, layer_key)
 
-        if stacked is None:
-            stacked = nnx.to_pure_dict(blocks)
-        layers = Layers(
+        return Layers(
             layer=layer,
             kinds=self.config.kinds[: self.config.pattern_length],
             remat=self.config.remat,
+            context=(context, key),
             first_layer=first_layer,
             guard=guard,
         )
-        return layers.run(x, stacked)
 
     def loss(
         self, x: Float[Array, "B t D"], targets: Int[Array, "B T"]
@@ -396,41 +399,6 @@ class Transformer(nnx.Module):
         """
         logits = self.head(self.final_norm(x), self.embed)
         return mask_padding(logits, self.config.vocab_size)
-
-    def nll(
-        self,
-        batch: dict[str, Int[Array, "B T"]],
-        *,
-        key: DropoutKey | None = None,
-        materialise: Callable[[Params], Params] = lambda params: params,
-    ) -> Float[Array, ""]:
-        """Return the targets' summed negative log-likelihood, nats.
-
-        Args:
-          batch: tokens, targets, segments, positions of this device's rows.
-          key: as in `hidden`.
-          materialise: as in `hidden`.
-        """
-        x = self.hidden(
-            batch["tokens"],
-            batch["positions"],
-            batch.get("segments"),
-            key=key,
-            materialise=materialise,
-        )
-        return self.loss(x, batch["targets"])
-
-    def logits(
-        self,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "B T"],
-        *,
-        materialise: Callable[[Params], Params] = lambda params: params,
-    ) -> Float[Array, "B T v"]:
-        """Return this device's logits of whole rows; see `logits_of`."""
-        return self.logits_of(
-            self.hidden(tokens, positions, None, materialise=materialise)
-        )
 
 
 def _stacked_blocks(

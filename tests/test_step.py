@@ -68,6 +68,16 @@ def test_every_option_of_the_model_agrees_with_one_device(
     np.testing.assert_allclose(sharded, one_device_every_option, rtol=TOLERANCE)
 
 
+def test_every_loop_over_layers_and_microbatches_agrees_with_one_device() -> None:
+    """Two kinds of layer, in and after the loop; first, middle and last microbatch."""
+    model = dataclasses.replace(EVERY_OPTION, layers=7)
+    want = losses(make_program(ONE_DEVICE, model, rows=16), steps=2)
+    for zero in (2, 3):
+        layout = Layout((1, 2, 2, 1), zero=zero, microbatches=4)
+        got = losses(make_program(layout, model, rows=16), steps=2)
+        np.testing.assert_allclose(got, want, rtol=TOLERANCE, err_msg=str(layout))
+
+
 @pytest.mark.parametrize(
     ("remat", "zero"), [("none", 2), ("attention", 1), ("offload", 3)]
 )

@@ -30,10 +30,12 @@ class Layers:
     """
 
     layer: Callable[..., jax.Array]
-    """(kind, input, parameters, index in the model) -> output."""
+    """(kind, input, parameters, index in the model, context) -> output."""
     kinds: Sequence[LayerKind]
     """The pattern that repeats, from the first layer on."""
     remat: Remat
+    context: PyTree
+    """What all layers read beside their input."""
     first_layer: Int[Array, ""] | int
     guard: Guard | None
 
@@ -79,16 +81,31 @@ class Layers:
 
         def layer(x: jax.Array, pattern: PyTree) -> jax.Array:
             params = jax.tree.map(lambda a: a[place], pattern)
-            kind = self.kinds[place]
-            return self.layer(kind, x, params, self.first_layer + local)
+            index = self.first_layer + local
+            return self.layer(self.kinds[place], x, params, index, self.context)
 
         layer = checkpointed(layer, self.remat)
         if self.guard is None:
             return layer(x, pattern)
         return self.guard(jnp.asarray(local), lambda x: layer(x, pattern), x)
 
+    def one(self, place: int, *, in_loop: bool) -> Callable[..., jax.Array]:
+        """Return (input, parameters, index, context) -> output of one kind of layer.
 
-def checkpointed(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
+        Args:
+          place: in the pattern.
+          in_loop: forward and backward pass are in two loops, which XLA does not merge.
+        """
+
+        def layer(x: jax.Array, *args: PyTree) -> jax.Array:
+            return self.layer(self.kinds[place], x, *args)
+
+        return checkpointed(layer, self.remat, prevent_cse=not in_loop)
+
+
+def checkpointed(
+    layer: Callable[..., Any], policy: Remat, *, prevent_cse: bool = True
+) -> Callable[..., Any]:
     """Wrap a layer so that the backward pass computes again what the policy says.
 
     none: nothing; full: the whole layer; dots: all but the outputs of projections;
@@ -109,4 +126,4 @@ def checkpointed(layer: Callable[..., Any], policy: Remat) -> Callable[..., Any]
             offload_src="device",
             offload_dst="pinned_host",
         )
-    return jax.checkpoint(layer, policy=chosen)
+    return jax.checkpoint(layer, policy=chosen, prevent_cse=prevent_cse)

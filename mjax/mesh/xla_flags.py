@@ -44,6 +44,10 @@ def _has_pipeline(use: Use) -> bool:
     return use.sizes.pp > 1
 
 
+def _has_dp_alone(use: Use) -> bool:
+    return use.sizes.dp > 1 and use.sizes.pp == 1
+
+
 def _has_chunks(use: Use) -> bool:
     return use.tp_chunks > 1
 
@@ -72,6 +76,21 @@ TABLE = (
         why="else a transfer between stages waits for every collective over tp",
         since="0.11.2",
         applies=lambda use: _has_pipeline(use) and not _has_chunks(use),
+    ),
+    Option(
+        name=_IN_FLIGHT,
+        value=4,
+        why="else the weights of the next layer, which come in several gathers, wait "
+        "for each other and most hide behind nothing",
+        since="0.11.2",
+        applies=lambda use: _has_dp_alone(use) and not _has_chunks(use),
+    ),
+    Option(
+        name="xla_gpu_all_gather_combine_threshold_bytes",
+        value=2**27,
+        why="the small weights of a layer come in one gather, which a product hides",
+        since="0.11.2",
+        applies=_has_dp_alone,
     ),
     Option(
         name="xla_gpu_experimental_collective_start_as_early_as_possible",

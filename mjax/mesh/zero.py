@@ -12,20 +12,24 @@ Stored (master) parameters and moments are split over dp_shard from level 1 on
 The gather moves the compute dtype (bfloat16), never the float32 masters; gradients are
 reduced in `precision.reduce`. With dp_replicate > 1 (HSDP) the reduction has two hops:
 inside dp_shard, then over dp_replicate on 1/dp_shard of the bytes (MiCS, Zhang et al.
-2022, arXiv:2205.00119, section 3.4). At levels 0 to 2 nothing is reduced inside the
-loop over microbatches: once per step.
+2022, arXiv:2205.00119, section 3.4). A microbatch adds `summand` to what a device
+accumulates, which sends nothing at levels 0 to 2 and stays inside dp_shard at level 3;
+the last one ends with `scatter` and `reduce_over`: what crosses dp_replicate does so
+once a step.
+
+`mjax.prefetch` says when, layer by layer.
 
 Source: Rajbhandari et al. 2020, arXiv:1910.02054. Level 1 there scatters too; here it
 is the all-reduce, so that levels 1 and 2 differ in what a device receives.
 
-Functions here run per device inside shard_map, on values varying over all axes.
+Functions here run per device inside shard_map. What they are given varies over all
+axes; what is reduced over an axis no longer varies over it.
 """
 
-import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
@@ -46,77 +50,89 @@ def gather(params: Any, specs: Any, dtype: DTypeLike) -> Any:
     """
 
     def leaf(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-        return _all_gather(x.astype(dtype), rules.dim_of(spec, DP_SHARD))
+        x, dim = x.astype(dtype), rules.dim_of(spec, DP_SHARD)
+        if dim is None or lax.axis_size(DP_SHARD) == 1:
+            return x
+        return lax.all_gather(x, DP_SHARD, axis=dim, tiled=True)
 
     return jax.tree.map(leaf, params, specs)
 
 
-def gather_with_gradient(
-    params: Any, specs: Any, dtype: DTypeLike, reduce_dtype: DTypeLike
-) -> Any:
-    """Level 3: `gather`, whose transpose reduce-scatters in `reduce_dtype`."""
+def summand(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) -> Any:
+    """Make of a microbatch's gradients what is added up until the last microbatch.
 
-    def leaf(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    Args:
+      grads: tree, of parameters that are whole over dp_shard.
+      specs: PartitionSpecs of the stored parameters.
+      level: the ZeRO level.
+      dtype: in which gradients are accumulated and reduced.
+    Returns:
+      the same values at levels 0 to 2; at level 3 this device's parts of their sums
+      over dp_shard.
+    """
+
+    def leaf(g: jax.Array, spec: PartitionSpec) -> jax.Array:
+        g, dim = g.astype(dtype), rules.dim_of(spec, DP_SHARD)
+        return g if dim is None or level < 3 else _reduce_scatter(g, dim)
+
+    return jax.tree.map(leaf, grads, specs)
+
+
+def scatter(grads: Any, specs: Any, *, level: int) -> Any:
+    """Sum over dp_shard what the microbatches have added up: the first hop.
+
+    Args:
+      grads: tree, sums of `summand`.
+      specs: PartitionSpecs of the stored parameters.
+      level: the ZeRO level; at level 3 `summand` has done it.
+    Returns:
+      the tree of this device's parts; what is not split over dp_shard as it was.
+    """
+
+    def leaf(g: jax.Array, spec: PartitionSpec) -> jax.Array:
         dim = rules.dim_of(spec, DP_SHARD)
-        return _gather_leaf(dim, jnp.dtype(dtype), jnp.dtype(reduce_dtype), x)
+        if dim is None or level == 3:
+            return g
+        if level == 1:
+            return _own_part(lax.psum(g, DP_SHARD), dim)
+        return _reduce_scatter(g, dim)
 
-    return jax.tree.map(leaf, params, specs)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _gather_leaf(dim: int | None, dtype: Any, reduce_dtype: Any, x: Any) -> Any:
-    del reduce_dtype
-    return _all_gather(x.astype(dtype), dim)
+    return jax.tree.map(leaf, grads, specs)
 
 
-def _gather_leaf_fwd(dim: int | None, dtype: Any, reduce_dtype: Any, x: Any) -> Any:
-    return _gather_leaf(dim, dtype, reduce_dtype, x), jnp.zeros((0,), x.dtype)
+def reduce_over(axes: Sequence[str], grads: Any, specs: Any) -> Any:
+    """Sum over those mesh axes that do not split a parameter: the second hop.
 
+    Args:
+      axes: mesh axes.
+      grads: tree of this device's parts.
+      specs: PartitionSpecs of the stored parameters.
+    """
 
-def _gather_leaf_bwd(
-    dim: int | None, dtype: Any, reduce_dtype: Any, like: Any, g: Any
-) -> tuple[Any]:
-    del dtype
-    return (_reduce_scatter(g.astype(reduce_dtype), dim).astype(like.dtype),)
+    def leaf(g: jax.Array, spec: PartitionSpec) -> jax.Array:
+        rest = tuple(axis for axis in axes if rules.dim_of(spec, axis) is None)
+        return lax.psum(g, rest) if rest else g
 
-
-_gather_leaf.defvjp(_gather_leaf_fwd, _gather_leaf_bwd)
+    return jax.tree.map(leaf, grads, specs)
 
 
 def reduce_gradients(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) -> Any:
     """Sum gradients over every axis that their parameter is not split over.
 
     Args:
-      grads: tree; at levels 0 to 2 of the compute copy (whole over dp_shard), at
-        level 3 of the parts, already reduce-scattered over dp_shard where split.
+      grads: tree, of parameters that are whole over dp_shard.
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level.
       dtype: of the reduction and of the result.
     Returns:
       the tree of this device's parts, invariant over the axes that the spec leaves out.
     """
-
-    def leaf(g: jax.Array, spec: PartitionSpec) -> jax.Array:
-        g = g.astype(dtype)
-        dim = rules.dim_of(spec, DP_SHARD)
-        if dim is not None and level == 1:
-            g = _own_part(lax.psum(g, DP_SHARD), dim)
-        elif dim is not None and level == 2:
-            g = _reduce_scatter(g, dim)
-        rest = tuple(axis for axis in AXES if rules.dim_of(spec, axis) is None)
-        return lax.psum(g, rest) if rest else g
-
-    return jax.tree.map(leaf, grads, specs)
+    grads = summand(grads, specs, level=level, dtype=dtype)
+    return reduce_over(AXES, scatter(grads, specs, level=level), specs)
 
 
-def _all_gather(x: jax.Array, dim: int | None) -> jax.Array:
-    if dim is None or lax.axis_size(DP_SHARD) == 1:
-        return x
-    return lax.all_gather(x, DP_SHARD, axis=dim, tiled=True)
-
-
-def _reduce_scatter(g: jax.Array, dim: int | None) -> jax.Array:
-    if dim is None or lax.axis_size(DP_SHARD) == 1:
+def _reduce_scatter(g: jax.Array, dim: int) -> jax.Array:
+    if lax.axis_size(DP_SHARD) == 1:
         return g
     return lax.psum_scatter(g, DP_SHARD, scatter_dimension=dim, tiled=True)
 

@@ -26,7 +26,7 @@ class Residuals:
     """Computes the other leaves, from the arguments of the forward pass; the input is
     not looked at."""
 
-    def kept(self, leaves: Sequence[Array]) -> tuple[Array, ...]:
+    def kept(self, leaves: Sequence[Any]) -> tuple[Array, ...]:
         """Pick the leaves that depend on the input."""
         chosen = zip(leaves, self.is_kept, strict=True)
         return tuple(leaf for leaf, is_kept in chosen if is_kept)
