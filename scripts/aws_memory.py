@@ -145,15 +145,21 @@ class Compiled:
         return "fits" if self.share <= USABLE else "out of memory"
 
 
+def loss_chunks(cell: Cell) -> tuning.ChunkedTuning:
+    """Return how a cell's loss is cut into chunks: as in training, or not at all."""
+    if not cell.whole_loss:
+        return tuning.CHUNKED
+    config = cell.config
+    num_logits = config.batch.size * config.data.seq_len * config.model.padded_vocab
+    return dataclasses.replace(tuning.CHUNKED, max_logits=num_logits)
+
+
 def compile_cell(cell: Cell) -> Compiled:
     """Compile the step of a cell in this process."""
     jax.config.update("jax_platforms", "cpu")  # a GPU here would not be used
     started_s = time.perf_counter()
     config = cell.config
-    num_logits = config.batch.size * config.data.seq_len * config.model.padded_vocab
-    limit = num_logits if cell.whole_loss else tuning.CHUNKED.max_logits
-    chunked = dataclasses.replace(tuning.CHUNKED, max_logits=limit)
-    with mock.patch.object(tuning, "CHUNKED", chunked):
+    with mock.patch.object(tuning, "CHUNKED", loss_chunks(cell)):
         program = program_of(config, described_mesh(cell.sizes, gpu=GPU))
         lowered = program.train_step.lower(
             program.abstract_state, program.abstract_batch
@@ -220,7 +226,7 @@ def article_table(results: Results) -> Table:
     params = num_params(ARTICLE[0].config.model)
     no_remat, memory = results[ARTICLE[1]], GPUS[GPU].memory_bytes
     rest = (1 - USABLE) * memory
-    level_3 = no_remat.figure.total - 2 * 2 * params * 7 / 8
+    level_3 = no_remat.figure.total - 2 * params * 7 / 8
     return Table(
         title="The article's runs",
         text=f"""GB (10^9 bytes) of one GPU, from the compiler's memory analysis of the
@@ -241,9 +247,9 @@ data-parallel rank. FP8, which that script can use, is not.
 
 *Recompute* is `--model.remat full` with `--zero 3`, which is what FSDP does. Without
 recompute level 3 is refused here, since it would keep what it gathered: these rows are
-`--zero 2`, with a whole bfloat16 copy and whole bfloat16 gradients. HSDP without
-recompute is out of memory either way: with both in shards it would take
-{level_3 / 1e9:.0f} GB (modelled: less 7/8 of 2 x 2 bytes a parameter).
+`--zero 2`, with a bfloat16 copy of all parameters. HSDP without recompute is out of
+memory either way: with that copy in shards it would take {level_3 / 1e9:.0f} GB
+(modelled: less 7/8 of 2 bytes a parameter).
 
 {len(results)} compilations, one after the other: {seconds / 60:.0f} minutes, at most
 {resident / 1e9:.2f} GB of memory.""",
@@ -297,7 +303,7 @@ def others_table(results: Results) -> Table:
     return Table(
         title="Other policies",
         text="""As above. *Recompute but products* keeps the products with weights.
-*Level 2* keeps a bfloat16 copy of all parameters and of their gradients.""",
+*Level 2* keeps a bfloat16 copy of all parameters.""",
         header=HEADER,
         rows=[row(cell, results[cell]) for cell in OTHERS],
     )

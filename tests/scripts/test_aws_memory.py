@@ -1,7 +1,5 @@
 """The published table of what fits: its runs, as flags of the trainer."""
 
-import dataclasses
-
 import pytest
 
 from mjax.config import check_sizes
@@ -9,8 +7,6 @@ from mjax.mesh.gpus import GPUS
 from scripts import aws_memory
 from scripts.aws_memory import ARTICLE, OTHERS, WHOLE_LOSS, Cell, Compiled
 from scripts.plan_memory import Figure
-
-LAYERS = "--model.layers 1"
 
 
 @pytest.mark.parametrize("cell", [*ARTICLE, *WHOLE_LOSS, *OTHERS], ids=repr)
@@ -45,15 +41,8 @@ def test_a_step_fits_into_what_is_left_of_a_gpu(share: float, outcome: str):
     assert Compiled(figure=whole, wall_s=1.0, max_resident=1).outcome == outcome
 
 
-@pytest.mark.plan
-def test_a_loss_in_one_piece_holds_all_logits():
-    """With one layer, whose inputs are nothing beside them."""
-    in_chunks = dataclasses.replace(ARTICLE[2], flags=f"{ARTICLE[2].flags} {LAYERS}")
-    whole = dataclasses.replace(in_chunks, whole_loss=True)
-    chunks, piece = (
-        aws_memory.compile_cell(cell).figure.temporary for cell in (in_chunks, whole)
-    )
-    logits = in_chunks.sequences * 8192 * 128_256
-    chunk = aws_memory.tuning.CHUNKED.max_logits
-    # Float32 logits; of what else they need, XLA may put much in the same place.
-    assert piece - chunks > 0.9 * 4 * (logits - chunk)
+@pytest.mark.parametrize(("cell", "num_chunks"), [(ARTICLE[3], 32), (WHOLE_LOSS[1], 1)])
+def test_the_loss_is_cut_as_in_training_or_not_at_all(cell: Cell, num_chunks: int):
+    positions = cell.sequences * cell.config.data.seq_len
+    chunks = aws_memory.loss_chunks(cell)
+    assert chunks.num_chunks(positions, cell.config.model.padded_vocab) == num_chunks
