@@ -241,7 +241,7 @@ Known of the article: model, 8,192 tokens without padding, p5.48xlarge, the degr
 tensor parallelism, sequences, recompute or not, what fitted. Assumed: two nodes, the
 fewest on which HSDP and FSDP differ; state split over a node for HSDP (with tp 2, over
 the 4 GPUs that remain of it) and over all for FSDP. As AWS's published script for SMPv2
-sets it (aws/amazon-sagemaker-examples, model_parallel_v2/shared-scripts/train_lib.py):
+sets it (train_lib.py of model_parallel_v2 in aws/amazon-sagemaker-examples):
 float32 parameters and AdamW, bfloat16 compute and reduction, a batch counted by
 data-parallel rank. FP8, which that script can use, is not.
 
