@@ -15,19 +15,20 @@ EXPECTED_PARAMS = {
     "gpt-350m": 350e6,
     "gpt-1b3": 1.3e9,
     "gpt-13b": 13e9,
+    "llama3-8b": 8e9,
     "megascale-175b": 175e9,
     "megascale-530b": 530e9,
 }
 
 
 def closed_formula(config: TrainConfig) -> int:
-    """Count parameters of the parallel block from sizes alone.
+    """Count parameters from sizes alone.
 
     Per layer: q, k, v and attention output; two matrices of the feed-forward (three
-    with a gate); one norm scale. Besides: embedding, output projection, final norm.
+    with a gate); the scale of one norm in a parallel block, of two in a serial one.
+    Besides: embedding, output projection, final norm.
     """
     model = config.model
-    assert model.block == "parallel"
     biases = (model.attn_bias, model.mlp_bias, model.norm_bias, model.head_bias)
     assert not any(biases)
     d, n = model.d_model, model.heads
@@ -39,7 +40,8 @@ def closed_formula(config: TrainConfig) -> int:
     attention = d * (n + 2 * k) * h + n * h * d
     feed_forward = (3 if model.activation == "swiglu" else 2) * d * f
     ends = vocab * d * (1 if model.tie_embeddings else 2) + d
-    return model.layers * (attention + feed_forward + d) + ends
+    norms = (1 if model.block == "parallel" else 2) * d
+    return model.layers * (attention + feed_forward + norms) + ends
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
@@ -62,6 +64,7 @@ def test_a_recipe_has_the_size_in_its_name(name: str):
         ("gpt-350m", 24, 1024, 16),
         ("gpt-1b3", 24, 2048, 16),
         ("gpt-13b", 40, 5120, 40),
+        ("llama3-8b", 32, 4096, 32),
         ("megascale-175b", 96, 12_288, 128),
         ("megascale-530b", 105, 20_480, 160),
     ],
@@ -69,6 +72,16 @@ def test_a_recipe_has_the_size_in_its_name(name: str):
 def test_the_published_shapes(name: str, layers: int, d_model: int, heads: int):
     model = recipes.RECIPES[name]().model
     assert (model.layers, model.d_model, model.heads) == (layers, d_model, heads)
+
+
+def test_llama_has_the_parameters_of_the_released_model():
+    """8,030,261,248, as the weights that Meta released count."""
+    model = recipes.llama3_8b().model
+    assert num_params(model) == 8_030_261_248
+    sizes = (model.num_kv_heads, model.ffn_width, model.padded_vocab)
+    assert sizes == (8, 14_336, 128_256)
+    kind = (model.block, model.norm, model.activation, model.rope_base)
+    assert kind == ("serial", "rmsnorm", "swiglu", 500_000.0)
 
 
 def test_megascale_keeps_its_vocabulary_and_sequence():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from mjax.config import TrainConfig
 from mjax.recipes.gpt import gpt_1b3, gpt_13b, gpt_125m, gpt_350m
+from mjax.recipes.llama import llama3_8b
 from mjax.recipes.megascale import megascale_175b, megascale_530b
 from mjax.recipes.small import debug, demo
 
@@ -19,6 +20,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "gpt-350m": gpt_350m,
     "gpt-1b3": gpt_1b3,
     "gpt-13b": gpt_13b,
+    "llama3-8b": llama3_8b,
     "megascale-175b": megascale_175b,
     "megascale-530b": megascale_530b,
 }

@@ -1,0 +1,44 @@
+"""The shape of Llama 3 8B, to plan, count and measure with.
+
+Source: Grattafiori et al. 2024, arXiv:2407.21783, Table 3 (layers, widths, heads,
+key/value heads, peak learning rate, SwiGLU, rotary base) and section 3.4.1 (AdamW,
+linear warm-up of 8,000 steps, cosine to 1% over 1,200,000 steps, sequences of 8,192
+tokens). The vocabulary is that of the released tokenizer, 128,256, of which the table
+counts 128,000. The paper gives no batch for this model: it is 4.2 million tokens here,
+what the largest one begins with. Text is synthetic and the vocabulary the model's own,
+so that the shapes are those of the table on any machine.
+"""
+
+from mjax.config import TrainConfig
+from mjax.data.dataset import DataConfig
+from mjax.model import ModelConfig
+from mjax.optim import OptimConfig
+from mjax.step import BatchConfig
+
+
+def llama3_8b() -> TrainConfig:
+    """Shape a model of 32 layers and width 4096, with sequences of 8,192 tokens.
+
+    Command: python -m mjax.train --recipe llama3-8b
+    Hardware: 16 nodes of 8 GPUs, where a microbatch is one sequence of each; with fewer
+    --batch.microbatches makes it one again. Time: about 2.2e17 model FLOPs a step. Not
+    trained: no loss is claimed.
+    """
+    return TrainConfig(
+        steps=100,
+        batch=BatchConfig(size=512, microbatches=4),
+        model=ModelConfig(
+            layers=32,
+            d_model=4096,
+            heads=32,
+            kv_heads=8,
+            d_ff=14_336,
+            vocab_size=128_256,
+            block="serial",
+            norm="rmsnorm",
+            activation="swiglu",
+            rope_base=500_000.0,
+        ),
+        data=DataConfig(path=("synthetic",), vocab="model", seq_len=8192),
+        optim=OptimConfig(name="adamw", lr=3e-4, warmup_steps=10),
+    )
