@@ -110,11 +110,14 @@ def stored_bytes(tree: Any) -> int:
     )
 
 
-def compilable(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, str]:
-    """Return the run with an attention that compiles without a GPU, and why.
+def compilable(
+    config: TrainConfig, topology: Topology
+) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Return the run with an attention that can be planned without a GPU, and notes.
 
-    cuDNN makes its plans on the device. Where the run takes it, another backend stands
-    in, which the words name; they are empty where the run is compiled as it is.
+    cuDNN makes its plans on the device, and is not even traced without one. Where the
+    run takes it, another backend stands in, which a note names; there is none where the
+    run is planned as it is.
     """
     stand_ins = ("mosaic_gpu", "blocked")
     target = Target(platform="gpu", device_kind=topology.description.device_kind)
@@ -125,13 +128,14 @@ def compilable(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, st
     windows = tuple(dict.fromkeys(config.model.window))
     asked = config.model.attention
     if "cudnn" not in {_backend(config, target, w, asked) for w in windows}:
-        return config, ""
+        return config, ()
     name = next(backend for backend in stand_ins if able(backend))
     model = dataclasses.replace(config.model, attention=name)
-    return dataclasses.replace(config, model=model), (
-        f"attention: the run takes cuDNN, which is planned on a GPU only; compiled is "
-        f"{name} in its place"
+    note = (
+        "attention: the run takes cuDNN, which makes its plans on a GPU only; here "
+        f"{name} stands in its place"
     )
+    return dataclasses.replace(config, model=model), (note,)
 
 
 def _backend(

@@ -42,13 +42,13 @@ def plan_compiled(
       NoPluginError: jax has no CUDA plugin.
       RuntimeError: what was compiled is not understood.
     """
-    program, note = compilable(config, topology)
+    program, notes = compilable(config, topology)
     executable = compile_step(program, sizes, topology, say)
     try:
         plan = read(recipe, program, sizes, topology, executable)
     except ValueError as error:  # no fault of the input
         raise RuntimeError(f"the compiled step is not understood: {error}") from error
-    return dataclasses.replace(plan, config=config, notes=(note,) if note else ())
+    return dataclasses.replace(plan, config=config, notes=notes)
 
 
 def read(
@@ -123,8 +123,9 @@ def plan_by_formulas(
       ValueError: the program cannot be built.
     """
     started_s = time.perf_counter()
+    stand_in, notes = compilable(config, topology)
     mesh = abstract_mesh(sizes, gpu=topology.gpu)
-    program, _, needed = trace_step(config, mesh)
+    program, _, needed = trace_step(stand_in, mesh)
     return Plan(
         recipe=recipe,
         config=config,
@@ -138,7 +139,7 @@ def plan_by_formulas(
         ),
         communication=None,
         modelled=modelled_by_formulas(config, sizes, topology),
-        notes=(why,),
+        notes=(why, *notes),
         trace_s=time.perf_counter() - started_s,
     )
 
@@ -151,7 +152,8 @@ def traced_bytes(config: TrainConfig, topology: Topology) -> int:
       topology: the cluster; the mesh takes all of it.
     """
     sizes = resolve(config.mesh, topology.num_gpus)
-    return trace_step(config, abstract_mesh(sizes, gpu=topology.gpu))[2].total
+    stand_in, _ = compilable(config, topology)
+    return trace_step(stand_in, abstract_mesh(sizes, gpu=topology.gpu))[2].total
 
 
 def modelled_by_formulas(

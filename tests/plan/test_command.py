@@ -122,6 +122,14 @@ def test_without_the_plugin_formulas_answer_and_say_how_to_get_it(no_plugin):
     assert found["modelled"]["source"].startswith("closed form")
 
 
+def test_cudnn_has_a_stand_in_wherever_a_step_is_traced(no_plugin):
+    small = "--batch.size 2 --data.no-isolate-documents --device-memory-gib 1e-4"
+    code, out, _ = run(f"{FLAGS} {small}")
+    assert code == 0
+    assert "takes cuDNN, which makes its plans on a GPU only" in out
+    assert "by the trace" in out  # advice: a second trace, of a smaller run
+
+
 def test_a_search_prints_its_table_and_the_best_page(no_plugin):
     small = "--recipe debug --model.layers 4 --precision.compute bfloat16"
     code, out, _ = run(f"{small} --nodes 1 --search --search-compile 1")
