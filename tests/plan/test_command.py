@@ -123,7 +123,7 @@ def test_without_the_plugin_formulas_answer_and_say_how_to_get_it(no_plugin):
 
 
 def test_cudnn_has_a_stand_in_wherever_a_step_is_traced(no_plugin):
-    small = "--batch.size 2 --data.no-isolate-documents --device-memory-gib 1e-4"
+    small = "--batch.size 4 --data.no-isolate-documents --device-memory-gib 1e-4"
     code, out, _ = run(f"{FLAGS} {small}")
     assert code == 0
     assert "takes cuDNN, which makes its plans on a GPU only" in out
