@@ -23,7 +23,7 @@ from mjax.plan.planning import plan_by_formulas, plan_compiled, traced_bytes
 from mjax.plan.result import Plan, as_json
 from mjax.plan.search import MAX_ROWS, Candidate, Row, compile_best, search, table
 from mjax.plan.search import as_json as row_as_json
-from mjax.plan.topology import Topology, settle, with_vocabulary
+from mjax.plan.topology import Topology, check_plannable, settle, with_vocabulary
 from mjax.recipes import RECIPES
 from mjax.train import is_ours
 
@@ -68,6 +68,11 @@ class Options:
             raise ValueError(
                 f"--html {self.html}: there is no folder {folder}; make it"
             )
+        if self.html is not None and Path(self.html).is_dir():
+            raise ValueError(
+                f"--html {self.html} is a folder; name a file, as "
+                f"--html {Path(self.html) / 'plan.html'}"
+            )
 
     @property
     def topology(self) -> Topology:
@@ -94,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(line)
     topology, rows = options.topology, None
     try:
+        check_plannable(config, topology)
         if options.search:
             rows, no_compiler = _search(command.recipe, config, options)
             plan = _best(command.recipe, rows, topology, no_compiler)

@@ -171,6 +171,15 @@ def test_a_search_prints_its_table_and_the_best_page(no_plugin):
         ),
         ("--bacth.size 3", "unknown flag --bacth.size; the nearest is --batch.size"),
         ("--html /absent/x.html", "there is no folder /absent; make it"),
+        ("--html .", "--html . is a folder; name a file, as --html plan.html"),
+        (
+            "--recipe gpt-13b --nodes 8 --mesh.pp 4 --pipeline.idle skip",
+            "plan with --pipeline.idle compute, or auto",
+        ),
+        (
+            "--recipe debug --gpu h100 --device-memory-gib 100",
+            "--device-memory-gib 100 is more than the 79.1 GiB of --gpu h100",
+        ),
         ("--search-compile 0", "--search-compile must be at least 1, got 0"),
         ("--search-window 0", "so a window is at least 1; got 0"),
         (
