@@ -21,6 +21,7 @@ from mjax.kernels.attention.api import choose
 from mjax.kernels.target import Target
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.described import described_mesh
+from mjax.mesh.xla_flags import Chosen
 from mjax.plan.topology import Topology
 from mjax.traced import trace_step
 
@@ -47,6 +48,8 @@ class Executable:
     """By what the bytes are for, as the trace of the step says."""
     trace_s: float
     compile_s: float
+    notes: tuple[str, ...] = ()
+    """Options that the run wants and this XLA does not know."""
 
     @property
     def memory_bytes(self) -> int:
@@ -81,6 +84,9 @@ def compile_step(
     started_s = time.perf_counter()
     program, step, needed = trace_step(config, mesh)
     traced_s = time.perf_counter()
+    notes = tuple(Chosen(unknown=program.xla_options.unknown).describe())
+    for line in notes:
+        say(line)
     say(f"traced in {traced_s - started_s:.1f} s; compiling for {sizes.num_devices}")
     compiled = step.lower().compile(compiler_options=dict(OPTIONS))
     compiled_s = time.perf_counter()
@@ -99,6 +105,7 @@ def compile_step(
         traced=needed,
         trace_s=traced_s - started_s,
         compile_s=compiled_s - traced_s,
+        notes=notes,
     )
 
 

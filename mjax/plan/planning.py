@@ -48,7 +48,7 @@ def plan_compiled(
         plan = read(recipe, program, sizes, topology, executable)
     except ValueError as error:  # no fault of the input
         raise RuntimeError(f"the compiled step is not understood: {error}") from error
-    return dataclasses.replace(plan, config=config, notes=notes)
+    return dataclasses.replace(plan, config=config, notes=(*notes, *plan.notes))
 
 
 def read(
@@ -99,9 +99,26 @@ def read(
         communication=reading.communication(analysis, every, taken),
         modelled=modelled,
         pictures=reading.pictures(replayed, taken),
+        notes=(*executable.notes, *_limits(config, replayed.timed_by_bytes)),
         trace_s=executable.trace_s,
         compile_s=executable.compile_s,
     )
+
+
+def _limits(config: TrainConfig, timed_by_bytes: tuple[str, ...] = ()) -> list[str]:
+    """Say what the modelled time leaves out."""
+    lines = []
+    if timed_by_bytes:
+        lines.append(
+            "modelled time: for want of their FLOPs these kernels are priced by the "
+            f"bytes that they must move: {', '.join(timed_by_bytes)}"
+        )
+    if config.model.remat == "offload":
+        lines.append(
+            "modelled time: with --model.remat offload the copies to the host are not "
+            "counted by the speed of their link"
+        )
+    return lines
 
 
 def plan_by_formulas(
@@ -139,7 +156,7 @@ def plan_by_formulas(
         ),
         communication=None,
         modelled=modelled_by_formulas(config, sizes, topology),
-        notes=(why, *notes),
+        notes=(why, *notes, *_limits(config)),
         trace_s=time.perf_counter() - started_s,
     )
 
