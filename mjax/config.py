@@ -92,6 +92,12 @@ class TrainConfig:
                 f"{self.pipeline.chunks}: every microbatch would gather the parameters "
                 "of its chunk again; use --zero 2, or --mesh.pp 1 --pipeline.chunks 1"
             )
+        if self.zero == 3 and self.model.remat in ("none", "attention"):
+            raise ValueError(
+                f"--zero 3 with --model.remat {self.model.remat} would keep the "
+                "gathered parameters of every layer until the backward pass, which "
+                "level 3 is there to avoid; use --model.remat dots, full or offload"
+            )
 
 
 def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:

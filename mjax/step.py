@@ -156,15 +156,8 @@ def build_program(
       pipeline: of the mesh's stages; None has the defaults.
       tp_chunks: chunks in which the sequence crosses tp, as `mesh.axes.tp_chunks` says.
     Raises:
-      ValueError: level 3 with a remat policy that would keep the gathered parameters;
-        the pipeline does not fit.
+      ValueError: the pipeline does not fit.
     """
-    if zero_level == 3 and model.remat in ("none", "attention"):
-        raise ValueError(
-            f"--zero 3 with --model.remat {model.remat} would keep the gathered "
-            "parameters of every layer until the backward pass, which level 3 is there "
-            "to avoid; use --model.remat dots, full or offload"
-        )
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     platform = mesh.abstract_mesh.abstract_device.platform
     stages = make_pipeline(

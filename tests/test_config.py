@@ -207,6 +207,10 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
             ["--mesh.pp takes a whole number, got 2.0; the nearest is 2"],
         ),
         ("--zero 3 --pipeline.chunks 2", ["zero=3", "chunks=2", "--zero 2"]),
+        *(
+            (f"--zero 3 --model.remat {remat}", ["--model.remat dots, full or offload"])
+            for remat in ("none", "attention")
+        ),
         ("--pipeline.chunks 0", ["error: pipeline.chunks must be >= 1, got 0"]),
         ("--device-memory-gib 0", ["device_memory_gib must be positive", "0.0"]),
     ],

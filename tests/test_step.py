@@ -87,13 +87,6 @@ def test_remat_does_not_change_the_step(remat, zero, one_device: np.ndarray) -> 
     np.testing.assert_allclose(got, one_device, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("remat", ["none", "attention"])
-def test_zero_3_refuses_to_keep_gathered_parameters(remat) -> None:
-    model = dataclasses.replace(TINY, remat=remat)
-    with pytest.raises(ValueError, match=r"--model\.remat dots, full or offload"):
-        make_program(Layout((1, 1, 2, 1), zero=3), model)
-
-
 def test_the_state_is_born_and_stays_where_it_is_declared() -> None:
     program = make_program(Layout((1, 2, 2, 2), zero=2), EVERY_OPTION)
     declared = jax.tree.map(lambda s: s.sharding, program.abstract_state)

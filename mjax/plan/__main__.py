@@ -23,7 +23,7 @@ from mjax.plan.planning import plan_by_formulas, plan_compiled, traced_bytes
 from mjax.plan.result import Plan, as_json
 from mjax.plan.search import MAX_ROWS, Candidate, Row, compile_best, search, table
 from mjax.plan.search import as_json as row_as_json
-from mjax.plan.topology import Topology, settle, with_vocabulary
+from mjax.plan.topology import Topology, check_plannable, settle, with_vocabulary
 from mjax.recipes import RECIPES
 from mjax.train import is_ours
 
@@ -68,6 +68,11 @@ class Options:
             raise ValueError(
                 f"--html {self.html}: there is no folder {folder}; make it"
             )
+        if self.html is not None and Path(self.html).is_dir():
+            raise ValueError(
+                f"--html {self.html} is a folder; name a file, as "
+                f"--html {Path(self.html) / 'plan.html'}"
+            )
 
     @property
     def topology(self) -> Topology:
@@ -94,9 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(line)
     topology, rows = options.topology, None
     try:
+        check_plannable(config, topology)
         if options.search:
-            rows = _search(command.recipe, config, options)
-            plan = _best(command.recipe, rows, topology)
+            rows, no_compiler = _search(command.recipe, config, options)
+            plan = _best(command.recipe, rows, topology, no_compiler)
         else:
             plan = _plan(command.recipe, *settle(config, topology), topology)
     except (ValueError, NotImplementedError) as error:
@@ -108,8 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _search(recipe: str, config: TrainConfig, options: Options) -> list[Row]:
-    """Rank the layouts that fit; compile the first.
+def _search(
+    recipe: str, config: TrainConfig, options: Options
+) -> tuple[list[Row], str]:
+    """Rank the layouts that fit; compile the first, or say why none can be.
 
     Raises:
       ValueError: none fits.
@@ -128,7 +136,7 @@ def _search(recipe: str, config: TrainConfig, options: Options) -> list[Row]:
 
     def plan_of(candidate: Candidate) -> Plan:
         _say(candidate.flags)
-        return _plan(recipe, candidate.config, candidate.sizes, topology)
+        return _compiled(recipe, candidate.config, candidate.sizes, topology)
 
     return compile_best(
         candidates[:MAX_ROWS],
@@ -138,14 +146,25 @@ def _search(recipe: str, config: TrainConfig, options: Options) -> list[Row]:
     )
 
 
-def _best(recipe: str, rows: Sequence[Row], topology: Topology) -> Plan:
-    """Return the plan of the best layout, by formulas if none could be compiled."""
-    for row in rows:
-        if row.plan is not None:
-            return row.plan
-    first = rows[0].candidate
-    why = "not compiled: none of the layouts that were tried; by formulas"
-    return plan_by_formulas(recipe, first.config, first.sizes, topology, why)
+def _best(
+    recipe: str, rows: Sequence[Row], topology: Topology, no_compiler: str
+) -> Plan:
+    """Return the plan of the best layout: a compiled one that fits, or by formulas.
+
+    Where all rows were compiled and none fits, the first says so.
+    """
+    compiled = [row.plan for row in rows if row.plan is not None]
+    for plan in compiled:
+        if plan.memory.fits:
+            return plan
+    why = f"not compiled: {no_compiler or 'none of the layouts that were tried could'}"
+    if compiled:
+        why = f"none of the {len(compiled)} layouts that were compiled fits"
+    others = [row.candidate for row in rows if row.plan is None]
+    if not others:
+        return dataclasses.replace(compiled[0], notes=(*compiled[0].notes, why))
+    _say(why)
+    return _by_formulas(recipe, others[0].config, others[0].sizes, topology, why)
 
 
 def _plan(
@@ -153,11 +172,25 @@ def _plan(
 ) -> Plan:
     """Compile the run and read it, or say how to get a compiler and go by formulas."""
     try:
-        plan = plan_compiled(recipe, config, sizes, topology, _say)
+        return _compiled(recipe, config, sizes, topology)
     except NoPluginError as error:
-        why = f"not compiled: {error}; what follows is traced and computed by formulas"
+        why = f"not compiled: {error}"
         _say(why)
-        plan = plan_by_formulas(recipe, config, sizes, topology, why)
+        return _by_formulas(recipe, config, sizes, topology, why)
+
+
+def _compiled(
+    recipe: str, config: TrainConfig, sizes: AxisSizes, topology: Topology
+) -> Plan:
+    plan = plan_compiled(recipe, config, sizes, topology, _say)
+    return advise(plan, lambda other: traced_bytes(other, topology))
+
+
+def _by_formulas(
+    recipe: str, config: TrainConfig, sizes: AxisSizes, topology: Topology, why: str
+) -> Plan:
+    why = f"{why}; what follows is traced and computed by formulas"
+    plan = plan_by_formulas(recipe, config, sizes, topology, why)
     return advise(plan, lambda other: traced_bytes(other, topology))
 
 

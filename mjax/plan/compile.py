@@ -21,6 +21,7 @@ from mjax.kernels.attention.api import choose
 from mjax.kernels.target import Target
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.described import described_mesh
+from mjax.mesh.xla_flags import Chosen
 from mjax.plan.topology import Topology
 from mjax.traced import trace_step
 
@@ -47,6 +48,8 @@ class Executable:
     """By what the bytes are for, as the trace of the step says."""
     trace_s: float
     compile_s: float
+    notes: tuple[str, ...] = ()
+    """Options that the run wants and this XLA does not know."""
 
     @property
     def memory_bytes(self) -> int:
@@ -81,6 +84,9 @@ def compile_step(
     started_s = time.perf_counter()
     program, step, needed = trace_step(config, mesh)
     traced_s = time.perf_counter()
+    notes = tuple(Chosen(unknown=program.xla_options.unknown).describe())
+    for line in notes:
+        say(line)
     say(f"traced in {traced_s - started_s:.1f} s; compiling for {sizes.num_devices}")
     compiled = step.lower().compile(compiler_options=dict(OPTIONS))
     compiled_s = time.perf_counter()
@@ -99,6 +105,7 @@ def compile_step(
         traced=needed,
         trace_s=traced_s - started_s,
         compile_s=compiled_s - traced_s,
+        notes=notes,
     )
 
 
@@ -110,11 +117,14 @@ def stored_bytes(tree: Any) -> int:
     )
 
 
-def compilable(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, str]:
-    """Return the run with an attention that compiles without a GPU, and why.
+def compilable(
+    config: TrainConfig, topology: Topology
+) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Return the run with an attention that can be planned without a GPU, and notes.
 
-    cuDNN makes its plans on the device. Where the run takes it, another backend stands
-    in, which the words name; they are empty where the run is compiled as it is.
+    cuDNN makes its plans on the device, and is not even traced without one. Where the
+    run takes it, another backend stands in, which a note names; there is none where the
+    run is planned as it is.
     """
     stand_ins = ("mosaic_gpu", "blocked")
     target = Target(platform="gpu", device_kind=topology.description.device_kind)
@@ -125,13 +135,14 @@ def compilable(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, st
     windows = tuple(dict.fromkeys(config.model.window))
     asked = config.model.attention
     if "cudnn" not in {_backend(config, target, w, asked) for w in windows}:
-        return config, ""
+        return config, ()
     name = next(backend for backend in stand_ins if able(backend))
     model = dataclasses.replace(config.model, attention=name)
-    return dataclasses.replace(config, model=model), (
-        f"attention: the run takes cuDNN, which is planned on a GPU only; compiled is "
-        f"{name} in its place"
+    note = (
+        "attention: the run takes cuDNN, which makes its plans on a GPU only; here "
+        f"{name} stands in its place"
     )
+    return dataclasses.replace(config, model=model), (note,)
 
 
 def _backend(

@@ -60,7 +60,8 @@ def _head(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"batch: {batch.size} sequences of {config.data.seq_len} tokens, "
-        f"{batch.microbatches} microbatches of {rows} on each of dp"
+        f"{batch.microbatches} microbatch{'es' * (batch.microbatches > 1)} of {rows} "
+        "on each of dp"
     )
     yield from plan.notes
     if plan.compile_s is not None:
@@ -120,11 +121,16 @@ def communication_lines(sent: Communication | None) -> Iterator[str]:
         )
     shares = ", ".join(
         f"{role} {'nothing sent' if share is None else f'{share:.0%}'}"
-        for role in ROLES
+        for role in (*ROLES, *_mixed(sent))
         for share in [sent.overlapped_fraction(role)]
     )
     yield f"  hidden: in flight while a product or a kernel runs, by bytes: {shares}"
     yield f"  communicators: {sent.communicators} different sets of groups"
+
+
+def _mixed(sent: Communication) -> list[str]:
+    """List the role of what goes over several kinds of axes, where there is some."""
+    return ["mixed"] if any(row.role == "mixed" for row in sent.traffic) else []
 
 
 def time_lines(plan: Plan) -> Iterator[str]:

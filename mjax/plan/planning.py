@@ -42,13 +42,13 @@ def plan_compiled(
       NoPluginError: jax has no CUDA plugin.
       RuntimeError: what was compiled is not understood.
     """
-    program, note = compilable(config, topology)
+    program, notes = compilable(config, topology)
     executable = compile_step(program, sizes, topology, say)
     try:
         plan = read(recipe, program, sizes, topology, executable)
     except ValueError as error:  # no fault of the input
         raise RuntimeError(f"the compiled step is not understood: {error}") from error
-    return dataclasses.replace(plan, config=config, notes=(note,) if note else ())
+    return dataclasses.replace(plan, config=config, notes=(*notes, *plan.notes))
 
 
 def read(
@@ -99,9 +99,26 @@ def read(
         communication=reading.communication(analysis, every, taken),
         modelled=modelled,
         pictures=reading.pictures(replayed, taken),
+        notes=(*executable.notes, *_limits(config, replayed.timed_by_bytes)),
         trace_s=executable.trace_s,
         compile_s=executable.compile_s,
     )
+
+
+def _limits(config: TrainConfig, timed_by_bytes: tuple[str, ...] = ()) -> list[str]:
+    """Say what the modelled time leaves out."""
+    lines = []
+    if timed_by_bytes:
+        lines.append(
+            "modelled time: for want of their FLOPs these kernels are priced by the "
+            f"bytes that they must move: {', '.join(timed_by_bytes)}"
+        )
+    if config.model.remat == "offload":
+        lines.append(
+            "modelled time: with --model.remat offload the copies to the host are not "
+            "counted by the speed of their link"
+        )
+    return lines
 
 
 def plan_by_formulas(
@@ -123,8 +140,9 @@ def plan_by_formulas(
       ValueError: the program cannot be built.
     """
     started_s = time.perf_counter()
+    stand_in, notes = compilable(config, topology)
     mesh = abstract_mesh(sizes, gpu=topology.gpu)
-    program, _, needed = trace_step(config, mesh)
+    program, _, needed = trace_step(stand_in, mesh)
     return Plan(
         recipe=recipe,
         config=config,
@@ -138,7 +156,7 @@ def plan_by_formulas(
         ),
         communication=None,
         modelled=modelled_by_formulas(config, sizes, topology),
-        notes=(why,),
+        notes=(why, *notes, *_limits(config)),
         trace_s=time.perf_counter() - started_s,
     )
 
@@ -151,7 +169,8 @@ def traced_bytes(config: TrainConfig, topology: Topology) -> int:
       topology: the cluster; the mesh takes all of it.
     """
     sizes = resolve(config.mesh, topology.num_gpus)
-    return trace_step(config, abstract_mesh(sizes, gpu=topology.gpu))[2].total
+    stand_in, _ = compilable(config, topology)
+    return trace_step(stand_in, abstract_mesh(sizes, gpu=topology.gpu))[2].total
 
 
 def modelled_by_formulas(

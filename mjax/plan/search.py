@@ -16,10 +16,12 @@ from typing import Any
 from mjax.config import TrainConfig, as_flags, check_sizes, with_fields
 from mjax.memory import in_units
 from mjax.mesh.axes import AxisSizes
+from mjax.mesh.described import NoPluginError
 from mjax.plan import closed_form
 from mjax.plan.result import Plan, usable_bytes
 from mjax.plan.topology import Topology
 from mjax.sim.case import Constants
+from mjax.train import is_ours
 
 HIDDEN = dataclasses.replace(closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9)
 """The search takes this much to be hidden: between none and what schedules of mjax that
@@ -97,7 +99,7 @@ def compile_best(
     *,
     plan_of: Callable[[Candidate], Plan],
     traced_bytes: Callable[[Candidate], int],
-) -> list[Row]:
+) -> tuple[list[Row], str]:
     """Compile the first candidates that fit by their trace too; return all, ranked.
 
     Args:
@@ -105,10 +107,13 @@ def compile_best(
       count: how many are compiled.
       plan_of: compiles one and reads it.
       traced_bytes: estimates the memory of one from its trace.
+    Returns:
+      The rows, and why nothing could be compiled; empty where there is a compiler.
     """
     rows: list[Row] = []
+    no_compiler = ""
     for candidate in candidates:
-        if sum(row.plan is not None for row in rows) == count:
+        if no_compiler or sum(row.plan is not None for row in rows) == count:
             rows.append(Row(candidate=candidate))
             continue
         try:
@@ -118,9 +123,14 @@ def compile_best(
                 rows.append(Row(candidate=candidate, refused=refused))
             else:
                 rows.append(Row(candidate=candidate, plan=plan_of(candidate)))
+        except NoPluginError as error:
+            no_compiler = str(error)
+            rows.append(Row(candidate=candidate))
         except (ValueError, NotImplementedError) as error:
+            if not is_ours(error):
+                raise
             rows.append(Row(candidate=candidate, refused=str(error)))
-    return ranked(rows)
+    return ranked(rows), no_compiler
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -212,12 +222,11 @@ def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
     for chunks in (c for c in _divisors(most) if c <= _MAX_CHUNKS):
         for rows in (2**n for n in range(local.bit_length()) if local % 2**n == 0):
             for remat in _REMATS:
-                if not (config.zero == 3 and remat in ("none", "attention")):
-                    yield {
-                        "pipeline.chunks": chunks,
-                        "batch.microbatches": local // rows,
-                        "model.remat": remat,
-                    }
+                yield {
+                    "pipeline.chunks": chunks,
+                    "batch.microbatches": local // rows,
+                    "model.remat": remat,
+                }
 
 
 def _changed(

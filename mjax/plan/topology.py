@@ -49,6 +49,29 @@ class Topology:
         return GPUS[self.gpu]
 
 
+def check_plannable(config: TrainConfig, topology: Topology) -> None:
+    """Refuse what train takes and a plan cannot answer for.
+
+    Args:
+      config: the run, as its flags say.
+      topology: the cluster.
+    Raises:
+      ValueError: idle stages are skipped, or a run may take more than the GPU has.
+    """
+    if config.pipeline.idle == "skip":
+        raise ValueError(
+            "--pipeline.idle skip makes every slot of the pipeline a choice, and the "
+            "planner does not count how often each is taken; plan with "
+            "--pipeline.idle compute, or auto"
+        )
+    asked, gib = config.device_memory_gib, topology.description.memory_bytes / 2**30
+    if asked is not None and asked > gib:
+        raise ValueError(
+            f"--device-memory-gib {asked:g} is more than the {gib:.1f} GiB of --gpu "
+            f"{topology.gpu}; give less, or leave it out"
+        )
+
+
 def settle(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, AxisSizes]:
     """Check that a run fits a cluster; no corpus is read and no device touched.
 

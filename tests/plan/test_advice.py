@@ -65,6 +65,14 @@ def test_recomputing_with_room_to_spare_asks_for_less_of_it():
     )
 
 
+@pytest.mark.parametrize(("zero", "best"), [(2, "none"), (3, "dots")])
+def test_sharded_parameters_are_never_to_be_kept_gathered(zero, best):
+    run = "--recipe gpt-13b --model.remat full --batch.microbatches 8"
+    room = {"memory": memory(25 * GIB), "modelled": modelled()}
+    plan = make_plan(f"{run} --zero {zero}", **room)
+    assert f"--model.remat {best}" in flags_of(plan)
+
+
 def test_advice_is_ranked_short_and_made_of_flags():
     plan = advise(
         make_plan(PIPELINE, modelled=modelled(tp=0.2, dp=0.1, idle=0.1)), nobody_asks

@@ -122,13 +122,23 @@ def test_without_the_plugin_formulas_answer_and_say_how_to_get_it(no_plugin):
     assert found["modelled"]["source"].startswith("closed form")
 
 
+def test_cudnn_has_a_stand_in_wherever_a_step_is_traced(no_plugin):
+    small = "--batch.size 4 --data.no-isolate-documents --device-memory-gib 1e-4"
+    code, out, _ = run(f"{FLAGS} {small}")
+    assert code == 0
+    assert "takes cuDNN, which makes its plans on a GPU only" in out
+    assert "by the trace" in out  # advice: a second trace, of a smaller run
+
+
 def test_a_search_prints_its_table_and_the_best_page(no_plugin):
     small = "--recipe debug --model.layers 4 --precision.compute bfloat16"
     code, out, _ = run(f"{small} --nodes 1 --search --search-compile 1")
     table, page = out.split("the best of them:")
     assert code == 0
-    assert table.splitlines()[2].split()[0] == "1"
-    assert "--mesh.pp" in table
+    rows = table.splitlines()[2:-1]
+    assert rows[0].split()[0] == "1"
+    assert all("   -       -       -   --mesh.pp" in row for row in rows)
+    assert "make env-plan" in page
     assert page.strip().startswith("plan of debug on 1 x 8 = 8 NVIDIA H200")
 
 
@@ -161,6 +171,15 @@ def test_a_search_prints_its_table_and_the_best_page(no_plugin):
         ),
         ("--bacth.size 3", "unknown flag --bacth.size; the nearest is --batch.size"),
         ("--html /absent/x.html", "there is no folder /absent; make it"),
+        ("--html .", "--html . is a folder; name a file, as --html plan.html"),
+        (
+            "--recipe gpt-13b --nodes 8 --mesh.pp 4 --pipeline.idle skip",
+            "plan with --pipeline.idle compute, or auto",
+        ),
+        (
+            "--recipe debug --gpu h100 --device-memory-gib 100",
+            "--device-memory-gib 100 is more than the 79.1 GiB of --gpu h100",
+        ),
         ("--search-compile 0", "--search-compile must be at least 1, got 0"),
         ("--search-window 0", "so a window is at least 1; got 0"),
         (

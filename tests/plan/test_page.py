@@ -1,5 +1,6 @@
 """The page and the JSON of a plan say what the plan holds, and what is modelled."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from mjax.memory import Estimate
 from mjax.plan.page import page
 from mjax.plan.result import as_json, memory_of
-from tests.plan.plans import GIB, make_plan, memory, modelled, settled
+from tests.plan.plans import GIB, SENT, make_plan, memory, modelled, settled
 
 CONTRACT = {
     *("fits", "memory_bytes", "gpu_memory_bytes", "collectives"),
@@ -60,6 +61,19 @@ def test_the_page_has_a_line_for_each_kind_of_collective():
         *("40.0", "GiB", "25%"),
     ]
     assert any("tp 25%, dp 67%, pp nothing sent" in line for line in lines)
+
+
+def test_what_goes_over_several_kinds_of_axes_has_its_share_too():
+    row = dataclasses.replace(SENT.traffic[0], role="mixed", overlapped_bytes=0)
+    sent = dataclasses.replace(SENT, traffic=(*SENT.traffic, row))
+    assert "pp nothing sent, mixed 0%" in page(make_plan(communication=sent))
+    assert "mixed" not in page(make_plan())
+
+
+def test_one_microbatch_is_no_plural():
+    run = "--recipe gpt-13b --batch.microbatches"
+    assert ", 1 microbatch of 128 on" in page(make_plan(f"{run} 1"))
+    assert ", 2 microbatches of 64 on" in page(make_plan(f"{run} 2"))
 
 
 def test_a_run_that_needs_too_much_is_said_not_to_fit():

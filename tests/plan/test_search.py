@@ -6,8 +6,17 @@ import pytest
 
 from mjax.config import TrainConfig, parse
 from mjax.mesh.axes import resolve
+from mjax.mesh.described import NoPluginError
 from mjax.plan import closed_form
-from mjax.plan.search import Candidate, Row, compile_best, ranked, search, table
+from mjax.plan.search import (
+    Candidate,
+    Row,
+    as_json,
+    compile_best,
+    ranked,
+    search,
+    table,
+)
 from mjax.plan.topology import Topology, with_vocabulary
 from mjax.recipes import RECIPES
 from tests.plan.plans import GIB, make_plan, memory, modelled
@@ -89,8 +98,11 @@ def test_the_first_that_fit_by_their_trace_are_compiled(found):
     def traced_bytes(candidate):
         return 2 * USABLE if candidate is found[0] else 1
 
-    rows = compile_best(found, 2, plan_of=plan_of, traced_bytes=traced_bytes)
+    rows, no_compiler = compile_best(
+        found, 2, plan_of=plan_of, traced_bytes=traced_bytes
+    )
     assert compiled == found[1:3]
+    assert no_compiler == ""
     assert [row.candidate for row in rows[:2]] == [found[2], found[1]]
     assert rows[-1].candidate is found[0]
     assert "by the trace it needs" in rows[-1].refused
@@ -98,11 +110,36 @@ def test_the_first_that_fit_by_their_trace_are_compiled(found):
 
 def test_a_layout_that_cannot_be_built_is_kept_with_the_reason(found):
     def plan_of(candidate):
+        Topology(gpu="h100", nodes=0)  # our own refusal
+        return plan_in(1.0)
+
+    rows, _ = compile_best(found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1)
+    reason = "--nodes must be at least 1, got 0"
+    assert [row.refused for row in rows] == [reason] * 2
+    assert reason in table(rows)
+
+
+def test_an_error_that_is_not_ours_is_a_bug_and_no_row(found):
+    def plan_of(candidate):
         raise ValueError("heads do not divide")
 
-    rows = compile_best(found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1)
-    assert [row.refused for row in rows] == ["heads do not divide"] * 2
-    assert "heads do not divide" in table(rows)
+    with pytest.raises(ValueError, match="heads do not divide"):
+        compile_best(found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1)
+
+
+def test_without_a_compiler_it_is_asked_once_and_nothing_counts_as_compiled(found):
+    asked = []
+
+    def plan_of(candidate):
+        asked.append(candidate)
+        raise NoPluginError("no compiler")
+
+    rows, why = compile_best(found, 3, plan_of=plan_of, traced_bytes=lambda _: 1)
+    assert (len(asked), why) == (1, "no compiler")
+    assert [row.candidate for row in rows] == found
+    for row in rows:
+        assert as_json(row)["modelled"]["replay"] is None
+        assert as_json(row)["memory_bytes"] is None
 
 
 def test_what_was_compiled_and_fits_ranks_before_formulas_and_failures(found):

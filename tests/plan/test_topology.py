@@ -48,9 +48,9 @@ def test_tp_may_leave_its_node_if_the_user_says_so():
 )
 def test_only_cudnn_is_replaced_and_the_page_says_so(gpu, flags, backend, is_named):
     config, _, topology = settled(f"--recipe gpt-125m {flags}", nodes=1, gpu=gpu)
-    found, note = compilable(config, topology)
+    found, notes = compilable(config, topology)
     assert found.model.attention == backend
-    assert ("cuDNN" in note) == is_named
+    assert ("cuDNN" in " ".join(notes)) == is_named
 
 
 def test_an_attention_that_the_gpu_does_not_have_is_refused():

@@ -1,0 +1,52 @@
+"""What a plan cannot know of a compiled step is in its notes."""
+
+import pytest
+
+from mjax.memory import Estimate
+from mjax.plan.compile import Executable
+from mjax.plan.planning import read
+from mjax.plan.topology import Topology
+from tests.plan.modules import MESHES, text_of
+from tests.plan.plans import settled
+
+TRACED = Estimate(state=60, compute_copy=10, gradients=20, stash=0, working_set=30)
+PIPELINE = "--mesh.pp 2 --model.layers 4 --batch.size 16 --batch.microbatches 4"
+UNKNOWN = "XLA: some_option=True left out: this XLA does not know it"
+
+
+def notes_of(name: str, flags: str, kernel: str = "attention_forward") -> str:
+    """Read a recorded step, its kernel renamed, as that of a run; return the notes."""
+    sizes, gpus_per_node = MESHES[name]
+    executable = Executable(
+        text=text_of(name).replace("attention_forward", kernel),
+        argument_bytes=60,
+        output_bytes=60,
+        aliased_bytes=60,
+        temporary_bytes=60,
+        code_bytes=0,
+        params_bytes=20,
+        traced=TRACED,
+        trace_s=1.0,
+        compile_s=1.0,
+        notes=(UNKNOWN,),
+    )
+    topology = Topology(gpu="h200", nodes=2, gpus_per_node=gpus_per_node)
+    config, _, _ = settled(f"--recipe debug {flags}", nodes=1)
+    return "\n".join(read("debug", config, sizes, topology, executable).notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_noted"),
+    [("--model.remat full", False), ("--model.remat offload", True)],
+)
+def test_copies_to_the_host_and_options_left_out_are_noted(flags, is_noted):
+    notes = notes_of("layers", flags)
+    assert UNKNOWN in notes
+    assert ("copies to the host" in notes) == is_noted
+
+
+@pytest.mark.parametrize(("kernel", "is_noted"), [("attention_forward", 0), ("new", 1)])
+def test_kernels_that_are_priced_by_their_bytes_are_named(kernel, is_noted):
+    notes = notes_of("pipeline", PIPELINE, kernel)
+    assert ("for want of their FLOPs" in notes) == is_noted
+    assert (kernel in notes) == is_noted
