@@ -131,7 +131,10 @@ class Stack:
 
         carry, scanned = (x, ahead, copy), ()
         if self.num_scanned:
-            carry, scanned = _scan(pattern, carry, self._firsts(), x)
+            # Stacks in the memory of the host are left to lax.scan.
+            own_stacks = keep and self.layers.remat != "offload"
+            scan = functools.partial(_scan, unlike=x) if own_stacks else lax.scan
+            carry, scanned = scan(pattern, carry, self._firsts())
         rest = []
         for index in range(self.num_scanned, self.num_layers):
             is_last = index == self.num_layers - 1
@@ -380,7 +383,9 @@ def _move(
     return tuple(moved), out
 
 
-def _scan(body: Any, carry: PyTree, xs: Array, unlike: Array) -> tuple[PyTree, PyTree]:
+def _scan(
+    body: Any, carry: PyTree, xs: Array, *, unlike: Array
+) -> tuple[PyTree, PyTree]:
     """Scan, as lax.scan does, into stacks that no other scan shares.
 
     lax.scan begins each stack as zeros. XLA makes one array of the zeros of several
