@@ -69,6 +69,27 @@ def test_dp_shard_is_the_smallest_that_fits(found):
             assert needed.total_bytes > c.usable_bytes
 
 
+@pytest.mark.parametrize(
+    ("num_chunks", "share"), [(1, 0), (2, 0.50), (4, 0.79), (8, 1)]
+)
+def test_chunks_hide_what_compiled_schedules_of_eight_devices_do(num_chunks, share):
+    hidden = closed_form.hidden_by_chunks(num_chunks, 8)
+    assert hidden == pytest.approx(share, abs=0.005)
+
+
+def test_fewer_chunks_are_modelled_to_expose_more():
+    topology = Topology(gpu="h100", nodes=1)
+    run = "--recipe gpt-13b --batch.size 32 --mesh.tp 8 --mesh.tp-overlap chunks"
+
+    def tp_s(flags: str) -> float:
+        config = config_of(f"{run} {flags}")
+        sizes = resolve(config.mesh, topology.num_gpus)
+        return closed_form.estimate(config, sizes, topology).time.tp_s
+
+    assert tp_s("") == 0
+    assert 0 < tp_s("--mesh.tp-chunks 4") < tp_s("--mesh.tp-chunks 2")
+
+
 def test_windows_are_tried_only_where_the_user_allows_them(found):
     assert {c.config.model.window for c in found} == {(None,), (512,)}
     plain = search(config_of(FLAGS), TOPOLOGY)
