@@ -32,6 +32,11 @@ _REMATS = ("none", "attention", "dots", "full")
 _MAX_CHUNKS = 12
 MAX_ROWS = 12
 """Of the table."""
+SEARCHED = (
+    *("mesh.pp", "mesh.dp", "mesh.tp", "mesh.dp_shard"),
+    *("pipeline.chunks", "batch.microbatches", "model.remat"),
+)
+"""Fields that every layout sets, whatever the run says."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,7 +216,9 @@ def _meshes(
             dp = topology.num_gpus // tp // pp
             if pp > config.model.layers or config.batch.size % dp:
                 continue
-            fields = {"mesh.pp": pp, "mesh.dp": dp, "mesh.tp": tp}
+            fields: dict[str, Any] = {"mesh.pp": pp, "mesh.dp": dp, "mesh.tp": tp}
+            if 1 < tp < (config.mesh.tp_chunks or 0):
+                fields["mesh.tp_chunks"] = None  # too many; as many as tp
             yield fields, AxisSizes(pp=pp, dp_replicate=1, dp_shard=dp, tp=tp)
 
 

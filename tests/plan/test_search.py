@@ -90,6 +90,16 @@ def test_fewer_chunks_are_modelled_to_expose_more():
     assert 0 < tp_s("--mesh.tp-chunks 4") < tp_s("--mesh.tp-chunks 2")
 
 
+def test_more_chunks_than_tp_are_set_back_and_no_mesh_is_lost():
+    run = f"{FLAGS} --mesh.tp-overlap chunks"
+    flags = f"{run} --mesh.tp-chunks 4"
+    fixed = search(config_of(flags), TOPOLOGY)
+    assert {c.sizes for c in fixed if c.sizes.tp == 2}
+    for c in fixed:
+        assert ("mesh.tp_chunks" in c.fields) == (c.sizes.tp == 2)
+        assert config_of(f"{flags} {c.flags}") == c.config
+
+
 def test_windows_are_tried_only_where_the_user_allows_them(found):
     assert {c.config.model.window for c in found} == {(None,), (512,)}
     plain = search(config_of(FLAGS), TOPOLOGY)
