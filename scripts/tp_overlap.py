@@ -23,6 +23,7 @@ from mjax.mesh.gpus import GPUS
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.plan.analysis import Analysis, Collective, analyse
+from mjax.plan.compile import OPTIONS
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo import parse
 from mjax.plan.replay import Replay, replay
@@ -31,9 +32,6 @@ from scripts.evidence import Table, write_page
 
 LAYERS, D, HEADS, SEQ_LEN = 4, 12_288, 128, 2048
 SIZES = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=8)
-READABLE = {"xla_gpu_enable_triton_gemm": False}
-"""Without a device nothing is tuned, and products are placeholders; as calls of cuBLAS
-they can be read, and the order is the same."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +127,7 @@ def compile_case(case: Case) -> Found:
     else:
         lowered = program.eval_step.lower(state.params, batch)
     started_s = time.perf_counter()
-    compiled = lowered.compile(compiler_options=READABLE | dict(case.options))
+    compiled = lowered.compile(compiler_options=OPTIONS | dict(case.options))
     compile_s = time.perf_counter() - started_s
     module = parse(compiled.as_text())
     analysis = analyse(module, SIZES)

@@ -21,7 +21,15 @@ from mjax.plan.html import document
 from mjax.plan.page import page
 from mjax.plan.planning import plan_by_formulas, plan_compiled, traced_bytes
 from mjax.plan.result import Plan, as_json
-from mjax.plan.search import MAX_ROWS, Candidate, Row, compile_best, search, table
+from mjax.plan.search import (
+    MAX_ROWS,
+    SEARCHED,
+    Candidate,
+    Row,
+    compile_best,
+    search,
+    table,
+)
 from mjax.plan.search import as_json as row_as_json
 from mjax.plan.topology import Topology, check_plannable, settle, with_vocabulary
 from mjax.recipes import RECIPES
@@ -97,6 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")
     for line in _without_effect(config, command):
         _say(line)
+    if options.search:
+        for flag in _overwritten(argv):
+            _say(f"no effect on a search, which tries all values: {flag}")
     topology, rows = options.topology, None
     try:
         check_plannable(config, topology)
@@ -143,6 +154,7 @@ def _search(
         options.search_compile,
         plan_of=plan_of,
         traced_bytes=lambda candidate: traced_bytes(candidate.config, topology),
+        is_ours=is_ours,
     )
 
 
@@ -220,6 +232,13 @@ def _without_effect(config: TrainConfig, command: Command) -> list[str]:
         "--work-dir": config.work_dir is not None,
     }
     return [f"no effect on a plan: {flag}" for flag, is_set in given.items() if is_set]
+
+
+def _overwritten(argv: Sequence[str]) -> list[str]:
+    """Name the flags that were given and that a search sets itself."""
+    given = {word.partition("=")[0].replace("_", "-") for word in argv}
+    searched = (f"--{field.replace('_', '-')}" for field in SEARCHED)
+    return [flag for flag in searched if flag in given]
 
 
 def _say(text: str) -> None:

@@ -21,7 +21,6 @@ from mjax.plan import closed_form
 from mjax.plan.result import Plan, usable_bytes
 from mjax.plan.topology import Topology
 from mjax.sim.case import Constants
-from mjax.train import is_ours
 
 HIDDEN = dataclasses.replace(closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9)
 """The search takes this much to be hidden: between none and what schedules of mjax that
@@ -32,6 +31,11 @@ _REMATS = ("none", "attention", "dots", "full")
 _MAX_CHUNKS = 12
 MAX_ROWS = 12
 """Of the table."""
+SEARCHED = (
+    *("mesh.pp", "mesh.dp", "mesh.tp", "mesh.dp_shard"),
+    *("pipeline.chunks", "batch.microbatches", "model.remat"),
+)
+"""Fields that every layout sets, whatever the run says."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,7 @@ def compile_best(
     *,
     plan_of: Callable[[Candidate], Plan],
     traced_bytes: Callable[[Candidate], int],
+    is_ours: Callable[[Exception], bool],
 ) -> tuple[list[Row], str]:
     """Compile the first candidates that fit by their trace too; return all, ranked.
 
@@ -107,6 +112,7 @@ def compile_best(
       count: how many are compiled.
       plan_of: compiles one and reads it.
       traced_bytes: estimates the memory of one from its trace.
+      is_ours: says whether an error refuses a layout; any other is a bug, and raised.
     Returns:
       The rows, and why nothing could be compiled; empty where there is a compiler.
     """
@@ -211,7 +217,9 @@ def _meshes(
             dp = topology.num_gpus // tp // pp
             if pp > config.model.layers or config.batch.size % dp:
                 continue
-            fields = {"mesh.pp": pp, "mesh.dp": dp, "mesh.tp": tp}
+            fields: dict[str, Any] = {"mesh.pp": pp, "mesh.dp": dp, "mesh.tp": tp}
+            if 1 < tp < (config.mesh.tp_chunks or 0):
+                fields["mesh.tp_chunks"] = None  # too many; as many as tp
             yield fields, AxisSizes(pp=pp, dp_replicate=1, dp_shard=dp, tp=tp)
 
 

@@ -132,7 +132,11 @@ def test_cudnn_has_a_stand_in_wherever_a_step_is_traced(no_plugin):
 
 def test_a_search_prints_its_table_and_the_best_page(no_plugin):
     small = "--recipe debug --model.layers 4 --precision.compute bfloat16"
-    code, out, _ = run(f"{small} --nodes 1 --search --search-compile 1")
+    given = "--mesh.dp_shard=2 --model.remat full"
+    code, out, err = run(f"{small} {given} --nodes 1 --search --search-compile 1")
+    for flag in ("--mesh.dp-shard", "--model.remat"):
+        assert f"no effect on a search, which tries all values: {flag}\n" in err
+    assert "values: --mesh.tp" not in err
     table, page = out.split("the best of them:")
     assert code == 0
     rows = table.splitlines()[2:-1]

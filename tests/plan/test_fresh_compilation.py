@@ -12,6 +12,7 @@ from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.plan.analysis import Analysis, analyse
+from mjax.plan.compile import OPTIONS
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo import Module, parse
 from mjax.plan.replay import replay
@@ -53,9 +54,7 @@ def module(program: Program) -> Module:
     lowered = program.gradients.lower(
         state.params, state.rng, state.step, program.abstract_batch
     )
-    text = lowered.compile(
-        compiler_options={"xla_gpu_enable_triton_gemm": False}
-    ).as_text()
+    text = lowered.compile(compiler_options=dict(OPTIONS)).as_text()
     assert text is not None
     return parse(text)
 

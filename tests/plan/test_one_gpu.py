@@ -7,6 +7,7 @@ from mjax.mesh.described import described_mesh
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.plan.analysis import Analysis, analyse
+from mjax.plan.compile import OPTIONS
 from mjax.plan.hlo import parse
 from mjax.step import BatchConfig, PrecisionConfig, build_program
 
@@ -34,9 +35,7 @@ def compile_step(layers: int) -> Analysis:
         mesh=described_mesh(ONE),
     )
     lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
-    text = lowered.compile(
-        compiler_options={"xla_gpu_enable_triton_gemm": False}
-    ).as_text()
+    text = lowered.compile(compiler_options=dict(OPTIONS)).as_text()
     return analyse(parse(text), ONE)
 
 

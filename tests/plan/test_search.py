@@ -19,6 +19,7 @@ from mjax.plan.search import (
 )
 from mjax.plan.topology import Topology, with_vocabulary
 from mjax.recipes import RECIPES
+from mjax.train import is_ours
 from tests.plan.plans import GIB, make_plan, memory, modelled
 
 # Small enough to search in seconds, and too little memory for a layout without shards.
@@ -69,6 +70,37 @@ def test_dp_shard_is_the_smallest_that_fits(found):
             assert needed.total_bytes > c.usable_bytes
 
 
+@pytest.mark.parametrize(
+    ("num_chunks", "share"), [(1, 0), (2, 0.50), (4, 0.79), (8, 1)]
+)
+def test_chunks_hide_what_compiled_schedules_of_eight_devices_do(num_chunks, share):
+    hidden = closed_form.hidden_by_chunks(num_chunks, 8)
+    assert hidden == pytest.approx(share, abs=0.005)
+
+
+def test_fewer_chunks_are_modelled_to_expose_more():
+    topology = Topology(gpu="h100", nodes=1)
+    run = "--recipe gpt-13b --batch.size 32 --mesh.tp 8 --mesh.tp-overlap chunks"
+
+    def tp_s(flags: str) -> float:
+        config = config_of(f"{run} {flags}")
+        sizes = resolve(config.mesh, topology.num_gpus)
+        return closed_form.estimate(config, sizes, topology).time.tp_s
+
+    assert tp_s("") == 0
+    assert 0 < tp_s("--mesh.tp-chunks 4") < tp_s("--mesh.tp-chunks 2")
+
+
+def test_more_chunks_than_tp_are_set_back_and_no_mesh_is_lost():
+    run = f"{FLAGS} --mesh.tp-overlap chunks"
+    flags = f"{run} --mesh.tp-chunks 4"
+    fixed = search(config_of(flags), TOPOLOGY)
+    assert {c.sizes for c in fixed if c.sizes.tp == 2}
+    for c in fixed:
+        assert ("mesh.tp_chunks" in c.fields) == (c.sizes.tp == 2)
+        assert config_of(f"{flags} {c.flags}") == c.config
+
+
 def test_windows_are_tried_only_where_the_user_allows_them(found):
     assert {c.config.model.window for c in found} == {(None,), (512,)}
     plain = search(config_of(FLAGS), TOPOLOGY)
@@ -113,7 +145,9 @@ def test_a_layout_that_cannot_be_built_is_kept_with_the_reason(found):
         Topology(gpu="h100", nodes=0)  # our own refusal
         return plan_in(1.0)
 
-    rows, _ = compile_best(found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1)
+    rows, _ = compile_best(
+        found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1, is_ours=is_ours
+    )
     reason = "--nodes must be at least 1, got 0"
     assert [row.refused for row in rows] == [reason] * 2
     assert reason in table(rows)
@@ -124,7 +158,9 @@ def test_an_error_that_is_not_ours_is_a_bug_and_no_row(found):
         raise ValueError("heads do not divide")
 
     with pytest.raises(ValueError, match="heads do not divide"):
-        compile_best(found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1)
+        compile_best(
+            found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1, is_ours=is_ours
+        )
 
 
 def test_without_a_compiler_it_is_asked_once_and_nothing_counts_as_compiled(found):
@@ -134,7 +170,9 @@ def test_without_a_compiler_it_is_asked_once_and_nothing_counts_as_compiled(foun
         asked.append(candidate)
         raise NoPluginError("no compiler")
 
-    rows, why = compile_best(found, 3, plan_of=plan_of, traced_bytes=lambda _: 1)
+    rows, why = compile_best(
+        found, 3, plan_of=plan_of, traced_bytes=lambda _: 1, is_ours=is_ours
+    )
     assert (len(asked), why) == (1, "no compiler")
     assert [row.candidate for row in rows] == found
     for row in rows:
