@@ -154,6 +154,7 @@ def _search(
         options.search_compile,
         plan_of=plan_of,
         traced_bytes=lambda candidate: traced_bytes(candidate.config, topology),
+        is_ours=is_ours,
     )
 
 

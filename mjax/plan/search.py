@@ -21,7 +21,6 @@ from mjax.plan import closed_form
 from mjax.plan.result import Plan, usable_bytes
 from mjax.plan.topology import Topology
 from mjax.sim.case import Constants
-from mjax.train import is_ours
 
 HIDDEN = dataclasses.replace(closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9)
 """The search takes this much to be hidden: between none and what schedules of mjax that
@@ -104,6 +103,7 @@ def compile_best(
     *,
     plan_of: Callable[[Candidate], Plan],
     traced_bytes: Callable[[Candidate], int],
+    is_ours: Callable[[Exception], bool],
 ) -> tuple[list[Row], str]:
     """Compile the first candidates that fit by their trace too; return all, ranked.
 
@@ -112,6 +112,7 @@ def compile_best(
       count: how many are compiled.
       plan_of: compiles one and reads it.
       traced_bytes: estimates the memory of one from its trace.
+      is_ours: says whether an error refuses a layout; any other is a bug, and raised.
     Returns:
       The rows, and why nothing could be compiled; empty where there is a compiler.
     """

@@ -19,6 +19,7 @@ from mjax.plan.search import (
 )
 from mjax.plan.topology import Topology, with_vocabulary
 from mjax.recipes import RECIPES
+from mjax.train import is_ours
 from tests.plan.plans import GIB, make_plan, memory, modelled
 
 # Small enough to search in seconds, and too little memory for a layout without shards.
@@ -130,7 +131,7 @@ def test_the_first_that_fit_by_their_trace_are_compiled(found):
         return 2 * USABLE if candidate is found[0] else 1
 
     rows, no_compiler = compile_best(
-        found, 2, plan_of=plan_of, traced_bytes=traced_bytes
+        found, 2, plan_of=plan_of, traced_bytes=traced_bytes, is_ours=is_ours
     )
     assert compiled == found[1:3]
     assert no_compiler == ""
@@ -144,7 +145,9 @@ def test_a_layout_that_cannot_be_built_is_kept_with_the_reason(found):
         Topology(gpu="h100", nodes=0)  # our own refusal
         return plan_in(1.0)
 
-    rows, _ = compile_best(found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1)
+    rows, _ = compile_best(
+        found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1, is_ours=is_ours
+    )
     reason = "--nodes must be at least 1, got 0"
     assert [row.refused for row in rows] == [reason] * 2
     assert reason in table(rows)
@@ -155,7 +158,9 @@ def test_an_error_that_is_not_ours_is_a_bug_and_no_row(found):
         raise ValueError("heads do not divide")
 
     with pytest.raises(ValueError, match="heads do not divide"):
-        compile_best(found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1)
+        compile_best(
+            found[:2], 1, plan_of=plan_of, traced_bytes=lambda _: 1, is_ours=is_ours
+        )
 
 
 def test_without_a_compiler_it_is_asked_once_and_nothing_counts_as_compiled(found):
@@ -165,7 +170,9 @@ def test_without_a_compiler_it_is_asked_once_and_nothing_counts_as_compiled(foun
         asked.append(candidate)
         raise NoPluginError("no compiler")
 
-    rows, why = compile_best(found, 3, plan_of=plan_of, traced_bytes=lambda _: 1)
+    rows, why = compile_best(
+        found, 3, plan_of=plan_of, traced_bytes=lambda _: 1, is_ours=is_ours
+    )
     assert (len(asked), why) == (1, "no compiler")
     assert [row.candidate for row in rows] == found
     for row in rows:
