@@ -131,7 +131,7 @@ def test_the_first_that_fit_by_their_trace_are_compiled(found):
         return 2 * USABLE if candidate is found[0] else 1
 
     rows, no_compiler = compile_best(
-        found, 2, plan_of=plan_of, traced_bytes=traced_bytes
+        found, 2, plan_of=plan_of, traced_bytes=traced_bytes, is_ours=is_ours
     )
     assert compiled == found[1:3]
     assert no_compiler == ""
