@@ -16,6 +16,8 @@ CHECKS = {
     ),
     # Seen: 5e-7 nats between the two runs (float32, losses of 5), 0.6 nats learned.
     # GPipe keeps 12 microbatches more, the other schedule 3 chunks of half their size.
+    # Seen: 17% and 70%: embedding and head are a large part of four layers.
+    "planning.ipynb": "assert hidden['in chunks'] > hidden['at once'] + 0.3",
     "pipeline.ipynb": (
         "assert difference < 1e-5\n"
         "assert losses['plain'][-1] < losses['plain'][0] - 0.3\n"
@@ -43,7 +45,15 @@ def test_every_notebook_has_a_check() -> None:
     assert [path.name for path in NOTEBOOKS] == sorted(CHECKS)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        # It compiles for GPUs.
+        pytest.param(path, marks=pytest.mark.plan) if path.stem == "planning" else path
+        for path in NOTEBOOKS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
