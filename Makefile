@@ -58,8 +58,9 @@ test: env
 	.venv/bin/pyright --pythonpath .venv/bin/python
 	.venv/bin/python $(PYTEST) $(ARGS)
 
+# By file: what the tests of a file share is compiled once.
 test-plan: env-plan
-	.venv/bin/python $(PYTEST) -m 'plan and not slow' $(ARGS)
+	.venv/bin/python $(PYTEST) --dist loadfile -m 'plan and not slow' $(ARGS)
 
 # Its warnings are shown and are not errors: they speak of versions still to come.
 test-newest:

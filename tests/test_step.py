@@ -68,6 +68,7 @@ def test_every_option_of_the_model_agrees_with_one_device(
     np.testing.assert_allclose(sharded, one_device_every_option, rtol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_every_loop_over_layers_and_microbatches_agrees_with_one_device() -> None:
     """Two kinds of layer, in and after the loop; first, middle and last microbatch."""
     model = dataclasses.replace(EVERY_OPTION, layers=7)

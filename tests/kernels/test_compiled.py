@@ -183,6 +183,7 @@ def test_a_table_of_nothing_is_no_success(monkeypatch, capsys):
 
 @pytest.mark.plan
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_no_shipped_kernel_has_a_fault():
     reports = compile_cases(kernel_table.SHIPPED)
     assert {f"{r.case}: {fault}" for r in reports for fault in r.faults} == set()
