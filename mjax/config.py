@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from mjax import flags
-from mjax.ckpt.manager import CkptConfig
+from mjax.ckpt.config import CkptConfig
 from mjax.data.dataset import DataConfig
 from mjax.mesh.axes import AxisSizes, MeshConfig, tp_chunks
 from mjax.mesh.distributed import DistributedConfig

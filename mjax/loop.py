@@ -20,7 +20,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree
 
-from mjax.ckpt.manager import Checkpoints
+from mjax.ckpt.manager import Answer, Checkpoints
+from mjax.ckpt.saving import Attempt
 from mjax.metrics import Recorder, Row, bits_per_byte
 
 DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
@@ -153,7 +154,10 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._is_first = True
+        self._is_overdue = False
         self._consecutive_skips = 0
+        self._eval_loss: float | None = None
+        self._save_facts: Row = {}
         self._unfinished: tuple[int, Mapping[str, Any], float] | None = None
         self._finished_s = time.perf_counter()
 
@@ -180,14 +184,17 @@ class Loop:
         is_last = step == self.cadence.num_steps
         is_stopped = stop.reached(step)
         evaluation_due = is_last or step % self.cadence.eval_every == 0
-        save_due = is_last or is_stopped or step % self.cadence.ckpt_every == 0
+        save_due = self._is_overdue or step % self.cadence.ckpt_every == 0
+        save_due = save_due or is_last or is_stopped
         if evaluation_due or save_due:
             self._finish(self.evaluate if evaluation_due else None)
         if self._gives_up():
             return GAVE_UP
-        saved = self._save(step) if save_due else self._check_save()
+        self._report_saves()
+        if save_due and not self._save(step, is_last=is_last or is_stopped):
+            return GAVE_UP
         self._restart_clock(evaluation_due or save_due)
-        if (is_last or is_stopped) and not (saved and self._wait_for_save()):
+        if (is_last or is_stopped) and not self._wait_for_save():
             return FAILED
         if is_stopped and not is_last:
             return PREEMPTED
@@ -224,54 +231,95 @@ class Loop:
         )
         self._finished_s = now_s
         self._consecutive_skips = self._consecutive_skips + 1 if row["skipped"] else 0
-        self.recorder.record(row | (evaluate(self.state.params) if evaluate else {}))
+        evaluated = evaluate(self.state.params) if evaluate else {}
+        self._eval_loss = evaluated.get("eval_loss")
+        self.recorder.record(row | evaluated | self._save_facts)
+        self._save_facts = {}
 
     def _restart_clock(self, has_paused: bool) -> None:
         """Keep evaluation and saving out of the time of the next step."""
         if has_paused:
             self._finished_s = time.perf_counter()
 
-    def _save(self, step: int) -> bool:
-        """Start a save; its rows are on the disk before it."""
+    def _save(self, step: int, *, is_last: bool) -> bool:
+        """Start a save, its rows on the disk before it; say whether to go on."""
         self.recorder.sync()
-        try:
-            saved = self.program.to_saved(self.state)
-            try:
-                self.checkpoints.save(step, saved, {**self.facts, "next_step": step})
-            finally:
-                self._free(saved)
-        except RuntimeError as error:
-            self.recorder.say(f"warning: {error}")
+        answer = self.checkpoints.ask(step, is_last=is_last)
+        if answer is Answer.HOPELESS:
+            self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
             return False
+        if answer is Answer.BUSY:
+            if not self._is_overdue:
+                self.recorder.say(
+                    f"checkpoint {step} waits: the one before is still being written"
+                )
+            self._is_overdue = True
+            return True
+        self._is_overdue = False
+        made: list[Any] = []
+
+        def make() -> Any:
+            made.append(self.program.to_saved(self.state))
+            return made[0]
+
+        facts = {**self.facts, "next_step": step, "eval_loss": self._eval_loss}
+        try:
+            copy = self.checkpoints.save(step, make, facts, is_last=is_last)
+        finally:
+            for saved in made:
+                self._free(saved)
+        if copy is not None:
+            self._save_facts |= {
+                "ckpt_copy_s": copy.copy_s,
+                "ckpt_copy_gb_per_s": copy.num_bytes / copy.copy_s / 1e9,
+            }
         return True
+
+    def _report_saves(self) -> None:
+        """Say how saves went that were tried in the background; training goes on."""
+        for attempt in self.checkpoints.attempts():
+            self.recorder.say(_describe(attempt))
+            if attempt.error is None:
+                self._save_facts |= {
+                    "ckpt_step": attempt.step,
+                    "ckpt_write_s": attempt.write_s,
+                    "ckpt_write_gb_per_s": attempt.num_bytes / attempt.write_s / 1e9,
+                }
 
     def _free(self, saved: Any) -> None:
         """Free the device memory of what was made for a save.
 
-        The save is off the devices, but the thread that writes it holds the arrays
-        until all files are closed (seen with Orbax 0.12.8).
+        Leaves of the state itself stay.
         """
         kept = {id(leaf) for leaf in jax.tree.leaves(self.state)}
         for leaf in jax.tree.leaves(saved):
             if id(leaf) not in kept:
                 leaf.delete()
 
-    def _check_save(self) -> bool:
-        """Report a save that failed in the background; training goes on."""
-        try:
-            self.checkpoints.check()
-        except RuntimeError as error:
-            self.recorder.say(f"warning: {error}; the run goes on to its next save")
-            return False
-        return True
-
     def _wait_for_save(self) -> bool:
-        try:
-            self.checkpoints.wait()
-        except RuntimeError as error:
-            self.recorder.say(f"error: {error}")
-            return False
-        return True
+        is_saved = self.checkpoints.wait()
+        self._report_saves()
+        return is_saved
+
+
+def _describe(attempt: Attempt) -> str:
+    """Tell people how a try to write a checkpoint went."""
+    if attempt.error is not None:
+        then = "it is given up"
+        if attempt.pause_s is not None:
+            then = f"next try in {attempt.pause_s:.0f} s; training goes on"
+        return (
+            f"warning: checkpoint {attempt.step} was not saved (try {attempt.number}): "
+            f"{attempt.error}; {then}"
+        )
+    tries = f", at try {attempt.number}" if attempt.number > 1 else ""
+    removed = "".join(f", {step}" for step in attempt.removed)[2:]
+    warning = f"; warning: {attempt.warning}" if attempt.warning else ""
+    return (
+        f"checkpoint {attempt.step} saved: {attempt.num_bytes / 1e6:.1f} MB in "
+        f"{attempt.write_s:.2f} s{tries}{'; removed ' + removed if removed else ''}"
+        f"{warning}"
+    )
 
 
 def evaluate(

@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 
 import mjax
 from mjax import loop, memory, metrics, report, report_pipeline, work_dir
-from mjax.ckpt.manager import Checkpoints
+from mjax.ckpt.manager import Checkpoints, LostError, check_matches
 from mjax.config import (
     Command,
     TrainConfig,
@@ -61,8 +61,6 @@ class Run:
     work_dir: Path
     checkpoints: Checkpoints | None
     """None in a dry run."""
-    start_step: int
-    """Optimizer steps that the newest checkpoint has seen; 0 for a new run."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,10 +89,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return loop.BAD_INPUT
+    except LostError as error:
+        return _give_up(error)
     program = _compile(run)
     if command.dry_run:
         return loop.DONE
-    return train(dataclasses.replace(run, program=program))
+    try:
+        return train(dataclasses.replace(run, program=program))
+    except LostError as error:
+        return _give_up(error)
 
 
 def prepare(
@@ -125,10 +128,10 @@ def prepare(
     _check_memory(config, sizes, mesh, needed)
     wait_for_all("data and program are built")
     path = Path(work_dir.agree(lambda: _settle_work_dir(config, command)))
-    checkpoints, start_step = None, 0
+    checkpoints = None
     if not command.dry_run:
-        checkpoints = Checkpoints(path / "checkpoints", keep=config.ckpt.keep)
-        start_step = _check_checkpoint(config, dataset, program, checkpoints)
+        checkpoints = Checkpoints(path, config.ckpt)
+        _check_checkpoint(config, dataset, program, checkpoints)
         work_dir.agree(lambda: _claim_work_dir(config, path))
         _say(f"work dir {path}, resume with: {work_dir.resume_command(argv, path)}")
     return Run(
@@ -139,7 +142,6 @@ def prepare(
         step=step,
         work_dir=path,
         checkpoints=checkpoints,
-        start_step=start_step,
     )
 
 
@@ -148,11 +150,12 @@ def train(run: Run) -> int:
     started_s = time.perf_counter()
     config, program = run.config, run.program
     assert run.checkpoints is not None  # a dry run stops before
+    start_step, state = _first_state(run)
     is_rank_0 = jax.process_index() == 0
     recorder = metrics.Recorder(
         run.work_dir,
         config.log,
-        start_step=run.start_step,
+        start_step=start_step,
         num_steps=config.steps,
         active=is_rank_0,
     )
@@ -163,11 +166,11 @@ def train(run: Run) -> int:
             program.batch_sharding,
             batch_size=config.batch.size,
             seed=config.seed,
-            start_step=run.start_step,
+            start_step=start_step,
         )
         with loader, loop.StopRequest() as stop:
-            steps = _make_loop(run, _first_state(run), loader, recorder)
-            outcome = steps.run(run.start_step, stop)
+            steps = _make_loop(run, state, loader, recorder)
+            outcome = steps.run(start_step, stop)
         if outcome.exit_code == loop.DONE:
             _sample(run, outcome.state.params, recorder)
         run.checkpoints.close()
@@ -185,6 +188,11 @@ def train(run: Run) -> int:
             )
         recorder.close()
     return exit_code
+
+
+def _give_up(error: LostError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return loop.GAVE_UP
 
 
 def _start_devices(config: TrainConfig) -> AxisSizes:
@@ -224,25 +232,24 @@ def _check_checkpoint(
     dataset: Dataset,
     program: Program,
     checkpoints: Checkpoints,
-) -> int:
-    """Refuse a checkpoint that does not fit this run; return its step, or 0."""
-    step = checkpoints.latest_step()
-    if step is None:
-        return 0
-    checkpoints.check_matches(program.abstract_saved)
-    saved = checkpoints.restore_run()
-    if saved["data_fingerprint"] != dataset.fingerprint:
+) -> None:
+    """Refuse a checkpoint that does not fit this run, by what it says about itself."""
+    saved = checkpoints.newest()
+    if saved is None:
+        return
+    check_matches(saved, program.abstract_saved)
+    if saved.run["data_fingerprint"] != dataset.fingerprint:
         raise ValueError(
-            f"the data are not those of the checkpoint at step {step}: hash "
-            f"{saved['corpus_hash'][:12]} there, {dataset.corpus_hash[:12]} now; give "
-            "the same files, or another --work-dir, or --restart-from-scratch"
+            f"the data are not those of the checkpoint at step {saved.step}: hash "
+            f"{saved.run['corpus_hash'][:12]} there, {dataset.corpus_hash[:12]} now; "
+            "give the same files, or another --work-dir, or --restart-from-scratch"
         )
-    if step > config.steps:
+    if saved.step > config.steps:
         raise ValueError(
-            f"--steps {config.steps} is less than the {step} steps that this run has "
-            "taken; give more steps, or another --work-dir, or --restart-from-scratch"
+            f"--steps {config.steps} is less than the {saved.step} steps that this run "
+            "has taken; give more steps, or another --work-dir, or "
+            "--restart-from-scratch"
         )
-    return step
 
 
 def _check_memory(
@@ -265,14 +272,26 @@ def _compile(run: Run) -> Program:
     return dataclasses.replace(run.program, train_step=compiled)
 
 
-def _first_state(run: Run) -> Any:
-    """Restore the newest state onto this mesh, or make a new one, born sharded."""
-    if run.start_step == 0:
-        return run.program.init()
-    assert run.checkpoints is not None
-    _say(f"resuming after step {run.start_step}")
+def _first_state(run: Run) -> tuple[int, Any]:
+    """Restore the newest intact state onto this mesh, or make one, born sharded.
+
+    Returns:
+      the optimizer steps that the state has seen, and the state.
+    """
     program = run.program
-    return program.from_saved(run.checkpoints.restore(program.abstract_saved))
+    assert run.checkpoints is not None
+    started_s = time.perf_counter()
+    restored = run.checkpoints.restore(program.abstract_saved)
+    if restored is None:
+        return 0, program.init()
+    for lost in restored.put_aside:
+        _say(f"warning: a damaged checkpoint was put aside: {lost}")
+    _say(
+        f"resuming after step {restored.step}; restored in "
+        f"{time.perf_counter() - started_s:.2f} s, process 0 read "
+        f"{restored.bytes_read / 1e6:.1f} MB"
+    )
+    return restored.step, program.from_saved(restored.state)
 
 
 def _make_loop(

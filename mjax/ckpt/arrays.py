@@ -1,0 +1,161 @@
+"""Arrays on disk: written through Orbax, read piece by piece.
+
+`state/` of a step is an Orbax PyTree checkpoint with one leaf a name (TensorStore, zarr
+in OCDBT, not compressed), so that Orbax reads it without us. Orbax' own way from device
+to disk keeps the host copy to itself; ours hands it a leaf type, `HostLeaf`, of which
+the checksums have been taken.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orbax.checkpoint as ocp
+import tensorstore as ts
+from etils import epath
+from jaxtyping import Shaped
+from numpy import ndarray
+from orbax.checkpoint import type_handlers
+
+from mjax.ckpt.boxes import Box, slices
+from mjax.ckpt.host_copy import HostLeaf
+
+STATE = "state"
+
+
+def write_part(step_dir: epath.Path, leaves: Mapping[str, HostLeaf], part: int) -> None:
+    """Write the pieces of one process, and bring them to the disk.
+
+    Args:
+      step_dir: of the step; it exists.
+      leaves: all leaves, each with the pieces that this process writes.
+      part: index of the process.
+    Raises:
+      OSError, ValueError: the store refuses, as when it is full.
+    """
+    _handler(part).save(step_dir / STATE, args=ocp.args.PyTreeSave(dict(leaves)))
+
+
+def merge_parts(step_dir: epath.Path) -> None:
+    """Make one checkpoint of the parts of all processes; one process calls it.
+
+    Raises:
+      OSError, ValueError: the store refuses.
+    """
+    _handler(0).finalize(step_dir / STATE)
+
+
+class Reader:
+    """Reads boxes of the arrays of a step."""
+
+    def __init__(self, step_dir: epath.Path, *, part: int | None = None) -> None:
+        """Open nothing yet.
+
+        Args:
+          step_dir: of the step.
+          part: read the part of this process only, before or without merging.
+        """
+        folder = step_dir / STATE
+        self._base = _kvstore(folder if part is None else folder / _part_dir(part))
+        self._context = ts.Context()
+        self._opened: dict[str, Any] = {}
+
+    def read(self, name: str, box: Box) -> Shaped[ndarray, "..."]:
+        """Return a box of a leaf.
+
+        Raises:
+          ValueError: the files are missing or damaged, as far as TensorStore sees it.
+        """
+        if name not in self._opened:
+            spec = {
+                "driver": "zarr",
+                "kvstore": {"driver": "ocdbt", "base": self._base, "path": name},
+            }
+            opening = ts.open(spec, read=True, open=True, context=self._context)
+            self._opened[name] = opening.result()
+        return self._opened[name][slices(box)].read().result()
+
+
+class _HostLeafHandler(type_handlers.TypeHandler):
+    """Writes the pieces of `HostLeaf` as Orbax writes those of a jax array."""
+
+    def __init__(self, part: int) -> None:
+        self._part = part
+
+    def typestr(self) -> str:
+        return "jax.Array"
+
+    async def metadata(self, infos: Sequence[Any]) -> Any:
+        raise NotImplementedError("a host copy is written only; see Reader")
+
+    async def deserialize(self, infos: Sequence[Any], args: Any = None) -> Any:
+        raise NotImplementedError("a host copy is written only; see Reader")
+
+    async def serialize(
+        self, values: Sequence[HostLeaf], infos: Sequence[Any], args: Any = None
+    ) -> Sequence[Any]:
+        del args
+        transaction = ts.Transaction(atomic=True)
+        pairs = zip(values, infos, strict=True)
+        await asyncio.gather(
+            *(self._write(x, info, transaction) for x, info in pairs if x.pieces)
+        )
+        await transaction.commit_async()
+        return []
+
+    async def _write(self, value: HostLeaf, info: Any, transaction: Any) -> None:
+        base = _kvstore(info.parent_dir / _part_dir(self._part))
+        spec = {
+            "driver": "zarr",
+            "kvstore": {"driver": "ocdbt", "base": base, "path": info.name},
+            "dtype": value.leaf.dtype,
+            "metadata": {
+                "shape": value.leaf.shape,
+                "chunks": [max(1, size) for size in value.chunk],
+                "compressor": None,
+            },
+        }
+        store = await ts.open(spec, create=True, open=True, context=info.ts_context)
+        store = store.with_transaction(transaction)
+        for piece in value.pieces:
+            await store[slices(piece.box)].write(
+                piece.array(), can_reference_source_data_indefinitely=True
+            )
+
+
+def _handler(part: int) -> ocp.PyTreeCheckpointHandler:
+    registry = type_handlers.create_type_handler_registry(
+        (HostLeaf, _HostLeafHandler(part))
+    )
+    with _quiet():
+        return ocp.PyTreeCheckpointHandler(
+            use_ocdbt=True, use_compression=False, type_handler_registry=registry
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back Orbax' warning that it writes no metadata of jax arrays."""
+    logger = logging.getLogger("absl")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "ArrayMetadata persistence is disabled" not in record.getMessage()
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def _part_dir(part: int) -> str:
+    """Return the name of a folder that Orbax merges."""
+    return f"ocdbt.process_{part}"
+
+
+def _kvstore(folder: epath.Path) -> Any:
+    """Describe a folder to TensorStore: a URL, or a local path."""
+    text = folder.as_posix()
+    return f"{text}/" if "://" in text else {"driver": "file", "path": f"{text}/"}

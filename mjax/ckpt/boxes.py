@@ -1,0 +1,59 @@
+"""Boxes: the rectangular parts of arrays that are written, read and placed."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+Box = tuple[tuple[int, int], ...]
+"""(start, stop) in every dim; empty for a scalar."""
+
+
+def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """Turn the slices that jax gives for a shard into numbers."""
+    return tuple(
+        part.indices(size)[:2] for part, size in zip(index, shape, strict=True)
+    )
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """Return the box as an index."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def shape_of(box: Box) -> tuple[int, ...]:
+    """Return the sizes of a box."""
+    return tuple(stop - start for start, stop in box)
+
+
+def size_of(box: Box) -> int:
+    """Count the elements of a box; 1 for a scalar."""
+    return math.prod(shape_of(box))
+
+
+def overlap(a: Box, b: Box) -> Box | None:
+    """Return what two boxes of one array share, None where that is nothing."""
+    both = tuple(
+        (max(start, other_start), min(stop, other_stop))
+        for (start, stop), (other_start, other_stop) in zip(a, b, strict=True)
+    )
+    return None if any(start >= stop for start, stop in both) else both
+
+
+def within(part: Box, whole: Box) -> tuple[slice, ...]:
+    """Return the index of a part in an array that holds `whole`."""
+    return tuple(
+        slice(start - origin, stop - origin)
+        for (start, stop), (origin, _) in zip(part, whole, strict=True)
+    )
+
+
+def boxes_of(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> dict[Any, Box]:
+    """Say which box of an array each device of the mesh holds."""
+    indices = sharding.devices_indices_map(tuple(shape))
+    return {
+        device: box_of(index, shape)
+        for device, index in indices.items()
+        if index is not None
+    }

@@ -1,0 +1,65 @@
+"""When the state is saved, where, and what is kept."""
+
+import dataclasses
+
+from mjax.ckpt.store import Retention
+
+_PATIENCE = 10
+"""Saves that may fail one after the other where --ckpt.max-unsaved is absent."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CkptConfig:
+    """Checkpoints of a run."""
+
+    every: int = 100
+    """Steps between checkpoints; the last step is always saved."""
+    dir: str | None = None
+    """Folder of the checkpoints, seen by all processes; None: in the work dir."""
+    keep: int = 3
+    """Newest checkpoints kept."""
+    keep_every: int | None = None
+    """Checkpoints at multiples of this many steps are kept for good."""
+    keep_best: int = 0
+    """Checkpoints kept for their held-out loss; those that were evaluated count."""
+    max_unsaved: int | None = None
+    """Steps that the run goes on while saves fail; None: ten times `every`."""
+    timeout_s: int = 600
+    """Seconds after which a save in which a process does not answer has failed."""
+    local_dir: str | None = None
+    """Folder on each host (RAM disk, SSD) for copies between checkpoints."""
+    local_every: int = 10
+    """Steps between copies on the host."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep", "keep_every", "timeout_s", "local_every"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ValueError(f"--{_flag(name)} must be at least 1, not {number}")
+        if self.keep_best < 0:
+            raise ValueError(f"--ckpt.keep-best must be >= 0, not {self.keep_best}")
+        if self.max_unsaved is not None and self.max_unsaved < self.every:
+            raise ValueError(
+                f"--ckpt.max-unsaved {self.max_unsaved} is less than the "
+                f"{self.every} steps between checkpoints (--ckpt.every): the run would "
+                "stop before its first save"
+            )
+        for name in ("dir", "local_dir"):
+            if getattr(self, name) == "":
+                raise ValueError(f"--{_flag(name)} is empty; name a folder")
+
+    @property
+    def unsaved_limit(self) -> int:
+        """Steps without a new checkpoint after which the run stops."""
+        if self.max_unsaved is not None:
+            return self.max_unsaved
+        return _PATIENCE * self.every
+
+    @property
+    def retention(self) -> Retention:
+        """Which steps stay in the store."""
+        return Retention(last=self.keep, every=self.keep_every, best=self.keep_best)
+
+
+def _flag(name: str) -> str:
+    return f"ckpt.{name.replace('_', '-')}"

@@ -1,0 +1,145 @@
+"""One saved step: its manifest, and its arrays, read and checked piece by piece.
+
+A value that leaves this module has been compared with its checksum.
+"""
+
+from collections.abc import Iterable, Sequence
+from types import EllipsisType
+
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jaxtyping import Shaped
+
+from mjax.ckpt import arrays, boxes, manifest
+from mjax.ckpt.boxes import Box
+from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece, Pieces
+from mjax.ckpt.store import manifest_in, read_file
+
+# Codes of TensorStore that say nothing about what is stored.
+_STORE_TROUBLE = (
+    *("UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED"),
+    *("ABORTED", "RESOURCE_EXHAUSTED"),
+)
+
+
+class SavedStep:
+    """A committed step, whatever mesh and however many processes wrote it."""
+
+    def __init__(self, path: epath.Path) -> None:
+        """Read the manifest and the list of pieces.
+
+        Args:
+          path: of the step's folder.
+        Raises:
+          DamagedError: they are missing, incomplete, or not what was written.
+          ValueError: a newer version of mjax wrote them.
+        """
+        self.path = path
+        self.manifest: Manifest = manifest_in(path)
+        self.bytes_read = 0
+        """Bytes of pieces that were read through this object."""
+        self._pieces = self._read_pieces()
+        self._reader = arrays.Reader(path)
+
+    def names(self) -> Iterable[str]:
+        """Return the names of the leaves."""
+        return self.manifest.leaves.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a leaf."""
+        return self.manifest.leaves[name].shape
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return the dtype of a leaf."""
+        return np.dtype(jnp.dtype(self.manifest.leaves[name].dtype))
+
+    def read(
+        self, name: str, index: tuple[slice, ...] | EllipsisType = ...
+    ) -> Shaped[np.ndarray, "..."]:
+        """Return a part of a leaf; raises as `read_boxes`."""
+        shape = self.shape(name)
+        whole = tuple(slice(None) for _ in shape)
+        box = boxes.box_of(whole if index is ... else index, shape)
+        return self.read_boxes(name, [box])[0]
+
+    def read_boxes(
+        self, name: str, wanted: Sequence[Box]
+    ) -> list[Shaped[np.ndarray, "..."]]:
+        """Return boxes of a leaf; each piece that they touch is read once.
+
+        Raises:
+          DamagedError, RuntimeError: as `read_checked`.
+        """
+        dtype = self.dtype(name)
+        out = [np.empty(boxes.shape_of(box), dtype) for box in wanted]
+        for piece in self._pieces[name]:
+            shared = [boxes.overlap(piece.box, box) for box in wanted]
+            if not any(part is not None for part in shared):
+                continue
+            data = self.read_piece(name, piece)
+            for part, box, array in zip(shared, wanted, out, strict=True):
+                if part is not None:
+                    source = data[boxes.within(part, piece.box)]
+                    array[boxes.within(part, box)] = source
+        return out
+
+    def read_piece(self, name: str, piece: Piece) -> Shaped[np.ndarray, "..."]:
+        """Return one piece as it was in host memory when it was saved.
+
+        Raises:
+          DamagedError, RuntimeError: as `read_checked`.
+        """
+        where = f"{self.path.name}/{arrays.STATE}"
+        data = read_checked(
+            self._reader, name, self.manifest.leaves[name], piece, where
+        )
+        self.bytes_read += data.nbytes
+        return data
+
+    def verify(self) -> None:
+        """Read everything and compare it with its checksums.
+
+        Raises:
+          DamagedError, RuntimeError: as `read_checked`, of the first that differs.
+        """
+        for name, pieces in self._pieces.items():
+            for piece in pieces:
+                self.read_piece(name, piece)
+
+    def _read_pieces(self) -> Pieces:
+        found: Pieces = {name: [] for name in self.manifest.leaves}
+        for part, expected in enumerate(self.manifest.part_sums):
+            name = manifest.part_name(part)
+            where = f"{self.path.name}/{name}"
+            text = read_file(self.path / name)
+            if manifest.text_crc32c(text) != expected:
+                raise DamagedError(f"{where} differs from what was written (CRC32C)")
+            for leaf, pieces in manifest.read_pieces(text, where).items():
+                found[leaf] += pieces
+        manifest.check_complete(self.manifest.leaves, found, self.path.name)
+        return found
+
+
+def read_checked(
+    reader: arrays.Reader, name: str, leaf: Leaf, piece: Piece, where: str
+) -> Shaped[np.ndarray, "..."]:
+    """Read a piece and compare it with its checksum.
+
+    Raises:
+      DamagedError: it is not there, or differs.
+      RuntimeError: the store does not answer; nothing is known of the piece.
+    """
+    where = f"{where}: {name} {list(piece.box)}"
+    try:
+        data = reader.read(name, piece.box)
+    except (ValueError, OSError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        if any(code in reason for code in _STORE_TROUBLE):
+            raise RuntimeError(f"{where} cannot be read now: {reason}") from error
+        raise DamagedError(f"{where} cannot be read: {reason}") from error
+    if data.shape != boxes.shape_of(piece.box) or str(data.dtype) != leaf.dtype:
+        raise DamagedError(f"{where} is {data.dtype}{list(data.shape)}, not {leaf}")
+    if manifest.crc32c(data) != piece.crc32c:
+        raise DamagedError(f"{where} differs from what was saved (CRC32C)")
+    return data

@@ -1,0 +1,341 @@
+"""Stage 2 of a save: from host memory to the store, in the background.
+
+One thread in each process. Process 0 makes the folder and names it on the board; every
+process writes its pieces, reads them back, compares them with the checksums of the host
+copy, and posts how that went; process 0 then merges the parts, writes the manifest and
+renames the folder. If anything fails anywhere, the folder is deleted and the same host
+copy is tried again after a pause, until it succeeds or a newer copy takes its place.
+
+Everything is agreed on the board, through the coordination service: no collective runs
+in the background, and no process waits for one that has failed.
+"""
+
+import contextlib
+import dataclasses
+import json
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from mjax.ckpt import arrays, manifest
+from mjax.ckpt.host_copy import HostCopy, HostLeaf
+from mjax.ckpt.manifest import Manifest, Piece, Pieces
+from mjax.ckpt.saved_step import read_checked
+from mjax.ckpt.store import Retention, Store, write_file
+from mjax.mesh.board import Board
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_DAY_S = 86_400.0
+_ABANDONED = "abandoned"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A host copy that is to become a saved step."""
+
+    step: int
+    save_id: str
+    copy: HostCopy | str
+    """Or why this process has none: the attempt fails."""
+    run: Mapping[str, Any]
+    """JSON facts that belong to the state."""
+    max_attempts: int | None
+    """Then it is given up; None tries until a newer job comes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """How one try went, as process 0 saw it."""
+
+    step: int
+    save_id: str
+    number: int
+    """1 for the first try of a job."""
+    error: str | None
+    """None: the step is saved."""
+    pause_s: float | None
+    """Until the next try; None: there is none."""
+    write_s: float
+    """Seconds from the first folder to the last rename."""
+    checksum_s: float
+    """Seconds of these that process 0 spent on the checksums of its host copy."""
+    read_back_s: float
+    """Seconds of these that process 0 spent on reading its part back."""
+    num_bytes: int
+    """Of all arrays, over all processes."""
+    removed: tuple[int, ...] = ()
+    """Older steps that were deleted after this one was safe."""
+    warning: str | None = None
+    """What went wrong after the step was saved, as when older ones are deleted."""
+
+
+class Writer:
+    """The background thread of one process; every process makes the same calls."""
+
+    def __init__(
+        self, store: Store, retention: Retention, board: Board, *, timeout_s: float
+    ) -> None:
+        """Start the thread.
+
+        Args:
+          store: where steps go.
+          retention: which older ones stay.
+          board: shared with the writers of the other processes, and with nobody else.
+          timeout_s: after this an attempt in which a process does not answer fails.
+        """
+        self.attempts: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
+        """How tries went, on process 0."""
+        self.saved_step: int | None = None
+        """The last step that was committed, or from which the run goes on."""
+        self._store, self._retention, self._board = store, retention, board
+        self._timeout_s = timeout_s
+        self._rank, self._num = jax.process_index(), jax.process_count()
+        self._tries = 0
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._is_writing = False
+        self._superseded = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._work, name="mjax-ckpt-writer", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether process 0 writes now; not while it pauses between two tries."""
+        return self._is_writing
+
+    def submit(self, job: Job) -> None:
+        """Write a host copy; the one before must be done, see `wait`."""
+        assert self._is_idle.is_set()
+        self._raise_failure()
+        self._superseded.clear()
+        self._is_idle.clear()
+        self._is_writing = True
+        self._jobs.put(job)
+
+    def supersede(self) -> None:
+        """Let process 0 try the present job no more once it pauses."""
+        self._superseded.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the last job is saved or given up; say whether it is."""
+        done = self._is_idle.wait(timeout_s)
+        self._raise_failure()
+        return done
+
+    def close(self) -> None:
+        """Stop after the present job."""
+        self._jobs.put(None)
+        self._thread.join(_LONGEST_PAUSE_S)  # a store that hangs holds nobody up
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError("the thread that writes checkpoints has died") from (
+                self._failure
+            )
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._lead(job) if self._rank == 0 else self._follow(job)
+            except BaseException as error:  # whatever it is, `wait` raises it
+                self._failure = error
+            self._is_writing = False
+            self._is_idle.set()
+
+    # ----------------------------------------------------------------------- process 0
+
+    def _lead(self, job: Job) -> None:
+        pause_s = _FIRST_PAUSE_S
+        for number in range(1, 1 << 30):
+            self._is_writing = True
+            is_last = number == job.max_attempts
+            attempt = self._try(job, number, None if is_last else pause_s)
+            self._is_writing = False
+            self.attempts.put(attempt)
+            if attempt.pause_s is None:
+                return
+            if self._superseded.wait(pause_s):
+                self._board.post(self._key("go"), _ABANDONED)
+                self._tries += 1
+                return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _try(self, job: Job, number: int, pause_s: float | None) -> Attempt:
+        """Write, read back and commit once; the result is posted."""
+        started_s = time.perf_counter()
+        part, folder, error = _Part(), None, None
+        leaves = {} if isinstance(job.copy, str) else job.copy.leaves
+        num_bytes = sum(value.leaf.num_bytes for value in leaves.values())
+        try:
+            folder = self._store.begin(job.step, num_bytes)
+        except OSError as problem:
+            error = _in_words(problem)
+        self._board.post(self._key("go"), folder.as_posix() if folder else "")
+        if folder is not None:
+            part = _write_part(folder, job.copy, 0)
+            sums, problems = self._collect(part)
+            error = "; ".join(problems) or self._commit(folder, job, leaves, sums)
+            if error:
+                # What cannot be deleted now is deleted before the next try.
+                with contextlib.suppress(OSError):
+                    folder.rmtree()
+        result = {"error": error, "again": bool(error) and pause_s is not None}
+        self._board.post(self._key("result"), json.dumps(result))
+        self._next_try()
+        attempt = Attempt(
+            step=job.step,
+            save_id=job.save_id,
+            number=number,
+            error=error,
+            pause_s=pause_s if error else None,
+            write_s=time.perf_counter() - started_s,
+            checksum_s=part.checksum_s,
+            read_back_s=part.read_back_s,
+            num_bytes=num_bytes,
+        )
+        if error:
+            return attempt
+        self.saved_step = job.step
+        return self._pruned(attempt)
+
+    def _pruned(self, attempt: Attempt) -> Attempt:
+        """Delete the older steps that are no longer kept."""
+        try:
+            removed = tuple(self._store.prune(self._retention))
+        except OSError as problem:
+            return dataclasses.replace(attempt, warning=_in_words(problem))
+        return dataclasses.replace(attempt, removed=removed)
+
+    def _collect(self, own: "_Part") -> tuple[list[int], list[str]]:
+        """Return the checksums of all parts, and what went wrong where."""
+        sums = [own.file_sum]
+        problems = [f"process 0: {own.error}"] if own.error else []
+        until_s = time.monotonic() + self._timeout_s
+        for rank in range(1, self._num):
+            try:
+                left_s = max(0.1, until_s - time.monotonic())
+                text = self._board.read(self._key(f"done/{rank}"), timeout_s=left_s)
+            except TimeoutError:
+                problems.append(f"process {rank} did not answer ({self._timeout_s} s)")
+                continue
+            answer = json.loads(text)
+            sums.append(answer["sum"])
+            if answer["error"]:
+                problems.append(f"process {rank}: {answer['error']}")
+        return sums, problems
+
+    def _commit(
+        self,
+        folder: epath.Path,
+        job: Job,
+        leaves: Mapping[str, HostLeaf],
+        sums: list[int],
+    ) -> str | None:
+        try:
+            arrays.merge_parts(folder)
+            text = manifest.write_manifest(
+                Manifest(
+                    step=job.step,
+                    save_id=job.save_id,
+                    leaves={name: value.leaf for name, value in leaves.items()},
+                    part_sums=sums,
+                    run=job.run,
+                )
+            )
+            write_file(folder / manifest.MAIN_FILE, text)
+            self._store.commit(folder, job.step)
+        except (OSError, ValueError) as problem:
+            return _in_words(problem)
+        return None
+
+    # ------------------------------------------------------------------ other processes
+
+    def _follow(self, job: Job) -> None:
+        is_over = False
+        while not is_over:
+            folder = self._board.read(self._key("go"), timeout_s=_DAY_S)
+            if folder == _ABANDONED:
+                self._tries += 1
+                return
+            if folder:
+                part = _write_part(epath.Path(folder), job.copy, self._rank)
+                answer = json.dumps({"sum": part.file_sum, "error": part.error})
+                self._board.post(self._key(f"done/{self._rank}"), answer)
+            text = self._board.read(self._key("result"), timeout_s=_DAY_S)
+            result = json.loads(text)
+            is_over = not result["again"]
+            if result["error"] is None:
+                self.saved_step = job.step
+            self._next_try()
+
+    def _key(self, name: str) -> str:
+        return f"{self._tries}/{name}"
+
+    def _next_try(self) -> None:
+        if self._rank == 0:  # which has read them
+            self._board.remove(self._key("done"))
+        self._tries += 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Part:
+    """How the part of one process was written."""
+
+    file_sum: int = 0
+    """CRC32C of the file that lists the pieces."""
+    checksum_s: float = 0.0
+    read_back_s: float = 0.0
+    error: str | None = None
+
+
+def _write_part(folder: epath.Path, copy: HostCopy | str, rank: int) -> _Part:
+    """Write the pieces of this process, and see that the store gives them back."""
+    if isinstance(copy, str):
+        return _Part(error=copy)
+    leaves = _first_pieces(copy)
+    started_s = time.perf_counter()
+    pieces: Pieces = {
+        name: [Piece(p.box, manifest.crc32c(p.array())) for p in value.pieces]
+        for name, value in leaves.items()
+    }
+    text = manifest.write_pieces(pieces)
+    part = _Part(
+        file_sum=manifest.text_crc32c(text),
+        checksum_s=time.perf_counter() - started_s,
+    )
+    try:
+        arrays.write_part(folder, leaves, rank)
+        write_file(folder / manifest.part_name(rank), text)
+        started_s = time.perf_counter()
+        reader = arrays.Reader(folder, part=rank)
+        for name, some in pieces.items():
+            for piece in some:
+                read_checked(reader, name, leaves[name].leaf, piece, "read back")
+    except (OSError, ValueError, RuntimeError) as problem:
+        return dataclasses.replace(part, error=_in_words(problem))
+    return dataclasses.replace(part, read_back_s=time.perf_counter() - started_s)
+
+
+def _first_pieces(copy: HostCopy) -> dict[str, HostLeaf]:
+    """Leave out the boxes that another process writes."""
+    return {
+        name: dataclasses.replace(
+            value, pieces=tuple(p for p in value.pieces if p.is_first)
+        )
+        for name, value in copy.leaves.items()
+    }
+
+
+def _in_words(problem: Exception) -> str:
+    """Say what a failed write was about, in one line."""
+    lines = str(problem).splitlines()
+    return lines[0] if lines else repr(problem)

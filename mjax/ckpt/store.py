@@ -1,0 +1,254 @@
+"""The folder of a run's saved steps.
+
+    120/                      a step: complete, read back, renamed into place
+    160.unfinished-5f0c/      being written, or left by a process that died
+    80.damaged/               quarantined, with the reason in damaged.json
+
+A step appears under its number by one rename, after everything in it is on the disk. It
+disappears by a rename too, before its files are deleted. So a process that is killed at
+any time leaves steps that are whole, and folders that are not called by a number.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+
+from etils import epath
+
+from mjax.ckpt.manifest import MAIN_FILE, DamagedError, Manifest, read_manifest
+
+_UNFINISHED = ".unfinished-"
+_DAMAGED = ".damaged"
+_REASON_FILE = "damaged.json"
+_MARGIN = 1.02  # of the arrays' bytes: what the files around them take
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Which steps stay; a step stays if any rule keeps it, the newest always."""
+
+    last: int = 3
+    """The newest k."""
+    every: int | None = None
+    """All that are a multiple of this."""
+    best: int = 0
+    """The k with the lowest `eval_loss` among those that were evaluated."""
+
+    def stays(self, steps: Mapping[int, float | None]) -> set[int]:
+        """Choose from steps, each with its `eval_loss` or None."""
+        newest = sorted(steps)[-max(1, self.last) :]
+        multiples = [s for s in steps if self.every and s % self.every == 0]
+        losses = sorted((loss, s) for s, loss in steps.items() if loss is not None)
+        return {*newest, *multiples, *(s for _, s in losses[: self.best])}
+
+
+class Store:
+    """The folder; one process of a run changes it, all may read."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """Name the folder; it need not exist. Local paths may be relative."""
+        path = epath.Path(directory)
+        self.directory = path if "://" in str(directory) else path.absolute()
+
+    def steps(self) -> list[int]:
+        """List the steps that were committed, oldest first, damaged or not."""
+        if not self.directory.exists():
+            return []
+        names = [path.name for path in self.directory.iterdir()]
+        return sorted(int(name) for name in names if _is_step(name))
+
+    def path(self, step: int) -> epath.Path:
+        """Return the folder of a committed step."""
+        return self.directory / str(step)
+
+    def manifest(self, step: int) -> Manifest:
+        """Read what a step says about itself.
+
+        Raises:
+          DamagedError: it is missing or not what was written.
+          ValueError: a newer version of mjax wrote it.
+        """
+        return manifest_in(self.path(step))
+
+    # ------------------------------------------------------------------------- writing
+
+    def begin(self, step: int, num_bytes: int) -> epath.Path:
+        """Make the folder in which a step is written.
+
+        What earlier attempts and dead processes left unfinished is deleted first.
+
+        Args:
+          step: to be saved.
+          num_bytes: of all arrays.
+        Raises:
+          OSError: the folder cannot be written, or has no space for so many bytes.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.clean()
+        self._check_space(int(num_bytes * _MARGIN))
+        path = self.directory / f"{step}{_UNFINISHED}{secrets.token_hex(4)}"
+        (path / "state").mkdir(parents=True)
+        return path
+
+    def commit(self, unfinished: epath.Path, step: int) -> None:
+        """Let a complete folder appear under its number.
+
+        Raises:
+          OSError: it cannot be renamed.
+        """
+        _sync_tree(unfinished)
+        target = self.path(step)
+        if target.exists():  # of no use, or the run would have gone on from it
+            target.rename(self._free(step))
+        unfinished.rename(target)
+        _sync(self.directory)
+
+    def clean(self) -> None:
+        """Delete what is unfinished.
+
+        Raises:
+          OSError: it cannot be deleted.
+        """
+        if self.directory.exists():
+            for path in self.directory.iterdir():
+                if _UNFINISHED in path.name:
+                    path.rmtree()
+
+    def remove(self, step: int) -> None:
+        """Delete a step.
+
+        Raises:
+          OSError: it cannot be deleted.
+        """
+        doomed = self.directory / f"{step}{_UNFINISHED}{secrets.token_hex(4)}"
+        self.path(step).rename(doomed)
+        doomed.rmtree()
+
+    def prune(self, retention: Retention) -> list[int]:
+        """Delete the steps that no rule keeps; return them.
+
+        Raises:
+          OSError: one cannot be deleted.
+        """
+        losses = {step: self._eval_loss(step) for step in self.steps()}
+        removed = sorted(losses.keys() - retention.stays(losses)) if losses else []
+        for step in removed:
+            self.remove(step)
+        return removed
+
+    def quarantine(self, step: int, reason: str) -> epath.Path:
+        """Give a damaged step another name, with the reason inside; delete nothing.
+
+        Raises:
+          OSError: it cannot be renamed, as on a store that is read-only.
+        """
+        aside = self._free(step)
+        self.path(step).rename(aside)
+        record = {"step": step, "reason": reason, "time": time.strftime("%FT%T%z")}
+        with contextlib.suppress(OSError):  # the name tells the most important part
+            (aside / _REASON_FILE).write_text(json.dumps(record, indent=1) + "\n")
+        return aside
+
+    def quarantined(self) -> dict[str, str]:
+        """Return the folders that were quarantined, by name, with the reason."""
+        found = {}
+        if self.directory.exists():
+            for path in self.directory.iterdir():
+                if _DAMAGED in path.name and path.is_dir():
+                    found[path.name] = _reason(path)
+        return dict(sorted(found.items()))
+
+    def unfinished(self) -> list[str]:
+        """Return the names of folders that are being written, or were left."""
+        if not self.directory.exists():
+            return []
+        return sorted(p.name for p in self.directory.iterdir() if _UNFINISHED in p.name)
+
+    def _eval_loss(self, step: int) -> float | None:
+        try:
+            return self.manifest(step).run.get("eval_loss")
+        except (DamagedError, ValueError):
+            return None
+
+    def _check_space(self, num_bytes: int) -> None:
+        if "://" in str(self.directory):
+            return  # an object store has no end that could be asked for
+        free = shutil.disk_usage(self.directory).free
+        if free < num_bytes:
+            raise OSError(
+                f"no space: the checkpoint takes {num_bytes / 1e6:.1f} MB, and "
+                f"{self.directory} has {free / 1e6:.1f} MB left; make room there, or "
+                "keep fewer steps (--ckpt.keep)"
+            )
+
+    def _free(self, step: int) -> epath.Path:
+        number, path = 1, self.directory / f"{step}{_DAMAGED}"
+        while path.exists():
+            number += 1
+            path = self.directory / f"{step}{_DAMAGED}-{number}"
+        return path
+
+
+def manifest_in(step_dir: epath.Path) -> Manifest:
+    """Read checkpoint.json of a folder; raises as `Store.manifest`."""
+    return read_manifest(
+        read_file(step_dir / MAIN_FILE), f"{step_dir.name}/{MAIN_FILE}"
+    )
+
+
+def read_file(path: epath.Path) -> str:
+    """Read a text file of a step.
+
+    Raises:
+      DamagedError: it is missing, or is not text.
+    """
+    try:
+        return path.read_bytes().decode()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedError(f"{path.parent.name}/{path.name} is missing") from error
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"{path.parent.name}/{path.name} is not text") from error
+
+
+def write_file(path: epath.Path, text: str) -> None:
+    """Write a text file and bring it to the disk.
+
+    Raises:
+      OSError: the store refuses.
+    """
+    path.write_text(text)
+    _sync(path)
+
+
+def _is_step(name: str) -> bool:
+    return name.isascii() and name.isdigit() and str(int(name)) == name
+
+
+def _reason(path: epath.Path) -> str:
+    try:
+        return str(json.loads((path / _REASON_FILE).read_text())["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "the reason was not recorded"
+
+
+def _sync_tree(folder: epath.Path) -> None:
+    """Bring the names inside a folder to the disk; files are there already."""
+    if "://" not in str(folder):
+        for path, _, _ in os.walk(folder):
+            _sync(epath.Path(path))
+
+
+def _sync(path: epath.Path) -> None:
+    """Bring a local file or the names in a local folder to the disk."""
+    if "://" in str(path):
+        return  # an object is durable once it is written
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
