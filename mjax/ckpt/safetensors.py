@@ -17,9 +17,7 @@ import dataclasses
 import json
 import math
 import os
-import shutil
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -117,8 +115,8 @@ def _read_index(path: Path) -> dict[str, _Entry]:
     for name, file in files.items():
         if name not in headers[file]:
             raise RuntimeError(
-                f"{path} says that {name} is in {file}, where it is not: one of the two "
-                "is damaged or from elsewhere"
+                f"{path} says that {name} is in {file}, where it is not: one of the "
+                "two is damaged or from elsewhere"
             )
     return {name: headers[file][name] for name, file in files.items()}
 
@@ -263,8 +261,8 @@ class Writer:
           first_row: place of the first of them.
         """
         place = self._places[name]
-        inside = first_row + rows.shape[0] <= place.shape[0]
-        assert inside and rows.shape[1:] == place.shape[1:], (name, rows.shape)
+        assert rows.shape[1:] == place.shape[1:], (name, rows.shape)
+        assert first_row + rows.shape[0] <= place.shape[0], (name, rows.shape)
         data = np.ascontiguousarray(rows, self._dtype).reshape(-1).view(np.uint8)
         row_bytes = math.prod(place.shape[1:]) * self._dtype.itemsize
         place.file.seek(place.first_byte + first_row * row_bytes)
@@ -301,29 +299,3 @@ def _grouped(sizes: dict[str, int], file_bytes: int) -> list[dict[str, int]]:
             groups.append({})
         groups[-1][name] = size
     return groups
-
-
-@contextlib.contextmanager
-def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `path` when all went well.
-
-    After an error nothing is left; a process that is killed leaves `.NAME.writing-ID`
-    beside, and no `path`.
-
-    Raises:
-      ValueError: `path` is a file, or a folder that is not empty.
-      RuntimeError: the disk failed.
-    """
-    path = Path(path).absolute()
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ValueError(f"{path} exists and is not an empty folder; give another name")
-    temporary = path.parent / f".{path.name}.writing-{uuid.uuid4().hex[:8]}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        yield temporary
-        temporary.rename(path)
-    except OSError as error:
-        raise RuntimeError(f"{path} was not written: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

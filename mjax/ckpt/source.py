@@ -1,8 +1,8 @@
 """Where the tensors of a model are read from, box by box.
 
 A source names its tensors as checkpoints do ("params.blocks.attention.wq"), in
-canonical form: those of the blocks are stacked, `[L, ...]`. What reads one need not know
-whether a checkpoint or files of another format lie behind.
+canonical form: those of the blocks are stacked, `[L, ...]`. What reads one need not
+know whether a checkpoint or files of another format lie behind.
 """
 
 from collections.abc import Iterable

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from mjax.ckpt.safetensors import Writer, new_folder
+from mjax.ckpt.new_folder import new_folder
+from mjax.ckpt.safetensors import Writer
 from mjax.ckpt.source import TensorSource
 from mjax.hugging_face import families
 from mjax.hugging_face.params import CONFIG, PREFIX

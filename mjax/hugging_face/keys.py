@@ -1,7 +1,7 @@
 """A config.json whose keys are taken one by one; what is left over is refused.
 
 A key that is not understood may change the computation, and then the weights would
-silently be those of another model. So every key is either taken, or known not to matter.
+silently be those of another model. So every key is taken, or known not to matter.
 """
 
 from collections.abc import Mapping
@@ -89,7 +89,12 @@ class Keys:
         base = self.number("rope_theta", 10_000.0)
         old, new = self.take("rope_scaling", None), self.take("rope_parameters", None)
         self.expect("partial_rotary_factor", 1.0)
-        inner = Keys(old or new or {})
+        inner = old or new or {}
+        if not isinstance(inner, dict):
+            raise ValueError(
+                f"config.json: rotary options must be a mapping, got {inner!r}"
+            )
+        inner = Keys(inner)
         base = inner.number("rope_theta", base)
         kind = inner.take("type", "default")
         kind = inner.take("rope_type", kind)

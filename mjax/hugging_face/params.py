@@ -74,7 +74,7 @@ class HuggingFaceParams:
         return (PREFIX + path for path in self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter: stacked over layers, the vocabulary padded."""
+        """Return a shape: stacked over layers, the vocabulary padded."""
         return self._shapes[name.removeprefix(PREFIX)]
 
     def dtype(self, name: str) -> np.dtype:
@@ -129,8 +129,8 @@ def open_params(
         raise ValueError(
             f"{folder} ({family.name}) holds another model than this run's:\n"
             + "\n".join(differing)
-            + "\nGive these flags; --data.vocab model keeps a --model.vocab-size that is "
-            "not the tokenizer's"
+            + "\nGive these flags; --data.vocab model keeps a --model.vocab-size that "
+            "is not the tokenizer's"
         )
     return HuggingFaceParams(Files(folder), model, family.tensors)
 

@@ -1,16 +1,19 @@
 """What transformers makes of a folder; run by the interpreter of `.venv-hf`.
 
 Nothing of mjax is imported here. Given: a JSON file of jobs. Each has a folder; with a
-config, a model with random parameters is made and saved there first. What is loaded from
-the folder is asked for its logits of the tokens, which go to FOLDER.npy.
+config, a model with random parameters is made and saved there first. What is loaded
+from the folder is asked for its logits of the tokens, which go to FOLDER.npy.
 """
 
 import json
 import sys
 
 import numpy as np
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import (  # pyright: ignore[reportMissingImports]
+    AutoConfig,
+    AutoModelForCausalLM,
+)
 
 
 def make(folder: str, config: dict, file_size: str) -> None:
