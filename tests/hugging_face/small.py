@@ -31,6 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_inner": 48,
         "n_positions": 64,
         "rotary_dim": 4,
+        "layer_norm_epsilon": 0.01,
     },
     "cohere2": {
         **_SIZES,
@@ -39,6 +40,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "attention_bias": True,
         "logit_scale": 0.5,
+        "layer_norm_eps": 0.01,
         "rope_theta": 50_000.0,
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     },
@@ -49,7 +51,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "mlp_bias": True,
         "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-5,
+        "rms_norm_eps": 0.01,
         "rope_theta": 500_000.0,
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     },
@@ -58,6 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "mistral",
         "num_hidden_layers": 4,
         "head_dim": 12,
+        "rms_norm_eps": 0.02,
         "sliding_window": WINDOW,
     },
 }

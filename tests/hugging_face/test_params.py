@@ -172,7 +172,7 @@ def test_a_run_with_another_model_is_told_which_flags_to_give(folders: Path) -> 
         open_params(folders / "mistral", model)
     assert [line.strip() for line in str(told.value).splitlines()[1:-1]] == [
         "--model.layers 4; this run has --model.layers 2",
-        "--model.norm-eps 1e-06; this run has --model.norm-eps 1e-05",
+        "--model.norm-eps 0.02; this run has --model.norm-eps 1e-05",
         "--model.window 5; this run has --model.window None",
     ]
 

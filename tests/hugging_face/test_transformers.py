@@ -91,7 +91,9 @@ def ours(tmp_path_factory: pytest.TempPathFactory, tokens: np.ndarray) -> Path:
             source, small_model(family), folder / family, seq_len=64, file_bytes=size
         )
         assert written == family
-    jobs = [{"folder": str(folder / family)} for family in CONFIGS]
+    source = Arrays(random_params(small_model("gptj")))
+    write(source, small_model("gptj"), folder / "bf16", seq_len=64, dtype="bfloat16")
+    jobs = [{"folder": str(folder / name)} for name in [*CONFIGS, "bf16"]]
     ask_peer(jobs, folder, tokens)
     return folder
 
@@ -157,6 +159,16 @@ def test_transformers_alone_loads_our_folder_with_the_same_logits(
     difference = largest_difference(got, np.load(ours / f"{family}.npy"))
     print(f"\n{family}: mjax to transformers, largest difference {difference:.2g}")
     assert difference <= 1e-4
+
+
+def test_transformers_reads_the_bfloat16_that_we_write(
+    ours: Path, tokens: np.ndarray
+) -> None:
+    source = open_params(ours / "bf16", small_model("gptj"))
+    got = our_logits(small_model("gptj"), source, tokens)
+    want = np.load(ours / "bf16.npy")
+    assert largest_difference(got, want) <= 1e-4
+    assert largest_difference(np.load(ours / "gptj.npy"), want) > 1e-3
 
 
 @pytest.mark.parametrize("window", [WINDOW - 1, WINDOW + 1])
