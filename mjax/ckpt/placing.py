@@ -11,7 +11,7 @@ Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 4.4 (fast recov
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mjax.ckpt.boxes import Box, boxes_of, shape_of
+from mjax.ckpt.boxes import Box, box_of, shape_of
 from mjax.ckpt.saved_step import SavedStep
 
 
@@ -45,9 +45,9 @@ Host = dict[str, dict[Box, np.ndarray]]
 def plan(leaf: jax.ShapeDtypeStruct) -> _Plan:
     """Decide who reads which box of a leaf; every process decides alike."""
     assert leaf.sharding is not None
-    box_of = boxes_of(leaf.sharding, leaf.shape)
+    boxes = _boxes_of(leaf.sharding, leaf.shape)
     holders: dict[Box, list[Any]] = {}
-    for device, box in box_of.items():
+    for device, box in boxes.items():
         holders.setdefault(box, []).append(device)
     source = {
         box: min(devices, key=lambda device: (device.process_index, device.id))
@@ -56,7 +56,7 @@ def plan(leaf: jax.ShapeDtypeStruct) -> _Plan:
     this = jax.process_index()
     return _Plan(
         leaf=leaf,
-        box_of=box_of,
+        box_of=boxes,
         reads=[box for box, device in source.items() if device.process_index == this],
         source=source,
         is_shared=any(
@@ -64,6 +64,16 @@ def plan(leaf: jax.ShapeDtypeStruct) -> _Plan:
             for devices in holders.values()
         ),
     )
+
+
+def _boxes_of(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> dict[Any, Box]:
+    """Say which box of an array each device of the mesh holds."""
+    indices = sharding.devices_indices_map(tuple(shape))
+    return {
+        device: box_of(index, shape)
+        for device, index in indices.items()
+        if index is not None
+    }
 
 
 def read(saved: SavedStep, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Host:
