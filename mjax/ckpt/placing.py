@@ -10,7 +10,7 @@ Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 4.4 (fast recov
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mjax.ckpt.boxes import Box, boxes_of, shape_of
+from mjax.ckpt.boxes import Box, box_of, shape_of
 
 Host = dict[str, dict[Box, np.ndarray]]
 """What a process has read: by leaf, by box."""
@@ -47,9 +47,9 @@ def plan(leaf: jax.ShapeDtypeStruct, holders: set[int] | None = None) -> Plan | 
       the plan; None where a box is with none of the holders.
     """
     assert leaf.sharding is not None
-    box_of = boxes_of(leaf.sharding, leaf.shape)
+    boxes = _boxes_of(leaf.sharding, leaf.shape)
     groups: dict[Box, list[Any]] = {}
-    for device, box in box_of.items():
+    for device, box in boxes.items():
         groups.setdefault(box, []).append(device)
     source = {}
     for box, devices in groups.items():
@@ -57,9 +57,9 @@ def plan(leaf: jax.ShapeDtypeStruct, holders: set[int] | None = None) -> Plan | 
         if not able:
             return None
         source[box] = min(able, key=lambda device: (device.process_index, device.id))
-    processes = {device.process_index for device in box_of}
+    processes = {device.process_index for device in boxes}
     return Plan(
-        box_of=box_of,
+        box_of=boxes,
         source=source,
         is_shared=holders != processes
         and any(len({d.process_index for d in group}) > 1 for group in groups.values()),
@@ -70,8 +70,18 @@ def own_boxes(leaf: jax.ShapeDtypeStruct) -> list[Box]:
     """Return the boxes that the devices of this process hold, each once."""
     assert leaf.sharding is not None
     this = jax.process_index()
-    box_of = boxes_of(leaf.sharding, leaf.shape)
-    return [*dict.fromkeys(b for d, b in box_of.items() if d.process_index == this)]
+    boxes = _boxes_of(leaf.sharding, leaf.shape)
+    return [*dict.fromkeys(b for d, b in boxes.items() if d.process_index == this)]
+
+
+def _boxes_of(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> dict[Any, Box]:
+    """Say which box of an array each device of the mesh holds."""
+    indices = sharding.devices_indices_map(tuple(shape))
+    return {
+        device: box_of(index, shape)
+        for device, index in indices.items()
+        if index is not None
+    }
 
 
 def read(
