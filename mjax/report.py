@@ -176,7 +176,11 @@ def write_summary(
       exit_code: how the run ended.
       wall_s: seconds of this process in the loop, start and end included.
     """
-    rows = metrics.read_rows(work_dir / "metrics.jsonl")
+    rows: list[metrics.Row] = []
+    recorder.guarded(
+        "summary.json",
+        lambda: rows.extend(metrics.read_rows(work_dir / "metrics.jsonl")),
+    )
     unigram_bits = dataset.unigram_bits_per_byte
     summary = {
         **metrics.summarize(rows),

@@ -392,7 +392,7 @@ def _sample(run: Run, params: Any, recorder: metrics.Recorder) -> None:
 def _say(text: str) -> None:
     """Print for people, once per run."""
     if jax.process_index() == 0:
-        print(text, flush=True)
+        metrics.say(text)
 
 
 def is_ours(error: Exception) -> bool:
