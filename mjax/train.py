@@ -162,7 +162,6 @@ def train(run: Run) -> int:
             run.dataset.train,
             program.batch_sharding,
             batch_size=config.batch.size,
-            seed=config.seed,
             start_step=run.start_step,
         )
         with loader, loop.StopRequest() as stop:

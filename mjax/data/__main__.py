@@ -10,7 +10,7 @@ import numpy as np
 
 from mjax import flags
 from mjax.data.dataset import DataConfig, Dataset, open_dataset
-from mjax.data.sampler import train_indices
+from mjax.data.stream import read
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def info_lines(dataset: Dataset) -> Iterator[str]:
     yield f"bytes                  {dataset.num_bytes}"
     yield f"  held out             {dataset.num_held_out_bytes}"
     yield f"split by               {dataset.split}"
-    yield f"training samples       {len(dataset.train)}"
+    yield f"training samples       {dataset.train.num_samples}"
     yield f"held-out samples       {len(dataset.held_out)}"
     yield f"vocabulary             {dataset.tokenizer.vocab_size}"
     yield f"largest token id       {dataset.max_token_id}"
@@ -81,24 +81,19 @@ def info_lines(dataset: Dataset) -> Iterator[str]:
 
 def show_lines(dataset: Dataset, command: Show) -> Iterator[str]:
     """Decode a batch; each line of text carries its row and its segment."""
-    indices = train_indices(
-        len(dataset.train),
-        seed=command.seed,
-        step=command.step,
-        batch_size=command.batch_size,
-    )
-    batch = dataset.train.rows(indices)
+    ids = dataset.train.ids(command.step, command.batch_size)
+    batch = read(dataset.train.corpora, ids)
     num_rows, seq_len = batch["tokens"].shape
     yield (
         f"step {command.step}, seed {command.seed}: {num_rows} rows of {seq_len} "
-        f"tokens, out of {len(dataset.train)} samples"
+        f"tokens, out of {dataset.train.num_samples} samples"
     )
-    for row, index in enumerate(indices):
+    for row, (corpus, index) in enumerate(ids.tolist()):
         segments = batch["segments"][row]
         num_targets = int((batch["targets"][row] >= 0).sum())
         yield (
-            f"row {row}: sample {index}, {segments[-1] + 1} segment(s), "
-            f"{num_targets} targets"
+            f"row {row}: corpus {corpus}, sample {index}, "
+            f"{segments[-1] + 1} segment(s), {num_targets} targets"
         )
         for segment in np.unique(segments):
             text = dataset.tokenizer.decode(batch["tokens"][row][segments == segment])

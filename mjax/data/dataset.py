@@ -10,6 +10,7 @@ from jaxtyping import Int
 
 from mjax.data import corpora, synthetic
 from mjax.data.samples import NO_TARGET, PackedSamples, Samples
+from mjax.data.stream import HeldOut, Stream
 from mjax.data.token_files import Settings, default_cache_dir, open_token_files
 from mjax.data.tokenizers import BytesTokenizer, Tokenizer, trained_vocab_size
 
@@ -58,8 +59,9 @@ class Dataset:
     """Training and held-out samples, and what is known about their text."""
 
     tokenizer: Tokenizer
-    train: Samples
+    train: Stream
     held_out: Samples
+    """In the one order in which every run reads them."""
     corpus_hash: str
     """SHA-256 over the names and contents of the documents."""
     fingerprint: str
@@ -100,7 +102,8 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
 
     Args:
       config: what to read.
-      seed: of the run; only the synthetic corpus depends on it.
+      seed: of the run; decides the order of the training samples, and what the
+        synthetic corpus is.
     Raises:
       ValueError: missing, empty or unreadable data, an unknown tokenizer, or a corpus
         shorter than one sequence.
@@ -129,8 +132,8 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
             raise ValueError(_too_short(config, side, num_tokens, survey.num_bytes))
     return Dataset(
         tokenizer=files.tokenizer,
-        train=samples["train"],
-        held_out=samples["held_out"],
+        train=Stream((samples["train"],), (1.0,), seed),
+        held_out=HeldOut((samples["held_out"],), (1.0,)),
         corpus_hash=survey.corpus_hash,
         fingerprint=_hash(
             survey.corpus_hash, files.tokenizer.digest, _settings(config)
@@ -156,8 +159,8 @@ def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
     make = synthetic.SyntheticSamples
     return Dataset(
         tokenizer=BytesTokenizer(),
-        train=make(num_train, config.seq_len, seed, stream=0),
-        held_out=make(num_held_out, config.seq_len, seed, stream=1),
+        train=Stream((make(num_train, config.seq_len, seed, stream=0),), (1.0,), seed),
+        held_out=HeldOut((make(num_held_out, config.seq_len, seed, stream=1),), (1.0,)),
         corpus_hash=_hash(corpora.SYNTHETIC, str(seed)),
         fingerprint=_hash(corpora.SYNTHETIC, str(seed), _settings(config)),
         split="synthetic",

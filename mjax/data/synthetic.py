@@ -38,7 +38,9 @@ class SyntheticSamples:
         self, indices: Int[np.ndarray, "B"]
     ) -> dict[str, Int32[np.ndarray, "B T"]]:
         """Return several samples: tokens, targets, segments, positions."""
-        windows = np.stack([self._window(int(index)) for index in indices])
+        windows = np.empty((len(indices), self.seq_len + 1), np.int32)
+        for row, index in enumerate(indices):
+            windows[row] = self._window(int(index))
         return pack(windows, eos_id=None)
 
     def _window(self, index: int) -> Int32[np.ndarray, "_"]:

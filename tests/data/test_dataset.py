@@ -10,6 +10,7 @@ from mjax.data import prepare
 from mjax.data.dataset import DataConfig, open_dataset
 from mjax.data.prepare import is_held_out
 from mjax.data.samples import PackedSamples, Samples
+from mjax.data.stream import HeldOut, Stream
 
 
 def config(tmp_path: pathlib.Path, *paths: pathlib.Path, **changes) -> DataConfig:
@@ -18,7 +19,9 @@ def config(tmp_path: pathlib.Path, *paths: pathlib.Path, **changes) -> DataConfi
     return DataConfig(path=path, cache_dir=str(tmp_path / "cache"), **changes)
 
 
-def stream(samples: Samples) -> np.ndarray:
+def stream(side: Stream | Samples) -> np.ndarray:
+    assert isinstance(side, Stream | HeldOut)
+    (samples,) = side.corpora
     assert isinstance(samples, PackedSamples)
     return samples.stream
 

@@ -4,7 +4,6 @@ import pytest
 
 from mjax.data.__main__ import main
 from mjax.data.dataset import DataConfig, open_dataset
-from mjax.data.sampler import train_indices
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
@@ -26,14 +25,14 @@ def test_show_prints_the_batch_that_training_reads(corpus, tmp_path, capsys):
         path=(str(corpus),), seq_len=30, cache_dir=str(tmp_path / "cache")
     )
     dataset = open_dataset(config, seed=5)
-    indices = train_indices(len(dataset.train), seed=5, step=7, batch_size=3)
+    stream = dataset.train
     assert out.startswith("step 7, seed 5: 3 rows of 30 tokens")
-    for row, index in enumerate(indices):
-        tokens = dataset.train[int(index)]["tokens"]
+    for row, (corpus, index) in enumerate(stream.ids(7, 3).tolist()):
+        tokens = stream.corpora[corpus][index]["tokens"]
         lines = [ln for ln in out.splitlines() if ln.startswith(f"{row}.")]
         shown = "".join(line.split(" | ", 1)[1] for line in lines)
         assert shown == dataset.tokenizer.decode(tokens).replace("\n", "")
-        assert f"row {row}: sample {index}, " in out
+        assert f"row {row}: corpus {corpus}, sample {index}, " in out
 
 
 def test_segments_are_numbered_and_control_characters_escaped(tmp_path, capsys):

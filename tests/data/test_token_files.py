@@ -11,6 +11,7 @@ import pytest
 from mjax.data import token_files
 from mjax.data.dataset import DataConfig, open_dataset
 from mjax.data.samples import PackedSamples, Samples
+from mjax.data.stream import HeldOut, Stream
 
 # Opens the corpus argv[1] with the cache argv[2]. With argv[3] it stops in the middle,
 # tells so by creating that file, and waits to be killed.
@@ -41,7 +42,9 @@ def config(corpus: pathlib.Path, cache: pathlib.Path, **changes) -> DataConfig:
     return DataConfig(path=(str(corpus),), cache_dir=str(cache), seq_len=16, **changes)
 
 
-def stream(samples: Samples) -> np.ndarray:
+def stream(side: Stream | Samples) -> np.ndarray:
+    assert isinstance(side, Stream | HeldOut)
+    (samples,) = side.corpora
     assert isinstance(samples, PackedSamples)
     return samples.stream
 
