@@ -175,7 +175,6 @@ def train(run: Run) -> int:
             run.dataset.train,
             program.batch_sharding,
             batch_size=config.batch.size,
-            seed=config.seed,
             start_step=start_step,
         )
         with loader, loop.StopRequest() as stop:
