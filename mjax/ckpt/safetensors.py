@@ -58,7 +58,6 @@ class Files:
           RuntimeError: a file is absent, shorter than its header says, or no such file.
         """
         self.folder = Path(folder)
-        self._maps: dict[Path, np.memmap] = {}
         if (self.folder / ONE_FILE).exists():
             self._entries = _read_header(self.folder / ONE_FILE)
         elif (self.folder / INDEX).exists():
@@ -89,11 +88,14 @@ class Files:
                 f"{entry.path}: {name} has dtype {entry.code}; what can be read is "
                 f"{', '.join(_DTYPES)}"
             )
-        if entry.path not in self._maps:
-            self._maps[entry.path] = np.memmap(entry.path, np.uint8, mode="r")
         dtype = _DTYPES[entry.code]
         num_bytes = math.prod(entry.shape) * dtype.itemsize
-        part = self._maps[entry.path][entry.first_byte : entry.first_byte + num_bytes]
+        if not num_bytes:
+            return np.empty(entry.shape, dtype)
+        # Mapped anew each time: what was read does not stay in this process' memory.
+        part = np.memmap(
+            entry.path, np.uint8, "r", offset=entry.first_byte, shape=(num_bytes,)
+        )
         return np.asarray(part).view(dtype).reshape(entry.shape)
 
 
