@@ -21,17 +21,19 @@ NEWEST_TESTS := tests/test_config.py tests/test_recipes.py tests/test_imports.py
   tests/test_step.py::test_every_option_of_the_model_agrees_with_one_device \
   tests/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
-.PHONY: help env env-plan env-hf train test test-plan test-hf test-newest lock clean
+.PHONY: help env env-plan env-hf env-newest train test test-plan test-hf test-newest \
+  lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
 	@echo "make env-plan     the same, and what compiles for NVIDIA GPUs without one"
 	@echo "make env-hf       torch and transformers in .venv-hf, which the tests ask"
+	@echo "make env-newest   mjax with the newest releases, in .venv-newest"
 	@echo "make train        train the demo recipe; make train ARGS='--steps 50'"
 	@echo "make test         the gate: format, lint, types, tests"
 	@echo "make test-plan    compile for described GPUs, and read what came out"
 	@echo "make test-hf      compare with transformers, in both directions"
-	@echo "make test-newest  a short suite on the newest releases, in .venv-newest"
+	@echo "make test-newest  a short suite on the newest releases"
 	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
 
@@ -78,11 +80,18 @@ test-plan: env-plan
 test-hf: env env-hf
 	.venv/bin/python -m pytest tests/hugging_face -m hf $(ARGS)
 
-# Its warnings are shown and are not errors: they speak of versions still to come.
-test-newest:
-	@python=$$(scripts/find_python.sh "$(PYTHON)") && "$$python" -m venv .venv-newest
+env-newest: .venv-newest/installed
+
+# The newest releases of the day; make clean, to look for newer ones.
+.venv-newest/installed: pyproject.toml
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
+	  "$$python" -m venv --clear .venv-newest
 	.venv-newest/bin/python $(PIP) install --quiet --upgrade \
 	  --upgrade-strategy eager -e '.[data,dev]'
+	@touch $@
+
+# Its warnings are shown and are not errors: they speak of versions still to come.
+test-newest: env-newest
 	.venv-newest/bin/python -c 'import jax; print("newest jax:", jax.__version__)'
 	.venv-newest/bin/python $(PYTEST) -W default $(NEWEST_TESTS)
 
