@@ -4,7 +4,7 @@ import socket
 
 import pytest
 from jax._src.distributed import global_state
-from jax._src.lib import _jax
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 from mjax.mesh import hosts
 
