@@ -37,6 +37,7 @@ from mjax.config import (
     with_tokenizer,
 )
 from mjax.data.dataset import Dataset, open_dataset
+from mjax.data.host_reader import open_stream
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.init_from import Weights, initial_params, open_weights
 from mjax.mesh.axes import AxisSizes, resolve
@@ -176,6 +177,12 @@ def train(run: Run) -> int:
             program.batch_sharding,
             batch_size=config.batch.size,
             start_step=start_step,
+            reopen=functools.partial(
+                open_stream,
+                config.data,
+                seed=config.seed,
+                fingerprint=run.dataset.fingerprint,
+            ),
         )
         with loader, loop.StopRequest() as stop:
             steps = _make_loop(run, state, loader, recorder)
