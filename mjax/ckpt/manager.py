@@ -175,7 +175,7 @@ class Checkpoints:
         Raises:
           RuntimeError: the background thread has died.
         """
-        self._writer.wait(0)
+        self._writer.wait(0.0)
         ended: list[Attempt] = []
         while True:
             try:
@@ -273,12 +273,6 @@ class Checkpoints:
                 bytes_read=saved.bytes_read,
                 put_aside=tuple(put_aside),
             )
-        if put_aside:
-            raise LostError(
-                f"no intact checkpoint is left in {self.store.directory}:\n  "
-                + "\n  ".join(put_aside)
-                + "\nPut back a copy of one, or begin anew with --restart-from-scratch"
-            )
         return None
 
     def _read(
@@ -287,7 +281,7 @@ class Checkpoints:
         """Read this process' share; then what is damaged, and what else went wrong."""
         try:
             saved = SavedStep(self.store.path(step))
-            check_matches(saved.manifest, wanted)
+            _check_leaves(saved.manifest, wanted)
             return saved, placing.read(saved, wanted), "", None
         except DamagedError as damage:
             return None, {}, str(damage), None
@@ -295,11 +289,31 @@ class Checkpoints:
             return None, {}, "", error
 
     def _candidates(self) -> list[int]:
-        """List the steps that may be restored, oldest first."""
+        """List the steps that may be restored, oldest first.
+
+        Raises:
+          LostError: there were some, and there is none now.
+        """
         refused = self._journal.quarantined()
-        steps = [s for s in self.store.steps() if (s, self._id(s)) not in refused]
+        steps, lost = [], []
+        for step in self.store.steps():
+            reason = refused.get((step, self._id(step)))
+            if reason is None:
+                steps.append(step)
+            else:
+                lost.append(f"{self.store.path(step)}: {reason}")
+        if steps:
+            return steps
+        for name, reason in self.store.quarantined().items():
+            lost.append(f"{self.store.directory / name}: {reason}")
+        if lost:
+            raise LostError(
+                f"no intact checkpoint is left in {self.store.directory}:\n  "
+                + "\n  ".join(lost)
+                + "\nPut back a copy of one, or begin anew with --restart-from-scratch"
+            )
         last = self._journal.last_saved()
-        if not steps and last is not None and not self.store.quarantined():
+        if last is not None:
             raise LostError(
                 f"step {last} of this run was saved, and {self.store.directory} has no "
                 "checkpoint at all; mount it, or give the --ckpt.dir of before, or "
@@ -381,10 +395,14 @@ def check_matches(manifest: Manifest, abstract_state: PyTree) -> None:
     Raises:
       ValueError: leaves are absent, additional, or of another shape or dtype.
     """
+    _check_leaves(manifest, _by_path(abstract_state))
+
+
+def _check_leaves(manifest: Manifest, abstract: Mapping[str, Any]) -> None:
     saved = manifest.leaves
     wanted = {
         path: Leaf(shape=leaf.shape, dtype=str(leaf.dtype))
-        for path, leaf in _by_path(abstract_state).items()
+        for path, leaf in abstract.items()
     }
     differing = [
         f"  {path}: saved {saved.get(path) or 'absent'}, "
