@@ -1,7 +1,7 @@
 """Look after saved steps: `python -m mjax.ckpt ls|verify|show|reshard PATH`.
 
-Works on any machine, whatever mesh wrote the steps, and takes no device but the CPU. Exit codes:
-0; 1 a checkpoint is damaged; 2 bad input, or a store that does not answer.
+Works on any machine, whatever mesh wrote the steps, and takes no device but the
+CPU. Exit codes: 0; 1 a checkpoint is damaged; 2 bad input, or a store that refuses.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
 """Small training states, and ways to spoil what is saved of them."""
 
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mjax.ckpt import manifest
@@ -96,6 +96,7 @@ def flip_a_bit(step_dir: os.PathLike) -> None:
 def make_newer(step_dir: os.PathLike) -> None:
     """Let a manifest be of the next format, intact."""
     path = Path(step_dir, manifest.MAIN_FILE)
-    first, _, rest = path.read_text().partition("\n")
-    head = json.loads(first) | {"version": manifest.VERSION + 1}
-    path.write_text(f"{json.dumps(head)}\n{rest}")
+    body = manifest.unseal(path.read_text(), "")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(manifest, "VERSION", manifest.VERSION + 1)
+        path.write_text(manifest.seal(body))
