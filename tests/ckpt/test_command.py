@@ -250,7 +250,9 @@ def test_a_resharded_step_is_restored_bitwise(run, ask, tmp_path, max_piece_mib)
             assert crc32c(copy.read_piece(name, piece)) == piece.crc32c
     manager = Checkpoints(tmp_path / "next", CkptConfig(dir=str(out_dir)))
     state = make_state()
-    assert_same(manager.restore(abstract(state)).state, state)
+    restored = manager.restore(abstract(state))
+    assert restored is not None
+    assert_same(restored.state, state)
     manager.close()
     assert ask("verify", out_dir)[0] == 0
     assert [path.name for path in out_dir.iterdir()] == ["10"]
