@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 from mjax.ckpt import manifest
-from scripts.bad_inputs import START, plain, run_command, shown_command
+from scripts.bad_inputs import START, run_command, shown_command
 from scripts.evidence import Table, run_training, write_page
 
 LIMIT_S = 300
@@ -150,7 +150,8 @@ def ask(line: str, folder: str) -> Answer:
     if line.startswith("mjax.train"):
         said = [part for part in stdout.splitlines() if part.startswith(SHOWN)]
         stdout = "\n".join(said)
-    message = plain(f"{stdout}\n{stderr}").replace(folder, "DIR")
+    lines = [" ".join(part.split()) for part in f"{stdout}\n{stderr}".splitlines()]
+    message = "<br>".join(part for part in lines if part).replace(folder, "DIR")
     if not message:
         faults.append("no message")
     command = shown_command(line)
