@@ -185,15 +185,9 @@ def main() -> int:
 
 def ask(line: str, folder: str) -> Answer:
     """Run one command and judge its answer."""
-    words = shlex.split(line.format(dir=folder))
-    out, err = Path(folder) / "stdout", Path(folder) / "stderr"
-    process = START.Process(target=_run_module, args=(words, str(out), str(err)))
-    process.start()
-    process.join(LIMIT_S)
-    if process.is_alive():
-        process.kill()
+    code, stdout, stderr = run_command(line, folder, LIMIT_S)
+    if code is None:
         return Answer(command=line, code=None, message="", faults=["does not end"])
-    code, stdout, stderr = process.exitcode, out.read_text(), err.read_text()
     faults = []
     if code != BAD_INPUT:
         faults.append(f"exit code {code}")
@@ -203,9 +197,35 @@ def ask(line: str, folder: str) -> Answer:
         faults.append("compiled before")
     if not stderr.strip():
         faults.append("no message")
-    shown = _plain(stderr).replace(folder, "DIR")
-    command = shlex.join(["python", "-m", *shlex.split(line.format(dir="DIR"))])
-    return Answer(command=command, code=code, message=shown, faults=faults)
+    shown = plain(stderr).replace(folder, "DIR")
+    return Answer(command=shown_command(line), code=code, message=shown, faults=faults)
+
+
+def run_command(line: str, folder: str, limit_s: float) -> tuple[int | None, str, str]:
+    """Run one command in a process of its own.
+
+    Args:
+      line: module and flags; {dir} stands for the folder.
+      folder: for the output.
+      limit_s: after this the process is ended.
+    Returns:
+      exit code, None if it had to be ended; stdout; stderr.
+    """
+    words = shlex.split(line.format(dir=folder))
+    out, err = Path(folder) / "stdout", Path(folder) / "stderr"
+    process = START.Process(target=_run_module, args=(words, str(out), str(err)))
+    process.start()
+    process.join(limit_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return None, out.read_text(), err.read_text()
+    return process.exitcode, out.read_text(), err.read_text()
+
+
+def shown_command(line: str) -> str:
+    """Return the command line as a page shows it."""
+    return shlex.join(["python", "-m", *shlex.split(line.format(dir="DIR"))])
 
 
 def _run_module(words: list[str], out_path: str, err_path: str) -> None:
@@ -253,7 +273,7 @@ def _groups() -> dict[str, list[str]]:
     }
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Take tyro's frame and the line breaks off a message."""
     lines = [re.sub(r"[╭╮╰╯─│]+", " ", line).strip() for line in text.splitlines()]
     return " ".join(line for line in lines if line)

@@ -1,7 +1,7 @@
 """Look after saved steps: `python -m mjax.ckpt ls|verify|show|reshard PATH`.
 
-Works on any machine, whatever mesh wrote the steps, and starts no device. Exit codes:
-0; 1 a checkpoint is damaged; 2 bad input, or a store that does not answer.
+Works on any machine, whatever mesh wrote the steps, and takes no device but the
+CPU. Exit codes: 0; 1 a checkpoint is damaged; 2 bad input, or a store that refuses.
 """
 
 import dataclasses
@@ -277,9 +277,13 @@ def _flat(facts: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _reshard(command: Reshard) -> int:
-    from mjax.ckpt.reshard import copy_step  # as in `_verified`
+    import jax  # as in `_verified`
+
+    from mjax.ckpt.reshard import copy_step
     from mjax.ckpt.saved_step import SavedStep
 
+    # Orbax, as it writes, asks for the number of processes, which starts a backend.
+    jax.config.update("jax_platforms", "cpu")
     folder = places.choose(places.find(command.path), command.step)
     store = Store(_checked_out(command.out))
     max_mib = command.max_piece_mib

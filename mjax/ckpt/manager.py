@@ -167,7 +167,7 @@ class Checkpoints:
         Raises:
           RuntimeError: the background thread has died.
         """
-        self._writer.wait(0)
+        self._writer.wait(0.0)
         ended: list[Attempt] = []
         while True:
             try:

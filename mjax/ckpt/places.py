@@ -6,6 +6,7 @@ Nothing here reads arrays or imports jax, so that a look at a folder takes no ti
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from etils import epath
@@ -134,17 +135,18 @@ def entries(place: Place) -> list[Entry]:
     Raises:
       ValueError: there is nothing at all.
     """
-    if place.only is not None:
-        return [_entry(place.only, kind_of(place.only.name), {})]
     store = place.store
-    refused = {} if place.journal is None else place.journal.quarantined()
     aside, unfinished = store.quarantined(), store.unfinished()
+    if place.only is not None:
+        name = place.only.name
+        return [_entry(place.only, aside.get(name), {})]
     if not aside and not unfinished:
         committed(place)
+    refused = {} if place.journal is None else place.journal.quarantined()
     return [
-        *(_entry(store.path(step), "step", refused) for step in store.steps()),
-        *(_entry(store.directory / name, "damaged", {}) for name in aside),
-        *(_entry(store.directory / name, "unfinished", {}) for name in unfinished),
+        *(_entry(store.path(step), None, refused) for step in store.steps()),
+        *(_entry(store.directory / name, why, {}) for name, why in aside.items()),
+        *(_entry(store.directory / name, None, {}) for name in unfinished),
     ]
 
 
@@ -165,19 +167,19 @@ def written_at(folder: epath.Path) -> float:
 
 
 def _entry(
-    folder: epath.Path, kind: str | None, refused: dict[tuple[int, str], str]
+    folder: epath.Path, reason: str | None, refused: Mapping[tuple[int, str], str]
 ) -> Entry:
     """Describe one folder by its name and its manifest.
 
     Args:
       folder: of the step.
-      kind: what its name says.
+      reason: why it was quarantined, if its name says that it was.
       refused: (step, save id) of what was quarantined under its own name, and why.
     """
+    kind = kind_of(folder.name)
     if kind == "unfinished":
         reason = "being written, or left by a process that died"
         return Entry(name=folder.name, state="unfinished", reason=reason)
-    reason = Store(folder.parent).quarantined().get(folder.name)
     facts: dict[str, Any] = {}
     state, save_id = "good", ""
     try:
@@ -194,12 +196,10 @@ def _entry(
         state, reason = "damaged", reason or str(error)
     except ValueError as error:
         state, reason = "newer", reason or str(error)
-    if kind == "step":
-        reason = refused.get((int(folder.name), save_id), reason)
-        if (int(folder.name), save_id) in refused:
-            state = "quarantined"
-    elif kind == "damaged":
+    if kind == "damaged":
         state = "quarantined"
+    if kind == "step" and (int(folder.name), save_id) in refused:
+        state, reason = "quarantined", refused[int(folder.name), save_id]
     return Entry(name=folder.name, state=state, reason=reason, **facts)
 
 

@@ -106,8 +106,7 @@ class Recovery:
         offers = self._offers()
         put_aside: list[str] = []
         while True:
-            text = self._agreement.decide(lambda: json.dumps(self._steps()[-1:]))
-            step = max(json.loads(text), default=None)
+            step = self._newest_step(has_copies=bool(offers))
             if offers and (step is None or offers[-1].step >= step):
                 restored = self._from_copies(offers.pop(), wanted, put_aside)
             elif step is not None:
@@ -118,13 +117,17 @@ class Recovery:
                 arrays = restored.state
                 state = jax.tree.unflatten(structure, [arrays[name] for name in wanted])
                 return dataclasses.replace(restored, state=state)
-        if put_aside:
-            raise LostError(
-                f"no intact checkpoint is left in {self._store.directory}:\n  "
-                + "\n  ".join(put_aside)
-                + "\nPut back a copy of one, or begin anew with --restart-from-scratch"
-            )
         return None
+
+    def _newest_step(self, *, has_copies: bool) -> int | None:
+        """Return the newest step of the store that may be restored."""
+        try:
+            text = self._agreement.decide(lambda: json.dumps(self._steps()[-1:]))
+        except LostError:
+            if not has_copies:
+                raise
+            return None
+        return max(json.loads(text), default=None)
 
     # ----------------------------------------------------------------------- the store
 
@@ -170,13 +173,31 @@ class Recovery:
         return [damage for damage, _ in answers if damage]
 
     def _steps(self) -> list[int]:
-        """List the steps of the store that may be restored, oldest first."""
+        """List the steps of the store that may be restored, oldest first.
+
+        Raises:
+          LostError: there were some, and there is none now.
+        """
         refused = self._journal.quarantined()
-        steps = [s for s in self._store.steps() if (s, self._id(s)) not in refused]
+        steps, lost = [], []
+        for step in self._store.steps():
+            reason = refused.get((step, self._id(step)))
+            if reason is None:
+                steps.append(step)
+            else:
+                lost.append(f"{self._store.path(step)}: {reason}")
+        if steps:
+            return steps
+        for name, reason in self._store.quarantined().items():
+            lost.append(f"{self._store.directory / name}: {reason}")
+        if lost:
+            raise LostError(
+                f"no intact checkpoint is left in {self._store.directory}:\n  "
+                + "\n  ".join(lost)
+                + "\nPut back a copy of one, or begin anew with --restart-from-scratch"
+            )
         last = self._journal.last_saved()
-        if not self._store.steps() and last is not None:
-            if self._store.quarantined():
-                return []
+        if last is not None:
             raise LostError(
                 f"step {last} of this run was saved, and {self._store.directory} has "
                 "no checkpoint at all; mount it, or give the --ckpt.dir of before, or "

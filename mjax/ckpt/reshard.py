@@ -98,7 +98,7 @@ def _write(source: SavedStep, folder: epath.Path, max_bytes: int | None) -> Mani
     for name, piece in _all_pieces(source):
         data = source.read_piece(name, piece)
         for box in _cut(piece.box, chunks[name]):
-            part = data[within(box, piece.box)]
+            part = data[(*within(box, piece.box), ...)]
             pieces[name].append(Piece(box, manifest.crc32c(part)))
             writer.add(name, box, part)
         held_bytes += data.nbytes

@@ -1,0 +1,164 @@
+"""Saves that cannot be written: told, cleaned up, tried again, given up."""
+
+import resource
+import shutil
+from contextlib import contextmanager
+
+import jax.numpy as jnp
+import pytest
+
+from mjax.ckpt import arrays, saving, store
+from mjax.ckpt.manager import Answer
+from tests.ckpt.states import (
+    abstract,
+    assert_same,
+    attempts,
+    make_state,
+    saved,
+    sharding,
+)
+
+
+@contextmanager
+def files_of_at_most(num_bytes):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_nothing_is_deleted_before_the_newest_is_committed(opened, short_pauses):
+    manager = opened(keep=1)
+    saved(manager, make_state(sharding(8, 1), width=4096), 1)
+    with files_of_at_most(50_000):
+        manager.save(2, lambda: make_state(sharding(8, 1), width=4096), {})
+        attempts(manager, lambda found: len(found) > 2)
+        assert manager.store.steps() == [1]
+    assert manager.wait()
+    assert manager.store.steps() == [2]
+
+
+def test_a_write_that_fails_is_told_cleaned_up_and_tried_until_it_succeeds(
+    opened, short_pauses
+):
+    state = make_state(sharding(8, 1), width=4096)
+    manager = opened()
+    with files_of_at_most(50_000):
+        manager.save(2, lambda: state, {})
+        found = attempts(manager, lambda found: len(found) > 1)
+        assert [attempt.number for attempt in found[:2]] == [1, 2]
+        for attempt in found[:2]:
+            assert str(attempt.error).startswith("process 0: ")
+        assert [attempt.pause_s for attempt in found[:2]] == [0.002, 0.004]
+    assert manager.wait()
+    found = attempts(
+        manager, lambda found: any(attempt.error is None for attempt in found)
+    )
+    assert found[-1].number > 2
+    assert [path.name for path in manager.store.directory.iterdir()] == ["2"]
+    assert_same(opened().restore(abstract(state)).state, state)
+
+
+def test_what_a_failed_write_left_is_gone_before_the_next(opened, monkeypatch):
+    monkeypatch.setattr(saving, "_FIRST_PAUSE_S", 60.0)
+    manager = opened()
+    with files_of_at_most(50_000):
+        manager.save(2, lambda: make_state(sharding(8, 1), width=4096), {})
+        attempts(manager, bool)
+        assert manager.store.unfinished() == []
+
+
+def test_a_newer_save_takes_the_place_of_one_that_cannot_be_written(
+    opened, monkeypatch
+):
+    monkeypatch.setattr(saving, "_FIRST_PAUSE_S", 60.0)  # ended by the newer one
+    where = sharding(8, 1)
+    manager = opened()
+    with files_of_at_most(50_000):
+        manager.save(2, lambda: make_state(where, width=4096, step=2), {})
+        attempts(manager, bool)
+    newer = make_state(where, width=4096, step=3)
+    saved(manager, newer, 3)
+    assert manager.store.steps() == [3]
+    assert_same(manager.restore(abstract(newer)).state, newer)
+
+
+def test_the_last_save_is_given_up_after_some_attempts(opened, short_pauses):
+    manager = opened()
+    with files_of_at_most(50_000):
+        manager.save(
+            2, lambda: make_state(sharding(8, 1), width=4096), {}, is_last=True
+        )
+        assert not manager.wait()
+    found = manager.attempts()
+    assert len(found) == 8
+    assert found[-1].pause_s is None
+
+
+def test_a_run_that_cannot_save_stops_after_max_unsaved_steps(opened, monkeypatch):
+    monkeypatch.setattr(saving, "_FIRST_PAUSE_S", 60.0)
+    manager = opened(every=2, max_unsaved=4)
+    with files_of_at_most(50_000):
+        manager.save(2, lambda: make_state(sharding(8, 1), width=4096), {})
+        attempts(manager, bool)
+    assert manager.ask(4) is Answer.ACCEPTED
+    assert manager.ask(5) is Answer.HOPELESS
+    assert manager.ask(5, is_last=True) is Answer.ACCEPTED
+    says = manager.why_unsaved(5)
+    assert says.startswith("nothing was saved since step 0, 5 steps ago")
+    assert "--ckpt.max-unsaved 4" in says
+    assert "process 0: " in says
+
+
+def test_a_save_is_put_off_while_the_one_before_is_written(opened, blocked):
+    state = make_state(sharding(8, 1))
+    manager = opened()
+    assert manager.ask(1) is Answer.ACCEPTED
+    manager.save(1, lambda: state, {})
+    assert manager.ask(2) is Answer.BUSY
+    assert manager.ask(2, is_last=True) is Answer.ACCEPTED
+    blocked.set()
+    assert manager.wait()
+    assert manager.ask(2) is Answer.ACCEPTED
+
+
+def test_no_space_is_noticed_before_anything_is_written(opened, monkeypatch):
+    state = make_state(sharding(8, 1))
+    manager = opened()
+    usage = shutil.disk_usage(manager.store.directory.parent)
+    full = usage._replace(free=100)
+    monkeypatch.setattr(saving, "_FIRST_PAUSE_S", 60.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(store.shutil, "disk_usage", lambda _: full)
+        manager.save(1, lambda: state, {})
+        [attempt] = attempts(manager, bool)
+    error = str(attempt.error)
+    assert error.startswith("no space: the checkpoint takes 0.0 MB, and ")
+    assert "make room there, or keep fewer steps (--ckpt.keep)" in error
+    assert list(manager.store.directory.iterdir()) == []
+
+
+def test_a_state_that_cannot_be_copied_is_a_failed_try(opened, short_pauses):
+    manager = opened()
+
+    def no_memory():
+        raise MemoryError("cannot allocate")
+
+    assert manager.save(1, no_memory, {}, is_last=True) is None
+    assert not manager.wait()
+    assert {attempt.error for attempt in manager.attempts()} == {
+        "process 0: cannot allocate"
+    }
+
+
+def test_a_thread_that_died_is_no_secret(opened, monkeypatch):
+    def die(*_):
+        raise KeyError("a bug")
+
+    manager = opened()
+    monkeypatch.setattr(arrays, "merge_parts", die)
+    manager.save(1, lambda: {"x": jnp.zeros(2)}, {})
+    with pytest.raises(RuntimeError, match="writes checkpoints has died"):
+        manager.wait()

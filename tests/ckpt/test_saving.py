@@ -1,0 +1,217 @@
+"""Writing in the background: two processes, as two threads with one board."""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from mjax.ckpt import arrays, manifest, saving
+from mjax.ckpt.host_copy import HostCopy, HostLeaf, HostMemory, HostPiece
+from mjax.ckpt.manifest import DamagedError, Leaf
+from mjax.ckpt.saved_step import SavedStep
+from mjax.ckpt.saving import Job, Writer
+from mjax.ckpt.store import Retention, Store
+from mjax.mesh.board import Board
+
+WHOLE = {
+    "a": np.arange(12, dtype=np.float32).reshape(4, 3),
+    "b": np.arange(6).astype(jnp.bfloat16),
+    "n": np.int32(5),
+}
+BOXES = {  # by leaf, by process
+    "a": [((0, 2), (0, 3)), ((2, 4), (0, 3))],
+    "b": [((0, 3),), ((3, 6),)],
+    "n": [(), None],  # the other one holds a replica
+}
+
+
+def host_copy(rank):
+    leaves = {}
+    for name, whole in WHOLE.items():
+        box = BOXES[name][rank]
+        own = () if box is None else box
+        part = np.array(whole[tuple(slice(*ends) for ends in own)])
+        leaves[name] = HostLeaf(
+            leaf=Leaf(shape=whole.shape, dtype=str(whole.dtype)),
+            chunk=part.shape,
+            pieces=(HostPiece(own, part, box is not None),),
+        )
+    return HostCopy(leaves=leaves, num_bytes=0, copy_s=0.0)
+
+
+def job(rank, step=7, **changes):
+    made = Job(
+        step=step, save_id="id", copy=host_copy(rank), run={"x": 1}, max_attempts=None
+    )
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture
+def writers(tmp_path, monkeypatch, request):
+    """The writers of processes 0 and 1 of a run of two."""
+    monkeypatch.setattr(saving, "_FIRST_PAUSE_S", 0.01)
+    made = []
+    for rank in (0, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(jax, "process_index", lambda rank=rank: rank)
+            patched.setattr(jax, "process_count", lambda: 2)
+            store, board = Store(tmp_path), Board(request.node.name)
+            made.append(Writer(store, Retention(), board, timeout_s=60))
+    yield made
+    for writer in made:
+        writer.supersede()
+        writer.close()
+
+
+def read_all(tmp_path):
+    saved = SavedStep(Store(tmp_path).path(7))
+    for name, whole in WHOLE.items():
+        values = saved.read(name)
+        assert values.dtype == whole.dtype
+        np.testing.assert_array_equal(values, whole)
+    return saved
+
+
+def test_the_pieces_of_two_processes_are_one_step(writers, tmp_path):
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    assert all(writer.wait(60.0) for writer in writers)
+    assert [writer.saved_step for writer in writers] == [7, 7]
+    attempt = writers[0].attempts.get_nowait()
+    assert (attempt.error, attempt.num_bytes) == (None, 48 + 12 + 4)
+    assert writers[1].attempts.empty()
+    saved = read_all(tmp_path)
+    assert len(saved.manifest.part_sums) == 2
+    assert [len(saved.pieces[name]) for name in WHOLE] == [2, 2, 1]
+    # A box that lies in both pieces; and each piece is read once for two boxes.
+    wanted = [((1, 3), (0, 2)), ((3, 4), (1, 3))]
+    saved.bytes_read = 0
+    parts = saved.read_boxes("a", wanted)
+    np.testing.assert_array_equal(parts[0], WHOLE["a"][1:3, :2])
+    np.testing.assert_array_equal(parts[1], WHOLE["a"][3:, 1:])
+    assert saved.bytes_read == WHOLE["a"].nbytes
+
+
+def test_a_process_that_cannot_write_fails_the_try_of_all(
+    writers, tmp_path, monkeypatch
+):
+    write_part, failures = arrays.write_part, ["disk of process 1 is full"]
+
+    def write_or_fail(folder, leaves, part):
+        if part == 1 and failures:
+            raise OSError(failures.pop())
+        write_part(folder, leaves, part)
+
+    monkeypatch.setattr(arrays, "write_part", write_or_fail)
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    assert all(writer.wait(60.0) for writer in writers)
+    tries = [writers[0].attempts.get_nowait() for _ in range(2)]
+    assert tries[0].error == "process 1: disk of process 1 is full"
+    assert tries[1].error is None
+    read_all(tmp_path)
+    assert Store(tmp_path).unfinished() == []
+
+
+def test_a_process_that_does_not_answer_holds_nobody_up(writers, tmp_path):
+    writers[0]._timeout_s = 0
+    writers[0].submit(job(0, max_attempts=1))
+    assert writers[0].wait(60.0)
+    attempt = writers[0].attempts.get_nowait()
+    assert attempt.error == "process 1 did not answer (0 s)"
+    assert (attempt.pause_s, writers[0].saved_step) == (None, None)
+    assert Store(tmp_path).steps() == []
+    # It comes late, finds the result, and both go on with the next.
+    writers[1].submit(job(1, max_attempts=1))
+    assert writers[1].wait(60.0)
+    writers[0]._timeout_s = 60
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    assert all(writer.wait(60.0) for writer in writers)
+    read_all(tmp_path)
+
+
+def test_a_job_that_is_given_up_is_given_up_by_all(writers, tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "_FIRST_PAUSE_S", 60.0)
+    for rank in (0, 1):
+        writers[rank].submit(job(rank, copy="no host memory"))
+    assert writers[0].attempts.get(timeout=60).error == (
+        "process 0: no host memory; process 1: no host memory"
+    )
+    until_s = time.monotonic() + 60
+    while writers[0].is_writing:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    for writer in writers:
+        writer.supersede()
+    assert all(writer.wait(60.0) for writer in writers)
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    assert all(writer.wait(60.0) for writer in writers)
+    read_all(tmp_path)
+
+
+def test_what_the_store_gives_back_is_compared_with_the_host_copy(
+    writers, tmp_path, monkeypatch
+):
+    read = arrays.Reader.read
+
+    def flip(self, name, box):
+        values = read(self, name, box)
+        return values + 1 if name == "b" else values
+
+    with monkeypatch.context() as patched:
+        patched.setattr(arrays.Reader, "read", flip)
+        for rank in (0, 1):
+            writers[rank].submit(job(rank, max_attempts=1))
+        assert all(writer.wait(60.0) for writer in writers)
+    error = writers[0].attempts.get_nowait().error
+    assert "process 0: read back: b [(0, 3)] differs from what was saved" in error
+    assert "process 1: read back: b [(3, 6)] differs" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_of_other_parts_is_damage(writers, tmp_path):
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    assert all(writer.wait(60.0) for writer in writers)
+    path = tmp_path / "7" / "pieces.1.json"
+    path.write_text(manifest.write_pieces({}))  # sealed, but not the one of this step
+    with pytest.raises(DamagedError, match=r"7/pieces\.1\.json differs"):
+        SavedStep(Store(tmp_path).path(7))
+
+
+# Orbax reads leaves that it did not write: it would like to know their shardings.
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_orbax_alone_reads_a_step(writers, tmp_path):
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    assert all(writer.wait(60.0) for writer in writers)
+    state = tmp_path / "7" / "state"
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), WHOLE)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        restored = checkpointer.restore(state, restore_args=as_numpy)
+    assert restored.keys() == WHOLE.keys()
+    for name, whole in WHOLE.items():
+        assert restored[name].dtype == whole.dtype
+        np.testing.assert_array_equal(restored[name], whole)
+
+
+def test_a_host_copy_holds_each_box_once_unless_replicas_are_wanted():
+    mesh = jax.make_mesh(
+        (4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a"))
+    array = jax.device_put(np.arange(8), where)
+    for replicas in (False, True):  # one process holds all: there are no others
+        copy = HostMemory().copy({"x": array}, replicas=replicas)
+        leaf = copy.leaves["x"]
+        assert [piece.box for piece in leaf.pieces] == [
+            *(((start, start + 2),) for start in (0, 2, 4, 6))
+        ]
+        assert leaf.chunk == (2,)
+        assert copy.num_bytes == array.nbytes
