@@ -38,6 +38,10 @@ class Plan:
     is_shared: bool
     """Some box is on devices of several processes, and not all of them have read it."""
 
+    def reads(self, process: int) -> list[Box]:
+        """Return the boxes that a process brings."""
+        return [b for b, d in self.source.items() if d.process_index == process]
+
 
 def plan(leaf: jax.ShapeDtypeStruct, holders: set[int] | None = None) -> Plan | None:
     """Decide who brings which box of a leaf; every process decides alike.
@@ -103,7 +107,7 @@ def read(
     for name, leaf in abstract.items():
         planned = plan(leaf)
         assert planned is not None  # where nobody has read yet, everybody can
-        wanted[name] = [b for b, d in planned.source.items() if d.process_index == this]
+        wanted[name] = planned.reads(this)
 
     def read_leaf(name: str) -> dict[Box, np.ndarray]:
         boxes = wanted[name]

@@ -152,7 +152,7 @@ class Recovery:
         """Read this process' share."""
         try:
             saved = SavedStep(self._store.path(step))
-            check_matches(saved.manifest, wanted)
+            _check_leaves(saved.manifest, wanted)
             host = placing.read(saved.read_boxes, wanted)
         except DamagedError as damage:
             return _Found(host={}, run={}, damage=str(damage))

@@ -24,11 +24,17 @@ def leaf_and_values(dtype, where):
     return jax.ShapeDtypeStruct((8, 2), values.dtype, sharding=where), values
 
 
+def plan(leaf, holders=None):
+    made = placing.plan(leaf, holders)
+    assert made is not None
+    return made
+
+
 def host_of(leaf, values):
     """Return what `placing.read` would have read here."""
     return {
         box: values[tuple(slice(*ends) for ends in box)].copy()
-        for box in placing.plan(leaf).reads
+        for box in plan(leaf).reads(0)
     }
 
 
@@ -47,10 +53,10 @@ def test_replicas_get_the_bits_that_one_device_has(
 ):
     leaf, values = leaf_and_values(dtype, sharding(*where))
     host = host_of(leaf, values)
-    made = placing.plan(leaf)
+    made = plan(leaf)
     assert not made.is_shared, "one process shares with nobody"
     monkeypatch.setattr(
-        placing, "plan", lambda _: dataclasses.replace(made, is_shared=is_shared)
+        placing, "plan", lambda *_: dataclasses.replace(made, is_shared=is_shared)
     )
     placed = placing.place({"x": host}, {"x": leaf})["x"]
     assert placed.sharding == leaf.sharding
@@ -61,8 +67,8 @@ def test_replicas_get_the_bits_that_one_device_has(
 
 def test_scalars_are_shared_too(monkeypatch):
     leaf = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding(4, 2))
-    made = dataclasses.replace(placing.plan(leaf), is_shared=True)
-    monkeypatch.setattr(placing, "plan", lambda _: made)
+    made = dataclasses.replace(plan(leaf), is_shared=True)
+    monkeypatch.setattr(placing, "plan", lambda *_: made)
     placed = placing.place({"n": {(): np.array(-3, np.int32)}}, {"n": leaf})["n"]
     assert [int(shard.data) for shard in placed.addressable_shards] == [-3] * 8
 
@@ -74,27 +80,45 @@ class Device:
         self.process_index, self.id = process_index, number
 
 
-@pytest.mark.parametrize("this", [0, 1])
-def test_each_box_is_read_by_one_process(monkeypatch, this):
-    """Two processes with two devices; rows over the first dim of 2 x 2, replicated."""
+def planned(monkeypatch, *boxes, holders=None):
+    """Plan a leaf [4] on two processes with two devices each."""
     leaf = jax.ShapeDtypeStruct((4,), jnp.float32, sharding=sharding(8, 1))
-    low, high = ((0, 2),), ((2, 4),)
     devices = [Device(number // 2, number) for number in (3, 2, 1, 0)]
+    given = dict(zip(devices, boxes, strict=True))
+    with monkeypatch.context() as patched:
+        patched.setattr(placing, "_boxes_of", lambda *_: given)
+        return placing.plan(leaf, holders)
 
-    def planned(*boxes):
-        given = dict(zip(devices, boxes, strict=True))
-        with monkeypatch.context() as patched:
-            patched.setattr(placing, "_boxes_of", lambda *_: given)
-            patched.setattr(jax, "process_index", lambda: this)
-            return placing.plan(leaf)
 
-    replicas = planned(low, high, low, high)  # each process has both boxes
+LOW, HIGH = ((0, 2),), ((2, 4),)
+
+
+def test_each_box_is_read_by_one_process(monkeypatch):
+    replicas = planned(monkeypatch, LOW, HIGH, LOW, HIGH)  # each process has both
+    assert replicas is not None
     assert replicas.is_shared
-    assert sorted(replicas.reads) == ([low, high] if this == 0 else [])
-    assert {box: device.id for box, device in replicas.source.items()} == {
-        low: 1,
-        high: 0,
-    }
-    apart = planned(low, low, high, high)  # each process has one box, twice
+    assert sorted(replicas.reads(0)) == [LOW, HIGH]
+    assert replicas.reads(1) == []
+    sources = {box: device.id for box, device in replicas.source.items()}
+    assert sources == {LOW: 1, HIGH: 0}
+    apart = planned(monkeypatch, LOW, LOW, HIGH, HIGH)  # each process has one, twice
+    assert apart is not None
     assert not apart.is_shared
-    assert apart.reads == ([high] if this == 0 else [low])
+    assert (apart.reads(0), apart.reads(1)) == ([HIGH], [LOW])
+
+
+def test_a_process_that_lost_its_copy_gets_its_boxes_from_a_peer(monkeypatch):
+    replicas = planned(monkeypatch, LOW, HIGH, LOW, HIGH, holders={1})
+    assert replicas is not None
+    assert replicas.is_shared
+    assert {device.process_index for device in replicas.source.values()} == {1}
+
+
+def test_where_every_process_has_its_copy_nothing_is_sent(monkeypatch):
+    replicas = planned(monkeypatch, LOW, HIGH, LOW, HIGH, holders={0, 1})
+    assert replicas is not None
+    assert not replicas.is_shared
+
+
+def test_a_box_that_nobody_has_left_makes_copies_useless(monkeypatch):
+    assert planned(monkeypatch, LOW, LOW, HIGH, HIGH, holders={1}) is None
