@@ -84,7 +84,11 @@ def read_metrics(work_dir: Path) -> list[dict[str, Any]]:
 
 def without_timing(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a row that a run computes."""
-    return {name: value for name, value in row.items() if name not in TIMING}
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in TIMING and not name.startswith("ckpt_")
+    }
 
 
 def largest_difference(

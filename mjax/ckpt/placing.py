@@ -9,9 +9,9 @@ Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 4.4 (fast recov
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -20,50 +20,61 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mjax.ckpt.boxes import Box, box_of, shape_of
-from mjax.ckpt.saved_step import SavedStep
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """Where the values of one leaf come from, for this process."""
-
-    leaf: jax.ShapeDtypeStruct
-    box_of: dict[Any, Box]
-    """Of every device of the mesh."""
-    reads: list[Box]
-    """What this process reads."""
-    source: dict[Box, Any]
-    """The device that every other one with this box gets it from."""
-    is_shared: bool
-    """Some box is on devices of several processes."""
-
+_NUM_READERS = 8  # leaves that are read at the same time
 
 Host = dict[str, dict[Box, np.ndarray]]
 """What a process has read: by leaf, by box."""
 
 
-def plan(leaf: jax.ShapeDtypeStruct) -> _Plan:
-    """Decide who reads which box of a leaf; every process decides alike."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where the values of one leaf come from."""
+
+    box_of: dict[Any, Box]
+    """Of every device of the mesh."""
+    source: dict[Box, Any]
+    """The device that every other one with this box gets it from."""
+    is_shared: bool
+    """Some box is on devices of several processes, and not all of them have read it."""
+
+
+def plan(leaf: jax.ShapeDtypeStruct, holders: set[int] | None = None) -> Plan | None:
+    """Decide who brings which box of a leaf; every process decides alike.
+
+    Args:
+      leaf: with its sharding.
+      holders: the processes that have read all their boxes; None: nobody has, and the
+        plan says who reads what.
+    Returns:
+      the plan; None where a box is with none of the holders.
+    """
     assert leaf.sharding is not None
     boxes = _boxes_of(leaf.sharding, leaf.shape)
-    holders: dict[Box, list[Any]] = {}
+    groups: dict[Box, list[Any]] = {}
     for device, box in boxes.items():
-        holders.setdefault(box, []).append(device)
-    source = {
-        box: min(devices, key=lambda device: (device.process_index, device.id))
-        for box, devices in holders.items()
-    }
-    this = jax.process_index()
-    return _Plan(
-        leaf=leaf,
+        groups.setdefault(box, []).append(device)
+    source = {}
+    for box, devices in groups.items():
+        able = [d for d in devices if holders is None or d.process_index in holders]
+        if not able:
+            return None
+        source[box] = min(able, key=lambda device: (device.process_index, device.id))
+    processes = {device.process_index for device in boxes}
+    return Plan(
         box_of=boxes,
-        reads=[box for box, device in source.items() if device.process_index == this],
         source=source,
-        is_shared=any(
-            len({device.process_index for device in devices}) > 1
-            for devices in holders.values()
-        ),
+        is_shared=holders != processes
+        and any(len({d.process_index for d in group}) > 1 for group in groups.values()),
     )
+
+
+def own_boxes(leaf: jax.ShapeDtypeStruct) -> list[Box]:
+    """Return the boxes that the devices of this process hold, each once."""
+    assert leaf.sharding is not None
+    this = jax.process_index()
+    boxes = _boxes_of(leaf.sharding, leaf.shape)
+    return [*dict.fromkeys(b for d, b in boxes.items() if d.process_index == this)]
 
 
 def _boxes_of(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> dict[Any, Box]:
@@ -76,84 +87,126 @@ def _boxes_of(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> dict[Any
     }
 
 
-def read(saved: SavedStep, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Host:
-    """Read this process' share, checked; touches no device.
+def read(
+    read_boxes: Callable[[str, list[Box]], list[np.ndarray]],
+    abstract: Mapping[str, jax.ShapeDtypeStruct],
+) -> Host:
+    """Read this process' share; touches no device.
 
-    Raises:
-      DamagedError, RuntimeError: as `SavedStep.read_piece`.
+    Args:
+      read_boxes: returns boxes of a leaf; called by several threads. What it raises
+        passes through.
+      abstract: shapes, dtypes and shardings of the leaves.
     """
-    host: Host = {}
+    wanted: dict[str, list[Box]] = {}
+    this = jax.process_index()
     for name, leaf in abstract.items():
-        wanted = plan(leaf).reads
-        host[name] = dict(
-            zip(wanted, saved.read_boxes(name, wanted), strict=True) if wanted else ()
-        )
-    return host
+        planned = plan(leaf)
+        assert planned is not None  # where nobody has read yet, everybody can
+        wanted[name] = [b for b, d in planned.source.items() if d.process_index == this]
+
+    def read_leaf(name: str) -> dict[Box, np.ndarray]:
+        boxes = wanted[name]
+        return dict(zip(boxes, read_boxes(name, boxes) if boxes else [], strict=True))
+
+    with ThreadPoolExecutor(_NUM_READERS) as pool:
+        return dict(zip(wanted, pool.map(read_leaf, wanted), strict=True))
 
 
 def place(
-    host: Host, abstract: Mapping[str, jax.ShapeDtypeStruct]
+    host: Host,
+    abstract: Mapping[str, jax.ShapeDtypeStruct],
+    holders: set[int] | None = None,
 ) -> dict[str, jax.Array]:
     """Put what the processes have read on the devices; every process calls it.
 
     Args:
-      host: what `read` returned here; leaf by leaf it is let go.
+      host: what this process has read; leaf by leaf it is let go.
       abstract: shapes, dtypes and NamedShardings.
+      holders: as in `plan`.
     """
-    placed = {}
+    placed: dict[str, jax.Array] = {}
+    scattered: dict[str, jax.Array] = {}
     for name, leaf in abstract.items():
-        placed[name] = _place(plan(leaf), host.pop(name))
+        planned = plan(leaf, holders)
+        assert planned is not None
+        values = host.pop(name, {})
+        if planned.is_shared:
+            scattered[name] = _scattered(leaf, planned, values)
+        else:
+            placed[name] = _placed(leaf, planned, values)
+    if scattered:
+        leaves = {name: abstract[name] for name in scattered}
+        placed |= _totals(leaves)(scattered)
     return placed
 
 
-def _place(plan: _Plan, values: Mapping[Box, np.ndarray]) -> jax.Array:
-    sharding = plan.leaf.sharding
+def _placed(
+    leaf: jax.ShapeDtypeStruct, plan: Plan, values: Mapping[Box, np.ndarray]
+) -> jax.Array:
+    """Put boxes on the devices of this process, which has them all."""
+    sharding = leaf.sharding
+    assert sharding is not None
+    own = [d for d in plan.box_of if d in sharding.addressable_devices]
+    parts = [jax.device_put(values[plan.box_of[device]], device) for device in own]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
+
+
+def _scattered(
+    leaf: jax.ShapeDtypeStruct, plan: Plan, values: Mapping[Box, np.ndarray]
+) -> jax.Array:
+    """Make the bits [copies, *shape] of a leaf: one copy of each box, else zeros."""
+    sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding)
-    own = {d: b for d, b in plan.box_of.items() if d in sharding.addressable_devices}
-    if not plan.is_shared:
-        parts = [jax.device_put(values[box], device) for device, box in own.items()]
-        return jax.make_array_from_single_device_arrays(
-            plan.leaf.shape, sharding, parts
-        )
-    # One device of each group has the values, the others zeros; the sum is exact
-    # because it is taken of the bits, as whole numbers.
-    bits = np.dtype(f"uint{8 * plan.leaf.dtype.itemsize}")
+    bits = _bits(leaf)
     parts = []
-    for device, box in own.items():
-        if plan.source[box] == device:
-            part = values[box].view(bits)
-        else:
-            part = np.zeros(shape_of(box), bits)
-        parts.append(jax.device_put(part[None], device))
+    for device, box in plan.box_of.items():
+        if device in sharding.addressable_devices:
+            is_source = plan.source[box] == device
+            part = (
+                values[box].view(bits) if is_source else np.zeros(shape_of(box), bits)
+            )
+            parts.append(jax.device_put(part[None], device))
     axes = _replicated_axes(sharding)
     copies = math.prod(sharding.mesh.shape[axis] for axis in axes)
-    stacked = jax.make_array_from_single_device_arrays(
-        (copies, *plan.leaf.shape),
-        NamedSharding(sharding.mesh, PartitionSpec(axes, *sharding.spec)),
-        parts,
-    )
-    return _total(sharding, axes, plan.leaf.dtype)(stacked)
-
-
-@functools.cache
-def _total(sharding: NamedSharding, axes: tuple[str, ...], dtype: Any) -> Any:
-    """Compile the sum over the copies [copies, *shape] of the bits of a leaf."""
-
-    def total(x: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(lax.psum(x[0], axes), dtype)
-
-    return jax.jit(
-        jax.shard_map(
-            total,
-            mesh=sharding.mesh,
-            in_specs=PartitionSpec(axes, *sharding.spec),
-            out_specs=sharding.spec,
-        ),
-        donate_argnums=0,
+    return jax.make_array_from_single_device_arrays(
+        (copies, *leaf.shape), NamedSharding(sharding.mesh, _stacked(sharding)), parts
     )
 
 
-def _replicated_axes(sharding: NamedSharding) -> tuple[str, ...]:
+def _totals(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+    """Compile the sums over the copies: exact, being taken of bits as whole numbers."""
+    shardings = {name: leaf.sharding for name, leaf in leaves.items()}
+
+    def totals(scattered: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            name: lax.bitcast_convert_type(
+                lax.psum(bits[0], _replicated_axes(shardings[name])), leaves[name].dtype
+            )
+            for name, bits in scattered.items()
+        }
+
+    [mesh] = {sharding.mesh for sharding in shardings.values()}
+    summed = jax.shard_map(
+        totals,
+        mesh=mesh,
+        in_specs=({name: _stacked(sharding) for name, sharding in shardings.items()},),
+        out_specs={name: sharding.spec for name, sharding in shardings.items()},
+    )
+    return jax.jit(summed, donate_argnums=0)
+
+
+def _bits(leaf: jax.ShapeDtypeStruct) -> np.dtype:
+    """Return the whole numbers as wide as an element of a leaf."""
+    return np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+
+
+def _stacked(sharding: Any) -> PartitionSpec:
+    """Return the spec of the copies [copies, *shape] of a leaf, one on each replica."""
+    return PartitionSpec(_replicated_axes(sharding), *sharding.spec)
+
+
+def _replicated_axes(sharding: Any) -> tuple[str, ...]:
     """Return the mesh axes along which every device holds the same."""
     used: set[str] = set()
     for entry in sharding.spec:

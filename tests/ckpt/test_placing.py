@@ -24,15 +24,13 @@ def leaf_and_values(dtype, where):
     return jax.ShapeDtypeStruct((8, 2), values.dtype, sharding=where), values
 
 
-def host_of(leaf, values):
-    """Return what `placing.read` would have read here."""
-    return {
-        box: values[tuple(slice(*ends) for ends in box)].copy()
-        for box in placing.plan(leaf).reads
-    }
+def planned(leaf, **changes):
+    made = placing.plan(leaf)
+    assert made is not None
+    assert not made.is_shared, "one process shares with nobody"
+    return dataclasses.replace(made, **changes)
 
 
-@pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize(
     ("is_shared", "where"),
     [
@@ -42,29 +40,35 @@ def host_of(leaf, values):
         (False, (2, 4, "rows")),
     ],
 )
-def test_replicas_get_the_bits_that_one_device_has(
-    monkeypatch, dtype, is_shared, where
-):
-    leaf, values = leaf_and_values(dtype, sharding(*where))
-    host = host_of(leaf, values)
-    made = placing.plan(leaf)
-    assert not made.is_shared, "one process shares with nobody"
-    monkeypatch.setattr(
-        placing, "plan", lambda _: dataclasses.replace(made, is_shared=is_shared)
+def test_replicas_get_the_bits_that_one_device_has(monkeypatch, is_shared, where):
+    leaves, whole, host = {}, {}, {}
+    for dtype in BITS:
+        leaves[dtype], whole[dtype] = leaf_and_values(dtype, sharding(*where))
+        host[dtype] = {
+            box: whole[dtype][tuple(slice(*ends) for ends in box)].copy()
+            for box in planned(leaves[dtype]).source
+        }
+    leaves["scalar"] = jax.ShapeDtypeStruct(
+        (), jnp.int32, sharding=sharding(*where[:2])
     )
-    placed = placing.place({"x": host}, {"x": leaf})["x"]
-    assert placed.sharding == leaf.sharding
-    assert_same(placed, values)
-    for shard in placed.addressable_shards:
-        assert np.asarray(shard.data).tobytes() == values[shard.index].tobytes()
-
-
-def test_scalars_are_shared_too(monkeypatch):
-    leaf = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding(4, 2))
-    made = dataclasses.replace(placing.plan(leaf), is_shared=True)
-    monkeypatch.setattr(placing, "plan", lambda _: made)
-    placed = placing.place({"n": {(): np.array(-3, np.int32)}}, {"n": leaf})["n"]
-    assert [int(shard.data) for shard in placed.addressable_shards] == [-3] * 8
+    whole["scalar"] = np.array(-3, np.int32)
+    host["scalar"] = {(): whole["scalar"]}
+    plans = {
+        leaf.dtype if leaf.shape else "scalar": planned(leaf, is_shared=is_shared)
+        for leaf in leaves.values()
+    }
+    monkeypatch.setattr(
+        placing,
+        "plan",
+        lambda leaf, _: plans[leaf.dtype if leaf.shape else "scalar"],
+    )
+    placed = placing.place(host, leaves)
+    for name, leaf in leaves.items():
+        assert placed[name].sharding == leaf.sharding
+        assert_same(placed[name], whole[name])
+        for shard in placed[name].addressable_shards:
+            here = whole[name][shard.index]
+            assert np.asarray(shard.data).tobytes() == here.tobytes()
 
 
 class Device:
@@ -81,20 +85,23 @@ def test_each_box_is_read_by_one_process(monkeypatch, this):
     low, high = ((0, 2),), ((2, 4),)
     devices = [Device(number // 2, number) for number in (3, 2, 1, 0)]
 
-    def planned(*boxes):
+    def made(*boxes):
         given = dict(zip(devices, boxes, strict=True))
         with monkeypatch.context() as patched:
             patched.setattr(placing, "_boxes_of", lambda *_: given)
             patched.setattr(jax, "process_index", lambda: this)
-            return placing.plan(leaf)
+            host = placing.read(lambda _, some: [np.zeros(2)] * len(some), {"x": leaf})
+            return placing.plan(leaf), sorted(host["x"])
 
-    replicas = planned(low, high, low, high)  # each process has both boxes
+    replicas, reads = made(low, high, low, high)  # each process has both boxes
+    assert replicas is not None
     assert replicas.is_shared
-    assert sorted(replicas.reads) == ([low, high] if this == 0 else [])
+    assert reads == ([low, high] if this == 0 else [])
     assert {box: device.id for box, device in replicas.source.items()} == {
         low: 1,
         high: 0,
     }
-    apart = planned(low, low, high, high)  # each process has one box, twice
+    apart, reads = made(low, low, high, high)  # each process has one box, twice
+    assert apart is not None
     assert not apart.is_shared
-    assert apart.reads == ([high] if this == 0 else [low])
+    assert reads == ([high] if this == 0 else [low])
