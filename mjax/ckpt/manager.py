@@ -215,8 +215,16 @@ class Checkpoints:
     # ----------------------------------------------------------------------- restoring
 
     def newest(self) -> Manifest | None:
-        """Return what the newest step of the store says; see `Recovery.newest`."""
-        return self._recovery(None).newest()
+        """Return what the newest step of the store says; see `Recovery.newest`.
+
+        With copies on the hosts a store that has lost everything is none to be asked.
+        """
+        try:
+            return self._recovery(None).newest()
+        except LostError:
+            if self._config.local_dir is None:
+                raise
+            return None
 
     def restore(self, abstract_state: PyTree) -> Restored | None:
         """Read the newest intact state; see `Recovery.restore`."""

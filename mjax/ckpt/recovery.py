@@ -179,18 +179,10 @@ class Recovery:
           LostError: there were some, and there is none now.
         """
         refused = self._journal.quarantined()
-        steps, lost = [], []
-        for step in self._store.steps():
-            reason = refused.get((step, self._id(step)))
-            if reason is None:
-                steps.append(step)
-            else:
-                lost.append(f"{self._store.path(step)}: {reason}")
+        steps = [s for s in self._store.steps() if (s, self._id(s)) not in refused]
         if steps:
             return steps
-        for name, reason in self._store.quarantined().items():
-            lost.append(f"{self._store.directory / name}: {reason}")
-        if lost:
+        if lost := self._lost():
             raise LostError(
                 f"no intact checkpoint is left in {self._store.directory}:\n  "
                 + "\n  ".join(lost)
@@ -204,6 +196,18 @@ class Recovery:
                 "begin anew with --restart-from-scratch"
             )
         return steps
+
+    def _lost(self) -> list[str]:
+        """Say where steps are that may not be restored, and why."""
+        refused = self._journal.quarantined()
+        found = [
+            f"{self._store.path(step)}: {refused[step, self._id(step)]}"
+            for step in self._store.steps()
+            if (step, self._id(step)) in refused
+        ]
+        for name, reason in self._store.quarantined().items():
+            found.append(f"{self._store.directory / name}: {reason}")
+        return found
 
     def _id(self, step: int) -> str:
         try:
@@ -285,7 +289,11 @@ def check_matches(saved: Manifest, abstract_state: PyTree) -> None:
     Raises:
       ValueError: leaves are absent, additional, or of another shape or dtype.
     """
-    wanted = {path: leaf_of(leaf) for path, leaf in by_path(abstract_state).items()}
+    _check_leaves(saved, by_path(abstract_state))
+
+
+def _check_leaves(saved: Manifest, abstract: Mapping[str, Any]) -> None:
+    wanted = {path: leaf_of(leaf) for path, leaf in abstract.items()}
     differing = [
         f"  {path}: saved {saved.leaves.get(path) or 'absent'}, "
         f"this run {wanted.get(path) or 'absent'}"

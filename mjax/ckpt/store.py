@@ -123,7 +123,7 @@ class Store:
         _sync_tree(unfinished)
         target = self.path(step)
         if target.exists():  # of no use, or the run would have gone on from it
-            target.rename(self._free(step))
+            self.quarantine(step, "another save of this step has taken its place")
         unfinished.rename(target)
         _sync(self.directory)
 

@@ -12,7 +12,7 @@ import pytest
 
 from mjax.ckpt import arrays
 from mjax.ckpt.config import CkptConfig
-from mjax.ckpt.manager import LostError
+from mjax.ckpt.recovery import LostError
 from mjax.ckpt.store import Store
 from tests.ckpt.states import (
     abstract,
@@ -253,7 +253,7 @@ def test_damage_on_a_read_only_store_is_remembered_in_the_work_dir(
     flip_a_bit(manager.store.path(2))
     restored = opened().restore(abstract(states[1]))
     assert restored.step == 1
-    assert "2 (cannot be renamed: Read-only file system)" in restored.put_aside[0]
+    assert "2 (not renamed: Read-only file system)" in restored.put_aside[0]
     lines = (tmp_path / "checkpoints.jsonl").read_text().split("\n")
     record = json.loads([line for line in lines if line][-1])
     assert (record["event"], record["step"]) == ("quarantined", 2)
@@ -272,8 +272,6 @@ def test_a_run_whose_steps_are_all_damaged_does_not_begin_anew(opened):
     for start in (1, 2):  # nor when it is started again
         with pytest.raises(LostError, match=r"2\.damaged"):
             opened().restore(abstract(states[start]))
-        with pytest.raises(LostError, match="no intact checkpoint is left"):
-            opened().newest()
 
 
 def test_a_read_only_store_with_damaged_steps_only_is_not_a_new_run(

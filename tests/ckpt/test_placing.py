@@ -24,21 +24,13 @@ def leaf_and_values(dtype, where):
     return jax.ShapeDtypeStruct((8, 2), values.dtype, sharding=where), values
 
 
-def plan(leaf, holders=None):
-    made = placing.plan(leaf, holders)
+def one_process(leaf, **changes):
+    made = placing.plan(leaf)
     assert made is not None
-    return made
+    assert not made.is_shared, "one process shares with nobody"
+    return dataclasses.replace(made, **changes)
 
 
-def host_of(leaf, values):
-    """Return what `placing.read` would have read here."""
-    return {
-        box: values[tuple(slice(*ends) for ends in box)].copy()
-        for box in plan(leaf).reads(0)
-    }
-
-
-@pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize(
     ("is_shared", "where"),
     [
@@ -48,29 +40,35 @@ def host_of(leaf, values):
         (False, (2, 4, "rows")),
     ],
 )
-def test_replicas_get_the_bits_that_one_device_has(
-    monkeypatch, dtype, is_shared, where
-):
-    leaf, values = leaf_and_values(dtype, sharding(*where))
-    host = host_of(leaf, values)
-    made = plan(leaf)
-    assert not made.is_shared, "one process shares with nobody"
-    monkeypatch.setattr(
-        placing, "plan", lambda *_: dataclasses.replace(made, is_shared=is_shared)
+def test_replicas_get_the_bits_that_one_device_has(monkeypatch, is_shared, where):
+    leaves, whole, host = {}, {}, {}
+    for dtype in BITS:
+        leaves[dtype], whole[dtype] = leaf_and_values(dtype, sharding(*where))
+        host[dtype] = {
+            box: whole[dtype][tuple(slice(*ends) for ends in box)].copy()
+            for box in one_process(leaves[dtype]).source
+        }
+    leaves["scalar"] = jax.ShapeDtypeStruct(
+        (), jnp.int32, sharding=sharding(*where[:2])
     )
-    placed = placing.place({"x": host}, {"x": leaf})["x"]
-    assert placed.sharding == leaf.sharding
-    assert_same(placed, values)
-    for shard in placed.addressable_shards:
-        assert np.asarray(shard.data).tobytes() == values[shard.index].tobytes()
-
-
-def test_scalars_are_shared_too(monkeypatch):
-    leaf = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding(4, 2))
-    made = dataclasses.replace(plan(leaf), is_shared=True)
-    monkeypatch.setattr(placing, "plan", lambda *_: made)
-    placed = placing.place({"n": {(): np.array(-3, np.int32)}}, {"n": leaf})["n"]
-    assert [int(shard.data) for shard in placed.addressable_shards] == [-3] * 8
+    whole["scalar"] = np.array(-3, np.int32)
+    host["scalar"] = {(): whole["scalar"]}
+    plans = {
+        leaf.dtype if leaf.shape else "scalar": one_process(leaf, is_shared=is_shared)
+        for leaf in leaves.values()
+    }
+    monkeypatch.setattr(
+        placing,
+        "plan",
+        lambda leaf, _: plans[leaf.dtype if leaf.shape else "scalar"],
+    )
+    placed = placing.place(host, leaves)
+    for name, leaf in leaves.items():
+        assert placed[name].sharding == leaf.sharding
+        assert_same(placed[name], whole[name])
+        for shard in placed[name].addressable_shards:
+            here = whole[name][shard.index]
+            assert np.asarray(shard.data).tobytes() == here.tobytes()
 
 
 class Device:
