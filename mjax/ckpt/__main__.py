@@ -1,4 +1,4 @@
-"""Look after saved steps: `python -m mjax.ckpt ls|verify|show|reshard PATH`.
+"""Look after saved steps: `python -m mjax.ckpt ls|verify|show|reshard|export PATH`.
 
 Works on any machine, whatever mesh wrote the steps, and takes no device but the
 CPU. Exit codes: 0; 1 a checkpoint is damaged; 2 bad input, or a store that refuses.
@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from etils import epath
@@ -76,6 +76,24 @@ class Reshard:
             )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write the parameters of a step as a folder that `transformers` loads."""
+
+    path: Path
+    """Work dir, folder of checkpoints, or one checkpoint."""
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Folder that is made; it may exist if it is empty."""
+    step: int | None = None
+    """Step to write; None: the newest."""
+    family: Literal["gptj", "cohere2", "llama", "mistral"] | None = None
+    """Architecture; None: the first that can express the model."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which the tensors are stored."""
+    eos_token_id: int | None = None
+    """Token that ends a document; None: none is named."""
+
+
 OK, DAMAGED, BAD_INPUT = 0, 1, 2
 
 
@@ -83,8 +101,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        command: Ls | Verify | Show | Reshard = flags.read(
-            Ls | Verify | Show | Reshard, words, prog="python -m mjax.ckpt"
+        command: Ls | Verify | Show | Reshard | Export = flags.read(
+            Ls | Verify | Show | Reshard | Export, words, prog="python -m mjax.ckpt"
         )
         match command:
             case Ls():
@@ -95,6 +113,8 @@ def main(argv: list[str] | None = None) -> int:
                 return _show(command)
             case Reshard():
                 return _reshard(command)
+            case Export():
+                return _export(command)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
@@ -206,9 +226,15 @@ def _show(command: Show) -> int:
 
 def _show_hugging_face(command: Show) -> int:
     """Print the flags of a model in the form of Hugging Face."""
-    raise ValueError(
-        f"{command.path} is a model in the form of Hugging Face, not a checkpoint"
-    )
+    from mjax.hugging_face.params import flags_of  # as in `_verified`
+
+    if command.json or command.step is not None:
+        raise ValueError(
+            f"{command.path} is a model in the form of Hugging Face, not a checkpoint; "
+            "leave out --json and --step"
+        )
+    print(flags_of(command.path))
+    return OK
 
 
 def _as_json(
@@ -296,6 +322,30 @@ def _reshard(command: Reshard) -> int:
     print(
         f"{folder} -> {store.path(copied.step)}: {copied.num_bytes / 1e6:.1f} MB, "
         f"{pieces} pieces -> {written}, all checksums as saved"
+    )
+    return OK
+
+
+def _export(command: Export) -> int:
+    from mjax.ckpt.saved_step import SavedStep  # as in `_verified`
+    from mjax.config import from_json
+    from mjax.hugging_face.export import write
+
+    folder = places.choose(places.find(command.path), command.step)
+    source = SavedStep(folder)
+    config = from_json(json.dumps(source.manifest.run["config"]))
+    family = write(
+        source,
+        config.model,
+        command.out,
+        seq_len=config.data.seq_len,
+        family=command.family,
+        dtype=command.dtype,
+        eos_token_id=command.eos_token_id,
+    )
+    print(
+        f"{folder} -> {command.out}: {family}, {command.dtype}; tokenizer files are "
+        "not written"
     )
     return OK
 
