@@ -6,7 +6,8 @@ A step's folder holds, beside the arrays,
   bytes, taken in host memory before they were written;
 - `checkpoint.json`, written last: step, leaves, checksums of the files above, facts.
 
-Both are *sealed*: the first line holds the format and the CRC32C of the rest.
+Both are *sealed*: the first line holds the format, its version, and the CRC32C of
+these two and the rest.
 """
 
 import dataclasses
@@ -112,7 +113,8 @@ def part_name(process: int) -> str:
 def seal(body: Any) -> str:
     """Write JSON below a line with the format and the checksum of what follows."""
     text = json.dumps(body, indent=1, sort_keys=True)
-    head = {"format": FORMAT, "version": VERSION, "crc32c": text_crc32c(text)}
+    checksum = _seal_crc32c(FORMAT, VERSION, text)
+    head = {"format": FORMAT, "version": VERSION, "crc32c": checksum}
     return f"{json.dumps(head)}\n{text}\n"
 
 
@@ -133,7 +135,7 @@ def unseal(text: str, where: str) -> Any:
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{where} does not begin with its checksum") from error
     body = rest.removesuffix("\n")
-    if name != FORMAT or text_crc32c(body) != expected:
+    if name != FORMAT or _seal_crc32c(name, version, body) != expected:
         raise DamagedError(f"{where} differs from what was written (CRC32C)")
     if version > VERSION:
         raise ValueError(
@@ -141,6 +143,11 @@ def unseal(text: str, where: str) -> Any:
             f"{VERSION}; install the version that wrote it"
         )
     return json.loads(body)
+
+
+def _seal_crc32c(name: str, version: int, body: str) -> int:
+    # The version too: a flipped bit must not look like a newer mjax.
+    return text_crc32c(f"{name} {version}\n{body}")
 
 
 def write_manifest(manifest: Manifest) -> str:

@@ -78,7 +78,7 @@ class Writer:
     """The background thread of one process; every process makes the same calls."""
 
     def __init__(
-        self, store: Store, retention: Retention, board: Board, *, timeout_s: float
+        self, store: Store, retention: Retention, board: Board, *, timeout_s: int
     ) -> None:
         """Start the thread.
 
