@@ -6,11 +6,12 @@ loop ended. The device never waits for the host: while it runs step n, the host 
 the metrics of step n - 1. The loop knows no config, no files and no model.
 """
 
+import contextlib
 import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -193,7 +194,10 @@ class Loop:
         self._report_saves()
         if save_due and not self._save(step, is_last=is_last or is_stopped):
             return GAVE_UP
-        self._restart_clock(evaluation_due or save_due)
+        copy_due = self.checkpoints.copy_is_due(step)
+        if copy_due:
+            self._copy(step)
+        self._restart_clock(evaluation_due or save_due or copy_due)
         if (is_last or is_stopped) and not self._wait_for_save():
             return FAILED
         if is_stopped and not is_last:
@@ -256,24 +260,37 @@ class Loop:
             self._is_overdue = True
             return True
         self._is_overdue = False
-        made: list[Any] = []
-
-        def make() -> Any:
-            made.append(self.program.to_saved(self.state))
-            return made[0]
-
-        facts = {**self.facts, "next_step": step, "eval_loss": self._eval_loss}
-        try:
-            copy = self.checkpoints.save(step, make, facts, is_last=is_last)
-        finally:
-            for saved in made:
-                self._free(saved)
+        with self._state_to_save() as make:
+            copy = self.checkpoints.save(step, make, self._facts(step), is_last=is_last)
         if copy is not None:
             self._save_facts |= {
                 "ckpt_copy_s": copy.copy_s,
                 "ckpt_copy_gb_per_s": copy.num_bytes / copy.copy_s / 1e9,
             }
         return True
+
+    def _copy(self, step: int) -> None:
+        """Copy the state to the hosts, between two checkpoints."""
+        with self._state_to_save() as make:
+            self.checkpoints.copy(step, make, self._facts(step))
+
+    def _facts(self, step: int) -> Mapping[str, Any]:
+        return {**self.facts, "next_step": step, "eval_loss": self._eval_loss}
+
+    @contextlib.contextmanager
+    def _state_to_save(self) -> Iterator[Callable[[], Any]]:
+        """Yield what makes the saved form; its device memory is freed at the end."""
+        made: list[Any] = []
+
+        def make() -> Any:
+            made.append(self.program.to_saved(self.state))
+            return made[0]
+
+        try:
+            yield make
+        finally:
+            for saved in made:
+                self._free(saved)
 
     def _report_saves(self) -> None:
         """Say how saves went that were tried in the background; training goes on."""

@@ -24,7 +24,8 @@ from jax.sharding import Mesh
 
 import mjax
 from mjax import loop, memory, metrics, report, report_pipeline, work_dir
-from mjax.ckpt.manager import Checkpoints, LostError, check_matches
+from mjax.ckpt.manager import Checkpoints
+from mjax.ckpt.recovery import LostError, check_matches
 from mjax.config import (
     Command,
     TrainConfig,
@@ -287,7 +288,7 @@ def _first_state(run: Run) -> tuple[int, Any]:
     for lost in restored.put_aside:
         _say(f"warning: a damaged checkpoint was put aside: {lost}")
     _say(
-        f"resuming after step {restored.step}; restored in "
+        f"resuming after step {restored.step}, from {restored.source}; restored in "
         f"{time.perf_counter() - started_s:.2f} s, process 0 read "
         f"{restored.bytes_read / 1e6:.1f} MB"
     )

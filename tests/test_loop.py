@@ -1,10 +1,12 @@
 """The loop with a tiny program: rows, saves, stops, resuming, giving up."""
 
+import contextlib
 import dataclasses
 import functools
 import os
 import resource
 import signal
+import time
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mjax import loop as loop_module
+from mjax.ckpt import manager
+from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
 from mjax.loop import Cadence, Loop, StopRequest
 from mjax.metrics import LogConfig, Recorder, Utilization, make_row, read_rows
@@ -81,11 +85,15 @@ class TinyBatches:
     """The batch of a step depends on the step alone."""
 
     data_wait_s = 0.0
+    checkpoints: Checkpoints
 
     def __init__(self, start_step=0, *, nan_at=(), at_step=None):
         self.step, self.nan_at, self.at_step = start_step, nan_at, at_step or {}
 
     def __next__(self):
+        # A step here takes less than a save; in a run it takes more.
+        while self.checkpoints._writer.is_writing:
+            time.sleep(1e-3)
         self.step += 1
         self.at_step.get(self.step, lambda: None)()
         if self.step in self.nan_at:
@@ -93,16 +101,22 @@ class TinyBatches:
         return np.random.default_rng(self.step).normal(size=WIDTH).astype(np.float32)
 
 
-def run(work_dir, batches=None, *, num_steps=10, max_consecutive_skips=3):
+def run(
+    work_dir,
+    batches=None,
+    *,
+    num_steps=10,
+    max_consecutive_skips=3,
+    ckpt=CkptConfig(every=3, keep=2),  # noqa: B008 -- frozen
+):
     """Start or resume a run in work_dir, as train does."""
     program = TinyProgram()
-    checkpoints = Checkpoints(work_dir / "checkpoints", keep=2)
-    start_step = checkpoints.latest_step() or 0
-    state = (
-        checkpoints.restore(program.abstract_state()) if start_step else program.init()
-    )
+    checkpoints = Checkpoints(work_dir, ckpt)
+    restored = checkpoints.restore(program.abstract_state())
+    start_step = 0 if restored is None else restored.step
+    state = program.init() if restored is None else restored.state
     batches = batches or TinyBatches()
-    batches.step = start_step
+    batches.step, batches.checkpoints = start_step, checkpoints
     recorder = Recorder(
         work_dir,
         LogConfig(every=100),
@@ -118,7 +132,7 @@ def run(work_dir, batches=None, *, num_steps=10, max_consecutive_skips=3):
         cadence=Cadence(
             num_steps=num_steps,
             eval_every=4,
-            ckpt_every=3,
+            ckpt_every=ckpt.every,
             max_consecutive_skips=max_consecutive_skips,
         ),
         recorder=recorder,
@@ -146,7 +160,10 @@ def run(work_dir, batches=None, *, num_steps=10, max_consecutive_skips=3):
 def timeless(work_dir):
     timing = {"step_s", "data_wait_s", "tokens_per_s", "mfu"}
     rows = read_rows(work_dir / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if k not in timing} for row in rows]
+    return [
+        {k: v for k, v in row.items() if k not in timing and not k.startswith("ckpt_")}
+        for row in rows
+    ]
 
 
 @pytest.fixture
@@ -247,22 +264,38 @@ def test_more_steps_may_be_asked_later(undisturbed, tmp_path):
     assert [row["step"] for row in timeless(tmp_path / "undisturbed")][-2:] == [11, 12]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_failed_save_is_reported_and_a_last_one_that_fails_is_exit_1(
-    work_dir, capsys
-):
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill_the_disk():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8000, hard))
-
     try:
-        outcome = run(work_dir, TinyBatches(at_step={8: fill_the_disk}))
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_failed_save_is_reported_and_a_last_one_that_fails_is_exit_1(
+    work_dir, capsys, monkeypatch
+):
+    monkeypatch.setattr(manager, "_LAST_ATTEMPTS", 1)
+    with files_of_at_most(8000) as limit:
+        outcome = run(work_dir, TinyBatches(at_step={8: limit}))
     assert outcome.exit_code == loop_module.FAILED
-    assert "a checkpoint was not saved" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "warning: checkpoint 9 was not saved (try 1): process 0: " in out
+    assert "warning: checkpoint 10 was not saved (try 1): process 0: " in out
     assert run(work_dir).exit_code == loop_module.DONE
+
+
+def test_a_run_that_cannot_save_goes_on_for_a_while_and_gives_up(work_dir, capsys):
+    ckpt = CkptConfig(every=2, keep=2, max_unsaved=5)
+    with files_of_at_most(8000) as limit:
+        batches = TinyBatches(at_step={3: limit})
+        outcome = run(work_dir, batches, num_steps=100, ckpt=ckpt)
+    assert outcome.exit_code == loop_module.GAVE_UP
+    assert outcome.step == 8
+    out = capsys.readouterr().out
+    assert "gave up: nothing was saved since step 2, 6 steps ago" in out
+    assert run(work_dir, num_steps=100, ckpt=ckpt).step == 100
 
 
 def test_what_is_made_for_a_save_is_off_the_devices_before_the_next_step(
@@ -279,10 +312,11 @@ def test_what_is_made_for_a_save_is_off_the_devices_before_the_next_step(
     state = run(work_dir, batches).state
     assert is_gone == [True]
     assert not state.step.is_deleted()
-    checkpoints = Checkpoints(work_dir / "checkpoints", keep=2)
+    checkpoints = Checkpoints(work_dir, CkptConfig(keep=2))
     restored = checkpoints.restore(TinyProgram().abstract_state())
     checkpoints.close()
-    np.testing.assert_array_equal(restored.params["w"], state.params["w"])
+    assert restored is not None
+    np.testing.assert_array_equal(restored.state.params["w"], state.params["w"])
 
 
 def test_a_save_without_room_on_the_devices_is_a_warning_and_the_run_goes_on(
@@ -298,7 +332,8 @@ def test_a_save_without_room_on_the_devices_is_a_warning_and_the_run_goes_on(
 
     monkeypatch.setattr(TinyProgram, "to_saved", to_saved)
     assert run(work_dir).exit_code == loop_module.DONE
-    assert "warning: RESOURCE_EXHAUSTED: out of memory" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "not saved (try 1): process 0: RESOURCE_EXHAUSTED: out of memory" in out
 
 
 def test_generation_continues_the_prompt_beyond_the_length_of_the_sequence():

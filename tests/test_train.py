@@ -45,7 +45,11 @@ def command(work_dir, *more):
 
 def timeless(work_dir):
     return [
-        {name: value for name, value in row.items() if name not in TIMING}
+        {
+            name: value
+            for name, value in row.items()
+            if name not in TIMING and not name.startswith("ckpt_")
+        }
         for row in read_rows(work_dir / "metrics.jsonl")
     ]
 

@@ -8,11 +8,13 @@ changed.
 import contextlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+STARTED = "started"
 SAVED = "saved"
 QUARANTINED = "quarantined"
 
@@ -47,6 +49,17 @@ class Journal:
                 record = json.loads(line)
                 if record["event"] == event:
                     yield record
+
+    def run_id(self) -> str:
+        """Return the name of the run, the same as long as its work dir lives.
+
+        Raises:
+          OSError: it has none yet, and the file cannot be written.
+        """
+        for record in self.events(STARTED):
+            return record["run_id"]
+        self.write(STARTED, 0, run_id=secrets.token_hex(8))
+        return self.run_id()
 
     def quarantined(self) -> set[tuple[int, str]]:
         """Return (step, save id) of what must not be restored again."""

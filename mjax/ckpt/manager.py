@@ -11,45 +11,31 @@ step whose every byte has the checksum of what was saved (`saved_step`, `placing
 damaged ones are put aside. See docs/checkpoints.md for what is promised.
 """
 
-import contextlib
 import dataclasses
 import enum
 import itertools
-import json
 import queue
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 from jaxtyping import PyTree
 
-from mjax.ckpt import placing
+from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostCopy, HostMemory
-from mjax.ckpt.journal import QUARANTINED, SAVED, Journal
-from mjax.ckpt.manifest import (
-    DamagedError,
-    Leaf,
-    Manifest,
-    read_manifest,
-    write_manifest,
-)
-from mjax.ckpt.saved_step import SavedStep
+from mjax.ckpt.journal import SAVED, Journal
+from mjax.ckpt.local import LocalCopies, Offer
+from mjax.ckpt.manifest import Manifest
+from mjax.ckpt.recovery import LostError, Recovery, Restored, by_path
 from mjax.ckpt.saving import Attempt, Job, Writer
 from mjax.ckpt.store import Store
 from mjax.mesh.board import Board
 
-_NAMED_DIFFERENCES = 5
 _LAST_ATTEMPTS = 8  # over about two minutes
-_DAY_S = 86_400.0
 # Every process opens its folders in the same order: the number is the same in all.
 _opened = itertools.count()
-
-
-class LostError(RuntimeError):
-    """What was saved is not there or not intact, and a person must choose."""
 
 
 class Answer(enum.Enum):
@@ -61,20 +47,6 @@ class Answer(enum.Enum):
     """The save before is still being written; ask again at the next step."""
     HOPELESS = "hopeless"
     """Saves have failed for so long that the run should stop."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Restored:
-    """A state from a saved step, and what belongs to it."""
-
-    step: int
-    state: PyTree
-    run: Mapping[str, Any]
-    """JSON facts that were saved with it."""
-    bytes_read: int
-    """Bytes of pieces that this process read."""
-    put_aside: tuple[str, ...]
-    """Newer steps that were damaged: where they are now and why."""
 
 
 class Checkpoints:
@@ -93,10 +65,9 @@ class Checkpoints:
         self.store = Store(config.dir or work_dir / "checkpoints")
         self._config = config
         self._journal = Journal(work_dir / "checkpoints.jsonl")
-        self._rank, self._num = jax.process_index(), jax.process_count()
-        self._board = Board(f"ckpt/{next(_opened)}")
-        self._rounds = itertools.count()
+        self._agreement = Agreement((ValueError, LostError))
         self._memory = HostMemory()
+        self._copies: LocalCopies | None = None
         self._last_good_step = 0
         self._wanted_step: int | None = None
         self._error: str | None = None
@@ -114,12 +85,13 @@ class Checkpoints:
           step: optimizer steps that the state has seen.
           is_last: the run ends after it: never BUSY, never HOPELESS.
         """
-        return Answer(self._decide(lambda: self._answer(step, is_last).value))
+        return Answer(self._agreement.decide(lambda: self._answer(step, is_last).value))
 
     def _answer(self, step: int, is_last: bool) -> Answer:
         if is_last:
             return Answer.ACCEPTED
-        if step - self._last_good_step > self._config.unsaved_limit:
+        unsaved = step - self._last_good_step
+        if self._error is not None and unsaved > self._config.unsaved_limit:
             return Answer.HOPELESS
         return Answer.BUSY if self._writer.is_writing else Answer.ACCEPTED
 
@@ -151,13 +123,13 @@ class Checkpoints:
         self._writer.wait()
         copy, error = None, None
         try:
-            copy = self._memory.copy(_by_path(make_state()), replicas=False)
+            copy = self._memory.copy(by_path(make_state()), replicas=False)
         except (RuntimeError, MemoryError) as problem:
             error = str(problem)
         self._writer.submit(
             Job(
                 step=step,
-                save_id=self._decide(lambda: secrets.token_hex(8)),
+                save_id=self._agreement.decide(lambda: secrets.token_hex(8)),
                 copy=copy or error or "no memory",
                 run=dict(run),
                 max_attempts=_LAST_ATTEMPTS if is_last else None,
@@ -165,6 +137,26 @@ class Checkpoints:
         )
         self._wanted_step = step
         return copy
+
+    def copy_is_due(self, step: int) -> bool:
+        """Say whether `copy` is to be called after this step."""
+        return self._copies is not None and step % self._config.local_every == 0
+
+    def copy(
+        self, step: int, make_state: Callable[[], PyTree], run: Mapping[str, Any]
+    ) -> None:
+        """Copy the state to every host, see `local`; arguments as in `save`.
+
+        A copy is left out while the one before is still being written.
+        """
+        copies = self._copies
+        assert copies is not None
+        copy_id = self._agreement.decide(
+            lambda: "" if copies.is_writing else secrets.token_hex(8)
+        )
+        if copy_id:
+            offer = Offer(step=step, copy_id=copy_id)
+            copies.save(offer, by_path(make_state()), run)
 
     def attempts(self) -> list[Attempt]:
         """Return how tries to write went since the last call; empty but on process 0.
@@ -196,11 +188,10 @@ class Checkpoints:
 
     def why_unsaved(self, step: int) -> str:
         """Say for how long nothing was saved, and why; on process 0."""
-        reason = self._error or "the save before is still being written"
         return (
             f"nothing was saved since step {self._last_good_step}, "
             f"{step - self._last_good_step} steps ago (--ckpt.max-unsaved "
-            f"{self._config.unsaved_limit}): {reason}"
+            f"{self._config.unsaved_limit}): {self._error}"
         )
 
     def wait(self) -> bool:
@@ -209,204 +200,30 @@ class Checkpoints:
         return self._wanted_step == self._writer.saved_step
 
     def close(self) -> None:
-        """Give up what is not saved yet, and stop the background thread."""
+        """Give up what is not saved yet, and stop the background threads."""
+        if self._copies is not None:
+            self._copies.wait()
         self._writer.supersede()
         self._writer.close()
 
     # ----------------------------------------------------------------------- restoring
 
     def newest(self) -> Manifest | None:
-        """Return what the newest step says about itself; its arrays are not read.
-
-        Steps whose manifest is damaged are passed over, and stay where they are.
-
-        Raises:
-          LostError: the run has saved steps, and the store has none of them.
-          ValueError: a newer version of mjax wrote the step.
-        """
-
-        def find() -> str:
-            for step in reversed(self._candidates()):
-                with contextlib.suppress(DamagedError):
-                    return write_manifest(self.store.manifest(step))
-            return ""
-
-        text = self._decide(find)
-        return read_manifest(text, "the newest step") if text else None
+        """Return what the newest step of the store says; see `Recovery.newest`."""
+        return self._recovery(None).newest()
 
     def restore(self, abstract_state: PyTree) -> Restored | None:
-        """Read the newest step that is intact onto the shardings that are asked for.
-
-        All processes agree on the step. Newer ones that are damaged get another name.
-
-        Args:
-          abstract_state: pytree of `jax.ShapeDtypeStruct` with NamedShardings.
-        Returns:
-          the state: same structure, shapes, dtypes and shardings; None where nothing
-          was ever saved.
-        Raises:
-          ValueError: the step holds other leaves; see `check_matches`.
-          LostError: steps were saved and none is intact, or none is there.
-          RuntimeError: the store does not answer.
-        """
-        wanted = _by_path(abstract_state)
-        put_aside: list[str] = []
-        while steps := json.loads(
-            self._decide(lambda: json.dumps(self._candidates()[-1:]))
-        ):
-            [step] = steps
-            saved, host, damage, trouble = self._read(step, wanted)
-            damages = self._gather(damage, trouble)
-            if damages:
-                put_aside.append(self._put_aside(step, damages[0]))
-                continue
-            assert saved is not None
-            arrays = placing.place(host, wanted)
-            self._last_good_step = step
-            self._writer.saved_step = self._wanted_step = step
-            structure = jax.tree.structure(abstract_state)
-            return Restored(
-                step=step,
-                state=jax.tree.unflatten(structure, [arrays[n] for n in wanted]),
-                run=saved.manifest.run,
-                bytes_read=saved.bytes_read,
-                put_aside=tuple(put_aside),
+        """Read the newest intact state; see `Recovery.restore`."""
+        if self._config.local_dir is not None:
+            run_id = self._agreement.decide(self._journal.run_id)
+            self._copies = LocalCopies(
+                self._config.local_dir, run_id, self._agreement.rank
             )
-        if put_aside:
-            raise LostError(
-                f"no intact checkpoint is left in {self.store.directory}:\n  "
-                + "\n  ".join(put_aside)
-                + "\nPut back a copy of one, or begin anew with --restart-from-scratch"
-            )
-        return None
+        restored = self._recovery(self._copies).restore(abstract_state)
+        if restored is not None:
+            self._last_good_step = restored.step
+            self._writer.saved_step = self._wanted_step = restored.step
+        return restored
 
-    def _read(
-        self, step: int, wanted: Mapping[str, Any]
-    ) -> tuple[SavedStep | None, placing.Host, str, Exception | None]:
-        """Read this process' share; then what is damaged, and what else went wrong."""
-        try:
-            saved = SavedStep(self.store.path(step))
-            check_matches(saved.manifest, wanted)
-            return saved, placing.read(saved, wanted), "", None
-        except DamagedError as damage:
-            return None, {}, str(damage), None
-        except (ValueError, RuntimeError, OSError) as error:
-            return None, {}, "", error
-
-    def _candidates(self) -> list[int]:
-        """List the steps that may be restored, oldest first."""
-        refused = self._journal.quarantined()
-        steps = [s for s in self.store.steps() if (s, self._id(s)) not in refused]
-        last = self._journal.last_saved()
-        if not steps and last is not None and not self.store.quarantined():
-            raise LostError(
-                f"step {last} of this run was saved, and {self.store.directory} has no "
-                "checkpoint at all; mount it, or give the --ckpt.dir of before, or "
-                "begin anew with --restart-from-scratch"
-            )
-        return steps
-
-    def _id(self, step: int) -> str:
-        try:
-            return self.store.manifest(step).save_id
-        except (DamagedError, ValueError):
-            return ""
-
-    def _put_aside(self, step: int, reason: str) -> str:
-        """Quarantine a step; return where it is now and why."""
-
-        def move() -> str:
-            save_id = self._id(step)
-            try:
-                where = str(self.store.quarantine(step, reason))
-            except OSError as error:
-                where = f"{self.store.path(step)} (cannot be renamed: {error.strerror})"
-                self._journal.write(QUARANTINED, step, save_id=save_id, reason=reason)
-            return f"{where}: {reason}"
-
-        return self._decide(move)
-
-    # ----------------------------------------------------------------------- agreement
-
-    def _decide(self, decide: Callable[[], str]) -> str:
-        """Decide on process 0 and give every process the same text.
-
-        Raises:
-          ValueError, RuntimeError: `decide` raised it (OSError becomes RuntimeError);
-            every process raises it.
-        """
-        key = f"{next(self._rounds)}"
-        answer: dict[str, Any] = {}
-        if self._rank == 0:
-            try:
-                answer = {"value": decide()}
-            except (ValueError, RuntimeError, OSError) as error:
-                answer = {"error": str(error), "kind": type(error).__name__}
-            if self._num > 1:
-                self._board.post(key, json.dumps(answer))
-        else:
-            answer = json.loads(self._board.read(key, timeout_s=_DAY_S))
-        if "error" in answer:
-            kinds = {"ValueError": ValueError, "LostError": LostError}
-            raise kinds.get(answer["kind"], RuntimeError)(answer["error"])
-        return answer["value"]
-
-    def _gather(self, damage: str, trouble: Exception | None) -> list[str]:
-        """Return the damages that any process found; raise if one had other trouble."""
-        key = f"{next(self._rounds)}"
-        own = json.dumps([damage, "" if trouble is None else str(trouble)])
-        texts = [own]
-        if self._num > 1:
-            self._board.post(f"{key}/{self._rank}", own)
-            texts = [
-                self._board.read(f"{key}/{rank}", timeout_s=_DAY_S)
-                for rank in range(self._num)
-            ]
-        if trouble is not None:
-            raise trouble
-        found = [json.loads(text) for text in texts]
-        for rank, (_, other) in enumerate(found):
-            if other:
-                raise RuntimeError(f"process {rank} cannot restore: {other}")
-        return [text for text, _ in found if text]
-
-
-def check_matches(manifest: Manifest, abstract_state: PyTree) -> None:
-    """Check that a step holds exactly these leaves.
-
-    Args:
-      manifest: of the step.
-      abstract_state: pytree of `jax.ShapeDtypeStruct`.
-    Raises:
-      ValueError: leaves are absent, additional, or of another shape or dtype.
-    """
-    saved = manifest.leaves
-    wanted = {
-        path: Leaf(shape=leaf.shape, dtype=str(leaf.dtype))
-        for path, leaf in _by_path(abstract_state).items()
-    }
-    differing = [
-        f"  {path}: saved {saved.get(path) or 'absent'}, "
-        f"this run {wanted.get(path) or 'absent'}"
-        for path in [*wanted, *(path for path in saved if path not in wanted)]
-        if saved.get(path) != wanted.get(path)
-    ]
-    if not differing:
-        return
-    more = len(differing) - _NAMED_DIFFERENCES
-    if more > 0:
-        differing[_NAMED_DIFFERENCES:] = [f"  and {more} more"]
-    raise ValueError(
-        f"the checkpoint at step {manifest.step} is of another model or optimizer:\n"
-        + "\n".join(differing)
-        + "\nGive the flags it was saved with, or another --work-dir, or "
-        "--restart-from-scratch"
-    )
-
-
-def _by_path(tree: PyTree) -> dict[str, Any]:
-    """Name every leaf by its path, in the order of `jax.tree.leaves`."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    def _recovery(self, copies: LocalCopies | None) -> Recovery:
+        return Recovery(self.store, self._journal, self._agreement, copies)

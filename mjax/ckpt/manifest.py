@@ -55,6 +55,10 @@ class Leaf:
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what JSON gives back as it was."""
+        return {"shape": [*self.shape], "dtype": self.dtype}
+
 
 @dataclasses.dataclass(frozen=True)
 class Piece:

@@ -125,7 +125,7 @@ class Writer:
         """Let process 0 try the present job no more once it pauses."""
         self._superseded.set()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: int | float | None = None) -> bool:
         """Wait until the last job is saved or given up; say whether it is."""
         done = self._is_idle.wait(timeout_s)
         self._raise_failure()

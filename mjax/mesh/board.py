@@ -39,7 +39,7 @@ class Board:
             _local[self._prefix + key] = text
             _changed.notify_all()
 
-    def read(self, key: str, *, timeout_s: float) -> str:
+    def read(self, key: str, *, timeout_s: int | float) -> str:
         """Wait for a text and return it.
 
         Raises:
@@ -64,7 +64,7 @@ class Board:
                 if taken == whole or taken.startswith(whole + "/"):
                     del _local[taken]
 
-    def _read_remote(self, key: str, timeout_s: float) -> str:
+    def _read_remote(self, key: str, timeout_s: int | float) -> str:
         try:
             return self._client.blocking_key_value_get(
                 self._prefix + key, int(timeout_s * 1e3)

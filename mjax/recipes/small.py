@@ -1,6 +1,6 @@
 """Runs that end on a laptop: a smoke test, and the demonstration."""
 
-from mjax.ckpt.manager import CkptConfig
+from mjax.ckpt.config import CkptConfig
 from mjax.config import TrainConfig
 from mjax.data.dataset import DataConfig
 from mjax.metrics import LogConfig

@@ -1,0 +1,67 @@
+"""How the processes of a run come to one mind, by texts on the board."""
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from mjax.mesh.board import Board
+
+_DAY_S = 86_400.0
+# Every process makes its agreements in the same order: the number is the same in all.
+_made = itertools.count()
+
+
+class Agreement:
+    """Rounds of texts; every process takes part in each, in the same order."""
+
+    def __init__(self, errors: tuple[type[Exception], ...]) -> None:
+        """Take part.
+
+        Args:
+          errors: kinds that `decide` raises in every process as they are; others that
+            it knows become RuntimeError.
+        """
+        self.rank, self.num = jax.process_index(), jax.process_count()
+        self._board = Board(f"agreement/{next(_made)}")
+        self._rounds = itertools.count()
+        self._kinds: Mapping[str, type[Exception]] = {e.__name__: e for e in errors}
+
+    def decide(self, decide: Callable[[], str]) -> str:
+        """Decide on process 0 and give every process the same text.
+
+        Raises:
+          RuntimeError: `decide` raised it, or OSError; every process raises it.
+          Exception: of a kind in `errors`; likewise.
+        """
+        answer: dict[str, Any] = {}
+        if self.rank == 0:
+            try:
+                answer = {"value": decide()}
+            except (*self._kinds.values(), RuntimeError, OSError) as error:
+                answer = {"error": str(error), "kind": type(error).__name__}
+        answer = json.loads(self.from_rank(0, json.dumps(answer)))
+        if "error" in answer:
+            raise self._kinds.get(answer["kind"], RuntimeError)(answer["error"])
+        return answer["value"]
+
+    def from_rank(self, rank: int, text: str) -> str:
+        """Give every process the text of one of them."""
+        key = f"{next(self._rounds)}"
+        if self.num == 1:
+            return text
+        if self.rank == rank:
+            self._board.post(key, text)
+            return text
+        return self._board.read(key, timeout_s=_DAY_S)
+
+    def all_of(self, text: str) -> list[str]:
+        """Give every process the texts of all, by rank."""
+        key = f"{next(self._rounds)}"
+        if self.num == 1:
+            return [text]
+        self._board.post(f"{key}/{self.rank}", text)
+        ranks = range(self.num)
+        return [self._board.read(f"{key}/{rank}", timeout_s=_DAY_S) for rank in ranks]

@@ -1,0 +1,201 @@
+"""Copies of the state on each host, between the checkpoints.
+
+Each process writes all boxes that its own devices hold to a folder of its host (a RAM
+disk, an SSD), every few steps, without waiting for the others:
+
+    <local dir>/<run id>/process-<i>/<step>/
+
+A copy lives as long as its host. At a restart on the same mesh the processes that have
+theirs, intact, read it; a process that has lost its own gets every box from a process
+with the same box, a replica, over the devices' network. A box that nobody has makes the
+copy useless: then an older one is taken, or the store's newest step.
+"""
+
+import contextlib
+import dataclasses
+import json
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from mjax.ckpt import arrays, manifest
+from mjax.ckpt.boxes import Box
+from mjax.ckpt.host_copy import HostCopy, HostMemory
+from mjax.ckpt.manifest import DamagedError, Leaf, Piece, Pieces
+from mjax.ckpt.saved_step import read_checked
+from mjax.ckpt.store import read_file, write_file
+
+_FILE = "copy.json"
+_KEPT = 2
+_UNFINISHED = ".unfinished-"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A copy that a process has, by its manifest."""
+
+    step: int
+    copy_id: str
+    """The same in all processes that copied this state together."""
+
+
+class LocalCopies:
+    """The copies of one process."""
+
+    def __init__(self, directory: str, run_id: str, rank: int) -> None:
+        """Name the folder; nothing is made.
+
+        Args:
+          directory: of this host.
+          run_id: of the run; copies of other runs are not looked at.
+          rank: of this process.
+        """
+        self._folder = epath.Path(directory).absolute() / run_id / f"process-{rank}"
+        self._rank = rank
+        self._memory = HostMemory()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the copy before is still being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def save(
+        self, offer: Offer, leaves: Mapping[str, Any], run: Mapping[str, Any]
+    ) -> None:
+        """Copy the state off the devices, and write it in the background.
+
+        What goes wrong is said on stderr: a copy may be missing, and the run goes on.
+
+        Args:
+          offer: step and id.
+          leaves: global arrays by name.
+          run: JSON facts that belong to the state.
+        """
+        self.wait()
+        copy = self._memory.copy(leaves, replicas=True)
+        self._thread = threading.Thread(
+            target=self._guarded,
+            args=(lambda: self._write(offer, copy, run),),
+            name="mjax-ckpt-local",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the last copy is written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def offers(self) -> list[Offer]:
+        """List the copies whose manifests are intact, oldest first."""
+        found = []
+        for step in self._steps():
+            with contextlib.suppress(DamagedError, ValueError):
+                body = self._manifest(step)
+                found.append(Offer(step=step, copy_id=body["copy_id"]))
+        return found
+
+    def read(
+        self, offer: Offer, wanted: Mapping[str, tuple[Leaf, list[Box]]]
+    ) -> tuple[dict[str, dict[Box, np.ndarray]], Mapping[str, Any]]:
+        """Read boxes of a copy, each compared with its checksum.
+
+        Args:
+          offer: of this process, or of another one that copied with it.
+          wanted: boxes of each leaf, as the copy must have them.
+        Returns:
+          arrays by leaf and box, and the JSON facts that were saved with them.
+        Raises:
+          DamagedError: a box is not in the copy, or differs.
+          RuntimeError: the files do not answer.
+        """
+        body = self._manifest(offer.step)
+        folder = self._folder / str(offer.step)
+        name = manifest.part_name(self._rank)
+        text = read_file(folder / name)
+        if (
+            body["copy_id"] != offer.copy_id
+            or manifest.text_crc32c(text) != body["sum"]
+        ):
+            raise DamagedError(f"{folder}: not the copy that was offered")
+        pieces = manifest.read_pieces(text, str(folder / name))
+        reader = arrays.Reader(folder, part=self._rank)
+        out: dict[str, dict[Box, np.ndarray]] = {}
+        for name, (leaf, boxes) in wanted.items():
+            have = {piece.box: piece for piece in pieces.get(name, ())}
+            if body["leaves"].get(name) != leaf.to_json() or not {*boxes} <= {*have}:
+                raise DamagedError(f"{folder} has no such part of {name}")
+            out[name] = {
+                box: read_checked(reader, name, leaf, have[box], str(folder))
+                for box in boxes
+            }
+        return out, body["run"]
+
+    def _steps(self) -> list[int]:
+        if not self._folder.exists():
+            return []
+        names = [path.name for path in self._folder.iterdir()]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _manifest(self, step: int) -> dict[str, Any]:
+        path = self._folder / str(step) / _FILE
+        return manifest.unseal(read_file(path), str(path))
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            print(
+                f"warning: process {self._rank} could not copy the state to "
+                f"{self._folder}: {reason}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _write(self, offer: Offer, copy: HostCopy, run: Mapping[str, Any]) -> None:
+        target = self._folder / str(offer.step)
+        unfinished = self._folder / f"{offer.step}{_UNFINISHED}{secrets.token_hex(4)}"
+        self._make_room(offer.step)
+        (unfinished / arrays.STATE).mkdir(parents=True)
+        pieces: Pieces = {
+            name: [Piece(p.box, manifest.crc32c(p.array())) for p in value.pieces]
+            for name, value in copy.leaves.items()
+        }
+        text = manifest.write_pieces(pieces)
+        arrays.write_part(unfinished, copy.leaves, self._rank)
+        write_file(unfinished / manifest.part_name(self._rank), text)
+        body = {
+            "copy_id": offer.copy_id,
+            "sum": manifest.text_crc32c(text),
+            "leaves": {name: x.leaf.to_json() for name, x in copy.leaves.items()},
+            "run": dict(run),
+        }
+        write_file(unfinished / _FILE, manifest.seal(body))
+        unfinished.rename(target)
+
+    def _make_room(self, step: int) -> None:
+        """Delete what is unfinished, all but one older copy, and one of this step."""
+        if not self._folder.exists():
+            return
+        for path in self._folder.iterdir():
+            if _UNFINISHED in path.name or path.name == str(step):
+                path.rmtree()
+        for old in self._steps()[: -(_KEPT - 1)]:
+            (self._folder / str(old)).rmtree()
+
+
+def to_text(offers: list[Offer]) -> str:
+    """Write offers for the board."""
+    return json.dumps([dataclasses.asdict(offer) for offer in offers])
+
+
+def from_text(text: str) -> list[Offer]:
+    """Read what `to_text` wrote."""
+    return [Offer(**offer) for offer in json.loads(text)]

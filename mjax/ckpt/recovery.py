@@ -1,0 +1,297 @@
+"""Find the newest intact state and bring it onto the devices.
+
+All processes agree on the step. A step of the store that is damaged gets another name;
+one that cannot be renamed is written down in the journal, and not looked at again.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from mjax.ckpt import local, manifest, placing
+from mjax.ckpt.agreement import Agreement
+from mjax.ckpt.journal import QUARANTINED, Journal
+from mjax.ckpt.local import LocalCopies, Offer
+from mjax.ckpt.manifest import DamagedError, Leaf, Manifest
+from mjax.ckpt.saved_step import SavedStep
+from mjax.ckpt.store import Store
+
+_NAMED_DIFFERENCES = 5
+
+
+class LostError(RuntimeError):
+    """What was saved is not there or not intact, and a person must choose."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A state from a saved step, and what belongs to it."""
+
+    step: int
+    state: PyTree
+    run: Mapping[str, Any]
+    """JSON facts that were saved with it."""
+    source: str
+    """Where it comes from, for people."""
+    bytes_read: int
+    """Bytes of pieces that this process read."""
+    put_aside: tuple[str, ...]
+    """Newer steps that were damaged: where they are now and why."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What one process has read of a step, or why not."""
+
+    host: placing.Host
+    run: Mapping[str, Any]
+    bytes_read: int = 0
+    damage: str = ""
+    trouble: Exception | None = None
+
+
+class Recovery:
+    """Restores; every process makes the same calls in the same order."""
+
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        agreement: Agreement,
+        copies: LocalCopies | None,
+    ) -> None:
+        """Look nowhere yet; copies are those of this process' host."""
+        self._store, self._journal = store, journal
+        self._agreement, self._copies = agreement, copies
+
+    def newest(self) -> Manifest | None:
+        """Return what the newest step of the store says; its arrays are not read.
+
+        Steps whose manifest is damaged are passed over, and stay where they are.
+
+        Raises:
+          LostError: the run has saved steps, and the store has none of them.
+          ValueError: a newer version of mjax wrote the step.
+        """
+
+        def find() -> str:
+            for step in reversed(self._steps()):
+                with contextlib.suppress(DamagedError):
+                    return manifest.write_manifest(self._store.manifest(step))
+            return ""
+
+        text = self._agreement.decide(find)
+        return manifest.read_manifest(text, "the newest step") if text else None
+
+    def restore(self, abstract_state: PyTree) -> Restored | None:
+        """Read the newest intact state onto the shardings that are asked for.
+
+        Args:
+          abstract_state: pytree of `jax.ShapeDtypeStruct` with NamedShardings.
+        Returns:
+          the state: same structure, shapes, dtypes and shardings; None where nothing
+          was ever saved.
+        Raises:
+          ValueError: the step holds other leaves; see `check_matches`.
+          LostError: steps were saved and none is intact, or none is there.
+          RuntimeError: the store does not answer.
+        """
+        wanted = by_path(abstract_state)
+        structure = jax.tree.structure(abstract_state)
+        offers = self._offers()
+        put_aside: list[str] = []
+        while True:
+            text = self._agreement.decide(lambda: json.dumps(self._steps()[-1:]))
+            step = max(json.loads(text), default=None)
+            if offers and (step is None or offers[-1].step >= step):
+                restored = self._from_copies(offers.pop(), wanted, put_aside)
+            elif step is not None:
+                restored = self._from_store(step, wanted, put_aside)
+            else:
+                break
+            if restored is not None:
+                arrays = restored.state
+                state = jax.tree.unflatten(structure, [arrays[name] for name in wanted])
+                return dataclasses.replace(restored, state=state)
+        if put_aside:
+            raise LostError(
+                f"no intact checkpoint is left in {self._store.directory}:\n  "
+                + "\n  ".join(put_aside)
+                + "\nPut back a copy of one, or begin anew with --restart-from-scratch"
+            )
+        return None
+
+    # ----------------------------------------------------------------------- the store
+
+    def _from_store(
+        self, step: int, wanted: Mapping[str, Any], put_aside: list[str]
+    ) -> Restored | None:
+        found = self._read_step(step, wanted)
+        damages = self._agree_on(found)
+        if damages:
+            put_aside.append(self._put_aside(step, damages[0]))
+            return None
+        return Restored(
+            step=step,
+            state=placing.place(found.host, wanted),
+            run=found.run,
+            source=str(self._store.path(step)),
+            bytes_read=found.bytes_read,
+            put_aside=tuple(put_aside),
+        )
+
+    def _read_step(self, step: int, wanted: Mapping[str, Any]) -> _Found:
+        """Read this process' share."""
+        try:
+            saved = SavedStep(self._store.path(step))
+            check_matches(saved.manifest, wanted)
+            host = placing.read(saved.read_boxes, wanted)
+        except DamagedError as damage:
+            return _Found(host={}, run={}, damage=str(damage))
+        except (ValueError, RuntimeError, OSError) as error:
+            return _Found(host={}, run={}, trouble=error)
+        return _Found(host=host, run=saved.manifest.run, bytes_read=saved.bytes_read)
+
+    def _agree_on(self, found: _Found) -> list[str]:
+        """Return the damages that any process found; raise if one had other trouble."""
+        other = "" if found.trouble is None else str(found.trouble)
+        texts = self._agreement.all_of(json.dumps([found.damage, other]))
+        if found.trouble is not None:
+            raise found.trouble
+        answers = [json.loads(text) for text in texts]
+        for rank, (_, other) in enumerate(answers):
+            if other:
+                raise RuntimeError(f"process {rank} cannot restore: {other}")
+        return [damage for damage, _ in answers if damage]
+
+    def _steps(self) -> list[int]:
+        """List the steps of the store that may be restored, oldest first."""
+        refused = self._journal.quarantined()
+        steps = [s for s in self._store.steps() if (s, self._id(s)) not in refused]
+        last = self._journal.last_saved()
+        if not self._store.steps() and last is not None:
+            if self._store.quarantined():
+                return []
+            raise LostError(
+                f"step {last} of this run was saved, and {self._store.directory} has "
+                "no checkpoint at all; mount it, or give the --ckpt.dir of before, or "
+                "begin anew with --restart-from-scratch"
+            )
+        return steps
+
+    def _id(self, step: int) -> str:
+        try:
+            return self._store.manifest(step).save_id
+        except (DamagedError, ValueError):
+            return ""
+
+    def _put_aside(self, step: int, reason: str) -> str:
+        """Quarantine a step; return where it is now and why."""
+
+        def move() -> str:
+            save_id = self._id(step)
+            try:
+                where = str(self._store.quarantine(step, reason))
+            except OSError as error:
+                where = f"{self._store.path(step)} (not renamed: {error.strerror})"
+                self._journal.write(QUARANTINED, step, save_id=save_id, reason=reason)
+            return f"{where}: {reason}"
+
+        return self._agreement.decide(move)
+
+    # -------------------------------------------------------------- copies on hosts
+
+    def _offers(self) -> list[Offer]:
+        """List the copies that any process has, oldest first; the same in all."""
+        own = [] if self._copies is None else self._copies.offers()
+        texts = self._agreement.all_of(local.to_text(own))
+        found = {offer for text in texts for offer in local.from_text(text)}
+        return sorted(found, key=lambda offer: (offer.step, offer.copy_id))
+
+    def _from_copies(
+        self, offer: Offer, wanted: Mapping[str, Any], put_aside: list[str]
+    ) -> Restored | None:
+        """Restore from the hosts, if every box is on some host."""
+        found = self._read_copy(offer, wanted)
+        damages = [
+            json.loads(t) for t in self._agreement.all_of(json.dumps(found.damage))
+        ]
+        holders = {rank for rank, damage in enumerate(damages) if not damage}
+        is_whole = all(placing.plan(leaf, holders) for leaf in wanted.values())
+        if not holders or not is_whole:
+            first = next(damage for damage in damages if damage)
+            put_aside.append(f"the copies of step {offer.step} on the hosts: {first}")
+            return None
+        run = self._agreement.from_rank(min(holders), json.dumps(dict(found.run)))
+        lost = sorted({*range(self._agreement.num)} - holders)
+        peers = f"; processes {lost} had none and got their peers'" if lost else ""
+        return Restored(
+            step=offer.step,
+            state=placing.place(found.host, wanted, holders),
+            run=json.loads(run),
+            source=f"copies on the hosts{peers}",
+            bytes_read=found.bytes_read,
+            put_aside=tuple(put_aside),
+        )
+
+    def _read_copy(self, offer: Offer, wanted: Mapping[str, Any]) -> _Found:
+        """Read all boxes of this process from its host."""
+        if self._copies is None:
+            return _Found(host={}, run={}, damage="no --ckpt.local-dir")
+        own = {
+            name: (leaf_of(leaf), placing.own_boxes(leaf))
+            for name, leaf in wanted.items()
+        }
+        try:
+            host, run = self._copies.read(offer, own)
+        except (DamagedError, ValueError, RuntimeError, OSError) as damage:
+            return _Found(host={}, run={}, damage=str(damage))
+        num_bytes = sum(x.nbytes for some in host.values() for x in some.values())
+        return _Found(host=host, run=run, bytes_read=num_bytes)
+
+
+def check_matches(saved: Manifest, abstract_state: PyTree) -> None:
+    """Check that a step holds exactly these leaves.
+
+    Args:
+      saved: manifest of the step.
+      abstract_state: pytree of `jax.ShapeDtypeStruct`.
+    Raises:
+      ValueError: leaves are absent, additional, or of another shape or dtype.
+    """
+    wanted = {path: leaf_of(leaf) for path, leaf in by_path(abstract_state).items()}
+    differing = [
+        f"  {path}: saved {saved.leaves.get(path) or 'absent'}, "
+        f"this run {wanted.get(path) or 'absent'}"
+        for path in [*wanted, *(path for path in saved.leaves if path not in wanted)]
+        if saved.leaves.get(path) != wanted.get(path)
+    ]
+    if not differing:
+        return
+    more = len(differing) - _NAMED_DIFFERENCES
+    if more > 0:
+        differing[_NAMED_DIFFERENCES:] = [f"  and {more} more"]
+    raise ValueError(
+        f"the checkpoint at step {saved.step} is of another model or optimizer:\n"
+        + "\n".join(differing)
+        + "\nGive the flags it was saved with, or another --work-dir, or "
+        "--restart-from-scratch"
+    )
+
+
+def leaf_of(array: Any) -> Leaf:
+    """Describe an array, or a `jax.ShapeDtypeStruct`, as manifests do."""
+    return Leaf(shape=tuple(array.shape), dtype=str(array.dtype))
+
+
+def by_path(tree: PyTree) -> dict[str, Any]:
+    """Name every leaf by its path, in the order of `jax.tree.leaves`."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
