@@ -23,6 +23,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import runpy
 import signal
 import socket
@@ -32,9 +33,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import jax
 
 # What the processes import, so that a fork has it.
 import mjax.ckpt.manager
@@ -60,6 +63,10 @@ RUN = (
     *("--recipe", "debug", "--model.layers", "2", "--model.window", "16"),
     *("--simulate-devices", "2", "--mesh.pp", "2", "--mesh.tp", "2"),
     *("--batch.microbatches", "2", "--ckpt.every", "2", "--eval.every", "20"),
+)
+XLA_FLAGS = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
 AIMS = ("start", "restore", "steps", "save", "commit")
 SILENCE_LIMIT_S = 300.0
@@ -89,7 +96,7 @@ class Fault:
 class Usual:
     """How long things took so far: the width of what is aimed at, in seconds."""
 
-    start_s: float = 10.0
+    start_s: float = 20.0
     restore_s: float = 1.0
     step_s: float = 0.3
     save_s: float = 0.3
@@ -116,6 +123,18 @@ class Generation:
     """Rows that a generation before had written."""
     problems: list[str]
     wall_s: float
+    cpu_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The first line of the log."""
+
+    kills: int
+    terms: int
+    steps: int
+    seed: int
+    commit: str
 
 
 def main() -> int:
@@ -123,30 +142,61 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=100, help="with SIGKILL")
     parser.add_argument("--terms", type=int, default=5, help="with SIGTERM")
-    parser.add_argument("--steps", type=int, default=240, help="of a run")
+    parser.add_argument("--steps", type=int, default=200, help="of a run")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     parser.add_argument("--limit-s", type=float, default=3600, help="then no more")
-    parser.add_argument("--name", default="chaos", help="of the page and the log")
+    parser.add_argument("--page", action="store_true", help="from the log, run nothing")
+    parser.add_argument("--log", default=str(BENCHMARKS_DIR / "chaos.jsonl"))
     parser.add_argument("--keep-dir", help="folder to work in, kept; else a temporary")
     args = parser.parse_args()
-    started_s = time.perf_counter()
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    with contextlib.ExitStack() as stack:
-        folder = args.keep_dir or stack.enter_context(tempfile.TemporaryDirectory())
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
-        supervisor = Supervisor(Path(folder), args.steps)
-        supervisor.run_reference()
-        faults = draw_faults(args.kills, args.terms, random.Random(args.seed))
-        until_s = started_s + args.limit_s
-        generations = list(supervisor.run_faults(faults, until_s))
-    log = BENCHMARKS_DIR / f"{args.name}.jsonl"
-    log.write_text("".join(_line(generation) for generation in generations))
-    wall_s = time.perf_counter() - started_s
-    print(write_report(args, generations, wall_s))
+    if not args.page:
+        with contextlib.ExitStack() as stack:
+            folder = args.keep_dir or stack.enter_context(tempfile.TemporaryDirectory())
+            run_all(args, Path(folder))
+    settings, generations = read_log(Path(args.log))
+    print(write_report(settings, generations))
     problems = [text for one in generations for text in one.problems]
-    is_whole = count_faults(generations, signal.SIGKILL) == args.kills
+    is_whole = count_faults(generations, signal.SIGKILL) == settings.kills
     return int(bool(problems) or not is_whole)
+
+
+def run_all(args: argparse.Namespace, folder: Path) -> None:
+    """Run undisturbed, then with all faults; write the log line by line."""
+    # A start must be cheap to be repeated often: no passes of LLVM, all in the cache.
+    os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    until_s = time.perf_counter() + args.limit_s
+    supervisor = Supervisor(folder, args.steps)
+    supervisor.run_reference()
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True)
+    settings = Settings(
+        kills=args.kills,
+        terms=args.terms,
+        steps=args.steps,
+        seed=args.seed,
+        commit=commit.stdout.strip(),
+    )
+    faults = draw_faults(args.kills, args.terms, random.Random(args.seed))
+    with Path(args.log).open("w") as log:
+        log.write(json.dumps(dataclasses.asdict(settings)) + "\n")
+        for generation in supervisor.run_faults(faults, until_s):
+            line = json.dumps(dataclasses.asdict(generation))
+            print(line, flush=True)
+            log.write(line + "\n")
+            log.flush()
+
+
+def read_log(path: Path) -> tuple[Settings, list[Generation]]:
+    """Read what `run_all` has written."""
+    first, *lines = path.read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return Settings(**json.loads(first)), [
+        Generation(**{**record, "fault": Fault(**record["fault"])})
+        for record in records
+    ]
 
 
 def draw_faults(kills: int, terms: int, rng: random.Random) -> list[Fault]:
@@ -206,7 +256,6 @@ class Supervisor:
             fault = left[0] if left and time.perf_counter() < until_s else alone
             generation = self._generation(fault)
             yield generation
-            print(_line(generation), end="", flush=True)
             if generation.phase:
                 left.pop(0)
             if 0 in generation.codes:
@@ -247,6 +296,7 @@ class Supervisor:
             recomputed=recomputed,
             problems=problems,
             wall_s=round(time.perf_counter() - started_s, 2),
+            cpu_s=round(group.cpu_s, 2),
         )
 
     def _compare(self, work_dir: Path, resumed: int) -> tuple[int, int, int, list[str]]:
@@ -305,13 +355,16 @@ class Group:
             for rank in range(NUM_PROCESSES)
         ]
         self._codes: dict[int, int] = {}
+        self.cpu_s = 0.0
+        """Of the processes that have ended."""
 
     def is_whole(self) -> bool:
         """Say whether all processes live."""
         for pid in self._pids:
             if pid not in self._codes:
-                found, status = os.waitpid(pid, os.WNOHANG)
+                found, status, usage = os.wait4(pid, os.WNOHANG)
                 if found:
+                    self.cpu_s += usage.ru_utime + usage.ru_stime
                     self._codes[pid] = os.waitstatus_to_exitcode(status)
         return not self._codes
 
@@ -347,9 +400,9 @@ class Group:
 
     def resumed(self) -> int:
         """Return the step from which it went on, 0 for a new state, -1 if not yet."""
-        text = self.text()
-        if "resuming after step " in text:
-            return int(text.partition("resuming after step ")[2].partition(";")[0])
+        found = re.search(r"resuming after step (\d+)", self.text())
+        if found:
+            return int(found[1])
         return 0 if self.has_begun() else -1
 
     def has_begun(self) -> bool:
@@ -386,11 +439,10 @@ class Group:
 
     def measured(self, before: Usual) -> Usual:
         """Return how long start and restoring took, where it came so far."""
-        text = self.text()
-        if "restored in " not in text:
+        found = re.search(r"restored in ([0-9.]+) s", self.text())
+        if found is None:
             return before
-        restore_s = float(text.partition("restored in ")[2].partition(" s")[0])
-        return dataclasses.replace(before, restore_s=restore_s)
+        return dataclasses.replace(before, restore_s=float(found[1]))
 
     def _heard(self) -> int:
         size = self._rows.stat().st_size if self._rows.exists() else 0
@@ -431,19 +483,6 @@ def _strike(group: Group, fault: Fault, usual: Usual) -> str:
     """
     if fault.aim == "none":
         return ""
-    reached = {
-        "start": lambda: True,
-        "restore": lambda: "start-up: compile" in group.text(),
-        "steps": lambda: group.new_rows() >= fault.count,
-        "save": lambda: (
-            len(group.new_folders(unfinished=True)) > 0
-            and group.new_rows() >= 2 * fault.count - 1
-        ),
-        "commit": lambda: (
-            len(group.new_folders(unfinished=False)) > 0
-            and group.new_rows() >= 2 * fault.count - 1
-        ),
-    }[fault.aim]
     width_s = {
         "start": usual.start_s,
         "restore": usual.restore_s,
@@ -451,11 +490,12 @@ def _strike(group: Group, fault: Fault, usual: Usual) -> str:
         "save": usual.save_s,
         "commit": 0.1,
     }[fault.aim]
-    until_s = time.perf_counter() + SILENCE_LIMIT_S
-    while not reached():
-        if not group.is_whole() or time.perf_counter() > until_s:
-            return ""
-        time.sleep(0.001)
+    for reached in _moments(group, fault):
+        until_s = time.perf_counter() + SILENCE_LIMIT_S
+        while not reached():
+            if not group.is_whole() or time.perf_counter() > until_s:
+                return ""
+            time.sleep(0.001)
     if fault.aim == "restore":
         usual.start_s = time.perf_counter() - group.started_s
     time.sleep(fault.share * width_s)
@@ -464,6 +504,18 @@ def _strike(group: Group, fault: Fault, usual: Usual) -> str:
         return ""
     group.kill(fault.rank, fault.signal)
     return phase
+
+
+def _moments(group: Group, fault: Fault) -> Iterator[Callable[[], bool]]:
+    """Yield what is to be waited for, one after the other."""
+    if fault.aim == "restore":
+        yield lambda: "start-up: compile" in group.text()
+    if fault.aim in ("steps", "save", "commit"):
+        yield lambda: group.new_rows() >= fault.count
+    if fault.aim in ("save", "commit"):
+        unfinished = fault.aim == "save"
+        before = group.new_folders(unfinished=unfinished)
+        yield lambda: bool(group.new_folders(unfinished=unfinished) - before)
 
 
 def _check(
@@ -511,25 +563,21 @@ def count_faults(generations: list[Generation], number: int) -> int:
     return sum(one.phase != "" and one.fault.signal == number for one in generations)
 
 
-def write_report(
-    args: argparse.Namespace, generations: list[Generation], wall_s: float
-) -> Path:
+def write_report(settings: Settings, generations: list[Generation]) -> Path:
     """Write the page."""
     command = (
-        f"python -m scripts.chaos --kills {args.kills} --terms {args.terms} "
-        f"--seed {args.seed}"
+        f"python -m scripts.chaos --kills {settings.kills} --terms {settings.terms} "
+        f"--steps {settings.steps} --seed {settings.seed}"
     )
     tables = [
-        _outcome(args, generations, wall_s),
+        _outcome(settings, generations),
         _by_phase(generations),
         _terms(generations),
     ]
-    return write_page(args.name, "Killed a hundred times", command, tables)
+    return write_page("chaos", "Killed at random", command, tables)
 
 
-def _outcome(
-    args: argparse.Namespace, generations: list[Generation], wall_s: float
-) -> Table:
+def _outcome(settings: Settings, generations: list[Generation]) -> Table:
     rows_of = collections.Counter[str]()
     for one in generations:
         rows_of["written"] += one.last_row - one.first_row + 1 if one.last_row else 0
@@ -537,6 +585,7 @@ def _outcome(
     problems = [text for one in generations for text in one.problems]
     kills = count_faults(generations, signal.SIGKILL)
     killed = [one for one in generations if one.phase and one.fault.signal == 9]
+    wall_s = sum(one.wall_s for one in generations)
     rows = [
         ["SIGKILL sent", str(kills)],
         ["starts of the four processes", str(len(generations))],
@@ -547,31 +596,30 @@ def _outcome(
         ["most steps lost by one kill", str(_most_lost(generations))],
         ["kills that left an unfinished folder", str(_num_unfinished(killed))],
         ["states that could not be restored, rows that differ", str(len(problems))],
-        ["wall time", f"{wall_s / 60:.0f} min"],
+        ["wall time, CPU time", f"{wall_s / 60:.0f} min, {_cpu_s(generations):.0f} s"],
     ]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
     return Table(
         title="What was done, and what was found",
         text=(
-            f"On commit {commit}, 4 processes with 2 simulated devices each on 2 "
-            f"cores: `{' '.join(RUN)} --steps {args.steps}` (pp 2 x dp 2 x tp 2, ZeRO "
-            "2). A signal goes to one process, drawn; the others are killed 0, 0.1, "
-            "0.5 or 2 s later (drawn), and all are started again on a new port. After "
-            "each fault every committed step is read and compared with its checksums, "
-            "and every row of metrics.jsonl, those that will be dropped and computed "
-            "again included, is compared with that of a run that was left alone: all "
-            "fields but the timing, exactly. Each start must resume at the newest "
-            f"committed step. Each start is a line of [{args.name}.jsonl]"
-            f"({args.name}.jsonl)."
+            f"On commit {settings.commit}, 4 processes with 2 simulated devices each "
+            f"on 2 cores: `{' '.join(RUN)} --steps {settings.steps}` (pp 2 x dp 2 x tp "
+            f"2, ZeRO 2), `XLA_FLAGS={' '.join(XLA_FLAGS)}`. A signal goes to one "
+            "process, drawn; the others are killed 0, 0.1, 0.5 or 2 s later (drawn), "
+            "and all are started again on a new port. After each fault every committed "
+            "step is read and compared with its checksums, and every row of "
+            "metrics.jsonl, those that will be dropped and computed again included, is "
+            "compared with that of a run that was left alone: all fields but the "
+            "timing, exactly. Each start must resume at the newest committed step. "
+            "Each start is a line of [chaos.jsonl](chaos.jsonl). Other programs shared "
+            "the cores: times say nothing."
         ),
         header=("", "found"),
         rows=[*rows, *([[text, "**PROBLEM**"] for text in problems])],
     )
+
+
+def _cpu_s(generations: list[Generation]) -> float:
+    return sum(one.cpu_s for one in generations)
 
 
 def _most_lost(generations: list[Generation]) -> int:
@@ -637,11 +685,6 @@ def _terms(generations: list[Generation]) -> Table:
         ),
         rows=rows,
     )
-
-
-def _line(generation: Generation) -> str:
-    record: Mapping[str, Any] = dataclasses.asdict(generation)
-    return json.dumps(record) + "\n"
 
 
 if __name__ == "__main__":

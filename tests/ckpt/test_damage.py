@@ -39,15 +39,17 @@ def test_the_files_of_a_step_are_those_that_are_damaged_here(saved):
 @pytest.mark.parametrize("file", sorted(UNREAD | READ))
 def test_a_damaged_step_is_passed_over_with_its_reason_or_is_still_right(saved, file):
     step_dir = saved / "checkpoints" / str(NEW)
+    noticed = set()
     for case in cases(step_dir, num_bits=1, seed=0):
         if kind(case.file) != file:
             continue
         verdict, message = outcome(saved, case)
         assert verdict in (NOTICED, HARMLESS), f"{case.damage}: {message}"
-        if file in READ and case.damage in WHOLE_FILE:
-            assert verdict == NOTICED, case.damage
         if verdict == NOTICED:
+            noticed.add(case.damage)
             assert message.startswith(f"{NEW}/"), message
+    # Half of a data file may be an index that nobody reads after the parts are merged.
+    assert file in UNREAD or noticed >= WHOLE_FILE.keys() - {"half"}
 
 
 def test_no_bit_of_a_sealed_text_can_change_without_notice():
