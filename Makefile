@@ -2,6 +2,7 @@
 # PYTHON=/path/to/python3.12 names the interpreter; otherwise one is searched for.
 
 PYTHON ?=
+HF_PYTHON ?= python3
 ARGS ?=
 JAX_VERSION := 0.11.2
 PIP := -m pip --disable-pip-version-check
@@ -20,14 +21,16 @@ NEWEST_TESTS := tests/test_config.py tests/test_recipes.py tests/test_imports.py
   tests/test_step.py::test_every_option_of_the_model_agrees_with_one_device \
   tests/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
-.PHONY: help env env-plan train test test-plan test-newest lock clean
+.PHONY: help env env-plan env-hf train test test-plan test-hf test-newest lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
 	@echo "make env-plan     the same, and what compiles for NVIDIA GPUs without one"
+	@echo "make env-hf       torch and transformers in .venv-hf, which the tests ask"
 	@echo "make train        train the demo recipe; make train ARGS='--steps 50'"
 	@echo "make test         the gate: format, lint, types, tests"
 	@echo "make test-plan    compile for described GPUs, and read what came out"
+	@echo "make test-hf      compare with transformers, in both directions"
 	@echo "make test-newest  a short suite on the newest releases, in .venv-newest"
 	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
@@ -49,6 +52,15 @@ env-plan: .venv/installed-plan
 	.venv/bin/python $(PIP) install --quiet -c constraints.txt -e '.[plan]'
 	@touch $@
 
+env-hf: .venv-hf/installed
+
+# Beside mjax and without it, on any Python from 3.10 to 3.13: the python3 of other
+# folders, where .python-version does not choose, or HF_PYTHON=/path/to/python.
+.venv-hf/installed: constraints-hf.txt
+	@cd / && "$(HF_PYTHON)" -m venv --clear "$(CURDIR)/.venv-hf"
+	.venv-hf/bin/python $(PIP) install --quiet -c constraints-hf.txt torch transformers
+	@touch $@
+
 train: env
 	.venv/bin/python -m mjax.train $(ARGS)
 
@@ -61,6 +73,10 @@ test: env
 # By file: what the tests of a file share is compiled once.
 test-plan: env-plan
 	.venv/bin/python $(PYTEST) --dist loadfile -m 'plan and not slow' $(ARGS)
+
+# One file, so one process.
+test-hf: env env-hf
+	.venv/bin/python -m pytest -m hf $(ARGS)
 
 # Its warnings are shown and are not errors: they speak of versions still to come.
 test-newest:
@@ -84,4 +100,4 @@ lock:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .venv .venv-newest .venv-lock
+	rm -rf .venv .venv-hf .venv-newest .venv-lock

@@ -34,6 +34,8 @@ class TrainConfig:
 
     work_dir: str | None = None
     """Run folder; the same command with it resumes. None: runs/<recipe>-<time>."""
+    init_from: str | None = None
+    """Begin with these parameters: a run, a checkpoint, a Hugging Face folder."""
     steps: int = 100
     """Optimizer steps in all."""
     seed: int = 0
@@ -64,10 +66,12 @@ class TrainConfig:
         Raises:
           ValueError: a value is out of range, or two options contradict each other.
         """
-        if self.work_dir == "":
-            raise ValueError(
-                "work_dir is empty; name a folder, or leave --work-dir out"
-            )
+        for name in ("work_dir", "init_from"):
+            if getattr(self, name) == "":
+                flag = name.replace("_", "-")
+                raise ValueError(
+                    f"{name} is empty; name a folder, or leave --{flag} out"
+                )
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
         if not 0 <= self.seed < 2**32:

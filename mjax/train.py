@@ -38,6 +38,7 @@ from mjax.config import (
 )
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
+from mjax.init_from import Weights, initial_params, open_weights
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.distributed import simulate_devices, start, wait_for_all
@@ -62,6 +63,8 @@ class Run:
     work_dir: Path
     checkpoints: Checkpoints | None
     """None in a dry run."""
+    weights: Weights | None
+    """What --init-from names; used if the run has no checkpoint yet."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,10 +132,15 @@ def prepare(
     _check_memory(config, sizes, mesh, needed)
     wait_for_all("data and program are built")
     path = Path(work_dir.agree(lambda: _settle_work_dir(config, command)))
-    checkpoints = None
+    checkpoints, is_new = None, True
     if not command.dry_run:
         checkpoints = Checkpoints(path, config.ckpt)
-        _check_checkpoint(config, dataset, program, checkpoints)
+        is_new = not _check_checkpoint(config, dataset, program, checkpoints)
+    weights = None
+    if is_new and config.init_from is not None:
+        params = program.abstract_saved.params
+        weights = open_weights(config.init_from, config.model, params)
+    if not command.dry_run:
         work_dir.agree(lambda: _claim_work_dir(config, path))
         _say(f"work dir {path}, resume with: {work_dir.resume_command(argv, path)}")
     return Run(
@@ -143,6 +151,7 @@ def prepare(
         step=step,
         work_dir=path,
         checkpoints=checkpoints,
+        weights=weights,
     )
 
 
@@ -233,11 +242,15 @@ def _check_checkpoint(
     dataset: Dataset,
     program: Program,
     checkpoints: Checkpoints,
-) -> None:
-    """Refuse a checkpoint that does not fit this run, by what it says about itself."""
+) -> bool:
+    """Refuse a checkpoint that does not fit this run, by what it says about itself.
+
+    Returns:
+      whether there is one.
+    """
     saved = checkpoints.newest()
     if saved is None:
-        return
+        return False
     check_matches(saved, program.abstract_saved)
     if saved.run["data_fingerprint"] != dataset.fingerprint:
         raise ValueError(
@@ -251,6 +264,7 @@ def _check_checkpoint(
             "has taken; give more steps, or another --work-dir, or "
             "--restart-from-scratch"
         )
+    return True
 
 
 def _check_memory(
@@ -284,7 +298,7 @@ def _first_state(run: Run) -> tuple[int, Any]:
     started_s = time.perf_counter()
     restored = run.checkpoints.restore(program.abstract_saved)
     if restored is None:
-        return 0, program.init()
+        return 0, _new_state(program, run.weights)
     for lost in restored.put_aside:
         _say(f"warning: a damaged checkpoint was put aside: {lost}")
     _say(
@@ -293,6 +307,17 @@ def _first_state(run: Run) -> tuple[int, Any]:
         f"{restored.bytes_read / 1e6:.1f} MB"
     )
     return restored.step, program.from_saved(restored.state)
+
+
+def _new_state(program: Program, weights: Weights | None) -> Any:
+    """Make the state of step 0, with parameters of its own or those of --init-from."""
+    state = program.init()
+    if weights is None:
+        return state
+    _say(weights.described)
+    params = initial_params(weights, program.abstract_saved.params)
+    saved = dataclasses.replace(program.to_saved(state), params=params)
+    return program.from_saved(saved)
 
 
 def _make_loop(

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from mjax import loop, metrics
+from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
 from mjax.data.dataset import DataConfig, open_dataset
 from mjax.data.loader import Loader
@@ -75,7 +76,7 @@ def host_times_ms(program: Program, batches: loop.Batches) -> list[float]:
 
 def run_loop(program: Program, batches: loop.Batches, folder: Path) -> None:
     """Run NUM_STEPS steps as mjax.train does; what they print is thrown away."""
-    checkpoints = Checkpoints(folder / "checkpoints", keep=1)
+    checkpoints = Checkpoints(folder, CkptConfig(keep=1))
     with contextlib.redirect_stdout(io.StringIO()), loop.StopRequest() as stop:
         recorder = metrics.Recorder(
             folder,

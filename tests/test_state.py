@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from mjax import optim
+from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
 from mjax.optim import OptimConfig
 from mjax.pipeline.config import PipelineConfig
@@ -172,13 +173,16 @@ def local_bytes_of_blocks(abstract):
 def test_a_checkpoint_of_one_partition_restores_onto_another(
     tmp_path, programs, trained
 ):
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path, CkptConfig(keep=1))
     saving = programs["even"]
-    checkpoints.save(1, saving.to_saved(as_stored(trained, saving, EVEN)), {})
-    checkpoints.wait()
+    state = saving.to_saved(as_stored(trained, saving, EVEN))
+    checkpoints.save(1, lambda: state, {})
+    assert checkpoints.wait()
     for name in ("uneven", "canonical"):
         program, partition = programs[name], LAYOUTS[name][1]
-        state = program.from_saved(checkpoints.restore(program.abstract_saved))
+        restored = checkpoints.restore(program.abstract_saved)
+        assert restored is not None
+        state = program.from_saved(restored.state)
         assert_placed_as(state, program.abstract_state)
         assert_same_bits(state, into_slots(trained, partition))
     checkpoints.close()

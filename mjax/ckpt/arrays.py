@@ -21,6 +21,7 @@ from orbax.checkpoint import type_handlers
 
 from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.host_copy import HostLeaf
+from mjax.ckpt.manifest import Leaf
 
 STATE = "state"
 
@@ -45,6 +46,58 @@ def merge_parts(step_dir: epath.Path) -> None:
       OSError, ValueError: the store refuses.
     """
     _handler(0).finalize(step_dir / STATE)
+
+
+class PieceWriter:
+    """Writes a step piece by piece, as one process; holds what was added since `flush`.
+
+    A save writes all its pieces in one transaction, out of a host copy that is there
+    anyway. This one is for states that are never in memory as a whole.
+    """
+
+    def __init__(
+        self, step_dir: epath.Path, leaves: Mapping[str, tuple[Leaf, tuple[int, ...]]]
+    ) -> None:
+        """Write what Orbax wants to know of the leaves.
+
+        Args:
+          step_dir: of the step; it exists.
+          leaves: all of them, each with the shape of a piece.
+        Raises:
+          OSError, ValueError: the store refuses.
+        """
+        empty = {
+            name: HostLeaf(leaf=leaf, chunk=chunk, pieces=())
+            for name, (leaf, chunk) in leaves.items()
+        }
+        write_part(step_dir, empty, 0)
+        self._leaves = empty
+        self._base = _kvstore(step_dir / STATE / _part_dir(0))
+        self._context = ts.Context()
+        self._transaction = ts.Transaction(atomic=True)
+
+    def add(self, name: str, box: Box, values: Shaped[ndarray, "..."]) -> None:
+        """Take a piece; it must not change until `flush`.
+
+        Raises:
+          OSError, ValueError: the store refuses.
+        """
+        spec = _spec(self._base, name, self._leaves[name])
+        opening = ts.open(spec, create=True, open=True, context=self._context)
+        store = opening.result().with_transaction(self._transaction)
+        writing = store[slices(box)].write(
+            values, can_reference_source_data_indefinitely=True
+        )
+        writing.result()
+
+    def flush(self) -> None:
+        """Bring to the disk what was added.
+
+        Raises:
+          OSError, ValueError: the store refuses, as when it is full.
+        """
+        self._transaction.commit_sync()
+        self._transaction = ts.Transaction(atomic=True)
 
 
 class Reader:
@@ -107,16 +160,7 @@ class _HostLeafHandler(type_handlers.TypeHandler):
 
     async def _write(self, value: HostLeaf, info: Any, transaction: Any) -> None:
         base = _kvstore(info.parent_dir / _part_dir(self._part))
-        spec = {
-            "driver": "zarr",
-            "kvstore": {"driver": "ocdbt", "base": base, "path": info.name},
-            "dtype": value.leaf.dtype,
-            "metadata": {
-                "shape": value.leaf.shape,
-                "chunks": [max(1, size) for size in value.chunk],
-                "compressor": None,
-            },
-        }
+        spec = _spec(base, info.name, value)
         store = await ts.open(spec, create=True, open=True, context=info.ts_context)
         store = store.with_transaction(transaction)
         for piece in value.pieces:
@@ -148,6 +192,20 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
+
+
+def _spec(base: Any, name: str, value: HostLeaf) -> dict[str, Any]:
+    """Describe a new array to TensorStore."""
+    return {
+        "driver": "zarr",
+        "kvstore": {"driver": "ocdbt", "base": base, "path": name},
+        "dtype": value.leaf.dtype,
+        "metadata": {
+            "shape": value.leaf.shape,
+            "chunks": [max(1, size) for size in value.chunk],
+            "compressor": None,
+        },
+    }
 
 
 def _part_dir(part: int) -> str:

@@ -2,9 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-import jax
 
 Box = tuple[tuple[int, int], ...]
 """(start, stop) in every dim; empty for a scalar."""
@@ -47,13 +44,3 @@ def within(part: Box, whole: Box) -> tuple[slice, ...]:
         slice(start - origin, stop - origin)
         for (start, stop), (origin, _) in zip(part, whole, strict=True)
     )
-
-
-def boxes_of(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> dict[Any, Box]:
-    """Say which box of an array each device of the mesh holds."""
-    indices = sharding.devices_indices_map(tuple(shape))
-    return {
-        device: box_of(index, shape)
-        for device, index in indices.items()
-        if index is not None
-    }

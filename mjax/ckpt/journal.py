@@ -61,9 +61,11 @@ class Journal:
         self.write(STARTED, 0, run_id=secrets.token_hex(8))
         return self.run_id()
 
-    def quarantined(self) -> set[tuple[int, str]]:
-        """Return (step, save id) of what must not be restored again."""
-        return {(r["step"], r["save_id"]) for r in self.events(QUARANTINED)}
+    def quarantined(self) -> dict[tuple[int, str], str]:
+        """Return (step, save id) of what must not be restored again, and why."""
+        return {
+            (r["step"], r["save_id"]): r["reason"] for r in self.events(QUARANTINED)
+        }
 
     def last_saved(self) -> int | None:
         """Return the last step that was committed; None where there was none."""

@@ -117,10 +117,11 @@ class Checkpoints:
           the copy; None where the step is saved already, or nothing could be copied,
           which the next attempt tells.
         """
-        if step == self._writer.saved_step:
-            return None
         self._writer.supersede()
         self._writer.wait()
+        # After the wait, that all processes find the same.
+        if step == self._writer.saved_step:
+            return None
         copy, error = None, None
         try:
             copy = self._memory.copy(by_path(make_state()), replicas=False)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import google_crc32c
-import jax.numpy as jnp
+import ml_dtypes  # noqa: F401  numpy learns bfloat16 and its kin
 import numpy as np
 from jaxtyping import Shaped
 
@@ -50,7 +50,7 @@ class Leaf:
     @property
     def num_bytes(self) -> int:
         """Bytes of all elements."""
-        return self.size * jnp.dtype(self.dtype).itemsize
+        return self.size * np.dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

@@ -9,9 +9,8 @@ Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 4.4 (fast recov
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mjax.ckpt.boxes import Box, boxes_of, shape_of
+from mjax.ckpt.boxes import Box, box_of, shape_of
 
 Host = dict[str, dict[Box, np.ndarray]]
 """What a process has read: by leaf, by box."""
@@ -48,9 +47,9 @@ def plan(leaf: jax.ShapeDtypeStruct, holders: set[int] | None = None) -> Plan | 
       the plan; None where a box is with none of the holders.
     """
     assert leaf.sharding is not None
-    box_of = boxes_of(leaf.sharding, leaf.shape)
+    boxes = _boxes_of(leaf.sharding, leaf.shape)
     groups: dict[Box, list[Any]] = {}
-    for device, box in box_of.items():
+    for device, box in boxes.items():
         groups.setdefault(box, []).append(device)
     source = {}
     for box, devices in groups.items():
@@ -58,9 +57,9 @@ def plan(leaf: jax.ShapeDtypeStruct, holders: set[int] | None = None) -> Plan | 
         if not able:
             return None
         source[box] = min(able, key=lambda device: (device.process_index, device.id))
-    processes = {device.process_index for device in box_of}
+    processes = {device.process_index for device in boxes}
     return Plan(
-        box_of=box_of,
+        box_of=boxes,
         source=source,
         is_shared=holders != processes
         and any(len({d.process_index for d in group}) > 1 for group in groups.values()),
@@ -71,8 +70,18 @@ def own_boxes(leaf: jax.ShapeDtypeStruct) -> list[Box]:
     """Return the boxes that the devices of this process hold, each once."""
     assert leaf.sharding is not None
     this = jax.process_index()
-    box_of = boxes_of(leaf.sharding, leaf.shape)
-    return [*dict.fromkeys(b for d, b in box_of.items() if d.process_index == this)]
+    boxes = _boxes_of(leaf.sharding, leaf.shape)
+    return [*dict.fromkeys(b for d, b in boxes.items() if d.process_index == this)]
+
+
+def _boxes_of(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> dict[Any, Box]:
+    """Say which box of an array each device of the mesh holds."""
+    indices = sharding.devices_indices_map(tuple(shape))
+    return {
+        device: box_of(index, shape)
+        for device, index in indices.items()
+        if index is not None
+    }
 
 
 def read(
@@ -108,62 +117,88 @@ def place(
       abstract: shapes, dtypes and NamedShardings.
       holders: as in `plan`.
     """
-    placed = {}
+    placed: dict[str, jax.Array] = {}
+    scattered: dict[str, jax.Array] = {}
     for name, leaf in abstract.items():
         planned = plan(leaf, holders)
         assert planned is not None
-        placed[name] = _place(leaf, planned, host.pop(name, {}))
+        values = host.pop(name, {})
+        if planned.is_shared:
+            scattered[name] = _scattered(leaf, planned, values)
+        else:
+            placed[name] = _placed(leaf, planned, values)
+    if scattered:
+        leaves = {name: abstract[name] for name in scattered}
+        placed |= _totals(leaves)(scattered)
     return placed
 
 
-def _place(
+def _placed(
     leaf: jax.ShapeDtypeStruct, plan: Plan, values: Mapping[Box, np.ndarray]
 ) -> jax.Array:
+    """Put boxes on the devices of this process, which has them all."""
+    sharding = leaf.sharding
+    assert sharding is not None
+    own = [d for d in plan.box_of if d in sharding.addressable_devices]
+    parts = [jax.device_put(values[plan.box_of[device]], device) for device in own]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
+
+
+def _scattered(
+    leaf: jax.ShapeDtypeStruct, plan: Plan, values: Mapping[Box, np.ndarray]
+) -> jax.Array:
+    """Make the bits [copies, *shape] of a leaf: one copy of each box, else zeros."""
     sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding)
-    own = {d: b for d, b in plan.box_of.items() if d in sharding.addressable_devices}
-    if not plan.is_shared:
-        parts = [jax.device_put(values[box], device) for device, box in own.items()]
-        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
-    # One device of each group has the values, the others zeros; the sum is exact
-    # because it is taken of the bits, as whole numbers.
-    bits = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+    bits = _bits(leaf)
     parts = []
-    for device, box in own.items():
-        if plan.source[box] == device:
-            part = values[box].view(bits)
-        else:
-            part = np.zeros(shape_of(box), bits)
-        parts.append(jax.device_put(part[None], device))
+    for device, box in plan.box_of.items():
+        if device in sharding.addressable_devices:
+            is_source = plan.source[box] == device
+            part = (
+                values[box].view(bits) if is_source else np.zeros(shape_of(box), bits)
+            )
+            parts.append(jax.device_put(part[None], device))
     axes = _replicated_axes(sharding)
     copies = math.prod(sharding.mesh.shape[axis] for axis in axes)
-    stacked = jax.make_array_from_single_device_arrays(
-        (copies, *leaf.shape),
-        NamedSharding(sharding.mesh, PartitionSpec(axes, *sharding.spec)),
-        parts,
-    )
-    return _total(sharding, axes, leaf.dtype)(stacked)
-
-
-@functools.cache
-def _total(sharding: NamedSharding, axes: tuple[str, ...], dtype: Any) -> Any:
-    """Compile the sum over the copies [copies, *shape] of the bits of a leaf."""
-
-    def total(x: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(lax.psum(x[0], axes), dtype)
-
-    return jax.jit(
-        jax.shard_map(
-            total,
-            mesh=sharding.mesh,
-            in_specs=PartitionSpec(axes, *sharding.spec),
-            out_specs=sharding.spec,
-        ),
-        donate_argnums=0,
+    return jax.make_array_from_single_device_arrays(
+        (copies, *leaf.shape), NamedSharding(sharding.mesh, _stacked(sharding)), parts
     )
 
 
-def _replicated_axes(sharding: NamedSharding) -> tuple[str, ...]:
+def _totals(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+    """Compile the sums over the copies: exact, being taken of bits as whole numbers."""
+    shardings = {name: leaf.sharding for name, leaf in leaves.items()}
+
+    def totals(scattered: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            name: lax.bitcast_convert_type(
+                lax.psum(bits[0], _replicated_axes(shardings[name])), leaves[name].dtype
+            )
+            for name, bits in scattered.items()
+        }
+
+    [mesh] = {sharding.mesh for sharding in shardings.values()}
+    summed = jax.shard_map(
+        totals,
+        mesh=mesh,
+        in_specs=({name: _stacked(sharding) for name, sharding in shardings.items()},),
+        out_specs={name: sharding.spec for name, sharding in shardings.items()},
+    )
+    return jax.jit(summed, donate_argnums=0)
+
+
+def _bits(leaf: jax.ShapeDtypeStruct) -> np.dtype:
+    """Return the whole numbers as wide as an element of a leaf."""
+    return np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+
+
+def _stacked(sharding: Any) -> PartitionSpec:
+    """Return the spec of the copies [copies, *shape] of a leaf, one on each replica."""
+    return PartitionSpec(_replicated_axes(sharding), *sharding.spec)
+
+
+def _replicated_axes(sharding: Any) -> tuple[str, ...]:
     """Return the mesh axes along which every device holds the same."""
     used: set[str] = set()
     for entry in sharding.spec:

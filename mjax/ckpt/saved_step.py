@@ -6,7 +6,6 @@ A value that leaves this module has been compared with its checksum.
 from collections.abc import Iterable, Sequence
 from types import EllipsisType
 
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jaxtyping import Shaped
@@ -14,7 +13,7 @@ from jaxtyping import Shaped
 from mjax.ckpt import arrays, boxes, manifest
 from mjax.ckpt.boxes import Box
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece, Pieces
-from mjax.ckpt.store import manifest_in, read_file
+from mjax.ckpt.store import manifest_in, pieces_in
 
 # Codes of TensorStore that say nothing about what is stored.
 _STORE_TROUBLE = (
@@ -39,7 +38,7 @@ class SavedStep:
         self.manifest: Manifest = manifest_in(path)
         self.bytes_read = 0
         """Bytes of pieces that were read through this object."""
-        self._pieces = self._read_pieces()
+        self.pieces: Pieces = pieces_in(path, self.manifest)
         self._reader = arrays.Reader(path)
 
     def names(self) -> Iterable[str]:
@@ -52,7 +51,7 @@ class SavedStep:
 
     def dtype(self, name: str) -> np.dtype:
         """Return the dtype of a leaf."""
-        return np.dtype(jnp.dtype(self.manifest.leaves[name].dtype))
+        return np.dtype(self.manifest.leaves[name].dtype)
 
     def read(
         self, name: str, index: tuple[slice, ...] | EllipsisType = ...
@@ -73,7 +72,7 @@ class SavedStep:
         """
         dtype = self.dtype(name)
         out = [np.empty(boxes.shape_of(box), dtype) for box in wanted]
-        for piece in self._pieces[name]:
+        for piece in self.pieces[name]:
             shared = [boxes.overlap(piece.box, box) for box in wanted]
             if not any(part is not None for part in shared):
                 continue
@@ -103,22 +102,9 @@ class SavedStep:
         Raises:
           DamagedError, RuntimeError: as `read_checked`, of the first that differs.
         """
-        for name, pieces in self._pieces.items():
+        for name, pieces in self.pieces.items():
             for piece in pieces:
                 self.read_piece(name, piece)
-
-    def _read_pieces(self) -> Pieces:
-        found: Pieces = {name: [] for name in self.manifest.leaves}
-        for part, expected in enumerate(self.manifest.part_sums):
-            name = manifest.part_name(part)
-            where = f"{self.path.name}/{name}"
-            text = read_file(self.path / name)
-            if manifest.text_crc32c(text) != expected:
-                raise DamagedError(f"{where} differs from what was written (CRC32C)")
-            for leaf, pieces in manifest.read_pieces(text, where).items():
-                found[leaf] += pieces
-        manifest.check_complete(self.manifest.leaves, found, self.path.name)
-        return found
 
 
 def read_checked(

@@ -13,19 +13,38 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import secrets
 import shutil
 import time
 from collections.abc import Mapping
+from typing import Literal
 
 from etils import epath
 
-from mjax.ckpt.manifest import MAIN_FILE, DamagedError, Manifest, read_manifest
+from mjax.ckpt.manifest import (
+    MAIN_FILE,
+    DamagedError,
+    Manifest,
+    Pieces,
+    check_complete,
+    part_name,
+    read_manifest,
+    read_pieces,
+    text_crc32c,
+)
 
 _UNFINISHED = ".unfinished-"
 _DAMAGED = ".damaged"
+_NAME = re.compile(
+    rf"(0|[1-9][0-9]*)(?P<suffix>|{re.escape(_DAMAGED)}(-[0-9]+)?"
+    rf"|{re.escape(_UNFINISHED)}[0-9a-f]+)"
+)
 _REASON_FILE = "damaged.json"
 _MARGIN = 1.02  # of the arrays' bytes: what the files around them take
+
+
+Kind = Literal["step", "damaged", "unfinished"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +79,7 @@ class Store:
         if not self.directory.exists():
             return []
         names = [path.name for path in self.directory.iterdir()]
-        return sorted(int(name) for name in names if _is_step(name))
+        return sorted(int(name) for name in names if kind_of(name) == "step")
 
     def path(self, step: int) -> epath.Path:
         """Return the folder of a committed step."""
@@ -116,7 +135,7 @@ class Store:
         """
         if self.directory.exists():
             for path in self.directory.iterdir():
-                if _UNFINISHED in path.name:
+                if kind_of(path.name) == "unfinished":
                     path.rmtree()
 
     def remove(self, step: int) -> None:
@@ -159,7 +178,7 @@ class Store:
         found = {}
         if self.directory.exists():
             for path in self.directory.iterdir():
-                if _DAMAGED in path.name and path.is_dir():
+                if kind_of(path.name) == "damaged" and path.is_dir():
                     found[path.name] = _reason(path)
         return dict(sorted(found.items()))
 
@@ -167,7 +186,8 @@ class Store:
         """Return the names of folders that are being written, or were left."""
         if not self.directory.exists():
             return []
-        return sorted(p.name for p in self.directory.iterdir() if _UNFINISHED in p.name)
+        names = [path.name for path in self.directory.iterdir()]
+        return sorted(name for name in names if kind_of(name) == "unfinished")
 
     def _eval_loss(self, step: int) -> float | None:
         try:
@@ -194,11 +214,41 @@ class Store:
         return path
 
 
+def kind_of(name: str) -> Kind | None:
+    """Say what a folder of this name is; None: it is not of this store."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    suffix = found["suffix"]
+    if not suffix:
+        return "step"
+    return "damaged" if suffix.startswith(_DAMAGED) else "unfinished"
+
+
 def manifest_in(step_dir: epath.Path) -> Manifest:
     """Read checkpoint.json of a folder; raises as `Store.manifest`."""
     return read_manifest(
         read_file(step_dir / MAIN_FILE), f"{step_dir.name}/{MAIN_FILE}"
     )
+
+
+def pieces_in(step_dir: epath.Path, manifest: Manifest) -> Pieces:
+    """Read the list of the pieces of all processes; of the arrays, nothing.
+
+    Raises:
+      DamagedError: a file is missing or not what was written, or pieces are missing.
+      ValueError: a newer version of mjax wrote them.
+    """
+    found: Pieces = {name: [] for name in manifest.leaves}
+    for part, expected in enumerate(manifest.part_sums):
+        where = f"{step_dir.name}/{part_name(part)}"
+        text = read_file(step_dir / part_name(part))
+        if text_crc32c(text) != expected:
+            raise DamagedError(f"{where} differs from what was written (CRC32C)")
+        for leaf, pieces in read_pieces(text, where).items():
+            found[leaf] += pieces
+    check_complete(manifest.leaves, found, step_dir.name)
+    return found
 
 
 def read_file(path: epath.Path) -> str:
@@ -223,10 +273,6 @@ def write_file(path: epath.Path, text: str) -> None:
     """
     path.write_text(text)
     _sync(path)
-
-
-def _is_step(name: str) -> bool:
-    return name.isascii() and name.isdigit() and str(int(name)) == name
 
 
 def _reason(path: epath.Path) -> str:

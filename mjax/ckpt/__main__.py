@@ -1,0 +1,313 @@
+"""Look after saved steps: `python -m mjax.ckpt ls|verify|show|reshard PATH`.
+
+Works on any machine, whatever mesh wrote the steps, and starts no device. Exit codes:
+0; 1 a checkpoint is damaged; 2 bad input, or a store that does not answer.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import tyro
+from etils import epath
+
+from mjax import flags
+from mjax.ckpt import places
+from mjax.ckpt.boxes import size_of
+from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece
+from mjax.ckpt.store import Store
+
+Path = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ls:
+    """List the steps; only their manifests are read."""
+
+    path: Path
+    """Work dir, folder of checkpoints, or one checkpoint."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verify:
+    """Read everything and compare it with the checksums; change nothing."""
+
+    path: Path
+    """Work dir, folder of checkpoints, or one checkpoint."""
+    step: int | None = None
+    """Step to read; None: all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Show:
+    """Print what a step holds, and the run that wrote it."""
+
+    path: Path
+    """Work dir, folder of checkpoints, or one checkpoint."""
+    step: int | None = None
+    """Step to show; None: the newest."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reshard:
+    """Copy a step into another folder of checkpoints, checked on the way."""
+
+    path: Path
+    """Work dir, folder of checkpoints, or one checkpoint."""
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Folder of checkpoints that gets the step; no run may write there."""
+    step: int | None = None
+    """Step to copy; None: the newest."""
+    max_piece_mib: int | None = None
+    """Largest piece of an array in the copy, in MiB; None: as they are."""
+
+    def __post_init__(self) -> None:
+        if self.max_piece_mib is not None and self.max_piece_mib < 1:
+            raise ValueError(
+                f"--max-piece-mib must be at least 1, not {self.max_piece_mib}"
+            )
+
+
+OK, DAMAGED, BAD_INPUT = 0, 1, 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        command: Ls | Verify | Show | Reshard = flags.read(
+            Ls | Verify | Show | Reshard, words, prog="python -m mjax.ckpt"
+        )
+        match command:
+            case Ls():
+                return _ls(command)
+            case Verify():
+                return _verify(command)
+            case Show():
+                return _show(command)
+            case Reshard():
+                return _reshard(command)
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except DamagedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return DAMAGED
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+# --- ls
+
+
+def _ls(command: Ls) -> int:
+    place = places.find(command.path)
+    found = places.entries(place)
+    where = place.store.directory if place.only is None else place.only
+    if command.json:
+        steps = [dataclasses.asdict(entry) for entry in found]
+        print(json.dumps({"path": str(where), "steps": steps}, indent=1))
+    else:
+        _print([str(where), *_table(_HEADER, [_row(entry) for entry in found])])
+    return DAMAGED if any(entry.state == "damaged" for entry in found) else OK
+
+
+_HEADER = ("step", "MB", "leaves", "written", "eval_loss", "state")
+
+
+def _row(entry: places.Entry) -> tuple[str, ...]:
+    return (
+        entry.name,
+        _or_dash(entry.num_bytes, lambda n: f"{n / 1e6:.1f}"),
+        _or_dash(entry.num_leaves, str),
+        _or_dash(entry.written_at, _time),
+        _or_dash(entry.eval_loss, lambda loss: f"{loss:.4f}"),
+        entry.state if entry.reason is None else f"{entry.state}: {entry.reason}",
+    )
+
+
+def _or_dash(value: Any, shown: Any) -> str:
+    return "-" if value is None else shown(value)
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%F %T", time.localtime(seconds))
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Align columns, all to the right but the last."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header) - 1)]
+    for line in lines:
+        cells = [cell.rjust(n) for cell, n in zip(line, widths, strict=False)]
+        yield "  ".join([*cells, line[-1]])
+
+
+# --- verify
+
+
+def _verify(command: Verify) -> int:
+    place = places.find(command.path)
+    if place.only is not None or command.step is not None:
+        folders = [places.choose(place, command.step)]
+    else:
+        folders = [place.store.path(step) for step in places.committed(place)]
+    code = OK
+    for folder in folders:
+        line, found = _verified(folder)
+        print(f"{folder.name}: {line}", flush=True)
+        code = DAMAGED if DAMAGED in (code, found) else max(code, found)
+    return code
+
+
+def _verified(folder: epath.Path) -> tuple[str, int]:
+    """Read one step; say what was found, with the exit code for it."""
+    # Not above: it imports jax, which `ls` and `show` can do without.
+    from mjax.ckpt.saved_step import SavedStep
+
+    try:
+        saved = SavedStep(folder)
+        saved.verify()
+    except DamagedError as error:
+        return f"damaged: {error}", DAMAGED
+    except (ValueError, OSError, RuntimeError) as error:
+        return f"not verified: {error}", BAD_INPUT
+    return f"OK, {saved.bytes_read / 1e6:.1f} MB read", OK
+
+
+# --- show
+
+
+def _show(command: Show) -> int:
+    if places.is_hugging_face(command.path):
+        return _show_hugging_face(command)
+    folder = places.choose(places.find(command.path), command.step)
+    manifest, pieces = places.describe(folder)
+    if command.json:
+        print(json.dumps(_as_json(folder, manifest, pieces), indent=1))
+    else:
+        _print(_described(folder, manifest, pieces))
+    return OK
+
+
+def _show_hugging_face(command: Show) -> int:
+    """Print the flags of a model in the form of Hugging Face."""
+    raise ValueError(
+        f"{command.path} is a model in the form of Hugging Face, not a checkpoint"
+    )
+
+
+def _as_json(
+    folder: epath.Path, manifest: Manifest, pieces: dict[str, list[Piece]]
+) -> dict[str, Any]:
+    leaves = {
+        name: {
+            "shape": leaf.shape,
+            "dtype": leaf.dtype,
+            "num_bytes": leaf.num_bytes,
+            "num_pieces": len(pieces[name]),
+        }
+        for name, leaf in manifest.leaves.items()
+    }
+    return {
+        "path": str(folder),
+        "step": manifest.step,
+        "save_id": manifest.save_id,
+        "written_at": places.written_at(folder),
+        "num_bytes": manifest.num_bytes,
+        "num_processes": len(manifest.part_sums),
+        "leaves": leaves,
+        "run": manifest.run,
+    }
+
+
+def _described(
+    folder: epath.Path, manifest: Manifest, pieces: dict[str, list[Piece]]
+) -> Iterator[str]:
+    """Describe a step in lines of `name value`, then its leaves as a table."""
+    num_processes = len(manifest.part_sums)
+    yield f"path {folder}"
+    yield f"step {manifest.step}"
+    yield f"written {_time(places.written_at(folder))}, by {num_processes} process(es)"
+    yield f"bytes {manifest.num_bytes} in {len(manifest.leaves)} leaves"
+    for name, value in _flat(manifest.run):
+        yield f"{name} {value if isinstance(value, str) else json.dumps(value)}"
+    rows = [
+        (
+            str(len(pieces[name])),
+            f"{_largest(leaf, pieces[name]) / 2**20:.3f}",
+            f"{leaf.num_bytes / 1e6:.3f}",
+            f"{name} {leaf}",
+        )
+        for name, leaf in manifest.leaves.items()
+    ]
+    yield from _table(("pieces", "largest MiB", "MB", "leaf"), rows)
+
+
+def _largest(leaf: Leaf, pieces: Iterable[Piece]) -> float:
+    """Return the bytes of the largest piece of a leaf."""
+    share = max(size_of(piece.box) for piece in pieces) / max(1, leaf.size)
+    return share * leaf.num_bytes
+
+
+def _flat(facts: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings under dotted names."""
+    for name, value in facts.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+# --- reshard
+
+
+def _reshard(command: Reshard) -> int:
+    from mjax.ckpt.reshard import copy_step  # as in `_verified`
+    from mjax.ckpt.saved_step import SavedStep
+
+    folder = places.choose(places.find(command.path), command.step)
+    store = Store(_checked_out(command.out))
+    max_mib = command.max_piece_mib
+    source = SavedStep(folder)
+    copied = copy_step(source, store, None if max_mib is None else max_mib << 20)
+    pieces = sum(len(some) for some in source.pieces.values())
+    written = sum(
+        len(some) for some in SavedStep(store.path(copied.step)).pieces.values()
+    )
+    print(
+        f"{folder} -> {store.path(copied.step)}: {copied.num_bytes / 1e6:.1f} MB, "
+        f"{pieces} pieces -> {written}, all checksums as saved"
+    )
+    return OK
+
+
+def _checked_out(path: str) -> epath.Path:
+    """Refuse a folder that is not one of checkpoints; it may be absent or empty."""
+    folder = epath.Path(path)
+    if folder.exists() and any(folder.iterdir()):
+        place = places.find(path)
+        if place.journal is not None or place.only is not None:
+            raise ValueError(
+                f"{path} is a work dir or one checkpoint; give a folder of checkpoints "
+                f"to copy to, like {place.store.directory}"
+            )
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""A folder that is there as a whole or not at all."""
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a folder to fill, which becomes `path` when all went well.
+
+    After an error nothing is left; a process that is killed leaves `.NAME.writing-ID`
+    beside, and no `path`.
+
+    Raises:
+      ValueError: `path` is a file, or a folder that is not empty.
+      RuntimeError: the disk failed.
+    """
+    path = Path(path).absolute()
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(f"{path} exists and is not an empty folder; give another name")
+    temporary = path.parent / f".{path.name}.writing-{uuid.uuid4().hex[:8]}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        yield temporary
+        temporary.rename(path)
+    except OSError as error:
+        raise RuntimeError(f"{path} was not written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,221 @@
+"""What a path on the command line means: a work dir, a folder of steps, or one step.
+
+Nothing here reads arrays or imports jax, so that a look at a folder takes no time.
+"""
+
+import dataclasses
+import json
+import os
+from typing import Any, Literal
+
+from etils import epath
+
+from mjax.ckpt.journal import Journal
+from mjax.ckpt.manifest import MAIN_FILE, DamagedError, Manifest, Pieces
+from mjax.ckpt.store import Store, kind_of, manifest_in, pieces_in
+
+_NAMED_FILES = 5
+_GIVE = "give a work dir, a folder of checkpoints, or one checkpoint"
+_CONFIG = "config.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where steps are."""
+
+    store: Store
+    journal: Journal | None = None
+    """Of the run; None where the path is no work dir."""
+    only: epath.Path | None = None
+    """The path is this step, under whatever name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A step as a listing shows it."""
+
+    name: str
+    """Of its folder."""
+    state: Literal["good", "damaged", "newer", "quarantined", "unfinished"]
+    """By the manifest; the arrays were not read."""
+    reason: str | None = None
+    """Why it is not good."""
+    num_bytes: int | None = None
+    """Of all arrays; None, here and below, where there is no manifest."""
+    num_leaves: int | None = None
+    eval_loss: float | None = None
+    written_at: float | None = None
+    """When the manifest was written here: seconds since 1970."""
+
+
+def find(path: str) -> Place:
+    """Find the steps that are meant by a path; change nothing.
+
+    Raises:
+      ValueError: there is nothing, or nothing of ours.
+    """
+    folder = epath.Path(path if "://" in path else os.path.abspath(path))
+    if not folder.exists():
+        raise ValueError(f"{path} does not exist; {_GIVE}")
+    if not folder.is_dir():
+        raise ValueError(f"{path} is a file; {_GIVE}")
+    names = sorted(child.name for child in folder.iterdir())
+    if "checkpoints" in names or "checkpoints.jsonl" in names:
+        steps_dir = _configured_dir(folder) or folder / "checkpoints"
+        journal = Journal(folder / "checkpoints.jsonl")
+        return Place(store=Store(steps_dir), journal=journal)
+    if MAIN_FILE in names or kind_of(folder.name) is not None:
+        return Place(store=Store(folder.parent), only=folder)
+    if any(kind_of(name) is not None for name in names):
+        return Place(store=Store(folder))
+    shown = [*names[:_NAMED_FILES], *(["..."] if len(names) > _NAMED_FILES else [])]
+    if is_hugging_face(folder):
+        found = "is a model in the form of Hugging Face, not a checkpoint"
+    elif shown:
+        found = f"holds no checkpoint of mjax, but {', '.join(shown)}"
+    else:
+        found = "is empty"
+    raise ValueError(f"{path} {found}; {_GIVE}")
+
+
+def is_hugging_face(folder: str | os.PathLike[str]) -> bool:
+    """Say whether a folder holds a model in the form of Hugging Face."""
+    path = epath.Path(folder)
+    if not path.is_dir():
+        return False
+    names = [child.name for child in path.iterdir()]
+    return _CONFIG in names and any(name.endswith(".safetensors") for name in names)
+
+
+def choose(place: Place, step: int | None) -> epath.Path:
+    """Return the folder of one step, the newest where none is named.
+
+    Raises:
+      ValueError: there is none, or not this one.
+    """
+    if place.only is not None:
+        if step is not None and place.only.name != str(step):
+            raise ValueError(
+                f"{place.only} is one checkpoint; leave out --step {step}, or give the "
+                "folder above it"
+            )
+        return place.only
+    steps = committed(place)
+    if step is not None and step not in steps:
+        raise ValueError(
+            f"there is no step {step} in {place.store.directory}, only "
+            f"{', '.join(map(str, steps))}; give one of these as --step"
+        )
+    return place.store.path(steps[-1] if step is None else step)
+
+
+def committed(place: Place) -> list[int]:
+    """List the steps of a folder, damaged or not.
+
+    Raises:
+      ValueError: there is none.
+    """
+    store = place.store
+    if steps := store.steps():
+        return steps
+    last = None if place.journal is None else place.journal.last_saved()
+    if store.quarantined():
+        why = "only quarantined ones, see `python -m mjax.ckpt ls`"
+    elif last is not None:
+        why = f"but the run has saved step {last}; mount the store"
+    else:
+        why = "nothing was saved yet"
+    raise ValueError(f"there is no checkpoint in {store.directory}: {why}")
+
+
+def entries(place: Place) -> list[Entry]:
+    """List the steps by their manifests, then what is quarantined or unfinished.
+
+    Raises:
+      ValueError: there is nothing at all.
+    """
+    if place.only is not None:
+        return [_entry(place.only, kind_of(place.only.name), {})]
+    store = place.store
+    refused = {} if place.journal is None else place.journal.quarantined()
+    aside, unfinished = store.quarantined(), store.unfinished()
+    if not aside and not unfinished:
+        committed(place)
+    return [
+        *(_entry(store.path(step), "step", refused) for step in store.steps()),
+        *(_entry(store.directory / name, "damaged", {}) for name in aside),
+        *(_entry(store.directory / name, "unfinished", {}) for name in unfinished),
+    ]
+
+
+def describe(folder: epath.Path) -> tuple[Manifest, Pieces]:
+    """Return what a step says about itself, checked without its arrays.
+
+    Raises:
+      DamagedError: it is missing, incomplete, or not what was written.
+      ValueError: a newer version of mjax wrote it.
+    """
+    manifest = manifest_in(folder)
+    return manifest, pieces_in(folder, manifest)
+
+
+def written_at(folder: epath.Path) -> float:
+    """Return when the manifest of a step was written here, seconds since 1970."""
+    return float((folder / MAIN_FILE).stat().mtime)
+
+
+def _entry(
+    folder: epath.Path, kind: str | None, refused: dict[tuple[int, str], str]
+) -> Entry:
+    """Describe one folder by its name and its manifest.
+
+    Args:
+      folder: of the step.
+      kind: what its name says.
+      refused: (step, save id) of what was quarantined under its own name, and why.
+    """
+    if kind == "unfinished":
+        reason = "being written, or left by a process that died"
+        return Entry(name=folder.name, state="unfinished", reason=reason)
+    reason = Store(folder.parent).quarantined().get(folder.name)
+    facts: dict[str, Any] = {}
+    state, save_id = "good", ""
+    try:
+        manifest = manifest_in(folder)
+        save_id = manifest.save_id
+        facts = {
+            "num_bytes": manifest.num_bytes,
+            "num_leaves": len(manifest.leaves),
+            "eval_loss": manifest.run.get("eval_loss"),
+            "written_at": written_at(folder),
+        }
+        pieces_in(folder, manifest)
+    except DamagedError as error:
+        state, reason = "damaged", reason or str(error)
+    except ValueError as error:
+        state, reason = "newer", reason or str(error)
+    if kind == "step":
+        reason = refused.get((int(folder.name), save_id), reason)
+        if (int(folder.name), save_id) in refused:
+            state = "quarantined"
+    elif kind == "damaged":
+        state = "quarantined"
+    return Entry(name=folder.name, state=state, reason=reason, **facts)
+
+
+def _configured_dir(work_dir: epath.Path) -> str | None:
+    """Return the --ckpt.dir of the run of a work dir, None where it had none.
+
+    Raises:
+      ValueError: its config cannot be read.
+    """
+    path = work_dir / _CONFIG
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())["ckpt"].get("dir")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not the config of a run ({error!r}); give the folder of its "
+            "checkpoints itself"
+        ) from error

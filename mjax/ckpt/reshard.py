@@ -1,0 +1,147 @@
+"""Copy a step into another folder of steps, in smaller pieces if wanted.
+
+A piece of the source is read once, compared with its checksum, cut, and written; the
+memory that this takes is that of a few pieces. The copy is read back before it appears
+under its number, as a save is.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+
+from etils import epath
+
+from mjax.ckpt import arrays, manifest
+from mjax.ckpt.boxes import Box, shape_of, within
+from mjax.ckpt.manifest import Manifest, Piece, Pieces
+from mjax.ckpt.saved_step import SavedStep
+from mjax.ckpt.store import Store, write_file
+
+_HELD_BYTES = 1 << 26  # written together, so that small leaves are not a file each
+
+
+def copy_step(
+    source: SavedStep, store: Store, max_piece_bytes: int | None = None
+) -> Manifest:
+    """Copy a step; it appears whole or not at all.
+
+    Args:
+      source: what is copied.
+      store: where to; its folder need not exist, and no run may write there.
+      max_piece_bytes: of one piece of the copy; None keeps the pieces as they are.
+    Returns:
+      the manifest of the copy: with an id of its own, else as that of the source.
+    Raises:
+      ValueError: the store has the step, or is in use.
+      DamagedError: the source is not what was saved; nothing is left of the copy.
+      OSError: the store refuses, as when it has no space.
+    """
+    step = source.manifest.step
+    if step in store.steps():
+        raise ValueError(
+            f"{store.directory} has a step {step}; choose another folder, or delete it"
+        )
+    if unfinished := store.unfinished():
+        raise ValueError(
+            f"{store.directory} has {unfinished[0]}: a run writes there, or a process "
+            "that did has died; choose another folder, or delete it"
+        )
+    folder = store.begin(step, source.manifest.num_bytes)
+    try:
+        copied = _write(source, folder, max_piece_bytes)
+        SavedStep(folder).verify()
+        store.commit(folder, step)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            folder.rmtree()
+        raise
+    return copied
+
+
+def smaller_chunk(
+    chunk: Sequence[int], shape: Sequence[int], itemsize: int, max_bytes: int
+) -> tuple[int, ...]:
+    """Cut the shape of a piece along its first dims until it has at most so many bytes.
+
+    Where an array has several pieces along a dim, the new size divides the old one, so
+    that no new piece lies in two old ones.
+
+    Args:
+      chunk: shape of a piece now.
+      shape: of the array.
+      itemsize: bytes of an element.
+      max_bytes: of a new piece; at least `itemsize`.
+    """
+    new = list(chunk)
+    for dim, size in enumerate(chunk):
+        row_bytes = math.prod(new[dim + 1 :]) * itemsize
+        if row_bytes * size <= max_bytes:
+            break
+        largest = max(1, max_bytes // row_bytes)
+        if size == shape[dim]:
+            new[dim] = math.ceil(size / math.ceil(size / largest))
+        else:
+            new[dim] = max(n for n in range(1, largest + 1) if size % n == 0)
+    return tuple(new)
+
+
+def _write(source: SavedStep, folder: epath.Path, max_bytes: int | None) -> Manifest:
+    """Write a whole step into an unfinished folder."""
+    chunks = {name: _chunk(source, name, max_bytes) for name in source.names()}
+    leaves = {name: (source.manifest.leaves[name], chunks[name]) for name in chunks}
+    writer = arrays.PieceWriter(folder, leaves)
+    pieces: Pieces = {name: [] for name in chunks}
+    held_bytes = 0
+    for name, piece in _all_pieces(source):
+        data = source.read_piece(name, piece)
+        for box in _cut(piece.box, chunks[name]):
+            part = data[within(box, piece.box)]
+            pieces[name].append(Piece(box, manifest.crc32c(part)))
+            writer.add(name, box, part)
+        held_bytes += data.nbytes
+        if held_bytes >= _HELD_BYTES:
+            writer.flush()
+            held_bytes = 0
+    writer.flush()
+    arrays.merge_parts(folder)
+    text = manifest.write_pieces(pieces)
+    write_file(folder / manifest.part_name(0), text)
+    copied = dataclasses.replace(
+        source.manifest,
+        save_id=secrets.token_hex(8),
+        part_sums=[manifest.text_crc32c(text)],
+    )
+    write_file(folder / manifest.MAIN_FILE, manifest.write_manifest(copied))
+    return copied
+
+
+def _all_pieces(source: SavedStep) -> Iterator[tuple[str, Piece]]:
+    for name, pieces in source.pieces.items():
+        for piece in pieces:
+            yield name, piece
+
+
+def _chunk(source: SavedStep, name: str, max_bytes: int | None) -> tuple[int, ...]:
+    """Choose the shape of the pieces of a leaf; those at the end may be smaller."""
+    [first] = {
+        shape_of(piece.box)
+        for piece in source.pieces[name]
+        if all(start == 0 for start, _ in piece.box)
+    }
+    if max_bytes is None:
+        return first
+    itemsize = source.dtype(name).itemsize
+    return smaller_chunk(first, source.shape(name), itemsize, max_bytes)
+
+
+def _cut(box: Box, chunk: Sequence[int]) -> Iterator[Box]:
+    """Cut a box along a grid; its start is on the grid."""
+    edges = [
+        [(at, min(at + size, stop)) for at in range(start, stop, size)]
+        or [(start, stop)]
+        for (start, stop), size in zip(box, (max(1, c) for c in chunk), strict=True)
+    ]
+    return itertools.product(*edges)

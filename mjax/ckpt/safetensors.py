@@ -1,0 +1,301 @@
+"""Folders of safetensors files: read by parts, written tensor by tensor.
+
+Enters: a folder with `model.safetensors`, or several files and
+`model.safetensors.index.json`. Leaves: views of its tensors, of which only the pages
+that are touched are read; or such a folder, without the model in memory.
+
+A file is the length of its header (8 bytes, little-endian), the header (JSON: name ->
+dtype, shape, and first and last byte after the header), and the tensors, row-major and
+without holes. The `safetensors` package would do for reading; its writer wants every
+tensor of a file in memory, so both are here.
+
+Source: https://github.com/huggingface/safetensors, README, "Format".
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import jax.numpy as jnp
+import numpy as np
+
+ONE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000
+_DTYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """Where one tensor lies."""
+
+    path: Path
+    code: str
+    """Its dtype, as the header has it."""
+    shape: tuple[int, ...]
+    first_byte: int
+    """Counted from the start of the file."""
+
+
+class Files:
+    """The tensors of a folder; headers are read and checked at once, data when used."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """Read the headers.
+
+        Raises:
+          ValueError: the folder holds no safetensors files.
+          RuntimeError: a file is absent, shorter than its header says, or no such file.
+        """
+        self.folder = Path(folder)
+        self._maps: dict[Path, np.memmap] = {}
+        if (self.folder / ONE_FILE).exists():
+            self._entries = _read_header(self.folder / ONE_FILE)
+        elif (self.folder / INDEX).exists():
+            self._entries = _read_index(self.folder / INDEX)
+        else:
+            raise ValueError(
+                f"{self.folder} has neither {ONE_FILE} nor {INDEX}; weights in another "
+                "form (pytorch_model.bin) are first to be saved as safetensors"
+            )
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self._entries[name].shape
+
+    def view(self, name: str) -> np.ndarray:
+        """Return a tensor without reading it: float32, float16 or bfloat16.
+
+        Raises:
+          ValueError: it has another dtype.
+        """
+        entry = self._entries[name]
+        if entry.code not in _DTYPES:
+            raise ValueError(
+                f"{entry.path}: {name} has dtype {entry.code}; what can be read is "
+                f"{', '.join(_DTYPES)}"
+            )
+        if entry.path not in self._maps:
+            self._maps[entry.path] = np.memmap(entry.path, np.uint8, mode="r")
+        dtype = _DTYPES[entry.code]
+        num_bytes = math.prod(entry.shape) * dtype.itemsize
+        part = self._maps[entry.path][entry.first_byte : entry.first_byte + num_bytes]
+        return np.asarray(part).view(dtype).reshape(entry.shape)
+
+
+def _read_index(path: Path) -> dict[str, _Entry]:
+    """Read the headers of all files that an index names."""
+    files = _json(path, path.read_bytes()).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise RuntimeError(f"{path} has no weight_map: it is damaged")
+    headers: dict[str, dict[str, _Entry]] = {}
+    for file in sorted(set(files.values())):
+        if Path(file).name != file:
+            raise RuntimeError(f"{path} names {file!r}, which is no file beside it")
+        if not (path.parent / file).exists():
+            raise RuntimeError(
+                f"{path.parent / file} is missing; {path.name} needs "
+                f"{len(set(files.values()))} files. Fetch it again"
+            )
+        headers[file] = _read_header(path.parent / file)
+    for name, file in files.items():
+        if name not in headers[file]:
+            raise RuntimeError(
+                f"{path} says that {name} is in {file}, where it is not: one of the "
+                "two is damaged or from elsewhere"
+            )
+    return {name: headers[file][name] for name, file in files.items()}
+
+
+def _read_header(path: Path) -> dict[str, _Entry]:
+    """Read and check the header of one file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+            raise RuntimeError(
+                f"{path} is damaged: {size} bytes cannot hold a header of {length}"
+            )
+        header = _json(path, file.read(length))
+    header.pop("__metadata__", None)
+    entries, spans = {}, []
+    for name, described in header.items():
+        try:
+            code, shape = described["dtype"], tuple(map(int, described["shape"]))
+            start, stop = map(int, described["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RuntimeError(f"{path} is damaged: {name} is {described}") from error
+        wanted = math.prod(shape) * _DTYPES[code].itemsize if code in _DTYPES else None
+        if not 0 <= start <= stop or wanted not in (None, stop - start):
+            raise RuntimeError(
+                f"{path} is damaged: {name} is {code}{list(shape)} in bytes {start} to "
+                f"{stop}"
+            )
+        entries[name] = _Entry(path, code, shape, 8 + length + start)
+        spans.append((start, stop))
+    spans.sort()
+    ends = [0, *(stop for _, stop in spans)]
+    if [start for start, _ in spans] != ends[:-1]:
+        raise RuntimeError(f"{path} is damaged: its tensors overlap or leave holes")
+    if size != 8 + length + ends[-1]:
+        raise RuntimeError(
+            f"{path} is damaged: it has {size} bytes, its header says "
+            f"{8 + length + ends[-1]}. Fetch it again"
+        )
+    return entries
+
+
+def _json(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RuntimeError(f"{path} is damaged: no JSON where it belongs") from error
+    if not isinstance(value, dict):
+        raise RuntimeError(f"{path} is damaged: {value!r:.40} where a mapping belongs")
+    return value
+
+
+@dataclasses.dataclass
+class _Place:
+    """Where a tensor goes, and how much of it has come."""
+
+    file: BinaryIO
+    first_byte: int
+    shape: tuple[int, ...]
+    missing_bytes: int
+
+
+class Writer:
+    """A folder of safetensors files whose tensors come in any order, by rows.
+
+    The headers are written first, from the shapes; used as a context manager.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtype: np.dtype,
+        *,
+        file_bytes: int,
+    ) -> None:
+        """Make the files.
+
+        Args:
+          folder: exists; the files go there.
+          shapes: of all tensors, in the order in which they lie in the files.
+          dtype: of all tensors: float32, float16 or bfloat16.
+          file_bytes: a file takes no more tensors beyond this; one that is larger has
+            its own.
+        """
+        self._code = next(code for code, known in _DTYPES.items() if known == dtype)
+        self._dtype = dtype
+        self._places: dict[str, _Place] = {}
+        self._files: list[BinaryIO] = []
+        groups = _grouped(
+            {n: math.prod(shape) * dtype.itemsize for n, shape in shapes.items()},
+            file_bytes,
+        )
+        names = [ONE_FILE]
+        if len(groups) > 1:
+            total = len(groups)
+            names = [
+                f"model-{i:05}-of-{total:05}.safetensors" for i in range(1, total + 1)
+            ]
+            weight_map = {
+                name: file
+                for file, group in zip(names, groups, strict=True)
+                for name in group
+            }
+            total_size = sum(sum(group.values()) for group in groups)
+            index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        for file, group in zip(names, groups, strict=True):
+            self._start(folder / file, group, shapes)
+
+    def _start(
+        self, path: Path, sizes: dict[str, int], shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        """Write one header, and take room for the data."""
+        # transformers refuses files without this entry.
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for name, size in sizes.items():
+            header[name] = {
+                "dtype": self._code,
+                "shape": list(shapes[name]),
+                "data_offsets": [offset, offset + size],
+            }
+            offset += size
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # So that the data are aligned.
+        file = path.open("wb")
+        self._files.append(file)
+        file.write(len(text).to_bytes(8, "little") + text)
+        start = file.tell()
+        file.truncate(start + offset)
+        for name, size in sizes.items():
+            first = start + header[name]["data_offsets"][0]
+            self._places[name] = _Place(file, first, tuple(shapes[name]), size)
+
+    def write(self, name: str, rows: np.ndarray, first_row: int = 0) -> None:
+        """Write some rows of a tensor, or all.
+
+        Args:
+          name: of the tensor.
+          rows: [rows, ...], any float dtype: it is cast.
+          first_row: place of the first of them.
+        """
+        place = self._places[name]
+        assert rows.shape[1:] == place.shape[1:], (name, rows.shape)
+        assert first_row + rows.shape[0] <= place.shape[0], (name, rows.shape)
+        data = np.ascontiguousarray(rows, self._dtype).reshape(-1).view(np.uint8)
+        row_bytes = math.prod(place.shape[1:]) * self._dtype.itemsize
+        place.file.seek(place.first_byte + first_row * row_bytes)
+        place.file.write(data)
+        place.missing_bytes -= data.size
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the files; after no error, they are whole and on the disk."""
+        with contextlib.ExitStack() as files:
+            for file in self._files:
+                files.enter_context(file)
+            if error is not None:
+                return
+            for file in self._files:
+                file.flush()
+                os.fsync(file.fileno())
+        missing = [name for name, place in self._places.items() if place.missing_bytes]
+        assert not missing, f"not written as a whole: {missing}"
+
+
+def _grouped(sizes: dict[str, int], file_bytes: int) -> list[dict[str, int]]:
+    """Divide tensors among files, in their order."""
+    groups: list[dict[str, int]] = [{}]
+    for name, size in sizes.items():
+        if groups[-1] and sum(groups[-1].values()) + size > file_bytes:
+            groups.append({})
+        groups[-1][name] = size
+    return groups

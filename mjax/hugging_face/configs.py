@@ -1,0 +1,263 @@
+"""The configurations of each family: their keys to our fields, and back.
+
+Enters: the keys of a config.json, or a ModelConfig. Leaves: the other one. What is
+written is not checked here: `families` reads it back and compares.
+
+Source: transformers 5.23, `configuration_*.py` and `modeling_*.py` of each family;
+defaults of absent keys are those of its configuration classes.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from mjax.hugging_face.keys import Keys
+from mjax.model import ModelConfig
+
+Json = dict[str, Any]
+
+
+def pattern(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the shortest pattern that repeats to these values."""
+    return next(
+        tuple(values[:n])
+        for n in range(1, len(values) + 1)
+        if all(value == values[i % n] for i, value in enumerate(values))
+    )
+
+
+def fraction(width: int, head_width: int) -> float:
+    """Return a share of the head that is `width`, after it is rounded down."""
+    share = width / head_width
+    return share if int(head_width * share) >= width else math.nextafter(share, 1)
+
+
+# ------------------------------------------------------------------------------- GPT-J
+
+_GPTJ_ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+}
+
+
+def read_gptj(keys: Keys) -> ModelConfig:
+    """Translate the keys of a GPT-J model."""
+    d_model, heads = keys.size("n_embd"), keys.size("n_head")
+    activation = keys.take("activation_function", "gelu_new")
+    if activation not in _GPTJ_ACTIVATIONS:
+        raise ValueError(
+            f"config.json: activation_function={activation!r} is not one of "
+            f"{', '.join(_GPTJ_ACTIVATIONS)}"
+        )
+    rotated, head_width = keys.size("rotary_dim"), d_model // max(heads, 1)
+    if rotated % 2 or not 2 <= rotated <= head_width:
+        raise ValueError(
+            f"config.json: rotary_dim={rotated} must be even and at most the width of "
+            f"a head, {head_width}"
+        )
+    keys.expect("rotary", True)
+    keys.expect("scale_attn_weights", True)
+    return ModelConfig(
+        layers=keys.size("n_layer"),
+        d_model=d_model,
+        heads=heads,
+        d_ff=keys.size("n_inner", None, or_null=True),
+        vocab_size=keys.size("vocab_size"),
+        block="parallel",
+        norm="layernorm",
+        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
+        activation=_GPTJ_ACTIVATIONS[activation],
+        rope_fraction=fraction(rotated, head_width),
+        rope_interleaved=True,
+        tie_embeddings=keys.flag("tie_word_embeddings", False),
+        mlp_bias=True,
+        norm_bias=True,
+        head_bias=True,
+    )
+
+
+def write_gptj(model: ModelConfig, seq_len: int) -> Json:
+    """Give a model the keys of GPT-J, for sequences of a length."""
+    return {
+        "n_layer": model.layers,
+        "n_embd": model.d_model,
+        "n_head": model.heads,
+        "n_inner": model.ffn_width,
+        "n_positions": seq_len,
+        "rotary": True,
+        "rotary_dim": model.rope_config.rotated_width,
+        "activation_function": "gelu" if model.activation == "gelu" else "gelu_new",
+        "layer_norm_epsilon": model.norm_eps,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    }
+
+
+# ------------------------------------------- what Cohere2, Llama and Mistral have alike
+
+
+def _read_alike(keys: Keys, *, kv_heads: int | None) -> Json:
+    """Take the keys of sizes and positions; kv_heads is what an absent key means."""
+    keys.expect("hidden_act", "silu")
+    return {
+        "layers": keys.size("num_hidden_layers"),
+        "d_model": keys.size("hidden_size"),
+        "heads": keys.size("num_attention_heads"),
+        # Null is as many as query heads, for both of us.
+        "kv_heads": keys.size("num_key_value_heads", kv_heads, or_null=True),
+        "head_dim": keys.size("head_dim", None, or_null=True),
+        "d_ff": keys.size("intermediate_size"),
+        "vocab_size": keys.size("vocab_size"),
+        "activation": "swiglu",
+        **keys.rotary(),
+    }
+
+
+def _write_alike(model: ModelConfig, seq_len: int) -> Json:
+    linear = {"rope_type": "linear", "type": "linear", "factor": model.rope_scaling}
+    return {
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.d_model,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_width,
+        "intermediate_size": model.ffn_width,
+        "hidden_act": "silu",
+        "max_position_embeddings": seq_len,
+        # In the form of transformers 4, which 5 reads too. The reverse is not so: 4
+        # would overlook the keys of 5 and rotate with its default.
+        "rope_theta": model.rope_base,
+        "rope_scaling": None if model.rope_scaling == 1.0 else linear,
+        "attention_dropout": 0.0,
+    }
+
+
+# ----------------------------------------------------------------------------- Cohere2
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+def read_cohere2(keys: Keys) -> ModelConfig:
+    """Translate the keys of a Cohere2 model."""
+    alike = _read_alike(keys, kv_heads=None)
+    width = alike["d_model"] // max(alike["heads"], 1)
+    if alike["head_dim"] not in (None, width):
+        raise ValueError(
+            f"config.json: head_dim={alike['head_dim']} must be hidden_size / "
+            f"num_attention_heads = {width} in cohere2"
+        )
+    kinds = _cohere2_kinds(keys, alike["layers"])
+    window = keys.size("sliding_window", 4096)
+    tied = keys.flag("tie_word_embeddings", True)
+    keys.expect("use_embedding_sharing", tied)
+    keys.expect("use_parallel_block", True)
+    keys.expect("use_gated_activation", True)
+    keys.expect("use_qk_norm", False)
+    keys.expect("position_embedding_type", "rope_gptj")
+    keys.expect("rotary_pct", 1.0)
+    keys.expect("order_of_interleaved_layers", "local_attn_first")
+    return ModelConfig(
+        **alike,
+        block="parallel",
+        norm="layernorm",
+        norm_eps=keys.number("layer_norm_eps", 1e-5),
+        # Layers that see all keys have no positions.
+        window=pattern([window if kind == _SLIDING else None for kind in kinds]),
+        rope=pattern([kind == _SLIDING for kind in kinds]),
+        rope_interleaved=True,
+        tie_embeddings=tied,
+        attn_bias=keys.flag("attention_bias", False),
+        logit_scale=keys.number("logit_scale", 0.0625),
+    )
+
+
+def _cohere2_kinds(keys: Keys, layers: int) -> list[str]:
+    """Take the kind of each layer: a list, or in older files every n-th is full."""
+    every = keys.size("sliding_window_pattern", 4)
+    switch, kinds = keys.take("layer_switch", every), keys.take("layer_types", None)
+    if kinds is None:
+        if every < 1 or switch != every:
+            raise ValueError(
+                f"config.json: sliding_window_pattern={every} and layer_switch="
+                f"{switch} must be one positive number"
+            )
+        return [_SLIDING if (i + 1) % every else _FULL for i in range(layers)]
+    known = isinstance(kinds, list) and all(k in (_SLIDING, _FULL) for k in kinds)
+    if not known or len(kinds) != layers:
+        raise ValueError(
+            f"config.json: layer_types must have {layers} entries, {_SLIDING} or "
+            f"{_FULL}, got {kinds}"
+        )
+    return kinds
+
+
+def write_cohere2(model: ModelConfig, seq_len: int) -> Json:
+    """Give a model the keys of Cohere2, for sequences of a length."""
+    windows = [kind.window for kind in model.kinds if kind.window is not None]
+    return {
+        **_write_alike(model, seq_len),
+        "layer_norm_eps": model.norm_eps,
+        "layer_types": [_SLIDING if kind.window else _FULL for kind in model.kinds],
+        # transformers wants a number even where no layer uses it.
+        "sliding_window": windows[0] if windows else seq_len,
+        "attention_bias": model.attn_bias,
+        "logit_scale": model.logit_scale,
+    }
+
+
+# ------------------------------------------------------------------- Llama and Mistral
+
+
+def read_llama(keys: Keys) -> ModelConfig:
+    """Translate the keys of a Llama model."""
+    alike = _read_alike(keys, kv_heads=None)
+    if alike["d_model"] % max(alike["heads"], 1):
+        raise ValueError(
+            f"config.json: hidden_size={alike['d_model']} must be a multiple of "
+            f"num_attention_heads={alike['heads']} in llama"
+        )
+    return ModelConfig(
+        **alike,
+        block="serial",
+        norm="rmsnorm",
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        tie_embeddings=keys.flag("tie_word_embeddings", False),
+        attn_bias=keys.flag("attention_bias", False),
+        mlp_bias=keys.flag("mlp_bias", False),
+    )
+
+
+def write_llama(model: ModelConfig, seq_len: int) -> Json:
+    """Give a model the keys of Llama, for sequences of a length."""
+    return {
+        **_write_alike(model, seq_len),
+        "rms_norm_eps": model.norm_eps,
+        "attention_bias": model.attn_bias,
+        "mlp_bias": model.mlp_bias,
+    }
+
+
+def read_mistral(keys: Keys) -> ModelConfig:
+    """Translate the keys of a Mistral model."""
+    keys.expect("attention_bias", False)
+    keys.expect("mlp_bias", False)
+    window = keys.size("sliding_window", 4096, or_null=True)
+    return ModelConfig(
+        **_read_alike(keys, kv_heads=8),
+        block="serial",
+        norm="rmsnorm",
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        window=(window,),
+        tie_embeddings=keys.flag("tie_word_embeddings", False),
+    )
+
+
+def write_mistral(model: ModelConfig, seq_len: int) -> Json:
+    """Give a model the keys of Mistral, for sequences of a length."""
+    return {
+        **_write_alike(model, seq_len),
+        "rms_norm_eps": model.norm_eps,
+        "sliding_window": model.kinds[0].window,
+    }

@@ -1,0 +1,112 @@
+"""A model written as a folder that `transformers` loads.
+
+Enters: a source of tensors in our names and canonical form, and the architecture.
+Leaves: config.json and safetensors files. One slab of layers or rows is in memory at a
+time. Tokenizer files are not written: mjax' own are not theirs.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from mjax.ckpt.new_folder import new_folder
+from mjax.ckpt.safetensors import Writer
+from mjax.ckpt.source import TensorSource
+from mjax.hugging_face import families
+from mjax.hugging_face.params import CONFIG, PREFIX
+from mjax.hugging_face.tensors import is_stacked, our_shapes, their_shapes
+from mjax.model import ModelConfig
+
+_SLAB_BYTES = 2**30
+
+
+def write(
+    source: TensorSource,
+    model: ModelConfig,
+    out_dir: str | os.PathLike[str],
+    *,
+    seq_len: int,
+    family: str | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    eos_token_id: int | None = None,
+    file_bytes: int = 5_000_000_000,
+) -> str:
+    """Write a folder that transformers loads by itself; all of it, or nothing.
+
+    Args:
+      source: its tensors below "params." are written; others are not read.
+      model: their architecture.
+      out_dir: absent, or an empty folder.
+      seq_len: longest sequence that the model is meant for; no bound but for GPT-J.
+      family: one of `families.FAMILIES`; None is the first that can express the model.
+      dtype: in which the tensors are stored.
+      eos_token_id: the token that ends a document, at which generation stops.
+      file_bytes: size at which a file ends and another begins.
+    Returns:
+      The name of the family.
+    Raises:
+      ValueError: no family can express the model, the source is of another, or out_dir
+        is not empty.
+      RuntimeError: the disk failed.
+    """
+    chosen, config = families.hf_config(model, seq_len=seq_len, family=family)
+    _check_source(source, model)
+    shapes = their_shapes(model, chosen.tensors)
+    config |= {
+        # The name that transformers 4 and 5 both read.
+        "torch_dtype": dtype,
+        # Null, or the family's own tokens would be taken.
+        "bos_token_id": None,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": None,
+    }
+    stored = np.dtype(jnp.dtype(dtype))
+    with new_folder(out_dir) as folder:
+        text = json.dumps(config, indent=2, sort_keys=True)
+        (folder / CONFIG).write_text(text + "\n")
+        with Writer(folder, shapes, stored, file_bytes=file_bytes) as writer:
+            for path, shape in our_shapes(model).items():
+                tensor = chosen.tensors[path]
+                rows = shape[0] if is_stacked(path) else shapes[tensor.name][0]
+                for first, slab in _slabs(source, PREFIX + path, rows):
+                    if not is_stacked(path):
+                        writer.write(tensor.name, slab, first)
+                        continue
+                    for layer, ours in enumerate(slab, first):
+                        name = tensor.name.format(layer)
+                        writer.write(name, tensor.to_theirs(ours))
+    return chosen.name
+
+
+def _slabs(
+    source: TensorSource, name: str, rows: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the first rows of a tensor (layers, tokens), as many at once as fit."""
+    shape = source.shape(name)
+    row_bytes = math.prod(shape[1:]) * source.dtype(name).itemsize
+    step = max(_SLAB_BYTES // row_bytes, 1)
+    for first in range(0, rows, step):
+        part = slice(first, min(first + step, rows))
+        yield first, source.read(name, (part, *(slice(None),) * (len(shape) - 1)))
+
+
+def _check_source(source: TensorSource, model: ModelConfig) -> None:
+    """Refuse a source whose parameters are not those of the model."""
+    held: dict[str, Any] = {
+        name: source.shape(name) for name in source.names() if name.startswith(PREFIX)
+    }
+    wanted = {PREFIX + path: shape for path, shape in our_shapes(model).items()}
+    wrong = [
+        f"  {name}: there {held.get(name)}, the model has {wanted.get(name)}"
+        for name in sorted(wanted | held)
+        if held.get(name) != wanted.get(name)
+    ]
+    if wrong:
+        raise ValueError(
+            "the tensors to write are not those of the model:\n" + "\n".join(wrong)
+        )

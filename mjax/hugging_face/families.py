@@ -1,0 +1,183 @@
+"""The families of models that both sides can express: configurations, both ways.
+
+Enters: the contents of a config.json, or a ModelConfig. Leaves: the other one. Whatever
+one side cannot express is refused by name. For ours that is no list kept by hand: a
+config is written in their form, read back, and compared.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mjax.hugging_face import configs
+from mjax.hugging_face.configs import Json
+from mjax.hugging_face.keys import Keys
+from mjax.hugging_face.tensors import COHERE2, GPTJ, LLAMA, Tensors
+from mjax.model import ModelConfig
+
+_FREE = ("vocab_multiple", "dropout", "init", "init_std", "attention", "remat")
+"""Fields that change neither the parameters that count nor what is computed of them."""
+
+_ROPE = ("rope_base", "rope_scaling", "rope_fraction", "rope_interleaved")
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One of their architectures."""
+
+    name: str
+    """As config.json says: model_type."""
+    architecture: str
+    """The class of transformers that loads it."""
+    tensors: Tensors
+    read: Callable[[Keys], ModelConfig]
+    """Their configuration to ours."""
+    write: Callable[[ModelConfig, int], Json]
+    """Ours to theirs, of a length of sequences; what does not fit is left out."""
+
+
+def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
+    """Translate the contents of a config.json.
+
+    Raises:
+      ValueError: it is of another family, or has an option that mjax has not.
+    """
+    keys = Keys(hf_config)
+    model = family_of(hf_config).read(keys)
+    keys.check_empty()
+    return model
+
+
+def family_of(hf_config: Mapping[str, Any]) -> Family:
+    """Find the family that a config.json names.
+
+    Raises:
+      ValueError: there is none.
+    """
+    kind, classes = hf_config.get("model_type"), hf_config.get("architectures") or []
+    for family in FAMILIES:
+        if kind == family.name and classes in ([], [family.architecture]):
+            return family
+    known = ", ".join(f"{f.name} ({f.architecture})" for f in FAMILIES)
+    raise ValueError(
+        f"config.json: mjax has no model_type {kind!r} with architectures {classes}; "
+        f"it reads {known}"
+    )
+
+
+def hf_config(
+    model: ModelConfig, *, seq_len: int, family: str | None = None
+) -> tuple[Family, Json]:
+    """Express an architecture in the form of a family.
+
+    Args:
+      model: the architecture.
+      seq_len: longest sequence that the model is meant for.
+      family: its name; None is the first that can.
+    Returns:
+      the family, and what goes into config.json of the architecture.
+    Raises:
+      ValueError: the family cannot express an option, or none can; each is named.
+    """
+    if family is not None:
+        named = [f for f in FAMILIES if f.name == family]
+        if not named:
+            known = ", ".join(f.name for f in FAMILIES)
+            raise ValueError(f"no family {family!r}; there are {known}")
+        return named[0], _express(named[0], model, seq_len)
+    refusals = []
+    for candidate in FAMILIES:
+        try:
+            return candidate, _express(candidate, model, seq_len)
+        except ValueError as error:
+            refusals.append(str(error))
+    raise ValueError(
+        "no family of Hugging Face can express this model:\n" + "\n".join(refusals)
+    )
+
+
+def _express(family: Family, model: ModelConfig, seq_len: int) -> Json:
+    """Write in the form of a family what it can hold, and see what comes back."""
+    theirs: Json = {
+        "architectures": [family.architecture],
+        "model_type": family.name,
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.tie_embeddings,
+        **family.write(model, seq_len),
+    }
+    try:
+        back = model_config(theirs)
+    except ValueError as error:
+        raise ValueError(f"{family.name} cannot express this model: {error}") from error
+    lost = [
+        f"  {flag(name, ours)}; {family.name} would have {flag(name, theirs)}"
+        for name, (ours, theirs) in differences(model, back).items()
+    ]
+    if lost:
+        raise ValueError(
+            f"{family.name} cannot express this model:\n" + "\n".join(lost)
+        )
+    return theirs
+
+
+def essence(model: ModelConfig) -> Json:
+    """Return the fields that decide parameters and maths, each in its only form.
+
+    Those of positions are left out where no layer has any.
+    """
+    fields = {
+        field.name: getattr(model, field.name)
+        for field in dataclasses.fields(model)
+        if field.name not in _FREE
+    }
+    fields |= {
+        "kv_heads": model.num_kv_heads,
+        "head_dim": model.head_width,
+        "d_ff": model.ffn_width,
+        "window": configs.pattern([kind.window for kind in model.kinds]),
+        "rope": configs.pattern([kind.rotate for kind in model.kinds]),
+        "rope_fraction": configs.fraction(
+            model.rope_config.rotated_width, model.head_width
+        ),
+    }
+    return {k: v for k, v in fields.items() if any(model.rope) or k not in _ROPE}
+
+
+def differences(a: ModelConfig, b: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two models differ, with the values of both."""
+    first, second = essence(a), essence(b)
+    return {
+        name: (first[name], second[name])
+        for name in first
+        if name in second and first[name] != second[name]
+    }
+
+
+def flag(name: str, value: Any) -> str:
+    """Write a field of a model as a flag of the command line."""
+    word = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--model.{'' if value else 'no-'}{word}"
+    values = value if isinstance(value, tuple) else (value,)
+    return f"--model.{word} " + " ".join(map(str, values))
+
+
+FAMILIES = (
+    Family("gptj", "GPTJForCausalLM", GPTJ, configs.read_gptj, configs.write_gptj),
+    Family(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        COHERE2,
+        configs.read_cohere2,
+        configs.write_cohere2,
+    ),
+    Family("llama", "LlamaForCausalLM", LLAMA, configs.read_llama, configs.write_llama),
+    Family(
+        "mistral",
+        "MistralForCausalLM",
+        LLAMA,
+        configs.read_mistral,
+        configs.write_mistral,
+    ),
+)
+"""In the order in which they are tried on a model."""

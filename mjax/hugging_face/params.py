@@ -1,0 +1,178 @@
+"""Parameters read from a folder of Hugging Face, box by box.
+
+Enters: a folder with config.json and safetensors files. Leaves: a source of tensors in
+our names and canonical form, float32, whose vocabulary is padded with zeros. Nothing is
+read before it is asked for, and then only the rows that were: each process of a run
+reads what its devices hold.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mjax.ckpt.safetensors import Files
+from mjax.ckpt.source import Index
+from mjax.hugging_face import families
+from mjax.hugging_face.tensors import (
+    NO_PARAMETERS,
+    Tensors,
+    is_stacked,
+    our_shapes,
+    their_shapes,
+)
+from mjax.model import ModelConfig
+
+PREFIX = "params."
+"""Checkpoints hold the parameters under these names, beside other state."""
+
+CONFIG = "config.json"
+_NAMED = 5
+
+
+class HuggingFaceParams:
+    """The parameters of one folder: a `ckpt.source.TensorSource`."""
+
+    def __init__(self, files: Files, model: ModelConfig, tensors: Tensors) -> None:
+        """Check that the files hold the model's tensors, no more and no less.
+
+        Args:
+          files: opened.
+          model: the architecture.
+          tensors: of its family.
+        Raises:
+          ValueError: tensors are absent, unknown, or of another shape.
+        """
+        wanted = their_shapes(model, tensors)
+        held = {
+            name: files.shape(name)
+            for name in files.names()
+            if not any(re.fullmatch(pattern, name) for pattern in NO_PARAMETERS)
+        }
+        wrong = [
+            f"  {name}: stored {_shown(held.get(name))}, "
+            f"config.json means {_shown(wanted.get(name))}"
+            for name in [*wanted, *(name for name in held if name not in wanted)]
+            if held.get(name) != wanted.get(name)
+        ]
+        if wrong:
+            more = [f"  and {len(wrong) - _NAMED} more"] * (len(wrong) > _NAMED)
+            raise ValueError(
+                f"the tensors of {files.folder} are not those of its {CONFIG}:\n"
+                + "\n".join(wrong[:_NAMED] + more)
+            )
+        self._files = files
+        self._tensors = tensors
+        self._shapes = our_shapes(model)
+
+    def names(self) -> Iterator[str]:
+        """Return the names of all parameters, as checkpoints have them."""
+        return (PREFIX + path for path in self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a shape: stacked over layers, the vocabulary padded."""
+        return self._shapes[name.removeprefix(PREFIX)]
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return float32, whatever the files hold: none of their dtypes is wider."""
+        return np.dtype(np.float32)
+
+    def read(self, name: str, index: Index = ...) -> np.ndarray:
+        """Return one box of a parameter, float32.
+
+        Args:
+          name: of the parameter.
+          index: one slice of step 1 for each dim; ... is all of it.
+        """
+        path, shape = name.removeprefix(PREFIX), self.shape(name)
+        slices = (slice(None),) * len(shape) if index is ... else index
+        bounds = [s.indices(n)[:2] for s, n in zip(slices, shape, strict=True)]
+        # Zeros, for the rows beyond the vocabulary of the files.
+        box = np.zeros([max(stop - start, 0) for start, stop in bounds], np.float32)
+        tensor = self._tensors[path]
+        if not is_stacked(path):
+            held = tensor.to_ours(self._files.view(tensor.name), shape)
+            part = held[tuple(slice(*b) for b in bounds)]
+            box[tuple(slice(n) for n in part.shape)] = part
+            return box
+        inner = tuple(slice(*b) for b in bounds[1:])
+        for place, layer in enumerate(range(*bounds[0])):
+            theirs = self._files.view(tensor.name.format(layer))
+            box[place] = tensor.to_ours(theirs, shape[1:])[inner]
+        return box
+
+
+def open_params(
+    folder: str | os.PathLike[str], model: ModelConfig
+) -> HuggingFaceParams:
+    """Open a folder for a run with this model; only configuration and headers are read.
+
+    Args:
+      folder: in the form of Hugging Face.
+      model: the run's; it may differ from the folder's in what changes neither
+        parameters nor maths (attention backend, remat, dropout, initialisation, padding
+        of the vocabulary).
+    Raises:
+      ValueError: it is no such folder, mjax has no such model, or the run's differs.
+      RuntimeError: a file is absent or damaged.
+    """
+    family, theirs = read_config(folder)
+    differing = [
+        f"  {families.flag(name, held)}; this run has {families.flag(name, ours)}"
+        for name, (held, ours) in families.differences(theirs, model).items()
+    ]
+    if differing:
+        raise ValueError(
+            f"{folder} ({family.name}) holds another model than this run's:\n"
+            + "\n".join(differing)
+            + "\nGive these flags; --data.vocab model keeps a --model.vocab-size that "
+            "is not the tokenizer's"
+        )
+    return HuggingFaceParams(Files(folder), model, family.tensors)
+
+
+def read_config(
+    folder: str | os.PathLike[str],
+) -> tuple[families.Family, ModelConfig]:
+    """Return the family and the architecture of a folder.
+
+    Raises:
+      ValueError: it has no config.json, or mjax has no such model.
+      RuntimeError: the file is damaged.
+    """
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is missing: give a folder as save_pretrained of transformers "
+            "writes it"
+        )
+    try:
+        config: Any = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RuntimeError(f"{path} is damaged: {error}") from error
+    if not isinstance(config, dict):
+        raise RuntimeError(f"{path} is damaged: no mapping of keys")
+    try:
+        return families.family_of(config), families.model_config(config)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def flags_of(folder: str | os.PathLike[str]) -> str:
+    """Return the flags that make a run's model that of a folder, on one line.
+
+    Raises:
+      ValueError: as `read_config`.
+      RuntimeError: as `read_config`.
+    """
+    _, model = read_config(folder)
+    flags = [families.flag(name, v) for name, v in families.essence(model).items()]
+    return " ".join(["--data.vocab model", *flags])
+
+
+def _shown(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else str(list(shape))

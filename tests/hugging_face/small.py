@@ -1,0 +1,106 @@
+"""Small models of every family: their config.json, and random parameters of ours."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mjax.ckpt.source import Index
+from mjax.hugging_face.families import model_config
+from mjax.hugging_face.tensors import our_shapes
+from mjax.model import ModelConfig
+
+VOCAB, WINDOW = 61, 5
+
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+# Every option that a family has, away from its default.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gptj": {
+        "model_type": "gptj",
+        "vocab_size": VOCAB,
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_inner": 48,
+        "n_positions": 64,
+        "rotary_dim": 4,
+        "layer_norm_epsilon": 0.01,
+    },
+    "cohere2": {
+        **_SIZES,
+        "model_type": "cohere2",
+        "num_hidden_layers": 5,
+        "sliding_window": WINDOW,
+        "attention_bias": True,
+        "logit_scale": 0.5,
+        "layer_norm_eps": 0.01,
+        "rope_theta": 50_000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    "llama": {
+        **_SIZES,
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 0.01,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    "mistral": {
+        **_SIZES,
+        "model_type": "mistral",
+        "num_hidden_layers": 4,
+        "head_dim": 12,
+        "rms_norm_eps": 0.02,
+        "sliding_window": WINDOW,
+    },
+}
+
+
+def small_model(family: str) -> ModelConfig:
+    return model_config(CONFIGS[family])
+
+
+class Arrays:
+    """A source of tensors over arrays in memory."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays = arrays
+
+    def names(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.arrays[name].shape
+
+    def dtype(self, name: str) -> np.dtype:
+        return self.arrays[name].dtype
+
+    def read(self, name: str, index: Index = ...) -> np.ndarray:
+        return self.arrays[name][index]
+
+
+def random_params(model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    """No entry is 0 or 1, but the padding of the vocabulary, which is 0."""
+    rng = np.random.default_rng(seed)
+    params = {}
+    for path, shape in our_shapes(model).items():
+        is_table = path in ("embed.table", "head.table", "head.bias")
+        # Sums over the inputs of a projection are then of the size of one of them.
+        inputs = model.d_model if path.endswith(("table", "wq", "wk", "wv")) else 40
+        leaf = rng.normal(0, inputs**-0.5, shape).astype(np.float32)
+        if path.endswith("scale"):
+            leaf += 1
+        if is_table:
+            leaf[model.vocab_size :] = 0
+        params[f"params.{path}"] = leaf
+    return params
