@@ -10,55 +10,40 @@ SIGTERM instead. Each row that any of them wrote is compared with the row of a r
 was left alone. Writes docs/benchmarks/chaos.md and chaos.jsonl, a line for each time
 the processes were started, and ends with 1 if anything differs.
 
-The four are forks of this process, which has imported what they need and touched no
-device; from there on each is `python -m mjax.train`.
+What was done before --limit-s is in the log: --more goes on from there.
 """
 
 import argparse
-import atexit
-import collections
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
 import random
-import re
-import runpy
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
-# What the processes import, so that a fork has it.
-import mjax.ckpt.manager
-import mjax.data.loader
-import mjax.loop
-import mjax.recipes
-import mjax.report
-import mjax.traced  # noqa: F401
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store
-from scripts.evidence import (
-    BENCHMARKS_DIR,
-    REPOSITORY,
-    Table,
-    read_metrics,
-    without_timing,
-    write_page,
+from scripts.chaos_log import (
+    Fault,
+    Generation,
+    Settings,
+    count_faults,
+    read_log,
+    write_report,
 )
+from scripts.chaos_processes import NUM_PROCESSES, SILENCE_LIMIT_S, Group
+from scripts.evidence import BENCHMARKS_DIR, commit, read_metrics, without_timing
 
-NUM_PROCESSES = 4
 RUN = (
     *("--recipe", "debug", "--model.layers", "2", "--model.window", "16"),
     *("--simulate-devices", "2", "--mesh.pp", "2", "--mesh.tp", "2"),
@@ -69,27 +54,8 @@ XLA_FLAGS = (
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
 AIMS = ("start", "restore", "steps", "save", "commit")
-SILENCE_LIMIT_S = 300.0
-"""A process group that writes neither text nor a row for so long has failed."""
-_PR_SET_PDEATHSIG = 1
 
 Row = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fault:
-    """What is done to one generation of processes."""
-
-    aim: str
-    """One of AIMS, or "none": it is left alone."""
-    signal: int
-    rank: int
-    count: int
-    """Of the rows, or of the folders, that are waited for."""
-    share: float
-    """Of the usual length of what is aimed at: when it happens, from its begin."""
-    grace_s: float
-    """How long the other processes live on."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -102,41 +68,6 @@ class Usual:
     save_s: float = 0.3
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Generation:
-    """One start of the four processes, and how it ended."""
-
-    run: int
-    fault: Fault
-    phase: str
-    """What process 0 was seen to do when the signal was sent; "" without one."""
-    codes: list[int]
-    """Exit code of each process, -9 for SIGKILL."""
-    resumed: int
-    """Step that was restored; 0 for a new state, -1 if it did not come so far."""
-    committed: list[int]
-    """Steps in the store when all processes had ended."""
-    unfinished: list[str]
-    first_row: int
-    last_row: int
-    recomputed: int
-    """Rows that a generation before had written."""
-    problems: list[str]
-    wall_s: float
-    cpu_s: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The first line of the log."""
-
-    kills: int
-    terms: int
-    steps: int
-    seed: int
-    commit: str
-
-
 def main() -> int:
     """Run everything, write page and log, return 1 if anything differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -145,6 +76,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200, help="of a run")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     parser.add_argument("--limit-s", type=float, default=3600, help="then no more")
+    parser.add_argument("--more", action="store_true", help="go on with the log")
     parser.add_argument("--page", action="store_true", help="from the log, run nothing")
     parser.add_argument("--log", default=str(BENCHMARKS_DIR / "chaos.jsonl"))
     parser.add_argument("--keep-dir", help="folder to work in, kept; else a temporary")
@@ -154,49 +86,44 @@ def main() -> int:
             folder = args.keep_dir or stack.enter_context(tempfile.TemporaryDirectory())
             run_all(args, Path(folder))
     settings, generations = read_log(Path(args.log))
-    print(write_report(settings, generations))
+    print(write_report(settings, generations, RUN))
     problems = [text for one in generations for text in one.problems]
     is_whole = count_faults(generations, signal.SIGKILL) == settings.kills
     return int(bool(problems) or not is_whole)
 
 
 def run_all(args: argparse.Namespace, folder: Path) -> None:
-    """Run undisturbed, then with all faults; write the log line by line."""
+    """Run undisturbed, then with all faults; write the log line by line.
+
+    With --more the log stays, and the faults that it has are left out.
+    """
     # A start must be cheap to be repeated often: no passes of LLVM, all in the cache.
     os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     until_s = time.perf_counter() + args.limit_s
-    supervisor = Supervisor(folder, args.steps)
-    supervisor.run_reference()
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True)
-    settings = Settings(
-        kills=args.kills,
-        terms=args.terms,
-        steps=args.steps,
-        seed=args.seed,
-        commit=commit.stdout.strip(),
-    )
     faults = draw_faults(args.kills, args.terms, random.Random(args.seed))
-    with Path(args.log).open("w") as log:
-        log.write(json.dumps(dataclasses.asdict(settings)) + "\n")
+    path, done = Path(args.log), []
+    if args.more:
+        settings, done = read_log(path)
+        asked = Settings(args.kills, args.terms, args.steps, args.seed)
+        if settings != asked:
+            raise ValueError(f"the log is of {settings}, not of {asked}")
+        faults = faults[sum(one.phase != "" for one in done) :]
+    else:
+        settings = Settings(args.kills, args.terms, args.steps, args.seed)
+        path.write_text(json.dumps(dataclasses.asdict(settings)) + "\n")
+    supervisor = Supervisor(
+        folder, args.steps, first_run=max((one.run + 1 for one in done), default=0)
+    )
+    supervisor.run_reference()
+    with path.open("a") as log:
         for generation in supervisor.run_faults(faults, until_s):
             line = json.dumps(dataclasses.asdict(generation))
             print(line, flush=True)
             log.write(line + "\n")
             log.flush()
-
-
-def read_log(path: Path) -> tuple[Settings, list[Generation]]:
-    """Read what `run_all` has written."""
-    first, *lines = path.read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    return Settings(**json.loads(first)), [
-        Generation(**{**record, "fault": Fault(**record["fault"])})
-        for record in records
-    ]
 
 
 def draw_faults(kills: int, terms: int, rng: random.Random) -> list[Fault]:
@@ -219,13 +146,14 @@ def draw_faults(kills: int, terms: int, rng: random.Random) -> list[Fault]:
 class Supervisor:
     """Starts the four processes, watches them, and compares what they wrote."""
 
-    def __init__(self, folder: Path, num_steps: int) -> None:
-        """Name the folder of all runs; it exists."""
+    def __init__(self, folder: Path, num_steps: int, *, first_run: int) -> None:
+        """Name the folder of all runs; it exists, without the run of that number."""
         self._folder = folder
         self._num_steps = num_steps
         self._reference: dict[int, Row] = {}
         self._usual = Usual()
-        self._run = 0
+        self._run = first_run
+        self._commit = commit()
         self._written: set[int] = set()
         """Steps of the present run of which there was a row."""
 
@@ -274,7 +202,7 @@ class Supervisor:
         group = Group(self._flags(work_dir), work_dir)
         phase = _strike(group, fault, self._usual)
         codes = group.wait(fault.grace_s if phase and fault.signal == 9 else None)
-        self._usual = group.measured(self._usual)
+        self._usual.restore_s = group.restore_s() or self._usual.restore_s
         resumed = group.resumed()
         first, last, recomputed, problems = self._compare(
             work_dir, resumed if group.has_begun() else self._num_steps
@@ -284,6 +212,7 @@ class Supervisor:
         if problems:
             problems.append(f"log: {group.log}")
         return Generation(
+            commit=self._commit,
             run=self._run,
             fault=fault,
             phase=phase,
@@ -324,156 +253,6 @@ class Supervisor:
     def _flags(self, work_dir: Path) -> list[str]:
         steps = ("--steps", str(self._num_steps))
         return [*RUN, *steps, "--work-dir", str(work_dir)]
-
-
-class Group:
-    """Four processes of one run."""
-
-    def __init__(self, flags: list[str], work_dir: Path) -> None:
-        """Start them.
-
-        Args:
-          flags: of the command, without those of the launcher.
-          work_dir: of the run; the log of process 0 goes beside it.
-        """
-        self._store = work_dir / "checkpoints"
-        self._rows = work_dir / "metrics.jsonl"
-        self.log = work_dir.with_name(f"{work_dir.name}-{time.monotonic_ns()}.log")
-        self._known = self._folders()
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        flags = [
-            *(*flags, "--distributed.coordinator", f"127.0.0.1:{port}"),
-            *("--distributed.num-processes", str(NUM_PROCESSES)),
-        ]
-        self.started_s = time.perf_counter()
-        self._pids = [
-            _fork(
-                [*flags, "--distributed.process-id", str(rank)],
-                self.log if rank == 0 else self.log.with_suffix(f".{rank}"),
-            )
-            for rank in range(NUM_PROCESSES)
-        ]
-        self._codes: dict[int, int] = {}
-        self.cpu_s = 0.0
-        """Of the processes that have ended."""
-
-    def is_whole(self) -> bool:
-        """Say whether all processes live."""
-        for pid in self._pids:
-            if pid not in self._codes:
-                found, status, usage = os.wait4(pid, os.WNOHANG)
-                if found:
-                    self.cpu_s += usage.ru_utime + usage.ru_stime
-                    self._codes[pid] = os.waitstatus_to_exitcode(status)
-        return not self._codes
-
-    def kill(self, rank: int, number: int) -> None:
-        """Send a signal to one process."""
-        os.kill(self._pids[rank], number)
-
-    def wait(self, grace_s: float | None = None) -> list[int]:
-        """Wait until all have ended, and end those that do not; return the exit codes.
-
-        Args:
-          grace_s: after which they are killed; None: a minute after the end of one,
-            or after a long silence.
-        """
-        until_s = None if grace_s is None else time.perf_counter() + grace_s
-        heard_s, heard = time.perf_counter(), -1
-        while len(self._codes) < NUM_PROCESSES:
-            now_s = time.perf_counter()
-            if not self.is_whole() and until_s is None:
-                until_s = now_s + 60
-            if self._heard() != heard:
-                heard_s, heard = now_s, self._heard()
-            if (until_s and now_s > until_s) or now_s > heard_s + SILENCE_LIMIT_S:
-                for pid in self._pids:
-                    if pid not in self._codes:
-                        os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-        return [self._codes[pid] for pid in self._pids]
-
-    def text(self) -> str:
-        """Return what process 0 has printed."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-    def resumed(self) -> int:
-        """Return the step from which it went on, 0 for a new state, -1 if not yet."""
-        found = re.search(r"resuming after step (\d+)", self.text())
-        if found:
-            return int(found[1])
-        return 0 if self.has_begun() else -1
-
-    def has_begun(self) -> bool:
-        """Say whether the state is there, and rows of steps to come are dropped."""
-        return "MFU" in self.text()
-
-    def new_rows(self) -> int:
-        """Return how many rows this generation has written."""
-        if not self.has_begun() or not self._rows.exists():
-            return 0
-        return self._rows.read_bytes().count(b"\n") - self.resumed()
-
-    def new_folders(self, *, unfinished: bool) -> set[str]:
-        """Return the folders that appeared in the store since the start."""
-        fresh = self._folders() - self._known
-        return {name for name in fresh if (".unfinished-" in name) == unfinished}
-
-    def phase(self) -> str:
-        """Say what process 0 is doing, by what can be seen of it."""
-        text = self.text()
-        if "start-up: compile" not in text:
-            return "start"
-        if not self.has_begun():
-            return "restore"
-        if not self.new_rows():
-            return "first step"
-        newest = max((int(n) for n in self._folders() if n.isdigit()), default=0)
-        writing = [
-            int(name.partition(".")[0]) for name in self.new_folders(unfinished=True)
-        ]
-        if any(step > newest for step in writing):
-            return "save"
-        return "removal of an old step" if writing else "steps"
-
-    def measured(self, before: Usual) -> Usual:
-        """Return how long start and restoring took, where it came so far."""
-        found = re.search(r"restored in ([0-9.]+) s", self.text())
-        if found is None:
-            return before
-        return dataclasses.replace(before, restore_s=float(found[1]))
-
-    def _heard(self) -> int:
-        size = self._rows.stat().st_size if self._rows.exists() else 0
-        return len(self.text()) + size
-
-    def _folders(self) -> set[str]:
-        return set(os.listdir(self._store)) if self._store.exists() else set()
-
-
-def _fork(flags: list[str], log: Path) -> int:
-    """Start `python -m mjax.train` in a fork of this process; return its id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 70
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.chdir(REPOSITORY)
-        sys.argv = ["mjax.train", *flags]
-        runpy.run_module("mjax.train", run_name="__main__")
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 70
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        atexit._run_exitfuncs()  # as an interpreter that ends: jax says good-bye there
-        sys.stdout.flush()
-        os._exit(code)
 
 
 def _strike(group: Group, fault: Fault, usual: Usual) -> str:
@@ -553,138 +332,6 @@ def _damaged(store: Store) -> list[str]:
         text = file.read()
     os.waitpid(pid, 0)
     return json.loads(text) if text else ["the verification itself failed"]
-
-
-# --------------------------------------------------------------------------- the report
-
-
-def count_faults(generations: list[Generation], number: int) -> int:
-    """Count the generations that got a signal."""
-    return sum(one.phase != "" and one.fault.signal == number for one in generations)
-
-
-def write_report(settings: Settings, generations: list[Generation]) -> Path:
-    """Write the page."""
-    command = (
-        f"python -m scripts.chaos --kills {settings.kills} --terms {settings.terms} "
-        f"--steps {settings.steps} --seed {settings.seed}"
-    )
-    tables = [
-        _outcome(settings, generations),
-        _by_phase(generations),
-        _terms(generations),
-    ]
-    return write_page("chaos", "Killed at random", command, tables)
-
-
-def _outcome(settings: Settings, generations: list[Generation]) -> Table:
-    rows_of = collections.Counter[str]()
-    for one in generations:
-        rows_of["written"] += one.last_row - one.first_row + 1 if one.last_row else 0
-        rows_of["again"] += one.recomputed
-    problems = [text for one in generations for text in one.problems]
-    kills = count_faults(generations, signal.SIGKILL)
-    killed = [one for one in generations if one.phase and one.fault.signal == 9]
-    wall_s = sum(one.wall_s for one in generations)
-    rows = [
-        ["SIGKILL sent", str(kills)],
-        ["starts of the four processes", str(len(generations))],
-        ["runs that came to their end", str(sum(0 in g.codes for g in generations))],
-        ["starts that restored a step", str(sum(g.resumed > 0 for g in generations))],
-        ["rows written and compared", str(rows_of["written"])],
-        ["of these steps computed again", str(rows_of["again"])],
-        ["most steps lost by one kill", str(_most_lost(generations))],
-        ["kills that left an unfinished folder", str(_num_unfinished(killed))],
-        ["states that could not be restored, rows that differ", str(len(problems))],
-        ["wall time, CPU time", f"{wall_s / 60:.0f} min, {_cpu_s(generations):.0f} s"],
-    ]
-    return Table(
-        title="What was done, and what was found",
-        text=(
-            f"On commit {settings.commit}, 4 processes with 2 simulated devices each "
-            f"on 2 cores: `{' '.join(RUN)} --steps {settings.steps}` (pp 2 x dp 2 x tp "
-            f"2, ZeRO 2), `XLA_FLAGS={' '.join(XLA_FLAGS)}`. A signal goes to one "
-            "process, drawn; the others are killed 0, 0.1, 0.5 or 2 s later (drawn), "
-            "and all are started again on a new port. After each fault every committed "
-            "step is read and compared with its checksums, and every row of "
-            "metrics.jsonl, those that will be dropped and computed again included, is "
-            "compared with that of a run that was left alone: all fields but the "
-            "timing, exactly. Each start must resume at the newest committed step. "
-            "Each start is a line of [chaos.jsonl](chaos.jsonl). Other programs shared "
-            "the cores: times say nothing."
-        ),
-        header=("", "found"),
-        rows=[*rows, *([[text, "**PROBLEM**"] for text in problems])],
-    )
-
-
-def _cpu_s(generations: list[Generation]) -> float:
-    return sum(one.cpu_s for one in generations)
-
-
-def _most_lost(generations: list[Generation]) -> int:
-    """Return the most rows that lay after the newest committed step."""
-    lost = [
-        one.last_row - max(one.committed, default=0)
-        for one in generations
-        if one.phase and one.fault.signal == signal.SIGKILL and one.last_row
-    ]
-    return max(0, *lost) if lost else 0
-
-
-def _num_unfinished(killed: list[Generation]) -> int:
-    return sum(bool(one.unfinished) for one in killed)
-
-
-def _by_phase(generations: list[Generation]) -> Table:
-    hits = collections.Counter(
-        (one.phase, one.fault.rank)
-        for one in generations
-        if one.phase and one.fault.signal == signal.SIGKILL
-    )
-    phases = sorted({phase for phase, _ in hits})
-    ranks = range(NUM_PROCESSES)
-    return Table(
-        title="SIGKILL, by phase and process",
-        text=(
-            "What process 0 was doing at that moment, by what it had printed and "
-            "which folders were there. Aimed at with equal chances: start, restoring, "
-            "steps, a folder that is being written, and the first 0.1 s after a step "
-            "has appeared."
-        ),
-        header=("phase", *(f"process {rank}" for rank in ranks), "in all"),
-        rows=[
-            [
-                phase,
-                *(str(hits[phase, rank]) for rank in ranks),
-                str(sum(hits[phase, rank] for rank in ranks)),
-            ]
-            for phase in phases
-        ],
-    )
-
-
-def _terms(generations: list[Generation]) -> Table:
-    rows = []
-    for one, after in zip(generations, [*generations[1:], None], strict=True):
-        if one.phase and one.fault.signal == signal.SIGTERM:
-            saved = max(one.committed, default=0)
-            rows.append(
-                [
-                    *(str(one.fault.rank), one.phase, str(one.codes)),
-                    *(str(one.last_row), str(saved)),
-                    str(after.recomputed if after else 0),
-                ]
-            )
-    return Table(
-        title="SIGTERM to one process",
-        text="All four save the same step and end with 42; nothing is computed again.",
-        header=(
-            *("process", "phase", "exit codes", "last row", "saved step"),
-            "steps computed again after it",
-        ),
-        rows=rows,
-    )
 
 
 if __name__ == "__main__":

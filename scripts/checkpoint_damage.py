@@ -27,7 +27,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mjax.ckpt.manager import Checkpoints, CkptConfig
 from mjax.mesh.distributed import simulate_devices
-from scripts.evidence import REPOSITORY, Table, run_training, train_command, write_page
+from scripts.evidence import (
+    REPOSITORY,
+    Table,
+    commit,
+    run_training,
+    train_command,
+    write_page,
+)
 
 OLD, NEW = 1, 2
 """The steps that are saved; the newer one is damaged."""
@@ -223,8 +230,9 @@ def try_all(saved: Path, num_bits: int, seed: int) -> tuple[Table, Table, int]:
     table = Table(
         title="Every file, every damage",
         text=(
-            f"A state of 4 leaves (float32, bfloat16, int32) on 4 simulated devices, "
-            f"saved twice; the newer step is damaged and `Checkpoints.restore` called. "
+            f"On commit {commit()}: a state of 4 leaves (float32, bfloat16, int32) on "
+            "4 simulated devices, saved twice; the newer step is damaged and "
+            "`Checkpoints.restore` called. "
             f"*Noticed*: it is quarantined with the reason, and the older step comes "
             f"back bit for bit. *Harmless*: the newer step comes back bit for bit. "
             f"*Silent*: anything else. In all {total.total()} cases: "
@@ -254,8 +262,9 @@ _VERDICTS = (NOTICED, HARMLESS, SILENT)
 
 def _in_cell(text: str) -> str:
     """Shorten a text that goes into a cell, and leave out names that are drawn."""
-    text = re.sub(r"[0-9a-f]{32}", "<name>", re.sub(r"/tmp/\S*/", "<...>/", text))
-    return text.replace("|", "\\|")[:220]
+    text = re.sub(r"[0-9a-f]{32}", "(name)", re.sub(r"/tmp/\S*/", "(folder)/", text))
+    text = text.replace("|", "\\|")
+    return text if len(text) < 300 else f"{text[:300]}..."
 
 
 RUN = (

@@ -54,6 +54,15 @@ def write_page(name: str, title: str, command: str, tables: Sequence[Table]) -> 
     return path
 
 
+def commit() -> str:
+    """Return the short name of the commit that is checked out."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(
+        git, cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
 def train_command(*flags: str) -> list[str]:
     """Return the argument list of `python -m mjax.train` with these flags."""
     return [sys.executable, "-m", "mjax.train", *flags]

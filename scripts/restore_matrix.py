@@ -29,7 +29,7 @@ from mjax.optim import OptimConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 from scripts import restore_bytes
-from scripts.evidence import Table, write_page
+from scripts.evidence import Table, commit, write_page
 
 MODEL = ModelConfig(
     layers=8, d_model=64, heads=8, vocab_size=256, window=(16,), norm_bias=True
@@ -129,10 +129,10 @@ def try_all(folder: Path) -> tuple[Table, bool]:
     table = Table(
         title="8 meshes x 8 meshes",
         text=(
-            f"8 simulated devices, one process; {MODEL.layers} layers of width "
-            f"{MODEL.d_model} with the optimizer's moments, drawn bits (negative zeros "
-            "among them) in every leaf. The drawn state goes into the layout of the row (the "
-            "slots of its stages), is saved from there, "
+            f"On commit {commit()}: 8 simulated devices, one process; {MODEL.layers} "
+            f"layers of width {MODEL.d_model} with the optimizer's moments, drawn bits "
+            "(negative zeros among them) in every leaf. The drawn state goes into the "
+            "layout of the row (the slots of its stages), is saved from there, "
             "restored under the layout of the column, goes into its slots and out "
             "again, and every leaf is compared with what was drawn, bit for bit. In a "
             "cell: leaves that are the same."

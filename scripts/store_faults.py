@@ -28,7 +28,8 @@ from mjax.ckpt import arrays, saving
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store
-from scripts.evidence import REPOSITORY, Table, read_metrics, write_page
+from scripts.checkpoint_damage import flip
+from scripts.evidence import REPOSITORY, Table, commit, read_metrics, write_page
 
 DONE, PREEMPTED, GAVE_UP = 0, 42, 93
 RUN = (
@@ -204,6 +205,7 @@ def main() -> int:
         slow,
         full_work_dir,
         never_again,
+        damaged_and_read_only,
     ]
     results = []
     for case in cases:
@@ -384,6 +386,33 @@ def never_again(folder: Path, store: Path) -> Result:
         )
 
 
+def damaged_and_read_only(folder: Path, store: Path) -> Result:
+    """Damage the newest step, and restart while the store cannot be changed."""
+    with running(folder / "run", store, *ENDLESS) as run:
+        run.until_saved(2)
+        run.stop()
+        [older, newest] = run.store.steps()[-2:]
+    data = max((store / str(newest)).rglob("d/*"), key=lambda path: path.stat().st_size)
+    flip(data, 4 * data.stat().st_size)
+    remount(store, "ro")
+    with running(folder / "run", store, *ENDLESS) as run:
+        run.until(lambda: "start-up: first step" in run.text(), "steps")
+        watch = Watch(run)
+        watch.steps.remove(newest)
+        run.until_said("warning: checkpoint .* was not saved", 1)
+        watch.over()
+        remount(store, "rw")
+        run.until_said(" saved: ", 2)
+        code = run.stop()
+        problems = []
+        if f"resuming after step {older}, " not in run.text():
+            problems.append(f"did not resume at {older}")
+        if "quarantined" not in (run.work_dir / "checkpoints.jsonl").read_text():
+            problems.append("the journal does not have it")
+        name = "newest step damaged, store read-only at the start"
+        return watch.result(name, code, problems=problems)
+
+
 # --------------------------------------------------------------------------- the report
 
 
@@ -403,17 +432,11 @@ def tables(results: list[Result]) -> list[Table]:
                 *(str(one.code), "; ".join(wrong) or "nothing"),
             ]
         )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
     load = os.getloadavg()[0]
     found = Table(
         title="What happened to the run",
         text=(
-            f"On commit {commit}, load average {load:.0f} at the end: "
+            f"On commit {commit()}, load average {load:.0f} at the end: "
             f"`{' '.join(RUN)} --ckpt.every {EVERY} --ckpt.dir STORE`, one process, "
             "STORE a tmpfs of 16 MB. A fault begins when two steps are saved; when it "
             "is over two more must be saved, then SIGTERM ends the run (42). Step "
@@ -447,7 +470,7 @@ def _warnings(text: str) -> list[str]:
     """Return the lines about saving and failing, one of each kind."""
     found: dict[str, str] = {}
     for line in text.splitlines():
-        if not re.search(r"warning|gave up|waits|at try|error", line):
+        if not re.search(r"warning|gave up|waits|at try|error|resuming", line):
             continue
         line = re.sub(r"/tmp/tmp\w+/store", "STORE", line)
         line = re.sub(r"/tmp/tmp\w+", "FOLDER", line)
