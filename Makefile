@@ -74,9 +74,9 @@ test: env
 test-plan: env-plan
 	.venv/bin/python $(PYTEST) --dist loadfile -m 'plan and not slow' $(ARGS)
 
-# One file, so one process.
+# In one process: what transformers makes is made once.
 test-hf: env env-hf
-	.venv/bin/python -m pytest -m hf $(ARGS)
+	.venv/bin/python -m pytest tests/hugging_face -m hf $(ARGS)
 
 # Its warnings are shown and are not errors: they speak of versions still to come.
 test-newest:

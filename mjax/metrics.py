@@ -296,14 +296,14 @@ class Recorder:
                 description=progress_line(row, self._num_steps),
             )
         elif row["step"] % self._config.every == 0 or row["step"] == self._num_steps:
-            print(progress_line(row, self._num_steps), flush=True)
+            say(progress_line(row, self._num_steps))
 
     def say(self, text: str) -> None:
         """Print a line for people, above the progress line where there is one."""
         if self._progress is not None:
             self._progress.console.print(text, markup=False, highlight=False)
         elif self._active:
-            print(text, flush=True)
+            say(text)
 
     def sync(self) -> None:
         """Bring the rows to the disk; a checkpoint that follows relies on them."""
@@ -335,7 +335,7 @@ class Recorder:
                 self._tensorboard.add_scalar(name, value, row["step"])
 
     def guarded(self, what: str, action: Callable[[], None]) -> None:
-        """Write something; a file system that fails is reported once and forgiven.
+        """Write something; whatever fails is reported once and forgiven.
 
         Args:
           what: name of the file, for people.
@@ -343,12 +343,20 @@ class Recorder:
         """
         try:
             action()
-        except OSError as error:
+        except Exception as error:  # a full disk, or a library that draws: no matter
             if what not in self._failed:
                 self.say(
                     f"warning: {what} cannot be written, training goes on: {error}"
                 )
             self._failed.add(what)
+
+
+def say(text: str) -> None:
+    """Print for people; a log that cannot be written does not stop a run."""
+    try:
+        print(text, flush=True)
+    except OSError:  # its disk is full, or its reader has gone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run
 
 
 def progress_line(row: Row, num_steps: int) -> str:

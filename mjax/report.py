@@ -18,7 +18,6 @@ from mjax import loop, memory, metrics
 from mjax.config import TrainConfig
 from mjax.counts import flops_per_token, num_params
 from mjax.data.dataset import Dataset
-from mjax.data.sampler import held_out_indices
 from mjax.kernels.attention.api import choose
 from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.kernels.layer_norm import api as layer_norm
@@ -139,8 +138,7 @@ def versions() -> dict[str, str]:
 
 def sample_prompt(dataset: Dataset, seq_len: int) -> Int[np.ndarray, "n"]:
     """Return the beginning of a held-out sample, at most half a sequence."""
-    index = held_out_indices(len(dataset.held_out), 0, 1)
-    tokens = dataset.held_out.rows(index)["tokens"][0]
+    tokens = dataset.held_out[0]["tokens"]
     return tokens[: max(1, min(_PROMPT_TOKENS, seq_len // 2))]
 
 
@@ -176,7 +174,11 @@ def write_summary(
       exit_code: how the run ended.
       wall_s: seconds of this process in the loop, start and end included.
     """
-    rows = metrics.read_rows(work_dir / "metrics.jsonl")
+    rows: list[metrics.Row] = []
+    recorder.guarded(
+        "summary.json",
+        lambda: rows.extend(metrics.read_rows(work_dir / "metrics.jsonl")),
+    )
     unigram_bits = dataset.unigram_bits_per_byte
     summary = {
         **metrics.summarize(rows),

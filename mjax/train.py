@@ -175,7 +175,6 @@ def train(run: Run) -> int:
             run.dataset.train,
             program.batch_sharding,
             batch_size=config.batch.size,
-            seed=config.seed,
             start_step=start_step,
         )
         with loader, loop.StopRequest() as stop:
@@ -221,9 +220,11 @@ def _settle_work_dir(config: TrainConfig, command: Command) -> str:
     """Choose the work dir, refuse another run's, make it; on rank 0."""
     path = work_dir.choose(config.work_dir, command.recipe)
     if command.restart_from_scratch and not command.dry_run:
-        aside = work_dir.move_aside(path)
-        if aside is not None:
-            _say(f"the run that was in {path} is now in {aside}")
+        elsewhere = [] if config.ckpt.dir is None else [Path(config.ckpt.dir)]
+        for folder in [path, *elsewhere]:
+            aside = work_dir.move_aside(folder)
+            if aside is not None:
+                _say(f"the run that was in {folder} is now in {aside}")
     if not command.restart_from_scratch:
         work_dir.check(path, lambda found: run_differences(found, config))
     if not command.dry_run:
@@ -252,6 +253,10 @@ def _check_checkpoint(
     if saved is None:
         return False
     check_matches(saved, program.abstract_saved)
+    work_dir.refuse_other_run(
+        f"the checkpoint at step {saved.step} in {checkpoints.store.directory}",
+        run_differences(saved.run["config"], config),
+    )
     if saved.run["data_fingerprint"] != dataset.fingerprint:
         raise ValueError(
             f"the data are not those of the checkpoint at step {saved.step}: hash "
@@ -392,7 +397,7 @@ def _sample(run: Run, params: Any, recorder: metrics.Recorder) -> None:
 def _say(text: str) -> None:
     """Print for people, once per run."""
     if jax.process_index() == 0:
-        print(text, flush=True)
+        metrics.say(text)
 
 
 def is_ours(error: Exception) -> bool:

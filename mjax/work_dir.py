@@ -85,14 +85,26 @@ def check(
             f"cannot read {config_path}: {error}; choose another --work-dir, or move "
             "this one away with --restart-from-scratch"
         ) from error
-    differing = [] if found is None else differences(found)
+    if found is not None:
+        refuse_other_run(f"the work dir {path}", differences(found))
+
+
+def refuse_other_run(where: str, differing: Sequence[Difference]) -> None:
+    """Refuse what another run has left.
+
+    Args:
+      where: what it is in, for people.
+      differing: fields that may not differ, with both values.
+    Raises:
+      ValueError: there are some.
+    """
     if differing:
         lines = [
             f"  {field}: {json.dumps(old)} there, {json.dumps(new)} in this run"
             for field, old, new in differing
         ]
         raise ValueError(
-            f"the work dir {path} holds another run:\n" + "\n".join(lines) + "\n"
+            f"{where} holds another run:\n" + "\n".join(lines) + "\n"
             "Give the flags of that run to resume it, or another --work-dir, or move "
             "it aside with --restart-from-scratch"
         )

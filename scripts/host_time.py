@@ -117,9 +117,7 @@ def time_host(work: Workload) -> None:
     dataset = open_dataset(
         DataConfig(path=("synthetic",), seq_len=work.seq_len), seed=0
     )
-    loader = Loader(
-        dataset.train, program.batch_sharding, batch_size=work.batch, seed=0
-    )
+    loader = Loader(dataset.train, program.batch_sharding, batch_size=work.batch)
     print_header(f"{NUM_STEPS} iterations")
     print_row("host a step, ms", host_times_ms(program, SameBatch(batch)))
     with loader:

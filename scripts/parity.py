@@ -152,10 +152,7 @@ def train(
     )
     rows, state = [], program.init()
     with Loader(
-        dataset.train,
-        program.batch_sharding,
-        batch_size=config.batch.size,
-        seed=config.seed,
+        dataset.train, program.batch_sharding, batch_size=config.batch.size
     ) as batches:
         for step in range(1, config.steps + 1):
             state, metrics = program.train_step(state, next(batches))

@@ -92,7 +92,7 @@ class TinyBatches:
 
     def __next__(self):
         # A step here takes less than a save; in a run it takes more.
-        while self.checkpoints._writer.is_writing:
+        while self.checkpoints.is_writing:
             time.sleep(1e-3)
         self.step += 1
         self.at_step.get(self.step, lambda: None)()

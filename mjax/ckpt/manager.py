@@ -187,6 +187,11 @@ class Checkpoints:
             return dataclasses.replace(attempt, warning=str(error))
         return attempt
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a save is being written now, as process 0 sees it."""
+        return self._writer.is_writing
+
     def why_unsaved(self, step: int) -> str:
         """Say for how long nothing was saved, and why; on process 0."""
         return (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `path` when all went well.
+    """Give a folder to fill, which becomes `path` when all is on the disk.
 
     After an error nothing is left; a process that is killed leaves `.NAME.writing-ID`
     beside, and no `path`.
@@ -27,8 +27,21 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         yield temporary
+        for file in temporary.iterdir():
+            _flush(file)
+        _flush(temporary)
         temporary.rename(path)
+        _flush(path.parent)
     except OSError as error:
         raise RuntimeError(f"{path} was not written: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -11,6 +11,7 @@ Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 4.4 (fast recov
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mjax.ckpt.boxes import Box, box_of, shape_of
+
+_NUM_READERS = 8  # leaves that are read at the same time
 
 Host = dict[str, dict[Box, np.ndarray]]
 """What a process has read: by leaf, by box."""
@@ -91,18 +94,23 @@ def read(
     """Read this process' share; touches no device.
 
     Args:
-      read_boxes: returns boxes of a leaf; what it raises passes through.
+      read_boxes: returns boxes of a leaf; called by several threads. What it raises
+        passes through.
       abstract: shapes, dtypes and shardings of the leaves.
     """
-    host: Host = {}
+    wanted: dict[str, list[Box]] = {}
     this = jax.process_index()
     for name, leaf in abstract.items():
         planned = plan(leaf)
         assert planned is not None  # where nobody has read yet, everybody can
-        wanted = [box for box, d in planned.source.items() if d.process_index == this]
-        values = read_boxes(name, wanted) if wanted else []
-        host[name] = dict(zip(wanted, values, strict=True))
-    return host
+        wanted[name] = [b for b, d in planned.source.items() if d.process_index == this]
+
+    def read_leaf(name: str) -> dict[Box, np.ndarray]:
+        boxes = wanted[name]
+        return dict(zip(boxes, read_boxes(name, boxes) if boxes else [], strict=True))
+
+    with ThreadPoolExecutor(_NUM_READERS) as pool:
+        return dict(zip(wanted, pool.map(read_leaf, wanted), strict=True))
 
 
 def place(

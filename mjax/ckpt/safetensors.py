@@ -58,7 +58,6 @@ class Files:
           RuntimeError: a file is absent, shorter than its header says, or no such file.
         """
         self.folder = Path(folder)
-        self._maps: dict[Path, np.memmap] = {}
         if (self.folder / ONE_FILE).exists():
             self._entries = _read_header(self.folder / ONE_FILE)
         elif (self.folder / INDEX).exists():
@@ -89,11 +88,14 @@ class Files:
                 f"{entry.path}: {name} has dtype {entry.code}; what can be read is "
                 f"{', '.join(_DTYPES)}"
             )
-        if entry.path not in self._maps:
-            self._maps[entry.path] = np.memmap(entry.path, np.uint8, mode="r")
         dtype = _DTYPES[entry.code]
         num_bytes = math.prod(entry.shape) * dtype.itemsize
-        part = self._maps[entry.path][entry.first_byte : entry.first_byte + num_bytes]
+        if not num_bytes:
+            return np.empty(entry.shape, dtype)
+        # Mapped anew each time: what was read does not stay in this process' memory.
+        part = np.memmap(
+            entry.path, np.uint8, "r", offset=entry.first_byte, shape=(num_bytes,)
+        )
         return np.asarray(part).view(dtype).reshape(entry.shape)
 
 
@@ -140,7 +142,8 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         except (KeyError, TypeError, ValueError) as error:
             raise RuntimeError(f"{path} is damaged: {name} is {described}") from error
         wanted = math.prod(shape) * _DTYPES[code].itemsize if code in _DTYPES else None
-        if not 0 <= start <= stop or wanted not in (None, stop - start):
+        bounds_fit = 0 <= start <= stop and all(size >= 0 for size in shape)
+        if not bounds_fit or wanted not in (None, stop - start):
             raise RuntimeError(
                 f"{path} is damaged: {name} is {code}{list(shape)} in bytes {start} to "
                 f"{stop}"
@@ -278,17 +281,12 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the files; after no error, they are whole and on the disk."""
+        """Close the files; after no error, they are whole."""
         with contextlib.ExitStack() as files:
             for file in self._files:
                 files.enter_context(file)
-            if error is not None:
-                return
-            for file in self._files:
-                file.flush()
-                os.fsync(file.fileno())
         missing = [name for name, place in self._places.items() if place.missing_bytes]
-        assert not missing, f"not written as a whole: {missing}"
+        assert error or not missing, f"not written as a whole: {missing}"
 
 
 def _grouped(sizes: dict[str, int], file_bytes: int) -> list[dict[str, int]]:

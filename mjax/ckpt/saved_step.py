@@ -3,6 +3,7 @@
 A value that leaves this module has been compared with its checksum.
 """
 
+import threading
 from collections.abc import Iterable, Sequence
 from types import EllipsisType
 
@@ -40,6 +41,7 @@ class SavedStep:
         """Bytes of pieces that were read through this object."""
         self.pieces: Pieces = pieces_in(path, self.manifest)
         self._reader = arrays.Reader(path)
+        self._lock = threading.Lock()
 
     def names(self) -> Iterable[str]:
         """Return the names of the leaves."""
@@ -93,7 +95,8 @@ class SavedStep:
         data = read_checked(
             self._reader, name, self.manifest.leaves[name], piece, where
         )
-        self.bytes_read += data.nbytes
+        with self._lock:
+            self.bytes_read += data.nbytes
         return data
 
     def verify(self) -> None:

@@ -1,16 +1,19 @@
-"""Look at the data of a run: `python -m mjax.data show --step 12`."""
+"""Look at the data of a run: `python -m mjax.data show --work-dir DIR --step 12`."""
 
 import dataclasses
 import logging
 import os
+import pathlib
 import sys
 from collections.abc import Iterator
 
 import numpy as np
 
 from mjax import flags
+from mjax.config import from_json
 from mjax.data.dataset import DataConfig, Dataset, open_dataset
-from mjax.data.sampler import train_indices
+from mjax.data.samples import NO_TARGET
+from mjax.data.stream import read
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,9 @@ class Show:
     """Print the decoded batch of one training step."""
 
     step: int = 0
-    """Step whose batch is printed; 0 is the first."""
+    """Steps taken before: 0 is the first batch, whose loss is logged as step 1."""
+    work_dir: str | None = None
+    """Folder of a run, which says all of the following but data.cache-dir."""
     batch_size: int = 8
     """Sequences per step, as in --batch.size of the run."""
     seed: int = 0
@@ -28,6 +33,42 @@ class Show:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
+
+    def of_run(self) -> "Show":
+        """Return the same with what the config.json of work_dir says.
+
+        Raises:
+          ValueError: it cannot be read, or says what a flag also says.
+        """
+        if self.work_dir is None:
+            return self
+        only = Show(
+            step=self.step,
+            work_dir=self.work_dir,
+            data=DataConfig(cache_dir=self.data.cache_dir),
+        )
+        if self != only:
+            raise ValueError(
+                f"--work-dir {self.work_dir} says what the run reads; leave out "
+                "--batch-size, --seed and all --data flags but --data.cache-dir"
+            )
+        path = pathlib.Path(self.work_dir) / "config.json"
+        try:
+            run = from_json(path.read_text("utf-8"))
+        except OSError as error:
+            raise ValueError(
+                f"--work-dir {self.work_dir} is no folder of a run: {path} cannot be "
+                f"read ({error.strerror})"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{path} is no config of a run: {error}") from None
+        cache_dir = self.data.cache_dir or run.data.cache_dir
+        return dataclasses.replace(
+            self,
+            batch_size=run.batch.size,
+            seed=run.seed,
+            data=dataclasses.replace(run.data, cache_dir=cache_dir),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +88,8 @@ def main(argv: list[str] | None = None) -> int:
         command: Show | Info = flags.read(
             Show | Info, words, prog="python -m mjax.data"
         )
+        if isinstance(command, Show):
+            command = command.of_run()
         dataset = open_dataset(command.data, seed=command.seed)
         match command:
             case Show():
@@ -64,43 +107,52 @@ def main(argv: list[str] | None = None) -> int:
 
 def info_lines(dataset: Dataset) -> Iterator[str]:
     """Describe a dataset in lines of `name value`."""
-    yield f"documents              {dataset.num_documents}"
-    yield f"  held out             {dataset.num_held_out_documents}"
-    yield f"bytes                  {dataset.num_bytes}"
-    yield f"  held out             {dataset.num_held_out_bytes}"
-    yield f"split by               {dataset.split}"
-    yield f"training samples       {len(dataset.train)}"
+    for index, corpus in enumerate(dataset.corpora):
+        held_out = corpus.counts["held_out"]
+        yield f"corpus {index}               {corpus.name}"
+        if len(dataset.corpora) > 1:
+            yield f"  weight               {dataset.train.weights[index]}"
+        yield f"  documents            {corpus.num_documents}"
+        yield f"    held out           {held_out.num_documents}"
+        yield f"  bytes                {corpus.num_bytes}"
+        yield f"    held out           {held_out.num_bytes}"
+        yield f"  split by             {corpus.split}"
+        yield f"  training samples     {len(dataset.train.corpora[index])}"
+        yield f"  held-out samples     {len(dataset.held_out.corpora[index])}"
+        yield f"  corpus hash          {corpus.corpus_hash}"
+    yield f"training samples       {dataset.train.num_samples}"
     yield f"held-out samples       {len(dataset.held_out)}"
+    yield f"tokenizer              {dataset.tokenizer_path}"
     yield f"vocabulary             {dataset.tokenizer.vocab_size}"
     yield f"largest token id       {dataset.max_token_id}"
     yield f"bytes per token        {dataset.bytes_per_token:.4f}"
     yield f"unigram bits per byte  {dataset.unigram_bits_per_byte:.4f}"
-    yield f"corpus hash            {dataset.corpus_hash}"
+    yield f"fingerprint            {dataset.fingerprint}"
     yield f"python                 {sys.version.split()[0]}"
 
 
 def show_lines(dataset: Dataset, command: Show) -> Iterator[str]:
     """Decode a batch; each line of text carries its row and its segment."""
-    indices = train_indices(
-        len(dataset.train),
-        seed=command.seed,
-        step=command.step,
-        batch_size=command.batch_size,
-    )
-    batch = dataset.train.rows(indices)
+    ids = dataset.train.ids(command.step, command.batch_size)
+    batch = read(dataset.train.corpora, ids)
     num_rows, seq_len = batch["tokens"].shape
     yield (
         f"step {command.step}, seed {command.seed}: {num_rows} rows of {seq_len} "
-        f"tokens, out of {len(dataset.train)} samples"
+        f"tokens, out of {dataset.train.num_samples} samples"
     )
-    for row, index in enumerate(indices):
+    for index, corpus in enumerate(dataset.corpora):
+        yield f"corpus {index}: {corpus.name}"
+    is_padded = command.data.packing == "documents"
+    for row, (corpus, sample) in enumerate(ids.tolist()):
         segments = batch["segments"][row]
-        num_targets = int((batch["targets"][row] >= 0).sum())
+        is_padding = segments > 0 if is_padded else np.zeros(seq_len, bool)
+        num_segments = len(np.unique(segments[~is_padding]))
+        num_targets = int((batch["targets"][row] != NO_TARGET).sum())
         yield (
-            f"row {row}: sample {index}, {segments[-1] + 1} segment(s), "
-            f"{num_targets} targets"
+            f"row {row}: corpus {corpus}, sample {sample}, {num_segments} segment(s), "
+            f"{num_targets} targets, {is_padding.sum()} padding"
         )
-        for segment in np.unique(segments):
+        for segment in range(num_segments):
             text = dataset.tokenizer.decode(batch["tokens"][row][segments == segment])
             for line in text.split("\n"):
                 yield f"{row}.{segment} | {_printable(line)}"

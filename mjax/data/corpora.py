@@ -19,6 +19,8 @@ STDLIB = "stdlib"
 SYNTHETIC = "synthetic"
 PIECE_CHARS = 1 << 20
 """A longer document is handed on (and tokenized) in pieces of about this size."""
+MAX_LINE_BYTES = 1 << 28
+"""A longer line of JSONL is refused: it is decoded in memory, at several times this."""
 
 # Not source: tests hold text in odd encodings and broken code; pydoc_data is generated
 # documentation in one file of 800 kB, which would be most of the held-out text.
@@ -228,7 +230,13 @@ def _open(path: pathlib.Path):
 def _read_jsonl(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
     """Yield (line number, text); blank lines are skipped."""
     with _open(path) as file:
-        for number, line in enumerate(file, start=1):
+        lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(
+                    f"{path}:{number} has over {MAX_LINE_BYTES} bytes; a document this "
+                    "long is given as a text file, which is read in pieces"
+                )
             if not line.strip():
                 continue
             try:

@@ -1,16 +1,27 @@
-"""A configuration in, a corpus out: its training and held-out samples."""
+"""A configuration in, its text out: training and held-out samples."""
 
 import dataclasses
+import fractions
 import hashlib
+import math
 import pathlib
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
-from mjax.data import corpora, synthetic
+from mjax.data import corpora, mixture, synthetic
+from mjax.data.documents import DocumentSamples
+from mjax.data.prepare import SIDES, Side, SideCounts
 from mjax.data.samples import NO_TARGET, PackedSamples, Samples
-from mjax.data.token_files import Settings, default_cache_dir, open_token_files
+from mjax.data.stream import HeldOut, Stream
+from mjax.data.token_files import (
+    Settings,
+    TokenFiles,
+    default_cache_dir,
+    open_documents,
+    open_token_files,
+)
 from mjax.data.tokenizers import BytesTokenizer, Tokenizer, trained_vocab_size
 
 
@@ -20,12 +31,16 @@ class DataConfig:
 
     path: tuple[str, ...] = (corpora.STDLIB,)
     """stdlib, synthetic, or files and folders of text, JSONL or parquet."""
+    mixture: tuple[str, ...] = ()
+    """Several corpora in place of path, as 0.7=stdlib 0.3=folder,file.txt."""
     tokenizer: str = "bytes"
     """bytes, a tokenizer.json, or train:N (byte-level BPE of N tokens)."""
     eos_token: str | None = None
     """Token of a tokenizer.json that ends a document; None looks for a usual one."""
     seq_len: int = 256
     """Tokens per sequence."""
+    packing: Literal["windows", "documents"] = "windows"
+    """A sample: a window of all text in a row, or one document (a piece), padded."""
     held_out_fraction: float = 0.05
     """Share of the documents kept for evaluation."""
     isolate_documents: bool = True
@@ -37,12 +52,19 @@ class DataConfig:
     cache_dir: str | None = None
     """Folder of token files; None is the user's cache folder."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Check each field, and that path and mixture do not contradict each other.
+
+        Raises:
+          ValueError: a value is refused.
+        """
         if not self.path or not all(self.path):
             raise ValueError(
                 f"data.path {self.path!r} names nothing; give stdlib, synthetic, or "
                 "files and folders"
             )
+        if self.mixture:
+            self._check_mixture()
         if self.seq_len < 1:
             raise ValueError(f"data.seq_len must be at least 1, got {self.seq_len}")
         if not 0 < self.held_out_fraction < 1:
@@ -52,36 +74,149 @@ class DataConfig:
             )
         trained_vocab_size(self.tokenizer)  # refuses a bad N
 
+    @property
+    def paths(self) -> tuple[tuple[str, ...], ...]:
+        """Of each corpus, the files and folders."""
+        if not self.mixture:
+            return (self.path,)
+        return tuple(_read_part(part)[1] for part in self.mixture)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of each corpus, in any unit."""
+        if not self.mixture:
+            return (1.0,)
+        return tuple(_read_part(part)[0] for part in self.mixture)
+
+    def _check_mixture(self) -> None:
+        if self.path != (corpora.STDLIB,):
+            raise ValueError(
+                f"data.path {' '.join(self.path)} and data.mixture "
+                f"{' '.join(self.mixture)} both say what is read; leave one out (a "
+                "recipe's path is taken back by --data.path stdlib, the default)"
+            )
+        mixture.shares(self.weights)  # refuses bad weights
+        for paths in self.paths:
+            if self.paths.count(paths) > 1:
+                raise ValueError(
+                    f"data.mixture {' '.join(self.mixture)} names {','.join(paths)} "
+                    "more than once; give it once, with the sum of the weights"
+                )
+        if trained_vocab_size(self.tokenizer) is not None:
+            raise ValueError(
+                f"data.tokenizer {self.tokenizer} is trained on one corpus, and those "
+                "of data.mixture share one tokenizer: train it on all of them with "
+                f"python -m mjax.data info --data.tokenizer {self.tokenizer} --data."
+                f"path {' '.join(path for paths in self.paths for path in paths)}, "
+                "and give the tokenizer.json that is named there"
+            )
+
+
+def _read_part(part: str) -> tuple[float, tuple[str, ...]]:
+    """Read weight=path,path."""
+    text, equals, paths = part.partition("=")
+    if not equals or not all(paths.split(",")):
+        raise ValueError(
+            f"data.mixture {part!r}: each corpus is weight=path, or weight=path,path; "
+            "for example 0.7=stdlib"
+        )
+    try:
+        weight = float(text)
+        is_kept = fractions.Fraction(text) == fractions.Fraction(repr(weight))
+    except ValueError:
+        weight, is_kept = math.nan, False
+    if not is_kept or weight <= 0:
+        raise ValueError(
+            f"data.mixture {part!r}: the weight {text!r} must be a positive decimal "
+            "number of at most 15 digits, for example 0.7"
+        )
+    return weight, tuple(paths.split(","))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """What is known about the text of one corpus."""
+
+    name: str
+    corpus_hash: str
+    """SHA-256 over the names and contents of the documents."""
+    split: Literal["document", "position", "synthetic"]
+    """By what held-out text was told from training text."""
+    num_documents: int
+    num_bytes: int
+    counts: dict[Side, SideCounts]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Training and held-out samples, and what is known about their text."""
 
     tokenizer: Tokenizer
-    train: Samples
-    held_out: Samples
+    tokenizer_path: str
+    """bytes, or the tokenizer.json, also where it was trained for this corpus."""
+    train: Stream
+    held_out: HeldOut
+    corpora: tuple[Corpus, ...]
     corpus_hash: str
-    """SHA-256 over the names and contents of the documents."""
+    """Of the corpus; of a mixture, over the hashes and the shares of its corpora."""
     fingerprint: str
     """Hash of everything that decides the samples: equal data, equal fingerprint."""
-    split: Literal["document", "position", "synthetic"]
-    """By what held-out text was told from training text."""
-    num_documents: int
-    num_bytes: int
-    num_held_out_documents: int
-    num_held_out_bytes: int
-    max_token_id: int
-    """Largest id in the corpus."""
-    bytes_per_token: float
-    """Bytes of text per token of the training stream."""
-    unigram_bits_per_byte: float
-    """Entropy of single bytes in the held-out text."""
+
+    @property
+    def num_documents(self) -> int:
+        """With those that are held out."""
+        return sum(corpus.num_documents for corpus in self.corpora)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of text in UTF-8, with that which is held out."""
+        return sum(corpus.num_bytes for corpus in self.corpora)
+
+    @property
+    def num_held_out_documents(self) -> int:
+        """Documents that end in the held-out text."""
+        return sum(c.counts["held_out"].num_documents for c in self.corpora)
+
+    @property
+    def num_held_out_bytes(self) -> int:
+        """Of held-out text in UTF-8."""
+        return sum(c.counts["held_out"].num_bytes for c in self.corpora)
+
+    @property
+    def max_token_id(self) -> int:
+        """Largest id in the text."""
+        return max(c.counts[side].max_token_id for c in self.corpora for side in SIDES)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of text per token of what is trained on."""
+        times = _times_read(self.train)
+        counts = [corpus.counts["train"] for corpus in self.corpora]
+        return float(
+            sum(t * c.num_bytes for t, c in zip(times, counts, strict=True))
+            / sum(t * c.num_tokens for t, c in zip(times, counts, strict=True))
+        )
+
+    @property
+    def unigram_bits_per_byte(self) -> float:
+        """Entropy of single bytes of held-out text: reached without any context."""
+        times = _times_read(self.held_out)
+        counts = [corpus.counts["held_out"] for corpus in self.corpora]
+        total = sum(t * c.num_bytes for t, c in zip(times, counts, strict=True))
+        shares = [
+            float(
+                sum(t * c.byte_counts[b] for t, c in zip(times, counts, strict=True))
+                / total
+            )
+            for b in range(256)
+        ]
+        return -math.fsum(share * math.log2(share) for share in shares if share)
 
     def check_vocab_size(self, vocab_size: int) -> None:
-        """Refuse a model whose vocabulary lacks tokens that the corpus holds.
+        """Refuse a model whose vocabulary lacks tokens that the text holds.
 
         Raises:
-          ValueError: some token id of the corpus is >= vocab_size.
+          ValueError: some token id of the text is >= vocab_size.
         """
         if self.max_token_id >= vocab_size:
             raise ValueError(
@@ -95,18 +230,61 @@ class Dataset:
         return int(self.tokenizer.token_num_bytes[targets[targets != NO_TARGET]].sum())
 
 
+def _times_read(side: Stream | HeldOut) -> list[fractions.Fraction]:
+    """Return how often a sample of each corpus is read, in a common unit."""
+    shares = mixture.shares(side.weights)
+    return [
+        fractions.Fraction(share, len(samples))
+        for share, samples in zip(shares, side.corpora, strict=True)
+    ]
+
+
 def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
-    """Open a corpus, tokenizing it into the cache if this was not done before.
+    """Open what is read, tokenizing it into the cache if this was not done before.
 
     Args:
       config: what to read.
-      seed: of the run; only the synthetic corpus depends on it.
+      seed: of the run; decides the order of the training samples, and what the
+        synthetic corpus is.
     Raises:
       ValueError: missing, empty or unreadable data, an unknown tokenizer, or a corpus
         shorter than one sequence.
     """
     if config.path == (corpora.SYNTHETIC,):
         return _open_synthetic(config, seed)
+    files = [_open_files(config, paths) for paths in config.paths]
+    samples = {
+        side: tuple(
+            _open_samples(config, paths, opened, side)
+            for paths, opened in zip(config.paths, files, strict=True)
+        )
+        for side in SIDES
+    }
+    found = tuple(
+        Corpus(
+            name=",".join(paths),
+            corpus_hash=opened.survey.corpus_hash,
+            split=opened.survey.split,
+            num_documents=opened.survey.num_documents,
+            num_bytes=opened.survey.num_bytes,
+            counts=opened.counts,
+        )
+        for paths, opened in zip(config.paths, files, strict=True)
+    )
+    corpus_hash = _mixture_hash(found, config.weights)
+    tokenizer = files[0].tokenizer  # the same for all: none is trained on one of them
+    return Dataset(
+        tokenizer=tokenizer,
+        tokenizer_path=str(files[0].trained_tokenizer or config.tokenizer),
+        train=Stream(samples["train"], config.weights, seed),
+        held_out=HeldOut(samples["held_out"], config.weights),
+        corpora=found,
+        corpus_hash=corpus_hash,
+        fingerprint=_hash(corpus_hash, tokenizer.digest, _settings(config)),
+    )
+
+
+def _open_files(config: DataConfig, paths: tuple[str, ...]) -> TokenFiles:
     cache_dir = pathlib.Path(config.cache_dir or default_cache_dir()).expanduser()
     settings = Settings(
         text_field=config.text_field,
@@ -114,36 +292,30 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
         eos_token=config.eos_token,
         held_out_fraction=config.held_out_fraction,
     )
-    files = open_token_files(corpora.find_sources(config.path), settings, cache_dir)
-    samples = {
-        side: PackedSamples(
-            tokens, config.seq_len, files.tokenizer.eos_id, config.isolate_documents
+    return open_token_files(corpora.find_sources(paths), settings, cache_dir)
+
+
+def _open_samples(
+    config: DataConfig, paths: tuple[str, ...], files: TokenFiles, side: Side
+) -> Samples:
+    """Make the samples of one side of a corpus.
+
+    Raises:
+      ValueError: there is none.
+    """
+    tokens, eos_id = files.tokens[side], files.tokenizer.eos_id
+    if config.packing == "documents":
+        index = open_documents(files, side, config.seq_len)
+        samples = DocumentSamples(tokens, index, config.seq_len, eos_id)
+    else:
+        samples = PackedSamples(
+            tokens, config.seq_len, eos_id, config.isolate_documents
         )
-        for side, tokens in files.tokens.items()
-    }
-    train, held_out = files.streams["train"], files.streams["held_out"]
-    survey = files.survey
-    for side, windows in samples.items():
-        if len(windows) == 0:
-            num_tokens = len(windows.stream)
-            raise ValueError(_too_short(config, side, num_tokens, survey.num_bytes))
-    return Dataset(
-        tokenizer=files.tokenizer,
-        train=samples["train"],
-        held_out=samples["held_out"],
-        corpus_hash=survey.corpus_hash,
-        fingerprint=_hash(
-            survey.corpus_hash, files.tokenizer.digest, _settings(config)
-        ),
-        split=survey.split,
-        num_documents=survey.num_documents,
-        num_bytes=survey.num_bytes,
-        num_held_out_documents=held_out.num_documents,
-        num_held_out_bytes=held_out.num_bytes,
-        max_token_id=max(train.max_token_id, held_out.max_token_id),
-        bytes_per_token=train.num_bytes / train.num_tokens,
-        unigram_bits_per_byte=held_out.unigram_bits_per_byte,
-    )
+    if len(samples) == 0:
+        has = f"{len(tokens)} {side.replace('_', '-')} tokens"
+        name = f"data.path {' '.join(paths)} ({files.survey.num_bytes} bytes)"
+        raise ValueError(_too_short(config, name, has, side))
+    return samples
 
 
 def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
@@ -152,39 +324,70 @@ def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
             f"data.path synthetic is made of bytes; got data.tokenizer "
             f"{config.tokenizer!r}, leave it at bytes"
         )
-    num_train, num_held_out = synthetic.NUM_TRAIN, synthetic.NUM_HELD_OUT
-    make = synthetic.SyntheticSamples
+    if config.packing == "documents":
+        raise ValueError(
+            "data.path synthetic has no documents; got data.packing documents, leave "
+            "it at windows"
+        )
+    sizes: dict[Side, int] = {
+        "train": synthetic.NUM_TRAIN,
+        "held_out": synthetic.NUM_HELD_OUT,
+    }
+    samples = {
+        side: synthetic.SyntheticSamples(sizes[side], config.seq_len, seed, number)
+        for number, side in enumerate(SIDES)
+    }
+    counts: dict[Side, SideCounts] = {
+        side: synthetic.count(sizes[side], config.seq_len) for side in SIDES
+    }
+    corpus_hash = _hash(corpora.SYNTHETIC, str(seed))
+    found = Corpus(
+        name=corpora.SYNTHETIC,
+        corpus_hash=corpus_hash,
+        split="synthetic",
+        num_documents=sum(sizes.values()),
+        num_bytes=sum(count.num_bytes for count in counts.values()),
+        counts=counts,
+    )
     return Dataset(
         tokenizer=BytesTokenizer(),
-        train=make(num_train, config.seq_len, seed, stream=0),
-        held_out=make(num_held_out, config.seq_len, seed, stream=1),
-        corpus_hash=_hash(corpora.SYNTHETIC, str(seed)),
+        tokenizer_path=config.tokenizer,
+        train=Stream((samples["train"],), config.weights, seed),
+        held_out=HeldOut((samples["held_out"],), config.weights),
+        corpora=(found,),
+        corpus_hash=corpus_hash,
         fingerprint=_hash(corpora.SYNTHETIC, str(seed), _settings(config)),
-        split="synthetic",
-        num_documents=num_train + num_held_out,
-        num_bytes=(num_train + num_held_out) * config.seq_len,
-        num_held_out_documents=num_held_out,
-        num_held_out_bytes=num_held_out * config.seq_len,
-        max_token_id=255,
-        bytes_per_token=1.0,
-        unigram_bits_per_byte=8.0,
+    )
+
+
+def _mixture_hash(found: tuple[Corpus, ...], weights: tuple[float, ...]) -> str:
+    """Hash the texts of a mixture and their shares; of one corpus, return its own."""
+    if len(found) == 1:
+        return found[0].corpus_hash
+    shares = mixture.shares(weights)
+    return _hash(
+        *(f"{c.corpus_hash} {share}" for c, share in zip(found, shares, strict=True))
     )
 
 
 def _settings(config: DataConfig) -> str:
-    return f"{config.seq_len} {config.held_out_fraction} {config.isolate_documents}"
+    words = [config.seq_len, config.held_out_fraction, config.isolate_documents]
+    # Absent where it is windows: then the fingerprint is that of runs from before.
+    packing = [] if config.packing == "windows" else [config.packing]
+    return " ".join(map(str, words + packing))
 
 
 def _hash(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _too_short(config: DataConfig, side: str, num_tokens: int, num_bytes: int) -> str:
-    fixes = ["more text", "a shorter --data.seq-len"]
-    if side == "held_out":
-        fixes.append("a larger --data.held-out-fraction")
+def _too_short(config: DataConfig, name: str, has: str, side: Side) -> str:
+    more = ["a larger --data.held-out-fraction"] if side == "held_out" else []
+    if config.packing == "documents":
+        fixes = " or ".join(["more text", *more])
+        return f"{name} has {has}, no two of them in one document: give {fixes}"
+    fixes = " or ".join(["more text", "a shorter --data.seq-len", *more])
     return (
-        f"data.path {' '.join(config.path)} ({num_bytes} bytes) has {num_tokens} "
-        f"{side.replace('_', '-')} tokens, but one sequence takes data.seq_len + 1 = "
-        f"{config.seq_len + 1}: give {' or '.join(fixes)}"
+        f"{name} has {has}, but one sequence takes data.seq_len + 1 = "
+        f"{config.seq_len + 1}: give {fixes}"
     )

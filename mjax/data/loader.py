@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from mjax.data.dataset import Dataset
-from mjax.data.sampler import held_out_indices, train_indices
 from mjax.data.samples import NO_TARGET, Samples
+from mjax.data.stream import Stream
 
 Batch = dict[str, jax.Array]
 """Int32 [B, T] each: one array a name of `FIELDS`."""
@@ -35,21 +35,19 @@ class Loader:
 
     def __init__(
         self,
-        samples: Samples,
+        stream: Stream,
         sharding: jax.sharding.NamedSharding,
         *,
         batch_size: int,
-        seed: int,
         start_step: int = 0,
         prefetch: int = 2,
     ) -> None:
         """Start reading.
 
         Args:
-          samples: training samples.
+          stream: training samples.
           sharding: of the [B, T] arrays.
           batch_size: B, over all devices.
-          seed: decides the order, see `sampler`.
           start_step: the first step to read.
           prefetch: batches prepared ahead; each takes 16 B T bytes.
         """
@@ -57,8 +55,8 @@ class Loader:
             raise ValueError(f"prefetch must be at least 1 batch, got {prefetch}")
         self.data_wait_s = 0.0
         """Seconds that the last `next` waited for its batch."""
-        self._samples, self._sharding = samples, sharding
-        self._shape, self._seed = (batch_size, samples.seq_len), seed
+        self._stream, self._sharding = stream, sharding
+        self._shape = (batch_size, stream.seq_len)
         self._next_step = start_step
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mjax-loader")
         self._ahead: collections.deque[Future[Batch]] = collections.deque()
@@ -97,14 +95,7 @@ class Loader:
 
     def _read(self, step: int) -> Batch:
         def read_rows(rows: slice) -> Rows:
-            indices = train_indices(
-                len(self._samples),
-                seed=self._seed,
-                step=step,
-                batch_size=self._shape[0],
-                rows=rows,
-            )
-            return self._samples.rows(indices)
+            return self._stream.rows(step, self._shape[0], rows)
 
         return _place(read_rows, self._shape, self._sharding)
 
@@ -116,7 +107,7 @@ def held_out_batches(
     batch_size: int,
     num_batches: int,
 ) -> Iterator[Batch]:
-    """Yield the first held-out batches of one fixed order: every run sees the same.
+    """Yield the first held-out batches: every run sees the same.
 
     Stops early where the samples end. The rows that the last batch lacks have no
     target, so that every batch has the same shape and no sample counts twice.
@@ -137,7 +128,7 @@ def held_out_num_bytes(dataset: Dataset, num_samples: int) -> int:
     The denominator of bits per byte for `held_out_batches` over num_samples =
     batch_size * num_batches samples; the same in every process.
     """
-    indices = held_out_indices(len(dataset.held_out), 0, num_samples)
+    indices = np.arange(min(num_samples, len(dataset.held_out)))
     return sum(
         dataset.count_target_bytes(dataset.held_out.rows(part)["targets"])
         for part in np.array_split(indices, -(-len(indices) // 256))
@@ -145,7 +136,7 @@ def held_out_num_bytes(dataset: Dataset, num_samples: int) -> int:
 
 
 def _read_padded(samples: Samples, start: int, stop: int) -> Rows:
-    indices = held_out_indices(len(samples), start, stop)
+    indices = np.arange(start, min(stop, len(samples)))
     num_missing = stop - start - len(indices)
     # Padding repeats a real sample: any valid row will do, its targets are removed.
     padding = np.zeros(num_missing, indices.dtype)

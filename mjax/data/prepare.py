@@ -6,7 +6,6 @@ find bad input before the long part, and to decide the split; once to tokenize i
 
 import dataclasses
 import hashlib
-import math
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
@@ -40,8 +39,8 @@ class Survey:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
-    """One side of a tokenized corpus."""
+class SideCounts:
+    """One side of a tokenized corpus in numbers."""
 
     num_tokens: int
     """With one token per document that ends it."""
@@ -52,12 +51,6 @@ class Stream:
     max_token_id: int
     byte_counts: list[int]
     """How often each of the 256 bytes occurs."""
-
-    @property
-    def unigram_bits_per_byte(self) -> float:
-        """Entropy of single bytes: what a model without context can reach."""
-        shares = [count / self.num_bytes for count in self.byte_counts if count]
-        return -math.fsum(share * math.log2(share) for share in shares)
 
 
 class Piece(NamedTuple):
@@ -137,7 +130,7 @@ def split_pieces(
 
 def write_streams(
     pieces: Iterator[Piece], tokenizer: Tokenizer, folder: pathlib.Path
-) -> dict[Side, Stream]:
+) -> dict[Side, SideCounts]:
     """Tokenize pieces of text to the files `stream_path(folder, side)`.
 
     Raises:
@@ -163,7 +156,7 @@ def write_streams(
             f"{num_bytes} bytes: it does not keep this text (unknown characters, or a "
             "normaliser that removes some); use bytes or a byte-level BPE"
         )
-    return {side: counts[side].to_stream() for side in SIDES}
+    return {side: counts[side].total() for side in SIDES}
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype:
@@ -195,8 +188,8 @@ class _Counts:
         self.max_token_id = max(self.max_token_id, int(ids.max(initial=0)))
         self.byte_counts += np.bincount(text, minlength=256)
 
-    def to_stream(self) -> Stream:
-        return Stream(
+    def total(self) -> SideCounts:
+        return SideCounts(
             num_tokens=self.num_tokens,
             num_bytes=self.num_bytes,
             num_documents=self.num_documents,

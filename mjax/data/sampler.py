@@ -1,13 +1,13 @@
-"""Which sample is read at which step: a pure function of (seed, step).
+"""In which order the samples of a corpus come: a pure function of the seed.
 
-Row r of step n is number n * batch_size + r of an endless stream of samples, in which
-every epoch is a permutation of all samples. The permutation is computed one index at a
-time (Grain's `index_shuffle`, a block cipher on the index), so nothing depends on what
-was read before, on the number of processes, or on how rows are divided among them.
+A corpus is an endless sequence of its samples in which every epoch is a permutation of
+all of them. The permutation is computed one index at a time (Grain's `index_shuffle`, a
+block cipher on the index), so nothing depends on what was read before.
 """
 
 import functools
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 from grain.experimental import index_shuffle
@@ -21,46 +21,34 @@ _ROUNDS = 4  # of the cipher; as in Grain's own shuffle
 _HELD_OUT_SEED = 0
 
 
-def train_indices(
-    num_samples: int,
-    *,
-    seed: int,
-    step: int,
-    batch_size: int,
-    rows: slice = slice(None),
+def epoch_indices(
+    numbers: Iterable[int], num_samples: int, *, seed: int, corpus: int = 0
 ) -> Int64[np.ndarray, "_"]:
-    """Return the samples that the rows of a step's global batch hold.
-
-    An epoch ends where it ends, also within a batch: each sample is read exactly once
-    per epoch.
+    """Return which samples of a corpus come at places of its endless sequence.
 
     Args:
-      num_samples: samples in all, at least 1.
-      seed: decides the order, with the epoch.
-      step: optimizer steps before this one.
-      batch_size: rows of the global batch.
-      rows: the wanted rows of the global batch.
-    Raises:
-      ValueError: there is no sample, or the step is negative.
+      numbers: the places, from 0 on; the first num_samples are the first epoch.
+      num_samples: of the corpus, at least 1.
+      seed: of the run; decides the order, with the epoch and the corpus.
+      corpus: its index in the mixture. The first has the order of a run on it alone.
     """
-    if num_samples < 1 or step < 0:
-        raise ValueError(f"need num_samples >= 1, step >= 0: {num_samples=}, {step=}")
-    numbers = range(step * batch_size, (step + 1) * batch_size)[rows]
     indices = []
     for number in numbers:
         epoch, index = divmod(number, num_samples)
-        indices.append(_shuffled(index, num_samples, _epoch_seed(seed, epoch)))
+        words = (seed, epoch, corpus) if corpus else (seed, epoch)
+        indices.append(_shuffled(index, num_samples, _mixed(*words)))
     return np.array(indices, np.int64)
 
 
-def held_out_indices(num_samples: int, start: int, stop: int) -> Int64[np.ndarray, "_"]:
-    """Return the held-out samples number start to stop of one fixed random order.
+def held_out_indices(
+    numbers: Iterable[int], num_samples: int
+) -> Int64[np.ndarray, "_"]:
+    """Return which held-out samples come at places of their one random order.
 
-    The order is shuffled so that a short evaluation sees text from everywhere. stop is
-    cut at num_samples: no sample is counted twice.
+    It is shuffled so that a short evaluation sees text from everywhere, and the same
+    for every run, whatever its seed.
     """
-    numbers = range(start, min(stop, num_samples))
-    indices = [_shuffled(n, num_samples, _HELD_OUT_SEED) for n in numbers]
+    indices = [_shuffled(number, num_samples, _HELD_OUT_SEED) for number in numbers]
     return np.array(indices, np.int64)
 
 
@@ -75,7 +63,7 @@ def _small_order(num_samples: int, seed: int) -> Int64[np.ndarray, "_"]:
     return np.argsort(np.random.Philox(seed).random_raw(num_samples), kind="stable")
 
 
-def _epoch_seed(seed: int, epoch: int) -> int:
+def _mixed(*words: int) -> int:
     """Mix to the 32 bits that index_shuffle takes."""
-    digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
+    digest = hashlib.sha256(" ".join(map(str, words)).encode()).digest()
     return int.from_bytes(digest[:4], "big")

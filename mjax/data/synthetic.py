@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int, Int32
 
+from mjax.data.prepare import SideCounts
 from mjax.data.samples import one_sample, pack
 
 STRIDES = (1, 17, 58, 131)
@@ -38,7 +39,9 @@ class SyntheticSamples:
         self, indices: Int[np.ndarray, "B"]
     ) -> dict[str, Int32[np.ndarray, "B T"]]:
         """Return several samples: tokens, targets, segments, positions."""
-        windows = np.stack([self._window(int(index)) for index in indices])
+        windows = np.empty((len(indices), self.seq_len + 1), np.int32)
+        for row, index in enumerate(indices):
+            windows[row] = self._window(int(index))
         return pack(windows, eos_id=None)
 
     def _window(self, index: int) -> Int32[np.ndarray, "_"]:
@@ -51,3 +54,15 @@ class SyntheticSamples:
         steps = np.array(STRIDES)[(raw >> np.uint64(62)).astype(np.int64)]
         steps[0] = raw[0] % np.uint64(256)  # the first byte is uniform
         return (np.cumsum(steps) % 256).astype(np.int32)
+
+
+def count(num_samples: int, seq_len: int) -> SideCounts:
+    """Count what is in so many samples; each byte is as frequent as any other."""
+    num_tokens = num_samples * seq_len
+    return SideCounts(
+        num_tokens=num_tokens,
+        num_bytes=num_tokens,
+        num_documents=num_samples,
+        max_token_id=255,
+        byte_counts=[num_tokens // 256] * 256,
+    )

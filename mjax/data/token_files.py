@@ -20,11 +20,12 @@ import tempfile
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import UInt
+from jaxtyping import Int64, UInt
 
 from mjax.data import prepare
 from mjax.data.corpora import Source, documents
-from mjax.data.prepare import SIDES, Side, Stream, Survey
+from mjax.data.documents import index_documents
+from mjax.data.prepare import SIDES, Side, SideCounts, Survey
 from mjax.data.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
@@ -45,11 +46,18 @@ _log = logging.getLogger(__name__)
 class TokenFiles:
     """A tokenized corpus, mapped into memory."""
 
+    folder: pathlib.Path
     tokenizer: Tokenizer
     survey: Survey
-    streams: dict[Side, Stream]
+    counts: dict[Side, SideCounts]
     tokens: dict[Side, UInt[np.ndarray, "_"]]
     """The ids of each side; every document is followed by the tokenizer's eos_id."""
+
+    @property
+    def trained_tokenizer(self) -> pathlib.Path | None:
+        """The tokenizer.json that was trained on this corpus, if one was."""
+        path = self.folder / _TRAINED
+        return path if path.exists() else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +91,33 @@ def open_token_files(
     return _open(folder, tokenizer or _load_trained(folder))
 
 
+def open_documents(
+    files: TokenFiles, side: Side, seq_len: int
+) -> Int64[np.ndarray, "2 _"]:
+    """Map the documents of a side, finding them first if this was not done before.
+
+    Returns:
+      what `documents.index_documents` returns.
+    Raises:
+      ValueError: the cache folder cannot be written.
+      RuntimeError: the cached file is damaged.
+    """
+    path = files.folder / f"{side}.documents-{seq_len}.npy"
+    tokens = files.tokens[side]
+    if not path.exists():
+        with _locked(files.folder):
+            if not path.exists():
+                index = index_documents(tokens, files.tokenizer.eos_id, seq_len)
+                _write_whole(path, index)
+    try:
+        index = np.load(path, mmap_mode="r").view(np.ndarray)
+    except (ValueError, EOFError):  # cut off
+        index = None
+    if index is None or index[0, -1] != len(tokens):
+        raise RuntimeError(f"{path} is damaged; delete it, it will be built again")
+    return index
+
+
 def default_cache_dir() -> pathlib.Path:
     """Return the folder of token files in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -114,15 +149,7 @@ def _build_once(
     # The name of the host keeps machines that share the cache out of each other's way
     # even where locks do not reach across the file system.
     prefix = f"{folder.name}.tmp-{socket.gethostname()}-"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_suffix(".lock").open("w")
-    except OSError as error:
-        raise ValueError(
-            f"data.cache_dir: {folder.parent} cannot be written ({error.strerror}); "
-            "set --data.cache-dir to a folder that can"
-        ) from None
-    with _locked(lock):
+    with _locked(folder):
         if folder.exists():
             return
         for abandoned in folder.parent.glob(f"{prefix}*"):
@@ -136,10 +163,40 @@ def _build_once(
 
 
 @contextlib.contextmanager
-def _locked(file) -> Iterator[None]:
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Keep other processes of the machine from writing a folder of token files."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise _unwritable(folder.parent, error) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         yield
+
+
+def _unwritable(folder: pathlib.Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"data.cache_dir: {folder} cannot be written ({error.strerror}); set "
+        "--data.cache-dir to a folder that can"
+    )
+
+
+def _write_whole(path: pathlib.Path, array: np.ndarray) -> None:
+    """Write an array, under the lock: the file is there whole or not at all."""
+    suffix = f".tmp-{socket.gethostname()}"  # see _build_once
+    temporary = path.with_suffix(f"{suffix}-{os.getpid()}")
+    try:
+        for abandoned in path.parent.glob(f"*{suffix}-*"):
+            abandoned.unlink()
+        with temporary.open("wb") as file:
+            np.save(file, array)
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _build(
@@ -209,12 +266,13 @@ def _load_trained(folder: pathlib.Path) -> Tokenizer:
 def _open(folder: pathlib.Path, tokenizer: Tokenizer) -> TokenFiles:
     manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
     dtype = prepare.token_dtype(tokenizer)
-    streams: dict[Side, Stream] = {}
+    counts: dict[Side, SideCounts] = {}
     tokens: dict[Side, np.ndarray] = {}
     for side in SIDES:
-        stream = streams[side] = Stream(**manifest["streams"][side])
+        counts[side] = SideCounts(**manifest["streams"][side])
         path = prepare.stream_path(folder, side)
-        expected, size = stream.num_tokens * dtype.itemsize, path.stat().st_size
+        expected = counts[side].num_tokens * dtype.itemsize
+        size = path.stat().st_size
         if size != expected:
             raise RuntimeError(
                 f"{path} has {size} bytes instead of {expected}; delete {folder}, it "
@@ -224,4 +282,4 @@ def _open(folder: pathlib.Path, tokenizer: Tokenizer) -> TokenFiles:
         # cannot be mapped.
         mapped = np.memmap(path, dtype, "r") if expected else np.zeros(0, dtype)
         tokens[side] = mapped.view(np.ndarray)
-    return TokenFiles(tokenizer, Survey(**manifest["survey"]), streams, tokens)
+    return TokenFiles(folder, tokenizer, Survey(**manifest["survey"]), counts, tokens)

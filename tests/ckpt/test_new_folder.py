@@ -1,5 +1,7 @@
 """A folder that is there as a whole or not at all."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,17 @@ def test_after_an_error_nothing_is_left(tmp_path: Path, error, raised):
     with pytest.raises(raised):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_killed_leaves_no_folder_of_that_name(tmp_path: Path):
+    code = (
+        "import os, signal, sys\n"
+        "from mjax.ckpt.new_folder import new_folder\n"
+        "with new_folder(sys.argv[1]) as folder:\n"
+        "    (folder / 'f').touch()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path / "out")]
+    assert subprocess.run(argv, cwd=Path(__file__).parents[2]).returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".out.writing-")

@@ -120,6 +120,7 @@ DAMAGED = {
     "more data": (raw(WHOLE, b"\0" * 9), "its header says"),
     "no offsets": (raw({"a": {"dtype": "F32", "shape": [2]}}), "damaged: a is"),
     "size": (raw({"a": entry("F32", [3], 0, 8)}, b"\0" * 8), r"F32\[3\] in bytes 0"),
+    "negative": (raw({"a": entry("F32", [-1, -2], 0, 8)}, b"\0" * 8), r"F32\[-1, -2\]"),
     "backwards": (raw({"a": entry("I8", [3], 8, 0)}, b"\0" * 8), "in bytes 8 to 0"),
     "overlap": (
         raw(WHOLE | {"b": entry("F32", [2], 4, 12)}, b"\0" * 12),

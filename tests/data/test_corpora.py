@@ -162,3 +162,19 @@ def test_parquet_without_its_library_says_what_to_install(tmp_path, monkeypatch)
 def test_synthetic_does_not_mix_with_files():
     with pytest.raises(ValueError, match="give it alone"):
         read("synthetic", "stdlib")
+
+
+def test_a_line_too_long_for_the_memory_is_refused_before_it_is_read(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(corpora, "MAX_LINE_BYTES", 30)
+    file = tmp_path / "a.jsonl"
+    longest = '{"text": "' + "x" * 18 + '"}'
+    file.write_text(f"{longest}\n")  # 30 bytes and the end of the line
+    with pytest.raises(ValueError, match=r"a\.jsonl:1 has over 30 bytes; a document"):
+        read(file)
+    file.write_text('{"text": "short"}\n' + longest)
+    assert read(file) == {"a.jsonl:1": "short", "a.jsonl:2": "x" * 18}
+    file.write_text('{"text": "short"}\n' + "x" * 10_000_000)
+    with pytest.raises(ValueError, match=r"a\.jsonl:2 has over 30 bytes"):
+        read(file)

@@ -10,6 +10,7 @@ from mjax.data import prepare
 from mjax.data.dataset import DataConfig, open_dataset
 from mjax.data.prepare import is_held_out
 from mjax.data.samples import PackedSamples, Samples
+from mjax.data.stream import HeldOut, Stream
 
 
 def config(tmp_path: pathlib.Path, *paths: pathlib.Path, **changes) -> DataConfig:
@@ -18,7 +19,9 @@ def config(tmp_path: pathlib.Path, *paths: pathlib.Path, **changes) -> DataConfi
     return DataConfig(path=path, cache_dir=str(tmp_path / "cache"), **changes)
 
 
-def stream(samples: Samples) -> np.ndarray:
+def stream(side: Stream | Samples) -> np.ndarray:
+    assert isinstance(side, Stream | HeldOut)
+    (samples,) = side.corpora
     assert isinstance(samples, PackedSamples)
     return samples.stream
 
@@ -34,7 +37,7 @@ def test_the_two_sides_are_whole_documents_chosen_by_name(corpus, tmp_path):
         expected[is_held_out(file.name, 0.2)] += file.read_text() + "<|endoftext|>"
     assert text_of(dataset, dataset.held_out) == expected[True]
     assert text_of(dataset, dataset.train) == expected[False]
-    assert dataset.split == "document"
+    assert dataset.corpora[0].split == "document"
     assert dataset.num_documents == 60
     assert dataset.num_held_out_documents == expected[True].count("<|")
 
@@ -63,7 +66,7 @@ def test_a_single_document_is_split_by_position(tmp_path, tokenizer):
     one = config(tmp_path, tmp_path / "one.txt", tokenizer=tokenizer)
     dataset = open_dataset(one, seed=0)
     train, held_out = (text_of(dataset, s) for s in (dataset.train, dataset.held_out))
-    assert dataset.split == "position"
+    assert dataset.corpora[0].split == "position"
     assert train + held_out == text + "<|endoftext|>"
     size = len(text.encode())
     assert dataset.num_held_out_bytes == pytest.approx(0.2 * size, abs=4)
@@ -129,6 +132,7 @@ def test_the_fingerprint_names_the_data_not_the_place(corpus, tmp_path):
         {"held_out_fraction": 0.3},
         {"isolate_documents": False},
         {"tokenizer": "train:290"},
+        {"packing": "documents"},
     ):
         changed = open_dataset(dataclasses.replace(base, **change), seed=0)
         assert changed.fingerprint != here.fingerprint
@@ -187,6 +191,23 @@ def test_documents_without_text_leave_no_trace_and_only_those_are_refused(tmp_pa
         ({"held_out_fraction": 0.0}, "must lie between 0 and 1, got 0.0"),
         ({"held_out_fraction": 1.0}, "must lie between 0 and 1, got 1.0"),
         ({"tokenizer": "train:9"}, "train:N needs 257 <= N"),
+        ({"mixture": ("a",)}, r"data.mixture 'a': each corpus is weight=path"),
+        ({"mixture": ("1=a,",)}, r"data.mixture '1=a,': each corpus is weight=path"),
+        ({"mixture": ("1=a", "1/3=b")}, "'1/3=b': the weight '1/3' must be a positive"),
+        ({"mixture": ("-1=a",)}, "the weight '-1' must be a positive decimal number"),
+        ({"mixture": ("inf=a",)}, "the weight 'inf' must be a positive decimal"),
+        ({"mixture": ("1e-400=a",)}, "the weight '1e-400' must be a positive decimal"),
+        ({"mixture": ("0.1234567890123456789=a",)}, "of at most 15 digits"),
+        ({"mixture": ("1=a", "2=a")}, "names a more than once; give it once"),
+        ({"mixture": ("1=a", "123457=b")}, "repeat only after 123458 samples"),
+        (
+            {"mixture": ("1=a", "2=b,c"), "tokenizer": "train:290"},
+            "data.path a b c, and give the tokenizer.json that is named there",
+        ),
+        (
+            {"mixture": ("1=a",), "path": ("b",)},
+            "data.path b and data.mixture 1=a both say what is read",
+        ),
     ],
 )
 def test_a_bad_configuration_is_refused_where_it_is_made(change, message):
@@ -194,9 +215,16 @@ def test_a_bad_configuration_is_refused_where_it_is_made(change, message):
         DataConfig(**change)
 
 
-def test_synthetic_data_takes_no_tokenizer():
-    with pytest.raises(ValueError, match="leave it at bytes"):
-        open_dataset(DataConfig(path=("synthetic",), tokenizer="train:290"), seed=0)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer": "train:290"}, "leave it at bytes"),
+        ({"packing": "documents"}, "no documents; .* leave it at windows"),
+    ],
+)
+def test_synthetic_data_are_windows_of_bytes(change, message):
+    with pytest.raises(ValueError, match=message):
+        open_dataset(DataConfig(path=("synthetic",), **change), seed=0)
 
 
 def test_a_tokenizer_that_loses_text_is_refused(corpus, tmp_path):
@@ -210,6 +238,101 @@ def test_a_tokenizer_that_loses_text_is_refused(corpus, tmp_path):
     path.write_text(json.dumps(spec))
     with pytest.raises(ValueError, match="it does not keep this text"):
         open_dataset(config(tmp_path, corpus, tokenizer=str(path)), seed=0)
+
+
+@pytest.fixture
+def second(tmp_path) -> pathlib.Path:
+    """Another folder of documents, in capitals."""
+    folder = tmp_path / "second"
+    folder.mkdir()
+    for index in range(40):
+        (folder / f"{index}.txt").write_text("MORE TEXT IN CAPITALS " * (index + 1))
+    return folder
+
+
+def mixed(tmp_path, *parts: str, **changes) -> DataConfig:
+    return config(tmp_path, pathlib.Path("stdlib"), mixture=parts, **changes)
+
+
+def test_a_mixture_reads_each_corpus_in_its_share(corpus, second, tmp_path):
+    dataset = open_dataset(mixed(tmp_path, f"0.7={corpus}", f"0.3={second}"), seed=5)
+    capitals = np.isin(dataset.train.rows(3, 100)["tokens"], list(b"CAPITLS")).any(1)
+    assert capitals.sum() == 30
+    assert dataset.train.ids(3, 100)[:, 0].tolist() == capitals.tolist()
+    capitals = np.isin(dataset.held_out.rows(np.arange(30))["tokens"], list(b"CAPITLS"))
+    assert capitals.any(1).sum() == 9
+    alone = [open_dataset(config(tmp_path, c), seed=5) for c in (corpus, second)]
+    for index, dataset_alone in enumerate(alone):
+        assert dataset.corpora[index] == dataset_alone.corpora[0]
+        assert len(dataset.train.corpora[index]) == dataset_alone.train.num_samples
+    for name in ("num_documents", "num_bytes", "num_held_out_bytes"):
+        assert getattr(dataset, name) == sum(getattr(one, name) for one in alone)
+
+
+@pytest.mark.parametrize("packing", ["windows", "documents"])
+def test_figures_of_a_mixture_are_those_of_what_is_read(
+    corpus, second, tmp_path, packing
+):
+    """Counted over a whole period in which every sample is read equally often."""
+    parts = (f"2={corpus}", f"1={second}")
+    dataset = open_dataset(mixed(tmp_path, *parts, packing=packing), seed=0)
+    sizes = [len(samples) for samples in dataset.held_out.corpora]
+    counts = [c.counts["held_out"] for c in dataset.corpora]
+    times = [2 * sizes[1], sizes[0]]  # 2 : 1 samples, each corpus whole times
+    read = np.dot(times, [c.byte_counts for c in counts])
+    shares = read[read > 0] / read.sum()
+    entropy = -(shares * np.log2(shares)).sum()
+    assert dataset.unigram_bits_per_byte == pytest.approx(entropy, rel=1e-12)
+    times = [2 / len(dataset.train.corpora[0]), 1 / len(dataset.train.corpora[1])]
+    train = [c.counts["train"] for c in dataset.corpora]
+    num_bytes, num_tokens = (
+        sum(t * getattr(c, name) for t, c in zip(times, train, strict=True))
+        for name in ("num_bytes", "num_tokens")
+    )
+    assert dataset.bytes_per_token == pytest.approx(num_bytes / num_tokens, rel=1e-12)
+
+
+def test_the_fingerprint_covers_the_mixture(corpus, second, tmp_path):
+    def fingerprint(*parts: str, seed: int = 0) -> str:
+        return open_dataset(mixed(tmp_path, *parts), seed=seed).fingerprint
+
+    base = fingerprint(f"0.7={corpus}", f"0.3={second}")
+    assert fingerprint(f"7={corpus}", f"3={second}", seed=1) == base
+    others = [
+        fingerprint(f"0.6={corpus}", f"0.4={second}"),
+        fingerprint(f"0.3={second}", f"0.7={corpus}"),
+        fingerprint(f"1={corpus},{second}"),
+        fingerprint(f"1={corpus}"),
+    ]
+    (second / "0.txt").write_text("changed")
+    others.append(fingerprint(f"0.7={corpus}", f"0.3={second}"))
+    assert len({base, *others}) == 6
+    # A mixture of one corpus reads what that corpus alone reads.
+    alone = open_dataset(config(tmp_path, corpus), seed=0)
+    assert alone.fingerprint == fingerprint(f"1={corpus}")
+
+
+def test_unpacked_samples_are_the_documents_and_padding(corpus, tmp_path):
+    one = config(tmp_path, corpus, packing="documents", seq_len=1000)
+    dataset = open_dataset(one, seed=0)
+    (samples,) = dataset.train.corpora
+    kept = [f for f in sorted(corpus.iterdir()) if not is_held_out(f.name, 0.2)]
+    assert len(samples) == len(kept)
+    for index, file in enumerate(kept):
+        sample, size = samples[index], file.stat().st_size
+        tokens = sample["tokens"][sample["segments"] == 0]
+        assert dataset.tokenizer.decode(tokens) == file.read_text()
+        assert sample["targets"][size - 1] == dataset.tokenizer.eos_id
+        assert (sample["targets"][size:] == -1).all()
+
+
+def test_text_without_a_target_in_any_document_is_refused(tmp_path):
+    (tmp_path / "one.txt").write_text("ab")
+    one = config(
+        tmp_path, tmp_path / "one.txt", packing="documents", held_out_fraction=0.5
+    )
+    with pytest.raises(ValueError, match="has 1 train tokens, no two of them in one"):
+        open_dataset(one, seed=0)
 
 
 def test_the_standard_library_makes_a_corpus(tmp_path):

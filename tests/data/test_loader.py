@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mjax.data.dataset import Dataset
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
-from mjax.data.sampler import held_out_indices, train_indices
+from mjax.data.stream import Stream
 
 BATCH = 8
 
@@ -19,7 +19,7 @@ def sharding(dp: int, tp: int) -> NamedSharding:
 
 
 def load(dataset: Dataset, place: NamedSharding, num_batches: int, **options) -> list:
-    options = {"batch_size": BATCH, "seed": 3} | options
+    options = {"batch_size": BATCH} | options
     with Loader(dataset.train, place, **options) as loader:
         return list(itertools.islice(loader, num_batches))
 
@@ -54,17 +54,17 @@ class Recorded:
 def test_the_batch_of_a_step_is_the_same_on_every_mesh(dataset, dp, tp):
     place = sharding(dp, tp)
     for step, batch in enumerate(load(dataset, place, 3)):
-        indices = train_indices(len(dataset.train), seed=3, step=step, batch_size=BATCH)
-        assert_equal(batch, dataset.train.rows(indices))
+        assert_equal(batch, dataset.train.rows(step, BATCH))
         assert {array.sharding for array in batch.values()} == {place}
 
 
 def test_each_row_is_read_once_even_if_several_devices_hold_it(dataset):
-    samples = Recorded(dataset.train)
-    with Loader(samples, sharding(4, 2), batch_size=BATCH, seed=0) as loader:
+    samples = Recorded(dataset.train.corpora[0])
+    stream = Stream((samples,), (1.0,), 0)
+    with Loader(stream, sharding(4, 2), batch_size=BATCH) as loader:
         next(loader)
     assert [len(read) for read in samples.reads[:4]] == [2, 2, 2, 2]
-    whole = train_indices(len(samples), seed=0, step=0, batch_size=BATCH)
+    whole = stream.ids(0, BATCH)[:, 1]
     assert list(itertools.chain(*samples.reads[:4])) == whole.tolist()
 
 
@@ -72,12 +72,9 @@ def test_a_process_reads_only_the_rows_of_its_devices(dataset):
     """Two processes' halves of the rows are the rows of one process."""
     whole = load(dataset, sharding(8, 1), 1)[0]
     for first in (0, 4):
-        part = train_indices(
-            len(dataset.train), seed=3, step=0, batch_size=BATCH,
-            rows=slice(first, first + 4),
-        )  # fmt: skip
+        part = dataset.train.rows(0, BATCH, slice(first, first + 4))
         half = {name: array[first : first + 4] for name, array in whole.items()}
-        assert_equal(dataset.train.rows(part), jax.device_get(half))
+        assert_equal(part, jax.device_get(half))
 
 
 def test_a_loader_started_at_a_step_continues_the_sequence(dataset):
@@ -90,8 +87,9 @@ def test_a_loader_started_at_a_step_continues_the_sequence(dataset):
 
 
 def test_an_error_of_the_thread_is_raised_by_next_and_stays(dataset):
-    samples = Recorded(dataset.train, fail_at=2)
-    with Loader(samples, sharding(1, 1), batch_size=BATCH, seed=0) as loader:
+    samples = Recorded(dataset.train.corpora[0], fail_at=2)
+    stream = Stream((samples,), (1.0,), 0)
+    with Loader(stream, sharding(1, 1), batch_size=BATCH) as loader:
         next(loader)
         next(loader)
         for _ in range(2):
@@ -101,7 +99,7 @@ def test_an_error_of_the_thread_is_raised_by_next_and_stays(dataset):
 
 def test_closing_stops_the_thread(dataset):
     before = set(threading.enumerate())
-    loader = Loader(dataset.train, sharding(1, 1), batch_size=BATCH, seed=0)
+    loader = Loader(dataset.train, sharding(1, 1), batch_size=BATCH)
     next(loader)
     assert loader.data_wait_s >= 0
     assert set(threading.enumerate()) > before
@@ -113,13 +111,14 @@ def test_closing_stops_the_thread(dataset):
 
 
 def test_batches_are_read_ahead_of_their_step(dataset):
-    samples = Recorded(dataset.train)
-    loader = Loader(samples, sharding(1, 1), batch_size=BATCH, seed=0, prefetch=3)
+    samples = Recorded(dataset.train.corpora[0])
+    stream = Stream((samples,), (1.0,), 0)
+    loader = Loader(stream, sharding(1, 1), batch_size=BATCH, prefetch=3)
     next(loader)
     loader._thread.shutdown(wait=True)  # lets what was submitted end
     assert len(samples.reads) == 4
     with pytest.raises(ValueError, match="at least 1 batch, got 0"):
-        Loader(samples, sharding(1, 1), batch_size=BATCH, seed=0, prefetch=0)
+        Loader(stream, sharding(1, 1), batch_size=BATCH, prefetch=0)
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (8, 1), (2, 4)])
@@ -136,7 +135,7 @@ def test_held_out_batches_hold_each_sample_once_and_padding_has_no_target(
     joined = {
         name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]
     }
-    expected = samples.rows(held_out_indices(num_samples, 0, num_samples))
+    expected = samples.rows(np.arange(num_samples))
     assert_equal({name: a[:num_samples] for name, a in joined.items()}, expected)
     assert (joined["targets"][num_samples:] == -1).all()
     assert (joined["tokens"] >= 0).all()

@@ -1,10 +1,15 @@
+import dataclasses
 import re
 
+import jax
+import numpy as np
 import pytest
 
+from mjax.config import TrainConfig, to_json
 from mjax.data.__main__ import main
 from mjax.data.dataset import DataConfig, open_dataset
-from mjax.data.sampler import train_indices
+from mjax.data.loader import Loader
+from mjax.step import BatchConfig
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
@@ -18,22 +23,75 @@ def flags(corpus, tmp_path) -> list:
     return ["--data.path", corpus, "--data.seq-len", 30, "--data.cache-dir", cache]
 
 
-def test_show_prints_the_batch_that_training_reads(corpus, tmp_path, capsys):
-    argv = ["--step", 7, "--batch-size", 3, "--seed", 5, *flags(corpus, tmp_path)]
-    code, out, _ = run(capsys, "show", *argv)
+@pytest.mark.parametrize("packing", ["windows", "documents"])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_show_prints_the_batch_that_training_reads(
+    corpus, tmp_path, capsys, packing, is_mixed
+):
+    """Of a run, named by its folder alone, next to what its loader gives."""
+    if is_mixed:
+        parts = (f"2={corpus}", f"1={corpus}/58.txt,{corpus}/59.txt")
+        data = DataConfig(mixture=parts, seq_len=30)
+    else:
+        data = DataConfig(path=(str(corpus),), seq_len=30)
+    data = dataclasses.replace(data, cache_dir=str(tmp_path / "cache"), packing=packing)
+    run_config = TrainConfig(data=data, batch=BatchConfig(size=6), seed=5)
+    (tmp_path / "config.json").write_text(to_json(run_config))
+    code, out, _ = run(capsys, "show", "--work-dir", tmp_path, "--step", 7)
     assert code == 0
-    config = DataConfig(
+    assert out.startswith("step 7, seed 5: 6 rows of 30 tokens")
+
+    dataset = open_dataset(data, seed=5)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("dp",))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("dp"))
+    with Loader(dataset.train, place, batch_size=6, start_step=7) as loader:
+        batch = jax.device_get(next(loader))
+    lines = out.splitlines()
+    for row, (corpus_index, sample) in enumerate(dataset.train.ids(7, 6).tolist()):
+        is_text = np.ones(30, bool)
+        if packing == "documents":
+            is_text = batch["segments"][row] == 0
+        shown = "".join(
+            line.split(" | ", 1)[1] for line in lines if line.startswith(f"{row}.")
+        )
+        text = dataset.tokenizer.decode(batch["tokens"][row][is_text])
+        assert shown == text.replace("\n", "")
+        num_targets = int((batch["targets"][row] >= 0).sum())
+        num_segments = batch["segments"][row][is_text].max() + 1
+        assert (
+            f"row {row}: corpus {corpus_index}, sample {sample}, {num_segments} "
+            f"segment(s), {num_targets} targets, {30 - is_text.sum()} padding"
+        ) in lines
+    assert any(" padding" in line for line in lines)
+    assert (sum(line.startswith("corpus ") for line in lines) == 2) is is_mixed
+
+
+def test_a_batch_can_be_asked_for_by_flags_as_well(corpus, tmp_path, capsys):
+    given = flags(corpus, tmp_path)
+    data = DataConfig(
         path=(str(corpus),), seq_len=30, cache_dir=str(tmp_path / "cache")
     )
-    dataset = open_dataset(config, seed=5)
-    indices = train_indices(len(dataset.train), seed=5, step=7, batch_size=3)
-    assert out.startswith("step 7, seed 5: 3 rows of 30 tokens")
-    for row, index in enumerate(indices):
-        tokens = dataset.train[int(index)]["tokens"]
-        lines = [ln for ln in out.splitlines() if ln.startswith(f"{row}.")]
-        shown = "".join(line.split(" | ", 1)[1] for line in lines)
-        assert shown == dataset.tokenizer.decode(tokens).replace("\n", "")
-        assert f"row {row}: sample {index}, " in out
+    run_config = TrainConfig(data=data, batch=BatchConfig(size=3), seed=5)
+    (tmp_path / "config.json").write_text(to_json(run_config))
+    by_flags = run(capsys, "show", "--batch-size", 3, "--seed", 5, *given)
+    assert by_flags == run(capsys, "show", "--work-dir", tmp_path)
+    moved = ["--data.cache-dir", tmp_path / "other"]
+    assert by_flags == run(capsys, "show", "--work-dir", tmp_path, *moved)
+    assert (tmp_path / "other").is_dir()
+
+
+def test_the_folder_of_a_run_takes_no_flags_beside_it(tmp_path, capsys):
+    code, _, err = run(capsys, "show", "--work-dir", tmp_path, "--seed", 1)
+    assert code == 2
+    assert "leave out --batch-size, --seed and all --data flags but" in err
+    code, _, err = run(capsys, "show", "--work-dir", tmp_path)
+    assert code == 2
+    assert "is no folder of a run" in err
+    for text in ("{", '{"sead": 1}'):
+        (tmp_path / "config.json").write_text(text)
+        code, _, err = run(capsys, "show", "--work-dir", tmp_path)
+        assert code == 2
+        assert "config.json is no config of a run" in err
 
 
 def test_segments_are_numbered_and_control_characters_escaped(tmp_path, capsys):
@@ -52,7 +110,7 @@ def test_segments_are_numbered_and_control_characters_escaped(tmp_path, capsys):
 def test_info_describes_the_corpus(corpus, tmp_path, capsys):
     code, out, _ = run(capsys, "info", *flags(corpus, tmp_path))
     assert code == 0
-    assert "documents              60\n" in out
+    assert "  documents            60\n" in out
     assert "unigram bits per byte" in out
 
 

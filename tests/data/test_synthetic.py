@@ -1,6 +1,7 @@
 import numpy as np
 
 from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.samples import Samples
 from mjax.data.synthetic import STRIDES
 
 
@@ -8,8 +9,12 @@ def synthetic(seed: int):
     return open_dataset(DataConfig(path=("synthetic",), seq_len=64), seed=seed)
 
 
+def samples(seed: int, side: str = "train") -> Samples:
+    return getattr(synthetic(seed), side).corpora[0]
+
+
 def test_the_synthetic_chain_has_the_stated_entropy():
-    rows = synthetic(0).train.rows(np.arange(200))
+    rows = samples(0).rows(np.arange(200))
     steps = (rows["targets"] - rows["tokens"]) % 256
     values, counts = np.unique(steps, return_counts=True)
     assert values.tolist() == sorted(STRIDES)
@@ -19,10 +24,10 @@ def test_the_synthetic_chain_has_the_stated_entropy():
 
 
 def test_synthetic_samples_depend_on_seed_index_and_side_alone():
+    tokens = samples(3)[5]["tokens"]
+    assert (tokens == samples(3).rows(np.array([9, 5]))["tokens"][1]).all()
+    assert (tokens != samples(-4)[5]["tokens"]).any()
+    assert (tokens != samples(3)[6]["tokens"]).any()
+    assert (tokens != samples(3, "held_out")[5]["tokens"]).any()
     one, same, other = synthetic(3), synthetic(3), synthetic(-4)
-    tokens = one.train[5]["tokens"]
-    assert (tokens == same.train.rows(np.array([9, 5]))["tokens"][1]).all()
-    assert (tokens != other.train[5]["tokens"]).any()
-    assert (tokens != one.train[6]["tokens"]).any()
-    assert (tokens != one.held_out[5]["tokens"]).any()
     assert one.fingerprint == same.fingerprint != other.fingerprint

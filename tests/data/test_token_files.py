@@ -1,6 +1,8 @@
+import dataclasses
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +12,9 @@ import pytest
 
 from mjax.data import token_files
 from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.documents import DocumentSamples
 from mjax.data.samples import PackedSamples, Samples
+from mjax.data.stream import HeldOut, Stream
 
 # Opens the corpus argv[1] with the cache argv[2]. With argv[3] it stops in the middle,
 # tells so by creating that file, and waits to be killed.
@@ -41,7 +45,9 @@ def config(corpus: pathlib.Path, cache: pathlib.Path, **changes) -> DataConfig:
     return DataConfig(path=(str(corpus),), cache_dir=str(cache), seq_len=16, **changes)
 
 
-def stream(samples: Samples) -> np.ndarray:
+def stream(side: Stream | Samples) -> np.ndarray:
+    assert isinstance(side, Stream | HeldOut)
+    (samples,) = side.corpora
     assert isinstance(samples, PackedSamples)
     return samples.stream
 
@@ -115,3 +121,44 @@ def test_a_cache_folder_that_cannot_be_written_is_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"cannot be written .*; set --data.cache-dir"):
         open_dataset(config(corpus, tmp_path / "file" / "cache"), seed=0)
     assert token_files.default_cache_dir().parts[-2:] == ("mjax", "tokens")
+
+
+def documents_of(side: Stream | HeldOut) -> np.ndarray:
+    (samples,) = side.corpora
+    assert isinstance(samples, DocumentSamples)
+    return samples.index
+
+
+def test_documents_are_found_once_and_mapped(corpus, tmp_path, monkeypatch):
+    unpacked = config(corpus, tmp_path / "cache", packing="documents")
+    first = open_dataset(unpacked, seed=0)
+    with monkeypatch.context() as patch:
+        patch.delattr(token_files, "index_documents")
+        second = open_dataset(unpacked, seed=0)
+    for side in ("train", "held_out"):
+        index = documents_of(getattr(second, side))
+        assert isinstance(index.base, np.memmap)
+        assert (index == documents_of(getattr(first, side))).all()
+        assert index.shape[1] == first.corpora[0].counts[side].num_documents + 1
+    other = open_dataset(dataclasses.replace(unpacked, seq_len=5), seed=0)
+    assert other.train.num_samples > first.train.num_samples
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 200])
+def test_a_damaged_index_of_documents_is_noticed(corpus, tmp_path, num_bytes):
+    unpacked = config(corpus, tmp_path / "cache", packing="documents")
+    open_dataset(unpacked, seed=0)
+    (path,) = (tmp_path / "cache").glob("*/train.documents-16.npy")
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(RuntimeError, match=r"documents-16.npy is damaged; delete it"):
+        open_dataset(unpacked, seed=0)
+
+
+def test_what_a_killed_writer_of_an_index_left_is_removed(corpus, tmp_path):
+    open_dataset(config(corpus, tmp_path / "cache"), seed=0)
+    (folder,) = folders(tmp_path / "cache")
+    left = folder / f"train.documents-16.tmp-{socket.gethostname()}-1"
+    left.write_bytes(b"half")
+    open_dataset(config(corpus, tmp_path / "cache", packing="documents"), seed=0)
+    assert not left.exists()
+    assert not [path for path in folder.iterdir() if ".tmp-" in path.name]

@@ -44,6 +44,7 @@ by_family = pytest.mark.parametrize("family", CONFIGS)
 
 
 def ask_peer(jobs: list[dict[str, Any]], folder: Path, tokens: np.ndarray) -> None:
+    assert Path(PYTHON).exists(), f"{PYTHON} is missing: make env-hf"
     np.save(folder / "tokens.npy", tokens)
     path = folder / "jobs.json"
     path.write_text(json.dumps({"tokens": str(folder / "tokens.npy"), "jobs": jobs}))

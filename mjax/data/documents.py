@@ -1,0 +1,103 @@
+"""A token stream in, samples of one document each out: nothing is packed.
+
+A document of n tokens, the one that ends it included, has n - 1 targets. It is cut in
+pieces of at most seq_len + 1 tokens that overlap by one, so that every token but the
+first is a target once, as in a packed stream. A piece is a sample, filled up with
+padding. A document of one token has no target and no sample.
+
+Where the documents are is an array beside the token files, mapped into memory: nothing
+is held per document, whatever their number.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int, Int32, Int64, UInt
+
+from mjax.data.samples import NO_TARGET, one_sample
+
+_BLOCK_TOKENS = 1 << 24  # looked at together while the ends of documents are sought
+
+
+def index_documents(
+    stream: UInt[np.ndarray, "_"], eos_id: int, seq_len: int
+) -> Int64[np.ndarray, "2 _"]:
+    """Find the documents of a stream, and count their samples.
+
+    Args:
+      stream: documents, each followed by eos_id; the last one may lack it.
+      eos_id: the token that ends a document.
+      seq_len: T, tokens per sample.
+    Returns:
+      For D documents D + 1 columns: where each begins in the stream, and how many
+      samples come before it. The last column is the end of both.
+    """
+    blocks = [
+        np.flatnonzero(stream[start : start + _BLOCK_TOKENS] == eos_id) + start + 1
+        for start in range(0, len(stream), _BLOCK_TOKENS)
+    ]
+    starts = np.concatenate([np.zeros(1, np.int64), *blocks])
+    if starts[-1] != len(stream):  # a side that is cut by position ends anywhere
+        starts = np.append(starts, len(stream))
+    index = np.zeros((2, len(starts)), np.int64)
+    index[0] = starts
+    np.cumsum(-(-(np.diff(starts) - 1) // seq_len), out=index[1, 1:])
+    return index
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentSamples:
+    """Documents of a token stream, and pieces of the longer ones."""
+
+    stream: UInt[np.ndarray, "_"]
+    index: Int64[np.ndarray, "2 _"]
+    """What `index_documents` returns for this seq_len."""
+    seq_len: int
+    eos_id: int
+
+    def __len__(self) -> int:
+        return int(self.index[1, -1])
+
+    def __getitem__(self, index: int) -> dict[str, Int32[np.ndarray, "T"]]:
+        """Return one sample."""
+        return one_sample(self, index)
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that are a target, of all samples together."""
+        return len(self.stream) - (self.index.shape[1] - 1)
+
+    def rows(
+        self, indices: Int[np.ndarray, "B"]
+    ) -> dict[str, Int32[np.ndarray, "B T"]]:
+        """Return several samples: tokens, targets, segments, positions.
+
+        The document is segment 0. Padding comes after it, holds the token that ends a
+        document, has no target and is segment 1, with positions of its own.
+        """
+        shape = (len(indices), self.seq_len)
+        tokens = np.full(shape, self.eos_id, np.int32)
+        targets = np.full(shape, NO_TARGET, np.int32)
+        segments = np.ones(shape, np.int32)
+        positions = np.empty(shape, np.int32)
+        for row, piece in enumerate(map(self._piece, indices.tolist())):
+            size = len(piece) - 1
+            tokens[row, :size], targets[row, :size] = piece[:-1], piece[1:]
+            segments[row, :size] = 0
+            positions[row, :size] = np.arange(size)
+            positions[row, size:] = np.arange(self.seq_len - size)
+        return {
+            "tokens": tokens,
+            "targets": targets,
+            "segments": segments,
+            "positions": positions,
+        }
+
+    def _piece(self, sample: int) -> UInt[np.ndarray, "_"]:
+        """Return the tokens of a sample, one more than it has targets."""
+        starts, firsts = self.index
+        # Of documents without samples, which begin at the same number, the last.
+        document = int(np.searchsorted(firsts, sample, side="right")) - 1
+        start = int(starts[document]) + (sample - int(firsts[document])) * self.seq_len
+        stop = min(start + self.seq_len + 1, int(starts[document + 1]))
+        return self.stream[start:stop]

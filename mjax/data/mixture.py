@@ -1,0 +1,127 @@
+"""Which corpus each sample of a mixture comes from.
+
+Weights in, and for sample number n of the stream: the corpus it comes from, and how
+many samples of that corpus came before it. Both are read off a table of one period, so
+n may be any number. In every prefix of n samples, each corpus has its share of n up to
+less than one sample.
+
+Source: Tijdeman 1980, "The chairman assignment problem", Discrete Mathematics 32, 323.
+"""
+
+import fractions
+import functools
+import heapq
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Int64
+
+MAX_PERIOD = 100_000
+"""Weights that repeat only after more samples are refused: 20 bytes of table each."""
+
+
+class _Table(NamedTuple):
+    """One period of the stream."""
+
+    corpus: Int64[np.ndarray, "P"]
+    """Of each sample."""
+    number: Int64[np.ndarray, "P"]
+    """Samples of the same corpus before each sample."""
+    shares: Int64[np.ndarray, "C"]
+    """Samples of each corpus in a period; their sum is P."""
+
+
+def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the smallest whole numbers in the ratio of the weights.
+
+    A weight is the decimal number it is written as: 0.1 is a tenth, exactly.
+
+    Raises:
+      ValueError: a weight is not positive and finite, or the sum of these numbers is
+        above MAX_PERIOD.
+    """
+    if not weights or not all(0 < weight < math.inf for weight in weights):
+        raise ValueError(
+            f"the weights of a mixture must be positive and finite, got {weights}; "
+            "leave out a corpus that is not wanted"
+        )
+    exact = [fractions.Fraction(repr(weight)) for weight in weights]
+    # The largest number that divides each weight a whole number of times.
+    unit = fractions.Fraction(
+        math.gcd(*(weight.numerator for weight in exact)),
+        math.lcm(*(weight.denominator for weight in exact)),
+    )
+    found = tuple(int(weight / unit) for weight in exact)
+    if sum(found) > MAX_PERIOD:
+        raise ValueError(
+            f"the weights {weights} of a mixture repeat only after {sum(found)} "
+            f"samples, in the ratio {':'.join(map(str, found))}; at most {MAX_PERIOD}: "
+            "round them, to 5 decimals that sum to 1 for example"
+        )
+    return found
+
+
+def places(
+    numbers: Int[np.ndarray, "n"], weights: tuple[float, ...]
+) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """Return where samples of the stream come from.
+
+    Args:
+      numbers: of the samples in the stream, from 0 on.
+      weights: of the corpora.
+    Returns:
+      the corpus of each sample, and its number among those of its corpus.
+    """
+    table = _table(weights)
+    period, index = np.divmod(numbers.astype(np.int64), len(table.corpus))
+    corpus = table.corpus[index]
+    return corpus, period * table.shares[corpus] + table.number[index]
+
+
+def first_without(sizes: tuple[int, ...], weights: tuple[float, ...]) -> int:
+    """Return how many samples come before a corpus of so many samples has no new one.
+
+    Args:
+      sizes: samples of each corpus.
+      weights: of the corpora.
+    """
+    table = _table(weights)
+    ends = []
+    for corpus, size in enumerate(sizes):
+        period, number = divmod(size, int(table.shares[corpus]))
+        index = np.flatnonzero(table.corpus == corpus)[number]
+        ends.append(period * len(table.corpus) + int(index))
+    return min(ends)
+
+
+@functools.lru_cache(maxsize=8)
+def _table(weights: tuple[float, ...]) -> _Table:
+    """Assign one period, by the earliest deadline among what may come already.
+
+    Sample j (from 0) of a corpus with share w may come at number n (from 1) if
+    w n - j >= 1 / (2 C - 2), and must come while w n - j <= 1 + that bound's
+    complement. Tijdeman's theorem: there is always one that may, and none is late, so
+    |count - w n| <= 1 - 1 / (2 C - 2) for C > 1 corpora.
+    """
+    counts = shares(weights)
+    length, bound = sum(counts), max(2 * len(counts) - 2, 1)
+    jobs = []
+    for corpus, count in enumerate(counts):
+        j = np.arange(count)
+        opens = -(-(length * (j * bound + 1)) // (bound * count))
+        closes = length * ((j + 1) * bound - 1) // (bound * count)
+        jobs += zip(opens.tolist(), closes.tolist(), [corpus] * count, strict=True)
+    jobs.sort(reverse=True)
+    waiting: list[tuple[int, int]] = []
+    order = np.empty(length, np.int64)
+    numbers = np.empty(length, np.int64)
+    used = [0] * len(counts)
+    for index in range(length):
+        while jobs and jobs[-1][0] <= index + 1:
+            _, closes, corpus = jobs.pop()
+            heapq.heappush(waiting, (closes, corpus))
+        _, corpus = heapq.heappop(waiting)
+        order[index], numbers[index] = corpus, used[corpus]
+        used[corpus] += 1
+    return _Table(order, numbers, np.array(counts, np.int64))
