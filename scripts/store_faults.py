@@ -157,9 +157,12 @@ class Watch:
     """Notes how a run went on while a fault lasted."""
 
     run: Run
+    damaged_step: int | None = None
+    """This script has damaged it: not one that is lost."""
 
     def __post_init__(self) -> None:
-        self.steps = self.run.store.steps()
+        steps = self.run.store.steps()
+        self.steps = [step for step in steps if step != self.damaged_step]
         self._first = self.run.num_rows()
         self._started_s = time.perf_counter()
 
@@ -181,7 +184,10 @@ class Watch:
             during=[row["step_s"] for row in rows[self._first : self._last]],
             at_begin=self.steps,
             saved=store.steps(),
-            damaged=[*_damaged(store), *(f"step {step} is gone" for step in lost)],
+            damaged=[
+                *_damaged(store, self.damaged_step),
+                *(f"step {step} is gone" for step in lost),
+            ],
             unfinished=store.unfinished(),
             code=code,
             expected_code=expected,
@@ -397,8 +403,7 @@ def damaged_and_read_only(folder: Path, store: Path) -> Result:
     remount(store, "ro")
     with running(folder / "run", store, *ENDLESS) as run:
         run.until(lambda: "start-up: first step" in run.text(), "steps")
-        watch = Watch(run)
-        watch.steps.remove(newest)
+        watch = Watch(run, newest)
         run.until_said("warning: checkpoint .* was not saved", 1)
         watch.over()
         remount(store, "rw")
@@ -480,13 +485,18 @@ def _warnings(text: str) -> list[str]:
     return list(found.values())
 
 
-def _damaged(store: Store) -> list[str]:
-    found = [f"{name}: {why}" for name, why in store.quarantined().items()]
+def _damaged(store: Store, known: int | None) -> list[str]:
+    """List what is damaged in the store, but for a step that is known to be."""
+    quarantined = store.quarantined().items()
+    found = [
+        f"{name}: {why}" for name, why in quarantined if name != f"{known}.damaged"
+    ]
     for step in store.steps():
         try:
             SavedStep(store.path(step)).verify()
         except (DamagedError, RuntimeError, ValueError) as error:
-            found.append(f"step {step}: {error}")
+            if step != known:
+                found.append(f"step {step}: {error}")
     return found
 
 
