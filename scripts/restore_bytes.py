@@ -1,6 +1,6 @@
-"""Count what four processes read when they restore; part of scripts.restore_matrix.
+"""Let four processes restore, and count what each reads; see scripts.restore_matrix.
 
-`measure` starts this module four times. Each process makes the same state, saves it
+`measure` starts this module four times; `damage_one` too, see there. Each process makes the same state, saves it
 with the others, restores it with a new `Checkpoints`, compares every bit that it holds,
 and reports the bytes: of pieces, as `Restored.bytes_read` counts them, and of
 everything that it read from files meanwhile (rchar of /proc/self/io).
@@ -8,6 +8,7 @@ everything that it read from files meanwhile (rchar of /proc/self/io).
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -24,7 +25,12 @@ from mjax.ckpt.manager import Checkpoints, CkptConfig
 from mjax.ckpt.recovery import by_path
 from mjax.mesh.axes import MeshConfig, resolve
 from mjax.mesh.build import build_mesh
-from mjax.mesh.distributed import DistributedConfig, simulate_devices, start
+from mjax.mesh.distributed import (
+    DistributedConfig,
+    simulate_devices,
+    start,
+    wait_for_all,
+)
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
@@ -39,6 +45,8 @@ CASES = {
     },
     "one: `--mesh.dp 4 --zero 3`": {"dp_shard": 4, "zero": 3},
 }
+DAMAGE = {"dp_shard": 4, "zero": 3, "damage": 1}
+"""Every process reads its own quarter, and one file of process 3 is damaged."""
 MODEL = ModelConfig(layers=4, d_model=256, heads=8, vocab_size=512)
 
 
@@ -76,6 +84,32 @@ def measure() -> tuple[Table, bool]:
             *("layout", "state", *(f"process {r}" for r in range(NUM_PROCESSES))),
             *("sum / state", "rchar", "held", "same bits"),
         ),
+        rows=rows,
+    )
+    return table, is_right
+
+
+def damage_one() -> tuple[Table, bool]:
+    """Damage what one process alone reads; return what each restored, and if right."""
+    reports = _run_case(DAMAGE)
+    is_right = len({json.dumps(report["put_aside"]) for report in reports}) == 1
+    rows = []
+    for rank, report in enumerate(reports):
+        [said] = report["put_aside"]
+        is_right &= report["is_same"] and report["step"] == 1
+        reason = re.sub(r"\S*/2.damaged", "STORE/2.damaged", said)
+        rows.append([str(rank), str(report["step"]), reason])
+        rows[-1].append("yes" if report["is_same"] else "NO")
+        print(" | ".join(rows[-1]), flush=True)
+    table = Table(
+        title="Damage that one of four processes sees",
+        text=(
+            "`--mesh.dp 4 --zero 3`: each process reads a quarter. Steps 1 and 2 are "
+            "saved, and one bit of what process 3 wrote of step 2 is turned over; no "
+            "other process reads that file. All must put the step aside and restore "
+            "step 1."
+        ),
+        header=("process", "restored step", "put aside", "same bits"),
         rows=rows,
     )
     return table, is_right
@@ -137,10 +171,15 @@ def be_one_process(asked: dict[str, Any]) -> None:
     state = drawn_state(program)
     folder = Path(asked["folder"])
     first = Checkpoints(folder, CkptConfig())
-    first.save(1, lambda: state, {})
-    if not first.wait():
-        raise RuntimeError(f"the state was not saved: {first.attempts()}")
+    for step in (1, 2) if "damage" in asked else (1,):
+        first.save(step, lambda: state, {})
+        if not first.wait():
+            raise RuntimeError(f"the state was not saved: {first.attempts()}")
     first.close()
+    if "damage" in asked:
+        if jax.process_index() == 0:
+            flip_a_bit(folder / "checkpoints" / "2" / "state" / "ocdbt.process_3" / "d")
+        wait_for_all("a file is damaged")
     second = Checkpoints(folder, CkptConfig())
     before = _rchar()
     restored = second.restore(program.abstract_saved)
@@ -152,6 +191,8 @@ def be_one_process(asked: dict[str, Any]) -> None:
         shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards
     ]
     report = {
+        "step": restored.step,
+        "put_aside": restored.put_aside,
         "state_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
         "bytes_read": restored.bytes_read,
         "rchar": rchar,
@@ -160,6 +201,14 @@ def be_one_process(asked: dict[str, Any]) -> None:
     }
     path = folder / f"report-{jax.process_index()}.json"
     path.write_text(json.dumps(report))
+
+
+def flip_a_bit(folder: Path) -> None:
+    """Turn one bit over in the middle of the largest file of a folder."""
+    path = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
 
 
 def drawn_state(program: Program) -> Any:

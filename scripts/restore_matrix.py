@@ -5,8 +5,8 @@
 On 8 simulated devices, in one process: a state of drawn bits is saved under each of 8
 layouts (pipeline, chunks, tensor and data parallelism, ZeRO stage) and restored under
 each; nothing but the save and the restore is computed. Then four processes restore one
-state, see `scripts.restore_bytes`. Writes docs/benchmarks/restore.md and ends with 1 if
-a bit differs.
+state, intact and damaged, see `scripts.restore_bytes`. Writes
+docs/benchmarks/restore.md and ends with 1 if a bit differs.
 """
 
 import argparse
@@ -77,12 +77,14 @@ def main() -> int:
     """Run everything, write the page, return 1 if a bit differs."""
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     read, is_read = restore_bytes.measure()
+    damaged, is_noticed = restore_bytes.damage_one()
     simulate_devices(8)
     with tempfile.TemporaryDirectory() as folder:
         matrix, is_same = try_all(Path(folder))
     command = "python -m scripts.restore_matrix"
-    print(write_page("restore", "Restoring on another mesh", command, [matrix, read]))
-    return int(not (is_same and is_read))
+    tables = [matrix, read, damaged]
+    print(write_page("restore", "Restoring on another mesh", command, tables))
+    return int(not (is_same and is_read and is_noticed))
 
 
 def make_program(layout: Layout) -> Program:
