@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -238,13 +238,9 @@ class Supervisor:
           the first and the last row of this generation, 0 without one; how many of them
           were there before; what is wrong.
         """
-        problems, steps = [], []
-        for row in read_metrics(work_dir):
-            steps.append(row["step"])
-            if without_timing(row) != self._reference[row["step"]]:
-                problems.append(f"row {row['step']} differs: {row}")
-        if steps != [*range(1, len(steps) + 1)]:
-            problems.append(f"rows of the steps {steps}")
+        rows = read_metrics(work_dir)
+        problems = differences(rows, self._reference)
+        steps = [row["step"] for row in rows]
         new = [step for step in steps if step > resumed]
         recomputed = len(self._written.intersection(new))
         self._written.update(new)
@@ -253,6 +249,19 @@ class Supervisor:
     def _flags(self, work_dir: Path) -> list[str]:
         steps = ("--steps", str(self._num_steps))
         return [*RUN, *steps, "--work-dir", str(work_dir)]
+
+
+def differences(rows: list[Row], reference: Mapping[int, Row]) -> list[str]:
+    """Say which rows are not those of the undisturbed run, exactly, or are missing."""
+    found = [
+        f"row {row['step']} differs: {row}"
+        for row in rows
+        if without_timing(row) != reference.get(row["step"])
+    ]
+    steps = [row["step"] for row in rows]
+    if steps != [*range(1, len(steps) + 1)]:
+        found.append(f"the rows are of the steps {steps}")
+    return found
 
 
 def _strike(group: Group, fault: Fault, usual: Usual) -> str:

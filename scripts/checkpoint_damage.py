@@ -195,10 +195,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the drawn bits")
     args = parser.parse_args()
     simulate_devices(4)
+    at = commit()
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "run"
         save_two_steps(saved)
         found, said, num_silent = try_all(saved, args.bits, args.seed)
+        found = dataclasses.replace(found, text=f"On commit {at}: {found.text}")
         by_command, num_wrong = try_command(Path(folder))
     command = f"python -m scripts.checkpoint_damage --bits {args.bits}"
     tables = [found, said, by_command]
@@ -230,7 +232,7 @@ def try_all(saved: Path, num_bits: int, seed: int) -> tuple[Table, Table, int]:
     table = Table(
         title="Every file, every damage",
         text=(
-            f"On commit {commit()}: a state of 4 leaves (float32, bfloat16, int32) on "
+            "a state of 4 leaves (float32, bfloat16, int32) on "
             "4 simulated devices, saved twice; the newer step is damaged and "
             "`Checkpoints.restore` called. "
             f"*Noticed*: it is quarantined with the reason, and the older step comes "

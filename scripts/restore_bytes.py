@@ -1,9 +1,10 @@
 """Let four processes restore, and count what each reads; see scripts.restore_matrix.
 
-`measure` starts this module four times; `damage_one` too, see there. Each process makes the same state, saves it
-with the others, restores it with a new `Checkpoints`, compares every bit that it holds,
-and reports the bytes: of pieces, as `Restored.bytes_read` counts them, and of
-everything that it read from files meanwhile (rchar of /proc/self/io).
+`measure` starts this module four times; `damage_one` too, see there. Each process makes
+the same state, saves it with the others, restores it with a new `Checkpoints`, compares
+every bit that it holds, and reports the bytes: of pieces, as `Restored.bytes_read`
+counts them, and of everything that it read from files meanwhile (rchar of
+/proc/self/io).
 """
 
 import json

@@ -172,11 +172,9 @@ class Watch:
         """Look at the run after its end; the fault had lasted until `over`."""
         rows = read_metrics(self.run.work_dir)
         store = self.run.store
-        lost = [
-            step
-            for step in self.steps
-            if step not in store.steps() and f"removed {step}" not in self.run.text()
-        ]
+        removed = re.findall(r"; removed ([\d, ]+)", self.run.text())
+        known = {int(number) for text in removed for number in text.split(", ")}
+        lost = {*self.steps} - {*store.steps()} - known
         return Result(
             name=name,
             lasted_s=self._lasted_s,
@@ -213,14 +211,14 @@ def main() -> int:
         never_again,
         damaged_and_read_only,
     ]
-    results = []
+    results, at = [], commit()
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             store = Path(folder) / "store"
             with tmpfs(store, 16):
                 results.append(case(Path(folder), store))
         print(results[-1], flush=True)
-    print(write_page("store_faults", "Stores that fail", COMMAND, tables(results)))
+    print(write_page("store_faults", "Stores that fail", COMMAND, tables(results, at)))
     return int(not all(result.is_right for result in results))
 
 
@@ -297,7 +295,7 @@ def full_in_between(folder: Path, store: Path) -> Result:
         run.until_said("; removed ", 2)  # as much as there will be
         filler = fill(store, int(1.02 * num_bytes) + 8192)
         watch = Watch(run)
-        run.until_said(r"warning: checkpoint .*(?!no space)", 3)
+        run.until_said(r"warning: checkpoint .*No space left on device", 3)
         watch.over()
         filler.unlink()
         number = run.text().count(" saved: ")
@@ -421,18 +419,22 @@ def damaged_and_read_only(folder: Path, store: Path) -> Result:
 # --------------------------------------------------------------------------- the report
 
 
-def tables(results: list[Result]) -> list[Table]:
-    """Say what was found, and what was printed."""
+def tables(results: list[Result], at: str) -> list[Table]:
+    """Say what was found, and what was printed, on a commit."""
     rows = []
     for one in results:
         during = one.during
-        pace = f"{1e3 * statistics.median(during):.0f} ms" if during else "not written"
+        count, pace, longest = str(len(during)), "unknown", "unknown"
+        if len(during) > 1 and one.code != DONE:
+            pace = f"{1e3 * statistics.median(during):.0f} ms"
+            longest = f"{1e3 * max(during):.0f} ms"
+        if one.code == DONE:  # whose rows could not be written
+            count = f"{one.saved[-1] - one.at_begin[-1]}, by the steps saved"
         wrong = [*one.damaged, *one.unfinished, *one.problems]
         rows.append(
             [
                 *(one.name, f"{one.lasted_s:.0f} s", f"{1e3 * one.before_s:.0f} ms"),
-                *(str(len(during)), pace),
-                f"{1e3 * max(during):.0f} ms" if during else "not written",
+                *(count, pace, longest),
                 *(_list(one.at_begin), _list(one.saved)),
                 *(str(one.code), "; ".join(wrong) or "nothing"),
             ]
@@ -441,7 +443,7 @@ def tables(results: list[Result]) -> list[Table]:
     found = Table(
         title="What happened to the run",
         text=(
-            f"On commit {commit()}, load average {load:.0f} at the end: "
+            f"On commit {at}, load average {load:.0f} at the end: "
             f"`{' '.join(RUN)} --ckpt.every {EVERY} --ckpt.dir STORE`, one process, "
             "STORE a tmpfs of 16 MB. A fault begins when two steps are saved; when it "
             "is over two more must be saved, then SIGTERM ends the run (42). Step "
