@@ -16,7 +16,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 BENCHMARKS_DIR = REPOSITORY / "docs" / "benchmarks"
 TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu")
-"""Fields of a metrics row that say how long, not what was computed."""
+"""Fields of a metrics row that say how long, as all `ckpt_` do, not what came out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,15 @@ def write_page(name: str, title: str, command: str, tables: Sequence[Table]) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def commit() -> str:
+    """Return the short name of the commit that is checked out."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(
+        git, cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
 
 
 def train_command(*flags: str) -> list[str]:

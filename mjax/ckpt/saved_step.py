@@ -124,7 +124,7 @@ def read_checked(
         data = reader.read(name, piece.box)
     except (ValueError, OSError, IndexError) as error:
         reason = str(error).splitlines()[0]
-        if any(code in reason for code in _STORE_TROUBLE):
+        if reason.startswith(_STORE_TROUBLE):  # the rest of it may hold any path
             raise RuntimeError(f"{where} cannot be read now: {reason}") from error
         raise DamagedError(f"{where} cannot be read: {reason}") from error
     if data.shape != boxes.shape_of(piece.box) or str(data.dtype) != leaf.dtype:
