@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -191,14 +192,55 @@ def test_printing_config_and_mesh_leaves_nothing(tmp_path, capsys):
 
 
 def test_starting_from_scratch_keeps_the_old_run(tmp_path):
-    path = tmp_path / "run"
-    assert train.main(flags(path, "--steps", "2")) == loop.DONE
+    path, store = tmp_path / "run", tmp_path / "store"
+    two_steps = ["--steps", "2", "--ckpt.dir", str(store)]
+    assert train.main(flags(path, *two_steps)) == loop.DONE
     old = timeless(path)
-    again = flags(path, "--steps", "2", "--seed", "1", "--restart-from-scratch")
+    again = flags(path, *two_steps, "--seed", "1", "--restart-from-scratch")
     assert train.main(again) == loop.DONE
     assert timeless(tmp_path / "run.1") == old
-    assert (tmp_path / "run.1" / "checkpoints" / "2").is_dir()
+    assert (tmp_path / "store.1" / "2").is_dir()
+    assert (store / "2").is_dir()
     assert timeless(path) != old
+
+
+def test_checkpoints_of_another_run_are_refused(finished, tmp_path, capsys):
+    store = str(finished / "checkpoints")
+    path = tmp_path / "run"
+    assert train.main(flags(path, "--ckpt.dir", store, "--seed", "5")) == loop.BAD_INPUT
+    error = capsys.readouterr().err
+    assert f"the checkpoint at step 12 in {store} holds another run" in error
+    assert "seed: 0 there, 5 in this run" in error
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
+    finished, tmp_path, capsys
+):
+    path = tmp_path / "run"
+    shutil.copytree(finished, path)
+    for manifest in (path / "checkpoints").glob("*/checkpoint.json"):
+        manifest.write_bytes(manifest.read_bytes()[:-5])
+    for _ in range(2):
+        assert train.main(flags(path)) == loop.GAVE_UP
+        assert "no intact checkpoint is left" in capsys.readouterr().err
+    assert timeless(path) == timeless(finished)
+
+
+def test_a_run_begins_with_the_parameters_of_another(finished, tmp_path, capsys):
+    path = tmp_path / "run"
+    still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(finished)]
+    assert train.main(flags(path, *still, "--mesh.tp", "2")) == loop.DONE
+    assert f"parameters from {finished / 'checkpoints' / '12'}" in (
+        capsys.readouterr().out
+    )
+    # float32 sums in another order, with tp.
+    assert timeless(path)[-1]["eval_loss"] == pytest.approx(
+        timeless(finished)[-1]["eval_loss"], rel=1e-5
+    )
+    wider = ["--model.d-ff", "96", "--init-from", str(finished)]
+    assert train.main(flags(tmp_path / "wider", *wider)) == loop.BAD_INPUT
+    error = capsys.readouterr().err
+    assert "params.blocks.mlp.w_in: there (2, 64, 256), this run (2, 64, 96)" in error
 
 
 def test_a_killed_run_and_a_stopped_run_continue_bitwise(tmp_path):
