@@ -107,7 +107,7 @@ def _outcome(
     wall_s = sum(one.wall_s for one in generations)
     commits = dict.fromkeys(one.commit for one in generations)
     rows = [
-        ["SIGKILL sent", str(kills)],
+        ["SIGKILL sent", f"{kills} of the {settings.kills} that were drawn"],
         ["starts of the four processes", str(len(generations))],
         ["runs that came to their end", str(sum(0 in g.codes for g in generations))],
         ["starts that restored a step", str(sum(g.resumed > 0 for g in generations))],

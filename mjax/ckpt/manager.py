@@ -91,9 +91,10 @@ class Checkpoints:
         if is_last:
             return Answer.ACCEPTED
         unsaved = step - self._last_good_step
-        if self._error is not None and unsaved > self._config.unsaved_limit:
+        is_failing = self._error is not None or self._writer.is_stalled
+        if is_failing and unsaved > self._config.unsaved_limit:
             return Answer.HOPELESS
-        return Answer.BUSY if self._writer.is_writing else Answer.ACCEPTED
+        return Answer.ACCEPTED if self._writer.claim() else Answer.BUSY
 
     def save(
         self,
@@ -194,10 +195,12 @@ class Checkpoints:
 
     def why_unsaved(self, step: int) -> str:
         """Say for how long nothing was saved, and why; on process 0."""
+        stalled = f"a write has not ended after {self._config.timeout_s} s"
+        reason = stalled if self._writer.is_stalled else self._error
         return (
             f"nothing was saved since step {self._last_good_step}, "
             f"{step - self._last_good_step} steps ago (--ckpt.max-unsaved "
-            f"{self._config.unsaved_limit}): {self._error}"
+            f"{self._config.unsaved_limit}): {reason}"
         )
 
     def wait(self) -> bool:

@@ -100,6 +100,8 @@ class Writer:
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._is_writing = False
+        self._since_s = 0.0
+        self._lock = threading.Lock()
         self._superseded = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
@@ -112,13 +114,35 @@ class Writer:
         """Whether process 0 writes now; not while it pauses between two tries."""
         return self._is_writing
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether process 0 has been in one try for longer than the time limit."""
+        return self._is_writing and time.monotonic() - self._since_s > self._timeout_s
+
+    def claim(self) -> bool:
+        """Let process 0 begin no other try; false if it is in one.
+
+        After true, a newer job may be submitted without waiting for a store.
+        """
+        with self._lock:
+            if not self._is_writing:
+                self._superseded.set()
+            return not self._is_writing
+
+    def _begin_try(self) -> bool:
+        """Say whether process 0 is to try once more."""
+        with self._lock:
+            self._is_writing = not self._superseded.is_set()
+            self._since_s = time.monotonic()
+            return self._is_writing
+
     def submit(self, job: Job) -> None:
         """Write a host copy; the one before must be done, see `wait`."""
         assert self._is_idle.is_set()
         self._raise_failure()
         self._superseded.clear()
         self._is_idle.clear()
-        self._is_writing = True
+        self._begin_try()
         self._jobs.put(job)
 
     def supersede(self) -> None:
@@ -156,14 +180,14 @@ class Writer:
     def _lead(self, job: Job) -> None:
         pause_s = _FIRST_PAUSE_S
         for number in range(1, 1 << 30):
-            self._is_writing = True
             is_last = number == job.max_attempts
             attempt = self._try(job, number, None if is_last else pause_s)
             self._is_writing = False
             self.attempts.put(attempt)
             if attempt.pause_s is None:
                 return
-            if self._superseded.wait(pause_s):
+            self._superseded.wait(pause_s)
+            if not self._begin_try():
                 self._board.post(self._key("go"), _ABANDONED)
                 self._tries += 1
                 return
