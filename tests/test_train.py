@@ -15,6 +15,7 @@ import jax
 import pytest
 
 from mjax import loop, train
+from mjax.ckpt import __main__ as ckpt_command
 from mjax.metrics import read_rows
 
 REPOSITORY = Path(__file__).parents[1]
@@ -224,6 +225,24 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
         assert train.main(flags(path)) == loop.GAVE_UP
         assert "no intact checkpoint is left" in capsys.readouterr().err
     assert timeless(path) == timeless(finished)
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_what_another_has_exported(tmp_path, capsys):
+    llama = ["--model.block", "serial", "--model.norm", "rmsnorm", "--steps", "2"]
+    llama += ["--model.activation", "swiglu", "--model.window", "None"]
+    path, folder = tmp_path / "run", tmp_path / "exported"
+    assert train.main(flags(path, *llama)) == loop.DONE
+    assert ckpt_command.main(["export", str(path), str(folder)]) == 0
+    assert "llama, float32; tokenizer files are not written" in capsys.readouterr().out
+    assert ckpt_command.main(["show", str(folder)]) == 0
+    shown = capsys.readouterr().out.split()
+    still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(folder)]
+    assert train.main(flags(tmp_path / "next", *shown, *still)) == loop.DONE
+    # Another value of the learning rate is another compilation.
+    assert timeless(tmp_path / "next")[-1]["eval_loss"] == pytest.approx(
+        timeless(path)[-1]["eval_loss"], rel=1e-6
+    )
 
 
 def test_a_run_begins_with_the_parameters_of_another(finished, tmp_path, capsys):
