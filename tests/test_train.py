@@ -16,6 +16,7 @@ import pytest
 
 from mjax import loop, train
 from mjax.ckpt import __main__ as ckpt_command
+from mjax.data import __main__ as data_command
 from mjax.metrics import read_rows
 
 REPOSITORY = Path(__file__).parents[1]
@@ -212,6 +213,24 @@ def test_checkpoints_of_another_run_are_refused(finished, tmp_path, capsys):
     error = capsys.readouterr().err
     assert f"the checkpoint at step 12 in {store} holds another run" in error
     assert "seed: 0 there, 5 in this run" in error
+
+
+def test_data_are_shown_only_if_they_are_those_that_the_run_has_read(tmp_path, capsys):
+    corpus, path = tmp_path / "text", tmp_path / "run"
+    corpus.mkdir()
+    for name in "abc":
+        (corpus / name).write_text(f"{name} is a letter. " * 400)
+    text = ["--data.path", str(corpus), "--steps", "2"]
+    assert train.main(flags(path, *text)) == loop.DONE
+    capsys.readouterr()
+    show = ["show", "--work-dir", str(path), "--step", "1"]
+    assert data_command.main(show) == 0
+    assert "is a letter" in capsys.readouterr().out
+    (corpus / "a").write_text("Another text. " * 500)
+    assert data_command.main(show) == 2
+    assert "the data are not those that the run of" in capsys.readouterr().err
+    assert train.main(flags(path, *text, "--steps", "3")) == loop.BAD_INPUT
+    assert "the data are not those of the checkpoint" in capsys.readouterr().err
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
