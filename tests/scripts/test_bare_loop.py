@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 
 from scripts import bare_loop
 from scripts.bench_overhead import BareStep, MjaxStep, Workload
@@ -13,6 +14,7 @@ from scripts.bench_overhead import BareStep, MjaxStep, Workload
 TOLERANCE = 1e-5
 
 
+@pytest.mark.slow
 def test_the_bare_loop_has_the_losses_of_mjax() -> None:
     """With a padded vocabulary, and two documents a row."""
     sizes = bare_loop.Sizes(

@@ -50,6 +50,7 @@ def rehearsal(tmp_path_factory):
     return out, done
 
 
+@pytest.mark.slow
 def test_the_rehearsal_runs_every_part_without_the_trainers_packages(rehearsal):
     out, done = rehearsal
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,6 +68,7 @@ def test_the_rehearsal_runs_every_part_without_the_trainers_packages(rehearsal):
             assert skipped == ("why" in row)
 
 
+@pytest.mark.slow
 def test_pages_of_a_rehearsal_say_that_they_measure_nothing(rehearsal):
     out, _ = rehearsal
     for name in PARTS:
@@ -75,6 +77,7 @@ def test_pages_of_a_rehearsal_say_that_they_measure_nothing(rehearsal):
         assert "no torch here" in page or name != "attention"
 
 
+@pytest.mark.slow
 def test_a_contender_that_is_not_there_has_its_reason_in_the_table(rehearsal):
     out, _ = rehearsal
     page = (out / "gpu_attention.md").read_text()

@@ -18,6 +18,7 @@ from tests.training import TINY, Layout, make_batch, make_program
 TOLERANCE = 1e-5
 
 
+@pytest.mark.slow
 def test_gpipe_by_autodiff_computes_what_the_executor_computes():
     layout = Layout((4, 1, 1, 1), 2, 4, PipelineConfig(chunks=2))
     model = dataclasses.replace(TINY, layers=8)
