@@ -1,17 +1,26 @@
 """Copies on the host: what comes back, from where, and what is said."""
 
+import dataclasses
+import json
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from mjax import loop, train
 from mjax.ckpt import placing
+from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostMemory
 from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.recovery import LostError, by_path, leaf_of
+from mjax.config import Command, TrainConfig, to_json
+from mjax.data.dataset import Dataset
 from tests.ckpt.states import (
     abstract,
     assert_same,
@@ -213,3 +222,93 @@ def test_a_copied_work_dir_is_another_run(started, states, tmp_path, local_dir):
     assert other.restore(abstract(states[1])) is None
     other.close()
     assert [*folders(local_dir)] == [2]
+
+
+# --------------------------------------------------------------------- at the start
+
+
+@pytest.fixture
+def both():
+    """Return the agreements of two processes, of which one is a thread here."""
+    first, second = Agreement((ValueError,)), Agreement((ValueError,))
+    second._board = first._board
+    for rank, agreement in enumerate((first, second)):
+        agreement.rank, agreement.num = rank, 2
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("error", "own", "other"),
+    [
+        (json.JSONDecodeError("bad", "", 0), json.JSONDecodeError, ValueError),
+        (DamagedError("bad"), DamagedError, RuntimeError),
+        (OSError("bad"), RuntimeError, RuntimeError),
+        (KeyError("bad"), KeyError, RuntimeError),
+    ],
+)
+def test_what_fails_in_one_process_fails_in_all(both, error, own, other):
+    def fail():
+        raise error
+
+    with ThreadPoolExecutor(2) as pool:
+        acts = zip(both, (lambda: 1, fail), strict=True)
+        ended = [pool.submit(agreement.together, act) for agreement, act in acts]
+        raised: list[Any] = [future.exception(60) for future in ended]
+    assert [type(problem) for problem in raised] == [other, own]
+    assert str(raised[0]).startswith("process 1: ")
+    assert "bad" in str(raised[0])
+
+
+def test_what_succeeds_in_all_processes_is_returned_in_each(both):
+    with ThreadPoolExecutor(2) as pool:
+        ended = [pool.submit(a.together, lambda a=a: a.rank) for a in both]
+    assert [future.result(60) for future in ended] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seed": 5}, "seed: 0 there, 5 in this run"),
+        ({"steps": 3}, "--steps 3 is less than the 4 steps"),
+        ({}, "the data are not those of the copy: hash then there, now now"),
+    ],
+)
+def test_a_state_of_another_run_is_refused_wherever_it_comes_from(change, says):
+    config = TrainConfig(steps=4)
+    fingerprint = "same" if change else "other"
+    dataset = Mock(Dataset, fingerprint="same", corpus_hash="now")
+    facts = {
+        "config": json.loads(to_json(config)),
+        "data_fingerprint": fingerprint,
+        "corpus_hash": "then",
+    }
+    with pytest.raises(ValueError, match=says):
+        train._check_facts(
+            dataclasses.replace(config, **change), dataset, 4, facts, "the copy"
+        )
+
+
+def test_a_store_behind_a_url_is_not_moved_aside(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    config = TrainConfig(work_dir=str(path))
+    ckpt = dataclasses.replace(config.ckpt, dir="gs://bucket/run")
+    config = dataclasses.replace(config, ckpt=ckpt)
+    command = Command(recipe="debug", restart_from_scratch=True)
+    with pytest.raises(ValueError, match="cannot move gs://bucket/run aside; give ano"):
+        train._settle_work_dir(config, command)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_damage_of_what_init_from_names_is_one_line(opened, states, tmp_path, capsys):
+    manager = opened()
+    saved(manager, states[1], 1)
+    path = manager.store.path(1)
+    (path / "checkpoint.json").write_text("{")
+    with pytest.raises(RuntimeError) as caught:
+        train.open_weights(
+            str(tmp_path), TrainConfig().model, {}, Agreement((ValueError,))
+        )
+    assert train._refused(caught.value) == loop.FAILED
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: 1/checkpoint.json ")
