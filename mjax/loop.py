@@ -184,25 +184,37 @@ class Loop:
         """Do what is due after a step; return the exit code, DONE to go on."""
         is_last = step == self.cadence.num_steps
         is_stopped = stop.reached(step)
-        evaluation_due = is_last or step % self.cadence.eval_every == 0
-        save_due = self._is_overdue or step % self.cadence.ckpt_every == 0
-        save_due = save_due or is_last or is_stopped
-        if evaluation_due or save_due:
-            self._finish(self.evaluate if evaluation_due else None)
-        if self._gives_up():
-            return GAVE_UP
+        ends = is_last or is_stopped
         self._report_saves()
-        if save_due and not self._save(step, is_last=is_last or is_stopped):
-            return GAVE_UP
+        answer = None
+        if ends or self._is_overdue or step % self.cadence.ckpt_every == 0:
+            answer = self._ask_to_save(step, is_last=ends)
+        save_due = answer is Answer.ACCEPTED
+        evaluation_due = is_last or step % self.cadence.eval_every == 0
         copy_due = self.checkpoints.copy_is_due(step)
+        pauses = evaluation_due or save_due or copy_due
+        if pauses:
+            self._finish(self.evaluate if evaluation_due else None)
+        if answer is Answer.HOPELESS:
+            self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
+        if answer is Answer.HOPELESS or self._gives_up():
+            return GAVE_UP
+        if save_due:
+            self._save(step, is_last=ends)
         if copy_due:
             self._copy(step)
-        self._restart_clock(evaluation_due or save_due or copy_due)
-        if (is_last or is_stopped) and not self._wait_for_save():
+        self._restart_clock(pauses)
+        if ends and not self._wait_for_save():
             return FAILED
         if is_stopped and not is_last:
             return PREEMPTED
         return DONE
+
+    def save_now(self, step: int) -> bool:
+        """Save the present state and wait for it; say whether it is in the store."""
+        self.checkpoints.ask(step, is_last=True)
+        self._save(step, is_last=True)
+        return self._wait_for_save()
 
     def _gives_up(self) -> bool:
         """Say whether too many steps in a row were skipped."""
@@ -245,21 +257,19 @@ class Loop:
         if has_paused:
             self._finished_s = time.perf_counter()
 
-    def _save(self, step: int, *, is_last: bool) -> bool:
-        """Start a save, its rows on the disk before it; say whether to go on."""
-        self.recorder.sync()
+    def _ask_to_save(self, step: int, *, is_last: bool) -> Answer:
+        """Ask whether a save that is due can begin; say so if it must wait."""
         answer = self.checkpoints.ask(step, is_last=is_last)
-        if answer is Answer.HOPELESS:
-            self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
-            return False
-        if answer is Answer.BUSY:
-            if not self._is_overdue:
-                self.recorder.say(
-                    f"checkpoint {step} waits: the one before is still being written"
-                )
-            self._is_overdue = True
-            return True
-        self._is_overdue = False
+        if answer is Answer.BUSY and not self._is_overdue:
+            self.recorder.say(
+                f"checkpoint {step} waits: the one before is still being written"
+            )
+        self._is_overdue = answer is Answer.BUSY
+        return answer
+
+    def _save(self, step: int, *, is_last: bool) -> None:
+        """Start a save, its rows on the disk before it."""
+        self.recorder.sync()
         with self._state_to_save() as make:
             copy = self.checkpoints.save(step, make, self._facts(step), is_last=is_last)
         if copy is not None:
@@ -267,10 +277,10 @@ class Loop:
                 "ckpt_copy_s": copy.copy_s,
                 "ckpt_copy_gb_per_s": copy.num_bytes / copy.copy_s / 1e9,
             }
-        return True
 
     def _copy(self, step: int) -> None:
-        """Copy the state to the hosts, between two checkpoints."""
+        """Copy the state to the hosts, its rows on the disk before it."""
+        self.recorder.sync()
         with self._state_to_save() as make:
             self.checkpoints.copy(step, make, self._facts(step))
 

@@ -166,7 +166,12 @@ class Supervisor:
             raise RuntimeError(f"the undisturbed run ended with {codes}: {group.log}")
         rows = read_metrics(work_dir)
         self._reference = {row["step"]: without_timing(row) for row in rows}
-        assert [*self._reference] == [*range(1, self._num_steps + 1)]
+        if [*self._reference] != [*range(1, self._num_steps + 1)]:
+            missing = sorted({*range(1, self._num_steps + 1)} - {*self._reference})
+            raise RuntimeError(
+                f"the undisturbed run has {len(rows)} rows, without those of {missing}:"
+                f" {group.text()}"
+            )
         self._usual.step_s = statistics.median(row["step_s"] for row in rows)
         print(f"undisturbed: {self._usual}", flush=True)
 

@@ -15,6 +15,8 @@ import jax
 import pytest
 
 from mjax import loop, train
+from mjax.ckpt import __main__ as ckpt_command
+from mjax.data import __main__ as data_command
 from mjax.metrics import read_rows
 
 REPOSITORY = Path(__file__).parents[1]
@@ -213,6 +215,24 @@ def test_checkpoints_of_another_run_are_refused(finished, tmp_path, capsys):
     assert "seed: 0 there, 5 in this run" in error
 
 
+def test_data_are_shown_only_if_they_are_those_that_the_run_has_read(tmp_path, capsys):
+    corpus, path = tmp_path / "text", tmp_path / "run"
+    corpus.mkdir()
+    for name in "abc":
+        (corpus / name).write_text(f"{name} is a letter. " * 400)
+    text = ["--data.path", str(corpus), "--steps", "2"]
+    assert train.main(flags(path, *text)) == loop.DONE
+    capsys.readouterr()
+    show = ["show", "--work-dir", str(path), "--step", "1"]
+    assert data_command.main(show) == 0
+    assert "is a letter" in capsys.readouterr().out
+    (corpus / "a").write_text("Another text. " * 500)
+    assert data_command.main(show) == 2
+    assert "the data are not those that the run of" in capsys.readouterr().err
+    assert train.main(flags(path, *text, "--steps", "3")) == loop.BAD_INPUT
+    assert "the data are not those of the checkpoint" in capsys.readouterr().err
+
+
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
     finished, tmp_path, capsys
 ):
@@ -224,6 +244,24 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
         assert train.main(flags(path)) == loop.GAVE_UP
         assert "no intact checkpoint is left" in capsys.readouterr().err
     assert timeless(path) == timeless(finished)
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_what_another_has_exported(tmp_path, capsys):
+    llama = ["--model.block", "serial", "--model.norm", "rmsnorm", "--steps", "2"]
+    llama += ["--model.activation", "swiglu", "--model.window", "None"]
+    path, folder = tmp_path / "run", tmp_path / "exported"
+    assert train.main(flags(path, *llama)) == loop.DONE
+    assert ckpt_command.main(["export", str(path), str(folder)]) == 0
+    assert "llama, float32; tokenizer files are not written" in capsys.readouterr().out
+    assert ckpt_command.main(["show", str(folder)]) == 0
+    shown = capsys.readouterr().out.split()
+    still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(folder)]
+    assert train.main(flags(tmp_path / "next", *shown, *still)) == loop.DONE
+    # Another value of the learning rate is another compilation.
+    assert timeless(tmp_path / "next")[-1]["eval_loss"] == pytest.approx(
+        timeless(path)[-1]["eval_loss"], rel=1e-6
+    )
 
 
 def test_a_run_begins_with_the_parameters_of_another(finished, tmp_path, capsys):

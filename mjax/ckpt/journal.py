@@ -44,10 +44,11 @@ class Journal:
         """Yield what was written under a name, oldest first."""
         if not self._path.exists():
             return
-        for line in self._path.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # cut off by a kill or a full disk
+        for line in self._path.read_text(errors="replace").splitlines():
+            # What is no record was cut off by a kill or a full disk, or is damaged.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 record = json.loads(line)
-                if record["event"] == event:
+                if record["event"] == event and isinstance(record["step"], int):
                     yield record
 
     def run_id(self) -> str:

@@ -75,7 +75,11 @@ class Checkpoints:
         self._error: str | None = None
         writers = Board(f"ckpt/{next(_opened)}")
         self._writer = Writer(
-            self.store, config.retention, writers, timeout_s=config.timeout_s
+            self.store,
+            config.retention,
+            writers,
+            refused=self._journal.quarantined,
+            timeout_s=config.timeout_s,
         )
 
     # -------------------------------------------------------------------------- saving

@@ -4,6 +4,7 @@ A value that leaves this module has been compared with its checksum.
 """
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from types import EllipsisType
 
@@ -21,6 +22,10 @@ _STORE_TROUBLE = (
     *("UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED"),
     *("ABORTED", "RESOURCE_EXHAUSTED"),
 )
+# An error of the system that TensorStore does not know, as of a disk or of a network:
+# it may pass, and if it does not, the step cannot be read.
+_UNKNOWN = "UNKNOWN"
+_PAUSES_S = (0.5, 1.0, 2.0)
 
 
 class SavedStep:
@@ -120,15 +125,29 @@ def read_checked(
       RuntimeError: the store does not answer; nothing is known of the piece.
     """
     where = f"{where}: {name} {list(piece.box)}"
-    try:
-        data = reader.read(name, piece.box)
-    except (ValueError, OSError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        if reason.startswith(_STORE_TROUBLE):  # the rest of it may hold any path
-            raise RuntimeError(f"{where} cannot be read now: {reason}") from error
-        raise DamagedError(f"{where} cannot be read: {reason}") from error
+    data = _read_patiently(reader, name, piece, where)
     if data.shape != boxes.shape_of(piece.box) or str(data.dtype) != leaf.dtype:
         raise DamagedError(f"{where} is {data.dtype}{list(data.shape)}, not {leaf}")
     if manifest.crc32c(data) != piece.crc32c:
         raise DamagedError(f"{where} differs from what was saved (CRC32C)")
     return data
+
+
+def _read_patiently(
+    reader: arrays.Reader, name: str, piece: Piece, where: str
+) -> Shaped[np.ndarray, "..."]:
+    """Read a piece, several times where what goes wrong may pass."""
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return reader.read(name, piece.box)
+        except (ValueError, OSError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            # The rest of the text may hold any path.
+            is_trouble = reason.startswith(_STORE_TROUBLE)
+            if pause_s is not None and (is_trouble or reason.startswith(_UNKNOWN)):
+                time.sleep(pause_s)
+                continue
+            if is_trouble:
+                raise RuntimeError(f"{where} cannot be read now: {reason}") from error
+            raise DamagedError(f"{where} cannot be read: {reason}") from error
+    raise AssertionError("the last try returns or raises")

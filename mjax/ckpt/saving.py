@@ -1,10 +1,11 @@
 """Stage 2 of a save: from host memory to the store, in the background.
 
-One thread in each process. Process 0 makes the folder and names it on the board; every
-process writes its pieces, reads them back, compares them with the checksums of the host
-copy, and posts how that went; process 0 then merges the parts, writes the manifest and
-renames the folder. If anything fails anywhere, the folder is deleted and the same host
-copy is tried again after a pause, until it succeeds or a newer copy takes its place.
+One thread in each process. Process 0 makes the folder and names it on the board. Every
+process sums and writes its pieces; process 0 merges the parts and writes the manifest;
+every process reads its pieces back out of the whole and compares them with the sums of
+the host copy; process 0 renames the folder. If anything fails anywhere, the folder is
+deleted and the same host copy is tried again after a pause, until it succeeds or a
+newer copy takes its place.
 
 Everything is agreed on the board, through the coordination service: no collective runs
 in the background, and no process waits for one that has failed.
@@ -16,7 +17,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -24,9 +25,9 @@ from etils import epath
 
 from mjax.ckpt import arrays, manifest
 from mjax.ckpt.host_copy import HostCopy, HostLeaf
-from mjax.ckpt.manifest import Manifest, Piece, Pieces
+from mjax.ckpt.manifest import Leaf, Manifest, Piece, Pieces
 from mjax.ckpt.saved_step import read_checked
-from mjax.ckpt.store import Retention, Store, write_file
+from mjax.ckpt.store import Retention, Store, manifest_in, pieces_in, write_file
 from mjax.mesh.board import Board
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -78,7 +79,13 @@ class Writer:
     """The background thread of one process; every process makes the same calls."""
 
     def __init__(
-        self, store: Store, retention: Retention, board: Board, *, timeout_s: int
+        self,
+        store: Store,
+        retention: Retention,
+        board: Board,
+        *,
+        refused: Callable[[], Collection[tuple[int, str]]],
+        timeout_s: int,
     ) -> None:
         """Start the thread.
 
@@ -86,6 +93,7 @@ class Writer:
           store: where steps go.
           retention: which older ones stay.
           board: shared with the writers of the other processes, and with nobody else.
+          refused: returns (step, save id) of what may not be restored.
           timeout_s: after this an attempt in which a process does not answer fails.
         """
         self.attempts: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
@@ -93,7 +101,7 @@ class Writer:
         self.saved_step: int | None = None
         """The last step that was committed, or from which the run goes on."""
         self._store, self._retention, self._board = store, retention, board
-        self._timeout_s = timeout_s
+        self._refused, self._timeout_s = refused, timeout_s
         self._rank, self._num = jax.process_index(), jax.process_count()
         self._tries = 0
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -195,8 +203,8 @@ class Writer:
 
     def _try(self, job: Job, number: int, pause_s: float | None) -> Attempt:
         """Write, read back and commit once; the result is posted."""
-        started_s = time.perf_counter()
-        part, folder, error = _Part(), None, None
+        begun_s = time.perf_counter()
+        part, folder, error, read_back_s = _Part(), None, None, 0.0
         leaves = {} if isinstance(job.copy, str) else job.copy.leaves
         num_bytes = sum(value.leaf.num_bytes for value in leaves.values())
         try:
@@ -206,8 +214,15 @@ class Writer:
         self._board.post(self._key("go"), folder.as_posix() if folder else "")
         if folder is not None:
             part = _write_part(folder, job.copy, 0)
-            sums, problems = self._collect(part)
-            error = "; ".join(problems) or self._commit(folder, job, leaves, sums)
+            sums = self._collect("done", part.file_sum, part.error)
+            error = sums.error or _merge(folder, job, leaves, sums.values)
+            self._board.post(self._key("merged"), "" if error else "yes")
+            if not error:
+                started_s = time.perf_counter()
+                problem = _read_back(folder, part)
+                read_back_s = time.perf_counter() - started_s
+                error = self._collect("checked", 0, problem).error
+            error = error or self._commit(folder, job.step)
             if error:
                 # What cannot be deleted now is deleted before the next try.
                 with contextlib.suppress(OSError):
@@ -221,9 +236,9 @@ class Writer:
             number=number,
             error=error,
             pause_s=pause_s if error else None,
-            write_s=time.perf_counter() - started_s,
+            write_s=time.perf_counter() - begun_s,
             checksum_s=part.checksum_s,
-            read_back_s=part.read_back_s,
+            read_back_s=read_back_s,
             num_bytes=num_bytes,
         )
         if error:
@@ -234,50 +249,35 @@ class Writer:
     def _pruned(self, attempt: Attempt) -> Attempt:
         """Delete the older steps that are no longer kept."""
         try:
-            removed = tuple(self._store.prune(self._retention))
+            removed = self._store.prune(
+                self._retention, newest=attempt.step, refused=self._refused()
+            )
         except OSError as problem:
             return dataclasses.replace(attempt, warning=_in_words(problem))
-        return dataclasses.replace(attempt, removed=removed)
+        return dataclasses.replace(attempt, removed=tuple(removed))
 
-    def _collect(self, own: "_Part") -> tuple[list[int], list[str]]:
-        """Return the checksums of all parts, and what went wrong where."""
-        sums = [own.file_sum]
-        problems = [f"process 0: {own.error}"] if own.error else []
+    def _collect(self, key: str, value: int, error: str | None) -> "_Answers":
+        """Wait for what every process posts under a key; the own answer is given."""
+        values = [value]
+        problems = [f"process 0: {error}"] if error else []
         until_s = time.monotonic() + self._timeout_s
         for rank in range(1, self._num):
             try:
                 left_s = max(0.1, until_s - time.monotonic())
-                text = self._board.read(self._key(f"done/{rank}"), timeout_s=left_s)
+                text = self._board.read(self._key(f"{key}/{rank}"), timeout_s=left_s)
             except TimeoutError:
                 problems.append(f"process {rank} did not answer ({self._timeout_s} s)")
                 continue
-            answer = json.loads(text)
-            sums.append(answer["sum"])
-            if answer["error"]:
-                problems.append(f"process {rank}: {answer['error']}")
-        return sums, problems
+            value, error = json.loads(text)
+            values.append(value)
+            if error:
+                problems.append(f"process {rank}: {error}")
+        return _Answers(values=values, error="; ".join(problems) or None)
 
-    def _commit(
-        self,
-        folder: epath.Path,
-        job: Job,
-        leaves: Mapping[str, HostLeaf],
-        sums: list[int],
-    ) -> str | None:
+    def _commit(self, folder: epath.Path, step: int) -> str | None:
         try:
-            arrays.merge_parts(folder)
-            text = manifest.write_manifest(
-                Manifest(
-                    step=job.step,
-                    save_id=job.save_id,
-                    leaves={name: value.leaf for name, value in leaves.items()},
-                    part_sums=sums,
-                    run=job.run,
-                )
-            )
-            write_file(folder / manifest.MAIN_FILE, text)
-            self._store.commit(folder, job.step)
-        except (OSError, ValueError) as problem:
+            self._store.commit(folder, step)
+        except OSError as problem:
             return _in_words(problem)
         return None
 
@@ -291,9 +291,11 @@ class Writer:
                 self._tries += 1
                 return
             if folder:
-                part = _write_part(epath.Path(folder), job.copy, self._rank)
-                answer = json.dumps({"sum": part.file_sum, "error": part.error})
-                self._board.post(self._key(f"done/{self._rank}"), answer)
+                path = epath.Path(folder)
+                part = _write_part(path, job.copy, self._rank)
+                self._answer("done", part.file_sum, part.error)
+                if self._board.read(self._key("merged"), timeout_s=_DAY_S):
+                    self._answer("checked", 0, _read_back(path, part))
             text = self._board.read(self._key("result"), timeout_s=_DAY_S)
             result = json.loads(text)
             is_over = not result["again"]
@@ -301,28 +303,42 @@ class Writer:
                 self.saved_step = job.step
             self._next_try()
 
+    def _answer(self, key: str, value: int, error: str | None) -> None:
+        text = json.dumps([value, error])
+        self._board.post(self._key(f"{key}/{self._rank}"), text)
+
     def _key(self, name: str) -> str:
         return f"{self._tries}/{name}"
 
     def _next_try(self) -> None:
         if self._rank == 0:  # which has read them
             self._board.remove(self._key("done"))
+            self._board.remove(self._key("checked"))
         self._tries += 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """What the processes posted, by rank."""
+
+    values: list[int]
+    error: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Part:
     """How the part of one process was written."""
 
+    pieces: Pieces = dataclasses.field(default_factory=dict)
+    leaves: Mapping[str, Leaf] = dataclasses.field(default_factory=dict)
     file_sum: int = 0
     """CRC32C of the file that lists the pieces."""
     checksum_s: float = 0.0
-    read_back_s: float = 0.0
     error: str | None = None
 
 
 def _write_part(folder: epath.Path, copy: HostCopy | str, rank: int) -> _Part:
-    """Write the pieces of this process, and see that the store gives them back."""
+    """Sum and write the pieces of this process."""
     if isinstance(copy, str):
         return _Part(error=copy)
     leaves = _first_pieces(copy)
@@ -333,20 +349,51 @@ def _write_part(folder: epath.Path, copy: HostCopy | str, rank: int) -> _Part:
     }
     text = manifest.write_pieces(pieces)
     part = _Part(
+        pieces=pieces,
+        leaves={name: value.leaf for name, value in leaves.items()},
         file_sum=manifest.text_crc32c(text),
         checksum_s=time.perf_counter() - started_s,
     )
     try:
         arrays.write_part(folder, leaves, rank)
         write_file(folder / manifest.part_name(rank), text)
-        started_s = time.perf_counter()
-        reader = arrays.Reader(folder, part=rank)
-        for name, some in pieces.items():
-            for piece in some:
-                read_checked(reader, name, leaves[name].leaf, piece, "read back")
     except (OSError, ValueError, RuntimeError) as problem:
         return dataclasses.replace(part, error=_in_words(problem))
-    return dataclasses.replace(part, read_back_s=time.perf_counter() - started_s)
+    return part
+
+
+def _merge(
+    folder: epath.Path, job: Job, leaves: Mapping[str, HostLeaf], sums: list[int]
+) -> str | None:
+    """Make one checkpoint of the parts, and write the manifest; say what is wrong."""
+    try:
+        arrays.merge_parts(folder)
+        text = manifest.write_manifest(
+            Manifest(
+                step=job.step,
+                save_id=job.save_id,
+                leaves={name: value.leaf for name, value in leaves.items()},
+                part_sums=sums,
+                run=job.run,
+            )
+        )
+        write_file(folder / manifest.MAIN_FILE, text)
+        pieces_in(folder, manifest_in(folder))
+    except (OSError, ValueError, RuntimeError) as problem:
+        return _in_words(problem)
+    return None
+
+
+def _read_back(folder: epath.Path, part: _Part) -> str | None:
+    """See that the merged checkpoint gives back the pieces of this process."""
+    reader = arrays.Reader(folder)
+    try:
+        for name, pieces in part.pieces.items():
+            for piece in pieces:
+                read_checked(reader, name, part.leaves[name], piece, "read back")
+    except (OSError, ValueError, RuntimeError) as problem:
+        return _in_words(problem)
+    return None
 
 
 def _first_pieces(copy: HostCopy) -> dict[str, HostLeaf]:

@@ -12,12 +12,13 @@ any time leaves steps that are whole, and folders that are not called by a numbe
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from etils import epath
@@ -59,10 +60,14 @@ class Retention:
     """The k with the lowest `eval_loss` among those that were evaluated."""
 
     def stays(self, steps: Mapping[int, float | None]) -> set[int]:
-        """Choose from steps, each with its `eval_loss` or None."""
+        """Choose from good steps, each with its `eval_loss` or None."""
         newest = sorted(steps)[-max(1, self.last) :]
         multiples = [s for s in steps if self.every and s % self.every == 0]
-        losses = sorted((loss, s) for s, loss in steps.items() if loss is not None)
+        losses = sorted(
+            (loss, step)
+            for step, loss in steps.items()
+            if loss is not None and math.isfinite(loss)
+        )
         return {*newest, *multiples, *(s for _, s in losses[: self.best])}
 
 
@@ -148,14 +153,31 @@ class Store:
         self.path(step).rename(doomed)
         doomed.rmtree()
 
-    def prune(self, retention: Retention) -> list[int]:
-        """Delete the steps that no rule keeps; return them.
+    def prune(
+        self,
+        retention: Retention,
+        *,
+        newest: int,
+        refused: Collection[tuple[int, str]] = (),
+    ) -> list[int]:
+        """Delete the good steps that no rule keeps; return them.
 
+        Damaged and refused steps are no steps to any rule, and stay.
+
+        Args:
+          retention: the rules.
+          newest: the step that was committed last; it stays whatever its number.
+          refused: (step, save id) of what may not be restored.
         Raises:
           OSError: one cannot be deleted.
         """
-        losses = {step: self._eval_loss(step) for step in self.steps()}
-        removed = sorted(losses.keys() - retention.stays(losses)) if losses else []
+        good: dict[int, float | None] = {}
+        for step in self.steps():
+            with contextlib.suppress(DamagedError, ValueError):
+                found = self.manifest(step)
+                if (step, found.save_id) not in refused:
+                    good[step] = found.run.get("eval_loss")
+        removed = sorted(good.keys() - retention.stays(good) - {newest})
         for step in removed:
             self.remove(step)
         return removed
@@ -188,12 +210,6 @@ class Store:
             return []
         names = [path.name for path in self.directory.iterdir()]
         return sorted(name for name in names if kind_of(name) == "unfinished")
-
-    def _eval_loss(self, step: int) -> float | None:
-        try:
-            return self.manifest(step).run.get("eval_loss")
-        except (DamagedError, ValueError):
-            return None
 
     def _check_space(self, num_bytes: int) -> None:
         if "://" in str(self.directory):

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from mjax import flags
+from mjax.ckpt import places
+from mjax.ckpt.manifest import DamagedError
 from mjax.config import from_json
 from mjax.data.dataset import DataConfig, Dataset, open_dataset
 from mjax.data.samples import NO_TARGET
@@ -93,16 +95,39 @@ def main(argv: list[str] | None = None) -> int:
         dataset = open_dataset(command.data, seed=command.seed)
         match command:
             case Show():
+                check_same_data(dataset, command.work_dir)
                 lines = show_lines(dataset, command)
             case Info():
                 lines = info_lines(dataset)
         print("\n".join(lines), flush=True)
-    except ValueError as error:
+    except (ValueError, DamagedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def check_same_data(dataset: Dataset, work_dir: str | None) -> None:
+    """Refuse data that have changed since the run of a work dir saved a checkpoint.
+
+    Raises:
+      ValueError: they are others; what they hold now is not what the run read.
+    """
+    if work_dir is None:
+        return
+    try:
+        steps = places.committed(places.find(work_dir))
+    except ValueError:  # nothing is saved yet that could tell
+        return
+    saved = places.choose(places.find(work_dir), steps[-1])
+    found = places.describe(saved)[0].run["data_fingerprint"]
+    if found != dataset.fingerprint:
+        raise ValueError(
+            f"the data are not those that the run of {work_dir} has read: fingerprint "
+            f"{found[:12]} in its checkpoint {steps[-1]}, {dataset.fingerprint[:12]} "
+            "now; put back the same files"
+        )
 
 
 def info_lines(dataset: Dataset) -> Iterator[str]:

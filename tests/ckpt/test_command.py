@@ -347,7 +347,8 @@ def test_a_path_without_checkpoints_is_refused_in_one_line(ask, tmp_path, comman
     (tmp_path / "hf").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "hf" / name).touch()
-    assert "is a model in the form of Hugging Face, not a" in refused(tmp_path / "hf")
+    said = "is damaged" if command == "show" else "is a model in the form of Hugging"
+    assert said in refused(tmp_path / "hf")
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(run, ask):

@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+import time
 from contextlib import contextmanager
 
 import jax.numpy as jnp
@@ -110,6 +111,42 @@ def test_a_run_that_cannot_save_stops_after_max_unsaved_steps(opened, monkeypatc
     assert says.startswith("nothing was saved since step 0, 5 steps ago")
     assert "--ckpt.max-unsaved 4" in says
     assert "process 0: " in says
+
+
+def test_a_run_whose_store_hangs_stops_too(opened, blocked, monkeypatch):
+    manager = opened(every=2, max_unsaved=4, timeout_s=1)
+    manager.save(2, lambda: make_state(sharding(8, 1)), {})
+    assert manager.ask(9) is Answer.BUSY
+    now_s = time.monotonic()
+    monkeypatch.setattr(saving.time, "monotonic", lambda: now_s + 2)
+    assert manager.ask(4) is Answer.BUSY
+    assert manager.ask(9) is Answer.HOPELESS
+    assert manager.why_unsaved(9).endswith("a write has not ended after 1 s")
+    monkeypatch.undo()
+    blocked.set()
+    assert manager.wait()
+
+
+def test_a_merge_that_went_wrong_is_no_save(opened, monkeypatch, short_pauses):
+    """What a restore opens is what is read back."""
+    manager = opened(keep=1)
+    saved(manager, make_state(sharding(8, 1)), 1)
+    manager.attempts()
+    merge_parts = arrays.merge_parts
+
+    def merge_and_cut(folder):
+        merge_parts(folder)
+        index = folder / arrays.STATE / "manifest.ocdbt"
+        index.write_bytes(index.read_bytes()[:-3])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(arrays, "merge_parts", merge_and_cut)
+        manager.save(2, lambda: make_state(sharding(8, 1)), {})
+        [first, *_] = attempts(manager, bool)
+        assert "read back: " in str(first.error)
+        assert manager.store.steps() == [1]
+    assert manager.wait()
+    assert manager.store.steps() == [2]
 
 
 def test_a_save_is_put_off_while_the_one_before_is_written(opened, blocked):

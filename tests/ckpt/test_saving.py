@@ -60,7 +60,7 @@ def writers(tmp_path, monkeypatch, request):
             patched.setattr(jax, "process_index", lambda rank=rank: rank)
             patched.setattr(jax, "process_count", lambda: 2)
             store, board = Store(tmp_path), Board(request.node.name)
-            made.append(Writer(store, Retention(), board, timeout_s=60))
+            made.append(Writer(store, Retention(), board, refused=set, timeout_s=60))
     yield made
     for writer in made:
         writer.supersede()

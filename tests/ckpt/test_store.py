@@ -59,10 +59,25 @@ def test_prune_deletes_the_others_and_says_which(tmp_path):
     store = Store(tmp_path / "a" / "b")
     for step, loss in ((1, 0.5), (2, 0.1), (3, None), (4, 0.9)):
         commit(store, step, loss)
-    (store.path(2) / MAIN_FILE).write_text("damaged")  # and so without a loss
+    (store.path(2) / MAIN_FILE).write_text("damaged")  # no step to any rule
     (store.directory / "9.damaged").mkdir()
-    assert store.prune(Retention(last=1, best=1)) == [2, 3]
-    assert names(store) == ["1", "4", "9.damaged"]
+    assert store.prune(Retention(last=1, best=1), newest=4) == [3]
+    assert names(store) == ["1", "2", "4", "9.damaged"]
+
+
+def test_a_step_that_is_refused_takes_no_good_one_s_place(tmp_path):
+    """As after a start on a store that could not be changed, and now can be."""
+    store = Store(tmp_path)
+    for step in (100, 150, 200):
+        commit(store, step, None)
+    refused = [(200, store.manifest(200).save_id)]
+    assert store.prune(Retention(last=1), newest=150, refused=refused) == [100]
+    assert names(store) == ["150", "200"]
+
+
+def test_a_loss_that_is_no_number_is_not_the_best():
+    losses = {5: 2.0, 10: float("nan"), 20: 1.0, 30: None}
+    assert Retention(last=1, best=1).stays(losses) == {20, 30}
 
 
 def test_a_step_appears_only_when_it_is_committed(tmp_path):
