@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jaxtyping import PyTree
 
 from mjax.ckpt import places, placing
+from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
@@ -37,19 +39,37 @@ class Weights:
     """Name of a leaf ("params...") and boxes to their values."""
 
 
-def open_weights(path: str, model: ModelConfig, abstract_params: PyTree) -> Weights:
+def open_weights(
+    path: str, model: ModelConfig, abstract_params: PyTree, agreement: Agreement
+) -> Weights:
     """Open what --init-from names, and check that this run can begin from it.
+
+    Every process calls it, and all open the step that process 0 has chosen: another
+    run may be writing there.
 
     Args:
       path: a folder in the form of Hugging Face; or a work dir, a folder of
         checkpoints (their newest is taken) or one checkpoint.
       model: of this run.
       abstract_params: shapes of the parameters in canonical form.
+      agreement: of all processes, that knows ValueError.
     Raises:
       ValueError: there is no model, or it does not fit.
       RuntimeError: files are missing or damaged.
     """
     wanted = by_path({"params": abstract_params})
+    chosen = agreement.decide(lambda: _choose(path))
+    return agreement.together(lambda: _open(chosen, model, wanted))
+
+
+def _choose(path: str) -> str:
+    """Return the folder of the model, or of the newest step."""
+    if places.is_hugging_face(path):
+        return path
+    return str(places.choose(places.find(path), None))
+
+
+def _open(path: str, model: ModelConfig, wanted: Mapping[str, Any]) -> Weights:
     if places.is_hugging_face(path):
         source = open_params(path, model)
         _check_fits(source, wanted, path)
@@ -59,7 +79,7 @@ def open_weights(path: str, model: ModelConfig, abstract_params: PyTree) -> Weig
                 source.read(name, slices(b)) for b in boxes
             ],
         )
-    saved = SavedStep(places.choose(places.find(path), None))
+    saved = SavedStep(epath.Path(path))
     _check_fits(saved, wanted, path)
     theirs = from_json(json.dumps(saved.manifest.run["config"])).model
     differing = [
@@ -74,12 +94,15 @@ def open_weights(path: str, model: ModelConfig, abstract_params: PyTree) -> Weig
     )
 
 
-def initial_params(weights: Weights, abstract_params: PyTree) -> PyTree:
+def initial_params(
+    weights: Weights, abstract_params: PyTree, agreement: Agreement
+) -> PyTree:
     """Put the parameters on the mesh; every process calls it.
 
     Args:
       weights: that fit.
       abstract_params: in canonical form, with NamedShardings.
+      agreement: of all processes, that knows ValueError.
     Returns:
       the same tree of arrays, in the dtypes that it asks for.
     Raises:
@@ -91,7 +114,8 @@ def initial_params(weights: Weights, abstract_params: PyTree) -> PyTree:
         dtype = wanted[name].dtype
         return [x.astype(dtype) for x in weights.read_boxes(name, boxes)]
 
-    placed = placing.place(placing.read(read_boxes, wanted), wanted)
+    host = agreement.together(lambda: placing.read(read_boxes, wanted))
+    placed = placing.place(host, wanted)
     structure = jax.tree.structure(abstract_params)
     return jax.tree.unflatten(structure, [placed[name] for name in wanted])
 

@@ -13,9 +13,10 @@ import functools
 import json
 import os
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jax.sharding import Mesh
 
 import mjax
 from mjax import loop, memory, metrics, report, report_pipeline, work_dir
+from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.recovery import LostError, check_matches
 from mjax.config import (
@@ -49,6 +51,7 @@ from mjax.traced import trace_step
 
 _IMPORTED_S = time.perf_counter()
 _SAMPLE_TOKENS = 200
+_PARTING_S = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +67,10 @@ class Run:
     work_dir: Path
     checkpoints: Checkpoints | None
     """None in a dry run."""
+    agreement: Agreement
+    """Of all processes."""
     weights: Weights | None
-    """What --init-from names; used if the run has no checkpoint yet."""
+    """What --init-from names; None: it is absent, or opened when it is needed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,20 +94,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         started_s = time.perf_counter()
         run = prepare(config, command, sizes, mesh, argv)
         _say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
-    except (ValueError, NotImplementedError) as error:
-        if not is_ours(error):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return loop.BAD_INPUT
-    except LostError as error:
-        return _give_up(error)
-    program = _compile(run)
+    except Exception as error:
+        return _refused(error)
+    run = dataclasses.replace(run, program=_compile(run))
     if command.dry_run:
         return loop.DONE
+    started_s = time.perf_counter()
     try:
-        return train(dataclasses.replace(run, program=program))
-    except LostError as error:
-        return _give_up(error)
+        start_step, state = _first_state(run)
+    except Exception as error:
+        return _refused(error)
+    return train(run, start_step, state, started_s=started_s)
 
 
 def prepare(
@@ -133,14 +135,22 @@ def prepare(
     _check_memory(config, sizes, mesh, needed)
     wait_for_all("data and program are built")
     path = Path(work_dir.agree(lambda: _settle_work_dir(config, command)))
+    agreement = Agreement((ValueError,))
     checkpoints, is_new = None, True
     if not command.dry_run:
         checkpoints = Checkpoints(path, config.ckpt)
-        is_new = not _check_checkpoint(config, dataset, program, checkpoints)
-    weights = None
-    if is_new and config.init_from is not None:
-        params = program.abstract_saved.params
-        weights = open_weights(config.init_from, config.model, params)
+        saved = checkpoints.newest()
+        # Where there may be copies on the hosts, `_first_state` finds out.
+        is_new = saved is None and config.ckpt.local_dir is None
+        if saved is not None:
+            check_matches(saved, program.abstract_saved)
+            where = (
+                f"the checkpoint at step {saved.step} in {checkpoints.store.directory}"
+            )
+            agreement.together(
+                lambda: _check_facts(config, dataset, saved.step, saved.run, where)
+            )
+    weights = _open_weights(config, program, agreement) if is_new else None
     if not command.dry_run:
         work_dir.agree(lambda: _claim_work_dir(config, path))
         _say(f"work dir {path}, resume with: {work_dir.resume_command(argv, path)}")
@@ -152,16 +162,24 @@ def prepare(
         step=step,
         work_dir=path,
         checkpoints=checkpoints,
+        agreement=agreement,
         weights=weights,
     )
 
 
-def train(run: Run) -> int:
-    """Take the steps that are left, then write what the run has come to."""
-    started_s = time.perf_counter()
+def train(run: Run, start_step: int, state: Any, *, started_s: float) -> int:
+    """Take the steps that are left, then write what the run has come to.
+
+    Args:
+      run: with the compiled program.
+      start_step: optimizer steps that the state has seen.
+      state: to begin with.
+      started_s: by `time.perf_counter`, when the time of the run began.
+    Returns:
+      the exit code.
+    """
     config, program = run.config, run.program
     assert run.checkpoints is not None  # a dry run stops before
-    start_step, state = _first_state(run)
     is_rank_0 = jax.process_index() == 0
     recorder = metrics.Recorder(
         run.work_dir,
@@ -186,7 +204,10 @@ def train(run: Run) -> int:
         )
         with loader, loop.StopRequest() as stop:
             steps = _make_loop(run, state, loader, recorder)
+            is_saved = start_step < config.steps or steps.save_now(start_step)
             outcome = steps.run(start_step, stop)
+        if not is_saved:  # a copy of the last step was all there is
+            outcome = dataclasses.replace(outcome, exit_code=loop.FAILED)
         if outcome.exit_code == loop.DONE:
             _sample(run, outcome.state.params, recorder)
         run.checkpoints.close()
@@ -206,9 +227,20 @@ def train(run: Run) -> int:
     return exit_code
 
 
-def _give_up(error: LostError) -> int:
+def _refused(error: Exception) -> int:
+    """Say what a person can change, and return the exit code; raise what is a bug."""
+    if isinstance(error, LostError):
+        exit_code = loop.GAVE_UP
+    elif isinstance(error, (ValueError, NotImplementedError)):
+        exit_code = loop.BAD_INPUT
+    elif isinstance(error, RuntimeError):
+        exit_code = loop.FAILED
+    else:
+        raise error
+    if not is_ours(error):
+        raise error
     print(f"error: {error}", file=sys.stderr)
-    return loop.GAVE_UP
+    return exit_code
 
 
 def _start_devices(config: TrainConfig) -> AxisSizes:
@@ -226,6 +258,11 @@ def _start_devices(config: TrainConfig) -> AxisSizes:
 def _settle_work_dir(config: TrainConfig, command: Command) -> str:
     """Choose the work dir, refuse another run's, make it; on rank 0."""
     path = work_dir.choose(config.work_dir, command.recipe)
+    if command.restart_from_scratch and "://" in (config.ckpt.dir or ""):
+        raise ValueError(
+            f"--restart-from-scratch cannot move {config.ckpt.dir} aside; give another "
+            "--ckpt.dir with it"
+        )
     if command.restart_from_scratch and not command.dry_run:
         elsewhere = [] if config.ckpt.dir is None else [Path(config.ckpt.dir)]
         for folder in [path, *elsewhere]:
@@ -245,38 +282,45 @@ def _claim_work_dir(config: TrainConfig, path: Path) -> str:
     return str(path)
 
 
-def _check_checkpoint(
+def _check_facts(
     config: TrainConfig,
     dataset: Dataset,
-    program: Program,
-    checkpoints: Checkpoints,
-) -> bool:
-    """Refuse a checkpoint that does not fit this run, by what it says about itself.
+    step: int,
+    facts: Mapping[str, Any],
+    where: str,
+) -> None:
+    """Refuse a saved state that is not of this run, by what was saved with it.
 
-    Returns:
-      whether there is one.
+    Args:
+      config: of this start.
+      dataset: likewise.
+      step: optimizer steps that the state has seen.
+      facts: what `_make_loop` lets every state carry.
+      where: it comes from, for people.
     """
-    saved = checkpoints.newest()
-    if saved is None:
-        return False
-    check_matches(saved, program.abstract_saved)
-    work_dir.refuse_other_run(
-        f"the checkpoint at step {saved.step} in {checkpoints.store.directory}",
-        run_differences(saved.run["config"], config),
-    )
-    if saved.run["data_fingerprint"] != dataset.fingerprint:
+    work_dir.refuse_other_run(where, run_differences(facts["config"], config))
+    if facts["data_fingerprint"] != dataset.fingerprint:
         raise ValueError(
-            f"the data are not those of the checkpoint at step {saved.step}: hash "
-            f"{saved.run['corpus_hash'][:12]} there, {dataset.corpus_hash[:12]} now; "
+            f"the data are not those of {where}: hash "
+            f"{facts['corpus_hash'][:12]} there, {dataset.corpus_hash[:12]} now; "
             "give the same files, or another --work-dir, or --restart-from-scratch"
         )
-    if saved.step > config.steps:
+    if step > config.steps:
         raise ValueError(
-            f"--steps {config.steps} is less than the {saved.step} steps that this run "
+            f"--steps {config.steps} is less than the {step} steps that this run "
             "has taken; give more steps, or another --work-dir, or "
             "--restart-from-scratch"
         )
-    return True
+
+
+def _open_weights(
+    config: TrainConfig, program: Program, agreement: Agreement
+) -> Weights | None:
+    """Open what --init-from names, if it is given."""
+    if config.init_from is None:
+        return None
+    params = program.abstract_saved.params
+    return open_weights(config.init_from, config.model, params, agreement)
 
 
 def _check_memory(
@@ -310,7 +354,7 @@ def _first_state(run: Run) -> tuple[int, Any]:
     started_s = time.perf_counter()
     restored = run.checkpoints.restore(program.abstract_saved)
     if restored is None:
-        return 0, _new_state(program, run.weights)
+        return 0, _new_state(run)
     for lost in restored.put_aside:
         _say(f"warning: a damaged checkpoint was put aside: {lost}")
     _say(
@@ -318,16 +362,24 @@ def _first_state(run: Run) -> tuple[int, Any]:
         f"{time.perf_counter() - started_s:.2f} s, process 0 read "
         f"{restored.bytes_read / 1e6:.1f} MB"
     )
+    where = f"the state of step {restored.step} from {restored.source}"
+    run.agreement.together(
+        lambda: _check_facts(
+            run.config, run.dataset, restored.step, restored.run, where
+        )
+    )
     return restored.step, program.from_saved(restored.state)
 
 
-def _new_state(program: Program, weights: Weights | None) -> Any:
+def _new_state(run: Run) -> Any:
     """Make the state of step 0, with parameters of its own or those of --init-from."""
+    program, agreement = run.program, run.agreement
+    weights = run.weights or _open_weights(run.config, program, agreement)
     state = program.init()
     if weights is None:
         return state
     _say(weights.described)
-    params = initial_params(weights, program.abstract_saved.params)
+    params = initial_params(weights, program.abstract_saved.params, agreement)
     saved = dataclasses.replace(program.to_saved(state), params=params)
     return program.from_saved(saved)
 
@@ -419,12 +471,17 @@ def is_ours(error: Exception) -> bool:
 def _leave(exit_code: int) -> None:
     """End the process.
 
-    After a failure in a run of several processes jax's shutdown would wait for the
-    others at a barrier that the dead never reach: leave without it.
+    In a run of several processes jax's shutdown waits for the others, minutes long if
+    they do not come. Who failed leaves without it; for any other reason to stop all
+    come as a rule, and process 0 must not take the coordinator from them at once.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if exit_code == loop.FAILED and jax.process_count() > 1:
+    if exit_code != loop.DONE and jax.process_count() > 1:
+        if exit_code != loop.FAILED:
+            parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+            parting.start()
+            parting.join(_PARTING_S)
         os._exit(exit_code)
     sys.exit(exit_code)
 

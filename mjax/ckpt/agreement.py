@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -46,6 +46,34 @@ class Agreement:
         if "error" in answer:
             raise self._kinds.get(answer["kind"], RuntimeError)(answer["error"])
         return answer["value"]
+
+    def together[T](self, act: Callable[[], T]) -> T:
+        """Act on every process; what fails in one is raised in all.
+
+        Without it a process that fails alone would leave the others waiting in the
+        next round.
+
+        Raises:
+          RuntimeError: `act` raised it, or OSError, or in another process anything.
+          Exception: of a kind in `errors`; likewise. What is none of these is raised
+            as it is where it happened.
+        """
+        result, problem, kind = None, None, ""
+        try:
+            result = act()
+        except Exception as error:  # whatever it is, the others must know
+            problem = error
+            kind = next((k for k, v in self._kinds.items() if isinstance(error, v)), "")
+        failed = problem is not None
+        texts = self.all_of(json.dumps([failed, kind, str(problem)]))
+        if isinstance(problem, OSError):
+            raise RuntimeError(str(problem)) from problem
+        if problem is not None:
+            raise problem
+        for rank, (failed, kind, text) in enumerate(map(json.loads, texts)):
+            if failed:
+                raise self._kinds.get(kind, RuntimeError)(f"process {rank}: {text}")
+        return cast(T, result)
 
     def from_rank(self, rank: int, text: str) -> str:
         """Give every process the text of one of them."""

@@ -3,7 +3,7 @@
 Each process writes all boxes that its own devices hold to a folder of its host (a RAM
 disk, an SSD), every few steps, without waiting for the others:
 
-    <local dir>/<run id>/process-<i>/<step>/
+    <local dir>/<run>/process-<i>/<step>/
 
 A copy lives as long as its host. At a restart on the same mesh the processes that have
 theirs, intact, read it; a process that has lost its own gets every box from a process
@@ -47,15 +47,15 @@ class Offer:
 class LocalCopies:
     """The copies of one process."""
 
-    def __init__(self, directory: str, run_id: str, rank: int) -> None:
+    def __init__(self, directory: str, run: str, rank: int) -> None:
         """Name the folder; nothing is made.
 
         Args:
           directory: of this host.
-          run_id: of the run; copies of other runs are not looked at.
+          run: its name; copies of other runs are not looked at.
           rank: of this process.
         """
-        self._folder = epath.Path(directory).absolute() / run_id / f"process-{rank}"
+        self._folder = epath.Path(directory).absolute() / run / f"process-{rank}"
         self._rank = rank
         self._memory = HostMemory()
         self._thread: threading.Thread | None = None
@@ -66,7 +66,10 @@ class LocalCopies:
         return self._thread is not None and self._thread.is_alive()
 
     def save(
-        self, offer: Offer, leaves: Mapping[str, Any], run: Mapping[str, Any]
+        self,
+        offer: Offer,
+        make_leaves: Callable[[], Mapping[str, Any]],
+        run: Mapping[str, Any],
     ) -> None:
         """Copy the state off the devices, and write it in the background.
 
@@ -74,14 +77,22 @@ class LocalCopies:
 
         Args:
           offer: step and id.
-          leaves: global arrays by name.
+          make_leaves: returns global arrays by name.
           run: JSON facts that belong to the state.
         """
         self.wait()
-        copy = self._memory.copy(leaves, replicas=True)
+        self._guarded("copy the state to", lambda: self._start(offer, make_leaves, run))
+
+    def _start(
+        self,
+        offer: Offer,
+        make_leaves: Callable[[], Mapping[str, Any]],
+        run: Mapping[str, Any],
+    ) -> None:
+        copy = self._memory.copy(make_leaves(), replicas=True)
         self._thread = threading.Thread(
             target=self._guarded,
-            args=(lambda: self._write(offer, copy, run),),
+            args=("copy the state to", lambda: self._write(offer, copy, run)),
             name="mjax-ckpt-local",
             daemon=True,
         )
@@ -91,6 +102,14 @@ class LocalCopies:
         """Wait until the last copy is written."""
         if self._thread is not None:
             self._thread.join()
+
+    def discard_after(self, step: int) -> None:
+        """Delete newer copies: the run goes on from this step, and not from them.
+
+        Else those that an earlier start left would win over the copies of this one.
+        What cannot be deleted is said on stderr.
+        """
+        self._guarded("delete abandoned copies in", lambda: self._discard_after(step))
 
     def offers(self) -> list[Offer]:
         """List the copies whose manifests are intact, oldest first."""
@@ -147,21 +166,33 @@ class LocalCopies:
         path = self._folder / str(step) / _FILE
         return manifest.unseal(read_file(path), str(path))
 
-    def _guarded(self, write: Callable[[], None]) -> None:
+    def _guarded(self, what: str, act: Callable[[], None]) -> None:
+        """Act, and say what goes wrong: the run needs no copy to go on."""
         try:
-            write()
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            print(
-                f"warning: process {self._rank} could not copy the state to "
-                f"{self._folder}: {reason}",
-                file=sys.stderr,
-                flush=True,
-            )
+            act()
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            with contextlib.suppress(OSError):  # nobody reads stderr
+                print(
+                    f"warning: process {self._rank} could not {what} "
+                    f"{self._folder}: {reason}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def _discard_after(self, step: int) -> None:
+        for newer in self._steps():
+            if newer > step:
+                doomed = self._unfinished(newer)
+                (self._folder / str(newer)).rename(doomed)
+                doomed.rmtree()
+
+    def _unfinished(self, step: int) -> epath.Path:
+        return self._folder / f"{step}{_UNFINISHED}{secrets.token_hex(4)}"
 
     def _write(self, offer: Offer, copy: HostCopy, run: Mapping[str, Any]) -> None:
         target = self._folder / str(offer.step)
-        unfinished = self._folder / f"{offer.step}{_UNFINISHED}{secrets.token_hex(4)}"
+        unfinished = self._unfinished(offer.step)
         self._make_room(offer.step)
         (unfinished / arrays.STATE).mkdir(parents=True)
         pieces: Pieces = {

@@ -13,6 +13,7 @@ damaged ones are put aside. See docs/checkpoints.md for what is promised.
 
 import dataclasses
 import enum
+import hashlib
 import itertools
 import queue
 import secrets
@@ -64,6 +65,7 @@ class Checkpoints:
         """
         self.store = Store(config.dir or work_dir / "checkpoints")
         self._config = config
+        self._work_dir = work_dir
         self._journal = Journal(work_dir / "checkpoints.jsonl")
         self._agreement = Agreement((ValueError, LostError))
         self._memory = HostMemory()
@@ -153,16 +155,14 @@ class Checkpoints:
     ) -> None:
         """Copy the state to every host, see `local`; arguments as in `save`.
 
-        A copy is left out while the one before is still being written.
+        A copy is left out while any process still writes the one before.
         """
         copies = self._copies
         assert copies is not None
-        copy_id = self._agreement.decide(
-            lambda: "" if copies.is_writing else secrets.token_hex(8)
-        )
-        if copy_id:
-            offer = Offer(step=step, copy_id=copy_id)
-            copies.save(offer, by_path(make_state()), run)
+        ids = self._agreement.all_of("" if copies.is_writing else secrets.token_hex(8))
+        if all(ids):
+            offer = Offer(step=step, copy_id=ids[0])
+            copies.save(offer, lambda: by_path(make_state()), run)
 
     def attempts(self) -> list[Attempt]:
         """Return how tries to write went since the last call; empty but on process 0.
@@ -236,15 +236,23 @@ class Checkpoints:
     def restore(self, abstract_state: PyTree) -> Restored | None:
         """Read the newest intact state; see `Recovery.restore`."""
         if self._config.local_dir is not None:
-            run_id = self._agreement.decide(self._journal.run_id)
+            run = self._agreement.decide(self._run_name)
             self._copies = LocalCopies(
-                self._config.local_dir, run_id, self._agreement.rank
+                self._config.local_dir, run, self._agreement.rank
             )
         restored = self._recovery(self._copies).restore(abstract_state)
         if restored is not None:
-            self._last_good_step = restored.step
-            self._writer.saved_step = self._wanted_step = restored.step
+            self._last_good_step = restored.store_step
+            if restored.store_step == restored.step:  # a copy is always newer
+                self._writer.saved_step = self._wanted_step = restored.step
+        if self._copies is not None:
+            self._copies.discard_after(0 if restored is None else restored.step)
         return restored
+
+    def _run_name(self) -> str:
+        """Name the run for its copies; one whose work dir was copied is another."""
+        path = hashlib.sha256(str(self._work_dir.resolve()).encode()).hexdigest()
+        return f"{self._journal.run_id()}-{path[:8]}"
 
     def _recovery(self, copies: LocalCopies | None) -> Recovery:
         return Recovery(self.store, self._journal, self._agreement, copies)

@@ -42,6 +42,8 @@ class Restored:
     """Bytes of pieces that this process read."""
     put_aside: tuple[str, ...]
     """Newer steps that were damaged: where they are now and why."""
+    store_step: int
+    """The newest step of the store that may be restored; 0: none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,8 +109,10 @@ class Recovery:
         put_aside: list[str] = []
         while True:
             step = self._newest_step(has_copies=bool(offers))
-            if offers and (step is None or offers[-1].step >= step):
-                restored = self._from_copies(offers.pop(), wanted, put_aside)
+            if offers and offers[-1].step > (step or 0):
+                restored = self._from_copies(
+                    offers.pop(), wanted, put_aside, store_step=step or 0
+                )
             elif step is not None:
                 restored = self._from_store(step, wanted, put_aside)
             else:
@@ -117,6 +121,12 @@ class Recovery:
                 arrays = restored.state
                 state = jax.tree.unflatten(structure, [arrays[name] for name in wanted])
                 return dataclasses.replace(restored, state=state)
+        if put_aside:
+            raise LostError(
+                "the store was never written, and no copy is of use:\n  "
+                + "\n  ".join(put_aside)
+                + "\nBegin anew with --restart-from-scratch"
+            )
         return None
 
     def _newest_step(self, *, has_copies: bool) -> int | None:
@@ -146,6 +156,7 @@ class Recovery:
             source=str(self._store.path(step)),
             bytes_read=found.bytes_read,
             put_aside=tuple(put_aside),
+            store_step=step,
         )
 
     def _read_step(self, step: int, wanted: Mapping[str, Any]) -> _Found:
@@ -233,13 +244,21 @@ class Recovery:
 
     def _offers(self) -> list[Offer]:
         """List the copies that any process has, oldest first; the same in all."""
-        own = [] if self._copies is None else self._copies.offers()
+        copies = self._copies
+        if copies is None:
+            return []
+        own = self._agreement.together(copies.offers)
         texts = self._agreement.all_of(local.to_text(own))
         found = {offer for text in texts for offer in local.from_text(text)}
         return sorted(found, key=lambda offer: (offer.step, offer.copy_id))
 
     def _from_copies(
-        self, offer: Offer, wanted: Mapping[str, Any], put_aside: list[str]
+        self,
+        offer: Offer,
+        wanted: Mapping[str, Any],
+        put_aside: list[str],
+        *,
+        store_step: int,
     ) -> Restored | None:
         """Restore from the hosts, if every box is on some host."""
         found = self._read_copy(offer, wanted)
@@ -262,6 +281,7 @@ class Recovery:
             source=f"copies on the hosts{peers}",
             bytes_read=found.bytes_read,
             put_aside=tuple(put_aside),
+            store_step=store_step,
         )
 
     def _read_copy(self, offer: Offer, wanted: Mapping[str, Any]) -> _Found:
