@@ -213,9 +213,15 @@ def _configured_dir(work_dir: epath.Path) -> str | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text())["ckpt"].get("dir")
+        directory = json.loads(path.read_text())["ckpt"].get("dir")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is not the config of a run ({error!r}); give the folder of its "
             "checkpoints itself"
         ) from error
+    if directory is None or "://" in directory or os.path.isabs(directory):
+        return directory
+    raise ValueError(
+        f"the checkpoints of {work_dir} are in {directory}, seen from where the run was "
+        "started; give that folder itself"
+    )
