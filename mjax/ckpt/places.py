@@ -222,6 +222,6 @@ def _configured_dir(work_dir: epath.Path) -> str | None:
     if directory is None or "://" in directory or os.path.isabs(directory):
         return directory
     raise ValueError(
-        f"the checkpoints of {work_dir} are in {directory}, seen from where the run was "
-        "started; give that folder itself"
+        f"the checkpoints of {work_dir} are in {directory}, as seen from where the run "
+        "was started; give that folder itself"
     )
