@@ -107,7 +107,7 @@ def _outcome(
     wall_s = sum(one.wall_s for one in generations)
     commits = dict.fromkeys(one.commit for one in generations)
     rows = [
-        ["SIGKILL sent", f"{kills} of the {settings.kills} that were drawn"],
+        ["SIGKILL sent", f"{kills}; a session draws {settings.kills}"],
         ["starts of the four processes", str(len(generations))],
         ["runs that came to their end", str(sum(0 in g.codes for g in generations))],
         ["starts that restored a step", str(sum(g.resumed > 0 for g in generations))],
@@ -121,9 +121,10 @@ def _outcome(
     return Table(
         title="What was done, and what was found",
         text=(
-            f"On commit {', '.join(commits)}, 4 processes with 2 simulated devices "
-            f"each on 2 cores: `{' '.join(run)} --steps {settings.steps}` (pp 2 x dp 2 "
-            "x tp 2, ZeRO 2), compiled without LLVM's passes. A signal goes to one "
+            f"Sessions on the commits {', '.join(commits)}, 4 processes with 2 "
+            f"simulated devices each on 2 cores: `{' '.join(run)} --steps "
+            f"{settings.steps}` (pp 2 x dp 2 x tp 2, ZeRO 2), compiled without LLVM's "
+            "passes. A signal goes to one "
             "process, drawn; the others are killed 0, 0.1, 0.5 or 2 s later (drawn), "
             "and all are started again on a new port. After each fault every committed "
             "step is read and compared with its checksums, and every row of "
