@@ -23,6 +23,7 @@ from mjax.metrics import LogConfig, Recorder, Utilization, make_row, read_rows
 
 VOCAB = 16
 WIDTH = 4096
+CKPT = CkptConfig(every=3, keep=2)
 
 
 @jax.tree_util.register_dataclass
@@ -107,7 +108,7 @@ def run(
     *,
     num_steps=10,
     max_consecutive_skips=3,
-    ckpt=CkptConfig(every=3, keep=2),  # noqa: B008 -- frozen
+    ckpt=CKPT,
 ):
     """Start or resume a run in work_dir, as train does."""
     program = TinyProgram()

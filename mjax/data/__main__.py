@@ -12,6 +12,7 @@ import numpy as np
 from mjax import flags
 from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
+from mjax.ckpt.store import manifest_in
 from mjax.config import from_json
 from mjax.data.dataset import DataConfig, Dataset, open_dataset
 from mjax.data.samples import NO_TARGET
@@ -117,15 +118,14 @@ def check_same_data(dataset: Dataset, work_dir: str | None) -> None:
     if work_dir is None:
         return
     try:
-        steps = places.committed(places.find(work_dir))
+        saved = places.choose(places.find(work_dir), None)
     except ValueError:  # nothing is saved yet that could tell
         return
-    saved = places.choose(places.find(work_dir), steps[-1])
-    found = places.describe(saved)[0].run["data_fingerprint"]
+    found = manifest_in(saved).run["data_fingerprint"]
     if found != dataset.fingerprint:
         raise ValueError(
             f"the data are not those that the run of {work_dir} has read: fingerprint "
-            f"{found[:12]} in its checkpoint {steps[-1]}, {dataset.fingerprint[:12]} "
+            f"{found[:12]} in its checkpoint {saved.name}, {dataset.fingerprint[:12]} "
             "now; put back the same files"
         )
 
