@@ -14,7 +14,7 @@ and a zero norm gives a trust ratio of 1, both as in Optax.
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -219,7 +219,8 @@ def build_optimizer(
         pieces.append(("clip_value", optax.clip(config.clip_value)))
     if config.clip_norm is not None:
         pieces.append(("clip_norm", optax.clip_by_global_norm(config.clip_norm)))
-    pieces.append(("adam", _scale_by_adam(config)))
+    adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
+    pieces.append(("adam", adam))
     decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
     pieces.append(("decay", decay))
     if config.name == "lamb":
@@ -248,52 +249,30 @@ def _compute_in_float32(
     return optax.GradientTransformation(inner.init, update)
 
 
-def _scale_by_adam(config: OptimConfig) -> optax.GradientTransformation:
-    """Optax' scale_by_adam, its state included, but exact in float32 at a large beta2.
-
-    Optax rounds beta to float32 and then takes 1 - beta^t. At beta2 = 0.999 that is
-    wrong by 1e-5, and a zero-initialised bias keeps the error of its first step: 7e-6
-    off the paper's LAMB after 50 steps, and 3e-7 with the forms below.
-    """
-
-    def mean(old: Array, new: Array, beta: float) -> Array:
-        return old + (1 - beta) * (new - old)
-
-    def bias_correction(count: Array, beta: float) -> ArrayLike:
-        return -jnp.expm1(count * math.log(beta)) if beta > 0 else 1.0
-
-    def update(updates, state, params=None):
-        del params
-        count = jnp.asarray(optax.safe_increment(state.count))
-        mu = jax.tree.map(lambda m, g: mean(m, g, config.beta1), state.mu, updates)
-        nu = jax.tree.map(lambda v, g: mean(v, g * g, config.beta2), state.nu, updates)
-        scale_mu = 1 / bias_correction(count, config.beta1)
-        scale_nu = 1 / bias_correction(count, config.beta2)
-        updates = jax.tree.map(
-            lambda m, v: m * scale_mu / (jnp.sqrt(v * scale_nu) + config.eps), mu, nu
-        )
-        return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
-
-    return optax.GradientTransformation(optax.scale_by_adam().init, update)
-
-
 def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation:
-    """Scale each logical matrix by |param| / |update|, or by 1 where one is zero.
+    """Map Optax' scale_by_trust_ratio over the layers of each stacked leaf.
 
-    Optax' own has one ratio for a whole stack, and takes each norm twice, one after the
-    other, so that it can be differentiated: two rounds of all-reduces instead of one.
+    Optax scales the length of an update instead of the update: the ratio depends on
+    lengths only. It takes each norm twice, the second time of a masked tensor, so that
+    it can be differentiated. Of sharded tensors that costs two dependent all-reduces a
+    leaf; of lengths it costs none, and one combined all-reduce computes all lengths.
     """
+    trust_ratio = optax.scale_by_trust_ratio()
 
-    def scale(is_stacked: bool, update: Array, param: Array) -> Array:
-        axes = tuple(range(1 if is_stacked else 0, update.ndim))
-        param_norm = jnp.sqrt(jnp.sum(param * param, axes, keepdims=True))
-        update_norm = jnp.sqrt(jnp.sum(update * update, axes, keepdims=True))
-        is_zero = (param_norm == 0) | (update_norm == 0)
-        ratio = param_norm / jnp.where(is_zero, 1, update_norm)
+    def scale(update: Array, param: Array) -> Array:
+        length, of_param = optax.tree.norm(update), optax.tree.norm(param)
+        scaled, _ = trust_ratio.update(length, optax.EmptyState(), of_param)
+        is_zero = length == 0
+        ratio = cast(Array, scaled) / jnp.where(is_zero, 1, length)
         return update * jnp.where(is_zero, 1, ratio)
 
     def update(updates, params):
-        return jax.tree.map(scale, stacked, updates, params)
+        return jax.tree.map(
+            lambda is_stacked, u, p: (jax.vmap(scale) if is_stacked else scale)(u, p),
+            stacked,
+            updates,
+            params,
+        )
 
     return optax.stateless(update)
 

@@ -178,15 +178,24 @@ def plain_run():
 # LAMB
 
 
-@pytest.mark.parametrize("changed", [{}, {"beta2": 0.999}, {"beta1": 0.0}])
-def test_lamb_is_that_of_the_paper_in_float32(changed, plain_run):
-    # With 0.999 Optax' own Adam is off by 7e-6 in float32.
+@pytest.mark.parametrize(
+    ("changed", "tolerance"),
+    [
+        ({}, TOLERANCE),
+        ({"beta1": 0.0}, TOLERANCE),
+        # Optax rounds beta2 to float32 before it takes 1 - beta2^t: the first bias
+        # correction is off by up to 3e-8 / (1 - 0.999) = 3e-5, its root by half of
+        # that. A bias that starts at zero keeps the error of its first steps.
+        ({"beta2": 0.999}, 1e-5),
+    ],
+)
+def test_lamb_is_that_of_the_paper_in_float32(changed, tolerance, plain_run):
     config = dataclasses.replace(LAMB, **changed)
     params, gradients, actual = plain_run
     if changed:
         actual = run(build(config), params, gradients)
     errors = relative_error(actual, paper_lamb(config, params, gradients))
-    assert max(errors.values()) <= TOLERANCE, errors
+    assert max(errors.values()) <= tolerance, errors
 
 
 def test_lamb_is_that_of_the_paper_in_float64():
