@@ -1,10 +1,12 @@
 """Flags, checks and the JSON form of the run's configuration."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -220,6 +222,68 @@ def test_a_bad_value_ends_with_one_message_that_names_it(
 ):
     message = refused(capsys, *argv.split())
     assert [part for part in parts if part not in message] == []
+
+
+def with_every_field(value: int | str) -> list[tuple[str, Any]]:
+    """Pair each field that can hold this value, in its own type, with it."""
+
+    def walk(cls: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, hint in typing.get_type_hints(cls).items():
+            kinds = [hint, *typing.get_args(hint)]
+            if dataclasses.is_dataclass(hint):
+                yield from walk(hint, f"{prefix}{name}.")
+            elif typing.get_origin(hint) is tuple and type(value) in kinds:
+                yield prefix + name, (value,)
+            elif type(value) in kinds:
+                yield prefix + name, value
+            elif isinstance(value, int) and float in kinds:
+                yield prefix + name, float(value)
+
+    return list(walk(TrainConfig, ""))
+
+
+IN_USE = {
+    "mesh.tp_overlap": "chunks",
+    "mesh.pp": 2,
+    "pipeline.chunks": 2,
+    "optim.schedule": "wsd",
+    "optim.skip_spike_factor": 2.0,
+    "ckpt.local_dir": "copies",
+}
+"""Options that read fields which nothing reads without them."""
+
+
+def with_values(values: dict[str, Any]) -> TrainConfig:
+    """Make a config with these fields, each checked as a flag would be."""
+    nested: dict[str, Any] = {}
+    for field, value in values.items():
+        *parts, name = field.split(".")
+        functools.reduce(lambda at, part: at.setdefault(part, {}), parts, nested)[
+            name
+        ] = value
+    return from_json(json.dumps(nested))
+
+
+@pytest.mark.parametrize("options", [{}, IN_USE], ids=["alone", "in use"])
+@pytest.mark.parametrize(("field", "value"), with_every_field(-5))
+def test_no_number_may_be_minus_five_whatever_reads_it(
+    field: str, value: float, options: dict[str, Any]
+):
+    """A range that is checked only where an option is in use lets mistakes through."""
+    values = options | {field: value}
+    if field == "model.logit_scale":  # the one number with a sign
+        assert with_values(values).model.logit_scale == -5
+        return
+    flag = f"--{field.replace('_', '-')}"
+    with pytest.raises(ValueError, match=rf"({re.escape(field)}|{flag}).*-5"):
+        with_values(values)
+
+
+@pytest.mark.parametrize(("field", "value"), with_every_field(""))
+def test_no_text_may_be_empty(field: str, value: str | tuple[str]):
+    name = field.rpartition(".")[2]
+    with pytest.raises(ValueError, match=f"{name}|{name.replace('_', '-')}"):
+        with_values({field: value})
 
 
 def test_every_field_has_a_line_of_documentation(capsys: pytest.CaptureFixture[str]):

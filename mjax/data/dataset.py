@@ -63,6 +63,10 @@ class DataConfig:
                 f"data.path {self.path!r} names nothing; give stdlib, synthetic, or "
                 "files and folders"
             )
+        for name in ("tokenizer", "eos_token", "text_field", "cache_dir"):
+            if getattr(self, name) == "":
+                flag = f"--data.{name.replace('_', '-')}"
+                raise ValueError(f"{flag} is empty; give it a value, or leave it out")
         if self.mixture:
             self._check_mixture()
         if self.seq_len < 1:

@@ -58,6 +58,11 @@ class MeshConfig:
                 f"--mesh.dp-shard must be at least 1, got {self.dp_shard}; leave it "
                 "out to shard over all of dp"
             )
+        if self.tp_chunks is not None and self.tp_chunks < 2:
+            raise ValueError(
+                f"--mesh.tp-chunks must be at least 2, got {self.tp_chunks}; leave it "
+                "out for as many chunks as tp, or use --mesh.tp-overlap off for none"
+            )
         if self.tp_chunks is not None and self.tp_overlap == "off":
             raise ValueError(
                 f"--mesh.tp-chunks {self.tp_chunks} needs --mesh.tp-overlap chunks"
@@ -122,15 +127,15 @@ def tp_chunks(config: MeshConfig, tp: int) -> int:
       config: the wish of the user.
       tp: size of the axis.
     Raises:
-      ValueError: the number of chunks is not from 2 to tp.
+      ValueError: there are more chunks than tp.
     """
     if config.tp_overlap == "off" or tp == 1:
         return 1
     num = tp if config.tp_chunks is None else config.tp_chunks
-    if not 2 <= num <= tp:
+    if num > tp:
         raise ValueError(
-            f"--mesh.tp-chunks must be from 2 to tp, which is {tp}, got {num}; the "
-            f"nearest is {max(2, min(num, tp))}; all at once is --mesh.tp-overlap off"
+            f"--mesh.tp-chunks must be at most tp, which is {tp}, got {num}; use "
+            f"--mesh.tp-chunks {tp}, or leave it out, which means tp"
         )
     return num
 

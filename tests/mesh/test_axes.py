@@ -132,11 +132,18 @@ def test_activations_cross_tp_in_as_many_chunks(chunks, tp, expected):
     assert tp_chunks(MeshConfig(), tp) == 1
 
 
-@pytest.mark.parametrize(("chunks", "nearest"), [(1, 2), (0, 2), (16, 8)])
-def test_chunks_that_tp_has_not_are_refused(chunks: int, nearest: int):
-    config = MeshConfig(tp_overlap="chunks", tp_chunks=chunks)
-    with pytest.raises(ValueError, match=f"got {chunks}; the nearest is {nearest}"):
+def test_more_chunks_than_tp_are_refused():
+    config = MeshConfig(tp_overlap="chunks", tp_chunks=16)
+    with pytest.raises(ValueError, match=r"at most tp, .*got 16; use .*chunks 8,"):
         tp_chunks(config, 8)
+
+
+@pytest.mark.parametrize("overlap", ["off", "chunks"])
+@pytest.mark.parametrize("chunks", [1, 0, -5])
+def test_fewer_than_two_chunks_are_refused_on_any_mesh(overlap: Any, chunks: int):
+    message = f"--mesh.tp-chunks must be at least 2, got {chunks}"
+    with pytest.raises(ValueError, match=message):
+        MeshConfig(tp_overlap=overlap, tp_chunks=chunks)
 
 
 def test_chunks_need_the_overlap():
