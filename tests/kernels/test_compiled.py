@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from mjax.kernels.attention.tuning import MOSAIC_H200
 from scripts import kernel_table
 from scripts.compiled_kernels import (
     CaseReport,
@@ -183,9 +184,24 @@ def test_a_table_of_nothing_is_no_success(monkeypatch, capsys):
 
 @pytest.mark.plan
 @pytest.mark.timeout(900)
-@pytest.mark.slow
 def test_no_shipped_kernel_has_a_fault():
     reports = compile_cases(kernel_table.SHIPPED)
     assert {f"{r.case}: {fault}" for r in reports for fault in r.faults} == set()
     names = {kernel.name for report in reports for kernel in report.kernels}
-    assert names >= {"attention_forward", "attention_dq", "attention_dkv"}
+    assert names == {
+        *("attention_forward", "attention_dq", "attention_dkv", "norm_backward")
+    }
+
+
+@pytest.mark.parametrize("head_dim", MOSAIC_H200)
+def test_every_tuning_of_attention_is_among_the_shipped_cases(head_dim):
+    """With all that a kernel can be asked for at once: it takes most registers."""
+    (case,) = (
+        case
+        for name, case in kernel_table.shipped_cases().items()
+        if name.startswith(f"attention {head_dim}, ") and ", all" in name
+    )
+    q, k, _, segment_ids, _ = case.args
+    assert q.shape[-1] == head_dim
+    assert q.shape[2] == 8 * k.shape[2]
+    assert segment_ids is not None
