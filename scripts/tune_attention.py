@@ -46,6 +46,9 @@ def choose(
 ) -> Winners:
     """Choose the fastest candidate of each kernel and head width that was timed.
 
+    The forward kernel is chosen first: dkv takes its blocks of queries from the tiles
+    that the forward kernel writes (`MosaicTuning`).
+
     Args:
       rows: of `tuning_times`; those without a time do not count.
       shipped: sizes now; they stay unless something is faster by more than the noise.
@@ -56,14 +59,32 @@ def choose(
         if row["status"] == "ok":
             c = parse(row["case"])
             timed.setdefault((c.kernel, c.head_dim), {})[c.config] = row["median_ms"]
-    winners = {}
-    for (kernel, head_dim), times in timed.items():
+    winners: Winners = {}
+    chosen = dict(shipped)
+    for kernel, head_dim in sorted(timed, key=lambda key: KERNELS.index(key[0])):
+        now = getattr(chosen[head_dim], kernel)
+        times = {
+            config: ms
+            for config, ms in timed[kernel, head_dim].items()
+            if _fits(chosen[head_dim], kernel, config)
+        }
+        if not times:
+            continue
         best = min(times, key=times.__getitem__)
-        now = getattr(shipped[head_dim], kernel)
         if now in times and times[now] <= (1 + noise) * times[best]:
             best = now
         winners[kernel, head_dim] = best
+        chosen[head_dim] = dataclasses.replace(chosen[head_dim], **{kernel: best})
     return winners
+
+
+def _fits(tuning: MosaicTuning, kernel: str, config: MosaicKernel) -> bool:
+    """Say whether sizes for one kernel go with those of the others."""
+    try:
+        dataclasses.replace(tuning, **{kernel: config})
+    except ValueError:
+        return False
+    return True
 
 
 def rewrite(source: str, winners: Winners, where: str) -> str:

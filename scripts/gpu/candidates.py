@@ -20,7 +20,7 @@ from mjax.kernels.attention.mosaic_gpu import op
 from mjax.kernels.attention.mosaic_gpu.dkv import key_value_gradients
 from mjax.kernels.attention.mosaic_gpu.dq import query_gradient
 from mjax.kernels.attention.mosaic_gpu.forward import forward
-from mjax.kernels.attention.mosaic_gpu.tiles import ROWS, Problem
+from mjax.kernels.attention.mosaic_gpu.tiles import Problem
 from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
 from scripts.compiled_kernels import KernelCase
 
@@ -134,11 +134,10 @@ def make_problem(
     heads: int,
     kv_heads: int,
 ) -> Problem:
-    """Make the sizes of a call in which all kernels have the candidate's sizes."""
-    tuning = MosaicTuning(**dict.fromkeys(KERNELS, candidate.config))
+    """Make the sizes of a call of the candidate alone."""
     return Problem(
         seq_len=seq_len,
-        padded_len=op.padded_len(seq_len, tuning),
+        padded_len=op.padded_len(seq_len, candidate.config),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=candidate.head_dim,
@@ -154,7 +153,7 @@ def program(
     """Return the kernel as a function of its arrays, then of segment ids if any."""
     config = candidate.config
     options: dict[str, Any] = {"problem": problem, "tuning": config}
-    tile, block = config.warpgroups * ROWS, config.block
+    tile, block = config.tile, config.block
     kernel, bounds = _functions(candidate.kernel)
 
     def call(*arrays: Any) -> Any:

@@ -242,6 +242,18 @@ def test_within_the_noise_the_shipped_sizes_stay(ms, winner):
     assert tune_attention.choose(rows, MOSAIC_H200) == {("forward", 128): winner}
 
 
+def test_blocks_of_dkv_are_those_that_the_chosen_forward_kernel_allows():
+    slow, fast = MosaicKernel(block=64), MosaicKernel(block=128)
+    rows = [row("dkv", 128, slow, 2.0), row("dkv", 128, fast, 1.0)]
+    assert tune_attention.choose(rows, MOSAIC_H200) == {("dkv", 128): fast}
+    # A tile of 192 rows is no whole number of blocks of 128.
+    rows.append(row("forward", 128, FASTER, 1.0))
+    assert tune_attention.choose(rows, MOSAIC_H200) == {
+        ("forward", 128): FASTER,
+        ("dkv", 128): slow,
+    }
+
+
 # ------------------------------------------------------------------------ writing
 
 

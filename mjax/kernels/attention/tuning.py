@@ -56,6 +56,11 @@ class MosaicKernel:
             )
 
     @property
+    def tile(self) -> int:
+        """Rows of the result of a thread block."""
+        return 64 * self.warpgroups
+
+    @property
     def registers(self) -> int:
         """Registers of a thread that computes."""
         return _REGISTERS[self.warpgroups]
@@ -73,6 +78,16 @@ class MosaicTuning:
     forward: MosaicKernel
     dq: MosaicKernel
     dkv: MosaicKernel
+
+    def __post_init__(self):
+        # The forward kernel writes the log-sum-exp of whole tiles of queries. The last
+        # block of queries of dkv must end there: what it read beyond would be whatever
+        # the memory holds, and a NaN goes into the gradients of every key.
+        if self.forward.tile % self.dkv.block:
+            raise ValueError(
+                f"dkv.block must divide the {self.forward.tile} rows of a forward "
+                f"tile (64 x forward.warpgroups), got {self.dkv.block}: use 64"
+            )
 
 
 MOSAIC_H200 = MappingProxyType(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mjax.kernels.attention.mosaic_gpu import op, tiles
 from mjax.kernels.attention.reference import visible
-from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
+from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel, MosaicTuning
 from scripts.attention_cost import num_visible
 from scripts.visited_blocks import computed_pairs
 from tests.kernels.attention import mosaic_poison
@@ -148,3 +148,22 @@ def test_segments_bound_the_blocks_for_any_ids(data):
 def test_sizes_that_cannot_be_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         MosaicKernel(**{"block": 64, **change})
+
+
+@pytest.mark.parametrize("warpgroups", [2, 3])
+@pytest.mark.parametrize("block", [64, 128, 192, 256, 384])
+def test_dkv_may_read_no_log_sum_exp_that_forward_does_not_write(warpgroups, block):
+    forward, dkv = (
+        MosaicKernel(block=64, warpgroups=warpgroups),
+        MosaicKernel(block=block),
+    )
+
+    def rows(T: int, size: int) -> int:
+        return -(-T // size) * size
+
+    if all(rows(T, block) <= rows(T, forward.tile) for T in range(8, 2000, 8)):
+        MosaicTuning(forward=forward, dq=forward, dkv=dkv)
+        return
+    message = f"must divide the {forward.tile} rows of a forward tile.* got {block}"
+    with pytest.raises(ValueError, match=message):
+        MosaicTuning(forward=forward, dq=forward, dkv=dkv)

@@ -21,9 +21,9 @@ from jaxtyping import Array, Float, Int32
 from mjax.kernels.attention.mosaic_gpu.dkv import key_value_gradients
 from mjax.kernels.attention.mosaic_gpu.dq import query_gradient
 from mjax.kernels.attention.mosaic_gpu.forward import forward
-from mjax.kernels.attention.mosaic_gpu.tiles import ROWS, Problem
+from mjax.kernels.attention.mosaic_gpu.tiles import Problem
 from mjax.kernels.attention.saved import LSE_NAME, OUT_NAME
-from mjax.kernels.attention.tuning import MosaicTuning
+from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
 
 
 def attention(
@@ -67,7 +67,7 @@ def attention(
         segment_ids = _lengthen(segment_ids, -T % 8, mode="edge")
     problem = Problem(
         seq_len=q.shape[1],
-        padded_len=padded_len(T, tuning),
+        padded_len=padded_len(T, tuning.forward, tuning.dq, tuning.dkv),
         heads=N,
         kv_heads=k.shape[2],
         head_dim=H,
@@ -79,17 +79,9 @@ def attention(
     return out[:, :T]
 
 
-def padded_len(T: int, tuning: MosaicTuning) -> int:
-    """Return T rounded up to whole tiles and blocks of all three kernels."""
-    sizes = (
-        tuning.forward.warpgroups * ROWS,
-        tuning.forward.block,
-        tuning.dq.warpgroups * ROWS,
-        tuning.dq.block,
-        tuning.dkv.warpgroups * ROWS,
-        tuning.dkv.block,
-    )
-    whole = math.lcm(*sizes)
+def padded_len(T: int, *kernels: MosaicKernel) -> int:
+    """Return T rounded up to whole tiles and blocks of all these kernels."""
+    whole = math.lcm(*(size for k in kernels for size in (k.tile, k.block)))
     return -(-T // whole) * whole
 
 
@@ -104,7 +96,7 @@ def _forward(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids):
     segments = None
     if segment_ids is not None:
         ids = _padded_segments(problem, segment_ids)
-        bounds = key_bounds(ids, config.warpgroups * ROWS, config.block)
+        bounds = key_bounds(ids, config.tile, config.block)
         segments = (ids, bounds)
     out, lse = forward(q, k, v, segments, problem=problem, tuning=config)
     out = checkpoint_name(out, OUT_NAME)
@@ -124,8 +116,8 @@ def _backward(problem: Problem, tuning: MosaicTuning, saved, d_out):
     if segment_ids is not None:
         ids = _padded_segments(problem, segment_ids)
         dq, dkv = tuning.dq, tuning.dkv
-        q_segments = ids, key_bounds(ids, dq.warpgroups * ROWS, dq.block)
-        k_segments = ids, query_bounds(ids, dkv.warpgroups * ROWS, dkv.block)
+        q_segments = ids, key_bounds(ids, dq.tile, dq.block)
+        k_segments = ids, query_bounds(ids, dkv.tile, dkv.block)
     rows = (q, k, v, d_out, lse, delta)
     dq = query_gradient(*rows, q_segments, problem=problem, tuning=tuning.dq)
     dk, dv = key_value_gradients(*rows, k_segments, problem=problem, tuning=tuning.dkv)
