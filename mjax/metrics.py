@@ -27,22 +27,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 Row = dict[str, Any]
 """One step: names to numbers, None where a number is not known."""
 
-# Dense bf16 FLOP/s by part of `device_kind`, first match wins. Source: NVIDIA data
-# sheets of H100, H200, GH200, HGX B200, GB200 NVL72, A100, L40S and L4; where a sheet
-# gives the figure with sparsity, half of it.
-_PEAKS = (
-    ("H200 NVL", 835.5e12),
-    ("H200", 989.4e12),
-    ("H100 PCIe", 756e12),
-    ("H100 NVL", 835.5e12),
-    ("H100", 989.4e12),
-    ("GB200", 2500e12),
-    ("B200", 2250e12),
-    ("A100", 312e12),
-    ("L40S", 362e12),
-    ("L4", 121e12),
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogConfig:
@@ -93,18 +77,6 @@ class Utilization:
             f"backward, attention over the visible window) x tokens/s / "
             f"({self.num_devices} x {self.peak_flops_per_s / 1e12:.4g} TFLOP/s)"
         )
-
-
-def peak_flops_per_s(device_kind: str) -> float | None:
-    """Return the dense bf16 peak of one device, None where it is not in the table.
-
-    Args:
-      device_kind: as `jax.Device.device_kind` says. A slice of a device (MIG) is not
-        in the table: its share of the peak is not in its name.
-    """
-    if "MIG" in device_kind:
-        return None
-    return next((peak for part, peak in _PEAKS if part in device_kind), None)
 
 
 def bits_per_byte(nll: float, num_bytes: int | float) -> float:

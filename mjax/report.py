@@ -22,6 +22,7 @@ from mjax.kernels.attention.api import choose
 from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.kernels.layer_norm import api as layer_norm
 from mjax.kernels.target import target
+from mjax.mesh import gpus
 from mjax.mesh.axes import AxisSizes, tp_chunks
 
 _PROMPT_TOKENS = 64
@@ -119,7 +120,7 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> metrics.Utilization:
     if config.peak_tflops is not None:
         peak = config.peak_tflops * 1e12
     else:
-        peak = metrics.peak_flops_per_s(jax.devices()[0].device_kind)
+        peak = gpus.peak_flops_per_s(jax.devices()[0].device_kind)
     return metrics.Utilization(
         flops_per_token=flops_per_token(config.model, config.data.seq_len),
         peak_flops_per_s=peak,

@@ -72,26 +72,6 @@ def test_bits_per_byte_divides_by_ln_2_and_by_bytes_per_token():
     assert row["bits_per_byte"] == pytest.approx(1.0, rel=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("device_kind", "tflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989.4),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H200", 989.4),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA B200", 2250),
-        ("NVIDIA GB200", 2500),
-    ],
-)
-def test_known_devices_have_their_peak(device_kind, tflops):
-    assert metrics.peak_flops_per_s(device_kind) == tflops * 1e12
-
-
-@pytest.mark.parametrize("device_kind", ["cpu", "NVIDIA H200 MIG 1g.18gb"])
-def test_an_unknown_device_has_no_peak(device_kind):
-    assert metrics.peak_flops_per_s(device_kind) is None
-
-
 def test_rows_are_written_one_line_each(tmp_path):
     record(tmp_path, [a_row(1), a_row(2)])
     assert strict_lines(tmp_path / "metrics.jsonl") == [a_row(1), a_row(2)]

@@ -1,6 +1,7 @@
 """Describe GPUs: what a compiler, and an estimate of time, must know of them.
 
-Enters: nothing. Leaves: `GPUS`, one description a model. Sources, beside each number:
+Enters: nothing. Leaves: `GPUS`, one description a model, and the peak of a device by
+its name, over which MFU is counted. Sources, beside each number:
 
 - spec: a real device as XLA keeps it for this purpose, in openxla/xla, folder
   xla/backends/gpu/target_config/specs; the file and the commit are given;
@@ -111,3 +112,32 @@ GPUS = MappingProxyType(
     }
 )
 """GPUs that can be described, by the name that selects one."""
+
+# Dense bf16 FLOP/s by part of `device_kind`; the first match wins. A described GPU
+# stands for all forms of its model that are not named before it. Source of the others:
+# NVIDIA data sheets of H200 NVL, H100 PCIe and NVL, GB200 NVL72, L40S and L4; half of a
+# figure with sparsity.
+_PEAKS = (
+    ("H200 NVL", 835.5e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835.5e12),
+    ("GB200", 2500e12),
+    ("L40S", 362e12),
+    ("L4", 121e12),
+    ("H200", GPUS["h200"].peak_bf16_flops_per_s),
+    ("H100", GPUS["h100"].peak_bf16_flops_per_s),
+    ("B200", GPUS["b200"].peak_bf16_flops_per_s),
+    ("A100", GPUS["a100-80g"].peak_bf16_flops_per_s),
+)
+
+
+def peak_flops_per_s(device_kind: str) -> float | None:
+    """Return the dense bf16 peak of one device, None where it is not known.
+
+    Args:
+      device_kind: as `jax.Device.device_kind` says. A slice of a device (MIG) is not
+        known: its share of the peak is not in its name.
+    """
+    if "MIG" in device_kind:
+        return None
+    return next((peak for part, peak in _PEAKS if part in device_kind), None)

@@ -25,7 +25,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.mesh.described import described_mesh
-from mjax.mesh.gpus import GPUS
 
 Mode = Literal["gpu", "rehearse", "compile"]
 """Measure on a GPU; run everything small on a CPU; compile for a described GPU."""
@@ -121,15 +120,3 @@ def make_setting(mode: Mode) -> Setting:
     if mode == "gpu" and device.platform != "gpu":
         raise RuntimeError(f"this needs an NVIDIA GPU; jax sees {device.device_kind}")
     return Setting(mode=mode, mesh=build_mesh(ONE_DEVICE, [device]))
-
-
-def peak_flops_per_s(device_kind: str) -> float | None:
-    """Return the data sheet's dense bf16 peak; None for a device not described."""
-    return next(
-        (
-            g.peak_bf16_flops_per_s
-            for g in GPUS.values()
-            if g.device_kind == device_kind
-        ),
-        None,
-    )

@@ -15,13 +15,14 @@ import jax
 import numpy as np
 
 from mjax.counts import flops_per_token, num_params
+from mjax.mesh.gpus import peak_flops_per_s
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.step import BatchConfig, PrecisionConfig, build_program
 from mjax.step import Program as StepProgram
 from scripts.evidence import Table
 from scripts.gpu.cells import fixed, outcome
-from scripts.gpu.setting import Row, Setting, SkippedError, peak_flops_per_s
+from scripts.gpu.setting import Row, Setting, SkippedError
 
 GPT_1B3 = ModelConfig(layers=24, d_model=2048, heads=16, vocab_size=32_768)
 ADAMW = OptimConfig(name="adamw", lr=2e-4, beta2=0.95, eps=1e-8, warmup_steps=2000)

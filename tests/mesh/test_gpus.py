@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from mjax.kernels.target import Target
-from mjax.mesh.gpus import GPUS
-from mjax.metrics import peak_flops_per_s
+from mjax.mesh.gpus import GPUS, peak_flops_per_s
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -32,3 +31,23 @@ def test_a_kernel_knows_the_generation_of_a_described_gpu(name):
 def test_links_are_in_the_order_that_placement_goes_by(name):
     gpu = GPUS[name]
     assert gpu.network_bytes_per_s < gpu.node_link_bytes_per_s < gpu.memory_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+    ],
+)
+def test_known_devices_have_their_peak(device_kind, tflops):
+    assert peak_flops_per_s(device_kind) == tflops * 1e12
+
+
+@pytest.mark.parametrize("device_kind", ["cpu", "NVIDIA H200 MIG 1g.18gb"])
+def test_an_unknown_device_has_no_peak(device_kind):
+    assert peak_flops_per_s(device_kind) is None
