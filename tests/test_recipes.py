@@ -9,6 +9,7 @@ from mjax import recipes
 from mjax.config import TrainConfig, check_sizes, from_json, parse, to_json
 from mjax.counts import num_params
 from mjax.mesh.axes import AxisSizes, resolve
+from scripts import megascale_cases
 
 EXPECTED_PARAMS = {
     "gpt-125m": 125e6,
@@ -89,6 +90,15 @@ def test_megascale_keeps_its_vocabulary_and_sequence():
         config = recipe()
         assert (config.model.vocab_size, config.data.vocab) == (64_000, "model")
         assert config.data.seq_len == 2048
+
+
+def test_megascale_has_the_techniques_of_the_paper():
+    """Section 3.1; the window's size is ours, the one of the step-time model."""
+    for recipe in (recipes.megascale_175b, recipes.megascale_530b):
+        config = recipe()
+        assert config.model.block == "parallel"
+        assert config.model.window == (megascale_cases.WINDOW,)
+        assert config.optim.name == "lamb"
 
 
 @pytest.mark.parametrize(
