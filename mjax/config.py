@@ -129,16 +129,9 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
             "--pipeline.stash residuals a pipeline has it in ring buffers on the "
             "device; use --pipeline.stash input, or --model.remat full"
         )
-    _check_split("model.heads", model.heads, tp)
-    _check_split("model.d_ff", model.ffn_width, tp)
-    _check_split("data.seq_len", config.data.seq_len, tp)
-    kv_heads = model.num_kv_heads
-    if kv_heads % tp and tp % kv_heads:
-        fits = _nearest(tp, lambda n: not (kv_heads % n and n % kv_heads))
-        raise ValueError(
-            f"model.kv_heads={kv_heads} can be neither split evenly nor replicated "
-            f"evenly over mesh.tp={tp}; nearest that can: --mesh.tp {fits}"
-        )
+    problem = _split_problem(config, tp)
+    if problem is not None:
+        raise ValueError(f"{problem}; {_split_fixes(config, sizes)}")
     if model.padded_vocab % tp:
         multiple = _nearest(model.vocab_multiple, lambda n: n % tp == 0)
         raise ValueError(
@@ -238,15 +231,78 @@ def with_tokenizer(config: TrainConfig, num_tokens: int) -> TrainConfig:
     return dataclasses.replace(config, model=model)
 
 
-def _check_split(name: str, size: int, tp: int) -> None:
-    if size % tp:
-        fits_size = _nearest(size, lambda n: n % tp == 0)
-        fits_tp = _nearest(tp, lambda n: size % n == 0)
-        flag = name.replace("_", "-")
-        raise ValueError(
-            f"{name}={size} does not divide by mesh.tp={tp}; nearest that do: "
-            f"--{flag} {fits_size}, or --mesh.tp {fits_tp}"
+def _split_problem(config: TrainConfig, tp: int) -> str | None:
+    """Say which size cannot be split over tp, if there is one."""
+    model = config.model
+    sizes = {
+        "model.heads": model.heads,
+        "model.d_ff": model.ffn_width,
+        "data.seq_len": config.data.seq_len,
+    }
+    for name, size in sizes.items():
+        if size % tp:
+            return f"{name}={size} does not divide by mesh.tp={tp}"
+    if model.num_kv_heads % tp and tp % model.num_kv_heads:
+        return (
+            f"model.kv_heads={model.num_kv_heads} can be neither split evenly nor "
+            f"replicated evenly over mesh.tp={tp}"
         )
+    return None
+
+
+def _split_fixes(config: TrainConfig, sizes: AxisSizes) -> str:
+    """Name the nearest changes that all checks accept, on as many devices."""
+    model, tp = config.model, sizes.tp
+    names = ("model.heads", "model.kv_heads", "model.d_ff", "data.seq_len")
+    values = (model.heads, model.num_kv_heads, model.ffn_width, config.data.seq_len)
+    tries = [
+        # A multiple of tp beyond the nearest few is another model.
+        [{name: n} for n in _by_distance(value, value + tp) if n % tp == 0][:4]
+        for name, value in zip(names, values, strict=True)
+    ]
+    tries.append(list(_other_tp(config, sizes)))
+    found = (
+        next((fix for fix in fixes if _is_accepted(config, fix, sizes)), None)
+        for fixes in tries
+    )
+    fixes = ", or ".join(as_flags(fix) for fix in found if fix is not None)
+    return f"nearest that fit: {fixes or 'none on this number of devices'}"
+
+
+def _other_tp(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
+    """Yield other sizes of tp, nearest first, with a batch that fits the new dp."""
+    dp = {} if config.mesh.dp == -1 else {"mesh.dp": -1}
+    both = sizes.dp * sizes.tp
+    for tp in _by_distance(sizes.tp, both):
+        if tp == sizes.tp or both % tp:
+            continue
+        pieces = both // tp * config.batch.microbatches
+        size = _nearest(config.batch.size, lambda n, pieces=pieces: n % pieces == 0)
+        batch = {} if size == config.batch.size else {"batch.size": size}
+        yield {"mesh.tp": tp} | dp | batch
+
+
+def _is_accepted(
+    config: TrainConfig, fields: Mapping[str, Any], sizes: AxisSizes
+) -> bool:
+    """Say whether no check refuses a config with these fields replaced."""
+    tp = fields.get("mesh.tp", sizes.tp)
+    dp = sizes.dp * sizes.tp // tp
+    shard = config.mesh.dp_shard or dp
+    mesh = AxisSizes(pp=sizes.pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
+    try:
+        changed = with_fields(config, fields)
+        if dp % shard or _split_problem(changed, tp) is not None:
+            return False
+        check_sizes(changed, mesh)
+    except ValueError:
+        return False
+    return True
+
+
+def _by_distance(value: int, largest: int) -> list[int]:
+    """Return 1 to `largest`, nearest to value first; of two, the larger."""
+    return sorted(range(1, largest + 1), key=lambda n: (abs(n - value), -n))
 
 
 def _nearest(value: int, fits: Callable[[int], bool]) -> int:

@@ -9,7 +9,9 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from mjax.config import (
     MAY_CHANGE,
@@ -20,10 +22,11 @@ from mjax.config import (
     parse,
     run_differences,
     to_json,
+    with_fields,
     with_tokenizer,
 )
 from mjax.data.dataset import DataConfig
-from mjax.mesh.axes import AxisSizes, MeshConfig
+from mjax.mesh.axes import AxisSizes, MeshConfig, resolve
 from mjax.model import ModelConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.step import BatchConfig
@@ -315,26 +318,26 @@ def test_sizes_that_divide_are_accepted():
         (
             TrainConfig(model=ModelConfig(heads=6, head_dim=32)),
             {"tp": 4},
-            "model.heads=6 does not divide by mesh.tp=4; nearest that do: "
-            "--model.heads 8, or --mesh.tp 3",
+            "model.heads=6 does not divide by mesh.tp=4; nearest that fit: "
+            "--model.heads 8, or --mesh.tp 2",
         ),
         (
             TrainConfig(model=ModelConfig(d_ff=510)),
             {"tp": 4},
-            "model.d_ff=510 does not divide by mesh.tp=4; nearest that do: "
-            "--model.d-ff 512, or --mesh.tp 5",
+            "model.d_ff=510 does not divide by mesh.tp=4; nearest that fit: "
+            "--model.d-ff 512, or --mesh.tp 2",
         ),
         (
             TrainConfig(data=DataConfig(seq_len=101)),
             {"tp": 2},
-            "data.seq_len=101 does not divide by mesh.tp=2; nearest that do: "
+            "data.seq_len=101 does not divide by mesh.tp=2; nearest that fit: "
             "--data.seq-len 102, or --mesh.tp 1",
         ),
         (
             TrainConfig(model=ModelConfig(heads=12, kv_heads=6, head_dim=32)),
             {"tp": 4},
             "model.kv_heads=6 can be neither split evenly nor replicated evenly over "
-            "mesh.tp=4; nearest that can: --mesh.tp 3",
+            "mesh.tp=4; nearest that fit: --model.kv-heads 4, or --mesh.tp 2",
         ),
         (
             TrainConfig(model=ModelConfig(vocab_size=257, vocab_multiple=1)),
@@ -355,6 +358,60 @@ def test_a_size_that_does_not_divide_is_refused_with_the_nearest_fix(
 ):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check_sizes(config, sizes(**mesh))
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(
+    tp=st.sampled_from([2, 3, 4, 6, 8, 12]),
+    dp=st.integers(1, 4),
+    heads=st.sampled_from([6, 12, 24]),
+    group=st.sampled_from([1, 3]),
+    d_ff=st.sampled_from([384, 500]),
+    seq_len=st.sampled_from([96, 101, 256]),
+    vocab_multiple=st.sampled_from([1, 128]),
+    batch=st.integers(1, 16),
+)
+def test_what_a_refusal_advises_is_accepted(
+    tp, dp, heads, group, d_ff, seq_len, vocab_multiple, batch
+):
+    """By the same rule at least; where a size is split over tp, by all of them."""
+    config = TrainConfig(
+        mesh=MeshConfig(tp=tp),
+        model=ModelConfig(
+            heads=heads,
+            kv_heads=heads // group,
+            head_dim=32,
+            d_ff=d_ff,
+            vocab_multiple=vocab_multiple,
+        ),
+        data=DataConfig(seq_len=seq_len),
+        batch=BatchConfig(size=batch),
+    )
+    num_devices = tp * dp
+    refusal = refusal_of(config, num_devices)
+    if refusal is None:
+        return
+    rule, _, advice = refusal.rpartition("; ")
+    fixes = re.findall(r"(?:--[\w.-]+ -?\d+ ?)+", advice)
+    assert fixes or advice == "nearest that fit: none on this number of devices"
+    for fix in fixes:
+        flags = fix.replace("--", "").split()
+        names = [flag.replace("-", "_") for flag in flags[::2]]
+        fields = dict(zip(names, map(int, flags[1::2]), strict=True))
+        changed = with_fields(config, fields)
+        again = refusal_of(changed, num_devices)
+        if "nearest that fit" in advice:
+            assert again is None, (fix, again)
+        elif again is not None:
+            assert rule.partition("=")[0] != again.partition("=")[0]
+
+
+def refusal_of(config: TrainConfig, num_devices: int) -> str | None:
+    try:
+        check_sizes(config, resolve(config.mesh, num_devices))
+    except ValueError as refusal:
+        return str(refusal)
+    return None
 
 
 @pytest.mark.parametrize(
