@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
-from mjax import flags
+from mjax import checked_json, flags
 from mjax.ckpt.config import CkptConfig
 from mjax.data.dataset import DataConfig
 from mjax.mesh.axes import AxisSizes, MeshConfig, tp_chunks
@@ -329,7 +329,7 @@ def from_json(text: str) -> TrainConfig:
     Raises:
       ValueError: not JSON, a field that does not exist, or a value that is refused.
     """
-    return _from_dict(TrainConfig, json.loads(text), "")
+    return _from_dict(TrainConfig, checked_json.read(text, Any), "")
 
 
 def _from_dict[Config](cls: type[Config], values: Any, prefix: str) -> Config:
@@ -348,8 +348,9 @@ def _from_dict[Config](cls: type[Config], values: Any, prefix: str) -> Config:
             )
         if dataclasses.is_dataclass(hints[name]):
             value = _from_dict(hints[name], value, f"{prefix}{name}.")
-        # JSON has lists only, the configs are frozen and have tuples only.
-        arguments[name] = tuple(value) if isinstance(value, list) else value
+        else:
+            value = checked_json.check(value, hints[name], f"{prefix}{name}")
+        arguments[name] = value
     return cls(**arguments)
 
 

@@ -6,7 +6,6 @@ begin anew.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,7 +80,7 @@ def _open(path: str, model: ModelConfig, wanted: Mapping[str, Any]) -> Weights:
         )
     saved = SavedStep(epath.Path(path))
     _check_fits(saved, wanted, path)
-    theirs = from_json(json.dumps(saved.manifest.run["config"])).model
+    theirs = from_json(saved.config()).model
     differing = [
         f"\n  there {families.flag(name, held)}, in this run "
         f"{families.flag(name, ours)}"

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from mjax import checked_json
 from mjax.metrics import write_json
 
 Difference = tuple[str, Any, Any]
@@ -79,7 +80,9 @@ def check(
         raise ValueError(f"the work dir {path} is a file; choose another --work-dir")
     config_path = path / "config.json"
     try:
-        found = json.loads(config_path.read_text()) if config_path.exists() else None
+        found = None
+        if config_path.exists():
+            found = checked_json.read(config_path.read_bytes(), dict[str, Any])
     except (OSError, ValueError) as error:
         raise ValueError(
             f"cannot read {config_path}: {error}; choose another --work-dir, or move "

@@ -540,6 +540,12 @@ def test_an_absent_field_has_its_default():
         ("[]", r"the config must be an object of fields, got \[\]"),
         ('{"steps": 0}', "steps must be >= 1"),
         ("not json", "Expecting value"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"steps": "5"}', "steps must be a whole number, got '5'"),
+        ('{"steps": true}', "steps must be a whole number, got True"),
+        ('{"model": {"layers": null}}', r"model\.layers must be a whole number"),
+        ('{"model": {"window": [[8]]}}', r"model\.window\[0\] must be a whole number"),
+        ('{"model": {"block": []}}', r"model\.block must be one of '"),
     ],
 )
 def test_json_that_is_no_config_is_refused(text: str, message: str):

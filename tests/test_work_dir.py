@@ -47,9 +47,20 @@ def test_a_folder_of_another_run_is_refused_with_the_fields(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 3}
 
 
-def test_a_damaged_config_is_named(tmp_path):
-    (tmp_path / "config.json").write_text('{"seed"')
-    with pytest.raises(ValueError, match=r"cannot read .*config\.json"):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b'{"seed"', "not JSON"),
+        (b"[]", r"must be an object, got \[\]; choose another"),
+        (b"null", "must be an object, got None"),
+        (b"\xff", "not JSON: 'utf-8'"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"1" * 6000, "not JSON: Exceeds the limit"),
+    ],
+)
+def test_a_damaged_config_is_named(tmp_path, text, says):
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ValueError, match=rf"cannot read .*config\.json: .*{says}"):
         work_dir.check(tmp_path, nothing_differs)
 
 

@@ -333,7 +333,7 @@ def _export(command: Export) -> int:
 
     folder = places.choose(places.find(command.path), command.step)
     source = SavedStep(folder)
-    config = from_json(json.dumps(source.manifest.run["config"]))
+    config = from_json(source.config())
     family = write(
         source,
         config.model,

@@ -25,6 +25,8 @@ from typing import Any, BinaryIO
 import jax.numpy as jnp
 import numpy as np
 
+from mjax import checked_json
+
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
@@ -45,6 +47,15 @@ class _Entry:
     shape: tuple[int, ...]
     first_byte: int
     """Counted from the start of the file."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Described:
+    """One tensor, as a header describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
 
 
 class Files:
@@ -101,12 +112,18 @@ class Files:
 
 def _read_index(path: Path) -> dict[str, _Entry]:
     """Read the headers of all files that an index names."""
-    files = _json(path, path.read_bytes()).get("weight_map")
-    if not isinstance(files, dict) or not files:
+    index = _json(path, path.read_bytes())
+    try:
+        files = checked_json.check(
+            index.get("weight_map"), dict[str, str], "weight_map"
+        )
+    except ValueError as error:
+        raise RuntimeError(f"{path} is damaged: {error}") from error
+    if not files:
         raise RuntimeError(f"{path} has no weight_map: it is damaged")
     headers: dict[str, dict[str, _Entry]] = {}
     for file in sorted(set(files.values())):
-        if Path(file).name != file:
+        if not file or Path(file).name != file:
             raise RuntimeError(f"{path} names {file!r}, which is no file beside it")
         if not (path.parent / file).exists():
             raise RuntimeError(
@@ -137,10 +154,10 @@ def _read_header(path: Path) -> dict[str, _Entry]:
     entries, spans = {}, []
     for name, described in header.items():
         try:
-            code, shape = described["dtype"], tuple(map(int, described["shape"]))
-            start, stop = map(int, described["data_offsets"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise RuntimeError(f"{path} is damaged: {name} is {described}") from error
+            entry: _Described = checked_json.check(described, _Described, repr(name))
+        except ValueError as error:
+            raise RuntimeError(f"{path} is damaged: {error}") from error
+        code, shape, (start, stop) = entry.dtype, entry.shape, entry.data_offsets
         wanted = math.prod(shape) * _DTYPES[code].itemsize if code in _DTYPES else None
         bounds_fit = 0 <= start <= stop and all(size >= 0 for size in shape)
         if not bounds_fit or wanted not in (None, stop - start):
@@ -164,12 +181,9 @@ def _read_header(path: Path) -> dict[str, _Entry]:
 
 def _json(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        return checked_json.read(text, dict[str, Any])
     except ValueError as error:
-        raise RuntimeError(f"{path} is damaged: no JSON where it belongs") from error
-    if not isinstance(value, dict):
-        raise RuntimeError(f"{path} is damaged: {value!r:.40} where a mapping belongs")
-    return value
+        raise RuntimeError(f"{path} is damaged: {error}") from error
 
 
 @dataclasses.dataclass

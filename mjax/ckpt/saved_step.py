@@ -3,6 +3,7 @@
 A value that leaves this module has been compared with its checksum.
 """
 
+import json
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -103,6 +104,16 @@ class SavedStep:
         with self._lock:
             self.bytes_read += data.nbytes
         return data
+
+    def config(self) -> str:
+        """Return the config of the run that saved it, as JSON.
+
+        Raises:
+          ValueError: it was saved without one.
+        """
+        if "config" not in self.manifest.run:
+            raise ValueError(f"{self.path} does not say of which config it is")
+        return json.dumps(self.manifest.run["config"])
 
     def verify(self) -> None:
         """Read everything and compare it with its checksums.

@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from mjax import checked_json
+
 BYTES = "bytes"
 TRAIN = "train"
 END_OF_TEXT = "<|endoftext|>"
@@ -235,10 +237,13 @@ def _configured_eos(path: pathlib.Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        eos = json.loads(path.read_text("utf-8")).get("eos_token")
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"data.tokenizer: {path} is not JSON: {error}") from None
-    return eos["content"] if isinstance(eos, dict) else eos
+        config = checked_json.read(path.read_bytes(), dict[str, Any])
+        eos = config.get("eos_token")
+        if isinstance(eos, dict):
+            return checked_json.check(eos.get("content"), str, "eos_token.content")
+        return checked_json.check(eos, str | None, "eos_token")
+    except ValueError as error:
+        raise ValueError(f"data.tokenizer: {path}: {error}") from None
 
 
 def _find_eos(vocab: dict[str, int], eos_token: str | None, origin: str) -> str:

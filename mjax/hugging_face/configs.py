@@ -16,6 +16,8 @@ from mjax.model import ModelConfig
 
 Json = dict[str, Any]
 
+_MOST_LAYERS = 100_000  # each has tensors of its own, which are listed
+
 
 def pattern(values: Sequence[Any]) -> tuple[Any, ...]:
     """Return the shortest pattern that repeats to these values."""
@@ -44,7 +46,7 @@ _GPTJ_ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
 def read_gptj(keys: Keys) -> ModelConfig:
     """Translate the keys of a GPT-J model."""
     d_model, heads = keys.size("n_embd"), keys.size("n_head")
-    activation = keys.take("activation_function", "gelu_new")
+    activation = keys.text("activation_function", "gelu_new")
     if activation not in _GPTJ_ACTIVATIONS:
         raise ValueError(
             f"config.json: activation_function={activation!r} is not one of "
@@ -59,7 +61,7 @@ def read_gptj(keys: Keys) -> ModelConfig:
     keys.expect("rotary", True)
     keys.expect("scale_attn_weights", True)
     return ModelConfig(
-        layers=keys.size("n_layer"),
+        layers=keys.size("n_layer", most=_MOST_LAYERS),
         d_model=d_model,
         heads=heads,
         d_ff=keys.size("n_inner", None, or_null=True),
@@ -102,7 +104,7 @@ def _read_alike(keys: Keys, *, kv_heads: int | None) -> Json:
     """Take the keys of sizes and positions; kv_heads is what an absent key means."""
     keys.expect("hidden_act", "silu")
     return {
-        "layers": keys.size("num_hidden_layers"),
+        "layers": keys.size("num_hidden_layers", most=_MOST_LAYERS),
         "d_model": keys.size("hidden_size"),
         "heads": keys.size("num_attention_heads"),
         # Null is as many as query heads, for both of us.

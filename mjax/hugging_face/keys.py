@@ -4,9 +4,14 @@ A key that is not understood may change the computation, and then the weights wo
 silently be those of another model. So every key is taken, or known not to matter.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from mjax import checked_json
+
+_MOST = 2**31 - 1
+"""Larger sizes are no model's; arithmetic on them would end in other errors."""
 _REQUIRED = object()
 
 _WITHOUT_EFFECT = frozenset(
@@ -48,28 +53,40 @@ class Keys:
             raise ValueError(f"config.json has no {key}, which this format requires")
         return self._left.pop(key, default)
 
-    def size(self, key: str, default: Any = _REQUIRED, *, or_null: bool = False) -> Any:
+    def size(
+        self,
+        key: str,
+        default: Any = _REQUIRED,
+        *,
+        or_null: bool = False,
+        most: int = _MOST,
+    ) -> Any:
         """Take a whole number, or null where that is allowed."""
-        value = self.take(key, default)
-        if type(value) is not int and not (or_null and value is None):
-            raise ValueError(
-                f"config.json: {key} must be a whole number, got {value!r}"
-            )
+        value = self._typed(key, default, int | None if or_null else int)
+        if value is not None and abs(value) > most:
+            raise ValueError(f"config.json: {key} must be at most {most}")
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
-        """Take a number."""
-        value = self.take(key, default)
-        if type(value) not in (int, float):
-            raise ValueError(f"config.json: {key} must be a number, got {value!r}")
-        return float(value)
+        """Take a finite number."""
+        value = self._typed(key, default, float)
+        if not math.isfinite(value):
+            raise ValueError(f"config.json: {key} must be finite, got {value}")
+        return value
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         """Take true or false."""
-        value = self.take(key, default)
-        if type(value) is not bool:
-            raise ValueError(f"config.json: {key} must be true or false, got {value!r}")
-        return value
+        return self._typed(key, default, bool)
+
+    def text(self, key: str, default: Any = _REQUIRED) -> str:
+        """Take a text."""
+        return self._typed(key, default, str)
+
+    def _typed(self, key: str, default: Any, kind: Any) -> Any:
+        try:
+            return checked_json.check(self.take(key, default), kind, key)
+        except ValueError as error:
+            raise ValueError(f"config.json: {error}") from None
 
     def expect(self, key: str, only: Any) -> None:
         """Take a key for which there is one value that mjax computes; may be absent."""
@@ -96,8 +113,8 @@ class Keys:
             )
         inner = Keys(inner)
         base = inner.number("rope_theta", base)
-        kind = inner.take("type", "default")
-        kind = inner.take("rope_type", kind)
+        kind = inner.text("type", "default")
+        kind = inner.text("rope_type", kind)
         inner.expect("partial_rotary_factor", 1.0)
         if kind not in ("default", "linear"):
             raise ValueError(

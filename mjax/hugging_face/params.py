@@ -6,7 +6,6 @@ read before it is asked for, and then only the rows that were: each process of a
 reads what its devices hold.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mjax import checked_json
 from mjax.ckpt.safetensors import Files
 from mjax.ckpt.source import Index
 from mjax.hugging_face import families
@@ -151,11 +151,9 @@ def read_config(
             "writes it"
         )
     try:
-        config: Any = json.loads(path.read_bytes())
+        config = checked_json.read(path.read_bytes(), dict[str, Any])
     except ValueError as error:
         raise RuntimeError(f"{path} is damaged: {error}") from error
-    if not isinstance(config, dict):
-        raise RuntimeError(f"{path} is damaged: no mapping of keys")
     try:
         return families.family_of(config), families.model_config(config)
     except ValueError as error:

@@ -32,7 +32,7 @@ def raw(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
     return size.to_bytes(8, "little") + text + data
 
 
-def entry(dtype: str, shape: list[int], start: int, stop: int) -> dict[str, Any]:
+def entry(dtype: Any, shape: Any, start: int, stop: int) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
@@ -113,12 +113,29 @@ DAMAGED = {
     "empty": (b"", "cannot hold a header"),
     "truncated length": (b"\1\0\0", "3 bytes cannot hold a header of 1"),
     "truncated header": (raw(WHOLE)[:-4], "cannot hold a header"),
-    "header of nonsense": (raw(b"\xff\xfe{}"), "no JSON"),
-    "header is a list": (raw([1]), "a mapping belongs"),
+    "header of nonsense": (raw(b"\xff\xfe{}"), "not JSON"),
+    "header is a list": (raw([1]), r"must be an object, got \[1\]"),
     "huge header": (raw({}, length=2**63), "cannot hold a header"),
     "truncated data": (raw(WHOLE, b"\0" * 7), "its header says"),
     "more data": (raw(WHOLE, b"\0" * 9), "its header says"),
-    "no offsets": (raw({"a": {"dtype": "F32", "shape": [2]}}), "damaged: a is"),
+    "no offsets": (
+        raw({"a": {"dtype": "F32", "shape": [2]}}),
+        "'a' must be an object with data",
+    ),
+    "dtype is a list": (
+        raw({"a": entry(["F32"], [2], 0, 8)}),
+        r"'a'\.dtype must be text",
+    ),
+    "shape is a text": (
+        raw({"a": entry("F32", "2", 0, 8)}),
+        r"'a'\.shape must be a list",
+    ),
+    "size is a text": (raw({"a": entry("F32", ["2"], 0, 8)}), "must be a whole number"),
+    "one offset": (
+        raw({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}}),
+        "must be a list of 2",
+    ),
+    "nested": (raw(b"[" * 100_000), "nested too deeply"),
     "size": (raw({"a": entry("F32", [3], 0, 8)}, b"\0" * 8), r"F32\[3\] in bytes 0"),
     "negative": (raw({"a": entry("F32", [-1, -2], 0, 8)}, b"\0" * 8), r"F32\[-1, -2\]"),
     "backwards": (raw({"a": entry("I8", [3], 8, 0)}, b"\0" * 8), "in bytes 8 to 0"),
@@ -154,7 +171,9 @@ def test_a_missing_file_of_several_is_named(tmp_path: Path):
         ({"a": "model-00002-of-00003.safetensors"}, "says that a is in"),
         ({"a": "../elsewhere.safetensors"}, "no file beside it"),
         ({}, "no weight_map"),
-        (None, "no weight_map"),
+        (None, "weight_map must be an object, got None"),
+        ({"a": ["x"]}, r"weight_map\.a must be text, got"),
+        ({"a": ""}, "no file beside it"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, weight_map, says):

@@ -121,6 +121,24 @@ def test_the_end_token_is_found_named_or_asked_for(tmp_path):
     assert load_tokenizer(str(path)).eos_id == BPE.eos_id
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", r"must be an object, got \[\]"),
+        ('{"eos_token": 5}', "eos_token must be text or null, got 5"),
+        ('{"eos_token": {}}', r"eos_token\.content must be text, got None"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_tokenizer_config_of_another_form_is_refused(tmp_path, text, says):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(BPE_JSON)
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"data\.tokenizer: .*config\.json: .*{says}"):
+        load_tokenizer(str(path))
+
+
 def test_a_tokenizer_whose_tokens_have_unknown_bytes_is_refused():
     tokenizer = library.Tokenizer(
         library.models.WordLevel({"</s>": 0}, unk_token="</s>")
