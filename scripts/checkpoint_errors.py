@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -58,6 +58,40 @@ GROUPS = {
 1 mjax.ckpt ls {dir}/manifest
 1 mjax.ckpt show {dir}/manifest
 0 {train} {dir}/manifest
+""",
+    ),
+    "A folder that holds another step": (
+        "Step 2 was copied to 8 by hand; step 4 was renamed to 6, with 2 deleted.",
+        """
+1 mjax.ckpt ls {dir}/copied
+1 mjax.ckpt verify {dir}/copied
+1 mjax.ckpt show {dir}/copied
+0 {train} {dir}/copied
+93 {train} {dir}/renamed
+""",
+    ),
+    "A step of another run": (
+        "Step 4 was replaced by that of a run with the same flags.",
+        """
+1 mjax.ckpt ls {dir}/foreign
+1 mjax.ckpt verify {dir}/foreign
+2 mjax.ckpt show {dir}/foreign
+2 {train} {dir}/foreign
+0 mjax.ckpt verify {dir}/foreign/checkpoints/4
+""",
+    ),
+    "What is no file, or of another form": (
+        "pieces.0.json of the newest step is a folder; config.json is `[]`; a line of "
+        "the journal has no save id; a URL of which no library is installed.",
+        """
+1 mjax.ckpt ls {dir}/folder
+0 {train} {dir}/folder
+2 {train} {dir}/list
+2 mjax.ckpt ls {dir}/list
+0 mjax.ckpt ls {dir}/record
+0 {train} {dir}/record
+2 mjax.ckpt ls gs://bucket/run
+2 {train} {dir}/url --ckpt.dir s3://bucket/run
 """,
     ),
     "No step is left": (
@@ -164,8 +198,11 @@ def make_files(folder: Path) -> None:
     run = folder / "run"
     run_training(*flags, str(run))
     shutil.copytree(run / "checkpoints", folder / "no-config" / "checkpoints")
-    for name in ("shard", "bit", "manifest", "all", "lost", "newer"):
+    spoiled = ("shard", "bit", "manifest", "all", "lost", "newer")
+    moved = ("copied", "renamed", "foreign", "folder", "list", "record")
+    for name in (*spoiled, *moved):
         shutil.copytree(run, folder / name)
+    _move(folder, flags)
     _largest(folder / "shard", 4).unlink()
     _flip(_largest(folder / "bit", 4))
     (folder / "manifest" / "checkpoints" / "4" / manifest.MAIN_FILE).unlink()
@@ -177,6 +214,24 @@ def make_files(folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
     (folder / "empty" / "checkpoints").mkdir(parents=True)
+
+
+def _move(folder: Path, flags: Sequence[str]) -> None:
+    """Put steps and files where they do not belong."""
+    copied, renamed = folder / "copied/checkpoints", folder / "renamed/checkpoints"
+    shutil.copytree(copied / "2", copied / "8")
+    shutil.rmtree(renamed / "2")
+    (renamed / "4").rename(renamed / "6")
+    run_training(*flags, str(folder / "other"))
+    foreign = folder / "foreign/checkpoints/4"
+    shutil.rmtree(foreign)
+    shutil.copytree(folder / "other/checkpoints/4", foreign)
+    pieces = folder / "folder/checkpoints/4" / manifest.part_name(0)
+    pieces.unlink()
+    pieces.mkdir()
+    (folder / "list/config.json").write_text("[]")
+    with (folder / "record/checkpoints.jsonl").open("a") as journal:
+        journal.write('{"event": "quarantined", "step": 4}\n')
 
 
 def _largest(work_dir: Path, step: int) -> Path:

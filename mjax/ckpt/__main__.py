@@ -1,7 +1,8 @@
 """Look after saved steps: `python -m mjax.ckpt ls|verify|show|reshard|export PATH`.
 
 Works on any machine, whatever mesh wrote the steps, and takes no device but the
-CPU. Exit codes: 0; 1 a checkpoint is damaged; 2 bad input, or a store that refuses.
+CPU. Exit codes: 0; 1 a checkpoint is damaged, or another run's; 2 bad input, or a
+store that refuses.
 """
 
 import dataclasses
@@ -143,7 +144,9 @@ def _ls(command: Ls) -> int:
         print(json.dumps({"path": str(where), "steps": steps}, indent=1))
     else:
         _print([str(where), *_table(_HEADER, [_row(entry) for entry in found])])
-    return DAMAGED if any(entry.state == "damaged" for entry in found) else OK
+    if any(entry.state in ("damaged", "foreign") for entry in found):
+        return DAMAGED
+    return BAD_INPUT if any(entry.state == "unreadable" for entry in found) else OK
 
 
 _HEADER = ("step", "MB", "leaves", "written", "eval_loss", "state")
@@ -188,19 +191,21 @@ def _verify(command: Verify) -> int:
         folders = [place.store.path(step) for step in places.committed(place)]
     code = OK
     for folder in folders:
-        line, found = _verified(folder)
+        line, found = _verified(place, folder)
         print(f"{folder.name}: {line}", flush=True)
         code = DAMAGED if DAMAGED in (code, found) else max(code, found)
     return code
 
 
-def _verified(folder: epath.Path) -> tuple[str, int]:
+def _verified(place: places.Place, folder: epath.Path) -> tuple[str, int]:
     """Read one step; say what was found, with the exit code for it."""
     # Not above: it imports jax, which `ls` and `show` can do without.
     from mjax.ckpt.saved_step import SavedStep
 
     try:
         saved = SavedStep(folder)
+        if why := places.why_foreign(place, saved.manifest):
+            return f"not of this run: {why}", DAMAGED
         saved.verify()
     except DamagedError as error:
         return f"damaged: {error}", DAMAGED

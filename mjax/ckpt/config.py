@@ -47,6 +47,11 @@ class CkptConfig:
         for name in ("dir", "local_dir"):
             if getattr(self, name) == "":
                 raise ValueError(f"--{_flag(name)} is empty; name a folder")
+        if "://" in (self.local_dir or ""):
+            raise ValueError(
+                f"--ckpt.local-dir {self.local_dir} is a URL; name a folder that each "
+                "host has for itself, like /dev/shm/mjax"
+            )
 
     @property
     def unsaved_limit(self) -> int:

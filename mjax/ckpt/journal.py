@@ -6,6 +6,7 @@ changed.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -14,9 +15,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mjax import checked_json
+
 STARTED = "started"
 SAVED = "saved"
 QUARANTINED = "quarantined"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line of the journal; fields that are of no use to its event are empty."""
+
+    event: str
+    step: int
+    save_id: str = ""
+    reason: str = "the reason was not recorded"
+    run_id: str = ""
 
 
 class Journal:
@@ -40,34 +54,104 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
-    def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """Yield what was written under a name, oldest first."""
+    def records(self) -> "Records":
+        """Return what is written there now."""
+        return Records(tuple(self._read()))
+
+    def _read(self) -> Iterator[Record]:
+        """Yield the records, oldest first."""
         if not self._path.exists():
             return
+        known = {field.name for field in dataclasses.fields(Record)}
         for line in self._path.read_text(errors="replace").splitlines():
             # What is no record was cut off by a kill or a full disk, or is damaged.
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                record = json.loads(line)
-                if record["event"] == event and isinstance(record["step"], int):
-                    yield record
+            with contextlib.suppress(ValueError):
+                found = checked_json.read(line, dict[str, Any])
+                fields = {k: v for k, v in found.items() if k in known}
+                yield checked_json.check(fields, Record)
 
-    def run_id(self) -> str:
-        """Return the name of the run, the same as long as its work dir lives.
+    def run_id(self, new: str) -> str:
+        """Return the id of the run, the same as long as its work dir lives.
 
+        Args:
+          new: becomes the id if the run has none yet.
         Raises:
           OSError: it has none yet, and the file cannot be written.
         """
-        for record in self.events(STARTED):
-            return record["run_id"]
-        self.write(STARTED, 0, run_id=secrets.token_hex(8))
-        return self.run_id()
+        found = self.records().run_id
+        if found is None:
+            self.write(STARTED, 0, run_id=new)
+        return found or new
 
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """What the journal says at one time."""
+
+    records: tuple[Record, ...] = ()
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run; None where it was not written yet, or was lost."""
+        ids = (r.run_id for r in self.records if r.event == STARTED)
+        return next((found for found in ids if found), None)
+
+    @property
     def quarantined(self) -> dict[tuple[int, str], str]:
-        """Return (step, save id) of what must not be restored again, and why."""
+        """(step, save id) of what must not be restored again, and why."""
         return {
-            (r["step"], r["save_id"]): r["reason"] for r in self.events(QUARANTINED)
+            (r.step, r.save_id): r.reason
+            for r in self.records
+            if r.event == QUARANTINED
         }
 
+    @property
     def last_saved(self) -> int | None:
-        """Return the last step that was committed; None where there was none."""
-        return max((r["step"] for r in self.events(SAVED)), default=None)
+        """The last step that was committed; None where there was none."""
+        return max((r.step for r in self.records if r.event == SAVED), default=None)
+
+    def why_foreign(self, step: int, save_id: str) -> str | None:
+        """Say why a step in the store was not saved by this run; None: it may be.
+
+        A save id begins with the id of the run, so a step without a record of its own
+        is still known: a run may be killed between a save and its record. Ids from
+        before, without the run's, are compared with the records of the same step.
+
+        Args:
+          step: number of its folder.
+          save_id: from its manifest.
+        """
+        if not save_id:  # its manifest cannot be read: it is damaged
+            return None
+        origin = origin_of(save_id)
+        known = {
+            origin_of(r.save_id)
+            for r in self.records
+            if r.event == SAVED and r.step == step and r.save_id
+        }
+        if self.run_id is not None and (origin != save_id or known):
+            known.add(self.run_id)
+        if not known or origin in known:
+            return None
+        return (
+            f"another run saved it: its save id is {save_id}, those of this run begin "
+            f"with {' or '.join(sorted(known))}"
+        )
+
+    def __contains__(self, saved: tuple[int, str]) -> bool:
+        """Say whether (step, save id) is quarantined, or another run's."""
+        return saved in self.quarantined or self.why_foreign(*saved) is not None
+
+
+def new_save_id(origin: str) -> str:
+    """Draw the id of a save.
+
+    Args:
+      origin: the id of the run; for a copy of a step, the origin of its save id.
+    """
+    return f"{origin}-{secrets.token_hex(8)}"
+
+
+def origin_of(save_id: str) -> str:
+    """Return the id of the run that a save id begins with; an old one is its own."""
+    return save_id.partition("-")[0]

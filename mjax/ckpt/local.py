@@ -28,7 +28,7 @@ from mjax.ckpt.boxes import Box
 from mjax.ckpt.host_copy import HostCopy, HostMemory
 from mjax.ckpt.manifest import DamagedError, Leaf, Piece, Pieces
 from mjax.ckpt.saved_step import read_checked
-from mjax.ckpt.store import read_file, write_file
+from mjax.ckpt.store import delete, kind_of, read_file, write_file
 
 _FILE = "copy.json"
 _KEPT = 2
@@ -44,6 +44,20 @@ class Offer:
     """The same in all processes that copied this state together."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Copy:
+    """The content of copy.json."""
+
+    copy_id: str
+    sum: int
+    """CRC32C of the text that lists the pieces."""
+    leaves: Mapping[str, Leaf]
+    run: Mapping[str, Any]
+    step: int | None = None
+    """None, here and below: written before these were."""
+    run_name: str | None = None
+
+
 class LocalCopies:
     """The copies of one process."""
 
@@ -56,7 +70,7 @@ class LocalCopies:
           rank: of this process.
         """
         self._folder = epath.Path(directory).absolute() / run / f"process-{rank}"
-        self._rank = rank
+        self._rank, self._run_name = rank, run
         self._memory = HostMemory()
         self._thread: threading.Thread | None = None
 
@@ -112,12 +126,12 @@ class LocalCopies:
         self._guarded("delete abandoned copies in", lambda: self._discard_after(step))
 
     def offers(self) -> list[Offer]:
-        """List the copies whose manifests are intact, oldest first."""
+        """List the copies whose manifests can be read and are intact, oldest first."""
         found = []
         for step in self._steps():
-            with contextlib.suppress(DamagedError, ValueError):
+            with contextlib.suppress(ValueError, RuntimeError):
                 body = self._manifest(step)
-                found.append(Offer(step=step, copy_id=body["copy_id"]))
+                found.append(Offer(step=step, copy_id=body.copy_id))
         return found
 
     def read(
@@ -138,33 +152,40 @@ class LocalCopies:
         folder = self._folder / str(offer.step)
         name = manifest.part_name(self._rank)
         text = read_file(folder / name)
-        if (
-            body["copy_id"] != offer.copy_id
-            or manifest.text_crc32c(text) != body["sum"]
-        ):
+        if body.copy_id != offer.copy_id or manifest.text_crc32c(text) != body.sum:
             raise DamagedError(f"{folder}: not the copy that was offered")
         pieces = manifest.read_pieces(text, str(folder / name))
         reader = arrays.Reader(folder, part=self._rank)
         out: dict[str, dict[Box, np.ndarray]] = {}
         for name, (leaf, boxes) in wanted.items():
             have = {piece.box: piece for piece in pieces.get(name, ())}
-            if body["leaves"].get(name) != leaf.to_json() or not {*boxes} <= {*have}:
+            if body.leaves.get(name) != leaf or not {*boxes} <= {*have}:
                 raise DamagedError(f"{folder} has no such part of {name}")
             out[name] = {
                 box: read_checked(reader, name, leaf, have[box], str(folder))
                 for box in boxes
             }
-        return out, body["run"]
+        return out, body.run
 
     def _steps(self) -> list[int]:
         if not self._folder.exists():
             return []
         names = [path.name for path in self._folder.iterdir()]
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if kind_of(name) == "step")
 
-    def _manifest(self, step: int) -> dict[str, Any]:
+    def _manifest(self, step: int) -> _Copy:
+        """Read copy.json of a folder that must hold this step of this run."""
         path = self._folder / str(step) / _FILE
-        return manifest.unseal(read_file(path), str(path))
+        found: _Copy = manifest.unseal(read_file(path), str(path), _Copy)
+        if found.step not in (None, step) or found.run_name not in (
+            None,
+            self._run_name,
+        ):
+            raise DamagedError(
+                f"{path.parent} holds step {found.step} of run {found.run_name}: it "
+                "was copied, renamed or linked"
+            )
+        return found
 
     def _guarded(self, what: str, act: Callable[[], None]) -> None:
         """Act, and say what goes wrong: the run needs no copy to go on."""
@@ -185,7 +206,7 @@ class LocalCopies:
             if newer > step:
                 doomed = self._unfinished(newer)
                 (self._folder / str(newer)).rename(doomed)
-                doomed.rmtree()
+                delete(doomed)
 
     def _unfinished(self, step: int) -> epath.Path:
         return self._folder / f"{step}{_UNFINISHED}{secrets.token_hex(4)}"
@@ -202,13 +223,15 @@ class LocalCopies:
         text = manifest.write_pieces(pieces)
         arrays.write_part(unfinished, copy.leaves, self._rank)
         write_file(unfinished / manifest.part_name(self._rank), text)
-        body = {
-            "copy_id": offer.copy_id,
-            "sum": manifest.text_crc32c(text),
-            "leaves": {name: x.leaf.to_json() for name, x in copy.leaves.items()},
-            "run": dict(run),
-        }
-        write_file(unfinished / _FILE, manifest.seal(body))
+        body = _Copy(
+            copy_id=offer.copy_id,
+            sum=manifest.text_crc32c(text),
+            leaves={name: x.leaf for name, x in copy.leaves.items()},
+            run=dict(run),
+            step=offer.step,
+            run_name=self._run_name,
+        )
+        write_file(unfinished / _FILE, manifest.seal(dataclasses.asdict(body)))
         unfinished.rename(target)
 
     def _make_room(self, step: int) -> None:
@@ -217,9 +240,9 @@ class LocalCopies:
             return
         for path in self._folder.iterdir():
             if _UNFINISHED in path.name or path.name == str(step):
-                path.rmtree()
+                delete(path)
         for old in self._steps()[: -(_KEPT - 1)]:
-            (self._folder / str(old)).rmtree()
+            delete(self._folder / str(old))
 
 
 def to_text(offers: list[Offer]) -> str:

@@ -11,6 +11,7 @@ step whose every byte has the checksum of what was saved (`saved_step`, `placing
 damaged ones are put aside. See docs/checkpoints.md for what is promised.
 """
 
+import contextlib
 import dataclasses
 import enum
 import hashlib
@@ -26,9 +27,9 @@ from jaxtyping import PyTree
 from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostCopy, HostMemory
-from mjax.ckpt.journal import SAVED, Journal
+from mjax.ckpt.journal import SAVED, Journal, new_save_id, origin_of
 from mjax.ckpt.local import LocalCopies, Offer
-from mjax.ckpt.manifest import Manifest
+from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.recovery import LostError, Recovery, Restored, by_path
 from mjax.ckpt.saving import Attempt, Job, Writer
 from mjax.ckpt.store import Store
@@ -73,12 +74,13 @@ class Checkpoints:
         self._last_good_step = 0
         self._wanted_step: int | None = None
         self._error: str | None = None
+        self._run_id: str | None = None
         writers = Board(f"ckpt/{next(_opened)}")
         self._writer = Writer(
             self.store,
             config.retention,
             writers,
-            refused=self._journal.quarantined,
+            refused=self._journal.records,
             timeout_s=config.timeout_s,
         )
 
@@ -137,7 +139,7 @@ class Checkpoints:
         self._writer.submit(
             Job(
                 step=step,
-                save_id=self._agreement.decide(lambda: secrets.token_hex(8)),
+                save_id=self._agreement.decide(self._new_save_id),
                 copy=copy or error or "no memory",
                 run=dict(run),
                 max_attempts=_LAST_ATTEMPTS if is_last else None,
@@ -252,7 +254,25 @@ class Checkpoints:
     def _run_name(self) -> str:
         """Name the run for its copies; one whose work dir was copied is another."""
         path = hashlib.sha256(str(self._work_dir.resolve()).encode()).hexdigest()
-        return f"{self._journal.run_id()}-{path[:8]}"
+        return f"{self._journal.run_id(self._find_run_id())}-{path[:8]}"
+
+    def _new_save_id(self) -> str:
+        """Draw the id of a save, which begins with that of the run; on process 0."""
+        self._run_id = self._run_id or self._find_run_id()
+        with contextlib.suppress(OSError):  # tried again at the next save
+            self._journal.run_id(self._run_id)
+        return new_save_id(self._run_id)
+
+    def _find_run_id(self) -> str:
+        """Return the id of the run: from the journal, or a step, or a new one."""
+        if found := self._journal.records().run_id:
+            return found
+        for step in reversed(self.store.steps()):
+            with contextlib.suppress(DamagedError, ValueError):
+                save_id = self.store.manifest(step).save_id
+                if save_id != origin_of(save_id):
+                    return origin_of(save_id)
+        return secrets.token_hex(8)
 
     def _recovery(self, copies: LocalCopies | None) -> Recovery:
         return Recovery(self.store, self._journal, self._agreement, copies)

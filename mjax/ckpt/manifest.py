@@ -20,6 +20,7 @@ import ml_dtypes  # noqa: F401  numpy learns bfloat16 and its kin
 import numpy as np
 from jaxtyping import Shaped
 
+from mjax import checked_json
 from mjax.ckpt.boxes import Box, size_of
 
 FORMAT = "mjax-checkpoint"
@@ -53,10 +54,6 @@ class Leaf:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what JSON gives back as it was."""
-        return {"shape": [*self.shape], "dtype": self.dtype}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,34 +118,47 @@ def seal(body: Any) -> str:
     return f"{json.dumps(head)}\n{text}\n"
 
 
-def unseal(text: str, where: str) -> Any:
-    """Return the JSON that `seal` wrote.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Head:
+    """The first line of a sealed text."""
+
+    format: str
+    version: int
+    crc32c: int
+
+
+def unseal(text: str, where: str, kind: Any = Any) -> Any:
+    """Return what `seal` wrote, as the type of its value.
 
     Args:
       text: of the file.
       where: name of the file, for messages.
+      kind: as for `checked_json.read`.
     Raises:
       DamagedError: not what `seal` wrote.
       ValueError: a newer version wrote it.
     """
     first, _, rest = text.partition("\n")
     try:
-        head = json.loads(first)
-        name, version, expected = head["format"], head["version"], head["crc32c"]
-    except (ValueError, KeyError, TypeError) as error:
+        head: _Head = checked_json.read(first, _Head)
+    except ValueError as error:
         raise DamagedError(f"{where} does not begin with its checksum") from error
     body = rest.removesuffix("\n")
-    if name != FORMAT or _seal_crc32c(name, version, body) != expected:
+    total = _seal_crc32c(head.format, head.version, body)
+    if head.format != FORMAT or total != head.crc32c:
         raise DamagedError(f"{where} differs from what was written (CRC32C)")
-    if version > VERSION:
+    if head.version > VERSION:
         raise ValueError(
-            f"{where} has format {version}, this version of mjax reads up to "
+            f"{where} has format {head.version}, this version of mjax reads up to "
             f"{VERSION}; install the version that wrote it"
         )
-    return json.loads(body)
+    try:
+        return checked_json.read(body, kind)
+    except ValueError as error:
+        raise DamagedError(f"{where}: {error}") from error
 
 
-def _seal_crc32c(name: Any, version: Any, text: str) -> int:
+def _seal_crc32c(name: str, version: int, text: str) -> int:
     """Sum the version too: one flipped bit would make a newer format of it."""
     return text_crc32c(f"{name} {version}\n{text}")
 
@@ -160,12 +170,13 @@ def write_manifest(manifest: Manifest) -> str:
 
 def read_manifest(text: str, where: str) -> Manifest:
     """Return what `write_manifest` wrote; raises as `unseal`."""
-    body = unseal(text, where)
-    leaves = {
-        name: Leaf(shape=tuple(leaf["shape"]), dtype=leaf["dtype"])
-        for name, leaf in body["leaves"].items()
-    }
-    return Manifest(**{**body, "leaves": leaves})
+    found: Manifest = unseal(text, where, Manifest)
+    for name, leaf in found.leaves.items():
+        try:
+            np.dtype(leaf.dtype)
+        except TypeError as error:
+            raise DamagedError(f"{where}: {name} has dtype {leaf.dtype}") from error
+    return found
 
 
 def write_pieces(pieces: Pieces) -> str:
@@ -178,8 +189,8 @@ def write_pieces(pieces: Pieces) -> str:
 def read_pieces(text: str, where: str) -> Pieces:
     """Return what `write_pieces` wrote; raises as `unseal`."""
     return {
-        name: [Piece(tuple((a, b) for a, b in box), crc) for box, crc in some]
-        for name, some in unseal(text, where).items()
+        name: [Piece(box, crc) for box, crc in some]
+        for name, some in unseal(text, where, dict[str, list[tuple[Box, int]]]).items()
     }
 
 

@@ -3,17 +3,17 @@
 Nothing here reads arrays or imports jax, so that a look at a folder takes no time.
 """
 
+import contextlib
 import dataclasses
-import json
 import os
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from etils import epath
 
-from mjax.ckpt.journal import Journal
+from mjax import checked_json
+from mjax.ckpt.journal import Journal, Records
 from mjax.ckpt.manifest import MAIN_FILE, DamagedError, Manifest, Pieces
-from mjax.ckpt.store import Store, kind_of, manifest_in, pieces_in
+from mjax.ckpt.store import Store, kind_of, located, manifest_in, pieces_in
 
 _NAMED_FILES = 5
 _GIVE = "give a work dir, a folder of checkpoints, or one checkpoint"
@@ -37,7 +37,9 @@ class Entry:
 
     name: str
     """Of its folder."""
-    state: Literal["good", "damaged", "newer", "quarantined", "unfinished"]
+    state: Literal[
+        "good", "damaged", "newer", "foreign", "quarantined", "unfinished", "unreadable"
+    ]
     """By the manifest; the arrays were not read."""
     reason: str | None = None
     """Why it is not good."""
@@ -55,7 +57,7 @@ def find(path: str) -> Place:
     Raises:
       ValueError: there is nothing, or nothing of ours.
     """
-    folder = epath.Path(path if "://" in path else os.path.abspath(path))
+    folder = located(path)
     if not folder.exists():
         raise ValueError(f"{path} does not exist; {_GIVE}")
     if not folder.is_dir():
@@ -81,7 +83,7 @@ def find(path: str) -> Place:
 
 def is_hugging_face(folder: str | os.PathLike[str]) -> bool:
     """Say whether a folder holds a model in the form of Hugging Face."""
-    path = epath.Path(folder)
+    path = located(folder)
     if not path.is_dir():
         return False
     names = [child.name for child in path.iterdir()]
@@ -92,7 +94,7 @@ def choose(place: Place, step: int | None) -> epath.Path:
     """Return the folder of one step, the newest where none is named.
 
     Raises:
-      ValueError: there is none, or not this one.
+      ValueError: there is none, or not this one, or another run saved it.
     """
     if place.only is not None:
         if step is not None and place.only.name != str(step):
@@ -107,7 +109,14 @@ def choose(place: Place, step: int | None) -> epath.Path:
             f"there is no step {step} in {place.store.directory}, only "
             f"{', '.join(map(str, steps))}; give one of these as --step"
         )
-    return place.store.path(steps[-1] if step is None else step)
+    folder = place.store.path(steps[-1] if step is None else step)
+    with contextlib.suppress(DamagedError):  # who reads it says so
+        if why := why_foreign(place, manifest_in(folder)):
+            raise ValueError(
+                f"{folder} is not of this run: {why}. Give that folder itself to use "
+                "it anyway, or another --step"
+            )
+    return folder
 
 
 def committed(place: Place) -> list[int]:
@@ -119,7 +128,7 @@ def committed(place: Place) -> list[int]:
     store = place.store
     if steps := store.steps():
         return steps
-    last = None if place.journal is None else place.journal.last_saved()
+    last = _records(place).last_saved
     if store.quarantined():
         why = "only quarantined ones, see `python -m mjax.ckpt ls`"
     elif last is not None:
@@ -139,15 +148,27 @@ def entries(place: Place) -> list[Entry]:
     aside, unfinished = store.quarantined(), store.unfinished()
     if place.only is not None:
         name = place.only.name
-        return [_entry(place.only, aside.get(name), {})]
+        return [_entry(place.only, aside.get(name), Records())]
     if not aside and not unfinished:
         committed(place)
-    refused = {} if place.journal is None else place.journal.quarantined()
+    records, none = _records(place), Records()
     return [
-        *(_entry(store.path(step), None, refused) for step in store.steps()),
-        *(_entry(store.directory / name, why, {}) for name, why in aside.items()),
-        *(_entry(store.directory / name, None, {}) for name in unfinished),
+        *(_entry(store.path(step), None, records) for step in store.steps()),
+        *(_entry(store.directory / name, why, none) for name, why in aside.items()),
+        *(_entry(store.directory / name, None, none) for name in unfinished),
     ]
+
+
+def why_foreign(place: Place, manifest: Manifest) -> str | None:
+    """Say why a step is not of the run of a work dir; None where the path is none.
+
+    A folder of checkpoints, or one, is taken for itself: there is no journal to ask.
+    """
+    return _records(place).why_foreign(manifest.step, manifest.save_id)
+
+
+def _records(place: Place) -> Records:
+    return Records() if place.journal is None else place.journal.records()
 
 
 def describe(folder: epath.Path) -> tuple[Manifest, Pieces]:
@@ -166,15 +187,13 @@ def written_at(folder: epath.Path) -> float:
     return float((folder / MAIN_FILE).stat().mtime)
 
 
-def _entry(
-    folder: epath.Path, reason: str | None, refused: Mapping[tuple[int, str], str]
-) -> Entry:
+def _entry(folder: epath.Path, reason: str | None, records: Records) -> Entry:
     """Describe one folder by its name and its manifest.
 
     Args:
       folder: of the step.
       reason: why it was quarantined, if its name says that it was.
-      refused: (step, save id) of what was quarantined under its own name, and why.
+      records: of the run, on what was quarantined under its own name, and why.
     """
     kind = kind_of(folder.name)
     if kind == "unfinished":
@@ -196,10 +215,16 @@ def _entry(
         state, reason = "damaged", reason or str(error)
     except ValueError as error:
         state, reason = "newer", reason or str(error)
+    except RuntimeError as error:
+        state, reason = "unreadable", reason or str(error)
     if kind == "damaged":
         state = "quarantined"
-    if kind == "step" and (int(folder.name), save_id) in refused:
-        state, reason = "quarantined", refused[int(folder.name), save_id]
+    if kind == "step":
+        step = int(folder.name)
+        if state == "good" and (why := records.why_foreign(step, save_id)):
+            state, reason = "foreign", why
+        if (step, save_id) in records.quarantined:
+            state, reason = "quarantined", records.quarantined[step, save_id]
     return Entry(name=folder.name, state=state, reason=reason, **facts)
 
 
@@ -213,10 +238,12 @@ def _configured_dir(work_dir: epath.Path) -> str | None:
     if not path.exists():
         return None
     try:
-        directory = json.loads(path.read_text())["ckpt"].get("dir")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        config = checked_json.read(path.read_bytes(), dict[str, Any])
+        ckpt = checked_json.check(config.get("ckpt"), dict[str, Any], "ckpt")
+        directory = checked_json.check(ckpt.get("dir"), str | None, "ckpt.dir")
+    except (ValueError, OSError) as error:
         raise ValueError(
-            f"{path} is not the config of a run ({error!r}); give the folder of its "
+            f"{path} is not the config of a run ({error}); give the folder of its "
             "checkpoints itself"
         ) from error
     if directory is None or "://" in directory or os.path.isabs(directory):

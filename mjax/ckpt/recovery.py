@@ -78,13 +78,15 @@ class Recovery:
 
         Raises:
           LostError: the run has saved steps, and the store has none of them.
-          ValueError: a newer version of mjax wrote the step.
+          ValueError: a newer version of mjax wrote the step, or another run saved it.
         """
 
         def find() -> str:
             for step in reversed(self._steps()):
                 with contextlib.suppress(DamagedError):
-                    return manifest.write_manifest(self._store.manifest(step))
+                    found = self._store.manifest(step)
+                    self._check_own(found)
+                    return manifest.write_manifest(found)
             return ""
 
         text = self._agreement.decide(find)
@@ -132,12 +134,35 @@ class Recovery:
     def _newest_step(self, *, has_copies: bool) -> int | None:
         """Return the newest step of the store that may be restored."""
         try:
-            text = self._agreement.decide(lambda: json.dumps(self._steps()[-1:]))
+            text = self._agreement.decide(lambda: json.dumps(self._own_newest()))
         except LostError:
             if not has_copies:
                 raise
             return None
         return max(json.loads(text), default=None)
+
+    def _own_newest(self) -> list[int]:
+        """Return the newest step that may be restored, if there is one.
+
+        Raises:
+          ValueError: another run saved it.
+          LostError: as `_steps`.
+        """
+        newest = self._steps()[-1:]
+        for step in newest:
+            with contextlib.suppress(DamagedError):  # which is found when it is read
+                self._check_own(self._store.manifest(step))
+        return newest
+
+    def _check_own(self, found: Manifest) -> None:
+        """Refuse a step that another run saved; it is neither read nor renamed."""
+        if why := self._journal.records().why_foreign(found.step, found.save_id):
+            path = self._store.path(found.step)
+            raise ValueError(
+                f"{path} is not of this run: {why}. Move it away, or give the "
+                f"--ckpt.dir of this run; --init-from {path} begins a new run with "
+                "its parameters"
+            )
 
     # ----------------------------------------------------------------------- the store
 
@@ -189,7 +214,8 @@ class Recovery:
         Raises:
           LostError: there were some, and there is none now.
         """
-        refused = self._journal.quarantined()
+        records = self._journal.records()
+        refused = records.quarantined
         steps = [s for s in self._store.steps() if (s, self._id(s)) not in refused]
         if steps:
             return steps
@@ -199,7 +225,7 @@ class Recovery:
                 + "\n  ".join(lost)
                 + "\nPut back a copy of one, or begin anew with --restart-from-scratch"
             )
-        last = self._journal.last_saved()
+        last = records.last_saved
         if last is not None:
             raise LostError(
                 f"step {last} of this run was saved, and {self._store.directory} has "
@@ -210,7 +236,7 @@ class Recovery:
 
     def _lost(self) -> list[str]:
         """Say where steps are that may not be restored, and why."""
-        refused = self._journal.quarantined()
+        refused = self._journal.records().quarantined
         found = [
             f"{self._store.path(step)}: {refused[step, self._id(step)]}"
             for step in self._store.steps()

@@ -9,13 +9,13 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import secrets
 from collections.abc import Iterator, Sequence
 
 from etils import epath
 
 from mjax.ckpt import arrays, manifest
 from mjax.ckpt.boxes import Box, shape_of, within
+from mjax.ckpt.journal import new_save_id, origin_of
 from mjax.ckpt.manifest import Manifest, Piece, Pieces
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store, write_file
@@ -33,7 +33,8 @@ def copy_step(
       store: where to; its folder need not exist, and no run may write there.
       max_piece_bytes: of one piece of the copy; None keeps the pieces as they are.
     Returns:
-      the manifest of the copy: with an id of its own, else as that of the source.
+      the manifest of the copy: with an id of its own that begins as the source's does,
+      otherwise as that of the source.
     Raises:
       ValueError: the store has the step, or is in use.
       DamagedError: the source is not what was saved; nothing is left of the copy.
@@ -111,7 +112,7 @@ def _write(source: SavedStep, folder: epath.Path, max_bytes: int | None) -> Mani
     write_file(folder / manifest.part_name(0), text)
     copied = dataclasses.replace(
         source.manifest,
-        save_id=secrets.token_hex(8),
+        save_id=new_save_id(origin_of(source.manifest.save_id)),
         part_sums=[manifest.text_crc32c(text)],
     )
     write_file(folder / manifest.MAIN_FILE, manifest.write_manifest(copied))

@@ -17,7 +17,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import jax
@@ -84,7 +84,7 @@ class Writer:
         retention: Retention,
         board: Board,
         *,
-        refused: Callable[[], Collection[tuple[int, str]]],
+        refused: Callable[[], Container[tuple[int, str]]],
         timeout_s: int,
     ) -> None:
         """Start the thread.

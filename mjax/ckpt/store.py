@@ -18,11 +18,12 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from typing import Literal
 
 from etils import epath
 
+from mjax import checked_json
 from mjax.ckpt.manifest import (
     MAIN_FILE,
     DamagedError,
@@ -75,9 +76,12 @@ class Store:
     """The folder; one process of a run changes it, all may read."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Name the folder; it need not exist. Local paths may be relative."""
-        path = epath.Path(directory)
-        self.directory = path if "://" in str(directory) else path.absolute()
+        """Name the folder; it need not exist. Local paths may be relative.
+
+        Raises:
+          ValueError: it is a URL of a kind that no installed library opens.
+        """
+        self.directory = located(directory)
 
     def steps(self) -> list[int]:
         """List the steps that were committed, oldest first, damaged or not."""
@@ -141,7 +145,7 @@ class Store:
         if self.directory.exists():
             for path in self.directory.iterdir():
                 if kind_of(path.name) == "unfinished":
-                    path.rmtree()
+                    delete(path)
 
     def remove(self, step: int) -> None:
         """Delete a step.
@@ -151,18 +155,19 @@ class Store:
         """
         doomed = self.directory / f"{step}{_UNFINISHED}{secrets.token_hex(4)}"
         self.path(step).rename(doomed)
-        doomed.rmtree()
+        delete(doomed)
 
     def prune(
         self,
         retention: Retention,
         *,
         newest: int,
-        refused: Collection[tuple[int, str]] = (),
+        refused: Container[tuple[int, str]] = (),
     ) -> list[int]:
         """Delete the good steps that no rule keeps; return them.
 
-        Damaged and refused steps are no steps to any rule, and stay.
+        Damaged and refused steps, and folders that hold another step than their name
+        says, are no steps to any rule, and stay.
 
         Args:
           retention: the rules.
@@ -185,14 +190,17 @@ class Store:
     def quarantine(self, step: int, reason: str) -> epath.Path:
         """Give a damaged step another name, with the reason inside; delete nothing.
 
+        Of a link only the link is renamed; what it points to stays as it is.
+
         Raises:
           OSError: it cannot be renamed, as on a store that is read-only.
         """
         aside = self._free(step)
         self.path(step).rename(aside)
         record = {"step": step, "reason": reason, "time": time.strftime("%FT%T%z")}
-        with contextlib.suppress(OSError):  # the name tells the most important part
-            (aside / _REASON_FILE).write_text(json.dumps(record, indent=1) + "\n")
+        if not _is_link(aside):
+            with contextlib.suppress(OSError):  # the name tells the most important part
+                (aside / _REASON_FILE).write_text(json.dumps(record, indent=1) + "\n")
         return aside
 
     def quarantined(self) -> dict[str, str]:
@@ -200,7 +208,7 @@ class Store:
         found = {}
         if self.directory.exists():
             for path in self.directory.iterdir():
-                if kind_of(path.name) == "damaged" and path.is_dir():
+                if kind_of(path.name) == "damaged":
                     found[path.name] = _reason(path)
         return dict(sorted(found.items()))
 
@@ -224,7 +232,7 @@ class Store:
 
     def _free(self, step: int) -> epath.Path:
         number, path = 1, self.directory / f"{step}{_DAMAGED}"
-        while path.exists():
+        while path.exists() or _is_link(path):
             number += 1
             path = self.directory / f"{step}{_DAMAGED}-{number}"
         return path
@@ -242,10 +250,18 @@ def kind_of(name: str) -> Kind | None:
 
 
 def manifest_in(step_dir: epath.Path) -> Manifest:
-    """Read checkpoint.json of a folder; raises as `Store.manifest`."""
-    return read_manifest(
-        read_file(step_dir / MAIN_FILE), f"{step_dir.name}/{MAIN_FILE}"
-    )
+    """Read checkpoint.json of a folder; raises as `Store.manifest`.
+
+    A folder that is called by a number must hold that step.
+    """
+    where = f"{step_dir.name}/{MAIN_FILE}"
+    manifest = read_manifest(read_file(step_dir / MAIN_FILE), where)
+    if kind_of(step_dir.name) == "step" and int(step_dir.name) != manifest.step:
+        raise DamagedError(
+            f"{step_dir.name} holds step {manifest.step} (it was copied, renamed or "
+            f"linked); its right name is {manifest.step}"
+        )
+    return manifest
 
 
 def pieces_in(step_dir: epath.Path, manifest: Manifest) -> Pieces:
@@ -262,6 +278,8 @@ def pieces_in(step_dir: epath.Path, manifest: Manifest) -> Pieces:
         if text_crc32c(text) != expected:
             raise DamagedError(f"{where} differs from what was written (CRC32C)")
         for leaf, pieces in read_pieces(text, where).items():
+            if leaf not in found:
+                raise DamagedError(f"{where} has {leaf}, which the step has not")
             found[leaf] += pieces
     check_complete(manifest.leaves, found, step_dir.name)
     return found
@@ -271,14 +289,20 @@ def read_file(path: epath.Path) -> str:
     """Read a text file of a step.
 
     Raises:
-      DamagedError: it is missing, or is not text.
+      DamagedError: it is missing, a folder, or no text.
+      RuntimeError: the store does not answer; nothing is known of the file.
     """
+    where = f"{path.parent.name}/{path.name}"
     try:
         return path.read_bytes().decode()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DamagedError(f"{path.parent.name}/{path.name} is missing") from error
+        raise DamagedError(f"{where} is missing") from error
+    except IsADirectoryError as error:
+        raise DamagedError(f"{where} is a folder") from error
     except UnicodeDecodeError as error:
-        raise DamagedError(f"{path.parent.name}/{path.name} is not text") from error
+        raise DamagedError(f"{where} is not text") from error
+    except OSError as error:
+        raise RuntimeError(f"{where} cannot be read now: {error}") from error
 
 
 def write_file(path: epath.Path, text: str) -> None:
@@ -291,11 +315,47 @@ def write_file(path: epath.Path, text: str) -> None:
     _sync(path)
 
 
-def _reason(path: epath.Path) -> str:
+def located(path: str | os.PathLike[str]) -> epath.Path:
+    """Return a local path as an absolute one, a URL as it is.
+
+    Raises:
+      ValueError: it is a URL of a kind that no installed library opens.
+    """
+    text = os.fspath(path)
+    if "://" not in text:
+        return epath.Path(text).absolute()
     try:
-        return str(json.loads((path / _REASON_FILE).read_text())["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
+        found = epath.Path(text)
+        found.exists()  # which imports the library for this kind
+    except (ImportError, KeyError) as error:
+        needed = f"{error}" if isinstance(error, ImportError) else "unknown kind of URL"
+        raise ValueError(
+            f"{text} cannot be opened here ({needed}); give a folder that is mounted, "
+            "or install that library"
+        ) from error
+    return found
+
+
+def _reason(path: epath.Path) -> str:
+    if _is_link(path):
+        return f"it was a link to {os.readlink(path)}"
+    try:
+        text = (path / _REASON_FILE).read_bytes()
+        return checked_json.check(checked_json.read(text, dict).get("reason"), str)
+    except (OSError, ValueError):
         return "the reason was not recorded"
+
+
+def _is_link(path: epath.Path) -> bool:
+    return "://" not in str(path) and os.path.islink(path)
+
+
+def delete(path: epath.Path) -> None:
+    """Delete a folder; of a link, or of a file in its place, only the name."""
+    if _is_link(path) or not path.is_dir():
+        path.unlink()
+    else:
+        path.rmtree()
 
 
 def _sync_tree(folder: epath.Path) -> None:

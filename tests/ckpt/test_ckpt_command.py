@@ -24,6 +24,7 @@ from mjax.ckpt.store import Store
 from tests.ckpt.states import (
     abstract,
     assert_same,
+    copy_as_step,
     flip_a_bit,
     make_newer,
     saved,
@@ -90,9 +91,8 @@ def contents(folder):
 
 def test_ls_tells_the_state_of_every_step(run, ask):
     steps = Store(run / "checkpoints")
-    shutil.copytree(steps.path(20), steps.path(30))
-    shutil.copytree(steps.path(20), steps.path(40))
-    shutil.copytree(steps.path(20), steps.path(50))
+    for step in (30, 40, 50):
+        copy_as_step(steps.path(20), steps.path(step))
     steps.quarantine(30, "a flipped bit")
     (steps.path(40) / "pieces.0.json").unlink()
     make_newer(steps.path(50))
@@ -209,7 +209,6 @@ import sys
 from mjax.ckpt.__main__ import main
 assert main(["ls", {str(run)!r}]) == main(["show", {str(run)!r}]) == 0
 assert "jax" not in sys.modules
-assert main(["verify", {str(run)!r}]) == 0
 from jax._src import xla_bridge
 assert xla_bridge._backends == {{}}, xla_bridge._backends
 assert main(["reshard", {str(run)!r}, {str(run.parent / "out")!r}]) == 0
