@@ -23,9 +23,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mjax.ckpt.manager import Checkpoints, CkptConfig
+from mjax.ckpt.manifest import DamagedError
+from mjax.ckpt.saved_step import SavedStep
 from mjax.mesh.distributed import simulate_devices
 from scripts.evidence import (
     REPOSITORY,
@@ -179,6 +183,35 @@ def outcome(saved: Path, case: Case) -> tuple[str, str]:
         return NOTICED, said.partition(": ")[2]
 
 
+def verify_outcome(saved: Path, case: Case) -> tuple[str, str]:
+    """Verify a copy of a damaged step; read it with Orbax alone if that finds nothing.
+
+    Args:
+      saved: the work dir of `save_two_steps`; it stays as it is.
+      case: what is damaged.
+    Returns:
+      NOTICED, HARMLESS or SILENT; and what was said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        step_dir = Path(folder) / str(NEW)
+        shutil.copytree(saved / "checkpoints" / str(NEW), step_dir)
+        case.apply(step_dir / case.file)
+        try:
+            SavedStep(epath.Path(step_dir)).verify()
+        except DamagedError as damage:
+            return NOTICED, str(damage)
+        wanted = make_state(NEW)
+        as_numpy = dict.fromkeys(wanted, ocp.RestoreArgs(restore_type=np.ndarray))
+        try:
+            with ocp.PyTreeCheckpointer() as orbax:
+                got = orbax.restore(step_dir / "state", restore_args=as_numpy)
+        except Exception as error:  # of any kind: Orbax trusts its files
+            return SILENT, f"verify found nothing, Orbax raises {error!r}"
+        if not same_bits(got, wanted):
+            return SILENT, "verify found nothing, Orbax restores other values"
+        return HARMLESS, ""
+
+
 def same_bits(got: State, wanted: State) -> bool:
     """Compare every byte of two states."""
     return got.keys() == wanted.keys() and all(
@@ -201,9 +234,11 @@ def main() -> int:
         save_two_steps(saved)
         found, said, num_silent = try_all(saved, args.bits, args.seed)
         found = dataclasses.replace(found, text=f"On commit {at}: {found.text}")
+        verified, num_unseen = try_verify(saved, args.bits, args.seed)
+        num_silent += num_unseen
         by_command, num_wrong = try_command(Path(folder))
     command = f"python -m scripts.checkpoint_damage --bits {args.bits}"
-    tables = [found, said, by_command]
+    tables = [found, said, verified, by_command]
     print(write_page("checkpoint_damage", "Damaged checkpoints", command, tables))
     return int(num_silent + num_wrong > 0)
 
@@ -220,15 +255,7 @@ def try_all(saved: Path, num_bits: int, seed: int) -> tuple[Table, Table, int]:
             messages.setdefault(f"{kind(case.file)}, {case.damage}", message)
         if verdict == SILENT:
             print(f"SILENT: {case.file}, {case.damage}: {message}", flush=True)
-    damages = [*WHOLE_FILE, FLIPPED]
-    kinds = list(dict.fromkeys(file for file, _, _ in counts))
-    rows = [
-        [f"`{file}`", *(_cell(counts, file, damage) for damage in damages)]
-        for file in kinds
-    ]
-    total = collections.Counter[str]()
-    for (_, _, verdict), number in counts.items():
-        total[verdict] += number
+    total = _totals(counts)
     table = Table(
         title="Every file, every damage",
         text=(
@@ -242,8 +269,8 @@ def try_all(saved: Path, num_bits: int, seed: int) -> tuple[Table, Table, int]:
             f"silent. The bits are drawn (seed {seed}), with the first and the last. "
             "What is harmless is read by Orbax alone, or told twice."
         ),
-        header=("file", *damages),
-        rows=rows,
+        header=("file", *_DAMAGES),
+        rows=_rows(counts),
     )
     said = Table(
         title="What is said",
@@ -254,11 +281,53 @@ def try_all(saved: Path, num_bits: int, seed: int) -> tuple[Table, Table, int]:
     return table, said, total[SILENT]
 
 
+def try_verify(saved: Path, num_bits: int, seed: int) -> tuple[Table, int]:
+    """Try every case with `verify`; return counts, and how many were silent."""
+    counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    step_dir = saved / "checkpoints" / str(NEW)
+    for case in cases(step_dir, num_bits=num_bits, seed=seed):
+        verdict, message = verify_outcome(saved, case)
+        counts[kind(case.file), case.damage, verdict] += 1
+        if verdict == SILENT:
+            print(f"SILENT: {case.file}, {case.damage}: {message}", flush=True)
+    total = _totals(counts)
+    table = Table(
+        title="`mjax.ckpt verify`, and Orbax without mjax",
+        text=(
+            "The same damages of the newer step. *Noticed*: `verify` calls it damaged. "
+            "*Harmless*: `verify` does not, and "
+            "`ocp.PyTreeCheckpointer().restore` gives every leaf back bit for bit. "
+            f"*Silent*: anything else. In all {total.total()} cases: "
+            f"{total[NOTICED]} noticed, {total[HARMLESS]} harmless, {total[SILENT]} "
+            "silent."
+        ),
+        header=("file", *_DAMAGES),
+        rows=_rows(counts),
+    )
+    return table, total[SILENT]
+
+
+def _totals(counts: Mapping[tuple[str, str, str], int]) -> collections.Counter[str]:
+    total = collections.Counter[str]()
+    for (_, _, verdict), number in counts.items():
+        total[verdict] += number
+    return total
+
+
+def _rows(counts: Mapping[tuple[str, str, str], int]) -> list[list[str]]:
+    """Return a row for each kind of file, a cell for each damage."""
+    return [
+        [f"`{file}`", *(_cell(counts, file, damage) for damage in _DAMAGES)]
+        for file in dict.fromkeys(file for file, _, _ in counts)
+    ]
+
+
 def _cell(counts: Mapping[tuple[str, str, str], int], file: str, damage: str) -> str:
     found = [(verdict, counts.get((file, damage, verdict), 0)) for verdict in _VERDICTS]
     return ", ".join(f"{verdict} {n}" for verdict, n in found if n) or "-"
 
 
+_DAMAGES = (*WHOLE_FILE, FLIPPED)
 _VERDICTS = (NOTICED, HARMLESS, SILENT)
 
 

@@ -200,8 +200,12 @@ def _verify(command: Verify) -> int:
 def _verified(place: places.Place, folder: epath.Path) -> tuple[str, int]:
     """Read one step; say what was found, with the exit code for it."""
     # Not above: it imports jax, which `ls` and `show` can do without.
+    import jax
+
     from mjax.ckpt.saved_step import SavedStep
 
+    # Orbax asks for the number of processes, which starts a backend.
+    jax.config.update("jax_platforms", "cpu")
     try:
         saved = SavedStep(folder)
         if why := places.why_foreign(place, saved.manifest):
@@ -308,12 +312,11 @@ def _flat(facts: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _reshard(command: Reshard) -> int:
-    import jax  # as in `_verified`
+    import jax  # this, and the backend, as in `_verified`
 
     from mjax.ckpt.reshard import copy_step
     from mjax.ckpt.saved_step import SavedStep
 
-    # Orbax, as it writes, asks for the number of processes, which starts a backend.
     jax.config.update("jax_platforms", "cpu")
     folder = places.choose(places.find(command.path), command.step)
     store = Store(_checked_out(command.out))

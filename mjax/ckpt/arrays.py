@@ -9,9 +9,10 @@ the checksums have been taken.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath
@@ -21,7 +22,7 @@ from orbax.checkpoint import type_handlers
 
 from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.host_copy import HostLeaf
-from mjax.ckpt.manifest import Leaf
+from mjax.ckpt.manifest import DamagedError, Leaf
 
 STATE = "state"
 
@@ -169,6 +170,63 @@ class _HostLeafHandler(type_handlers.TypeHandler):
             )
 
 
+class _Locator(type_handlers.TypeHandler):
+    """Instead of reading arrays, says where Orbax would read them."""
+
+    def typestr(self) -> str:
+        return "jax.Array"
+
+    async def metadata(self, infos: Sequence[Any]) -> Any:
+        raise NotImplementedError("see check_orbax_reads")
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[Any], args: Any = None
+    ) -> Sequence[Any]:
+        raise NotImplementedError("see check_orbax_reads")
+
+    async def deserialize(
+        self, infos: Sequence[Any], args: Any = None
+    ) -> Sequence[tuple[str, str, bool, bool]]:
+        return [
+            (i.parent_dir.as_posix(), i.name, i.is_ocdbt_checkpoint, i.use_zarr3)
+            for i in infos
+        ]
+
+
+def check_orbax_reads(step_dir: epath.Path, names: Iterable[str]) -> None:
+    """Check that Orbax alone would read the very arrays that `Reader` reads.
+
+    Orbax goes through files of its own, which `Reader` does not need. It starts a
+    backend of jax.
+
+    Args:
+      step_dir: of the step.
+      names: of its leaves.
+    Raises:
+      DamagedError: it would read others, or fail.
+      RuntimeError: the store does not answer.
+    """
+    registry = type_handlers.create_type_handler_registry((jax.Array, _Locator()))
+    with _quiet():
+        handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+    folder = step_dir / STATE
+    where = f"{step_dir.name}/{STATE}"
+    try:
+        with _quiet():
+            found = handler.restore(folder)
+    except (PermissionError, TimeoutError) as error:
+        raise RuntimeError(f"{where} cannot be read now: {error}") from error
+    except Exception as error:  # Orbax trusts its files: damaged, they raise anything
+        reason = next(iter(str(error).splitlines()), "")
+        raise DamagedError(
+            f"{where} cannot be read by Orbax: {type(error).__name__}: {reason}"
+        ) from error
+    if found != {name: (folder.as_posix(), name, True, False) for name in names}:
+        raise DamagedError(
+            f"{where}: Orbax' list of the arrays is not that of the step"
+        )
+
+
 def _handler(part: int) -> ocp.PyTreeCheckpointHandler:
     registry = type_handlers.create_type_handler_registry(
         (HostLeaf, _HostLeafHandler(part))
@@ -181,11 +239,14 @@ def _handler(part: int) -> ocp.PyTreeCheckpointHandler:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back Orbax' warning that it writes no metadata of jax arrays."""
+    """Keep back Orbax' warnings that there is no metadata of jax arrays."""
     logger = logging.getLogger("absl")
 
     def keep(record: logging.LogRecord) -> bool:
-        return "ArrayMetadata persistence is disabled" not in record.getMessage()
+        message = record.getMessage()
+        return "ArrayMetadata persistence is disabled" not in message and (
+            "No ArrayMetadata Store defined" not in message
+        )
 
     logger.addFilter(keep)
     try:

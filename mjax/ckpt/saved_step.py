@@ -118,9 +118,13 @@ class SavedStep:
     def verify(self) -> None:
         """Read everything and compare it with its checksums.
 
+        That Orbax alone would read the same arrays is checked too; it starts a backend
+        of jax.
+
         Raises:
           DamagedError, RuntimeError: as `read_checked`, of the first that differs.
         """
+        arrays.check_orbax_reads(self.path, self.names())
         for name, pieces in self.pieces.items():
             for piece in pieces:
                 self.read_piece(name, piece)

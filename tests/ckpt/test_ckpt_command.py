@@ -210,7 +210,8 @@ from mjax.ckpt.__main__ import main
 assert main(["ls", {str(run)!r}]) == main(["show", {str(run)!r}]) == 0
 assert "jax" not in sys.modules
 from jax._src import xla_bridge
-assert xla_bridge._backends == {{}}, xla_bridge._backends
+assert main(["verify", {str(run)!r}]) == 0
+assert [*xla_bridge._backends] == ["cpu"]
 assert main(["reshard", {str(run)!r}, {str(run.parent / "out")!r}]) == 0
 assert [*xla_bridge._backends] == ["cpu"]
 import jax
