@@ -12,12 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jaxtyping import Shaped
 
 from mjax.ckpt.boxes import Box, box_of
 from mjax.ckpt.manifest import Leaf
+
+PARAMS = "params."
+"""Leaves of which no value may be infinite or NaN have names that begin so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,15 @@ class HostPiece:
     def array(self) -> Shaped[np.ndarray, "..."]:
         """Return the values; no copy on a CPU."""
         return np.asarray(self.data)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no value is an infinity or NaN; true of whole numbers."""
+        values = self.array()
+        if not values.size or not jnp.issubdtype(values.dtype, jnp.inexact):
+            return True
+        # Both pass NaN on, and take no second array.
+        return bool(np.isfinite(values.min()) and np.isfinite(values.max()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +67,22 @@ class HostCopy:
     """Of all pieces."""
     copy_s: float
     """Seconds that the copy took."""
+
+
+def why_unusable(leaves: Mapping[str, HostLeaf]) -> str | None:
+    """Say which parameter is not finite; None: all are.
+
+    Such a state is of no use: from it, every later one has the same parameters.
+    """
+    for name, leaf in leaves.items():
+        if name.startswith(PARAMS):
+            for piece in leaf.pieces:
+                if not piece.is_finite:
+                    return (
+                        f"{name} {list(piece.box)} has values that are not finite: "
+                        "this state is not saved"
+                    )
+    return None
 
 
 class HostMemory:

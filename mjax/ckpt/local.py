@@ -25,7 +25,7 @@ from etils import epath
 
 from mjax.ckpt import arrays, manifest
 from mjax.ckpt.boxes import Box
-from mjax.ckpt.host_copy import HostCopy, HostMemory
+from mjax.ckpt.host_copy import HostCopy, HostMemory, why_unusable
 from mjax.ckpt.manifest import DamagedError, Leaf, Piece, Pieces
 from mjax.ckpt.saved_step import read_checked
 from mjax.ckpt.store import delete, kind_of, read_file, write_file
@@ -212,6 +212,8 @@ class LocalCopies:
         return self._folder / f"{step}{_UNFINISHED}{secrets.token_hex(4)}"
 
     def _write(self, offer: Offer, copy: HostCopy, run: Mapping[str, Any]) -> None:
+        if why := why_unusable(copy.leaves):
+            raise ValueError(why)
         target = self._folder / str(offer.step)
         unfinished = self._unfinished(offer.step)
         self._make_room(offer.step)

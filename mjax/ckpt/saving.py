@@ -24,7 +24,7 @@ import jax
 from etils import epath
 
 from mjax.ckpt import arrays, manifest
-from mjax.ckpt.host_copy import HostCopy, HostLeaf
+from mjax.ckpt.host_copy import HostCopy, HostLeaf, why_unusable
 from mjax.ckpt.manifest import Leaf, Manifest, Piece, Pieces
 from mjax.ckpt.saved_step import read_checked
 from mjax.ckpt.store import Retention, Store, manifest_in, pieces_in, write_file
@@ -33,6 +33,8 @@ from mjax.mesh.board import Board
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _DAY_S = 86_400.0
 _ABANDONED = "abandoned"
+_UNUSABLE = -1
+"""In place of a checksum: this state may not be saved, however often it is tried."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,6 +218,7 @@ class Writer:
             part = _write_part(folder, job.copy, 0)
             sums = self._collect("done", part.file_sum, part.error)
             error = sums.error or _merge(folder, job, leaves, sums.values)
+            pause_s = None if _UNUSABLE in sums.values else pause_s
             self._board.post(self._key("merged"), "" if error else "yes")
             if not error:
                 started_s = time.perf_counter()
@@ -342,6 +345,8 @@ def _write_part(folder: epath.Path, copy: HostCopy | str, rank: int) -> _Part:
     if isinstance(copy, str):
         return _Part(error=copy)
     leaves = _first_pieces(copy)
+    if why := why_unusable(leaves):
+        return _Part(file_sum=_UNUSABLE, error=why)
     started_s = time.perf_counter()
     pieces: Pieces = {
         name: [Piece(p.box, manifest.crc32c(p.array())) for p in value.pieces]

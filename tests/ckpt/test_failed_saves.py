@@ -199,3 +199,47 @@ def test_a_thread_that_died_is_no_secret(opened, monkeypatch):
     manager.save(1, lambda: {"x": jnp.zeros(2)}, {})
     with pytest.raises(RuntimeError, match="writes checkpoints has died"):
         manager.wait()
+
+
+# -------------------------------------------------- parameters that are not finite
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_parameters_that_are_not_finite_are_not_saved(opened, value, dtype):
+    """The attempt is over at once: the same copy would be refused again."""
+    good = {"params": {"w": jnp.arange(8.0, dtype=dtype)}, "count": jnp.int32(1)}
+    bad = {"params": {"w": good["params"]["w"].at[5].set(value)}, "count": jnp.int32(2)}
+    manager = opened(every=1, max_unsaved=1)
+    saved(manager, good, 1)
+    manager.save(2, lambda: bad, {})
+    assert not manager.wait()
+    first, second = manager.attempts()
+    assert (first.error, second.pause_s, second.number) == (None, None, 1)
+    assert second.error == (
+        "process 0: params.w [(0, 8)] has values that are not finite: this state is "
+        "not saved"
+    )
+    assert manager.store.steps() == [1]
+    assert manager.store.unfinished() == []
+    assert manager.ask(3) is Answer.HOPELESS
+    assert opened().restore(abstract(good)).step == 1
+
+
+def test_only_parameters_must_be_finite(opened):
+    """The running mean of a guard may begin as an infinity."""
+    state = {"params": {"w": jnp.ones(3)}, "guard": jnp.float32(jnp.inf)}
+    saved(opened(), state, 1)
+    assert_same(opened().restore(abstract(state)).state, state)
+
+
+def test_a_copy_for_the_host_is_not_made_of_them_either(opened, tmp_path, capsys):
+    good = {"params": {"w": jnp.ones(8)}}
+    manager = opened(local_dir=str(tmp_path / "host"))
+    assert manager.restore(abstract(good)) is None
+    for step, value in ((1, 0.0), (2, jnp.nan)):
+        state = {"params": {"w": jnp.full(8, value)}}
+        manager.copy(step, lambda state=state: state, {})
+        manager._copies.wait()
+    assert "params.w [(0, 8)] has values that are not finite" in capsys.readouterr().err
+    assert opened(local_dir=str(tmp_path / "host")).restore(abstract(good)).step == 1

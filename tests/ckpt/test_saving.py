@@ -175,6 +175,30 @@ def test_what_the_store_gives_back_is_compared_with_the_host_copy(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_what_one_process_must_not_save_no_process_saves(writers, tmp_path, bad):
+    whole = np.ones(4, np.float32)
+    for rank in (0, 1):
+        box = ((2 * rank, 2 * rank + 2),)
+        part = whole[2 * rank : 2 * rank + 2].copy()
+        part[1] = np.nan if rank == bad else 1.0
+        leaf = HostLeaf(
+            leaf=Leaf(shape=(4,), dtype="float32"),
+            chunk=(2,),
+            pieces=(HostPiece(box, part, True),),
+        )
+        copy = HostCopy(leaves={"params.w": leaf}, num_bytes=0, copy_s=0.0)
+        writers[rank].submit(job(rank, copy=copy))
+    assert all(writer.wait(60.0) for writer in writers)
+    attempt = writers[0].attempts.get_nowait()
+    box = (2 * bad, 2 * bad + 2)
+    says = f"process {bad}: params.w [{box}] has values that are not finite"
+    assert attempt.error.startswith(says)
+    assert (attempt.pause_s, attempt.number) == (None, 1)
+    assert [writer.saved_step for writer in writers] == [None, None]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_manifest_of_other_parts_is_damage(writers, tmp_path):
     for rank in (0, 1):
         writers[rank].submit(job(rank))
