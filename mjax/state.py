@@ -22,6 +22,7 @@ from jaxtyping import Array, Shaped
 
 from mjax.mesh import rules
 from mjax.mesh.axes import PP, AxisSizes
+from mjax.mesh.xla_flags import for_collectives
 from mjax.model import ModelConfig, Params, Transformer, map_params
 from mjax.optim import GuardState, guard_init
 from mjax.pipeline.partition import Partition
@@ -196,7 +197,8 @@ def saved_form(
         return jax.jit(
             jax.shard_map(
                 one_by_one, mesh=mesh, in_specs=(specs[0],), out_specs=specs[1]
-            )
+            ),
+            compiler_options=for_collectives(mesh),
         )
 
     return SavedForm(

@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mjax.ckpt.boxes import Box, box_of, shape_of
+from mjax.mesh.xla_flags import for_collectives
 
 _NUM_READERS = 8  # leaves that are read at the same time
 
@@ -197,7 +198,7 @@ def _totals(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
         in_specs=({name: _stacked(sharding) for name, sharding in shardings.items()},),
         out_specs={name: sharding.spec for name, sharding in shardings.items()},
     )
-    return jax.jit(summed, donate_argnums=0)
+    return jax.jit(summed, donate_argnums=0, compiler_options=for_collectives(mesh))
 
 
 def _bits(leaf: jax.ShapeDtypeStruct) -> np.dtype:

@@ -1,4 +1,4 @@
-"""XLA options that a training step is compiled with: the one table.
+"""XLA options that programs with collectives are compiled with: the one table.
 
 They are given per program, as compiler options: these win over XLA_FLAGS, no
 process-wide state is changed, and the same options serve the program that is planned
@@ -9,7 +9,7 @@ of a run says so. docs/overlap.md lists what others set and what became of it.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -30,7 +30,7 @@ class Use:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of XLA, and when a step on GPUs is compiled with it."""
+    """An option of XLA, and when a step is compiled with it."""
 
     name: str
     value: Value
@@ -38,6 +38,8 @@ class Option:
     since: str
     """The oldest jax with which it was tried."""
     applies: Callable[[Use], bool]
+    platform: Literal["cpu", "gpu"] = "gpu"
+    """Of the devices that it is for."""
 
 
 def _has_pipeline(use: Use) -> bool:
@@ -100,8 +102,18 @@ TABLE = (
         since="0.11.2",
         applies=lambda use: _has_pipeline(use) or _has_chunks(use),
     ),
+    Option(
+        name="xla_cpu_scheduler_type",
+        value="CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+        why="otherwise independent collectives start in another order on each "
+        "simulated device and meet the wrong partner",
+        since="0.11.2",
+        applies=lambda use: use.sizes.num_devices > 1,
+        platform="cpu",
+    ),
 )
-"""Each read from the schedules that XLA makes for H200s: docs/overlap.md."""
+"""GPU: read from the schedules that XLA makes for H200s (docs/overlap.md). CPU:
+docs/parallelism.md, "Simulated devices"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,15 +142,14 @@ def choose(mesh: Mesh | AbstractMesh, *, tp_chunks: int) -> Chosen:
     """Choose the options for the programs of a training run.
 
     Args:
-      mesh: of the step; devices of a CPU need no option. Of an abstract one, for which
-        nothing can be compiled, all options that are wanted count as known.
+      mesh: of the step. Of an abstract one, for which nothing can be compiled, all
+        options that are wanted count as known.
       tp_chunks: as in `Use`.
     """
-    if mesh.abstract_mesh.abstract_device.platform != "gpu":
-        return Chosen()
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     use = Use(sizes=sizes, tp_chunks=tp_chunks)
-    wanted = [option for option in TABLE if option.applies(use)]
+    platform = mesh.abstract_mesh.abstract_device.platform
+    wanted = [o for o in TABLE if o.platform == platform and o.applies(use)]
     if isinstance(mesh, AbstractMesh):
         return Chosen(used=tuple(wanted))
     device = mesh.devices.flat[0]
@@ -147,6 +158,15 @@ def choose(mesh: Mesh | AbstractMesh, *, tp_chunks: int) -> Chosen:
         used=tuple(option for option in wanted if is_known[option]),
         unknown=tuple(option for option in wanted if not is_known[option]),
     )
+
+
+def for_collectives(mesh: Mesh | AbstractMesh) -> dict[str, Value]:
+    """Return the options of a program with collectives that is not a step's.
+
+    On GPUs there are none: what the table says of them is for steps.
+    """
+    used = choose(mesh, tp_chunks=1).used
+    return {option.name: option.value for option in used if option.platform == "cpu"}
 
 
 @functools.cache

@@ -18,7 +18,8 @@ MERGER = "xla_gpu_dot_merger_threshold_mb"
 def wanted(pp: int, tp_chunks: int) -> dict[str, xla_flags.Value]:
     sizes = AxisSizes(pp=pp, dp_replicate=1, dp_shard=1, tp=8)
     use = xla_flags.Use(sizes=sizes, tp_chunks=tp_chunks)
-    chosen = [option for option in xla_flags.TABLE if option.applies(use)]
+    of_gpus = [option for option in xla_flags.TABLE if option.platform == "gpu"]
+    chosen = [option for option in of_gpus if option.applies(use)]
     assert len({option.name for option in chosen}) == len(chosen), "set twice"
     return xla_flags.Chosen(used=tuple(chosen)).as_compiler_options()
 
@@ -30,11 +31,20 @@ def test_a_step_has_the_options_of_what_it_does():
     assert wanted(pp=2, tp_chunks=8) == wanted(pp=1, tp_chunks=8)
 
 
-def test_devices_of_a_cpu_need_none():
+def test_simulated_devices_have_an_order_of_collectives_and_nothing_of_gpus():
     sizes = AxisSizes(pp=2, dp_replicate=1, dp_shard=2, tp=2)
     mesh = build_mesh(sizes, jax.devices())
     assert mesh.axis_names == AXES
-    assert xla_flags.choose(mesh, tp_chunks=2) == xla_flags.Chosen()
+    chosen = xla_flags.choose(mesh, tp_chunks=2)
+    assert [option.name for option in chosen.used] == ["xla_cpu_scheduler_type"]
+    assert not chosen.unknown
+    assert xla_flags.for_collectives(mesh) == chosen.as_compiler_options()
+
+
+def test_one_device_of_a_cpu_needs_no_option():
+    sizes = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=1)
+    mesh = build_mesh(sizes, jax.devices()[:1])
+    assert xla_flags.choose(mesh, tp_chunks=1) == xla_flags.Chosen()
 
 
 @pytest.mark.plan
