@@ -6,9 +6,12 @@ of JSONL or a row of parquet is one document.
 """
 
 import codecs
+import contextlib
 import dataclasses
 import difflib
+import io
 import json
+import logging
 import os
 import pathlib
 import sysconfig
@@ -28,6 +31,8 @@ _STDLIB_SKIP = frozenset(
     {"__pycache__", "site-packages", "dist-packages", "test", "pydoc_data"}
 )
 _STDLIB_SKIP_ENDS = ("tests", "_test")
+_MAX_NAMED = 10  # of what is left out of a folder
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,16 +109,25 @@ def _find_under(path: str) -> list[Source]:
             "data.path: synthetic is made up and cannot be joined with files; "
             "give it alone"
         )
-    root = pathlib.Path(path).expanduser()
-    if not root.exists():
-        raise ValueError(f"data.path: {path!r} does not exist{_suggest(root)}")
+    root = pathlib.Path(path)
+    try:
+        root = root.expanduser()
+        root.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(
+            f"data.path: {path!r} does not exist{_suggest(root)}"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"data.path: {path!r}: {error.strerror}") from None
+    except RuntimeError as error:  # ~user of a user who is not there
+        raise ValueError(f"data.path: {path!r}: {error}") from None
     if not root.is_dir():
         if root.stat().st_size == 0:
             raise ValueError(f"data.path: {path!r} is empty; give a file with text")
-        return [Source(root.name, root, _kind(root))]
+        return _sorted([Source(root.name, root, _kind(root))])
     sources = [
         Source(file.relative_to(root).as_posix(), file, _kind(file))
-        for file in _walk(root, skip=lambda folder: folder == "__pycache__")
+        for file in _without_others(root, _walk(root, lambda f: f == "__pycache__"))
         if file.stat().st_size > 0
     ]
     if not sources:
@@ -128,8 +142,8 @@ def _find_stdlib() -> list[Source]:
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     sources = [
         Source(file.relative_to(root).as_posix(), file, "text")
-        for file in _walk(root, skip=_is_not_source)
-        if file.suffix == ".py" and file.stat().st_size > 0
+        for file in _walk(root, _is_not_source)
+        if file.suffix == ".py" and file.is_file() and file.stat().st_size > 0
     ]
     if not sources:
         raise ValueError(
@@ -144,13 +158,38 @@ def _is_not_source(folder: str) -> bool:
 
 
 def _walk(root: pathlib.Path, skip: Callable[[str], bool]) -> Iterator[pathlib.Path]:
-    """Yield the regular files under root, without hidden ones and skipped folders."""
+    """Yield what is under root, without hidden things and skipped folders.
+
+    These are files, but also links to folders, which are not followed, broken links,
+    and what else is not a folder.
+    """
     for folder, subfolders, files in os.walk(root, onerror=_refuse_folder):
         subfolders[:] = [s for s in subfolders if not (s.startswith(".") or skip(s))]
-        for name in files:
-            file = pathlib.Path(folder, name)
-            if not name.startswith(".") and file.is_file():
-                yield file
+        links = [s for s in subfolders if os.path.islink(os.path.join(folder, s))]
+        for name in [*links, *files]:
+            if not name.startswith("."):
+                yield pathlib.Path(folder, name)
+
+
+def _without_others(
+    root: pathlib.Path, found: Iterator[pathlib.Path]
+) -> Iterator[pathlib.Path]:
+    """Pass on the files of a folder, and name what else is in it."""
+    others = []
+    for path in found:
+        if path.is_file():
+            yield path
+        elif path.is_dir():
+            others.append(f"{path} (link to a folder; give it as a path of its own)")
+        elif path.is_symlink():
+            others.append(f"{path} (broken link to {os.readlink(path)})")
+        else:
+            others.append(f"{path} (neither a file nor a folder)")
+    for other in sorted(others)[:_MAX_NAMED]:
+        _log.warning("data.path: left out of %s: %s", root, other)
+    if len(others) > _MAX_NAMED:
+        more = len(others) - _MAX_NAMED
+        _log.warning("data.path: left out of %s: %d more of these", root, more)
 
 
 def _refuse_folder(error: OSError) -> None:
@@ -158,6 +197,14 @@ def _refuse_folder(error: OSError) -> None:
 
 
 def _sorted(sources: list[Source]) -> list[Source]:
+    for source in sources:
+        try:
+            source.name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"data.path: the name of {str(source.path)!r} is not UTF-8; rename the "
+                "file: held-out text is chosen by name"
+            ) from None
     return sorted(sources, key=lambda source: source.name)
 
 
@@ -174,7 +221,10 @@ def _kind(path: pathlib.Path) -> Literal["text", "jsonl", "parquet"]:
 def _suggest(missing: pathlib.Path) -> str:
     """Name the nearest thing that does exist."""
     parent = missing.parent
-    siblings = os.listdir(parent) if parent.is_dir() else []
+    try:
+        siblings = os.listdir(parent)
+    except OSError:  # missing too, no folder, or not for us
+        siblings = []
     near = difflib.get_close_matches(str(missing), [STDLIB, SYNTHETIC], n=1)
     near += [
         str(parent / name)
@@ -220,10 +270,12 @@ def _not_text(where: str) -> str:
     )
 
 
-def _open(path: pathlib.Path):
+@contextlib.contextmanager
+def _open(path: pathlib.Path) -> Iterator[io.BufferedReader]:
     try:
-        return path.open("rb")
-    except OSError as error:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:  # of a read too
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 
 
@@ -247,6 +299,12 @@ def _read_jsonl(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
                 raise ValueError(
                     f"{path}:{number} is not JSON ({error.msg}, column {error.colno}); "
                     "JSONL holds one object a line"
+                ) from None
+            except (RecursionError, ValueError) as error:
+                # Too many brackets, or a number of thousands of digits.
+                raise ValueError(
+                    f"{path}:{number} cannot be read as JSON ({error}); leave the line "
+                    "out, or what is nested or long in it"
                 ) from None
             if not isinstance(record, dict):
                 raise ValueError(
@@ -283,19 +341,22 @@ def _read_parquet(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
         raise ValueError(
             f"{path}: reading parquet needs pyarrow; pip install 'mjax[data]'"
         ) from None
+    index = 0
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is not a readable parquet file: {error}") from None
-    with file:
-        columns = file.schema_arrow.names
-        if field not in columns:
-            raise ValueError(
-                f"{path} has no column {field!r}, only {sorted(columns)}; "
-                "set --data.text-field"
-            )
-        index = 0
-        for batch in file.iter_batches(batch_size=64, columns=[field]):
-            for value in batch.column(0):
-                yield index, _text_of({field: value.as_py()}, field, f"{path}:{index}")
-                index += 1
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            columns = file.schema_arrow.names
+            if field not in columns:
+                raise ValueError(
+                    f"{path} has no column {field!r}, only {sorted(columns)}; "
+                    "set --data.text-field"
+                )
+            for batch in file.iter_batches(batch_size=64, columns=[field]):
+                for value in batch.column(0):
+                    where = f"{path}:{index}"
+                    yield index, _text_of({field: value.as_py()}, field, where)
+                    index += 1
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is not a readable parquet file (rows before {index} were read): "
+            f"{error}; write it again, or leave it out"
+        ) from None

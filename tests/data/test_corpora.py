@@ -1,3 +1,5 @@
+import errno
+import io
 import json
 import os
 import pathlib
@@ -124,6 +126,14 @@ def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, monkeypatc
         ),
         ('{"text": null}', r"d\.jsonl:2: field 'text' is a NoneType, not a string"),
         ('["text"]', r"d\.jsonl:2 holds a list, not an object"),
+        (
+            '{"text": "a", "n": ' + "[" * 100_000 + "]" * 100_000 + "}",
+            r"d\.jsonl:2 cannot be read as JSON \(maximum recursion depth exceeded",
+        ),
+        (
+            '{"text": "a", "n": ' + "9" * 6000 + "}",
+            r"d\.jsonl:2 cannot be read as JSON \(Exceeds the limit \(4300 digits\)",
+        ),
         (r'{"text": "\ud800"}', r"d\.jsonl:2 is not UTF-8 text"),
     ],
 )
@@ -150,6 +160,121 @@ def test_bad_parquet_is_named(tmp_path):
         read(tmp_path / "null.parquet")
     with pytest.raises(ValueError, match=r"has no column 'body', only \['text'\]"):
         read(tmp_path / "null.parquet", text_field="body")
+
+
+def test_damaged_pages_of_parquet_are_named(tmp_path):
+    path = tmp_path / "pages.parquet"
+    table = pyarrow.table({"text": [f"text of row {i} " * 20 for i in range(500)]})
+    pyarrow.parquet.write_table(table, path, compression="snappy")
+    content = bytearray(path.read_bytes())
+    for offset in range(100, 900):
+        content[offset] ^= 0x5A
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"pages\.parquet is not a readable parquet"):
+        read(path)
+
+
+def test_a_page_with_a_flipped_bit_is_noticed_where_pages_have_checksums(tmp_path):
+    path = tmp_path / "page.parquet"
+    table = pyarrow.table({"text": ["text " * 400]})
+    pyarrow.parquet.write_table(
+        table,
+        path,
+        compression="none",
+        use_dictionary=False,
+        write_statistics=False,
+        write_page_checksum=True,
+    )
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"page\.parquet is not .*CRC checksum"):
+        read(path)
+
+
+def test_a_column_that_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "bytes.parquet"
+    binary = pyarrow.array([b"fine", b"\xff"], pyarrow.binary())
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": binary.view(pyarrow.string())}), path
+    )
+    message = r"bytes\.parquet is not .*\(rows before 1 were read\): 'utf-8' codec"
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+def test_links_to_folders_and_broken_links_are_left_out_by_name(tmp_path, caplog):
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    (other / "b.txt").write_text("b")
+    (folder / "a.txt").write_text("a")
+    (folder / "linked.txt").symlink_to(other / "b.txt")
+    (folder / "linked").symlink_to(other)
+    (folder / "broken.txt").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe")
+    (folder / ".hidden").symlink_to("nowhere")
+    assert read(folder) == {"a.txt": "a", "linked.txt": "b"}
+    said = [record.getMessage() for record in caplog.records]
+    assert [message.replace(f"{folder}", "D") for message in said] == [
+        "data.path: left out of D: D/broken.txt (broken link to nowhere)",
+        "data.path: left out of D: D/linked (link to a folder; give it as a path of "
+        "its own)",
+        "data.path: left out of D: D/pipe (neither a file nor a folder)",
+    ]
+
+
+def test_of_many_broken_links_ten_are_named(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("a")
+    for index in range(25):
+        (tmp_path / f"broken{index}").symlink_to("nowhere")
+    read(tmp_path)
+    assert len(caplog.records) == 11
+    assert caplog.records[-1].getMessage().endswith(": 15 more of these")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("x" * 300, "x': File name too long"),
+        ("~nobody-of-this-name/a", "name/a': Could not determine home directory"),
+        (f"{__file__}/a", r"py/a' does not exist; give"),
+        ("loop", r"loop': Too many levels of symbolic links"),
+    ],
+)
+def test_a_path_that_cannot_be_looked_at_is_refused(tmp_path, path, message):
+    (tmp_path / "loop").symlink_to("loop")
+    is_plain = path.startswith(("~", "/"))
+    with pytest.raises(ValueError, match=message):
+        read(path if is_plain else tmp_path / path)
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / os.fsdecode(b"\xff.txt")).write_text("a")
+    with pytest.raises(ValueError, match="is not UTF-8; rename the file"):
+        read(tmp_path)
+
+
+def test_an_error_of_the_disk_while_a_file_is_read_is_named(tmp_path, monkeypatch):
+    class Failing(io.BytesIO):
+        def read(self, *_):
+            raise OSError(errno.EIO, "Input/output error")
+
+        readline = read
+
+    def read_to_the_end(source):
+        for document in documents([source], "text"):
+            list(document.pieces)
+
+    for name in ("a.txt", "a.jsonl"):
+        (tmp_path / name).write_text("a")
+        [bad] = find_sources((str(tmp_path / name),))
+        with monkeypatch.context() as patch:
+            patch.setattr(pathlib.Path, "open", lambda *_: Failing())
+            with pytest.raises(
+                ValueError, match=f"{name} cannot be read: Input/output"
+            ):
+                read_to_the_end(bad)
 
 
 def test_parquet_without_its_library_says_what_to_install(tmp_path, monkeypatch):
