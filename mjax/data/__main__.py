@@ -14,6 +14,7 @@ from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.store import manifest_in
 from mjax.config import from_json
+from mjax.data.cache_files import DamagedFileError
 from mjax.data.dataset import DataConfig, Dataset, open_dataset
 from mjax.data.samples import NO_TARGET
 from mjax.data.stream import read
@@ -84,7 +85,7 @@ class Info:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return the exit code: 0, or 2 after bad input."""
+    """Run one command and return the exit code: 0, 2 after bad input, or 1."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         words = sys.argv[1:] if argv is None else argv
@@ -104,6 +105,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, DamagedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except DamagedFileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -43,6 +43,8 @@ class Source:
     """Path relative to the folder it was found in: the same on every machine."""
     path: pathlib.Path
     kind: Literal["text", "jsonl", "parquet"]
+    digest: str = ""
+    """SHA-256 of the content; empty where it was not asked for."""
 
 
 class Document(NamedTuple):

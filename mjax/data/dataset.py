@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from mjax.data import corpora, mixture, synthetic
 from mjax.data.documents import DocumentSamples
+from mjax.data.file_hashes import hash_files
 from mjax.data.prepare import SIDES, Side, SideCounts
 from mjax.data.samples import NO_TARGET, PackedSamples, Samples
 from mjax.data.stream import HeldOut, Stream
@@ -256,7 +257,7 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
     """
     if config.path == (corpora.SYNTHETIC,):
         return _open_synthetic(config, seed)
-    files = [_open_files(config, paths) for paths in config.paths]
+    files = _open_files(config)
     samples = {
         side: tuple(
             _open_samples(config, paths, opened, side)
@@ -288,7 +289,8 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
     )
 
 
-def _open_files(config: DataConfig, paths: tuple[str, ...]) -> TokenFiles:
+def _open_files(config: DataConfig) -> list[TokenFiles]:
+    """Open the token files of every corpus."""
     cache_dir = pathlib.Path(config.cache_dir or default_cache_dir()).expanduser()
     settings = Settings(
         text_field=config.text_field,
@@ -296,7 +298,16 @@ def _open_files(config: DataConfig, paths: tuple[str, ...]) -> TokenFiles:
         eos_token=config.eos_token,
         held_out_fraction=config.held_out_fraction,
     )
-    return open_token_files(corpora.find_sources(paths), settings, cache_dir)
+    found = [corpora.find_sources(paths) for paths in config.paths]
+    digests = hash_files([s.path for sources in found for s in sources], cache_dir)
+    return [
+        open_token_files(
+            [dataclasses.replace(s, digest=digests[s.path]) for s in sources],
+            settings,
+            cache_dir,
+        )
+        for sources in found
+    ]
 
 
 def _open_samples(

@@ -14,13 +14,13 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int, Int32, Int64, UInt
 
-from mjax.data.samples import NO_TARGET, one_sample
+from mjax.data.samples import NO_TARGET, Tokens, one_sample
 
 _BLOCK_TOKENS = 1 << 24  # looked at together while the ends of documents are sought
 
 
 def index_documents(
-    stream: UInt[np.ndarray, "_"], eos_id: int, seq_len: int
+    stream: Tokens, eos_id: int, seq_len: int
 ) -> Int64[np.ndarray, "2 _"]:
     """Find the documents of a stream, and count their samples.
 
@@ -49,7 +49,7 @@ def index_documents(
 class DocumentSamples:
     """Documents of a token stream, and pieces of the longer ones."""
 
-    stream: UInt[np.ndarray, "_"]
+    stream: Tokens
     index: Int64[np.ndarray, "2 _"]
     """What `index_documents` returns for this seq_len."""
     seq_len: int

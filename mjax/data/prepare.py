@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from mjax.data.cache_files import BlockWriter
 from mjax.data.corpora import Document
 from mjax.data.tokenizers import Tokenizer
 
@@ -133,14 +134,16 @@ def write_streams(
 ) -> dict[Side, SideCounts]:
     """Tokenize pieces of text to the files `stream_path(folder, side)`.
 
+    Checksums of their blocks go beside them, see `cache_files.BlockWriter`.
+
     Raises:
       ValueError: the tokenizer does not keep the text.
     """
     dtype = token_dtype(tokenizer)
     counts = {side: _Counts() for side in SIDES}
     paths = {side: stream_path(folder, side) for side in SIDES}
-    with paths["train"].open("wb") as train, paths["held_out"].open("wb") as held_out:
-        files = {"train": train, "held_out": held_out}
+    with BlockWriter(paths["train"]) as train, BlockWriter(paths["held_out"]) as held:
+        files = {"train": train, "held_out": held}
         for batch in _batched(pieces):
             encoded = tokenizer.encode_batch([piece.text for piece in batch])
             for piece, ids in zip(batch, encoded, strict=True):

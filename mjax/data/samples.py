@@ -16,6 +16,15 @@ NO_TARGET = -1
 
 
 @runtime_checkable
+class Tokens(Protocol):
+    """The ids of a token stream: a numpy array, or what is read like one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> UInt[np.ndarray, "_"]: ...
+
+
+@runtime_checkable
 class Samples(Protocol):
     """Random access to samples: int32 tokens, targets, segments, positions."""
 
@@ -49,7 +58,7 @@ def one_sample(samples: Samples, index: int) -> dict[str, Int32[np.ndarray, "T"]
 class PackedSamples:
     """Windows of a token stream."""
 
-    stream: UInt[np.ndarray, "_"]
+    stream: Tokens
     seq_len: int
     eos_id: int
     isolate_documents: bool

@@ -2,29 +2,31 @@
 
 A corpus is tokenized into a temporary folder that is renamed when it is complete, so a
 process that is killed leaves nothing that looks finished. Processes of one machine that
-want the same corpus wait for the first one by a file lock, which the operating system
-releases when its holder dies.
+want the same corpus wait for the first one by a file lock. What is found damaged when
+it is opened is built again; damage that is met later, when a token is first read,
+raises `cache_files.DamagedFileError`.
 """
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import pathlib
 import shutil
-import socket
 import tempfile
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int64, UInt
+from jaxtyping import Int64
 
-from mjax.data import prepare
+from mjax.data import cache_files, prepare
+from mjax.data.cache_files import DamagedFileError, MappedTokens
 from mjax.data.corpora import Source, documents
 from mjax.data.documents import index_documents
+from mjax.data.file_hashes import changed, hash_files
 from mjax.data.prepare import SIDES, Side, SideCounts, Survey
 from mjax.data.tokenizers import (
     HuggingFaceTokenizer,
@@ -35,7 +37,7 @@ from mjax.data.tokenizers import (
 )
 
 # Part of every key: raise it when the files or their meaning change.
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "manifest.json"
 _TRAINED = "tokenizer.json"
 _BPE_CHARS = 1 << 27  # BPE is trained on about this much text, 30 s on 2 cores
@@ -50,7 +52,7 @@ class TokenFiles:
     tokenizer: Tokenizer
     survey: Survey
     counts: dict[Side, SideCounts]
-    tokens: dict[Side, UInt[np.ndarray, "_"]]
+    tokens: dict[Side, MappedTokens]
     """The ids of each side; every document is followed by the tokenizer's eos_id."""
 
     @property
@@ -75,47 +77,76 @@ def open_token_files(
 ) -> TokenFiles:
     """Open the token files of a corpus, tokenizing it if this was not done before.
 
-    The cache is found by the names, sizes and times of change of the source files, not
-    by their content, so that a large corpus is not read again at every start.
-
+    Args:
+      sources: with digests: the cache is found by the contents of the files.
+      settings: what else decides the tokens.
+      cache_dir: folder of all token files.
     Raises:
-      ValueError: bad text, a bad tokenizer, or a cache folder that cannot be written.
-      RuntimeError: the cached files are damaged.
+      ValueError: bad text, a bad tokenizer, files that change while they are read, or a
+        cache folder that cannot be read or written.
     """
     tokenizer = None
     if trained_vocab_size(settings.tokenizer) is None:
         tokenizer = load_tokenizer(settings.tokenizer, eos_token=settings.eos_token)
     folder = cache_dir / _key(sources, settings, tokenizer)
-    if not folder.exists():
-        _build_once(folder, sources, settings, tokenizer)
-    return _open(folder, tokenizer or _load_trained(folder))
+    with contextlib.suppress(DamagedFileError):
+        return _open(folder, tokenizer)
+    _build_once(folder, sources, settings, tokenizer)
+    return _open(folder, tokenizer)
 
 
 def open_documents(
     files: TokenFiles, side: Side, seq_len: int
 ) -> Int64[np.ndarray, "2 _"]:
-    """Map the documents of a side, finding them first if this was not done before.
+    """Map the documents of a side, finding them if this was not done before.
 
     Returns:
       what `documents.index_documents` returns.
     Raises:
-      ValueError: the cache folder cannot be written.
-      RuntimeError: the cached file is damaged.
+      ValueError: the cache folder cannot be read or written.
+      DamagedFileError: the tokens in which they are sought are damaged.
     """
     path = files.folder / f"{side}.documents-{seq_len}.npy"
-    tokens = files.tokens[side]
-    if not path.exists():
-        with _locked(files.folder):
-            if not path.exists():
-                index = index_documents(tokens, files.tokenizer.eos_id, seq_len)
-                _write_whole(path, index)
+    with contextlib.suppress(DamagedFileError):
+        return _map_index(path)
+    with cache_files.locked(files.folder):
+        if path.exists():
+            try:
+                return _map_index(path)  # another process was first
+            except DamagedFileError as error:
+                _log.warning("%s; it is built again", error)
+        index = index_documents(files.tokens[side], files.tokenizer.eos_id, seq_len)
+        with (
+            cache_files.written_whole(path) as temporary,
+            temporary.open("wb") as file,
+        ):
+            np.save(file, index)
+            file.write(_checksum(index))
+    return _map_index(path)
+
+
+def _map_index(path: pathlib.Path) -> Int64[np.ndarray, "2 _"]:
+    """Map an index of documents.
+
+    Raises:
+      DamagedFileError: it is missing, cut or altered.
+      ValueError: it cannot be read.
+    """
     try:
         index = np.load(path, mmap_mode="r").view(np.ndarray)
-    except (ValueError, EOFError):  # cut off
-        index = None
-    if index is None or index[0, -1] != len(tokens):
-        raise RuntimeError(f"{path} is damaged; delete it, it will be built again")
-    return index
+        with path.open("rb") as file:
+            file.seek(-len(_checksum(index)), os.SEEK_END)
+            if file.read() == _checksum(index):
+                return index
+    except (ValueError, EOFError, FileNotFoundError):
+        pass  # missing, cut, or altered so that it is no array
+    except OSError as error:
+        raise cache_files.unreadable(path, error) from None
+    raise DamagedFileError(f"{path} is missing or damaged")
+
+
+def _checksum(array: np.ndarray) -> bytes:
+    return zlib.crc32(memoryview(array).cast("B")).to_bytes(4, "little")
 
 
 def default_cache_dir() -> pathlib.Path:
@@ -126,8 +157,7 @@ def default_cache_dir() -> pathlib.Path:
 
 def _key(sources: list[Source], settings: Settings, tokenizer: Tokenizer | None) -> str:
     """Hash what decides the content of the files."""
-    stats = [(source.name, source.kind, source.path.stat()) for source in sources]
-    files = [(name, kind, s.st_size, s.st_mtime_ns) for name, kind, s in stats]
+    files = [(s.name, s.kind, s.digest) for s in sources]
     tokenizer_id = tokenizer.digest if tokenizer else settings.tokenizer
     parts = [
         _FORMAT,
@@ -145,58 +175,37 @@ def _build_once(
     settings: Settings,
     tokenizer: Tokenizer | None,
 ) -> None:
-    """Build the folder unless another process does so first."""
-    # The name of the host keeps machines that share the cache out of each other's way
-    # even where locks do not reach across the file system.
-    prefix = f"{folder.name}.tmp-{socket.gethostname()}-"
-    with _locked(folder):
-        if folder.exists():
+    """Build the folder unless another process does so first.
+
+    Raises:
+      ValueError: see `open_token_files`.
+    """
+    prefix = cache_files.temporary_prefix(folder.name)
+    with cache_files.locked(folder):
+        if _is_whole(folder, tokenizer):  # another process was first
             return
-        for abandoned in folder.parent.glob(f"{prefix}*"):
-            shutil.rmtree(abandoned)
-        temporary = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
         try:
-            _build(temporary, sources, settings, tokenizer)
-            _rename(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for abandoned in folder.parent.glob(f"{prefix}*"):
+                shutil.rmtree(abandoned)
+            if folder.exists():  # damaged
+                shutil.rmtree(folder.rename(folder.with_name(f"{prefix}damaged")))
+            temporary = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+            try:
+                _build(temporary, sources, settings, tokenizer)
+                _check_unchanged(sources, folder.parent)
+                _rename(temporary, folder)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+        except OSError as error:
+            raise cache_files.unwritable(folder.parent, error) from None
 
 
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Keep other processes of the machine from writing a folder of token files."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_suffix(".lock").open("w")
-    except OSError as error:
-        raise _unwritable(folder.parent, error) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
-        yield
-
-
-def _unwritable(folder: pathlib.Path, error: OSError) -> ValueError:
-    return ValueError(
-        f"data.cache_dir: {folder} cannot be written ({error.strerror}); set "
-        "--data.cache-dir to a folder that can"
-    )
-
-
-def _write_whole(path: pathlib.Path, array: np.ndarray) -> None:
-    """Write an array, under the lock: the file is there whole or not at all."""
-    suffix = f".tmp-{socket.gethostname()}"  # see _build_once
-    temporary = path.with_suffix(f"{suffix}-{os.getpid()}")
-    try:
-        for abandoned in path.parent.glob(f"*{suffix}-*"):
-            abandoned.unlink()
-        with temporary.open("wb") as file:
-            np.save(file, array)
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except OSError as error:
-        raise _unwritable(path.parent, error) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+def _check_unchanged(sources: list[Source], cache_dir: pathlib.Path) -> None:
+    """Refuse files that are no longer those by which the folder will be found."""
+    now = hash_files([source.path for source in sources], cache_dir)
+    for source in sources:
+        if now[source.path] != source.digest:
+            raise changed(source.path)
 
 
 def _build(
@@ -224,12 +233,15 @@ def _build(
         tokenizer = _load_trained(folder)
     pieces = prepare.split_pieces(read, found, fraction)
     streams = prepare.write_streams(pieces, tokenizer, folder)
+    small = [cache_files.checksums_path(prepare.stream_path(folder, s)) for s in SIDES]
+    small += [folder / _TRAINED] if (folder / _TRAINED).exists() else []
     manifest = {
         "tokenizer": tokenizer.digest,
         "survey": dataclasses.asdict(found),
         "streams": {side: dataclasses.asdict(streams[side]) for side in SIDES},
+        "crc32": {path.name: zlib.crc32(path.read_bytes()) for path in small},
     }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
+    cache_files.write_json(folder / _MANIFEST, manifest)
 
 
 def _first_chars(texts: Iterator[str]) -> Iterator[str]:
@@ -263,23 +275,40 @@ def _load_trained(folder: pathlib.Path) -> Tokenizer:
     return HuggingFaceTokenizer(path.read_text("utf-8"), origin=str(path))
 
 
-def _open(folder: pathlib.Path, tokenizer: Tokenizer) -> TokenFiles:
-    manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
-    dtype = prepare.token_dtype(tokenizer)
+def _is_whole(folder: pathlib.Path, tokenizer: Tokenizer | None) -> bool:
+    if not folder.exists():
+        return False
+    try:
+        _open(folder, tokenizer)
+    except DamagedFileError as error:
+        _log.warning("%s; %s is built again", error, folder)
+        return False
+    return True
+
+
+def _open(folder: pathlib.Path, tokenizer: Tokenizer | None) -> TokenFiles:
+    """Open a folder of token files.
+
+    Raises:
+      DamagedFileError: a file is missing, has another size, or is small enough to be
+        compared whole and is not what was written.
+      ValueError: a file cannot be read.
+    """
+    manifest = cache_files.read_json(folder / _MANIFEST)
+    small = {name: cache_files.read_bytes(folder / name) for name in manifest["crc32"]}
+    for name, content in small.items():
+        if zlib.crc32(content) != manifest["crc32"][name]:
+            raise DamagedFileError(f"{folder / name} does not match its checksum")
+    tokenizer = tokenizer or _load_trained(folder)
     counts: dict[Side, SideCounts] = {}
-    tokens: dict[Side, np.ndarray] = {}
+    tokens: dict[Side, MappedTokens] = {}
     for side in SIDES:
         counts[side] = SideCounts(**manifest["streams"][side])
         path = prepare.stream_path(folder, side)
-        expected = counts[side].num_tokens * dtype.itemsize
-        size = path.stat().st_size
-        if size != expected:
-            raise RuntimeError(
-                f"{path} has {size} bytes instead of {expected}; delete {folder}, it "
-                "will be built again"
-            )
-        # A plain array over the map: slices of np.memmap itself are slow. An empty file
-        # cannot be mapped.
-        mapped = np.memmap(path, dtype, "r") if expected else np.zeros(0, dtype)
-        tokens[side] = mapped.view(np.ndarray)
+        tokens[side] = MappedTokens(
+            path,
+            prepare.token_dtype(tokenizer),
+            counts[side].num_tokens,
+            small[cache_files.checksums_path(path).name],
+        )
     return TokenFiles(folder, tokenizer, Survey(**manifest["survey"]), counts, tokens)

@@ -23,7 +23,7 @@ def stream(side: Stream | Samples) -> np.ndarray:
     assert isinstance(side, Stream | HeldOut)
     (samples,) = side.corpora
     assert isinstance(samples, PackedSamples)
-    return samples.stream
+    return samples.stream[:]
 
 
 def text_of(dataset, samples) -> str:

@@ -30,7 +30,8 @@ def test_show_prints_the_batch_that_training_reads(
 ):
     """Of a run, named by its folder alone, next to what its loader gives."""
     if is_mixed:
-        parts = (f"2={corpus}", f"1={corpus}/58.txt,{corpus}/59.txt")
+        (tmp_path / "other.txt").write_text("one more corpus\n" * 50)
+        parts = (f"2={corpus}", f"1={tmp_path}/other.txt")
         data = DataConfig(mixture=parts, seq_len=30)
     else:
         data = DataConfig(path=(str(corpus),), seq_len=30)
@@ -138,3 +139,15 @@ def test_a_bad_flag_ends_with_code_2_and_names_the_rule(capsys):
     for argv in (["--data.tokenizer", "train:2"], ["--data.seq-len", "0"]):
         assert main(["info", *argv]) == 2
         assert re.search("train:N|data.seq_len must be", capsys.readouterr().err)
+
+
+def test_damaged_token_files_end_with_a_message_and_exit_code_1(
+    corpus, tmp_path, capsys
+):
+    assert run(capsys, "show", *flags(corpus, tmp_path))[0] == 0
+    (path,) = (tmp_path / "cache").glob("*/train.tokens")
+    path.write_bytes(path.read_bytes()[::-1])
+    code, out, err = run(capsys, "show", *flags(corpus, tmp_path))
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {path} is damaged: bytes 0 to ")
+    assert len(err.splitlines()) == 1

@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import os
 import pathlib
 import signal
@@ -10,7 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from mjax.data import token_files
+from mjax.data import prepare, token_files
+from mjax.data.cache_files import DamagedFileError
 from mjax.data.dataset import DataConfig, open_dataset
 from mjax.data.documents import DocumentSamples
 from mjax.data.samples import PackedSamples, Samples
@@ -49,7 +51,7 @@ def stream(side: Stream | Samples) -> np.ndarray:
     assert isinstance(side, Stream | HeldOut)
     (samples,) = side.corpora
     assert isinstance(samples, PackedSamples)
-    return samples.stream
+    return samples.stream[:]
 
 
 def folders(cache: pathlib.Path) -> list[pathlib.Path]:
@@ -98,7 +100,10 @@ def test_a_second_opening_reads_the_cache_and_gives_the_same(
 
 def test_token_files_are_mapped_not_read(corpus, tmp_path):
     dataset = open_dataset(config(corpus, tmp_path / "cache"), seed=0)
-    assert isinstance(stream(dataset.train).base, np.memmap)
+    view = stream(dataset.train)
+    while not isinstance(view, np.memmap):
+        assert view.base is not None
+        view = view.base
 
 
 def test_a_failed_build_leaves_no_folder(corpus, tmp_path):
@@ -108,12 +113,119 @@ def test_a_failed_build_leaves_no_folder(corpus, tmp_path):
     assert folders(tmp_path / "cache") == []
 
 
-def test_damaged_files_are_noticed(corpus, tmp_path):
-    open_dataset(config(corpus, tmp_path / "cache"), seed=0)
+def fresh(corpus: pathlib.Path, tmp_path: pathlib.Path, **changes) -> DataConfig:
+    """Build the token files of a corpus; return the config that opens them."""
+    again = config(corpus, tmp_path / "cache", **changes)
+    open_dataset(again, seed=0)
+    return again
+
+
+def test_folders_with_the_same_names_sizes_and_times_have_their_own_tokens(tmp_path):
+    streams = []
+    for letter in "ab":
+        folder = tmp_path / letter
+        folder.mkdir()
+        for index in range(30):
+            file = folder / f"{index:02}.txt"
+            file.write_text(letter * (50 + index))
+            os.utime(file, ns=(10**18, 10**18))
+        dataset = open_dataset(config(folder, tmp_path / "cache"), seed=0)
+        streams.append(set(stream(dataset.train).tolist()))
+    assert streams == [{ord("a"), 256}, {ord("b"), 256}]
+
+
+def test_a_file_replaced_with_its_size_and_time_kept_is_noticed(corpus, tmp_path):
+    again = config(corpus, tmp_path / "cache")
+    before = open_dataset(again, seed=0)
+    file = corpus / "00.txt"
+    stat = file.stat()
+    file.write_text(file.read_text().replace("alpha", "ALPHA"))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file.stat().st_size == stat.st_size
+    assert file.stat().st_mtime_ns == stat.st_mtime_ns
+    assert open_dataset(again, seed=0).fingerprint != before.fingerprint
+
+
+@pytest.mark.parametrize("offset", [0, 101, -1])
+@pytest.mark.parametrize("packing", ["windows", "documents"])
+def test_a_flipped_bit_is_refused_when_it_is_read(corpus, tmp_path, offset, packing):
+    again = fresh(corpus, tmp_path, packing=packing)
     (path,) = (tmp_path / "cache").glob("*/train.tokens")
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(RuntimeError, match=r"instead of \d+; delete"):
-        open_dataset(config(corpus, tmp_path / "cache"), seed=0)
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 4
+    path.write_bytes(content)
+    train = open_dataset(again, seed=0).train
+    message = r"train\.tokens is damaged: bytes 0 to \d+ do not .*; delete the folder"
+    for _ in range(2):  # it is not forgotten
+        with pytest.raises(DamagedFileError, match=message):
+            train.rows(0, 4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "train.tokens", "held_out.crc32", "tokenizer.json"],
+)
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "altered", "a folder"])
+def test_what_is_damaged_when_it_is_opened_is_built_again(
+    corpus, tmp_path, caplog, name, damage
+):
+    if (name, damage) == ("train.tokens", "altered"):
+        name = "train.crc32"  # tokens of the same size are compared when they are read
+    again = fresh(corpus, tmp_path, tokenizer="train:290")
+    before = open_dataset(again, seed=0)
+    (path,) = (tmp_path / "cache").glob(f"*/{name}")
+    content = path.read_bytes()
+    path.unlink()
+    match damage:
+        case "empty":
+            path.write_bytes(b"")
+        case "cut":
+            path.write_bytes(content[:-2])
+        case "altered":
+            path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        case "a folder":
+            path.mkdir()
+    after = open_dataset(again, seed=0)
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert f"{path}" in caplog.text
+    assert "is built again" in caplog.text
+    assert path.read_bytes() == content
+    assert after.fingerprint == before.fingerprint
+    assert (stream(after.train) == stream(before.train)).all()
+    assert len(folders(tmp_path / "cache")) == 1
+
+
+@pytest.mark.parametrize("moment", ["survey", "write_streams"])
+def test_files_that_change_while_they_are_tokenized_are_noticed(
+    corpus, tmp_path, monkeypatch, moment
+):
+    original = getattr(prepare, moment)
+
+    def change_before(*args):
+        (corpus / "30.txt").write_text("other words\n" * 9)
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, moment, change_before)
+        with pytest.raises(
+            ValueError, match=r"30\.txt changed while it was read; start"
+        ):
+            fresh(corpus, tmp_path)
+    assert folders(tmp_path / "cache") == []
+    dataset = open_dataset(config(corpus, tmp_path / "cache"), seed=0)
+    own = open_dataset(config(corpus, tmp_path / "own"), seed=0)
+    assert dataset.fingerprint == own.fingerprint
+
+
+def test_a_disk_that_fills_up_while_tokens_are_written_is_a_message(
+    corpus, tmp_path, monkeypatch
+):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(prepare, "write_streams", fail)
+    with pytest.raises(ValueError, match=r"cache_dir: .* \(No space left on device\)"):
+        fresh(corpus, tmp_path)
 
 
 def test_a_cache_folder_that_cannot_be_written_is_refused(corpus, tmp_path):
@@ -144,20 +256,24 @@ def test_documents_are_found_once_and_mapped(corpus, tmp_path, monkeypatch):
     assert other.train.num_samples > first.train.num_samples
 
 
-@pytest.mark.parametrize("num_bytes", [0, 100, 200])
-def test_a_damaged_index_of_documents_is_noticed(corpus, tmp_path, num_bytes):
-    unpacked = config(corpus, tmp_path / "cache", packing="documents")
-    open_dataset(unpacked, seed=0)
+@pytest.mark.parametrize("damage", ["empty", "cut", "altered"])
+def test_a_damaged_index_of_documents_is_built_again(corpus, tmp_path, caplog, damage):
+    unpacked = fresh(corpus, tmp_path, packing="documents")
     (path,) = (tmp_path / "cache").glob("*/train.documents-16.npy")
-    path.write_bytes(path.read_bytes()[:num_bytes])
-    with pytest.raises(RuntimeError, match=r"documents-16.npy is damaged; delete it"):
-        open_dataset(unpacked, seed=0)
+    content = path.read_bytes()
+    altered = content[:200] + bytes([content[200] ^ 1]) + content[201:]
+    damaged = {"empty": b"", "cut": content[:-4], "altered": altered}
+    path.write_bytes(damaged[damage])
+    open_dataset(unpacked, seed=0)
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "train.documents-16.npy is missing or damaged; it is built" in caplog.text
+    assert path.read_bytes() == content
 
 
 def test_what_a_killed_writer_of_an_index_left_is_removed(corpus, tmp_path):
     open_dataset(config(corpus, tmp_path / "cache"), seed=0)
     (folder,) = folders(tmp_path / "cache")
-    left = folder / f"train.documents-16.tmp-{socket.gethostname()}-1"
+    left = folder / f"train.documents-16.npy.tmp-{socket.gethostname()}-1"
     left.write_bytes(b"half")
     open_dataset(config(corpus, tmp_path / "cache", packing="documents"), seed=0)
     assert not left.exists()

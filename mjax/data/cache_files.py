@@ -1,0 +1,249 @@
+"""Files of the cache: written whole, under a lock, with checksums that are compared.
+
+Token files have one CRC32 per block of 64 KiB, compared when a process first reads the
+block. Everything small (manifests, tables, checksums) is compared when it is opened.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt
+
+BLOCK_BYTES = 1 << 16
+"""Of a token file per checksum: half of what Linux reads ahead at a random place."""
+_CHECKSUM_DTYPE = np.dtype("<u4")
+
+
+class DamagedFileError(RuntimeError):
+    """A file of the cache is missing, cut, or not what was written."""
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+    """Keep other processes of the machine from writing a file or folder of the cache.
+
+    The operating system releases the lock when its holder dies.
+
+    Raises:
+      ValueError: the folder of path cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_suffix(".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+    except OSError as error:
+        raise unwritable(path.parent, error) from None
+    with lock:
+        yield
+
+
+def unwritable(folder: pathlib.Path, error: OSError) -> ValueError:
+    """Return the error for a cache folder in which nothing can be written."""
+    return ValueError(
+        f"data.cache_dir: {folder} cannot be written ({error.strerror}); set "
+        "--data.cache-dir to a folder that can"
+    )
+
+
+def unreadable(path: pathlib.Path, error: OSError) -> ValueError:
+    """Return the error for a file of the cache that is there but cannot be read."""
+    return ValueError(
+        f"data.cache_dir: {path} cannot be read ({error.strerror}); make it readable, "
+        "or set --data.cache-dir to another folder"
+    )
+
+
+def temporary_prefix(name: str) -> str:
+    """Return how temporary names begin that only this machine uses.
+
+    The name of the host keeps machines that share a cache out of each other's way even
+    where locks do not reach across the file system.
+    """
+    return f"{name}.tmp-{socket.gethostname()}-"
+
+
+@contextlib.contextmanager
+def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a temporary path that takes the place of path at the end, in one step.
+
+    To be used under the lock: what killed processes left is removed.
+
+    Raises:
+      ValueError: the folder cannot be written.
+    """
+    prefix = temporary_prefix(path.name)
+    temporary = path.with_name(f"{prefix}{os.getpid()}")
+    try:
+        for abandoned in path.parent.glob(f"{prefix}*"):
+            abandoned.unlink()
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise unwritable(path.parent, error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+    """Return the content of a file of the cache.
+
+    Raises:
+      DamagedFileError: it is missing, or something else is in its place.
+      ValueError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise DamagedFileError(f"{path}: {error.strerror}") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Write JSON whose first line has the CRC32 of the lines after it."""
+    body = f'"content": {json.dumps(content)}}}\n'.encode()
+    path.write_bytes(b'{"crc32": %d,\n' % zlib.crc32(body) + body)
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Read what `write_json` wrote.
+
+    Raises:
+      DamagedFileError: it is missing, cut or altered.
+      ValueError: it cannot be read.
+    """
+    first, _, body = read_bytes(path).partition(b"\n")
+    if first != b'{"crc32": %d,' % zlib.crc32(body):
+        raise DamagedFileError(f"{path} does not match its checksum")
+    return json.loads(first + body)["content"]
+
+
+def checksums_path(path: pathlib.Path) -> pathlib.Path:
+    """Return the file with the checksums of the blocks of a file."""
+    return path.with_suffix(".crc32")
+
+
+class BlockWriter:
+    """Writes a new file, and beside it the checksums of its blocks."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Begin an empty file."""
+        self._path, self._file = path, path.open("wb")
+        self._checksums: list[int] = []
+        self._crc = self._num_in_block = 0
+
+    def __enter__(self) -> "BlockWriter":
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._file.close()
+        if kind is None:
+            last = [self._crc] if self._num_in_block else []
+            table = np.array(self._checksums + last, _CHECKSUM_DTYPE)
+            checksums_path(self._path).write_bytes(table.tobytes())
+
+    def write(self, data: bytes) -> None:
+        """Append to the file."""
+        self._file.write(data)
+        start = 0
+        while start < len(data):
+            part = data[start : start + BLOCK_BYTES - self._num_in_block]
+            start += len(part)
+            self._crc = zlib.crc32(part, self._crc)
+            self._num_in_block += len(part)
+            if self._num_in_block == BLOCK_BYTES:
+                self._checksums.append(self._crc)
+                self._crc = self._num_in_block = 0
+
+
+class MappedTokens:
+    """A file of token ids, mapped into memory; each block is compared when first read.
+
+    Slices are views of the map, as those of a numpy array.
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        dtype: np.dtype,
+        num_tokens: int,
+        checksums: bytes,
+    ) -> None:
+        """Map a file.
+
+        Args:
+          path: of the file.
+          dtype: of its ids.
+          num_tokens: that it holds.
+          checksums: content of the file that `BlockWriter` wrote beside it.
+        Raises:
+          DamagedFileError: the file is missing, or has another size.
+          ValueError: it cannot be read.
+        """
+        expected = num_tokens * dtype.itemsize
+        try:
+            size = path.stat().st_size
+            if size != expected:
+                raise DamagedFileError(f"{path} has {size} bytes instead of {expected}")
+            # A plain array over the map: slices of np.memmap itself are slow. An empty
+            # file cannot be mapped.
+            mapped = np.memmap(path, dtype, "r") if expected else np.zeros(0, dtype)
+        except FileNotFoundError:
+            raise DamagedFileError(f"{path} is missing") from None
+        except OSError as error:
+            raise unreadable(path, error) from None
+        self._path, self._tokens = path, mapped.view(np.ndarray)
+        self._checksums = np.frombuffer(checksums, _CHECKSUM_DTYPE)
+        self._is_unread = bytearray(b"\1" * len(self._checksums))
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the ids."""
+        return self._tokens.dtype
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, index: slice) -> UInt[np.ndarray, "_"]:
+        """Return consecutive tokens.
+
+        Raises:
+          DamagedFileError: they are not those that were written.
+        """
+        start, stop, step = index.indices(len(self._tokens))
+        if step != 1:
+            raise ValueError(f"tokens are read one after the other, got step {step}")
+        itemsize = self._tokens.itemsize
+        first, end = start * itemsize // BLOCK_BYTES, -(-stop * itemsize // BLOCK_BYTES)
+        block = self._is_unread.find(1, first, end)
+        while block >= 0:
+            self._check(block)
+            block = self._is_unread.find(1, block + 1, end)
+        return self._tokens[start:stop]
+
+    def __array__(
+        self, dtype: np.dtype | None = None, copy: bool | None = None
+    ) -> np.ndarray:
+        return np.array(self[:], dtype, copy=copy)
+
+    def _check(self, block: int) -> None:
+        start = block * BLOCK_BYTES
+        data = memoryview(self._tokens).cast("B")[start : start + BLOCK_BYTES]
+        if zlib.crc32(data) != self._checksums[block]:
+            raise DamagedFileError(
+                f"{self._path} is damaged: bytes {start} to {start + len(data) - 1} do "
+                f"not match their checksum; delete the folder {self._path.parent}, it "
+                "will be built again, and start the run again"
+            )
+        self._is_unread[block] = 0

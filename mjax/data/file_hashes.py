@@ -1,0 +1,123 @@
+"""Files in, SHA-256 of their contents out, each file read once in its life.
+
+A hash is remembered in the cache folder under the file's device, inode, size and time
+of status change (ctime), which the kernel sets whenever content, name or times change
+and which no program can set. Files that changed within the last seconds are not
+remembered: the clock of the file system may not tell the next change from that one.
+"""
+
+import hashlib
+import logging
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+
+from mjax.data import cache_files
+
+_TABLE = "file_hashes.json"
+_SETTLED_NS = 2_000_000_000  # FAT has the coarsest clock: 2 s
+_log = logging.getLogger(__name__)
+
+State = tuple[int, int, int, int]
+"""Of a file: device, inode, size in bytes, ctime in nanoseconds."""
+
+
+def hash_files(
+    paths: Sequence[pathlib.Path], cache_dir: pathlib.Path
+) -> dict[pathlib.Path, str]:
+    """Return the hexadecimal SHA-256 of each file, reading those that are not known.
+
+    Processes of a machine that hash the same files wait for the first one.
+
+    Args:
+      paths: of regular files.
+      cache_dir: folder of the table of hashes. Where it cannot be written the files are
+        hashed at every start.
+    Raises:
+      ValueError: a file cannot be read, or changes while it is read.
+    """
+    table = cache_dir / _TABLE
+    known, states = _read(table), {path: _state_of(path) for path in paths}
+    if all(state in known for state in states.values()):
+        return {path: known[state] for path, state in states.items()}
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(cache_dir, os.W_OK)
+    except OSError:
+        is_writable = False
+    if not is_writable:
+        _log.warning("hashes of files cannot be remembered in %s", cache_dir)
+        return _hash_missing(paths, known)
+    with cache_files.locked(table):
+        known = _read(table)  # another process may have hashed the same files
+        num_known = len(known)
+        try:
+            return _hash_missing(paths, known)
+        finally:  # an interrupt keeps what was hashed until then
+            if len(known) > num_known:
+                _write(table, known)
+
+
+def _hash_missing(
+    paths: Sequence[pathlib.Path], known: dict[State, str]
+) -> dict[pathlib.Path, str]:
+    """Hash what is not known, and add what may be remembered."""
+    found = {}
+    for path in paths:
+        state = _state_of(path)
+        if state not in known:
+            started_ns = time.time_ns()
+            digest = _hash(path, state)
+            if state[3] > started_ns - _SETTLED_NS:
+                found[path] = digest
+                continue
+            known[state] = digest
+        found[path] = known[state]
+    return found
+
+
+def _hash(path: pathlib.Path, state: State) -> str:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if _state_of(path) != state:
+        raise changed(path)
+    return digest
+
+
+def changed(path: pathlib.Path) -> ValueError:
+    """Return the error for a file that is written while it is read."""
+    return ValueError(
+        f"data.path: {path} changed while it was read; start again when nothing "
+        "writes to the corpus"
+    )
+
+
+def _state_of(path: pathlib.Path) -> State:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns
+
+
+def _read(table: pathlib.Path) -> dict[State, str]:
+    """Return the remembered hashes; none where the table is missing or damaged."""
+    if not table.exists():
+        return {}
+    try:
+        rows = cache_files.read_json(table)
+    except cache_files.DamagedFileError as error:
+        _log.warning("%s; files are hashed again", error)
+        return {}
+    return {(device, inode, size, ctime): d for device, inode, size, ctime, d in rows}
+
+
+def _write(table: pathlib.Path, known: dict[State, str]) -> None:
+    """Keep the newest state of each file."""
+    newest = {(state[0], state[1]): (*state, digest) for state, digest in known.items()}
+    with cache_files.written_whole(table) as temporary:
+        cache_files.write_json(temporary, list(newest.values()))
