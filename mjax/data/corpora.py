@@ -3,6 +3,9 @@
 A document is a name and its text in pieces of about a megabyte, so that a file of any
 size passes through without being held in memory. A text file is one document; a line
 of JSONL or a row of parquet is one document.
+
+Files with the same bytes are the same documents, whatever their paths: see
+`with_contents`.
 """
 
 import codecs
@@ -15,8 +18,8 @@ import logging
 import os
 import pathlib
 import sysconfig
-from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 STDLIB = "stdlib"
 SYNTHETIC = "synthetic"
@@ -44,14 +47,39 @@ class Source:
     path: pathlib.Path
     kind: Literal["text", "jsonl", "parquet"]
     digest: str = ""
-    """SHA-256 of the content; empty where it was not asked for."""
+    """SHA-256 of the content, from `with_contents` on."""
+    first_name: str = ""
+    """Name of the first file of the run with this content: it decides the side."""
+    is_repeat: bool = False
+    """Whether an earlier file of the corpus has this content."""
 
 
-class Document(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Document:
     """One document; its pieces can be read once, before the next document is asked."""
 
-    name: str
+    source: Source
+    index: int | None
+    """Line or row in the file; None: the document is the whole file."""
     pieces: Iterator[str]
+
+    @property
+    def name(self) -> str:
+        """Of the file, with the line or the row."""
+        return self._named(self.source.name)
+
+    @property
+    def first_name(self) -> str:
+        """Name that decides the side: the same for all copies of the file."""
+        return self._named(self.source.first_name or self.source.name)
+
+    @property
+    def content(self) -> tuple[str, int | None]:
+        """Equal for the same document in files with the same bytes."""
+        return self.source.digest, self.index
+
+    def _named(self, file: str) -> str:
+        return file if self.index is None else f"{file}:{self.index}"
 
 
 def find_sources(paths: tuple[str, ...]) -> list[Source]:
@@ -68,6 +96,43 @@ def find_sources(paths: tuple[str, ...]) -> list[Source]:
     return [source for path in paths for source in _find_under(path)]
 
 
+def with_contents(
+    corpora: Sequence[list[Source]], digests: Mapping[pathlib.Path, str]
+) -> list[list[Source]]:
+    """Note which files of a run have the same content, under whatever path.
+
+    Args:
+      corpora: the files of each corpus of the run.
+      digests: of their contents.
+    Raises:
+      ValueError: the same content is read as text here and as JSONL or parquet there.
+    """
+    first: dict[str, Source] = {}
+    return [list(_with_contents(sources, digests, first)) for sources in corpora]
+
+
+def _with_contents(
+    sources: list[Source], digests: Mapping[pathlib.Path, str], first: dict[str, Source]
+) -> Iterator[Source]:
+    seen = set()
+    for source in sources:
+        digest = digests[source.path]
+        original = first.setdefault(digest, source)
+        if original.kind != source.kind:
+            raise ValueError(
+                f"data.path: {original.path} and {source.path} have the same content, "
+                f"but one is read as {original.kind} and one as {source.kind}, so that "
+                "held-out text could be trained on; leave one of them out"
+            )
+        yield dataclasses.replace(
+            source,
+            digest=digest,
+            first_name=original.name,
+            is_repeat=digest in seen,
+        )
+        seen.add(digest)
+
+
 def documents(sources: list[Source], text_field: str) -> Iterator[Document]:
     """Read the documents of a corpus one after the other.
 
@@ -81,10 +146,10 @@ def documents(sources: list[Source], text_field: str) -> Iterator[Document]:
     readers = {"jsonl": _read_jsonl, "parquet": _read_parquet}
     for source in sources:
         if source.kind == "text":
-            yield Document(source.name, _read_text(source.path))
+            yield Document(source, None, _read_text(source.path))
         else:
             for index, text in readers[source.kind](source.path, text_field):
-                yield Document(f"{source.name}:{index}", split_text(text))
+                yield Document(source, index, split_text(text))
 
 
 def split_text(text: str) -> Iterator[str]:

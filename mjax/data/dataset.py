@@ -300,14 +300,34 @@ def _open_files(config: DataConfig) -> list[TokenFiles]:
     )
     found = [corpora.find_sources(paths) for paths in config.paths]
     digests = hash_files([s.path for sources in found for s in sources], cache_dir)
-    return [
-        open_token_files(
-            [dataclasses.replace(s, digest=digests[s.path]) for s in sources],
-            settings,
-            cache_dir,
-        )
-        for sources in found
-    ]
+    found = corpora.with_contents(found, digests)
+    files = [open_token_files(sources, settings, cache_dir) for sources in found]
+    _check_apart(config, found, files)
+    return files
+
+
+def _check_apart(
+    config: DataConfig, found: list[list[corpora.Source]], files: list[TokenFiles]
+) -> None:
+    """Refuse a file in two corpora of which one is split by position.
+
+    Raises:
+      ValueError: the text held out of one would be trained on in the other.
+    """
+    for index, opened in enumerate(files):
+        if opened.survey.split != "position":
+            continue
+        own = {source.digest: source for source in found[index]}
+        others = [s for other in (*found[:index], *found[index + 1 :]) for s in other]
+        for source in others:
+            if source.digest in own:
+                raise ValueError(
+                    f"data.mixture: {','.join(config.paths[index])} has too few "
+                    "documents to hold some of them out, so its end is held out, and "
+                    f"its {own[source.digest].path} is also read as {source.path} in "
+                    "another corpus; leave it out of one, or give more documents or a "
+                    "larger --data.held-out-fraction"
+                )
 
 
 def _open_samples(

@@ -32,9 +32,12 @@ class Survey:
     """What the first reading of the corpus found."""
 
     corpus_hash: str
-    """SHA-256 over the names and contents of the documents, in order."""
+    """SHA-256 over the names and contents of the documents, in order, and over the
+    sides of those that are not on the side of their own name."""
     num_documents: int
     num_bytes: int
+    num_repeated_bytes: int
+    """Of these, in files whose content an earlier file of the corpus has."""
     split: Literal["document", "position"]
     """How training and held-out text are told apart, see `split_pieces`."""
 
@@ -78,25 +81,37 @@ def survey(documents: Documents, held_out_fraction: float) -> Survey:
       ValueError: bad input of `corpora.documents`, or no text at all.
     """
     total, num_documents, num_bytes = hashlib.sha256(), 0, 0
-    sides = set()
-    for name, pieces in documents():
+    num_repeated_bytes, sides = 0, set()
+    for document in documents():
         content, size = hashlib.sha256(), 0
-        for piece in pieces:
+        for piece in document.pieces:
             encoded = piece.encode()
             content.update(encoded)
             size += len(encoded)
         if size == 0:
             continue
-        total.update(name.encode() + b"\0" + content.digest())
+        total.update(document.name.encode() + b"\0" + content.digest())
+        side = is_held_out(document.first_name, held_out_fraction)
+        if side != is_held_out(document.name, held_out_fraction):
+            total.update(b"held out" if side else b"trained on")
         num_documents += 1
         num_bytes += size
-        sides.add(is_held_out(name, held_out_fraction))
+        num_repeated_bytes += size * document.source.is_repeat
+        sides.add(side)
     if num_bytes == 0:
         raise ValueError(
             "data.path: the corpus holds no text; give documents with text"
         )
     split = "document" if len(sides) == 2 else "position"
-    return Survey(total.hexdigest(), num_documents, num_bytes, split)
+    if split == "position" and num_repeated_bytes:
+        total.update(b"repeats on the sides of the originals")
+    return Survey(
+        corpus_hash=total.hexdigest(),
+        num_documents=num_documents,
+        num_bytes=num_bytes,
+        num_repeated_bytes=num_repeated_bytes,
+        split=split,
+    )
 
 
 def split_pieces(
@@ -106,14 +121,19 @@ def split_pieces(
 
     By document, where that leaves both sides some text (see `is_held_out`). A corpus of
     one or few documents is split by position: its end is held out, and the document
-    that lies across the border has its beginning in the training text.
+    that lies across the border has its beginning in the training text. Copies of a
+    document have the position of the first, so that they are split as it is.
     """
-    border = round(found.num_bytes * (1 - held_out_fraction))
-    position = 0
-    for name, pieces in documents():
-        side = SIDES[is_held_out(name, held_out_fraction)]
-        is_empty = True
-        for text in pieces:
+    num_distinct = found.num_bytes - found.num_repeated_bytes
+    border = round(num_distinct * (1 - held_out_fraction))
+    end, positions = 0, {}
+    for document in documents():
+        side = SIDES[is_held_out(document.first_name, held_out_fraction)]
+        is_empty, is_repeat = True, document.source.is_repeat
+        position = end
+        if found.split == "position":
+            position = positions.setdefault(document.content, end)
+        for text in document.pieces:
             is_empty = False
             if found.split == "document":
                 yield Piece(side, text, False)
@@ -125,6 +145,8 @@ def split_pieces(
             if after:
                 yield Piece("held_out", after, False)
             side = SIDES[bool(after)]
+        if not is_repeat:
+            end = position
         if not is_empty:
             yield Piece(side, "", True)
 

@@ -78,7 +78,7 @@ def open_token_files(
     """Open the token files of a corpus, tokenizing it if this was not done before.
 
     Args:
-      sources: with digests: the cache is found by the contents of the files.
+      sources: from `corpora.with_contents`: the cache is found by their contents.
       settings: what else decides the tokens.
       cache_dir: folder of all token files.
     Raises:
@@ -157,7 +157,7 @@ def default_cache_dir() -> pathlib.Path:
 
 def _key(sources: list[Source], settings: Settings, tokenizer: Tokenizer | None) -> str:
     """Hash what decides the content of the files."""
-    files = [(s.name, s.kind, s.digest) for s in sources]
+    files = [(s.name, s.kind, s.digest, s.first_name) for s in sources]
     tokenizer_id = tokenizer.digest if tokenizer else settings.tokenizer
     parts = [
         _FORMAT,

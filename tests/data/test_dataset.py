@@ -13,7 +13,7 @@ from mjax.data.samples import PackedSamples, Samples
 from mjax.data.stream import HeldOut, Stream
 
 
-def config(tmp_path: pathlib.Path, *paths: pathlib.Path, **changes) -> DataConfig:
+def config(tmp_path: pathlib.Path, *paths: pathlib.Path | str, **changes) -> DataConfig:
     changes = {"seq_len": 16, "held_out_fraction": 0.2} | changes
     path = tuple(str(path) for path in paths)
     return DataConfig(path=path, cache_dir=str(tmp_path / "cache"), **changes)
@@ -340,3 +340,115 @@ def test_the_standard_library_makes_a_corpus(tmp_path):
     assert dataset.num_documents > 400
     assert 0.02 < dataset.num_held_out_bytes / dataset.num_bytes < 0.1
     assert 4 < dataset.unigram_bits_per_byte < 6
+
+
+def shared(tmp_path: pathlib.Path, num_documents: int) -> dict[str, str]:
+    """Return paths that lead to the same documents, each a line that is unique."""
+    folder = tmp_path / "shared"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "hard").mkdir()
+    for index in range(num_documents):
+        file = folder / "sub" / f"{index:03}.txt"
+        file.write_text(f"document {index:03} {'.' * (100 + index)}\n")
+        (tmp_path / "copies" / f"copy of {file.name}").write_bytes(file.read_bytes())
+        (tmp_path / "hard" / f"link to {file.name}").hardlink_to(file)
+    (tmp_path / "symbolic").symlink_to(folder / "sub")
+    lines = "".join(
+        json.dumps({"text": f"line {i:03} {'.' * 100}\n"}) + "\n"
+        for i in range(num_documents)
+    )
+    for name in ("lines", "other"):
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    found = {path.stem: f"{path}" for path in tmp_path.iterdir()}
+    return found | {"sub": f"{folder}/sub", "slash": f"{folder}/sub/"}
+
+
+def lines_of(tokenizer, side: Stream | HeldOut) -> list[str]:
+    streams = []
+    for samples in side.corpora:
+        assert isinstance(samples, PackedSamples)
+        streams.append(samples.stream[:])
+    text = tokenizer.decode(np.concatenate(streams))
+    return [line for line in text.replace("<|endoftext|>", "").split("\n") if line]
+
+
+OVERLAPS = [
+    ["shared sub"],
+    ["sub shared"],
+    ["sub slash shared symbolic hard copies"],
+    ["lines other"],
+    ["shared", "sub"],
+    ["sub", "shared"],
+    ["copies", "sub lines", "hard symbolic"],
+    ["lines shared", "other"],
+    ["sub", "slash"],
+]
+
+
+@pytest.mark.parametrize("corpora", OVERLAPS, ids=" | ".join)
+def test_no_document_is_both_held_out_and_trained_on(tmp_path, corpora):
+    found = shared(tmp_path, 60)
+    paths = [[found[name] for name in names.split()] for names in corpora]
+    both = config(tmp_path, *paths[0], seq_len=4)
+    if len(paths) > 1:
+        parts = (f"1={','.join(names)}" for names in paths)
+        both = dataclasses.replace(mixed(tmp_path, *parts), seq_len=4)
+    dataset = open_dataset(both, seed=0)
+    assert {corpus.split for corpus in dataset.corpora} == {"document"}
+    held_out = lines_of(dataset.tokenizer, dataset.held_out)
+    trained_on = lines_of(dataset.tokenizer, dataset.train)
+    assert not set(held_out) & set(trained_on)
+    # Every path to a document is still read.
+    num_read = sum(1 for names in corpora for name in names.split()) * 60
+    assert len(held_out) + len(trained_on) == num_read
+    assert held_out
+
+
+@pytest.mark.parametrize("names", [n for n in OVERLAPS if len(n) == 1], ids=" | ".join)
+@pytest.mark.parametrize("fraction", [0.02, 0.05])
+def test_copies_are_split_by_position_where_the_original_is(tmp_path, names, fraction):
+    found = shared(tmp_path, 3)
+    paths = [found[name] for name in names[0].split()]
+    small = config(tmp_path, *paths, seq_len=1, held_out_fraction=fraction)
+    dataset = open_dataset(small, seed=0)
+    assert dataset.corpora[0].split == "position"
+    held_out = text_of(dataset, dataset.held_out)
+    trained_on = text_of(dataset, dataset.train)
+    num_copies = len(paths)
+    distinct = config(tmp_path, paths[0], seq_len=1, held_out_fraction=fraction)
+    alone = open_dataset(distinct, seed=0)
+    assert held_out == text_of(alone, alone.held_out) * num_copies
+    assert trained_on == text_of(alone, alone.train) * num_copies
+
+
+def test_a_file_shared_with_a_corpus_split_by_position_is_refused(tmp_path, corpus):
+    one = corpus / "07.txt"
+    for parts in ((f"1={corpus}", f"1={one}"), (f"1={one}", f"1={corpus}")):
+        with pytest.raises(
+            ValueError, match=r"data.mixture: .*07\.txt has too few doc"
+        ):
+            open_dataset(mixed(tmp_path, *parts), seed=0)
+
+
+def test_the_same_bytes_as_text_and_as_lines_are_refused(tmp_path):
+    found = shared(tmp_path, 20)
+    text = tmp_path / "lines.txt"
+    text.write_bytes(pathlib.Path(found["lines"]).read_bytes())
+    both = config(tmp_path, found["lines"], text)
+    with pytest.raises(ValueError, match="one is read as jsonl and one as text"):
+        open_dataset(both, seed=0)
+
+
+def test_copies_on_one_side_leave_the_data_as_they_were(corpus, tmp_path):
+    # The hashes are those that version 0.1 gave these corpora.
+    kept = [f for f in sorted(corpus.iterdir()) if not is_held_out(f.name, 0.2)]
+    once = open_dataset(config(tmp_path, corpus), seed=0)
+    assert once.fingerprint[:12] == "7e62871a9702"
+    twice = open_dataset(config(tmp_path, corpus, kept[0]), seed=0)
+    assert twice.fingerprint[:12] == "44076fb72126"
+    # A copy on the other side is moved, and other data have another fingerprint.
+    moved = next(n for n in map("m{}.txt".format, range(99)) if is_held_out(n, 0.2))
+    (corpus / moved).write_bytes(kept[0].read_bytes())
+    third = open_dataset(config(tmp_path, corpus), seed=0)
+    assert third.fingerprint[:12] != "c8d20f3621c0"
