@@ -1,8 +1,8 @@
 """In which order the samples of a corpus come: a pure function of the seed.
 
 A corpus is an endless sequence of its samples in which every epoch is a permutation of
-all of them. The permutation is computed one index at a time (Grain's `index_shuffle`, a
-block cipher on the index), so nothing depends on what was read before.
+all of them. The permutation is computed for the wanted places alone (see
+`permutation`), so nothing depends on what was read before.
 """
 
 import functools
@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Iterable
 
 import numpy as np
-from grain.experimental import index_shuffle
 from jaxtyping import Int64
 
-# index_shuffle takes 5 us for many samples, but 30 us for 1000 and 9 ms for 2, holding
-# the interpreter (2 CPU cores, 2026): small permutations are drawn whole.
+from mjax.data.permutation import permuted
+
+# The cipher has blocks of at least 16 bits, so that of a few samples almost every place
+# is enciphered again and again: small permutations are drawn whole.
 _SMALL = 4096
-_ROUNDS = 4  # of the cipher; as in Grain's own shuffle
 # Held-out samples are always taken in this order, whatever the run's seed.
 _HELD_OUT_SEED = 0
 
@@ -32,12 +32,12 @@ def epoch_indices(
       seed: of the run; decides the order, with the epoch and the corpus.
       corpus: its index in the mixture. The first has the order of a run on it alone.
     """
-    indices = []
-    for number in numbers:
-        epoch, index = divmod(number, num_samples)
+    epochs, places = np.divmod(np.array(list(numbers), np.int64), num_samples)
+    for epoch in np.unique(epochs).tolist():
         words = (seed, epoch, corpus) if corpus else (seed, epoch)
-        indices.append(_shuffled(index, num_samples, _mixed(*words)))
-    return np.array(indices, np.int64)
+        chosen = epochs == epoch
+        places[chosen] = _shuffled(places[chosen], num_samples, _mixed(*words))
+    return places
 
 
 def held_out_indices(
@@ -48,14 +48,16 @@ def held_out_indices(
     It is shuffled so that a short evaluation sees text from everywhere, and the same
     for every run, whatever its seed.
     """
-    indices = [_shuffled(number, num_samples, _HELD_OUT_SEED) for number in numbers]
-    return np.array(indices, np.int64)
+    places = np.array(list(numbers), np.int64)
+    return _shuffled(places, num_samples, _HELD_OUT_SEED)
 
 
-def _shuffled(number: int, num_samples: int, seed: int) -> int:
+def _shuffled(
+    places: Int64[np.ndarray, "n"], num_samples: int, seed: int
+) -> Int64[np.ndarray, "n"]:
     if num_samples <= _SMALL:
-        return int(_small_order(num_samples, seed)[number])
-    return index_shuffle(number, max_index=num_samples - 1, seed=seed, rounds=_ROUNDS)
+        return _small_order(num_samples, seed)[places]
+    return permuted(places, num_samples, seed=seed)
 
 
 @functools.lru_cache(maxsize=8)
@@ -64,6 +66,6 @@ def _small_order(num_samples: int, seed: int) -> Int64[np.ndarray, "_"]:
 
 
 def _mixed(*words: int) -> int:
-    """Mix to the 32 bits that index_shuffle takes."""
+    """Mix to the 32 bits that `permuted` takes."""
     digest = hashlib.sha256(" ".join(map(str, words)).encode()).digest()
     return int.from_bytes(digest[:4], "big")

@@ -36,7 +36,7 @@ def test_a_large_epoch_is_a_permutation_too():
     [(1000, [490, 457, 797, 984]), (1000000, [817082, 615467, 257463, 423466])],
 )
 def test_the_order_stays_the_same_from_version_to_version(num_samples, expected):
-    # Fixed numbers on purpose: a run resumed after an update of Grain or numpy must go
+    # Fixed numbers on purpose: a run resumed after an update of numpy must go
     # on with the data that it would have read.
     got = epoch_indices(range(400, 404), num_samples, seed=0)
     assert got.tolist() == expected

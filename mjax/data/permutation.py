@@ -1,0 +1,84 @@
+"""Places in, places of a random permutation out, without the permutation in memory.
+
+A block cipher on the smallest even number of bits, at least 16, that holds every place
+is a permutation of its blocks. A result beyond the last place is enciphered again until
+it is none (cycle walking: Black and Rogaway 2002, "Ciphers with arbitrary finite
+domains"). The cipher is four rounds of SIMON (Beaulieu et al. 2013, eprint 2013/404)
+with keys from the seeding algorithm of the C++ standard, which makes it the permutation
+of Grain's `index_shuffle`. Differs: Grain takes two bits less where the last place is
+4^k for k >= 8, and then gives the first and the last place the same number.
+"""
+
+import functools
+
+import numpy as np
+from jaxtyping import Int64
+
+_MIN_BITS = 16
+_NUM_ROUNDS = 4
+_MASK_32 = (1 << 32) - 1
+
+
+def permuted(
+    places: Int64[np.ndarray, "n"], size: int, *, seed: int
+) -> Int64[np.ndarray, "n"]:
+    """Return what a permutation of range(size) has at some places.
+
+    Args:
+      places: within range(size).
+      size: at most 2^62; below a few thousand, walking the cycles is slow.
+      seed: 32 bits that choose the permutation.
+    """
+    bits = max((size - 1).bit_length(), _MIN_BITS)
+    word = np.uint64((bits + 1) // 2)
+    mask = (np.uint64(1) << word) - np.uint64(1)
+    keys = [np.uint64(key) & mask for key in _round_keys(seed)]
+
+    def mix(x: np.ndarray) -> np.ndarray:
+        rotated = (
+            (x << np.uint64(r) | x >> (word - np.uint64(r))) & mask for r in (1, 8, 2)
+        )
+        by_1, by_8, by_2 = rotated
+        return by_1 & by_8 ^ by_2
+
+    found = places.astype(np.uint64)
+    rest = np.arange(len(found))
+    while len(rest):
+        left, right = found[rest] >> word, found[rest] & mask
+        for key in keys:
+            left, right = right, left ^ mix(right) ^ key
+        found[rest] = left << word | right
+        rest = rest[found[rest] >= size]
+    return found.astype(np.int64)
+
+
+@functools.lru_cache(maxsize=64)
+def _round_keys(seed: int) -> tuple[int, ...]:
+    """Spread a seed over the rounds, as std::seed_seq{seed}.generate does.
+
+    Source: ISO C++, [rand.util.seedseq], for n keys and one word of seed: there s = 1,
+    m = max(s + 1, n) = n and t = (n - 1) / 2.
+    """
+    n = _NUM_ROUNDS
+    t = (n - 1) // 2
+    p = (n - t) // 2
+    q = p + t
+    keys = [0x8B8B8B8B] * n
+
+    def spread(x: int) -> int:
+        return x ^ x >> 27
+
+    for k in range(n):
+        r1 = 1664525 * spread(keys[k] ^ keys[(k + p) % n] ^ keys[k - 1]) & _MASK_32
+        r2 = r1 + (1 if k == 0 else k + seed if k == 1 else k) & _MASK_32
+        keys[(k + p) % n] = keys[(k + p) % n] + r1 & _MASK_32
+        keys[(k + q) % n] = keys[(k + q) % n] + r2 & _MASK_32
+        keys[k] = r2
+    for k in range(n):
+        total = keys[k] + keys[(k + p) % n] + keys[k - 1] & _MASK_32
+        r3 = 1566083941 * spread(total) & _MASK_32
+        r4 = r3 - k & _MASK_32
+        keys[(k + p) % n] ^= r3
+        keys[(k + q) % n] ^= r4
+        keys[k] = r4
+    return tuple(keys)
