@@ -20,11 +20,11 @@ from mjax import checked_json, flags
 from mjax.ckpt.config import CkptConfig
 from mjax.data.dataset import DataConfig
 from mjax.mesh.axes import AxisSizes, MeshConfig, tp_chunks
-from mjax.mesh.distributed import DistributedConfig
 from mjax.metrics import LogConfig
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.pipeline.config import PipelineConfig, check_pipeline
+from mjax.processes.distributed import DistributedConfig
 from mjax.step import BatchConfig, EvalConfig, PrecisionConfig
 
 

@@ -44,7 +44,8 @@ from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.init_from import Weights, initial_params, open_weights
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
-from mjax.mesh.distributed import simulate_devices, start, wait_for_all
+from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
+from mjax.processes.distributed import start, wait_for_all
 from mjax.recipes import RECIPES
 from mjax.step import Program
 from mjax.traced import trace_step
@@ -249,6 +250,7 @@ def _start_devices(config: TrainConfig) -> AxisSizes:
         simulate_devices(config.simulate_devices)
     cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
+    load_plugin_without_gpu()
     start(config.distributed)
     sizes = resolve(config.mesh, jax.device_count())
     check_sizes(config, sizes)

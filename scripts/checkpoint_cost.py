@@ -32,7 +32,7 @@ from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.saving import Attempt
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
-from mjax.mesh.distributed import simulate_devices
+from mjax.mesh.devices import simulate_devices
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program

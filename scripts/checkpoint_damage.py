@@ -30,7 +30,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from mjax.ckpt.manager import Checkpoints, CkptConfig
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.saved_step import SavedStep
-from mjax.mesh.distributed import simulate_devices
+from mjax.mesh.devices import simulate_devices
 from scripts.evidence import (
     REPOSITORY,
     Table,

@@ -23,7 +23,7 @@ from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.loader import Loader
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
-from mjax.mesh.distributed import simulate_devices
+from mjax.mesh.devices import simulate_devices
 from mjax.pipeline.config import PipelineConfig
 from mjax.recipes import RECIPES
 from mjax.step import BatchConfig, build_program

@@ -26,7 +26,7 @@ os.environ["XLA_FLAGS"] = (
 
 from mjax.config import with_tokenizer
 from mjax.data.dataset import open_dataset
-from mjax.mesh.distributed import simulate_devices
+from mjax.mesh.devices import simulate_devices
 from mjax.model import ModelConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.schedule import build

@@ -26,14 +26,10 @@ from mjax.ckpt.manager import Checkpoints, CkptConfig
 from mjax.ckpt.recovery import by_path
 from mjax.mesh.axes import MeshConfig, resolve
 from mjax.mesh.build import build_mesh
-from mjax.mesh.distributed import (
-    DistributedConfig,
-    simulate_devices,
-    start,
-    wait_for_all,
-)
+from mjax.mesh.devices import simulate_devices
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
+from mjax.processes.distributed import DistributedConfig, start, wait_for_all
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 from scripts.evidence import REPOSITORY, Table
 

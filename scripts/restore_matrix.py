@@ -23,7 +23,7 @@ from mjax.ckpt.manager import Checkpoints, CkptConfig
 from mjax.ckpt.recovery import by_path
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
-from mjax.mesh.distributed import simulate_devices
+from mjax.mesh.devices import simulate_devices
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
 from mjax.pipeline.config import PipelineConfig

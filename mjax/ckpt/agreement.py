@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import jax
 
-from mjax.mesh.board import Board
+from mjax.processes.board import Board
 
 _DAY_S = 86_400.0
 # Every process makes its agreements in the same order: the number is the same in all.

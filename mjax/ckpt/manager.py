@@ -33,7 +33,7 @@ from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.recovery import LostError, Recovery, Restored, by_path
 from mjax.ckpt.saving import Attempt, Job, Writer
 from mjax.ckpt.store import Store
-from mjax.mesh.board import Board
+from mjax.processes.board import Board
 
 _LAST_ATTEMPTS = 8  # over about two minutes
 # Every process opens its folders in the same order: the number is the same in all.

@@ -28,7 +28,7 @@ from mjax.ckpt.host_copy import HostCopy, HostLeaf, why_unusable
 from mjax.ckpt.manifest import Leaf, Manifest, Piece, Pieces
 from mjax.ckpt.saved_step import read_checked
 from mjax.ckpt.store import Retention, Store, manifest_in, pieces_in, write_file
-from mjax.mesh.board import Board
+from mjax.processes.board import Board
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _DAY_S = 86_400.0

@@ -12,8 +12,9 @@ one loader per machine writes to shared memory, and every worker copies its part
                                                   ^
     other processes ------- copy rows ------------'
 
-How they meet. The first process of the host (`mesh.hosts`) listens on a Unix socket of
-the abstract kind, whose name is no file, and leaves the name at the run's coordinator.
+How they meet. The first process of the host (`processes.hosts`) listens on a Unix
+socket of the abstract kind, whose name is no file, and leaves the name at the run's
+coordinator.
 The others connect and say which rows they want. It answers with the open descriptors
 of the ring and of two eventfds. Only processes of the same user are let in. The
 connection stays: its end tells a process that the first one is gone.
@@ -45,7 +46,7 @@ from mjax.data import host_socket
 from mjax.data.host_reader import FIELDS, Block, Job, Reading
 from mjax.data.reader_keeper import Keeper
 from mjax.data.ring import COUNTERS, Layout, Ring, TornRowError, create
-from mjax.mesh import hosts
+from mjax.processes import hosts
 
 _TORN_S = 1.0
 _count = itertools.count()

@@ -20,7 +20,7 @@ from mjax.data.host_reader import FIELDS, Block, Reading
 from mjax.data.host_rows import HostRows, open_rows
 from mjax.data.samples import NO_TARGET, Samples
 from mjax.data.stream import Stream
-from mjax.mesh.hosts import this_host
+from mjax.processes.hosts import this_host
 
 Batch = dict[str, jax.Array]
 """Int32 [B, T] each: one array a name of `FIELDS`."""

@@ -8,7 +8,8 @@ import jax
 from mjax import flags
 from mjax.mesh.axes import MeshConfig, resolve
 from mjax.mesh.build import build_mesh, describe
-from mjax.mesh.distributed import DistributedConfig, simulate_devices, start
+from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
+from mjax.processes.distributed import DistributedConfig, start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ def main(wanted: Flags) -> None:
     """Build the mesh that the flags describe and print it from process 0."""
     if wanted.simulate_devices is not None:
         simulate_devices(wanted.simulate_devices)
+    load_plugin_without_gpu()
     start(wanted.distributed)
     sizes = resolve(wanted.mesh, jax.device_count())
     mesh = build_mesh(sizes, tp_across_hosts=wanted.mesh.tp_across_hosts)

@@ -14,7 +14,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.build import build_mesh
-from mjax.mesh.distributed import load_plugin_without_gpu
+from mjax.mesh.devices import load_plugin_without_gpu
 from mjax.mesh.gpus import GPUS, Gpu
 
 

@@ -15,7 +15,7 @@ from mjax.ckpt.manifest import DamagedError, Leaf
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.saving import Job, Writer
 from mjax.ckpt.store import Retention, Store
-from mjax.mesh.board import Board
+from mjax.processes.board import Board
 
 WHOLE = {
     "a": np.arange(12, dtype=np.float32).reshape(4, 3),

@@ -10,7 +10,7 @@ from mjax.data import loader as loader_module
 from mjax.data.dataset import Dataset
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.data.stream import Stream
-from mjax.mesh.hosts import Host
+from mjax.processes.hosts import Host
 
 BATCH = 8
 

@@ -13,7 +13,7 @@ import numpy as np
 from mjax.config import parse
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
-from mjax.mesh.distributed import simulate_devices
+from mjax.mesh.devices import simulate_devices
 from mjax.recipes import RECIPES
 from mjax.traced import trace_step
 

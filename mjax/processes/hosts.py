@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from mjax.mesh.distributed import wait_for_all
+from mjax.processes.distributed import wait_for_all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

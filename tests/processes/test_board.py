@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from mjax.mesh.board import Board
+from mjax.processes.board import Board
 
 
 def test_a_text_is_read_under_its_name_and_key():

@@ -6,7 +6,7 @@ import pytest
 from jax._src.distributed import global_state
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-from mjax.mesh import hosts
+from mjax.processes import hosts
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import pytest
 
-from mjax.mesh import distributed
-from mjax.mesh.distributed import DistributedConfig, simulate_devices, start
+from mjax.processes import distributed
+from mjax.processes.distributed import DistributedConfig, start
 
 ROOT = pathlib.Path(__file__).parents[2]
 JOIN_AND_SUM = pathlib.Path(__file__).with_name("join_and_sum.py")
@@ -77,7 +77,7 @@ def run_processes(
 def run_one(config: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run one process that only starts."""
     code = (
-        "from mjax.mesh.distributed import DistributedConfig, start\n"
+        "from mjax.processes.distributed import DistributedConfig, start\n"
         f"start(DistributedConfig(**{dict(config)!r}))\n"
     )
     return subprocess.run(
@@ -373,11 +373,6 @@ def test_malformed_coordinator_is_refused(address: str):
 def test_ipv6_coordinator_stands_in_brackets():
     config = DistributedConfig(coordinator="[::1]:80", num_processes=2, process_id=0)
     assert config.coordinator == "[::1]:80"
-
-
-def test_simulating_no_device_is_refused():
-    with pytest.raises(ValueError, match=r"--simulate-devices must be .* got 0"):
-        simulate_devices(0)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mjax.mesh import axes, build, distributed
+from mjax.mesh import axes, build, devices
+from mjax.processes import distributed
 
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    distributed.simulate_devices(asked["devices"])
+    devices.simulate_devices(asked["devices"])
     distributed.start(distributed.DistributedConfig(**asked["distributed"]))
     config = axes.MeshConfig(**asked["mesh"])
     mesh = build.build_mesh(axes.resolve(config, jax.device_count()))

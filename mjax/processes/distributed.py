@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 import warnings
-from pathlib import Path
 
 import jax
 
@@ -85,34 +84,6 @@ class _Rendezvous:
     source: str
 
 
-def simulate_devices(num_devices: int) -> None:
-    """Make this process run on simulated CPU devices.
-
-    Args:
-      num_devices: devices of this process.
-    Raises:
-      ValueError: num_devices is less than 1.
-      RuntimeError: a device has been touched already.
-    """
-    if num_devices < 1:
-        raise ValueError(f"--simulate-devices must be at least 1, got {num_devices}")
-    jax.config.update("jax_num_cpu_devices", num_devices)
-    jax.config.update("jax_platforms", "cpu")
-
-
-def load_plugin_without_gpu() -> None:
-    """Let jax's CUDA plugin load without a GPU, nor the libraries to run on one.
-
-    Such a plugin is there to compile (the `[plan]` extra). Without this, jax prints an
-    error for the cuDNN that it misses and leaves the plugin out. With a GPU, or after a
-    device has been touched, nothing changes.
-    """
-    # The files by which jax itself looks for a GPU (jax/_src/hardware_utils.py).
-    drivers = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
-    if not any(Path(path).exists() for path in drivers):
-        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-
-
 def start(config: DistributedConfig) -> None:
     """Join the other processes of the run; do nothing in a run of one.
 
@@ -122,7 +93,6 @@ def start(config: DistributedConfig) -> None:
       RuntimeError: the processes did not meet in time, or the launcher's environment
         cannot be used. jax cannot be started again in this process.
     """
-    load_plugin_without_gpu()
     if config.num_processes is None:
         found = _detect(config.timeout_s)
     elif config.coordinator is None or config.process_id is None:

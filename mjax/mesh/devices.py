@@ -1,0 +1,34 @@
+"""What this process may see of devices; call it before anything touches one."""
+
+import os
+from pathlib import Path
+
+import jax
+
+
+def simulate_devices(num_devices: int) -> None:
+    """Make this process run on simulated CPU devices.
+
+    Args:
+      num_devices: devices of this process.
+    Raises:
+      ValueError: num_devices is less than 1.
+      RuntimeError: a device has been touched already.
+    """
+    if num_devices < 1:
+        raise ValueError(f"--simulate-devices must be at least 1, got {num_devices}")
+    jax.config.update("jax_num_cpu_devices", num_devices)
+    jax.config.update("jax_platforms", "cpu")
+
+
+def load_plugin_without_gpu() -> None:
+    """Let jax's CUDA plugin load without a GPU, nor the libraries to run on one.
+
+    Such a plugin is there to compile (the `[plan]` extra). Without this, jax prints an
+    error for the cuDNN that it misses and leaves the plugin out. With a GPU, or after a
+    device has been touched, nothing changes.
+    """
+    # The files by which jax itself looks for a GPU (jax/_src/hardware_utils.py).
+    drivers = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
+    if not any(Path(path).exists() for path in drivers):
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")

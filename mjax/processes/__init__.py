@@ -1,0 +1,1 @@
+"""The processes of a run: start, hosts, texts that they share."""
