@@ -15,7 +15,6 @@ from etils import epath
 from jaxtyping import PyTree
 
 from mjax.ckpt import places, placing
-from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
@@ -24,6 +23,7 @@ from mjax.config import from_json
 from mjax.hugging_face import families
 from mjax.hugging_face.params import open_params
 from mjax.model import ModelConfig
+from mjax.processes.agreement import Agreement
 
 _NAMED_DIFFERENCES = 5
 
@@ -51,7 +51,7 @@ def open_weights(
         checkpoints (their newest is taken) or one checkpoint.
       model: of this run.
       abstract_params: shapes of the parameters in canonical form.
-      agreement: of all processes, that knows ValueError.
+      agreement: of all processes.
     Raises:
       ValueError: there is no model, or it does not fit.
       RuntimeError: files are missing or damaged.
@@ -101,7 +101,7 @@ def initial_params(
     Args:
       weights: that fit.
       abstract_params: in canonical form, with NamedShardings.
-      agreement: of all processes, that knows ValueError.
+      agreement: of all processes.
     Returns:
       the same tree of arrays, in the dtypes that it asks for.
     Raises:

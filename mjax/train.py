@@ -25,7 +25,6 @@ from jax.sharding import Mesh
 
 import mjax
 from mjax import loop, memory, metrics, report, report_pipeline, work_dir
-from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.recovery import LostError, check_matches
 from mjax.config import (
@@ -45,7 +44,8 @@ from mjax.init_from import Weights, initial_params, open_weights
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
-from mjax.processes.distributed import start, wait_for_all
+from mjax.processes.agreement import DAY_S, Agreement
+from mjax.processes.distributed import start
 from mjax.recipes import RECIPES
 from mjax.step import Program
 from mjax.traced import trace_step
@@ -134,9 +134,9 @@ def prepare(
         _say(line)
     _say(report.describe_memory(config, sizes, needed))
     _check_memory(config, sizes, mesh, needed)
-    wait_for_all("data and program are built")
-    path = Path(work_dir.agree(lambda: _settle_work_dir(config, command)))
-    agreement = Agreement((ValueError,))
+    agreement = Agreement("start")
+    agreement.together(lambda: None, timeout_s=DAY_S)  # data and program are built
+    path = Path(agreement.decide(lambda: _settle_work_dir(config, command)))
     checkpoints, is_new = None, True
     if not command.dry_run:
         checkpoints = Checkpoints(path, config.ckpt)
@@ -153,7 +153,7 @@ def prepare(
             )
     weights = _open_weights(config, program, agreement) if is_new else None
     if not command.dry_run:
-        work_dir.agree(lambda: _claim_work_dir(config, path))
+        agreement.decide(lambda: _claim_work_dir(config, path))
         _say(f"work dir {path}, resume with: {work_dir.resume_command(argv, path)}")
     return Run(
         config=config,
@@ -339,8 +339,8 @@ def _check_memory(
 def _compile(run: Run) -> Program:
     """Compile the training step ahead of time and say how long it took."""
     started_s = time.perf_counter()
-    compiled = run.step.lower().compile()
-    wait_for_all("the step is compiled")
+    # gloo ends a process that waits 30 s for the others in the first collective.
+    compiled = run.agreement.together(lambda: run.step.lower().compile())
     _say(f"start-up: compile {time.perf_counter() - started_s:.1f} s")
     return dataclasses.replace(run.program, train_step=compiled)
 

@@ -12,49 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
 from mjax import checked_json
 from mjax.metrics import write_json
 
 Difference = tuple[str, Any, Any]
 """A field, its value in the work dir, its value in this run."""
-
-_MAX_ANSWER_BYTES = 16384
-# JSON spells a character in 12 bytes at most, and needs a few around the text.
-_MAX_ERROR_CHARS = _MAX_ANSWER_BYTES // 12 - 10
-
-
-def agree(decide: Callable[[], str]) -> str:
-    """Decide on rank 0 and give every process the same answer.
-
-    Args:
-      decide: called on rank 0 only.
-    Raises:
-      ValueError: `decide` raised it; every process raises it with the same message.
-      RuntimeError: a file could not be read or written on rank 0; likewise.
-    """
-    answer = {}
-    if jax.process_index() == 0:
-        try:
-            answer = {"value": decide()}
-        except ValueError as error:
-            answer = {"error": str(error)[:_MAX_ERROR_CHARS]}
-        except OSError as error:
-            answer = {"failure": str(error)[:_MAX_ERROR_CHARS]}
-    if jax.process_count() > 1:
-        text = json.dumps(answer).encode()
-        buffer = np.zeros(_MAX_ANSWER_BYTES, np.uint8)
-        buffer[: len(text)] = np.frombuffer(text, np.uint8)
-        buffer = np.asarray(multihost_utils.broadcast_one_to_all(buffer))
-        answer = json.loads(bytes(buffer).rstrip(b"\0"))
-    if "error" in answer:
-        raise ValueError(answer["error"])
-    if "failure" in answer:
-        raise RuntimeError(answer["failure"])
-    return answer["value"]
 
 
 def choose(work_dir: str | None, recipe: str) -> Path:

@@ -29,7 +29,8 @@ from mjax.mesh.build import build_mesh
 from mjax.mesh.devices import simulate_devices
 from mjax.model import ModelConfig
 from mjax.optim import OptimConfig
-from mjax.processes.distributed import DistributedConfig, start, wait_for_all
+from mjax.processes.agreement import Agreement
+from mjax.processes.distributed import DistributedConfig, start
 from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
 from scripts.evidence import REPOSITORY, Table
 
@@ -176,7 +177,7 @@ def be_one_process(asked: dict[str, Any]) -> None:
     if "damage" in asked:
         if jax.process_index() == 0:
             flip_a_bit(folder / "checkpoints" / "2" / "state" / "ocdbt.process_3" / "d")
-        wait_for_all("a file is damaged")
+        Agreement("a file is damaged").together(lambda: None)
     second = Checkpoints(folder, CkptConfig())
     before = _rchar()
     restored = second.restore(program.abstract_saved)

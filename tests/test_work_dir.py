@@ -108,35 +108,3 @@ def test_an_old_run_moves_aside_each_time_to_a_new_name(tmp_path):
 )
 def test_the_resume_command_is_the_same_with_the_work_dir(argv, command):
     assert work_dir.resume_command(argv, work_dir.Path("runs/x")) == command
-
-
-def test_a_decision_reaches_the_caller():
-    assert work_dir.agree(lambda: "runs/x") == "runs/x"
-
-
-def test_a_refused_decision_is_raised():
-    def refuse():
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        work_dir.agree(refuse)
-
-
-def test_a_long_refusal_of_several_processes_is_cut_and_still_read(monkeypatch):
-    def refuse():
-        raise ValueError("é\0😀" * 100_000)
-
-    monkeypatch.setattr(work_dir.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(
-        work_dir.multihost_utils, "broadcast_one_to_all", lambda buffer: buffer
-    )
-    with pytest.raises(ValueError, match="é"):
-        work_dir.agree(refuse)
-
-
-def test_a_file_error_of_rank_0_is_shared_as_the_world_failing():
-    def lose_the_disk():
-        raise OSError(5, "Input/output error", "runs/x")
-
-    with pytest.raises(RuntimeError, match="Input/output error"):
-        work_dir.agree(lose_the_disk)

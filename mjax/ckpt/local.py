@@ -248,7 +248,7 @@ class LocalCopies:
 
 
 def to_text(offers: list[Offer]) -> str:
-    """Write offers for the board."""
+    """Write offers for the other processes."""
     return json.dumps([dataclasses.asdict(offer) for offer in offers])
 
 

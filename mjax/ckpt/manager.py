@@ -24,7 +24,6 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostCopy, HostMemory
 from mjax.ckpt.journal import SAVED, Journal, new_save_id, origin_of
@@ -33,7 +32,8 @@ from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.recovery import LostError, Recovery, Restored, by_path
 from mjax.ckpt.saving import Attempt, Job, Writer
 from mjax.ckpt.store import Store
-from mjax.processes.board import Board
+from mjax.processes.agreement import Agreement
+from mjax.processes.key_value import KeyValueStore
 
 _LAST_ATTEMPTS = 8  # over about two minutes
 # Every process opens its folders in the same order: the number is the same in all.
@@ -68,14 +68,14 @@ class Checkpoints:
         self._config = config
         self._work_dir = work_dir
         self._journal = Journal(work_dir / "checkpoints.jsonl")
-        self._agreement = Agreement((ValueError, LostError))
+        self._agreement = Agreement("checkpoints", (LostError,))
         self._memory = HostMemory()
         self._copies: LocalCopies | None = None
         self._last_good_step = 0
         self._wanted_step: int | None = None
         self._error: str | None = None
         self._run_id: str | None = None
-        writers = Board(f"ckpt/{next(_opened)}")
+        writers = KeyValueStore(f"ckpt/{next(_opened)}")
         self._writer = Writer(
             self.store,
             config.retention,

@@ -14,12 +14,12 @@ import jax
 from jaxtyping import PyTree
 
 from mjax.ckpt import local, manifest, placing
-from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.journal import QUARANTINED, Journal
 from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store
+from mjax.processes.agreement import Agreement
 
 _NAMED_DIFFERENCES = 5
 

@@ -1,14 +1,14 @@
 """Stage 2 of a save: from host memory to the store, in the background.
 
-One thread in each process. Process 0 makes the folder and names it on the board. Every
+One thread in each process. Process 0 makes the folder and names it to the others. Every
 process sums and writes its pieces; process 0 merges the parts and writes the manifest;
 every process reads its pieces back out of the whole and compares them with the sums of
 the host copy; process 0 renames the folder. If anything fails anywhere, the folder is
 deleted and the same host copy is tried again after a pause, until it succeeds or a
 newer copy takes its place.
 
-Everything is agreed on the board, through the coordination service: no collective runs
-in the background, and no process waits for one that has failed.
+Everything is agreed through the key-value store: no collective runs in the background,
+and no process waits for one that has failed.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from mjax.ckpt.host_copy import HostCopy, HostLeaf, why_unusable
 from mjax.ckpt.manifest import Leaf, Manifest, Piece, Pieces
 from mjax.ckpt.saved_step import read_checked
 from mjax.ckpt.store import Retention, Store, manifest_in, pieces_in, write_file
-from mjax.processes.board import Board
+from mjax.processes.key_value import KeyValueStore
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _DAY_S = 86_400.0
@@ -84,7 +84,7 @@ class Writer:
         self,
         store: Store,
         retention: Retention,
-        board: Board,
+        texts: KeyValueStore,
         *,
         refused: Callable[[], Container[tuple[int, str]]],
         timeout_s: int,
@@ -94,7 +94,7 @@ class Writer:
         Args:
           store: where steps go.
           retention: which older ones stay.
-          board: shared with the writers of the other processes, and with nobody else.
+          texts: shared with the writers of the other processes, and with nobody else.
           refused: returns (step, save id) of what may not be restored.
           timeout_s: after this an attempt in which a process does not answer fails.
         """
@@ -102,7 +102,7 @@ class Writer:
         """How tries went, on process 0."""
         self.saved_step: int | None = None
         """The last step that was committed, or from which the run goes on."""
-        self._store, self._retention, self._board = store, retention, board
+        self._store, self._retention, self._texts = store, retention, texts
         self._refused, self._timeout_s = refused, timeout_s
         self._rank, self._num = jax.process_index(), jax.process_count()
         self._tries = 0
@@ -198,7 +198,7 @@ class Writer:
                 return
             self._superseded.wait(pause_s)
             if not self._begin_try():
-                self._board.post(self._key("go"), _ABANDONED)
+                self._texts.post(self._key("go"), _ABANDONED)
                 self._tries += 1
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -213,13 +213,13 @@ class Writer:
             folder = self._store.begin(job.step, num_bytes)
         except OSError as problem:
             error = _in_words(problem)
-        self._board.post(self._key("go"), folder.as_posix() if folder else "")
+        self._texts.post(self._key("go"), folder.as_posix() if folder else "")
         if folder is not None:
             part = _write_part(folder, job.copy, 0)
             sums = self._collect("done", part.file_sum, part.error)
             error = sums.error or _merge(folder, job, leaves, sums.values)
             pause_s = None if _UNUSABLE in sums.values else pause_s
-            self._board.post(self._key("merged"), "" if error else "yes")
+            self._texts.post(self._key("merged"), "" if error else "yes")
             if not error:
                 started_s = time.perf_counter()
                 problem = _read_back(folder, part)
@@ -231,7 +231,7 @@ class Writer:
                 with contextlib.suppress(OSError):
                     folder.rmtree()
         result = {"error": error, "again": bool(error) and pause_s is not None}
-        self._board.post(self._key("result"), json.dumps(result))
+        self._texts.post(self._key("result"), json.dumps(result))
         self._next_try()
         attempt = Attempt(
             step=job.step,
@@ -267,7 +267,7 @@ class Writer:
         for rank in range(1, self._num):
             try:
                 left_s = max(0.1, until_s - time.monotonic())
-                text = self._board.read(self._key(f"{key}/{rank}"), timeout_s=left_s)
+                text = self._texts.read(self._key(f"{key}/{rank}"), timeout_s=left_s)
             except TimeoutError:
                 problems.append(f"process {rank} did not answer ({self._timeout_s} s)")
                 continue
@@ -289,7 +289,7 @@ class Writer:
     def _follow(self, job: Job) -> None:
         is_over = False
         while not is_over:
-            folder = self._board.read(self._key("go"), timeout_s=_DAY_S)
+            folder = self._texts.read(self._key("go"), timeout_s=_DAY_S)
             if folder == _ABANDONED:
                 self._tries += 1
                 return
@@ -297,9 +297,9 @@ class Writer:
                 path = epath.Path(folder)
                 part = _write_part(path, job.copy, self._rank)
                 self._answer("done", part.file_sum, part.error)
-                if self._board.read(self._key("merged"), timeout_s=_DAY_S):
+                if self._texts.read(self._key("merged"), timeout_s=_DAY_S):
                     self._answer("checked", 0, _read_back(path, part))
-            text = self._board.read(self._key("result"), timeout_s=_DAY_S)
+            text = self._texts.read(self._key("result"), timeout_s=_DAY_S)
             result = json.loads(text)
             is_over = not result["again"]
             if result["error"] is None:
@@ -308,15 +308,15 @@ class Writer:
 
     def _answer(self, key: str, value: int, error: str | None) -> None:
         text = json.dumps([value, error])
-        self._board.post(self._key(f"{key}/{self._rank}"), text)
+        self._texts.post(self._key(f"{key}/{self._rank}"), text)
 
     def _key(self, name: str) -> str:
         return f"{self._tries}/{name}"
 
     def _next_try(self) -> None:
         if self._rank == 0:  # which has read them
-            self._board.remove(self._key("done"))
-            self._board.remove(self._key("checked"))
+            self._texts.remove(self._key("done"))
+            self._texts.remove(self._key("checked"))
         self._tries += 1
 
 

@@ -13,8 +13,8 @@ one loader per machine writes to shared memory, and every worker copies its part
     other processes ------- copy rows ------------'
 
 How they meet. The first process of the host (`processes.hosts`) listens on a Unix
-socket of the abstract kind, whose name is no file, and leaves the name at the run's
-coordinator.
+socket of the abstract kind, whose name is no file, and posts the name in the run's
+key-value store.
 The others connect and say which rows they want. It answers with the open descriptors
 of the ring and of two eventfds. Only processes of the same user are let in. The
 connection stays: its end tells a process that the first one is gone.
@@ -47,6 +47,7 @@ from mjax.data.host_reader import FIELDS, Block, Job, Reading
 from mjax.data.reader_keeper import Keeper
 from mjax.data.ring import COUNTERS, Layout, Ring, TornRowError, create
 from mjax.processes import hosts
+from mjax.processes.key_value import KeyValueStore
 
 _TORN_S = 1.0
 _count = itertools.count()
@@ -195,11 +196,11 @@ def open_rows(wanted: Sequence[Block], reading: Reading) -> HostRows:
       RuntimeError: the processes did not meet.
     """
     host = hosts.this_host()
-    key = f"loader {next(_count)} of the host of {host.first}"
+    addresses, key = KeyValueStore(f"readers/{next(_count)}"), f"{host.first}"
     if host.process != host.first:
-        return follow(wanted, hosts.look_up(key, host_socket.MEET_S))
+        return follow(wanted, _address(addresses, key))
     with host_socket.listen() as listener:
-        hosts.publish(key, host_socket.address(listener))
+        addresses.post(key, host_socket.address(listener))
         guests = host_socket.accept(listener, len(host.processes) - 1)
     if host.process == 0:
         print(
@@ -207,6 +208,16 @@ def open_rows(wanted: Sequence[Block], reading: Reading) -> HostRows:
             flush=True,
         )
     return lead(wanted, reading, guests)
+
+
+def _address(addresses: KeyValueStore, first: str) -> str:
+    try:
+        return addresses.read(first, timeout_s=host_socket.MEET_S)
+    except TimeoutError:
+        raise RuntimeError(
+            f"process {first}, the first of this host, did not open the socket of the "
+            f"data reader within {host_socket.MEET_S} s; its output may say why"
+        ) from None
 
 
 def lead(

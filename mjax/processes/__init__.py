@@ -1,1 +1,1 @@
-"""The processes of a run: start, hosts, texts that they share."""
+"""The processes of a run: start, hosts, key-value store, agreement."""

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import warnings
+from typing import Any
 
 import jax
 
@@ -117,20 +118,26 @@ def start(config: DistributedConfig) -> None:
     _join(found, config.timeout_s)
 
 
-def wait_for_all(place: str) -> None:
-    """Wait until every process of the run is here; do nothing in a run of one.
+def rank() -> int:
+    """Return the number of this process, from 0; touch no device."""
+    return _state().process_id
 
-    Processes read and compile at different speeds, and the first collective between
-    them waits for the slowest: gloo gives up after 30 s (jax 0.11 and 0.12). This wait
-    goes through the coordinator and has a day; a process that dies ends it.
 
-    Args:
-      place: name of the point in the program, each one once.
-    """
-    from jax._src.distributed import global_state  # the public barrier is a collective
+def num_processes() -> int:
+    """Return the number of processes in the run; touch no device."""
+    return _state().num_processes
 
-    if global_state.client is not None:
-        global_state.client.wait_at_barrier(f"mjax {place}", timeout_in_ms=86_400_000)
+
+def client() -> Any:
+    """Return jax's client of the key-value store; None in a run of one process."""
+    return _state().client
+
+
+def _state() -> Any:
+    # The store has no public name, and jax.process_index() would start the devices.
+    from jax._src.distributed import global_state
+
+    return global_state
 
 
 def _detect(timeout_s: int) -> _Rendezvous | None:

@@ -1,7 +1,7 @@
 """Which processes of the run share this host.
 
 Enters: a run that has been started (`distributed.start`). Leaves: the processes beside
-this one, and words that they can leave for each other at the coordinator.
+this one.
 
 Two processes share a host when they see one kernel (its boot id), one host name and one
 network namespace: then a Unix socket of the abstract kind that one of them opens can be
@@ -15,11 +15,10 @@ import hashlib
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
-import jax
-
-from mjax.processes.distributed import wait_for_all
+from mjax.processes import distributed
+from mjax.processes.agreement import Agreement
+from mjax.processes.key_value import KeyValueStore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,50 +42,17 @@ class Host:
 def this_host() -> Host:
     """Return who shares this host; every process of the run must call it.
 
-    Each process asks the coordinator for its own host only: what is sent grows with the
+    Each process lists its own host only: what is sent grows with the
     processes of the run, not with their square.
     """
-    client, process = _client()
-    if client is None:
-        return Host(name=socket.gethostname(), processes=(0,), process=0)
-    folder = f"mjax/hosts/{_identity()}/"
-    client.key_value_set(f"{folder}{process}", "")
-    wait_for_all("the hosts are known")
-    keys = [key for key, _ in client.key_value_dir_get(folder)]
-    processes = sorted(int(key.rpartition("/")[2]) for key in keys)
-    return Host(name=socket.gethostname(), processes=tuple(processes), process=process)
-
-
-def publish(name: str, text: str) -> None:
-    """Leave a text at the coordinator for other processes; each name once."""
-    client, _ = _client()
-    assert client is not None  # of a run of one: there is nobody to read it
-    client.key_value_set(f"mjax/{name}", text)
-
-
-def look_up(name: str, timeout_s: int) -> str:
-    """Return what another process has published, waiting for it.
-
-    Raises:
-      RuntimeError: it was not published within timeout_s.
-    """
-    client, _ = _client()
-    assert client is not None
-    try:
-        return client.blocking_key_value_get(f"mjax/{name}", timeout_s * 1000)
-    except jax.errors.JaxRuntimeError as error:
-        raise RuntimeError(
-            f"no process has published {name!r} within {timeout_s} s: {error}"
-        ) from error
-
-
-def _client() -> tuple[Any, int]:
-    """Return jax's client of the coordinator, None in a run of one, and our index."""
-    from jax._src.distributed import (
-        global_state,
-    )  # no public way to the key-value store
-
-    return global_state.client, global_state.process_id
+    name, process = socket.gethostname(), distributed.rank()
+    if distributed.num_processes() == 1:
+        return Host(name=name, processes=(0,), process=0)
+    store, identity = KeyValueStore("hosts"), _identity()
+    store.post(f"{identity}/{process}", "")
+    Agreement("hosts").together(lambda: None)
+    processes = sorted(int(other) for other in store.names(identity))
+    return Host(name=name, processes=tuple(processes), process=process)
 
 
 def _identity() -> str:

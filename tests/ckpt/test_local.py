@@ -4,15 +4,12 @@ import dataclasses
 import json
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from mjax import loop, train
 from mjax.ckpt import placing
-from mjax.ckpt.agreement import Agreement
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostMemory
 from mjax.ckpt.local import LocalCopies, Offer
@@ -21,6 +18,7 @@ from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.recovery import LostError, by_path, leaf_of
 from mjax.config import Command, TrainConfig, to_json
 from mjax.data.dataset import Dataset
+from mjax.processes.agreement import Agreement
 from tests.ckpt.states import (
     abstract,
     assert_same,
@@ -227,44 +225,6 @@ def test_a_copied_work_dir_is_another_run(started, states, tmp_path, local_dir):
 # --------------------------------------------------------------------- at the start
 
 
-@pytest.fixture
-def both():
-    """Return the agreements of two processes, of which one is a thread here."""
-    first, second = Agreement((ValueError,)), Agreement((ValueError,))
-    second._board = first._board
-    for rank, agreement in enumerate((first, second)):
-        agreement.rank, agreement.num = rank, 2
-    return first, second
-
-
-@pytest.mark.parametrize(
-    ("error", "own", "other"),
-    [
-        (json.JSONDecodeError("bad", "", 0), json.JSONDecodeError, ValueError),
-        (DamagedError("bad"), DamagedError, RuntimeError),
-        (OSError("bad"), RuntimeError, RuntimeError),
-        (KeyError("bad"), KeyError, RuntimeError),
-    ],
-)
-def test_what_fails_in_one_process_fails_in_all(both, error, own, other):
-    def fail():
-        raise error
-
-    with ThreadPoolExecutor(2) as pool:
-        acts = zip(both, (lambda: 1, fail), strict=True)
-        ended = [pool.submit(agreement.together, act) for agreement, act in acts]
-        raised: list[Any] = [future.exception(60) for future in ended]
-    assert [type(problem) for problem in raised] == [other, own]
-    assert str(raised[0]).startswith("process 1: ")
-    assert "bad" in str(raised[0])
-
-
-def test_what_succeeds_in_all_processes_is_returned_in_each(both):
-    with ThreadPoolExecutor(2) as pool:
-        ended = [pool.submit(a.together, lambda a=a: a.rank) for a in both]
-    assert [future.result(60) for future in ended] == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -306,9 +266,7 @@ def test_damage_of_what_init_from_names_is_one_line(opened, states, tmp_path, ca
     path = manager.store.path(1)
     (path / "checkpoint.json").write_text("{")
     with pytest.raises(RuntimeError) as caught:
-        train.open_weights(
-            str(tmp_path), TrainConfig().model, {}, Agreement((ValueError,))
-        )
+        train.open_weights(str(tmp_path), TrainConfig().model, {}, Agreement("test"))
     assert train._refused(caught.value) == loop.FAILED
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: 1/checkpoint.json ")

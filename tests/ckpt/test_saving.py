@@ -1,4 +1,4 @@
-"""Writing in the background: two processes, as two threads with one board."""
+"""Writing in the background: two processes, as two threads with one key-value store."""
 
 import dataclasses
 import time
@@ -15,7 +15,7 @@ from mjax.ckpt.manifest import DamagedError, Leaf
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.saving import Job, Writer
 from mjax.ckpt.store import Retention, Store
-from mjax.processes.board import Board
+from mjax.processes.key_value import KeyValueStore
 
 WHOLE = {
     "a": np.arange(12, dtype=np.float32).reshape(4, 3),
@@ -59,8 +59,8 @@ def writers(tmp_path, monkeypatch, request):
         with monkeypatch.context() as patched:
             patched.setattr(jax, "process_index", lambda rank=rank: rank)
             patched.setattr(jax, "process_count", lambda: 2)
-            store, board = Store(tmp_path), Board(request.node.name)
-            made.append(Writer(store, Retention(), board, refused=set, timeout_s=60))
+            store, texts = Store(tmp_path), KeyValueStore(request.node.name)
+            made.append(Writer(store, Retention(), texts, refused=set, timeout_s=60))
     yield made
     for writer in made:
         writer.supersede()

@@ -1,0 +1,112 @@
+"""Texts that all processes of a run share, kept by jax's coordination service.
+
+No collective runs and no device is touched: texts can be exchanged before devices are
+known, while they compute, and from background threads. A text may have any length. In
+a run of one process a dictionary takes the place of the service.
+"""
+
+import threading
+import time
+from typing import Any
+
+import jax
+
+from mjax.processes import distributed
+
+_SLICE_S = 1.0
+_LEAST_S = 0.1  # the service is asked at least once, and answers
+
+
+class KeyValueStore:
+    """Texts under a name that all processes of the run share.
+
+    A key is posted once. To change a text, post it under another key.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Open the store of that name, the same in every process."""
+        self._prefix = f"mjax/{name}/"
+        self._client: Any = distributed.client() or _in_this_process
+
+    def post(self, key: str, text: str) -> None:
+        """Let every process read a text.
+
+        Raises:
+          RuntimeError: the key was posted already, or the coordinator is gone.
+        """
+        try:
+            self._client.key_value_set(self._prefix + key, text)
+        except jax.errors.JaxRuntimeError as error:
+            raise _failed("post", self._prefix + key, error) from error
+
+    def read(self, key: str, *, timeout_s: int | float) -> str:
+        """Wait for a text and return it.
+
+        Raises:
+          TimeoutError: it was not posted in time.
+          RuntimeError: the coordinator is gone.
+        """
+        until_s = time.monotonic() + timeout_s
+        while True:
+            # A signal handler of Python runs between two waits only.
+            left_s = min(until_s - time.monotonic(), _SLICE_S)
+            try:
+                return self._client.blocking_key_value_get(
+                    self._prefix + key, int(1e3 * max(left_s, _LEAST_S))
+                )
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise _failed("read", self._prefix + key, error) from error
+            if time.monotonic() >= until_s:
+                raise TimeoutError(
+                    f"{self._prefix}{key} was not posted within {timeout_s:.0f} s"
+                )
+
+    def names(self, key: str) -> list[str]:
+        """List the names of the texts below `key/`, without waiting."""
+        folder = f"{self._prefix}{key}/"
+        found = self._client.key_value_dir_get(folder)
+        return [name.removeprefix(folder) for name, _ in found]
+
+    def remove(self, key: str) -> None:
+        """Remove a text, or all texts below `key/`."""
+        self._client.key_value_delete(self._prefix + key)
+
+
+class _InThisProcess:
+    """The part of jax's client that is used here, for a run of one process."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def key_value_set(self, key: str, text: str) -> None:
+        with self._changed:
+            if key in self._texts:
+                raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: key {key}")
+            self._texts[key] = text
+            self._changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, timeout_ms: int) -> str:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._texts, timeout_ms / 1e3):
+                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: key {key}")
+            return self._texts[key]
+
+    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
+        with self._changed:
+            return [(k, v) for k, v in self._texts.items() if k.startswith(folder)]
+
+    def key_value_delete(self, key: str) -> None:
+        with self._changed:
+            for name in [*self._texts]:
+                if name == key or name.startswith(f"{key}/"):
+                    del self._texts[name]
+
+
+_in_this_process = _InThisProcess()
+
+
+def _failed(what: str, key: str, error: Exception) -> RuntimeError:
+    reason = str(error).splitlines()[0]
+    return RuntimeError(f"cannot {what} {key} at the coordinator: {reason}")
