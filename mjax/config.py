@@ -12,6 +12,7 @@ import math
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import tyro
@@ -419,6 +420,29 @@ class Command:
     """Build, check and compile everything, then leave."""
     restart_from_scratch: bool = False
     """Move an old run in the work dir aside (nothing is deleted) and begin anew."""
+
+
+_OF_ONE_PROCESS = (
+    *("distributed.coordinator", "distributed.process_id", "distributed.timeout_s"),
+    "data.cache_dir",
+)
+
+
+def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
+    """Return what the processes of a run must have in common, by flag.
+
+    What belongs to one process or its host is left out. Relative folders that all
+    processes share are made absolute.
+    """
+    fields = dataclasses.asdict(command) | _flatten(json.loads(to_json(config)))
+    for name in _OF_ONE_PROCESS:
+        del fields[name]
+    # The folder is of one host; whether there is one is of all.
+    fields["ckpt.local_dir"] = None if fields["ckpt.local_dir"] is None else "given"
+    for name in ("work_dir", "ckpt.dir"):
+        if fields[name] is not None and "://" not in fields[name]:
+            fields[name] = str(Path(fields[name]).absolute())
+    return {f"--{name.replace('_', '-')}": value for name, value in fields.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

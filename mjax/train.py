@@ -33,6 +33,7 @@ from mjax.config import (
     check_sizes,
     parse,
     run_differences,
+    shared_facts,
     smaller,
     to_json,
     with_tokenizer,
@@ -44,8 +45,9 @@ from mjax.init_from import Weights, initial_params, open_weights
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
+from mjax.processes import distributed
 from mjax.processes.agreement import DAY_S, Agreement
-from mjax.processes.distributed import start
+from mjax.processes.comparison import check_same, code_facts
 from mjax.recipes import RECIPES
 from mjax.step import Program
 from mjax.traced import trace_step
@@ -53,6 +55,11 @@ from mjax.traced import trace_step
 _IMPORTED_S = time.perf_counter()
 _SAMPLE_TOKENS = 200
 _PARTING_S = 10
+_SAME_COMMAND = (
+    "Start all processes with the same flags, code and versions; only "
+    "--distributed.process-id, and folders of one host, may differ"
+)
+_SAME_DATA = "Give all hosts the same files under --data.path"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(to_json(config), end="")
         return loop.DONE
     try:
+        agreement = _start_processes(config, command)
         sizes = _start_devices(config)
         mesh = build_mesh(sizes, tp_across_hosts=config.mesh.tp_across_hosts)
         _say(describe(mesh))
@@ -93,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return loop.DONE
         _say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
-        run = prepare(config, command, sizes, mesh, argv)
+        run = prepare(config, command, sizes, mesh, agreement, argv)
         _say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except Exception as error:
         return _refused(error)
@@ -113,6 +121,7 @@ def prepare(
     command: Command,
     sizes: AxisSizes,
     mesh: Mesh,
+    agreement: Agreement,
     argv: Sequence[str],
 ) -> Run:
     """Open the data, settle the work dir, build the program; compile nothing.
@@ -122,7 +131,10 @@ def prepare(
     Raises:
       ValueError: bad input, with the value and the fix; see the docs of the parts.
     """
-    dataset = open_dataset(config.data, seed=config.seed)
+    dataset = agreement.together(
+        lambda: open_dataset(config.data, seed=config.seed), timeout_s=DAY_S
+    )
+    check_same(agreement, {"data": dataset.fingerprint}, _SAME_DATA)
     config = with_tokenizer(config, dataset.tokenizer.vocab_size)
     dataset.check_vocab_size(config.model.vocab_size)
     check_sizes(config, sizes)
@@ -134,8 +146,6 @@ def prepare(
         _say(line)
     _say(report.describe_memory(config, sizes, needed))
     _check_memory(config, sizes, mesh, needed)
-    agreement = Agreement("start")
-    agreement.together(lambda: None, timeout_s=DAY_S)  # data and program are built
     path = Path(agreement.decide(lambda: _settle_work_dir(config, command)))
     checkpoints, is_new = None, True
     if not command.dry_run:
@@ -244,14 +254,23 @@ def _refused(error: Exception) -> int:
     return exit_code
 
 
+def _start_processes(config: TrainConfig, command: Command) -> Agreement:
+    """Join the other processes, and see that all were started alike."""
+    distributed.start(config.distributed)
+    agreement = Agreement("start")
+    # Before the devices: unlike meshes would wait for each other there.
+    facts = shared_facts(config, command) | code_facts()
+    check_same(agreement, facts, _SAME_COMMAND)
+    return agreement
+
+
 def _start_devices(config: TrainConfig) -> AxisSizes:
-    """Start jax as the flags say; return the sizes of the mesh axes."""
+    """Start jax's devices as the flags say; return the sizes of the mesh axes."""
+    load_plugin_without_gpu()
     if config.simulate_devices is not None:
         simulate_devices(config.simulate_devices)
     cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
-    load_plugin_without_gpu()
-    start(config.distributed)
     sizes = resolve(config.mesh, jax.device_count())
     check_sizes(config, sizes)
     return sizes
@@ -479,7 +498,7 @@ def _leave(exit_code: int) -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if exit_code != loop.DONE and jax.process_count() > 1:
+    if exit_code != loop.DONE and distributed.num_processes() > 1:
         if exit_code != loop.FAILED:
             parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
             parting.start()

@@ -13,14 +13,17 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from mjax.ckpt.config import CkptConfig
 from mjax.config import (
     MAY_CHANGE,
     Command,
     TrainConfig,
+    _flatten,
     check_sizes,
     from_json,
     parse,
     run_differences,
+    shared_facts,
     to_json,
     with_fields,
     with_tokenizer,
@@ -587,6 +590,39 @@ def test_only_the_named_fields_may_change():
     assert model - held == {"model.attention", "model.remat"}
     data = {f"data.{field.name}" for field in dataclasses.fields(DataConfig)}
     assert data - held == {"data.cache_dir"}
+
+
+def test_processes_share_every_field_that_is_not_of_one_process_or_host():
+    facts = shared_facts(TrainConfig(), Command())
+    every = {
+        f"--{name.replace('_', '-')}"
+        for name in _flatten(dataclasses.asdict(TrainConfig()))
+    }
+    assert every - facts.keys() == {
+        *("--distributed.coordinator", "--distributed.process-id"),
+        *("--distributed.timeout-s", "--data.cache-dir"),
+    }
+    asked = {field.name.replace("_", "-") for field in dataclasses.fields(Command)}
+    assert {name.removeprefix("--") for name in facts.keys() - every} == asked
+    assert next(iter(facts)) == "--recipe"
+
+
+def test_folders_that_processes_share_are_compared_by_their_absolute_path(
+    tmp_path, monkeypatch
+):
+    def facts(folder, **ckpt):
+        monkeypatch.chdir(folder)
+        config = TrainConfig(work_dir="runs/a", ckpt=CkptConfig(**ckpt))
+        return shared_facts(config, Command())
+
+    (tmp_path / "b").mkdir()
+    here = facts(tmp_path, dir="gs://a/b", local_dir="/one")
+    there = facts(tmp_path / "b", dir="gs://a/b", local_dir="/two")
+    assert here["--work-dir"] == str(tmp_path / "runs" / "a")
+    assert there["--work-dir"] != here["--work-dir"]
+    assert {name for name in here if here[name] != there[name]} == {"--work-dir"}
+    # One process alone would wait for the copies of the others.
+    assert facts(tmp_path)["--ckpt.local-dir"] != here["--ckpt.local-dir"]
 
 
 def test_the_fields_that_may_change_exist():

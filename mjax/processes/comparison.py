@@ -1,0 +1,94 @@
+"""See that all processes of a run were started alike, before they wait for each other.
+
+Process 0 posts its facts; every process compares its own with these and answers with
+the differences alone, so that a run of thousands of processes is compared in seconds.
+No device is touched: processes of different meshes would wait for each other there.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import mjax
+from mjax.processes.agreement import Agreement, name_processes
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_JAX_OPTIONS = (
+    *("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion"),
+    *("jax_default_prng_impl", "jax_threefry_partitionable"),
+)
+_NAMED_DIFFERENCES = 10
+
+
+def code_facts() -> dict[str, Any]:
+    """Return what this process runs: each file of mjax by its hash, and versions."""
+    folder = Path(mjax.__file__).parent
+    files = {
+        str(path.relative_to(folder.parent)): (
+            hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        )
+        for path in folder.rglob("*.py")
+    }
+    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    options = {name: getattr(jax.config, name) for name in _JAX_OPTIONS}
+    return {**files, **versions, **options, "python": platform.python_version()}
+
+
+def check_same(agreement: Agreement, facts: Mapping[str, Any], fix: str) -> None:
+    """Refuse facts that are not the same in all processes; every process calls it.
+
+    Args:
+      agreement: of all processes.
+      facts: a name and a JSON value each, the most telling first.
+      fix: what to do, for people.
+    Raises:
+      ValueError: in all processes; it names the facts that differ, with their values
+        and processes.
+    """
+    ours = json.loads(json.dumps(facts))
+    first = json.loads(agreement.from_rank(0, json.dumps(ours)))
+    differing = {
+        name: [first.get(name), ours.get(name)]
+        for name in {**first, **ours}
+        if first.get(name) != ours.get(name)
+    }
+
+    def refuse(texts: Sequence[str]) -> str:
+        lines = _describe([json.loads(text) for text in texts])
+        if lines:
+            raise ValueError(
+                "the processes of this run differ:\n" + "\n".join(lines) + f"\n{fix}"
+            )
+        return ""
+
+    agreement.merge(json.dumps(differing), refuse)
+
+
+def _describe(answers: Sequence[Mapping[str, Sequence[Any]]]) -> list[str]:
+    """Write one line for each fact that differs.
+
+    Args:
+      answers: by rank; facts that differ to the values of process 0 and of the rank.
+    """
+    holders: dict[str, dict[str, list[int]]] = {}
+    for rank, differing in enumerate(answers):
+        for name, (first, own) in differing.items():
+            values = holders.setdefault(name, {json.dumps(first): [0]})
+            values.setdefault(json.dumps(own), []).append(rank)
+    lines = []
+    for name, values in holders.items():
+        (first, _), *others = values.items()
+        num_first = len(answers) - sum(len(ranks) for _, ranks in others)
+        words = [f"{value} in {name_processes(ranks)}" for value, ranks in others]
+        rest = "process 0" if num_first == 1 else f"the other {num_first}"
+        lines.append(f"  {name}: {', '.join(words)}, {first} in {rest}")
+    more = len(lines) - _NAMED_DIFFERENCES
+    if more > 0:
+        lines[_NAMED_DIFFERENCES:] = [f"  and {more} more"]
+    return lines

@@ -1,0 +1,105 @@
+"""Two processes that were not started alike: both end at once, with one message."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mjax import loop
+from tests.processes.test_distributed import LIMIT_S, clean_environment, free_port
+
+
+def run_both(
+    tmp_path: Path, *flags: Sequence[str], counts: Sequence[int] = (2, 2)
+) -> list[subprocess.CompletedProcess[str]]:
+    """Train on two processes, each in a folder and with flags of its own."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    common = ["--recipe", "debug", "--data.path", "synthetic", "--steps", "2"]
+    common += ["--simulate-devices", "2", "--distributed.coordinator", coordinator]
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir(exist_ok=True)
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "mjax.train", *common, *own),
+                *("--distributed.num-processes", str(count)),
+                *("--distributed.process-id", str(rank)),
+            ],
+            env=clean_environment() | cache,
+            cwd=tmp_path / str(rank),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, (own, count) in enumerate(zip(flags, counts, strict=True))
+    ]
+    try:
+        outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, *output)
+        for process, output in zip(processes, outputs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            (["--optim.lr", "0.005"], ["--optim.lr", "0.1"]),
+            "  --optim.lr: 0.1 in process 1, 0.005 in process 0\n",
+        ),
+        # Devices of two meshes would wait for each other.
+        (
+            (["--mesh.tp", "2"], ["--simulate-devices", "4"]),
+            "  --simulate-devices: 4 in process 1, 2 in process 0\n"
+            "  --mesh.tp: 1 in process 1, 2 in process 0\n",
+        ),
+        (
+            (["--dry-run"], []),
+            "  --dry-run: false in process 1, true in process 0\n",
+        ),
+    ],
+)
+def test_different_flags_are_refused_by_both_processes(tmp_path, flags, says):
+    for done in run_both(tmp_path, *flags):
+        assert done.returncode == loop.BAD_INPUT, done
+        assert done.stderr.endswith(
+            "error: the processes of this run differ:\n" + says + "Start all "
+            "processes with the same flags, code and versions; only "
+            "--distributed.process-id, and folders of one host, may differ\n"
+        )
+    assert [*tmp_path.glob("*/runs")] == []
+
+
+def test_different_numbers_of_processes_are_refused_by_both(tmp_path):
+    for done in run_both(tmp_path, [], [], counts=(2, 3)):
+        assert done.returncode == loop.BAD_INPUT, done
+        says = "  --distributed.num-processes: 3 in process 1, 2 in process 0\n"
+        assert says in done.stderr
+
+
+def test_different_data_are_refused_by_both(tmp_path):
+    for rank, letter in enumerate("ab"):
+        folder = tmp_path / str(rank) / "text"
+        folder.mkdir(parents=True)
+        (folder / "file").write_text(f"{letter} is a letter. " * 400)
+    for done in run_both(tmp_path, *[["--data.path", "text"]] * 2):
+        assert done.returncode == loop.BAD_INPUT, done
+        assert "error: the processes of this run differ:\n  data: " in done.stderr
+        assert "Give all hosts the same files under --data.path\n" in done.stderr
+
+
+def test_data_that_one_process_has_not_are_refused_by_both(tmp_path):
+    folder = tmp_path / "0" / "text"
+    folder.mkdir(parents=True)
+    (folder / "file").write_text("a is a letter. " * 400)
+    both = run_both(tmp_path, *[["--data.path", "text"]] * 2)
+    for done, who in zip(both, ("process 1: ", ""), strict=True):
+        assert done.returncode == loop.BAD_INPUT, done
+        assert f"error: {who}--data.path text" in done.stderr
