@@ -24,6 +24,7 @@ from mjax.kernels.layer_norm import api as layer_norm
 from mjax.kernels.target import target
 from mjax.mesh import gpus
 from mjax.mesh.axes import AxisSizes, tp_chunks
+from mjax.processes import distributed
 
 _PROMPT_TOKENS = 64
 _ENDINGS = {
@@ -126,6 +127,12 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> metrics.Utilization:
         peak_flops_per_s=peak,
         num_devices=sizes.num_devices,
     )
+
+
+def say(text: str) -> None:
+    """Print for people, once per run; touch no device."""
+    if distributed.rank() == 0:
+        metrics.say(text)
 
 
 def versions() -> dict[str, str]:

@@ -5,7 +5,7 @@ summary.json, checkpoints/, plots/loss.png and sample.txt, and an exit code: 0 d
 bad input, 42 preempted and saved, 93 gave up, 1 anything else. The same command with
 the same work dir resumes.
 
-Read `main`, then `prepare`, then `train`: one run from the flags to the summary.
+Read `main`, then `prepare.prepare`, then `train`: one run from flags to summary.
 """
 
 import dataclasses
@@ -16,41 +16,35 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 import mjax
-from mjax import loop, memory, metrics, report, report_pipeline, work_dir
-from mjax.ckpt.manager import Checkpoints
-from mjax.ckpt.recovery import LostError, check_matches
+from mjax import loop, metrics, report
+from mjax.ckpt.recovery import LostError
 from mjax.config import (
     Command,
     TrainConfig,
     check_sizes,
     parse,
-    run_differences,
     shared_facts,
-    smaller,
     to_json,
-    with_tokenizer,
 )
-from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.host_reader import open_stream
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
-from mjax.init_from import Weights, initial_params, open_weights
+from mjax.init_from import initial_params
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
+from mjax.prepare import Run, check_facts, init_from, prepare
 from mjax.processes import distributed
-from mjax.processes.agreement import DAY_S, Agreement
+from mjax.processes.agreement import Agreement
 from mjax.processes.comparison import check_same, code_facts
 from mjax.recipes import RECIPES
 from mjax.step import Program
-from mjax.traced import trace_step
 
 _IMPORTED_S = time.perf_counter()
 _SAMPLE_TOKENS = 200
@@ -59,26 +53,6 @@ _SAME_COMMAND = (
     "Start all processes with the same flags, code and versions; only "
     "--distributed.process-id, and folders of one host, may differ"
 )
-_SAME_DATA = "Give all hosts the same files under --data.path"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run that is checked and built, before anything is compiled."""
-
-    config: TrainConfig
-    sizes: AxisSizes
-    dataset: Dataset
-    program: Program
-    step: Any
-    """The training step, traced."""
-    work_dir: Path
-    checkpoints: Checkpoints | None
-    """None in a dry run."""
-    agreement: Agreement
-    """Of all processes."""
-    weights: Weights | None
-    """What --init-from names; None: it is absent, or opened when it is needed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,13 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         agreement = _start_processes(config, command)
         sizes = _start_devices(config)
         mesh = build_mesh(sizes, tp_across_hosts=config.mesh.tp_across_hosts)
-        _say(describe(mesh))
+        report.say(describe(mesh))
         if command.print_mesh:
             return loop.DONE
-        _say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
+        report.say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
         run = prepare(config, command, sizes, mesh, agreement, argv)
-        _say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
+        report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except Exception as error:
         return _refused(error)
     run = dataclasses.replace(run, program=_compile(run))
@@ -114,68 +88,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _refused(error)
     return train(run, start_step, state, started_s=started_s)
-
-
-def prepare(
-    config: TrainConfig,
-    command: Command,
-    sizes: AxisSizes,
-    mesh: Mesh,
-    agreement: Agreement,
-    argv: Sequence[str],
-) -> Run:
-    """Open the data, settle the work dir, build the program; compile nothing.
-
-    A dry run leaves the work dir as it is, absent or not.
-
-    Raises:
-      ValueError: bad input, with the value and the fix; see the docs of the parts.
-    """
-    dataset = agreement.together(
-        lambda: open_dataset(config.data, seed=config.seed), timeout_s=DAY_S
-    )
-    check_same(agreement, {"data": dataset.fingerprint}, _SAME_DATA)
-    config = with_tokenizer(config, dataset.tokenizer.vocab_size)
-    dataset.check_vocab_size(config.model.vocab_size)
-    check_sizes(config, sizes)
-    _say(report.describe_run(config, dataset))
-    program, step, needed = trace_step(config, mesh)
-    for line in report_pipeline.describe(config, sizes, needed):
-        _say(line)
-    for line in [report.describe_tp(config, sizes), *program.xla_options.describe()]:
-        _say(line)
-    _say(report.describe_memory(config, sizes, needed))
-    _check_memory(config, sizes, mesh, needed)
-    path = Path(agreement.decide(lambda: _settle_work_dir(config, command)))
-    checkpoints, is_new = None, True
-    if not command.dry_run:
-        checkpoints = Checkpoints(path, config.ckpt)
-        saved = checkpoints.newest()
-        # Where there may be copies on the hosts, `_first_state` finds out.
-        is_new = saved is None and config.ckpt.local_dir is None
-        if saved is not None:
-            check_matches(saved, program.abstract_saved)
-            where = (
-                f"the checkpoint at step {saved.step} in {checkpoints.store.directory}"
-            )
-            agreement.together(
-                lambda: _check_facts(config, dataset, saved.step, saved.run, where)
-            )
-    weights = _open_weights(config, program, agreement) if is_new else None
-    if not command.dry_run:
-        agreement.decide(lambda: _claim_work_dir(config, path))
-        _say(f"work dir {path}, resume with: {work_dir.resume_command(argv, path)}")
-    return Run(
-        config=config,
-        sizes=sizes,
-        dataset=dataset,
-        program=program,
-        step=step,
-        work_dir=path,
-        checkpoints=checkpoints,
-        agreement=agreement,
-        weights=weights,
-    )
 
 
 def train(run: Run, start_step: int, state: Any, *, started_s: float) -> int:
@@ -276,91 +188,12 @@ def _start_devices(config: TrainConfig) -> AxisSizes:
     return sizes
 
 
-def _settle_work_dir(config: TrainConfig, command: Command) -> str:
-    """Choose the work dir, refuse another run's, make it; on rank 0."""
-    path = work_dir.choose(config.work_dir, command.recipe)
-    if command.restart_from_scratch and "://" in (config.ckpt.dir or ""):
-        raise ValueError(
-            f"--restart-from-scratch cannot move {config.ckpt.dir} aside; give another "
-            "--ckpt.dir with it"
-        )
-    if command.restart_from_scratch and not command.dry_run:
-        elsewhere = [] if config.ckpt.dir is None else [Path(config.ckpt.dir)]
-        for folder in [path, *elsewhere]:
-            aside = work_dir.move_aside(folder)
-            if aside is not None:
-                _say(f"the run that was in {folder} is now in {aside}")
-    if not command.restart_from_scratch:
-        work_dir.check(path, lambda found: run_differences(found, config))
-    if not command.dry_run:
-        work_dir.make(path)
-    return str(path)
-
-
-def _claim_work_dir(config: TrainConfig, path: Path) -> str:
-    """Write config.json once nothing is left that could refuse the run; on rank 0."""
-    work_dir.write_config(path, json.loads(to_json(config)))
-    return str(path)
-
-
-def _check_facts(
-    config: TrainConfig,
-    dataset: Dataset,
-    step: int,
-    facts: Mapping[str, Any],
-    where: str,
-) -> None:
-    """Refuse a saved state that is not of this run, by what was saved with it.
-
-    Args:
-      config: of this start.
-      dataset: likewise.
-      step: optimizer steps that the state has seen.
-      facts: what `_make_loop` lets every state carry.
-      where: it comes from, for people.
-    """
-    work_dir.refuse_other_run(where, run_differences(facts["config"], config))
-    if facts["data_fingerprint"] != dataset.fingerprint:
-        raise ValueError(
-            f"the data are not those of {where}: hash "
-            f"{facts['corpus_hash'][:12]} there, {dataset.corpus_hash[:12]} now; "
-            "give the same files, or another --work-dir, or --restart-from-scratch"
-        )
-    if step > config.steps:
-        raise ValueError(
-            f"--steps {config.steps} is less than the {step} steps that this run "
-            "has taken; give more steps, or another --work-dir, or "
-            "--restart-from-scratch"
-        )
-
-
-def _open_weights(
-    config: TrainConfig, program: Program, agreement: Agreement
-) -> Weights | None:
-    """Open what --init-from names, if it is given."""
-    if config.init_from is None:
-        return None
-    params = program.abstract_saved.params
-    return open_weights(config.init_from, config.model, params, agreement)
-
-
-def _check_memory(
-    config: TrainConfig, sizes: AxisSizes, mesh: Mesh, needed: memory.Estimate
-) -> None:
-    """Refuse a run that does not fit into a device, if its memory is known."""
-    available = report.device_memory_bytes(config)
-    if available is not None:
-        others = smaller(config, sizes)
-        estimates = ((words, trace_step(other, mesh)[2]) for words, other in others)
-        memory.check_fits(needed, available, estimates)
-
-
 def _compile(run: Run) -> Program:
     """Compile the training step ahead of time and say how long it took."""
     started_s = time.perf_counter()
     # gloo ends a process that waits 30 s for the others in the first collective.
     compiled = run.agreement.together(lambda: run.step.lower().compile())
-    _say(f"start-up: compile {time.perf_counter() - started_s:.1f} s")
+    report.say(f"start-up: compile {time.perf_counter() - started_s:.1f} s")
     return dataclasses.replace(run.program, train_step=compiled)
 
 
@@ -377,17 +210,15 @@ def _first_state(run: Run) -> tuple[int, Any]:
     if restored is None:
         return 0, _new_state(run)
     for lost in restored.put_aside:
-        _say(f"warning: a damaged checkpoint was put aside: {lost}")
-    _say(
+        report.say(f"warning: a damaged checkpoint was put aside: {lost}")
+    report.say(
         f"resuming after step {restored.step}, from {restored.source}; restored in "
         f"{time.perf_counter() - started_s:.2f} s, process 0 read "
         f"{restored.bytes_read / 1e6:.1f} MB"
     )
     where = f"the state of step {restored.step} from {restored.source}"
     run.agreement.together(
-        lambda: _check_facts(
-            run.config, run.dataset, restored.step, restored.run, where
-        )
+        lambda: check_facts(run.config, run.dataset, restored.step, restored.run, where)
     )
     return restored.step, program.from_saved(restored.state)
 
@@ -395,11 +226,11 @@ def _first_state(run: Run) -> tuple[int, Any]:
 def _new_state(run: Run) -> Any:
     """Make the state of step 0, with parameters of its own or those of --init-from."""
     program, agreement = run.program, run.agreement
-    weights = run.weights or _open_weights(run.config, program, agreement)
+    weights = run.weights or init_from(run.config, program, agreement)
     state = program.init()
     if weights is None:
         return state
-    _say(weights.described)
+    report.say(weights.described)
     params = initial_params(weights, program.abstract_saved.params, agreement)
     saved = dataclasses.replace(program.to_saved(state), params=params)
     return program.from_saved(saved)
@@ -472,12 +303,6 @@ def _sample(run: Run, params: Any, recorder: metrics.Recorder) -> None:
     if jax.process_index() == 0:
         path = run.work_dir / "sample.txt"
         report.write_sample(path, dataset.tokenizer.decode, prompt, drawn, recorder)
-
-
-def _say(text: str) -> None:
-    """Print for people, once per run."""
-    if jax.process_index() == 0:
-        metrics.say(text)
 
 
 def is_ours(error: Exception) -> bool:

@@ -54,6 +54,11 @@ def check(
         refuse_other_run(f"the work dir {path}", differences(found))
 
 
+def has_begun(path: Path) -> bool:
+    """Say whether a run has claimed the folder."""
+    return (path / "config.json").exists()
+
+
 def refuse_other_run(where: str, differing: Sequence[Difference]) -> None:
     """Refuse what another run has left.
 

@@ -148,6 +148,26 @@ def test_a_dry_run_compiles_and_leaves_nothing(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("more", [[], ["--ckpt.local-dir", "copies"]])
+def test_a_bad_init_from_leaves_nothing(tmp_path, monkeypatch, capsys, more):
+    monkeypatch.chdir(tmp_path)
+    bad = flags("run", "--init-from", "absent", *more)
+    assert train.main(bad) == loop.BAD_INPUT
+    assert "absent" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_bad_init_from_moves_no_old_run_aside(finished, tmp_path, capsys):
+    path = tmp_path / "run"
+    shutil.copytree(finished, path)
+    again = ["--restart-from-scratch", "--init-from"]
+    assert train.main(flags(path, *again, str(tmp_path / "absent"))) == loop.BAD_INPUT
+    assert train.main(flags(path, *again, str(path / "checkpoints"))) == loop.BAD_INPUT
+    assert "which --restart-from-scratch moves aside" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == [path]
+    assert timeless(path) == timeless(finished)
+
+
 STAGED = [
     *("--mesh.pp", "2", "--mesh.dp", "4", "--model.layers", "4", "--batch.size", "32"),
     *("--batch.microbatches", "4", "--model.remat", "none", "--dry-run"),

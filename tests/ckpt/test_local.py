@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from mjax import loop, train
+from mjax import loop, prepare, train
 from mjax.ckpt import placing
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostMemory
@@ -18,6 +18,7 @@ from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.recovery import LostError, by_path, leaf_of
 from mjax.config import Command, TrainConfig, to_json
 from mjax.data.dataset import Dataset
+from mjax.init_from import open_weights
 from mjax.processes.agreement import Agreement
 from tests.ckpt.states import (
     abstract,
@@ -243,7 +244,7 @@ def test_a_state_of_another_run_is_refused_wherever_it_comes_from(change, says):
         "corpus_hash": "then",
     }
     with pytest.raises(ValueError, match=says):
-        train._check_facts(
+        prepare.check_facts(
             dataclasses.replace(config, **change), dataset, 4, facts, "the copy"
         )
 
@@ -256,7 +257,7 @@ def test_a_store_behind_a_url_is_not_moved_aside(tmp_path):
     config = dataclasses.replace(config, ckpt=ckpt)
     command = Command(recipe="debug", restart_from_scratch=True)
     with pytest.raises(ValueError, match="cannot move gs://bucket/run aside; give ano"):
-        train._settle_work_dir(config, command)
+        prepare._look_at_work_dir(config, command)
     assert [*tmp_path.iterdir()] == [path]
 
 
@@ -266,7 +267,7 @@ def test_damage_of_what_init_from_names_is_one_line(opened, states, tmp_path, ca
     path = manager.store.path(1)
     (path / "checkpoint.json").write_text("{")
     with pytest.raises(RuntimeError) as caught:
-        train.open_weights(str(tmp_path), TrainConfig().model, {}, Agreement("test"))
+        open_weights(str(tmp_path), TrainConfig().model, {}, Agreement("test"))
     assert train._refused(caught.value) == loop.FAILED
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: 1/checkpoint.json ")
