@@ -34,7 +34,7 @@ class TrainConfig:
     """Everything that defines a training run."""
 
     work_dir: str | None = None
-    """Run folder; the same command with it resumes. None: runs/<recipe>-<time>."""
+    """Run folder; alone, it resumes the run there. None: runs/<recipe>-<time>."""
     init_from: str | None = None
     """Begin with these parameters: a run, a checkpoint, a Hugging Face folder."""
     steps: int = 100
@@ -451,7 +451,11 @@ class Nothing:
 
 
 def parse(
-    argv: Sequence[str], recipes: Mapping[str, Callable[[], TrainConfig]], prog: str
+    argv: Sequence[str],
+    recipes: Mapping[str, Callable[[], TrainConfig]],
+    prog: str,
+    *,
+    base: TrainConfig | None = None,
 ) -> tuple[TrainConfig, Command]:
     """Turn command-line arguments into a config; bad ones end the program.
 
@@ -459,11 +463,12 @@ def parse(
       argv: arguments, without the program's name.
       recipes: what `--recipe` may name; its config gives the other flags' defaults.
       prog: how the program was called, for its messages.
+      base: gives the defaults instead of a recipe.
     Raises:
       SystemExit: with code 2 after one message on stderr that names the nearest flag,
         choice or recipe; with code 0 after the help of `-h`.
     """
-    config, command, _ = parse_with(Nothing(), argv, recipes, prog)
+    config, command, _ = parse_with(Nothing(), argv, recipes, prog, base=base)
     return config, command
 
 
@@ -472,6 +477,8 @@ def parse_with[Own](
     argv: Sequence[str],
     recipes: Mapping[str, Callable[[], TrainConfig]],
     prog: str,
+    *,
+    base: TrainConfig | None = None,
 ) -> tuple[TrainConfig, Command, Own]:
     """Do what `parse` does, for a program that has flags of its own beside these.
 
@@ -479,7 +486,7 @@ def parse_with[Own](
       own: dataclass of these flags, with their defaults.
       argv: as for `parse`; so are the rest.
     """
-    name = _recipe_name(argv)
+    name = given(argv, "--recipe") or Command.recipe
     if name not in recipes:
         nearest = flags.nearest(name, recipes)
         names = ", ".join(recipes)
@@ -501,23 +508,29 @@ def parse_with[Own](
             prog=prog,
             named_by=(type(own), Command, TrainConfig),
             default=line_type(
-                own=own, command=Command(recipe=name), config=recipes[name]()
+                own=own,
+                command=Command(recipe=name),
+                config=base or recipes[name](),
             ),
-            description=f"Recipes: {', '.join(recipes)}. Defaults below: {name}.",
+            description=f"Recipes: {', '.join(recipes)}. Defaults below: "
+            f"{name if base is None else 'of the run in the work dir'}.",
         )
     except ValueError as error:
         _refuse(prog, str(error))
     return line.config, line.command, line.own
 
 
-def _recipe_name(argv: Sequence[str]) -> str:
-    """Find the recipe, which gives the defaults that the real parsing needs."""
-    name = Command.recipe
-    for word, following in itertools.pairwise([*argv, name]):
-        flag, has_value, value = word.partition("=")
-        if flag == "--recipe":
-            name = value if has_value else following
-    return name
+def given(argv: Sequence[str], flag: str) -> str | None:
+    """Return the last value that a flag is given, before the real parsing.
+
+    None: it is absent; "" if nothing follows it.
+    """
+    found = None
+    for word, following in itertools.pairwise([*argv, ""]):
+        written, has_value, value = word.partition("=")
+        if written.replace("_", "-") == flag:
+            found = value if has_value else following
+    return found
 
 
 def _refuse(prog: str, message: str) -> NoReturn:

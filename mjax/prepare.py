@@ -100,7 +100,7 @@ def prepare(
     if not command.dry_run:
         agreement.decide(lambda: _claim(built.config, command, run.work_dir))
         resume = work_dir.resume_command(argv, run.work_dir)
-        report.say(f"work dir {run.work_dir}, resume with: {resume}")
+        report.say(f"work dir {run.work_dir}, {resume}")
     return run
 
 

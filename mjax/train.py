@@ -2,8 +2,8 @@
 
 Enters: the command line. Leaves: a work dir with config.json, metrics.jsonl,
 summary.json, checkpoints/, plots/loss.png and sample.txt, and an exit code: 0 done, 2
-bad input, 42 preempted and saved, 93 gave up, 1 anything else. The same command with
-the same work dir resumes.
+bad input, 42 preempted and saved, 93 gave up, 1 anything else. `--work-dir DIR` alone
+resumes the run in DIR.
 
 Read `main`, then `prepare.prepare`, then `train`: one run from flags to summary.
 """
@@ -23,12 +23,14 @@ from typing import Any
 import jax
 
 import mjax
-from mjax import loop, metrics, report
+from mjax import loop, metrics, report, work_dir
 from mjax.ckpt.recovery import LostError
 from mjax.config import (
     Command,
     TrainConfig,
     check_sizes,
+    from_json,
+    given,
     parse,
     shared_facts,
     to_json,
@@ -49,6 +51,7 @@ from mjax.step import Program
 _IMPORTED_S = time.perf_counter()
 _SAMPLE_TOKENS = 200
 _PARTING_S = 10
+_BEGINNINGS = ("--recipe", "--restart-from-scratch")
 _SAME_COMMAND = (
     "Start all processes with the same flags, code and versions; only "
     "--distributed.process-id, and folders of one host, may differ"
@@ -62,12 +65,21 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the flags; None takes those of the process.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    config, command = parse(argv, RECIPES, "python -m mjax.train")
+    try:
+        found = _found_config(argv)
+    except ValueError as error:
+        return _refused(error)
+    config, command = parse(argv, RECIPES, "python -m mjax.train", base=found)
     if command.print_config:
         print(to_json(config), end="")
         return loop.DONE
     try:
         agreement = _start_processes(config, command)
+        if found is not None:
+            report.say(
+                f"resuming the run in {config.work_dir}: its config.json gives the "
+                "flags that are absent here"
+            )
         sizes = _start_devices(config)
         mesh = build_mesh(sizes, tp_across_hosts=config.mesh.tp_across_hosts)
         report.say(describe(mesh))
@@ -164,6 +176,25 @@ def _refused(error: Exception) -> int:
         raise error
     print(f"error: {error}", file=sys.stderr)
     return exit_code
+
+
+def _found_config(argv: Sequence[str]) -> TrainConfig | None:
+    """Return the config of the run that `--work-dir DIR` without a recipe resumes."""
+    path = given(argv, "--work-dir")
+    if not path or any(given(argv, f) is not None for f in _BEGINNINGS):
+        return None
+    found = work_dir.read_config(Path(path))
+    if found is None:
+        return None
+    try:
+        config = from_json(json.dumps(found))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"cannot resume from {path}/config.json: {error}; give --recipe and the "
+            "flags of that run, or another --work-dir"
+        ) from error
+    # How processes find each other is of a start, not of a run.
+    return dataclasses.replace(config, distributed=distributed.DistributedConfig())
 
 
 def _start_processes(config: TrainConfig, command: Command) -> Agreement:

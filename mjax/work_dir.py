@@ -40,16 +40,7 @@ def check(
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"the work dir {path} is a file; choose another --work-dir")
-    config_path = path / "config.json"
-    try:
-        found = None
-        if config_path.exists():
-            found = checked_json.read(config_path.read_bytes(), dict[str, Any])
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"cannot read {config_path}: {error}; choose another --work-dir, or move "
-            "this one away with --restart-from-scratch"
-        ) from error
+    found = read_config(path)
     if found is not None:
         refuse_other_run(f"the work dir {path}", differences(found))
 
@@ -57,6 +48,24 @@ def check(
 def has_begun(path: Path) -> bool:
     """Say whether a run has claimed the folder."""
     return (path / "config.json").exists()
+
+
+def read_config(path: Path) -> Mapping[str, Any] | None:
+    """Return what config.json holds; None if the folder or the file is absent.
+
+    Raises:
+      ValueError: it cannot be read, or holds no JSON object.
+    """
+    config_path = path / "config.json"
+    try:
+        return checked_json.read(config_path.read_bytes(), dict[str, Any])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cannot read {config_path}: {error}; choose another --work-dir, or move "
+            "this one away with --restart-from-scratch"
+        ) from error
 
 
 def refuse_other_run(where: str, differing: Sequence[Difference]) -> None:
@@ -119,18 +128,24 @@ def move_aside(path: Path) -> Path | None:
 
 
 def resume_command(argv: Sequence[str], path: Path) -> str:
-    """Return the command line that resumes this run."""
-    kept = []
+    """Say with which command this run is resumed.
+
+    The number of a process is left out: the command is for all of them.
+    """
+    kept, is_numbered = [], False
     words = iter(argv)
     for word in words:
         flag, has_value, _ = word.partition("=")
         flag = flag.replace("_", "-")
-        if flag == "--work-dir":
+        if flag in ("--work-dir", "--distributed.process-id"):
+            is_numbered |= flag == "--distributed.process-id"
             if not has_value:
                 next(words, None)
         elif flag != "--restart-from-scratch":
             kept.append(word)
-    return shlex.join(["python", "-m", "mjax.train", *kept, "--work-dir", str(path)])
+    command = ["python", "-m", "mjax.train", *kept, "--work-dir", str(path)]
+    each = " (add the --distributed.process-id of each process)" if is_numbered else ""
+    return f"resume with{each}: {shlex.join(command)}"
 
 
 def _unwritable(path: Path, error: OSError) -> ValueError:

@@ -148,6 +148,44 @@ def test_a_dry_run_compiles_and_leaves_nothing(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_work_dir_alone_resumes_the_run_in_it(finished, tmp_path, capsys):
+    path = tmp_path / "run"
+    shutil.copytree(finished, path)
+    alone = ["--work-dir", str(path)]
+    assert train.main([*alone, "--steps", "14"]) == loop.DONE
+    out = capsys.readouterr().out
+    assert f"resuming the run in {path}: its config.json gives the flags" in out
+    assert "resuming after step 12" in out
+    assert timeless(path)[:12] == timeless(finished)
+    assert [row["step"] for row in timeless(path)] == list(range(1, 15))
+    assert train.main([*alone, "--steps", "14", "--seed", "5"]) == loop.BAD_INPUT
+    assert "seed: 0 there, 5 in this run" in capsys.readouterr().err
+    # A recipe, or a new beginning, takes nothing from there.
+    for begins in (["--recipe", "demo"], ["--restart-from-scratch"]):
+        assert train.main([*alone, *begins, "--print-config"]) == loop.DONE
+        assert (
+            json.loads(capsys.readouterr().out)["model"]
+            != (json.loads((finished / "config.json").read_text())["model"])
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"stepz": 3}', "config.json: unknown field stepz; the nearest is steps"),
+        ('{"steps": "x"}', "config.json: "),
+        ("[]", "must be an object, got []"),
+    ],
+)
+def test_a_config_that_no_run_wrote_resumes_nothing(tmp_path, capsys, text, says):
+    (tmp_path / "config.json").write_text(text)
+    assert train.main(["--work-dir", str(tmp_path)]) == loop.BAD_INPUT
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot ")
+    assert says in error
+    assert "Traceback" not in error
+
+
 @pytest.mark.parametrize("more", [[], ["--ckpt.local-dir", "copies"]])
 def test_a_bad_init_from_leaves_nothing(tmp_path, monkeypatch, capsys, more):
     monkeypatch.chdir(tmp_path)

@@ -95,14 +95,25 @@ def test_an_old_run_moves_aside_each_time_to_a_new_name(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "command"),
     [
-        ([], "python -m mjax.train --work-dir runs/x"),
+        ([], "resume with: python -m mjax.train --work-dir runs/x"),
         (
             ["--work-dir", "old", "--steps", "5", "--restart-from-scratch"],
-            "python -m mjax.train --steps 5 --work-dir runs/x",
+            "resume with: python -m mjax.train --steps 5 --work-dir runs/x",
         ),
         (
             ["--work_dir=old", "--data.path", "my corpus"],
-            "python -m mjax.train --data.path 'my corpus' --work-dir runs/x",
+            "resume with: python -m mjax.train --data.path 'my corpus' --work-dir "
+            "runs/x",
+        ),
+        (
+            ["--distributed.process_id=1", "--distributed.num-processes", "2"],
+            "resume with (add the --distributed.process-id of each process): "
+            "python -m mjax.train --distributed.num-processes 2 --work-dir runs/x",
+        ),
+        (
+            ["--distributed.process-id", "0", "--steps", "5"],
+            "resume with (add the --distributed.process-id of each process): "
+            "python -m mjax.train --steps 5 --work-dir runs/x",
         ),
     ],
 )
