@@ -104,7 +104,7 @@ class Pipelined(Forward):
             positions, segments = micro["positions"], micro.get("segments")
             return model.context(positions, segments), at(micro)
 
-        def chunk(layers: Params, x: Array, context: Any, number: Array) -> Array:
+        def chunk(x: Array, layers: Params, context: Any, number: Array) -> Array:
             def guard(local: Array, layer: Any, x: Array) -> Array:
                 return _if_true(
                     local < num_layers[number], layer, x, idle=self.options.idle

@@ -35,7 +35,7 @@ from jaxtyping import Array, Int, PyTree
 from mjax.layers.stack import Layers
 from mjax.mesh import zero
 from mjax.mesh.axes import DP, DP_REPLICATE, DP_SHARD
-from mjax.pipeline.residuals import separate
+from mjax.pipeline.residuals import SplitVJP
 from mjax.pipeline.tick import zeros_of
 
 Index = int | Int[Array, ""]
@@ -116,10 +116,10 @@ class Stack:
                 ahead = self._at(weights, index + 1)
             if copy is not None:
                 copy = _put(copy, params, index)
-            one = places(place, index)
+            one, args = places(place, index), (x, params, *self._context(index))
             if not keep:
-                return (one.apply(x, params, self._number(index)), ahead, copy), ()
-            x, kept = one.keep(x, params, self._number(index))
+                return (one.function(*args), ahead, copy), ()
+            x, kept = one.forward(*args)
             return (x, ahead, copy), kept
 
         def pattern(carry: Any, first: Index) -> Any:
@@ -183,7 +183,7 @@ class Stack:
                 ahead = self._at(weights, jnp.maximum(index - 1, 0))
             moving, out = _move(hops, moving, so_far(out), out, index)
             one = places(place, index)
-            dx, grads = one.pull(kept, dy, params, self._number(index))
+            dx, grads = one.backward(kept, dy, params, *self._context(index))
             if hops:
                 moving = (grads, *moving[1:])
             else:
@@ -283,77 +283,24 @@ class Stack:
     def _firsts(self) -> Int[Array, " patterns"]:
         return jnp.arange(0, self.num_scanned, self._period)
 
-    def _number(self, index: Index) -> Array:
+    def _context(self, index: Index) -> tuple[Array, PyTree]:
+        """Return what a layer reads beside its input and its weights."""
         # An array also of a plain number, which jax would leave a constant.
-        return jnp.zeros((), jnp.int32) + self.layers.first_layer + index
+        number = jnp.zeros((), jnp.int32) + self.layers.first_layer + index
+        return number, self.layers.context
 
-    def _places(self, x: Array, weights: Weights) -> Callable[[int, Index], "_Place"]:
-        """Return (place, index) -> that place, in the loop or after it."""
+    def _places(self, x: Array, weights: Weights) -> Callable[[int, Index], SplitVJP]:
+        """Return (place, index) -> that kind of layer, in the loop or after it."""
         params = jax.eval_shape(lambda: self._at(weights, 0))
 
         @functools.cache
-        def make(place: int, in_loop: bool) -> _Place:
+        def make(place: int, in_loop: bool) -> SplitVJP:
             layer = self.layers.one(place, in_loop=in_loop)
-            return _Place(layer, self.layers.context, x, params)
+            return SplitVJP(layer, x, params, *self._context(0))
 
         # XLA takes a loop of one turn apart: what stood in it stands with the rest.
         is_loop = self.num_scanned > self._period
         return lambda place, index: make(place, is_loop and not isinstance(index, int))
-
-
-class _Place:
-    """One kind of layer, its forward pass apart from its backward pass."""
-
-    def __init__(
-        self, layer: Callable[..., Array], context: PyTree, x: Array, params: PyTree
-    ) -> None:
-        """Find what the backward pass reads.
-
-        Args:
-          layer: (input, parameters, index, context) -> output.
-          context: of all layers.
-          x: an input, or one of its type.
-          params: types of its weights.
-        """
-        self._layer, self._context = layer, context
-        args = x, params, jnp.zeros((), jnp.int32), context
-        self._residuals = separate(self._leaves, *args, place=0)
-
-    def apply(self, x: Array, params: PyTree, index: Array) -> Array:
-        """Run the layer, where no backward pass follows."""
-        return self._layer(x, params, index, self._context)
-
-    def keep(
-        self, x: Array, params: PyTree, index: Array
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """Run the layer; return its output and what `pull` needs beside the weights."""
-        y, pull = self._vjp(x, params, index, self._context)
-        return y, self._residuals.kept(jax.tree.leaves(pull))
-
-    def pull(
-        self, kept: tuple[Array, ...], dy: Array, params: PyTree, index: Array
-    ) -> tuple[Array, PyTree]:
-        """Return the gradients of the layer's input and of its weights."""
-        args = params, index, self._context
-        # The input's place is filled with its gradient's: nothing reads it.
-        leaves = self._residuals.whole(kept, dy, *args)
-        pull: Any = jax.tree.unflatten(self._structure, leaves)
-        pull.args_res[1:] = args
-        dx, d_params, *_ = pull(dy)
-        return dx, d_params
-
-    def _leaves(self, *args: Any) -> list[Any]:  # arrays, and constants that jax keeps
-        leaves, self._structure = jax.tree.flatten(self._vjp(*args)[1])
-        return leaves
-
-    def _vjp(self, *args: Any) -> tuple[Array, Any]:
-        """Differentiate the layer; of its arguments only x is a residual."""
-        return jax.vjp(
-            self._layer,
-            *args,
-            saveable_args=(True, False, False, False),
-            in_nzs=(True, True, False, False),
-        )
 
 
 def _move(

@@ -102,7 +102,7 @@ def gradients_by_autodiff(
             at.begins_at(chunk), lambda: model.embed(at.ends, micro), lambda: x
         )
         y = model.chunk(
-            at.pick(chunks, chunk), x, model.context(micro), at.number(chunk)
+            x, at.pick(chunks, chunk), model.context(micro), at.number(chunk)
         )
         loss = lax.cond(
             at.ends_at(chunk),

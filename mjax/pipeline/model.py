@@ -35,8 +35,8 @@ class Model:
     """(ends, microbatch) -> what enters the first chunk."""
     context: Callable[[Microbatch], PyTree]
     """What all layers read beside their input; never kept, no gradient enters it."""
-    chunk: Callable[[PyTree, Array, PyTree, Array], Float[Array, "b t D"]]
-    """(weights [n, ...], input, context, the chunk's number in the model) -> output."""
+    chunk: Callable[[Array, PyTree, PyTree, Array], Float[Array, "b t D"]]
+    """(input, weights [n, ...], context, the chunk's number in the model) -> output."""
     head: Callable[[PyTree, Array, Microbatch], Float[Array, "*dims"]]
     """(ends, output of the last chunk, microbatch) -> the loss, or any result."""
 

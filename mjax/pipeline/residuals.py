@@ -1,13 +1,13 @@
-"""Tell apart what a chunk's backward slot must find kept, and what it can make itself.
+"""Run the forward and the backward pass of a function in different places.
 
-Differentiation keeps whatever the backward pass reads. Much of that comes from the
+Differentiation saves whatever the backward pass reads. Much of that comes from the
 weights alone (slices and joined projections) or from the context (angles, masks,
-dropout keys): both are there again in the backward slot. Only what depends on the
-chunk's input has to wait in a ring buffer.
+dropout keys): both are there again when the backward pass runs. Only what depends on
+the input has to be saved: a layer saves it for the loop that goes back, a stage of a
+pipeline in a ring buffer for a later tick.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,49 +16,71 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, PyTree
 
 
-@dataclasses.dataclass(frozen=True)
-class Residuals:
-    """What one backward pass reads, in the order of its leaves."""
+class SplitVJP:
+    """A function, and its vector-Jacobian product apart from it.
 
-    is_kept: tuple[bool, ...]
-    """Whether a leaf depends on the chunk's input."""
-    make: Callable[..., list[Any]]
-    """Computes the other leaves, from the arguments of the forward pass; the input is
-    not looked at."""
-
-    def kept(self, leaves: Sequence[Any]) -> tuple[Array, ...]:
-        """Pick the leaves that depend on the input."""
-        chosen = zip(leaves, self.is_kept, strict=True)
-        return tuple(leaf for leaf, is_kept in chosen if is_kept)
-
-    def whole(self, kept: Sequence[Array], *args: PyTree) -> list[Any]:
-        """Put the leaves that were kept and those that are made again together."""
-        sources = {True: iter(kept), False: iter(self.make(*args))}
-        return [next(sources[is_kept]) for is_kept in self.is_kept]
-
-
-def separate(f: Callable[..., list[Array]], *args: PyTree, place: int) -> Residuals:
-    """Find which results of f depend on one of its arguments.
-
-    Args:
-      f: (*args) -> the leaves of a backward pass.
-      args: arrays, or their types.
-      place: of the chunk's input among the arguments, one array.
+    The function is (x, params, *context) -> y: one array x, and any trees. Gradients
+    are those of x and of params.
     """
-    closed = jax.make_jaxpr(f)(*args)
-    x = sum(len(jax.tree.leaves(arg)) for arg in args[:place])
-    num_leaves = len(closed.jaxpr.outvars)
 
-    def reads_input(leaf: int) -> bool:
-        _, reads = dce_jaxpr(closed.jaxpr, [i == leaf for i in range(num_leaves)])
-        return reads[x]
+    def __init__(self, function: Callable[..., Array], *types: PyTree) -> None:
+        """Find which residuals depend on x.
 
-    is_kept = tuple(reads_input(leaf) for leaf in range(num_leaves))
-    others, reads = dce_jaxpr(closed.jaxpr, [not kept for kept in is_kept])
-    make_others = jaxpr_as_fun(closed.replace(jaxpr=others))
+        Args:
+          function: to differentiate; traced here, and again by `forward`.
+          types: of its arguments, arrays or what `jax.eval_shape` returns.
+        """
+        self.function = function
+        closed = jax.make_jaxpr(self._residuals)(*types)
+        leaves = range(len(closed.jaxpr.outvars))
 
-    def make(*args: PyTree) -> list[Any]:
-        flat = zip(jax.tree.leaves(args), reads, strict=True)
-        return make_others(*[leaf for leaf, is_read in flat if is_read])
+        def depends_on_x(leaf: int) -> bool:
+            _, reads = dce_jaxpr(closed.jaxpr, [other == leaf for other in leaves])
+            return reads[0]
 
-    return Residuals(is_kept, make)
+        self._is_saved = [depends_on_x(leaf) for leaf in leaves]
+        others, self._reads = dce_jaxpr(closed.jaxpr, [not s for s in self._is_saved])
+        self._others = jaxpr_as_fun(closed.replace(jaxpr=others))
+
+    def forward(
+        self, x: Array, params: PyTree, *context: PyTree
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """Run the function; return its output, and the residuals that depend on x."""
+        y, pullback = self._vjp(x, params, *context)
+        residuals = zip(jax.tree.leaves(pullback), self._is_saved, strict=True)
+        return y, tuple(leaf for leaf, is_saved in residuals if is_saved)
+
+    def backward(
+        self, saved: tuple[Array, ...], dy: Array, params: PyTree, *context: PyTree
+    ) -> tuple[Array, PyTree]:
+        """Return the gradients of x and of params.
+
+        Args:
+          saved: what `forward` returned.
+          dy: gradient of the output, which has the type of x.
+          params: as `forward` was given them.
+          context: likewise.
+        """
+        # dy takes the place of x, which nothing reads.
+        flat = zip(jax.tree.leaves((dy, params, context)), self._reads, strict=True)
+        others = iter(self._others(*[leaf for leaf, is_read in flat if is_read]))
+        of_x = iter(saved)
+        residuals = [next(of_x if is_saved else others) for is_saved in self._is_saved]
+        pullback: Any = jax.tree.unflatten(self._structure, residuals)
+        pullback.args_res[1:] = params, *context
+        dx, d_params, *_ = pullback(dy)
+        return dx, d_params
+
+    def _residuals(self, *args: Any) -> list[Any]:
+        residuals, self._structure = jax.tree.flatten(self._vjp(*args)[1])
+        return residuals
+
+    def _vjp(self, *args: Any) -> tuple[Array, Any]:
+        """Differentiate; of the arguments only x may be a residual."""
+        has_gradient = (True, True, *[False] * (len(args) - 2))
+        return jax.vjp(
+            self.function,
+            *args,
+            saveable_args=(True, *[False] * (len(args) - 1)),
+            in_nzs=has_gradient,
+        )

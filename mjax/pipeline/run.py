@@ -121,7 +121,7 @@ def forward(
         number = run.number(row["forward_chunk"])
         y = run.if_used(
             row["forward_chunk"],
-            lambda: model.chunk(chunk, x, model.context(micro), number),
+            lambda: model.chunk(x, chunk, model.context(micro), number),
         )
         total = lax.cond(
             run.ends_at(row["forward_chunk"]),

@@ -25,7 +25,7 @@ from mjax.pipeline.model import (
     Options,
     Row,
 )
-from mjax.pipeline.residuals import separate
+from mjax.pipeline.residuals import SplitVJP
 from mjax.pipeline.schedule import IDLE, Phase, Schedule
 
 _TABLES = (
@@ -79,8 +79,6 @@ class Execution:
         self.schedule, self.model, self.ends = schedule, model, ends
         self.microbatches, self.options = microbatches, options
         self.stage = collectives.stage_index()
-        self._pull_structure: Any = None
-        """Of a chunk's backward pass; each trace of `_keep` leaves it for `_pull`."""
         # Picked by the stage, as in a tick: its type says that it varies over stages.
         self.any_microbatch = {
             name: _get(x, self.stage) for name, x in microbatches.items()
@@ -137,13 +135,13 @@ class Execution:
     def start(self, chunks: PyTree, dtype: DTypeLike) -> Carry:
         """Make the carry of the first tick."""
         slot = (
-            self.pick(chunks, self.stage),
             self.x_type,
+            self.pick(chunks, self.stage),
             self.model.context(self.any_microbatch),
             self.stage,
         )
         if self.options.stash == "residuals":
-            self._residuals = separate(self._leaves, *slot, place=1)
+            self._chunk = SplitVJP(self.model.chunk, *slot)
         _, kept = jax.eval_shape(self._keep, *slot)
         slots, waiting = self.schedule.num_stash_slots, self.schedule.num_gradient_slots
         return Carry(
@@ -201,7 +199,7 @@ class Execution:
         context = self.model.context(self.microbatch(row["forward_microbatch"]))
         weights = self.pick(carry.chunks, chunk)
         y, kept = self.if_used(
-            chunk, lambda: self._keep(weights, carry.x, context, self.number(chunk))
+            chunk, lambda: self._keep(carry.x, weights, context, self.number(chunk))
         )
         stash = tuple(
             _put(buffer, row["stash_write"], leaf)
@@ -243,7 +241,7 @@ class Execution:
         weights = self.pick(carry.chunks, chunk)
 
         def compute() -> tuple[PyTree, Array]:
-            d_weights, dx = self._pull(kept, weights, context, self.number(chunk), dy)
+            dx, d_weights = self._pull(kept, dy, weights, context, self.number(chunk))
             return _add_to_chunk(carry.d_chunks, d_weights, chunk), dx
 
         if self.options.idle == "skip":
@@ -262,47 +260,22 @@ class Execution:
 
     # -------------------------------------------- a chunk, and what is kept of it
 
-    def _keep(
-        self, weights: PyTree, x: Array, context: PyTree, number: Int[Array, ""]
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """Run a chunk; return its output and what `_pull` needs beside the weights."""
+    def _keep(self, x: Array, *args: PyTree) -> tuple[Array, tuple[Array, ...]]:
+        """Run a chunk; return its output and what its backward slot needs."""
         if self.options.stash == "input":
-            return self.model.chunk(weights, x, context, number), (x,)
-        y, pull = self._vjp(weights, x, context, number)
-        leaves, self._pull_structure = jax.tree.flatten(pull)
-        return y, self._residuals.kept(leaves)
-
-    def _leaves(self, *slot: Any) -> list[Array]:
-        """Return all that the backward pass of a chunk reads."""
-        return jax.tree.leaves(self._vjp(*slot)[1])
+            return self.model.chunk(x, *args), (x,)
+        return self._chunk.forward(x, *args)
 
     def _pull(
-        self,
-        kept: tuple[Array, ...],
-        weights: PyTree,
-        context: PyTree,
-        number: Int[Array, ""],
-        dy: Array,
-    ) -> tuple[PyTree, Array]:
-        """Return the gradients of a chunk's weights and of its input."""
-        if self.options.stash == "input":
-            _, pull = self._vjp(weights, kept[0], context, number, saved=True)
-        else:
-            # The input's place is filled with its gradient's: nothing reads it.
-            leaves = self._residuals.whole(kept, weights, dy, context, number)
-            pull = jax.tree.unflatten(self._pull_structure, leaves)
-            pull.args_res[0], pull.args_res[2:] = weights, [context, number]
-        d_weights, dx, *_ = pull(dy)
-        return d_weights, dx
-
-    def _vjp(self, *args: Any, saved: bool = False) -> tuple[Array, Any]:
-        """Differentiate a chunk; unless `saved`, only its input may be a residual."""
-        return jax.vjp(
-            self.model.chunk,
-            *args,
-            saveable_args=saved or (False, True, False, False),
-            in_nzs=(True, True, False, False),
-        )
+        self, kept: tuple[Array, ...], dy: Array, *args: PyTree
+    ) -> tuple[Array, PyTree]:
+        """Return the gradients of a chunk's input and of its weights."""
+        if self.options.stash == "residuals":
+            return self._chunk.backward(kept, dy, *args)
+        has_gradient = (True, True, False, False)
+        _, pullback = jax.vjp(self.model.chunk, *kept, *args, in_nzs=has_gradient)
+        dx, d_weights, *_ = pullback(dy)
+        return dx, d_weights
 
 
 def zeros_of(like: Any, *lead: int) -> Array:

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from mjax.mesh import collectives
-from mjax.pipeline import reference, run, tick
+from mjax.pipeline import run, tick
 from mjax.pipeline.schedule import IDLE, Schedule, build
-from tests.pipeline import toy
+from tests.pipeline import reference, toy
 
 FORWARD = ("forward_chunk", "forward_microbatch", "stash_write")
 BACKWARD = ("backward_chunk", "backward_microbatch", "stash_read", "gradient_read")

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mjax.pipeline import reference, run
+from mjax.pipeline import run
 from mjax.pipeline.schedule import build
-from tests.pipeline import planted, toy
+from tests.pipeline import planted, reference, toy
 
 # Float32 sums of a few thousand products in another order.
 TOLERANCE = 2e-6
@@ -79,7 +79,7 @@ def test_garbage_in_idle_slots_stays_there(stash):
     first = jax.tree.map(lambda w: w[0], weights.chunks)
     micro_0 = {name: x[0] for name, x in micro.items()}
     nothing = jnp.zeros((toy.ROWS, toy.LENGTH, toy.WIDTH))
-    idle = toy.FRAGILE.chunk(first, nothing, toy.context(micro_0), jnp.int32(0))
+    idle = toy.FRAGILE.chunk(nothing, first, toy.context(micro_0), jnp.int32(0))
     assert np.isnan(idle).all()
     want = jax.jit(lambda w, m: reference.gradients(toy.FRAGILE, w, m))(weights, micro)
     options = run.Options(stash=stash, idle="compute")

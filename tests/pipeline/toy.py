@@ -26,7 +26,7 @@ def context(micro: Any) -> jax.Array:
     return micro["tokens"].astype(jnp.float32)[..., None] / VOCAB
 
 
-def chunk(weights: Any, x: jax.Array, context: jax.Array, number: jax.Array) -> Any:
+def chunk(x: jax.Array, weights: Any, context: jax.Array, number: jax.Array) -> Any:
     def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
         y = jnp.tanh(x @ w["w"] + w["b"] + context)
         return x + y * (1 + number), None
@@ -44,11 +44,10 @@ def head(ends: Any, x: jax.Array, micro: Any) -> jax.Array:
 MODEL = run.Model(embed=embed, context=context, chunk=chunk, head=head)
 
 
-def chunk_of_unit_length(weights: Any, x: jax.Array, context: Any, number: Any) -> Any:
+def chunk_of_unit_length(x: jax.Array, weights: Any, context: Any, number: Any) -> Any:
     """Divide by the length of x first: NaN where x is zero, forward and backward."""
-    return chunk(
-        weights, x / jnp.linalg.norm(x, axis=-1, keepdims=True), context, number
-    )
+    unit = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+    return chunk(unit, weights, context, number)
 
 
 FRAGILE = dataclasses.replace(MODEL, chunk=chunk_of_unit_length)

@@ -31,7 +31,7 @@ def gradients(
 
         def through(x: Array, chunk: tuple[PyTree, Array]) -> tuple[Array, None]:
             layers, number = chunk
-            return model.chunk(layers, x, context, number), None
+            return model.chunk(x, layers, context, number), None
 
         x = model.embed(weights.ends, micro)
         x, _ = lax.scan(through, x, (weights.chunks, numbers))
