@@ -40,19 +40,19 @@ class Program(Protocol):
         """Sharding of [B, T] arrays."""
         ...
 
-    def to_saved(self, state: Any) -> Any:
+    def to_saved(self, state: Any, /) -> Any:
         """Return what a checkpoint holds: leaves of the state, and new arrays."""
         ...
 
-    def train_step(self, state: Any, batch: Any) -> tuple[Any, Mapping[str, Any]]:
+    def train_step(self, state: Any, batch: Any, /) -> tuple[Any, Mapping[str, Any]]:
         """Take one optimizer step; the state passed in is donated."""
         ...
 
-    def eval_step(self, params: Any, batch: Any) -> Mapping[str, Any]:
+    def eval_step(self, params: Any, batch: Any, /) -> Mapping[str, Any]:
         """Return `nll`, summed nats, and `tokens`, their number."""
         ...
 
-    def next_token_logits(self, params: Any, tokens: Any, length: Any) -> jax.Array:
+    def next_token_logits(self, params: Any, tokens: Any, length: Any, /) -> jax.Array:
         """Return [B, V] logits of the token that follows the first `length`."""
         ...
 

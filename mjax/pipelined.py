@@ -18,18 +18,16 @@ from mjax.forward import Batch, Forward, dropout_key, last_position
 from mjax.mesh import collectives, zero
 from mjax.model import Params, Transformer
 from mjax.pipeline import run
-from mjax.pipeline.partition import Partition
+from mjax.pipeline.config import Pipeline
 from mjax.pipeline.pieces import Pieces
-from mjax.pipeline.schedule import Schedule, build_forward
+from mjax.pipeline.schedule import build_forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pipelined(Forward):
     """Each stage runs its chunks of the layers; microbatches go through all stages."""
 
-    schedule: Schedule
-    partition: Partition
-    options: run.Options
+    pipeline: Pipeline
 
     def _loss_and_gradients(
         self, params: Params, key: Array, scale: Float[Array, ""], batch: Batch
@@ -40,11 +38,11 @@ class Pipelined(Forward):
             return self._bind(ends, weights.chunks).loss(x, micro["targets"]) * scale
 
         total, grads = run.gradients(
-            self.schedule,
+            self.pipeline.schedule,
             self._model(weights, key, loss),
             weights,
             self.split(batch),
-            options=self.options,
+            options=self.pipeline.options,
             dtype=self.reduce,
             pieces=self._pieces(split=True),
         )
@@ -77,19 +75,19 @@ class Pipelined(Forward):
         self, weights: run.Weights, head: Any, microbatches: run.Microbatches
     ) -> Array:
         schedule = build_forward(
-            num_stages=self.partition.num_stages,
-            num_chunks=self.partition.num_chunks,
+            num_stages=self.pipeline.partition.num_stages,
+            num_chunks=self.pipeline.partition.num_chunks,
             num_microbatches=microbatches["tokens"].shape[0],
         )
         model = self._model(weights, None, head)
-        idle = self.options.idle
+        idle = self.pipeline.options.idle
         return run.forward(schedule, model, weights, microbatches, idle=idle)
 
     def _model(self, weights: run.Weights, key: Array | None, head: Any) -> run.Model:
         """Say what a Transformer does at each place; without a key, no dropout."""
-        first_layer = jnp.asarray(self.partition.first_layer)
-        num_layers = jnp.asarray(self.partition.layers_per_chunk)
-        is_even = len(set(self.partition.layers_per_chunk)) == 1
+        first_layer = jnp.asarray(self.pipeline.partition.first_layer)
+        num_layers = jnp.asarray(self.pipeline.partition.layers_per_chunk)
+        is_even = len(set(self.pipeline.partition.layers_per_chunk)) == 1
 
         model = self._bind(weights.ends, weights.chunks)
 
@@ -107,7 +105,10 @@ class Pipelined(Forward):
         def chunk(x: Array, layers: Params, context: Any, number: Array) -> Array:
             def guard(local: Array, layer: Any, x: Array) -> Array:
                 return _if_true(
-                    local < num_layers[number], layer, x, idle=self.options.idle
+                    local < num_layers[number],
+                    layer,
+                    x,
+                    idle=self.pipeline.options.idle,
                 )
 
             context, layer_key = context
@@ -134,8 +135,8 @@ class Pipelined(Forward):
         sizes = self.mesh.shape
         has_others = sizes["dp_replicate"] * sizes["dp_shard"] > 1
         return Pieces(
-            num_stages=self.partition.num_stages,
-            num_chunks=self.partition.num_chunks,
+            num_stages=self.pipeline.partition.num_stages,
+            num_chunks=self.pipeline.partition.num_chunks,
             split=split and has_others,
             specs=self.specs["blocks"],
             level=self.level,
@@ -146,7 +147,10 @@ class Pipelined(Forward):
     def _weights(self, params: Params) -> run.Weights:
         """Gather the ends; give the chunks as they are stored, [v, n, ...]."""
         params = jax.tree.map(collectives.vary, params)
-        num_chunks, size = self.partition.num_chunks, self.partition.chunk_size
+        num_chunks, size = (
+            self.pipeline.partition.num_chunks,
+            self.pipeline.partition.chunk_size,
+        )
 
         def by_chunk(x: Array) -> Array:
             return x.reshape(num_chunks, size, *x.shape[1:])

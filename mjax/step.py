@@ -8,20 +8,21 @@ global by construction.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from mjax import optim
 from mjax.forward import Batch, Forward, Plain
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.mesh.xla_flags import Chosen, choose
-from mjax.model import ModelConfig, abstract_params, map_params
+from mjax.model import ModelConfig, Params, abstract_params, map_params
 from mjax.pipeline.config import PipelineConfig, make_pipeline
 from mjax.pipelined import Pipelined
 from mjax.state import (
@@ -33,6 +34,8 @@ from mjax.state import (
 )
 
 Metrics = dict[str, Array]
+Gradients = tuple[Float[Array, ""], Int[Array, ""], Params]
+"""Mean loss in nats per target, number of targets, gradients laid out like params."""
 Precision = Literal["float32", "bfloat16"]
 
 BATCH_FIELDS = ("tokens", "targets", "segments", "positions")
@@ -90,6 +93,19 @@ class EvalConfig:
                 raise ValueError(f"eval.{name} must be >= 1, got {getattr(self, name)}")
 
 
+@runtime_checkable
+class Jitted[**P, R](Protocol):
+    """A function that jax has jitted, with its signature."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it."""
+        ...
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower it for arguments, or for their types."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """The compiled-once functions of a run, and where their arguments live."""
@@ -108,20 +124,24 @@ class Program:
     """Of `[B, T]` arrays: rows over dp, the sequence whole."""
     init: Callable[[], TrainState]
     """Make the state of step 0, born sharded: no device holds a full copy."""
-    to_saved: Any
+    to_saved: Callable[[TrainState], TrainState]
     """Put a state into canonical form, where it is not; jitted."""
-    from_saved: Any
+    from_saved: Callable[[TrainState], TrainState]
     """The inverse of `to_saved`."""
-    gradients: Any
-    """(params, rng, step, batch) -> mean loss in nats per target, number of targets,
-    gradients laid out like params; jitted; the same with and without a pipeline."""
-    train_step: Any
-    """(state, batch) -> (state, metrics); jitted, donates the state."""
-    eval_step: Any
-    """(params, batch) -> summed nats `nll` and number of targets `tokens`; jitted."""
-    next_token_logits: Any
+    gradients: Jitted[[Params, Array, Array, Batch], Gradients]
+    """Of (params, rng, step, batch); the same with and without a pipeline."""
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    """(state, batch) -> (state, metrics); jitted, or compiled; donates the state."""
+    eval_step: Jitted[[Params, Batch], Metrics]
+    """(params, batch) -> summed nats `nll` and number of targets `tokens`."""
+    next_token_logits: Jitted[[Params, ArrayLike, ArrayLike], Float[Array, "B V"]]
     """(params, tokens [B, T], length) -> float32 [B, V]: logits of the token after
-    the first `length` ones; jitted; B is a multiple of dp."""
+    the first `length` ones; B is a multiple of dp."""
+
+    def trace(self) -> jax.stages.Traced:
+        """Trace the training step, which is not compiled yet."""
+        step = cast(jax.stages.Wrapped, self.train_step)
+        return step.trace(self.abstract_state, self.abstract_batch)
 
 
 def build_program(
@@ -195,20 +215,18 @@ def build_program(
         (batch.size, seq_len), jnp.int32, sharding=batch_sharding
     )
     make_state = jax.jit(make_state, out_shardings=shardings)
-    shared = {
-        "graph": graph,
-        "specs": specs,
-        "mesh": mesh,
-        "level": zero_level,
-        "compute": precision.compute,
-        "reduce": precision.reduce,
-        "microbatches": batch.microbatches,
-        "isolate_documents": isolate_documents,
-    }
-    if sizes.pp * partition.num_chunks == 1:
-        forward = Plain(**shared)
-    else:
-        forward = Pipelined(**shared, **vars(stages))
+    is_pipeline = sizes.pp * partition.num_chunks > 1
+    make_forward = partial(Pipelined, pipeline=stages) if is_pipeline else Plain
+    forward = make_forward(
+        graph=graph,
+        specs=specs,
+        mesh=mesh,
+        level=zero_level,
+        compute=precision.compute,
+        reduce=precision.reduce,
+        microbatches=batch.microbatches,
+        isolate_documents=isolate_documents,
+    )
     chosen = choose(mesh, tp_chunks=tp_chunks)
     options = chosen.as_compiler_options()
     return Program(

@@ -40,7 +40,7 @@ def trace_step(
         tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
     )
     state = program.abstract_state
-    step = program.train_step.trace(state, program.abstract_batch)
+    step = program.trace()
     needed = memory.estimate(
         step,
         state,

@@ -161,9 +161,7 @@ def compile_cell(cell: Cell) -> Compiled:
     config = cell.config
     with mock.patch.object(tuning, "CHUNKED", loss_chunks(cell)):
         program = program_of(config, described_mesh(cell.sizes, gpu=GPU))
-        lowered = program.train_step.lower(
-            program.abstract_state, program.abstract_batch
-        )
+        lowered = program.trace().lower()
     found = figure(lowered.compile(compiler_options=COMPILER_OPTIONS))
     return Compiled(
         figure=found,

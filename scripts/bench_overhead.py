@@ -124,7 +124,7 @@ class MjaxStep:
 
     def compiled(self) -> Any:
         """Return the executable, to be read."""
-        return self.program.train_step.lower(self.state, self.batch).compile()
+        return self.program.trace().lower().compile()
 
     def __call__(self) -> jax.Array:
         """Take one step and return its loss; nothing has to be ready yet."""

@@ -137,7 +137,7 @@ class Stepper:
         self.name = variant.name
         self.state = program.init()
         self.batch = jax.device_put(make_batch(), program.batch_sharding)
-        self.compiled = program.train_step.lower(self.state, self.batch).compile()
+        self.compiled = program.trace().lower().compile()
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self.step()

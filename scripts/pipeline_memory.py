@@ -195,10 +195,9 @@ def compile_step(case: Case, microbatches: int, mesh: Mesh) -> Compiled:
     program = case.program(microbatches, mesh)
     executor = gradients_by_autodiff if case.autodiff else run.gradients
     with mock.patch.object(run, "gradients", executor):
-        lowered = program.train_step.lower(
-            program.abstract_state, program.abstract_batch
-        )
+        lowered = program.trace().lower()
     memory = lowered.compile().memory_analysis()
+    assert memory is not None
     return Compiled(
         temp_bytes=memory.temp_size_in_bytes,
         argument_bytes=memory.argument_size_in_bytes,

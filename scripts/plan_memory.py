@@ -125,9 +125,7 @@ def measure(config: TrainConfig) -> Growth:
     """
     mesh = build_mesh(resolve(config.mesh, 1), jax.devices("cpu")[:1])
     program = program_of(config, mesh)
-    step = program.train_step.lower(
-        program.abstract_state, program.abstract_batch
-    ).compile()
+    step = program.trace().lower().compile()
     make_state = jax.jit(program.init).lower().compile()
     batch = jax.block_until_ready(_batch(program, config.model.vocab_size))
     _release()

@@ -19,8 +19,8 @@ MODEL = dataclasses.replace(TINY, layers=LAYERS, remat="none")
 @functools.cache
 def compiled(layout: Layout, model: ModelConfig = MODEL) -> list[Collective]:
     program = make_program(layout, model)
-    step = program.train_step.lower(program.abstract_state, program.abstract_batch)
-    return collectives(step.compile().as_text(), program.mesh.shape)
+    step = program.trace().lower()
+    return collectives(str(step.compile().as_text()), program.mesh.shape)
 
 
 def in_layers(found: list[Collective], axes: frozenset[str], loops: int = 1):
@@ -96,9 +96,7 @@ def test_zero_3_gathers_a_layer_in_the_loop_and_again_in_the_backward_pass() -> 
 def test_gathers_move_the_compute_dtype_and_never_the_masters() -> None:
     program = make_program(Layout((1, 1, 8, 1), zero=2), MODEL, compute="bfloat16")
     # Before XLA:CPU widens bfloat16, which its collectives do not know.
-    text = program.train_step.lower(
-        program.abstract_state, program.abstract_batch
-    ).as_text()
+    text = program.trace().lower().as_text()
     gathers = [line for line in text.splitlines() if "all_gather" in line]
     assert gathers
     assert all("bf16" in line.rsplit("->")[-1] for line in gathers)

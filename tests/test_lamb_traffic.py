@@ -32,8 +32,8 @@ def collectives_of(optimizer: OptimName) -> Counter[tuple[str, frozenset[str]]]:
         isolate_documents=True,
         mesh=mesh,
     )
-    lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
-    text = lowered.compile(compiler_options=dict(OPTIONS)).as_text()
+    lowered = program.trace().lower()
+    text = str(lowered.compile(compiler_options=dict(OPTIONS)).as_text())
     return Counter((c.kind, c.axes) for c in collectives(text, mesh.shape))
 
 

@@ -46,7 +46,7 @@ def program(
 def estimate(
     of: Program, *, accumulates: bool = True
 ) -> tuple[jax.stages.Traced, memory.Estimate]:
-    step = of.train_step.trace(of.abstract_state, of.abstract_batch)
+    step = of.trace()
     return step, memory.estimate(
         step,
         of.abstract_state,

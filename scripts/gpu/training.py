@@ -114,7 +114,7 @@ class _Step:
 
     def lower(self) -> jax.stages.Lowered:
         p = self.program
-        return p.train_step.lower(p.abstract_state, p.abstract_batch)
+        return p.trace().lower()
 
 
 def _program(case: Case, setting: Setting) -> StepProgram:
@@ -160,7 +160,7 @@ def measure(case: Case, setting: Setting) -> Row:
     batches = [random_batch(program, case.model.vocab_size, seed) for seed in range(2)]
     start = time.perf_counter()
     state = jax.block_until_ready(program.init())
-    step = program.train_step.lower(program.abstract_state, batches[0]).compile()
+    step = program.trace().lower().compile()
     compile_s = time.perf_counter() - start
     memory = step.memory_analysis()
     times, losses = [], []

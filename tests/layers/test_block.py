@@ -59,7 +59,7 @@ def test_offload_keeps_the_input_of_each_block_in_host_memory_only() -> None:
     def stacked_residuals(remat: str) -> list[str]:
         model = dataclasses.replace(TINY, remat=remat, layers=5)
         program = make_program(ONE_DEVICE, model)
-        trace = program.train_step.trace(program.abstract_state, program.abstract_batch)
+        trace = program.trace()
         shape = rf"\[5,{ROWS},{LENGTH},{TINY.d_model}\]"
         return re.findall(rf"f32(<\w+>)?{shape}", str(trace.jaxpr))
 
@@ -72,7 +72,7 @@ def test_joined_weights_never_wait_for_the_backward_pass(remat) -> None:
     """One stack of them would be a copy of all weights of the model."""
     model = dataclasses.replace(TINY, remat=remat, layers=5)
     program = make_program(ONE_DEVICE, model)
-    trace = program.train_step.trace(program.abstract_state, program.abstract_batch)
+    trace = program.trace()
     width = 3 * TINY.d_model + TINY.ffn_width  # q | k | v | feed-forward in
     text = str(trace.jaxpr)
     assert f"f32[{TINY.d_model},{width}]" in text

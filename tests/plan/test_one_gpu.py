@@ -34,8 +34,8 @@ def compile_step(layers: int) -> Analysis:
         isolate_documents=True,
         mesh=described_mesh(ONE),
     )
-    lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
-    text = lowered.compile(compiler_options=dict(OPTIONS)).as_text()
+    lowered = program.trace().lower()
+    text = str(lowered.compile(compiler_options=dict(OPTIONS)).as_text())
     return analyse(parse(text), ONE)
 
 

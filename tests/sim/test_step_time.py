@@ -270,7 +270,7 @@ def test_collectives_over_tp_are_those_of_the_layer(block, remat, tp_chunks):
     """What a device sends in the loops over layers, forward and backward, as traced."""
     model = dataclasses.replace(TINY, layers=5, block=block, remat=remat)
     program = make_program(Layout((1, 1, 1, 4), 0, tp_chunks=tp_chunks), model)
-    trace = program.train_step.trace(program.abstract_state, program.abstract_batch)
+    trace = program.trace()
     loops = (e for e in equations(trace.jaxpr.jaxpr) if e.primitive.name == "scan")
     # Sent of an operand, by the ring; a permute sends it.
     shares = {"all_gather": 3, "reduce_scatter": 3 / 4, "ppermute": 1}

@@ -93,7 +93,7 @@ def test_the_step_with_tp_8_sends_activations_and_no_heads(backend, num_kernels)
         isolate_documents=True,
         mesh=described_mesh(TP8),
     )
-    step = program.train_step.lower(program.abstract_state, program.abstract_batch)
+    step = program.trace().lower()
     text = compiled_text(step)
     assert text.count(KERNEL_CALL) == num_kernels
     found = collectives(text, described_mesh(TP8).shape)
