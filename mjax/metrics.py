@@ -2,7 +2,9 @@
 
 Enters: one row of plain numbers per optimizer step. Leaves: `metrics.jsonl`,
 `summary.json`, `plots/loss.png`, TensorBoard events, and what a person sees. Only
-rank 0 writes. A full disk or a vanished folder never stops a run: it is reported once.
+rank 0 writes. A full disk never stops a run: it is reported once, and rows that could
+not be written follow when there is room. A folder that somebody deletes or moves is
+made anew, with all rows. A run that still owes rows or its summary is not done.
 
 A row is one line of strict JSON, which knows neither NaN nor infinity. Such a value is
 null in its field, and the row's additional field `nonfinite` says what it was:
@@ -17,6 +19,7 @@ import math
 import os
 import statistics
 import sys
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 Row = dict[str, Any]
 """One step: names to numbers, None where a number is not known."""
+
+_NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Categories of Unicode characters that a terminal acts on, or has no sign for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,10 +129,12 @@ def make_row(
 
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of metrics.jsonl; a line that was cut off is left out."""
-    if not path.exists():
-        return []
+    return _rows_of(path.read_bytes()) if path.exists() else []
+
+
+def _rows_of(data: bytes) -> list[Row]:
     rows = []
-    for line in path.read_bytes().splitlines():
+    for line in data.splitlines():
         try:
             rows.append(json.loads(line))
         except ValueError:  # cut off by a kill or a full disk
@@ -214,6 +222,7 @@ class Recorder:
         start_step: int,
         num_steps: int,
         active: bool,
+        remake: Callable[[], object] | None = None,
     ) -> None:
         """Open the files; rows after `start_step` are dropped from them.
 
@@ -223,6 +232,8 @@ class Recorder:
           start_step: optimizer steps that the restored state has seen.
           num_steps: optimizer steps of the whole run.
           active: whether this process writes (rank 0).
+          remake: makes the folder, with what was in it at the start, if it is gone;
+            None makes an empty one.
         Raises:
           OSError: metrics.jsonl cannot be opened.
         """
@@ -230,13 +241,14 @@ class Recorder:
         self._config = config
         self._num_steps = num_steps
         self._failed: set[str] = set()
+        self._unwritten = b""
         self._progress: Progress | None = None
         if not active:
             return
-        path = work_dir / "metrics.jsonl"
-        drop_rows_after(path, start_step)
-        self._file = path.open("ab", buffering=0)
-        self._cut_off = False
+        self._path = work_dir / "metrics.jsonl"
+        self._remake = remake or (lambda: work_dir.mkdir(parents=True, exist_ok=True))
+        drop_rows_after(self._path, start_step)
+        self._file = self._path.open("a+b", buffering=0)
         self._tensorboard: Any = None
         if config.tensorboard:
             self._tensorboard = importlib.import_module("tensorboardX").SummaryWriter(
@@ -270,6 +282,17 @@ class Recorder:
         elif row["step"] % self._config.every == 0 or row["step"] == self._num_steps:
             say(progress_line(row, self._num_steps))
 
+    def amend(self, step: int, more: Row) -> None:
+        """Add to the last row, if it is of this step."""
+        if not self._active or not more:
+            return
+        rows = read_rows(self._path)
+        if rows and rows[-1]["step"] == step:
+            rows[-1] |= more
+            self.guarded("metrics.jsonl", lambda: self._replace(rows))
+        found = ", ".join(f"{name} {value:.4f}" for name, value in more.items())
+        self.say(f"step {step}: {found}")
+
     def say(self, text: str) -> None:
         """Print a line for people, above the progress line where there is one."""
         if self._progress is not None:
@@ -280,6 +303,7 @@ class Recorder:
     def sync(self) -> None:
         """Bring the rows to the disk; a checkpoint that follows relies on them."""
         if self._active:
+            self.guarded("metrics.jsonl", self._write)
             self.guarded("metrics.jsonl", lambda: os.fsync(self._file.fileno()))
 
     def close(self) -> None:
@@ -293,13 +317,48 @@ class Recorder:
         if self._tensorboard is not None:
             self.guarded("TensorBoard", self._tensorboard.close)
 
+    @property
+    def owed(self) -> list[str]:
+        """Files that must be in the work dir at the end of a run, and are not."""
+        if not self._active:
+            return []
+        rows_are_there = self._is_in_place() and not self._unwritten
+        owed = [] if rows_are_there else ["metrics.jsonl"]
+        return owed + sorted({"summary.json"} & self._failed)
+
     def _append(self, row: Row) -> None:
-        # After a line that was cut off by a full disk, the next starts on its own.
-        data = (("\n" if self._cut_off else "") + _line(row)).encode()
-        self._cut_off = True
-        if self._file.write(data) != len(data):
-            raise OSError("the row was cut off")
-        self._cut_off = False
+        self._unwritten += _line(row).encode()
+        self._write()
+
+    def _write(self) -> None:
+        """Write what is not written yet, to a file that has the name of the rows."""
+        if not self._is_in_place():
+            self._remake()
+            self._replace(_rows_of(self._read_all()))
+            self.say(
+                f"warning: {self._path} was deleted, moved or replaced while the run "
+                "writes it; it is made again, with all rows"
+            )
+        num = self._file.write(self._unwritten) or 0
+        self._unwritten = self._unwritten[num:]
+        if self._unwritten:
+            raise OSError(f"{len(self._unwritten)} bytes of rows wait for room")
+
+    def _is_in_place(self) -> bool:
+        try:
+            there = self._path.stat()
+        except OSError:
+            return False
+        return os.path.samestat(os.fstat(self._file.fileno()), there)
+
+    def _read_all(self) -> bytes:
+        """Read the rows that are in the open file, whatever has become of its name."""
+        return os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
+
+    def _replace(self, rows: Sequence[Row]) -> None:
+        _write_atomically(self._path, "".join(map(_line, rows)))
+        self._file.close()
+        self._file = self._path.open("a+b", buffering=0)
 
     def _add_scalars(self, row: Row) -> None:
         for name, value in row.items():
@@ -325,10 +384,25 @@ class Recorder:
 
 def say(text: str) -> None:
     """Print for people; a log that cannot be written does not stop a run."""
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError:  # its disk is full, or its reader has gone
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would act on, all but tabs and ends of lines.
+
+    Control characters, invisible marks that turn the direction of text, and what has no
+    character.
+    """
+    return "".join(
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in _NOT_SHOWN and char not in "\t\n"
+        else char
+        for char in text
+    )
 
 
 def progress_line(row: Row, num_steps: int) -> str:

@@ -1,8 +1,10 @@
 """Rows, files, the figure: also with NaN, after a kill, on a full disk."""
 
+import io
 import json
 import math
 import resource
+import shutil
 import struct
 
 import pytest
@@ -116,7 +118,7 @@ def test_a_last_line_that_was_cut_off_is_dropped_on_resume(tmp_path):
     assert strict_lines(path) == [a_row(1), a_row(2)]
 
 
-def test_a_full_disk_is_reported_once_and_costs_only_its_rows(tmp_path, capsys):
+def test_a_full_disk_is_reported_once_and_its_rows_follow_later(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     recorder = Recorder(tmp_path, LogConfig(), start_step=0, num_steps=9, active=True)
     recorder.record(a_row(1))
@@ -124,11 +126,86 @@ def test_a_full_disk_is_reported_once_and_costs_only_its_rows(tmp_path, capsys):
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
     recorder.record(a_row(2))
     recorder.record(a_row(3))
+    before = recorder.owed
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     recorder.record(a_row(4))
+    recorder_owed = before, recorder.owed
     recorder.close()
-    assert [row["step"] for row in read_rows(path)] == [1, 4]
+    assert read_rows(path) == [a_row(step) for step in (1, 2, 3, 4)]
+    assert recorder_owed == (["metrics.jsonl"], [])
     assert capsys.readouterr().out.count("metrics.jsonl cannot be written") == 1
+
+
+@pytest.mark.parametrize("fate", ["deleted", "moved", "replaced"])
+def test_a_work_dir_that_is_gone_is_made_again_with_all_rows(tmp_path, capsys, fate):
+    work_dir, remade = tmp_path / "run", []
+
+    def remake():
+        work_dir.mkdir(exist_ok=True)
+        remade.append(work_dir)
+
+    work_dir.mkdir()
+    recorder = Recorder(
+        work_dir, LOG, start_step=0, num_steps=9, active=True, remake=remake
+    )
+    recorder.record(a_row(1))
+    recorder.record(a_row(2))
+    if fate == "deleted":
+        shutil.rmtree(work_dir)
+    elif fate == "moved":
+        work_dir.rename(tmp_path / "elsewhere")
+    else:
+        (work_dir / "metrics.jsonl").unlink()
+        (work_dir / "metrics.jsonl").write_text("")
+    assert recorder.owed == ["metrics.jsonl"]
+    recorder.record(a_row(3))
+    assert read_rows(work_dir / "metrics.jsonl") == [a_row(1), a_row(2), a_row(3)]
+    assert recorder.owed == []
+    recorder.close()
+    assert remade == [work_dir]
+    out = capsys.readouterr().out
+    assert out.count("metrics.jsonl was deleted, moved or replaced") == 1
+
+
+def test_a_work_dir_that_cannot_be_made_again_is_owed_its_rows(tmp_path, capsys):
+    work_dir = tmp_path / "run"
+    work_dir.mkdir()
+    recorder = Recorder(work_dir, LOG, start_step=0, num_steps=9, active=True)
+    recorder.record(a_row(1))
+    shutil.rmtree(work_dir)
+    work_dir.write_text("a file")
+    recorder.record(a_row(2))
+    recorder.sync()
+    assert recorder.owed == ["metrics.jsonl"]
+    work_dir.unlink()
+    recorder.sync()
+    assert recorder.owed == []
+    recorder.close()
+    assert read_rows(work_dir / "metrics.jsonl") == [a_row(1), a_row(2)]
+    assert capsys.readouterr().out.count("metrics.jsonl cannot be written") == 1
+
+
+def test_an_evaluation_that_comes_later_is_added_to_the_row_of_its_step(tmp_path):
+    record(tmp_path, [a_row(1), a_row(2)])
+    recorder = Recorder(tmp_path, LOG, start_step=2, num_steps=9, active=True)
+    recorder.amend(3, {"eval_loss": 9.0})
+    recorder.amend(2, {"eval_loss": 1.5})
+    recorder.record(a_row(3))
+    recorder.close()
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert rows == [a_row(1), a_row(2) | {"eval_loss": 1.5}, a_row(3)]
+
+
+def test_what_a_terminal_would_act_on_is_escaped():
+    text = "a\tb\n\x1b[2J\r\x00\x9b\u202e é 中\ufffd"
+    assert metrics.printable(text) == ("a\tb\n\\x1b[2J\\r\\x00\\x9b\\u202e é 中\ufffd")
+
+
+def test_a_log_whose_encoding_lacks_a_character_gets_its_number(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    metrics.say("é")
+    assert raw.getvalue() == b"\\xe9\n"
 
 
 def test_an_inactive_recorder_writes_nothing(tmp_path, capsys):

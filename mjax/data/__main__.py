@@ -18,6 +18,7 @@ from mjax.data.cache_files import DamagedFileError
 from mjax.data.dataset import DataConfig, Dataset, open_dataset
 from mjax.data.samples import NO_TARGET
 from mjax.data.stream import read
+from mjax.metrics import printable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,15 +185,7 @@ def show_lines(dataset: Dataset, command: Show) -> Iterator[str]:
         for segment in range(num_segments):
             text = dataset.tokenizer.decode(batch["tokens"][row][segments == segment])
             for line in text.split("\n"):
-                yield f"{row}.{segment} | {_printable(line)}"
-
-
-def _printable(line: str) -> str:
-    """Escape what a terminal would act on."""
-    return "".join(
-        c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode()
-        for c in line
-    )
+                yield f"{row}.{segment} | {printable(line)}"
 
 
 if __name__ == "__main__":
