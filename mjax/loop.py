@@ -8,8 +8,7 @@ the metrics of step n - 1. The loop knows no config, no files and no model.
 
 import contextlib
 import dataclasses
-import os
-import signal
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -17,18 +16,19 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree
 
 from mjax.ckpt.manager import Answer, Checkpoints
 from mjax.ckpt.saving import Attempt
+from mjax.ending import DONE, FAILED, GAVE_UP, PREEMPTED, StopRequest
 from mjax.metrics import Recorder, Row, bits_per_byte
 
-DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
-"""Exit codes of a run; GAVE_UP asks whoever restarts runs not to."""
-
 _TEMPERATURE = 0.8
+_AGAIN = (
+    "Checkpoints saved before stay as they are. The same command would do the same: "
+    "start another run, in another --work-dir, "
+)
 
 
 @runtime_checkable
@@ -42,6 +42,10 @@ class Program(Protocol):
 
     def to_saved(self, state: Any, /) -> Any:
         """Return what a checkpoint holds: leaves of the state, and new arrays."""
+        ...
+
+    def is_finite(self, state: Any, /) -> jax.Array:
+        """Say whether no float of the state is NaN or infinite."""
         ...
 
     def train_step(self, state: Any, batch: Any, /) -> tuple[Any, Mapping[str, Any]]:
@@ -81,6 +85,11 @@ class Cadence:
     max_consecutive_skips: int
     """The run gives up when so many steps in a row were skipped."""
 
+    @property
+    def last_steps(self) -> int:
+        """How many of the last steps may not all be skipped, for a run to be done."""
+        return min(max(2, min(20, self.num_steps // 2)), self.num_steps)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -92,48 +101,6 @@ class Outcome:
     """Optimizer steps that it has seen."""
     exit_code: int
     """DONE, FAILED, PREEMPTED or GAVE_UP."""
-
-
-class StopRequest:
-    """A wish to stop, from SIGTERM or Ctrl-C, that all processes see at the same step.
-
-    Use it in a with statement around the loop, in the main thread. A second Ctrl-C ends
-    the process at once. With several processes jax itself catches SIGTERM and agrees on
-    a step; Ctrl-C is turned into SIGTERM there.
-    """
-
-    def __init__(self) -> None:
-        self._received: int | None = None
-        self._interrupts = 0
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> "StopRequest":
-        caught = [signal.SIGINT]
-        if jax.process_count() == 1:
-            caught.append(signal.SIGTERM)
-        for number in caught:
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def reached(self, step: int) -> bool:
-        """Say whether the run stops after this step; every process asks every step."""
-        if jax.process_count() > 1:
-            return multihost_utils.reached_preemption_sync_point(step)
-        return self._received is not None
-
-    def _handle(self, number: int, frame: object) -> None:
-        del frame
-        if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                os._exit(FAILED)
-            if jax.process_count() > 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-        self._received = number
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -148,15 +115,19 @@ class Loop:
     checkpoints: Checkpoints
     make_row: Callable[..., Row]
     """`mjax.metrics.make_row` with its constants bound."""
-    evaluate: Callable[[Any], Row]
-    """Parameters to `eval_loss`, `eval_bits_per_byte`."""
+    evaluate: Callable[[Any, Callable[[], bool]], Row]
+    """(parameters, whether the run stops here) -> `eval_loss`, `eval_bits_per_byte`;
+    nothing if it was stopped."""
     facts: Mapping[str, Any]
     """JSON facts that each checkpoint carries: config, seed, versions."""
+    consecutive_skips: int = 0
+    """Skipped steps since the last accepted one, that the state has seen."""
+    is_evaluated: bool = True
+    """Whether the held-out loss of the state is known, if it is due."""
 
     def __post_init__(self) -> None:
         self._is_first = True
         self._is_overdue = False
-        self._consecutive_skips = 0
         self._eval_loss: float | None = None
         self._save_facts: Row = {}
         self._unfinished: tuple[int, Mapping[str, Any], float] | None = None
@@ -167,9 +138,10 @@ class Loop:
 
         Args:
           start_step: optimizer steps that the state has seen.
-          stop: asked after each step; a stop saves first.
+          stop: asked after each step, and between the batches of an evaluation; a stop
+            saves first.
         """
-        step, exit_code = start_step, DONE
+        step, exit_code = start_step, self._begin(start_step, stop)
         self._finished_s = time.perf_counter()
         while step < self.cadence.num_steps and exit_code == DONE:
             batch = next(self.batches)
@@ -180,59 +152,106 @@ class Loop:
             exit_code = self._after(step, stop)
         return Outcome(state=self.state, step=step, exit_code=exit_code)
 
+    def _begin(self, step: int, stop: StopRequest) -> int:
+        """Do what is left to do for the state that the run starts with.
+
+        A stop may have come before its evaluation. If it is the last one, it may be in
+        no checkpoint but a host's copy. And the check for values that are not finite
+        is compiled here, not at the first save.
+        """
+        is_last = step >= self.cadence.num_steps
+        if not self.is_evaluated and self._evaluation_is_due(step):
+            evaluated = self.evaluate(self.state.params, stop.reached)
+            self._eval_loss = evaluated.get("eval_loss")
+            self.recorder.amend(step, evaluated)
+        if self._gives_up(step, is_last=is_last, keeps=True):
+            return GAVE_UP
+        if stop.reached():
+            return PREEMPTED
+        return DONE if not is_last or self._save_now(step) else FAILED
+
     def _after(self, step: int, stop: StopRequest) -> int:
         """Do what is due after a step; return the exit code, DONE to go on."""
         is_last = step == self.cadence.num_steps
-        is_stopped = stop.reached(step)
+        self.report_saves()
+        is_stopped = stop.reached()
+        evaluates = self._evaluation_is_due(step) and not is_stopped
+        if evaluates:
+            self._finish(stop.reached)
+            is_stopped = stop.reached()
         ends = is_last or is_stopped
-        self._report_saves()
         answer = None
         if ends or self._is_overdue or step % self.cadence.ckpt_every == 0:
             answer = self._ask_to_save(step, is_last=ends)
         save_due = answer is Answer.ACCEPTED
-        evaluation_due = is_last or step % self.cadence.eval_every == 0
         copy_due = self.checkpoints.copy_is_due(step)
-        pauses = evaluation_due or save_due or copy_due
-        if pauses:
-            self._finish(self.evaluate if evaluation_due else None)
+        if save_due or copy_due:
+            self._finish()
         if answer is Answer.HOPELESS:
             self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
-        if answer is Answer.HOPELESS or self._gives_up():
+            return GAVE_UP
+        if self._gives_up(step, is_last=is_last, keeps=save_due or copy_due):
             return GAVE_UP
         if save_due:
             self._save(step, is_last=ends)
         if copy_due:
             self._copy(step)
-        self._restart_clock(pauses)
+        self._restart_clock(evaluates or save_due or copy_due)
         if ends and not self._wait_for_save():
             return FAILED
-        if is_stopped and not is_last:
-            return PREEMPTED
-        return DONE
+        return PREEMPTED if is_stopped else DONE
 
-    def save_now(self, step: int) -> bool:
+    def _evaluation_is_due(self, step: int) -> bool:
+        is_last = step == self.cadence.num_steps
+        return step > 0 and (is_last or step % self.cadence.eval_every == 0)
+
+    def _save_now(self, step: int) -> bool:
         """Save the present state and wait for it; say whether it is in the store."""
         self.checkpoints.ask(step, is_last=True)
         self._save(step, is_last=True)
         return self._wait_for_save()
 
-    def _gives_up(self) -> bool:
-        """Say whether too many steps in a row were skipped."""
-        limit = self.cadence.max_consecutive_skips
-        if self._consecutive_skips >= limit:
-            self._finish()  # the step that runs now may have ended the series
-        if self._consecutive_skips < limit:
-            return False
-        self.recorder.say(
-            f"gave up: the last {self._consecutive_skips} steps were skipped, their "
-            "loss or gradient norm was not finite or spiked. The newest checkpoint is "
-            "kept. Lower --optim.lr, or look at the data of those steps (python -m "
-            "mjax.data show --step N)"
-        )
-        return True
+    def _gives_up(self, step: int, *, is_last: bool, keeps: bool) -> bool:
+        """Say whether there is no use in going on; every process finds the same.
 
-    def _finish(self, evaluate: Callable[[Any], Row] | None = None) -> None:
-        """Wait for the step whose metrics are outstanding, and write its row."""
+        Args:
+          step: optimizer steps that the state has seen.
+          is_last: the run would end here, and say that it is done.
+          keeps: the state would be saved or copied.
+        """
+        limit = self.cadence.max_consecutive_skips
+        if is_last:
+            limit = min(limit, self.cadence.last_steps)
+        if self.consecutive_skips >= limit:
+            self._finish()  # the step that runs now may have ended the series
+        skips = self.consecutive_skips
+        problem = None
+        if (keeps or skips >= limit) and not self.program.is_finite(self.state):
+            problem = (
+                f"the state after step {step} holds NaN or infinity, and is not saved. "
+                f"{_AGAIN}with a lower --optim.lr"
+            )
+        elif skips >= limit:
+            problem = (
+                f"the last {skips} steps were skipped, their loss or gradient norm was "
+                f"not finite or spiked. {_AGAIN}with a lower --optim.lr; or look at "
+                "the data of those steps (python -m mjax.data show --step N)"
+            )
+        elif is_last and not math.isfinite(self._eval_loss or 0.0):
+            problem = (
+                f"the held-out loss after the last step, {step}, is {self._eval_loss}. "
+                f"{_AGAIN}with a lower --optim.lr"
+            )
+        if problem is not None:
+            self.recorder.say(f"gave up: {problem}")
+        return problem is not None
+
+    def _finish(self, is_stopped: Callable[[], bool] | None = None) -> None:
+        """Wait for the step whose metrics are outstanding, and write its row.
+
+        Args:
+          is_stopped: given where an evaluation is due, which it ends.
+        """
         if self._unfinished is None:
             return
         step, metrics, data_wait_s = self._unfinished
@@ -246,8 +265,8 @@ class Loop:
             step, metrics, step_s=now_s - self._finished_s, data_wait_s=data_wait_s
         )
         self._finished_s = now_s
-        self._consecutive_skips = self._consecutive_skips + 1 if row["skipped"] else 0
-        evaluated = evaluate(self.state.params) if evaluate else {}
+        self.consecutive_skips = self.consecutive_skips + 1 if row["skipped"] else 0
+        evaluated = self.evaluate(self.state.params, is_stopped) if is_stopped else {}
         self._eval_loss = evaluated.get("eval_loss")
         self.recorder.record(row | evaluated | self._save_facts)
         self._save_facts = {}
@@ -302,7 +321,7 @@ class Loop:
             for saved in made:
                 self._free(saved)
 
-    def _report_saves(self) -> None:
+    def report_saves(self) -> None:
         """Say how saves went that were tried in the background; training goes on."""
         for attempt in self.checkpoints.attempts():
             self.recorder.say(_describe(attempt))
@@ -325,7 +344,7 @@ class Loop:
 
     def _wait_for_save(self) -> bool:
         is_saved = self.checkpoints.wait()
-        self._report_saves()
+        self.report_saves()
         return is_saved
 
 
@@ -350,7 +369,11 @@ def _describe(attempt: Attempt) -> str:
 
 
 def evaluate(
-    program: Program, params: PyTree, batches: Iterable[Any], num_bytes: int
+    program: Program,
+    params: PyTree,
+    batches: Iterable[Any],
+    num_bytes: int,
+    is_stopped: Callable[[], bool],
 ) -> Row:
     """Measure the loss on held-out batches.
 
@@ -359,13 +382,17 @@ def evaluate(
       params: of the state, with its shardings.
       batches: the same ones at every evaluation.
       num_bytes: bytes that all targets of the batches stand for.
+      is_stopped: asked before each batch.
     Returns:
-      `eval_loss`, mean nats per target token, and `eval_bits_per_byte`.
+      `eval_loss`, mean nats per target token, and `eval_bits_per_byte`; nothing if it
+      was stopped.
     Raises:
       ValueError: no position of the batches has a target.
     """
     results: list[Mapping[str, Any]] = []
     for batch in batches:
+        if is_stopped():
+            return {}
         results.append(program.eval_step(params, batch))
         # Two in flight hide the reading of a batch; more would only hold memory, and
         # queues of programs starve simulated devices (see `generate`).
@@ -394,7 +421,8 @@ def generate(
     num_tokens: int,
     vocab_size: int,
     seed: int,
-) -> Int[np.ndarray, "m"]:
+    is_stopped: Callable[[], bool],
+) -> Int[np.ndarray, "m"] | None:
     """Continue a prompt by sampling at a fixed temperature.
 
     The whole prefix is computed again for each token: this is a look at the model, not
@@ -411,8 +439,9 @@ def generate(
       num_tokens: to draw.
       vocab_size: ids that the tokenizer can decode.
       seed: of the sampling.
+      is_stopped: asked before each token.
     Returns:
-      The continuation, without the prompt.
+      The continuation, without the prompt; None if it was stopped.
     """
     sharding = program.batch_sharding
     whole = NamedSharding(sharding.mesh, PartitionSpec())
@@ -429,6 +458,8 @@ def generate(
     shape = (num_rows, seq_len)
     seen = prompt.tolist()
     for count in range(num_tokens):
+        if is_stopped():
+            return None
         context = np.asarray(seen[-seq_len:], np.int32)
         rows = np.broadcast_to(np.pad(context, (0, seq_len - len(context))), shape)
         tokens = jax.make_array_from_callback(shape, sharding, rows.__getitem__)

@@ -285,9 +285,14 @@ def _claim(config: TrainConfig, command: Command, path: Path) -> str:
             aside = work_dir.move_aside(folder)
             if aside is not None:
                 report.say(f"the run that was in {folder} is now in {aside}")
+    claim_work_dir(config, path)
+    return str(path)
+
+
+def claim_work_dir(config: TrainConfig, path: Path) -> None:
+    """Make the work dir, and again if somebody has deleted it; on process 0."""
     work_dir.make(path)
     work_dir.write_config(path, json.loads(to_json(config)))
-    return str(path)
 
 
 def _folders(config: TrainConfig, path: Path) -> list[Path]:

@@ -8,13 +8,12 @@ import math
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
-import numpy as np
-from jaxtyping import Int
 
 import mjax
-from mjax import loop, memory, metrics
+from mjax import ending, loop, memory, metrics
 from mjax.config import TrainConfig
 from mjax.counts import flops_per_token, num_params
 from mjax.data.dataset import Dataset
@@ -26,12 +25,12 @@ from mjax.mesh import gpus
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.processes import distributed
 
-_PROMPT_TOKENS = 64
+_PROMPT_TOKENS, _SAMPLE_TOKENS = 64, 200
 _ENDINGS = {
-    loop.DONE: "done",
-    loop.FAILED: "failed",
-    loop.PREEMPTED: "stopped and saved; the same command resumes",
-    loop.GAVE_UP: "gave up; do not restart it as it is",
+    ending.DONE: "done",
+    ending.FAILED: "failed",
+    ending.PREEMPTED: "stopped and saved; the same command resumes",
+    ending.GAVE_UP: "gave up; do not restart it as it is",
 }
 
 
@@ -144,23 +143,53 @@ def versions() -> dict[str, str]:
     }
 
 
-def sample_prompt(dataset: Dataset, seq_len: int) -> Int[np.ndarray, "n"]:
-    """Return the beginning of a held-out sample, at most half a sequence."""
-    tokens = dataset.held_out[0]["tokens"]
-    return tokens[: max(1, min(_PROMPT_TOKENS, seq_len // 2))]
-
-
-def write_sample(
-    path: Path,
-    decode: Callable[[Int[np.ndarray, "_"]], str],
-    prompt: Int[np.ndarray, "n"],
-    drawn: Int[np.ndarray, "m"],
+def sample(
+    program: loop.Program,
+    params: Any,
+    dataset: Dataset,
     recorder: metrics.Recorder,
-) -> None:
-    """Show a prompt and how the model went on, and keep them in a file."""
-    text = f"prompt:\n{decode(prompt)}\n\ncontinued by the model:\n{decode(drawn)}\n"
-    recorder.say(text)
-    recorder.guarded(path.name, lambda: _write_text(path, text))
+    *,
+    path: Path,
+    num_rows: int,
+    seed: int,
+    is_stopped: Callable[[], bool],
+) -> bool:
+    """Let the model continue a held-out text; say whether it came to the end.
+
+    All processes compute. The file has the text as it is; on the terminal, what that
+    would act on is escaped.
+
+    Args:
+      program: of the run.
+      params: of its last state.
+      dataset: of the run; the text is the beginning of a held-out sample.
+      recorder: that shows the text, on the process that writes.
+      path: of the file.
+      num_rows: a multiple of the data-parallel size.
+      seed: of the sampling.
+      is_stopped: asked before each token.
+    """
+    tokens = dataset.held_out[0]["tokens"]
+    prompt = tokens[: max(1, min(_PROMPT_TOKENS, len(tokens) // 2))]
+    drawn = loop.generate(
+        program,
+        params,
+        prompt,
+        num_rows=num_rows,
+        seq_len=len(tokens),
+        num_tokens=_SAMPLE_TOKENS,
+        vocab_size=dataset.tokenizer.vocab_size,
+        seed=seed,
+        is_stopped=is_stopped,
+    )
+    if drawn is not None and jax.process_index() == 0:
+        decode = dataset.tokenizer.decode
+        text = (
+            f"prompt:\n{decode(prompt)}\n\ncontinued by the model:\n{decode(drawn)}\n"
+        )
+        recorder.say(metrics.printable(text))
+        recorder.guarded(path.name, lambda: _write_text(path, text))
+    return drawn is not None
 
 
 def write_summary(
@@ -170,18 +199,30 @@ def write_summary(
     recorder: metrics.Recorder,
     *,
     exit_code: int,
+    is_saved: Callable[[], bool],
     wall_s: float,
-) -> None:
-    """Write summary.json and the figure from all rows of the run.
+) -> int:
+    """Write summary.json and the figure from all rows of the run; return how it ends.
+
+    A stopped run must leave soon: its figure, which takes seconds, is drawn when it has
+    been resumed. A run that would be done, but has not left its rows, its summary or
+    its last checkpoint, has failed.
 
     Args:
       work_dir: with metrics.jsonl.
       config: of the run.
       dataset: of the run.
       recorder: that says so, and forgives a full disk.
-      exit_code: how the run ended.
+      exit_code: how the run would end.
+      is_saved: says whether the last checkpoint is in the store.
       wall_s: seconds of this process in the loop, start and end included.
     """
+    recorder.sync()
+    owed = recorder.owed
+    if exit_code == ending.DONE and not is_saved():
+        owed.append("the last checkpoint")
+    if exit_code == ending.DONE and owed:
+        exit_code = ending.FAILED
     rows: list[metrics.Row] = []
     recorder.guarded(
         "summary.json",
@@ -200,10 +241,11 @@ def write_summary(
     unigram_loss = unigram_bits * math.log(2) * dataset.bytes_per_token
     path, figure = work_dir / "summary.json", work_dir / "plots" / "loss.png"
     recorder.guarded("summary.json", lambda: metrics.write_json(path, summary))
-    recorder.guarded(
-        "plots/loss.png",
-        lambda: metrics.plot_loss(rows, figure, unigram_loss=unigram_loss),
-    )
+    if exit_code != ending.PREEMPTED:
+        recorder.guarded(
+            "plots/loss.png",
+            lambda: metrics.plot_loss(rows, figure, unigram_loss=unigram_loss),
+        )
     if summary["eval_bits_per_byte"] is not None:
         recorder.say(
             f"held-out text: {summary['eval_bits_per_byte']:.4f} bits per byte, "
@@ -211,7 +253,11 @@ def write_summary(
             f"single bytes, {unigram_bits:.4f} (corpus {dataset.corpus_hash[:12]}, "
             f"Python {platform.python_version()})"
         )
-    recorder.say(f"{work_dir}: {_ENDINGS[exit_code]}")
+    if exit_code == ending.DONE and recorder.owed:
+        owed, exit_code = recorder.owed, ending.FAILED
+    missing = f"; missing: {', '.join(owed)}" if owed else ""
+    recorder.say(f"{work_dir}: {_ENDINGS[exit_code]}{missing}")
+    return exit_code
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -14,12 +14,13 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
-from jaxtyping import Array, ArrayLike, Float, Int
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from mjax import optim
 from mjax.forward import Batch, Forward, Plain
 from mjax.mesh.axes import AXES, AxisSizes
+from mjax.mesh.collectives import sum_over_mesh
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.mesh.xla_flags import Chosen, choose
 from mjax.model import ModelConfig, Params, abstract_params, map_params
@@ -130,6 +131,8 @@ class Program:
     """The inverse of `to_saved`."""
     gradients: Jitted[[Params, Array, Array, Batch], Gradients]
     """Of (params, rng, step, batch); the same with and without a pipeline."""
+    is_finite: Jitted[[TrainState], Bool[Array, ""]]
+    """Whether no float of a state is NaN or infinite."""
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     """(state, batch) -> (state, metrics); jitted, or compiled; donates the state."""
     eval_step: Jitted[[Params, Batch], Metrics]
@@ -240,6 +243,7 @@ def build_program(
         to_saved=saved.of_run,
         from_saved=saved.to_run,
         gradients=jax.jit(forward.gradients, compiler_options=options),
+        is_finite=jax.jit(_make_is_finite(shardings, mesh)),
         train_step=jax.jit(
             _make_train_step(forward, tx, optimizer, num_steps),
             donate_argnums=0,
@@ -249,6 +253,24 @@ def build_program(
         eval_step=jax.jit(forward.evaluate, compiler_options=options),
         next_token_logits=jax.jit(forward.next_token_logits, compiler_options=options),
     )
+
+
+def _make_is_finite(
+    shardings: TrainState, mesh: Mesh | AbstractMesh
+) -> Callable[[TrainState], Bool[Array, ""]]:
+    """Look at every float where it is: one all-reduce of one number in all."""
+
+    def num_bad(state: TrainState) -> Array:  # per device
+        leaves = jax.tree.leaves(state)
+        leaves = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+        num = sum(jnp.any(~jnp.isfinite(x)).astype(jnp.int32) for x in leaves)
+        return sum_over_mesh(jnp.asarray(num))
+
+    specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    counted = jax.shard_map(
+        num_bad, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec()
+    )
+    return lambda state: counted(state) == 0
 
 
 def _make_train_step(

@@ -8,22 +8,26 @@ resumes the run in DIR.
 Read `main`, then `prepare.prepare`, then `train`: one run from flags to summary.
 """
 
+if __name__ == "__main__":
+    from mjax import ending
+
+    ending.watch()  # before the imports that take long
+
 import dataclasses
 import functools
 import json
 import os
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 import mjax
-from mjax import loop, metrics, report, work_dir
+from mjax import ending, loop, metrics, report, work_dir
 from mjax.ckpt.recovery import LostError
 from mjax.config import (
     Command,
@@ -41,7 +45,7 @@ from mjax.init_from import initial_params
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
-from mjax.prepare import Run, check_facts, init_from, prepare
+from mjax.prepare import Run, check_facts, claim_work_dir, init_from, prepare
 from mjax.processes import distributed
 from mjax.processes.agreement import Agreement
 from mjax.processes.comparison import check_same, code_facts
@@ -49,13 +53,23 @@ from mjax.recipes import RECIPES
 from mjax.step import Program
 
 _IMPORTED_S = time.perf_counter()
-_SAMPLE_TOKENS = 200
-_PARTING_S = 10
 _BEGINNINGS = ("--recipe", "--restart-from-scratch")
 _SAME_COMMAND = (
     "Start all processes with the same flags, code and versions; only "
     "--distributed.process-id, and folders of one host, may differ"
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """What the steps begin with."""
+
+    step: int
+    """Optimizer steps that the state has seen."""
+    state: Any
+    """Of the program, on its mesh."""
+    is_evaluated: bool
+    """Whether its held-out loss is known."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, command = parse(argv, RECIPES, "python -m mjax.train", base=found)
     if command.print_config:
         print(to_json(config), end="")
-        return loop.DONE
+        return ending.DONE
     try:
         agreement = _start_processes(config, command)
         if found is not None:
@@ -84,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mesh = build_mesh(sizes, tp_across_hosts=config.mesh.tp_across_hosts)
         report.say(describe(mesh))
         if command.print_mesh:
-            return loop.DONE
+            return ending.DONE
         report.say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
         run = prepare(config, command, sizes, mesh, agreement, argv)
@@ -93,83 +107,102 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refused(error)
     run = dataclasses.replace(run, program=_compile(run))
     if command.dry_run:
-        return loop.DONE
+        return ending.DONE
     started_s = time.perf_counter()
     try:
-        start_step, state = _first_state(run)
+        start = _first_state(run)
     except Exception as error:
         return _refused(error)
-    return train(run, start_step, state, started_s=started_s)
+    agreement.together(lambda: None)  # from here on all stop together
+    with ending.StopRequest() as stop:
+        return train(run, start, stop, started_s=started_s)
 
 
-def train(run: Run, start_step: int, state: Any, *, started_s: float) -> int:
+def train(run: Run, start: Start, stop: ending.StopRequest, *, started_s: float) -> int:
     """Take the steps that are left, then write what the run has come to.
 
     Args:
       run: with the compiled program.
-      start_step: optimizer steps that the state has seen.
-      state: to begin with.
+      start: what to begin with.
+      stop: asked at every safe point.
       started_s: by `time.perf_counter`, when the time of the run began.
     Returns:
       the exit code.
     """
-    config, program = run.config, run.program
+    config, is_rank_0 = run.config, jax.process_index() == 0
     assert run.checkpoints is not None  # a dry run stops before
-    is_rank_0 = jax.process_index() == 0
     recorder = metrics.Recorder(
         run.work_dir,
         config.log,
-        start_step=start_step,
+        start_step=start.step,
         num_steps=config.steps,
         active=is_rank_0,
+        remake=lambda: claim_work_dir(config, run.work_dir),
     )
-    exit_code = loop.FAILED
+    exit_code = ending.FAILED
     try:
-        loader = Loader(
-            run.dataset.train,
-            program.batch_sharding,
-            batch_size=config.batch.size,
-            start_step=start_step,
-            reopen=functools.partial(
-                open_stream,
-                config.data,
-                seed=config.seed,
-                fingerprint=run.dataset.fingerprint,
-            ),
-        )
-        with loader, loop.StopRequest() as stop:
-            steps = _make_loop(run, state, loader, recorder)
-            is_saved = start_step < config.steps or steps.save_now(start_step)
-            outcome = steps.run(start_step, stop)
-        if not is_saved:  # a copy of the last step was all there is
-            outcome = dataclasses.replace(outcome, exit_code=loop.FAILED)
-        if outcome.exit_code == loop.DONE:
-            _sample(run, outcome.state.params, recorder)
-        run.checkpoints.close()
-        exit_code = outcome.exit_code
+        exit_code = _take_steps(run, start, stop, recorder)
     finally:
         if is_rank_0:
-            wall_s = time.perf_counter() - started_s
-            report.write_summary(
+            exit_code = report.write_summary(
                 run.work_dir,
                 config,
                 run.dataset,
                 recorder,
                 exit_code=exit_code,
-                wall_s=wall_s,
+                is_saved=run.checkpoints.store.path(config.steps).exists,
+                wall_s=time.perf_counter() - started_s,
             )
         recorder.close()
+    return int(run.agreement.from_rank(0, str(exit_code)))
+
+
+def _take_steps(
+    run: Run, start: Start, stop: ending.StopRequest, recorder: metrics.Recorder
+) -> int:
+    """Run the loop, let the model continue a text, return how the run would end."""
+    config = run.config
+    assert run.checkpoints is not None
+    loader = Loader(
+        run.dataset.train,
+        run.program.batch_sharding,
+        batch_size=config.batch.size,
+        start_step=start.step,
+        reopen=functools.partial(
+            open_stream,
+            config.data,
+            seed=config.seed,
+            fingerprint=run.dataset.fingerprint,
+        ),
+    )
+    with loader:
+        steps = _make_loop(run, start, loader, recorder)
+        outcome = steps.run(start.step, stop)
+    exit_code = outcome.exit_code
+    if exit_code == ending.DONE and not report.sample(
+        run.program,
+        outcome.state.params,
+        run.dataset,
+        recorder,
+        path=run.work_dir / "sample.txt",
+        num_rows=run.sizes.dp,
+        seed=config.seed,
+        is_stopped=stop.reached,
+    ):
+        exit_code = ending.PREEMPTED
+    run.checkpoints.close()
+    steps.report_saves()
     return exit_code
 
 
 def _refused(error: Exception) -> int:
     """Say what a person can change, and return the exit code; raise what is a bug."""
     if isinstance(error, LostError):
-        exit_code = loop.GAVE_UP
+        exit_code = ending.GAVE_UP
     elif isinstance(error, (ValueError, NotImplementedError)):
-        exit_code = loop.BAD_INPUT
+        exit_code = ending.BAD_INPUT
     elif isinstance(error, RuntimeError):
-        exit_code = loop.FAILED
+        exit_code = ending.FAILED
     else:
         raise error
     if not is_ours(error):
@@ -199,7 +232,10 @@ def _found_config(argv: Sequence[str]) -> TrainConfig | None:
 
 def _start_processes(config: TrainConfig, command: Command) -> Agreement:
     """Join the other processes, and see that all were started alike."""
+    # Until the loop begins a signal is ours, see `ending`; then jax catches it.
+    jax.config.update("jax_enable_preemption_service", False)
     distributed.start(config.distributed)
+    ending.watch_processes()
     agreement = Agreement("start")
     # Before the devices: unlike meshes would wait for each other there.
     facts = shared_facts(config, command) | code_facts()
@@ -228,18 +264,14 @@ def _compile(run: Run) -> Program:
     return dataclasses.replace(run.program, train_step=compiled)
 
 
-def _first_state(run: Run) -> tuple[int, Any]:
-    """Restore the newest intact state onto this mesh, or make one, born sharded.
-
-    Returns:
-      the optimizer steps that the state has seen, and the state.
-    """
+def _first_state(run: Run) -> Start:
+    """Restore the newest intact state onto this mesh, or make one, born sharded."""
     program = run.program
     assert run.checkpoints is not None
     started_s = time.perf_counter()
     restored = run.checkpoints.restore(program.abstract_saved)
     if restored is None:
-        return 0, _new_state(run)
+        return Start(step=0, state=_new_state(run), is_evaluated=True)
     for lost in restored.put_aside:
         report.say(f"warning: a damaged checkpoint was put aside: {lost}")
     report.say(
@@ -251,7 +283,11 @@ def _first_state(run: Run) -> tuple[int, Any]:
     run.agreement.together(
         lambda: check_facts(run.config, run.dataset, restored.step, restored.run, where)
     )
-    return restored.step, program.from_saved(restored.state)
+    return Start(
+        step=restored.step,
+        state=program.from_saved(restored.state),
+        is_evaluated=restored.run.get("eval_loss") is not None,
+    )
 
 
 def _new_state(run: Run) -> Any:
@@ -269,7 +305,7 @@ def _new_state(run: Run) -> Any:
 
 def _make_loop(
     run: Run,
-    state: Any,
+    start: Start,
     loader: Loader,
     recorder: metrics.Recorder,
 ) -> loop.Loop:
@@ -280,18 +316,18 @@ def _make_loop(
     recorder.say(utilization.describe())
     num_bytes = held_out_num_bytes(dataset, config.batch.size * config.eval.batches)
 
-    def evaluate(params: Any) -> metrics.Row:
+    def evaluate(params: Any, is_stopped: Callable[[], bool]) -> metrics.Row:
         batches = held_out_batches(
             dataset.held_out,
             program.batch_sharding,
             batch_size=config.batch.size,
             num_batches=config.eval.batches,
         )
-        return loop.evaluate(program, params, batches, num_bytes)
+        return loop.evaluate(program, params, batches, num_bytes, is_stopped)
 
     return loop.Loop(
         program=program,
-        state=state,
+        state=start.state,
         batches=loader,
         cadence=loop.Cadence(
             num_steps=config.steps,
@@ -314,26 +350,9 @@ def _make_loop(
             "seed": config.seed,
             "versions": report.versions(),
         },
+        consecutive_skips=int(start.state.guard.num_consecutive_skips),
+        is_evaluated=start.is_evaluated,
     )
-
-
-def _sample(run: Run, params: Any, recorder: metrics.Recorder) -> None:
-    """Let the model continue a held-out text; all processes compute, rank 0 writes."""
-    dataset, seq_len = run.dataset, run.config.data.seq_len
-    prompt = report.sample_prompt(dataset, seq_len)
-    drawn = loop.generate(
-        run.program,
-        params,
-        prompt,
-        num_rows=run.sizes.dp,
-        seq_len=seq_len,
-        num_tokens=_SAMPLE_TOKENS,
-        vocab_size=dataset.tokenizer.vocab_size,
-        seed=run.config.seed,
-    )
-    if jax.process_index() == 0:
-        path = run.work_dir / "sample.txt"
-        report.write_sample(path, dataset.tokenizer.decode, prompt, drawn, recorder)
 
 
 def is_ours(error: Exception) -> bool:
@@ -345,28 +364,10 @@ def is_ours(error: Exception) -> bool:
     return Path(origin).is_relative_to(Path(__file__).parent)
 
 
-def _leave(exit_code: int) -> None:
-    """End the process.
-
-    In a run of several processes jax's shutdown waits for the others, minutes long if
-    they do not come. Who failed leaves without it; for any other reason to stop all
-    come as a rule, and process 0 must not take the coordinator from them at once.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if exit_code != loop.DONE and distributed.num_processes() > 1:
-        if exit_code != loop.FAILED:
-            parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
-            parting.start()
-            parting.join(_PARTING_S)
-        os._exit(exit_code)
-    sys.exit(exit_code)
-
-
 if __name__ == "__main__":
     try:
         _exit_code = main()
     except Exception:
         traceback.print_exc()
-        _exit_code = loop.FAILED
-    _leave(_exit_code)
+        _exit_code = ending.FAILED
+    ending.leave(_exit_code)

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mjax import loop, metrics
+from mjax import ending, loop, metrics
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
 from mjax.data.dataset import DataConfig, open_dataset
@@ -77,7 +77,7 @@ def host_times_ms(program: Program, batches: loop.Batches) -> list[float]:
 def run_loop(program: Program, batches: loop.Batches, folder: Path) -> None:
     """Run NUM_STEPS steps as mjax.train does; what they print is thrown away."""
     checkpoints = Checkpoints(folder, CkptConfig(keep=1))
-    with contextlib.redirect_stdout(io.StringIO()), loop.StopRequest() as stop:
+    with contextlib.redirect_stdout(io.StringIO()), ending.StopRequest() as stop:
         recorder = metrics.Recorder(
             folder,
             metrics.LogConfig(every=1),
@@ -103,7 +103,7 @@ def run_loop(program: Program, batches: loop.Batches, folder: Path) -> None:
             make_row=functools.partial(
                 metrics.make_row, bytes_per_token=1.0, utilization=utilization
             ),
-            evaluate=lambda _: {"eval_loss": 1.0, "eval_bits_per_byte": 1.0},
+            evaluate=lambda *_: {"eval_loss": 1.0, "eval_bits_per_byte": 1.0},
             facts={},
         ).run(0, stop)
         recorder.close()

@@ -30,13 +30,15 @@ CKPT = CkptConfig(every=3, keep=2)
 @dataclasses.dataclass
 class State:
     step: jax.Array
+    skips: jax.Array
     params: dict[str, jax.Array]
 
 
 class TinyProgram:
     """Pulls a vector to the batch; a batch of NaN is skipped."""
 
-    def __init__(self):
+    def __init__(self, diverges_at=None):
+        self.diverges_at = diverges_at
         mesh = jax.make_mesh((8,), ("dp",), axis_types=(AxisType.Auto,))
         self.batch_sharding = NamedSharding(mesh, PartitionSpec("dp"))
         self.train_step = jax.jit(self._train_step, donate_argnums=0)
@@ -45,6 +47,7 @@ class TinyProgram:
         where = self.batch_sharding
         whole = NamedSharding(where.mesh, PartitionSpec())
         return State(
+            jax.device_put(jnp.int32(0), whole),
             jax.device_put(jnp.int32(0), whole),
             {"w": jax.device_put(jnp.zeros(WIDTH, jnp.float32), where)},
         )
@@ -60,11 +63,16 @@ class TinyProgram:
     def to_saved(self, state):
         return state
 
+    def is_finite(self, state):
+        return jnp.isfinite(state.params["w"]).all()
+
     def _train_step(self, state, batch):
         grad = state.params["w"] - batch
         loss = jnp.mean(grad**2)
         skipped = ~jnp.isfinite(loss)
         w = jnp.where(skipped, state.params["w"], state.params["w"] - 0.1 * grad)
+        if self.diverges_at is not None:
+            w = jnp.where(state.step + 1 == self.diverges_at, jnp.inf, w)
         metrics = {
             "loss": loss,
             "grad_norm": jnp.linalg.norm(grad),
@@ -72,7 +80,8 @@ class TinyProgram:
             "tokens": jnp.int32(WIDTH),
             "skipped": skipped.astype(jnp.int32),
         }
-        return State(state.step + 1, {"w": w}), metrics
+        skips = (state.skips + 1) * skipped
+        return State(state.step + 1, skips, {"w": w}), metrics
 
     def eval_step(self, params, batch):
         return {"nll": jnp.sum((params["w"] - batch) ** 2), "tokens": jnp.int32(WIDTH)}
@@ -109,9 +118,12 @@ def run(
     num_steps=10,
     max_consecutive_skips=3,
     ckpt=CKPT,
+    held_out=lambda: [np.ones(WIDTH, np.float32)] * 2,
+    diverges_at=None,
+    stop=None,
 ):
     """Start or resume a run in work_dir, as train does."""
-    program = TinyProgram()
+    program = TinyProgram(diverges_at)
     checkpoints = Checkpoints(work_dir, ckpt)
     restored = checkpoints.restore(program.abstract_state())
     start_step = 0 if restored is None else restored.step
@@ -125,7 +137,6 @@ def run(
         num_steps=num_steps,
         active=True,
     )
-    held_out = [np.ones(WIDTH, np.float32)] * 2
     loop = Loop(
         program=program,
         state=state,
@@ -145,12 +156,16 @@ def run(
                 flops_per_token=1.0, peak_flops_per_s=None, num_devices=8
             ),
         ),
-        evaluate=lambda params: loop_module.evaluate(
-            program, params, held_out, 2 * WIDTH
+        evaluate=lambda params, is_stopped: loop_module.evaluate(
+            program, params, held_out(), 2 * WIDTH, is_stopped
         ),
         facts={"seed": 0},
+        consecutive_skips=int(state.skips),
+        is_evaluated=restored is None or restored.run["eval_loss"] is not None,
     )
     try:
+        if stop is not None:
+            return loop.run(start_step, stop)
         with StopRequest() as stop:
             return loop.run(start_step, stop)
     finally:
@@ -228,9 +243,128 @@ def test_a_signal_finishes_the_step_saves_and_says_preempted(
     assert timeless(work_dir) == undisturbed[0]
 
 
-def test_a_signal_in_the_last_step_is_an_ordinary_end(work_dir):
-    batches = TinyBatches(at_step={10: lambda: os.kill(os.getpid(), signal.SIGTERM)})
-    assert run(work_dir, batches).exit_code == loop_module.DONE
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_in_the_last_step_leaves_its_evaluation_to_the_next_start(
+    undisturbed, work_dir
+):
+    outcome = run(work_dir, TinyBatches(at_step={10: terminate}))
+    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 10)
+    assert "eval_loss" not in timeless(work_dir)[-1]
+    assert run(work_dir).exit_code == loop_module.DONE
+    assert timeless(work_dir) == undisturbed[0]
+
+
+@pytest.mark.parametrize("evaluation", [1, 3])
+def test_a_signal_during_an_evaluation_ends_it_after_the_batch(
+    undisturbed, work_dir, evaluation
+):
+    """The evaluations of ten steps are at 4, 8 and 10."""
+    step = (4, 8, 10)[evaluation - 1]
+    begun, read = [], []
+
+    def held_out():
+        begun.append(None)
+        for number in range(2):
+            if len(begun) == evaluation:
+                terminate()
+                read.append(number)
+            yield np.ones(WIDTH, np.float32)
+
+    outcome = run(work_dir, held_out=held_out)
+    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, step)
+    assert read == [0]
+    assert (work_dir / "checkpoints" / str(step)).is_dir()
+    assert "eval_loss" not in timeless(work_dir)[-1]
+    assert run(work_dir).exit_code == loop_module.DONE
+    assert timeless(work_dir) == undisturbed[0]
+
+
+def test_a_signal_before_the_first_step_saves_nothing(work_dir):
+    with StopRequest() as stop:
+        terminate()
+        outcome = run(work_dir, stop=stop)
+    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 0)
+    assert not (work_dir / "checkpoints").exists()
+
+
+def saved_steps(work_dir):
+    return sorted(int(path.name) for path in (work_dir / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("diverges_at", "seen_at", "saved"), [(2, 3, []), (7, 9, [3, 6]), (10, 10, [6, 9])]
+)
+def test_a_state_that_is_not_finite_is_not_saved_and_the_run_gives_up(
+    work_dir, capsys, diverges_at, seen_at, saved
+):
+    for start in range(2):
+        outcome = run(work_dir, diverges_at=diverges_at, max_consecutive_skips=20)
+        assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, seen_at)
+        (work_dir / "checkpoints").mkdir(exist_ok=True)
+        assert saved_steps(work_dir) == saved
+        said = f"gave up: the state after step {seen_at} holds NaN or infinity"
+        assert capsys.readouterr().out.count(said) == 1, start
+
+
+def test_a_state_that_is_not_finite_is_not_begun_with(work_dir, monkeypatch, capsys):
+    init = TinyProgram.init
+
+    def damaged(program):
+        state = init(program)
+        return dataclasses.replace(state, params={"w": state.params["w"] * jnp.nan})
+
+    monkeypatch.setattr(TinyProgram, "init", damaged)
+    outcome = run(work_dir)
+    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 0)
+    assert "the state after step 0 holds NaN" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "first_skipped", "exit_code"),
+    [
+        (10, 10, loop_module.DONE),
+        (10, 7, loop_module.DONE),
+        (10, 6, loop_module.GAVE_UP),
+        (4, 3, loop_module.GAVE_UP),
+        (3, 3, loop_module.DONE),
+        (1, 1, loop_module.GAVE_UP),
+        (60, 42, loop_module.DONE),
+        (60, 41, loop_module.GAVE_UP),
+    ],
+)
+def test_a_run_is_done_only_if_one_of_its_last_steps_was_accepted(
+    work_dir, capsys, num_steps, first_skipped, exit_code
+):
+    batches = TinyBatches(nan_at=range(first_skipped, num_steps + 1))
+    ckpt = CkptConfig(every=50, keep=2)
+    outcome = run(
+        work_dir, batches, num_steps=num_steps, max_consecutive_skips=99, ckpt=ckpt
+    )
+    assert (outcome.exit_code, outcome.step) == (exit_code, num_steps)
+    is_saved = (work_dir / "checkpoints" / str(num_steps)).is_dir()
+    assert is_saved == (exit_code == loop_module.DONE)
+    said = f"gave up: the last {num_steps + 1 - first_skipped} steps were skipped"
+    assert (said in capsys.readouterr().out) == (exit_code == loop_module.GAVE_UP)
+
+
+def test_skipped_steps_are_counted_across_restarts(work_dir):
+    first = TinyBatches(nan_at=range(4, 11), at_step={7: terminate})
+    outcome = run(work_dir, first, max_consecutive_skips=20)
+    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 7)
+    again = TinyBatches(nan_at=range(4, 11))
+    outcome = run(work_dir, again, max_consecutive_skips=20)
+    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 10)
+
+
+def test_a_run_whose_last_held_out_loss_is_not_finite_gives_up(work_dir, capsys):
+    outcome = run(work_dir, held_out=lambda: [np.full(WIDTH, np.inf, np.float32)])
+    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 10)
+    said = "gave up: the held-out loss after the last step, 10, is inf"
+    assert said in capsys.readouterr().out
+    assert saved_steps(work_dir) == [6, 9]
 
 
 def test_skipped_steps_have_strict_rows_and_the_run_goes_on(work_dir):
@@ -306,7 +440,7 @@ def test_what_is_made_for_a_save_is_off_the_devices_before_the_next_step(
 
     def to_saved(program, state):
         made.append(jnp.copy(state.params["w"]))
-        return State(state.step, {"w": made[-1]})
+        return State(state.step, state.skips, {"w": made[-1]})
 
     monkeypatch.setattr(TinyProgram, "to_saved", to_saved)
     batches = TinyBatches(at_step={4: lambda: is_gone.append(made[0].is_deleted())})
@@ -348,8 +482,32 @@ def test_generation_continues_the_prompt_beyond_the_length_of_the_sequence():
         num_tokens=100,
         vocab_size=VOCAB,
         seed=0,
+        is_stopped=lambda: False,
     )
+    assert ids is not None
     assert ids.tolist() == [(6 + i) % VOCAB for i in range(100)]
+
+
+def test_generation_ends_before_the_next_token_when_it_is_stopped():
+    program, asked = TinyProgram(), []
+
+    def is_stopped():
+        asked.append(None)
+        return len(asked) == 3
+
+    drawn = loop_module.generate(
+        program,
+        {},
+        np.array([3]),
+        num_rows=8,
+        seq_len=12,
+        num_tokens=100,
+        vocab_size=VOCAB,
+        seed=0,
+        is_stopped=is_stopped,
+    )
+    assert drawn is None
+    assert len(asked) == 3
 
 
 def test_generation_draws_only_ids_that_the_tokenizer_knows():
@@ -364,7 +522,9 @@ def test_generation_draws_only_ids_that_the_tokenizer_knows():
         num_tokens=39,
         vocab_size=5,
         seed=0,
+        is_stopped=lambda: False,
     )
+    assert ids is not None
     assert len(ids) == 39
     assert ids.max() < 5
     assert len(set(ids.tolist())) > 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from mjax import loop, train
+from mjax import ending, train
 from mjax.ckpt import __main__ as ckpt_command
 from mjax.data import __main__ as data_command
 from mjax.metrics import read_rows
@@ -75,7 +75,7 @@ def start_and_signal(work_dir, number, at_row, log):
 
 def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
     path = tmp_path / "run"
-    assert train.main(flags(path)) == loop.DONE
+    assert train.main(flags(path)) == ending.DONE
     out = capsys.readouterr().out
     for said in ("mesh pp 1", "parameters", "attention", "resume with", "first step"):
         assert said in out
@@ -91,7 +91,7 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
     assert config["data"]["path"] == ["synthetic"]
     assert [row["step"] for row in timeless(path)] == list(range(1, 13))
 
-    assert train.main(flags(path, "--steps", "14")) == loop.DONE
+    assert train.main(flags(path, "--steps", "14")) == ending.DONE
     assert "resuming after step 12" in capsys.readouterr().out
     assert [row["step"] for row in timeless(path)] == list(range(1, 15))
 
@@ -109,7 +109,7 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
 )
 def test_bad_input_is_one_message_and_exit_2(finished, capsys, more, message):
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
-    assert train.main(flags(finished, *more)) == loop.BAD_INPUT
+    assert train.main(flags(finished, *more)) == ending.BAD_INPUT
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -120,7 +120,7 @@ def test_bad_input_is_one_message_and_exit_2(finished, capsys, more, message):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
-    assert train.main(flags(path)) == loop.DONE
+    assert train.main(flags(path)) == ending.DONE
     return path
 
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_model_is_refused_without_its_config(finished, c
     text = config.read_text()
     config.unlink()
     try:
-        assert train.main(flags(finished, "--model.d-ff", "96")) == loop.BAD_INPUT
+        assert train.main(flags(finished, "--model.d-ff", "96")) == ending.BAD_INPUT
         assert "is of another model or optimizer" in capsys.readouterr().err
         assert not config.exists()
     finally:
@@ -138,12 +138,12 @@ def test_a_checkpoint_of_another_model_is_refused_without_its_config(finished, c
 
 def test_an_unwritable_work_dir_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert train.main(flags(tmp_path / "file" / "run")) == loop.BAD_INPUT
+    assert train.main(flags(tmp_path / "file" / "run")) == ending.BAD_INPUT
     assert "cannot write the work dir" in capsys.readouterr().err
 
 
 def test_a_dry_run_compiles_and_leaves_nothing(tmp_path, capsys):
-    assert train.main(flags(tmp_path / "run", "--dry-run")) == loop.DONE
+    assert train.main(flags(tmp_path / "run", "--dry-run")) == ending.DONE
     assert "start-up: compile" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
@@ -152,17 +152,17 @@ def test_a_work_dir_alone_resumes_the_run_in_it(finished, tmp_path, capsys):
     path = tmp_path / "run"
     shutil.copytree(finished, path)
     alone = ["--work-dir", str(path)]
-    assert train.main([*alone, "--steps", "14"]) == loop.DONE
+    assert train.main([*alone, "--steps", "14"]) == ending.DONE
     out = capsys.readouterr().out
     assert f"resuming the run in {path}: its config.json gives the flags" in out
     assert "resuming after step 12" in out
     assert timeless(path)[:12] == timeless(finished)
     assert [row["step"] for row in timeless(path)] == list(range(1, 15))
-    assert train.main([*alone, "--steps", "14", "--seed", "5"]) == loop.BAD_INPUT
+    assert train.main([*alone, "--steps", "14", "--seed", "5"]) == ending.BAD_INPUT
     assert "seed: 0 there, 5 in this run" in capsys.readouterr().err
     # A recipe, or a new beginning, takes nothing from there.
     for begins in (["--recipe", "demo"], ["--restart-from-scratch"]):
-        assert train.main([*alone, *begins, "--print-config"]) == loop.DONE
+        assert train.main([*alone, *begins, "--print-config"]) == ending.DONE
         assert (
             json.loads(capsys.readouterr().out)["model"]
             != (json.loads((finished / "config.json").read_text())["model"])
@@ -179,7 +179,7 @@ def test_a_work_dir_alone_resumes_the_run_in_it(finished, tmp_path, capsys):
 )
 def test_a_config_that_no_run_wrote_resumes_nothing(tmp_path, capsys, text, says):
     (tmp_path / "config.json").write_text(text)
-    assert train.main(["--work-dir", str(tmp_path)]) == loop.BAD_INPUT
+    assert train.main(["--work-dir", str(tmp_path)]) == ending.BAD_INPUT
     error = capsys.readouterr().err
     assert error.startswith("error: cannot ")
     assert says in error
@@ -190,7 +190,7 @@ def test_a_config_that_no_run_wrote_resumes_nothing(tmp_path, capsys, text, says
 def test_a_bad_init_from_leaves_nothing(tmp_path, monkeypatch, capsys, more):
     monkeypatch.chdir(tmp_path)
     bad = flags("run", "--init-from", "absent", *more)
-    assert train.main(bad) == loop.BAD_INPUT
+    assert train.main(bad) == ending.BAD_INPUT
     assert "absent" in capsys.readouterr().err
     assert [*tmp_path.iterdir()] == []
 
@@ -199,8 +199,10 @@ def test_a_bad_init_from_moves_no_old_run_aside(finished, tmp_path, capsys):
     path = tmp_path / "run"
     shutil.copytree(finished, path)
     again = ["--restart-from-scratch", "--init-from"]
-    assert train.main(flags(path, *again, str(tmp_path / "absent"))) == loop.BAD_INPUT
-    assert train.main(flags(path, *again, str(path / "checkpoints"))) == loop.BAD_INPUT
+    assert train.main(flags(path, *again, str(tmp_path / "absent"))) == ending.BAD_INPUT
+    assert (
+        train.main(flags(path, *again, str(path / "checkpoints"))) == ending.BAD_INPUT
+    )
     assert "which --restart-from-scratch moves aside" in capsys.readouterr().err
     assert [*tmp_path.iterdir()] == [path]
     assert timeless(path) == timeless(finished)
@@ -213,7 +215,7 @@ STAGED = [
 
 
 def test_a_pipeline_says_what_it_will_do_and_need(tmp_path, capsys):
-    assert train.main(flags(tmp_path / "run", *STAGED)) == loop.DONE
+    assert train.main(flags(tmp_path / "run", *STAGED)) == ending.DONE
     out = capsys.readouterr().out
     for said in (
         "pipeline: 1f1b, 2 stages x 1 chunks, 4 microbatches; 6 ticks",
@@ -233,7 +235,7 @@ def test_a_pipeline_says_what_it_will_do_and_need(tmp_path, capsys):
 
 def test_a_run_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, capsys):
     more = [*STAGED[:-1], "--device-memory-gib", "0.005"]
-    assert train.main(flags(tmp_path / "run", *more)) == loop.BAD_INPUT
+    assert train.main(flags(tmp_path / "run", *more)) == ending.BAD_INPUT
     out, error = capsys.readouterr()
     assert "start-up: compile" not in out
     fix = r"there are 5\.1 MiB; --pipeline.stash input fits, with \d\.\d MiB\n$"
@@ -244,9 +246,9 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, capsys)
 
 
 def test_printing_config_and_mesh_leaves_nothing(tmp_path, capsys):
-    assert train.main(flags(tmp_path / "run", "--print-config")) == loop.DONE
+    assert train.main(flags(tmp_path / "run", "--print-config")) == ending.DONE
     assert json.loads(capsys.readouterr().out)["steps"] == 12
-    assert train.main(flags(tmp_path / "run", "--print-mesh")) == loop.DONE
+    assert train.main(flags(tmp_path / "run", "--print-mesh")) == ending.DONE
     assert capsys.readouterr().out.startswith("mesh pp 1")
     assert list(tmp_path.iterdir()) == []
 
@@ -254,10 +256,10 @@ def test_printing_config_and_mesh_leaves_nothing(tmp_path, capsys):
 def test_starting_from_scratch_keeps_the_old_run(tmp_path):
     path, store = tmp_path / "run", tmp_path / "store"
     two_steps = ["--steps", "2", "--ckpt.dir", str(store)]
-    assert train.main(flags(path, *two_steps)) == loop.DONE
+    assert train.main(flags(path, *two_steps)) == ending.DONE
     old = timeless(path)
     again = flags(path, *two_steps, "--seed", "1", "--restart-from-scratch")
-    assert train.main(again) == loop.DONE
+    assert train.main(again) == ending.DONE
     assert timeless(tmp_path / "run.1") == old
     assert (tmp_path / "store.1" / "2").is_dir()
     assert (store / "2").is_dir()
@@ -267,7 +269,9 @@ def test_starting_from_scratch_keeps_the_old_run(tmp_path):
 def test_checkpoints_of_another_run_are_refused(finished, tmp_path, capsys):
     store = str(finished / "checkpoints")
     path = tmp_path / "run"
-    assert train.main(flags(path, "--ckpt.dir", store, "--seed", "5")) == loop.BAD_INPUT
+    assert (
+        train.main(flags(path, "--ckpt.dir", store, "--seed", "5")) == ending.BAD_INPUT
+    )
     error = capsys.readouterr().err
     assert f"the checkpoint at step 12 in {store} holds another run" in error
     assert "seed: 0 there, 5 in this run" in error
@@ -279,7 +283,7 @@ def test_data_are_shown_only_if_they_are_those_that_the_run_has_read(tmp_path, c
     for name in "abc":
         (corpus / name).write_text(f"{name} is a letter. " * 400)
     text = ["--data.path", str(corpus), "--steps", "2"]
-    assert train.main(flags(path, *text)) == loop.DONE
+    assert train.main(flags(path, *text)) == ending.DONE
     capsys.readouterr()
     show = ["show", "--work-dir", str(path), "--step", "1"]
     assert data_command.main(show) == 0
@@ -287,7 +291,7 @@ def test_data_are_shown_only_if_they_are_those_that_the_run_has_read(tmp_path, c
     (corpus / "a").write_text("Another text. " * 500)
     assert data_command.main(show) == 2
     assert "the data are not those that the run of" in capsys.readouterr().err
-    assert train.main(flags(path, *text, "--steps", "3")) == loop.BAD_INPUT
+    assert train.main(flags(path, *text, "--steps", "3")) == ending.BAD_INPUT
     assert "the data are not those of the checkpoint" in capsys.readouterr().err
 
 
@@ -299,7 +303,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
     for manifest in (path / "checkpoints").glob("*/checkpoint.json"):
         manifest.write_bytes(manifest.read_bytes()[:-5])
     for _ in range(2):
-        assert train.main(flags(path)) == loop.GAVE_UP
+        assert train.main(flags(path)) == ending.GAVE_UP
         assert "no intact checkpoint is left" in capsys.readouterr().err
     assert timeless(path) == timeless(finished)
 
@@ -309,13 +313,13 @@ def test_a_run_begins_with_what_another_has_exported(tmp_path, capsys):
     llama = ["--model.block", "serial", "--model.norm", "rmsnorm", "--steps", "2"]
     llama += ["--model.activation", "swiglu", "--model.window", "None"]
     path, folder = tmp_path / "run", tmp_path / "exported"
-    assert train.main(flags(path, *llama)) == loop.DONE
+    assert train.main(flags(path, *llama)) == ending.DONE
     assert ckpt_command.main(["export", str(path), str(folder)]) == 0
     assert "llama, float32; tokenizer files are not written" in capsys.readouterr().out
     assert ckpt_command.main(["show", str(folder)]) == 0
     shown = capsys.readouterr().out.split()
     still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(folder)]
-    assert train.main(flags(tmp_path / "next", *shown, *still)) == loop.DONE
+    assert train.main(flags(tmp_path / "next", *shown, *still)) == ending.DONE
     # Another value of the learning rate is another compilation.
     assert timeless(tmp_path / "next")[-1]["eval_loss"] == pytest.approx(
         timeless(path)[-1]["eval_loss"], rel=1e-6
@@ -325,7 +329,7 @@ def test_a_run_begins_with_what_another_has_exported(tmp_path, capsys):
 def test_a_run_begins_with_the_parameters_of_another(finished, tmp_path, capsys):
     path = tmp_path / "run"
     still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(finished)]
-    assert train.main(flags(path, *still, "--mesh.tp", "2")) == loop.DONE
+    assert train.main(flags(path, *still, "--mesh.tp", "2")) == ending.DONE
     assert f"parameters from {finished / 'checkpoints' / '12'}" in (
         capsys.readouterr().out
     )
@@ -334,7 +338,7 @@ def test_a_run_begins_with_the_parameters_of_another(finished, tmp_path, capsys)
         timeless(finished)[-1]["eval_loss"], rel=1e-5
     )
     wider = ["--model.d-ff", "96", "--init-from", str(finished)]
-    assert train.main(flags(tmp_path / "wider", *wider)) == loop.BAD_INPUT
+    assert train.main(flags(tmp_path / "wider", *wider)) == ending.BAD_INPUT
     error = capsys.readouterr().err
     assert "params.blocks.mlp.w_in: there (2, 64, 256), this run (2, 64, 96)" in error
 
@@ -347,8 +351,8 @@ def test_a_killed_run_and_a_stopped_run_continue_bitwise(tmp_path):
     path, log = tmp_path / "run", tmp_path / "log.txt"
     assert start_and_signal(path, signal.SIGKILL, 6, log) == -signal.SIGKILL
     code = start_and_signal(path, signal.SIGTERM, 7, log)
-    assert code == loop.PREEMPTED, log.read_text()
-    assert json.loads((path / "summary.json").read_text())["exit"] == loop.PREEMPTED
+    assert code == ending.PREEMPTED, log.read_text()
+    assert json.loads((path / "summary.json").read_text())["exit"] == ending.PREEMPTED
     subprocess.run(command(path), cwd=REPOSITORY, check=True, capture_output=True)
     assert timeless(path) == timeless(undisturbed)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mjax import loop
+from mjax import ending
 from tests.processes.test_distributed import LIMIT_S, clean_environment, free_port
 
 
@@ -68,7 +68,7 @@ def run_both(
 )
 def test_different_flags_are_refused_by_both_processes(tmp_path, flags, says):
     for done in run_both(tmp_path, *flags):
-        assert done.returncode == loop.BAD_INPUT, done
+        assert done.returncode == ending.BAD_INPUT, done
         assert done.stderr.endswith(
             "error: the processes of this run differ:\n" + says + "Start all "
             "processes with the same flags, code and versions; only "
@@ -79,7 +79,7 @@ def test_different_flags_are_refused_by_both_processes(tmp_path, flags, says):
 
 def test_different_numbers_of_processes_are_refused_by_both(tmp_path):
     for done in run_both(tmp_path, [], [], counts=(2, 3)):
-        assert done.returncode == loop.BAD_INPUT, done
+        assert done.returncode == ending.BAD_INPUT, done
         says = "  --distributed.num-processes: 3 in process 1, 2 in process 0\n"
         assert says in done.stderr
 
@@ -90,7 +90,7 @@ def test_different_data_are_refused_by_both(tmp_path):
         folder.mkdir(parents=True)
         (folder / "file").write_text(f"{letter} is a letter. " * 400)
     for done in run_both(tmp_path, *[["--data.path", "text"]] * 2):
-        assert done.returncode == loop.BAD_INPUT, done
+        assert done.returncode == ending.BAD_INPUT, done
         assert "error: the processes of this run differ:\n  data: " in done.stderr
         assert "Give all hosts the same files under --data.path\n" in done.stderr
 
@@ -101,5 +101,5 @@ def test_data_that_one_process_has_not_are_refused_by_both(tmp_path):
     (folder / "file").write_text("a is a letter. " * 400)
     both = run_both(tmp_path, *[["--data.path", "text"]] * 2)
     for done, who in zip(both, ("process 1: ", ""), strict=True):
-        assert done.returncode == loop.BAD_INPUT, done
+        assert done.returncode == ending.BAD_INPUT, done
         assert f"error: {who}--data.path text" in done.stderr
