@@ -153,9 +153,11 @@ class _HostLeafHandler(type_handlers.TypeHandler):
         del args
         transaction = ts.Transaction(atomic=True)
         pairs = zip(values, infos, strict=True)
-        await asyncio.gather(
-            *(self._write(x, info, transaction) for x, info in pairs if x.pieces)
-        )
+        writing = [self._write(x, info, transaction) for x, info in pairs if x.pieces]
+        # After an error the others are waited for: they refer to the host copy.
+        for outcome in await asyncio.gather(*writing, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
         await transaction.commit_async()
         return []
 
