@@ -359,9 +359,11 @@ def delete(path: epath.Path) -> None:
 
 
 def _sync_tree(folder: epath.Path) -> None:
-    """Bring the names inside a folder to the disk; files are there already."""
+    """Bring a folder to the disk: Orbax leaves its metadata to the system."""
     if "://" not in str(folder):
-        for path, _, _ in os.walk(folder):
+        for path, _, files in os.walk(folder, topdown=False):
+            for name in files:
+                _sync(epath.Path(path) / name)
             _sync(epath.Path(path))
 
 

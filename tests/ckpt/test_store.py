@@ -90,6 +90,24 @@ def test_a_step_appears_only_when_it_is_committed(tmp_path):
     assert (store.steps(), store.unfinished()) == ([7], [])
 
 
+def test_every_file_is_on_the_disk_before_the_step_appears(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    folder = store.begin(7, 0)
+    (folder / "state" / "_METADATA").write_text("{}")
+    synced, fsync = [], os.fsync
+
+    def note(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append(path.relative_to(tmp_path).as_posix())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    store.commit(folder, 7)
+    name = folder.name
+    names = [f"{name}/state/_METADATA", f"{name}/state", name, "."]
+    assert synced == names
+
+
 def test_what_a_dead_process_left_is_deleted_before_the_next_save(tmp_path):
     store = Store(tmp_path)
     left = store.begin(7, 0)
