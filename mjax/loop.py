@@ -197,7 +197,7 @@ class Loop:
         if copy_due:
             self._copy(step)
         self._restart_clock(evaluates or save_due or copy_due)
-        if ends and not self._wait_for_save():
+        if ends and not self._wait_for_save(step):
             return FAILED
         return PREEMPTED if is_stopped else DONE
 
@@ -209,7 +209,7 @@ class Loop:
         """Save the present state and wait for it; say whether it is in the store."""
         self.checkpoints.ask(step, is_last=True)
         self._save(step, is_last=True)
-        return self._wait_for_save()
+        return self._wait_for_save(step)
 
     def _gives_up(self, step: int, *, is_last: bool, keeps: bool) -> bool:
         """Say whether there is no use in going on; every process finds the same.
@@ -342,9 +342,11 @@ class Loop:
             if id(leaf) not in kept:
                 leaf.delete()
 
-    def _wait_for_save(self) -> bool:
+    def _wait_for_save(self, step: int) -> bool:
         is_saved = self.checkpoints.wait()
         self.report_saves()
+        if not is_saved:
+            self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
         return is_saved
 
 

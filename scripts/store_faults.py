@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from mjax import train
-from mjax.ckpt import arrays, saving
+from mjax.ckpt import arrays, orbax_save
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store
@@ -355,7 +355,7 @@ def train_slowly() -> None:
 
         return call
 
-    saving.write_file = slowed(saving.write_file, 1)
+    orbax_save.write_file = slowed(orbax_save.write_file, 1)
     arrays.write_part = slowed(arrays.write_part, _FILES_OF_A_PART)
     arrays.merge_parts = slowed(arrays.merge_parts, _FILES_OF_A_PART)
     sys.exit(train.main(sys.argv[1:]))

@@ -418,6 +418,7 @@ def test_a_failed_save_is_reported_and_a_last_one_that_fails_is_exit_1(
     out = capsys.readouterr().out
     assert "warning: checkpoint 9 was not saved (try 1): process 0: " in out
     assert "warning: checkpoint 10 was not saved (try 1): process 0: " in out
+    assert "gave up: nothing was saved since step 6, 4 steps ago" in out
     assert run(work_dir).exit_code == loop_module.DONE
 
 

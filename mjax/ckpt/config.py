@@ -61,6 +61,11 @@ class CkptConfig:
         return _PATIENCE * self.every
 
     @property
+    def hung_s(self) -> int:
+        """Seconds in one attempt after which the last save of a run is given up."""
+        return _PATIENCE * self.timeout_s
+
+    @property
     def retention(self) -> Retention:
         """Which steps stay in the store."""
         return Retention(last=self.keep, every=self.keep_every, best=self.keep_best)

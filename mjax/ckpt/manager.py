@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import enum
 import hashlib
-import itertools
 import queue
 import secrets
 from collections.abc import Callable, Mapping
@@ -29,15 +28,14 @@ from mjax.ckpt.host_copy import HostCopy, HostMemory
 from mjax.ckpt.journal import SAVED, Journal, new_save_id, origin_of
 from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manifest import DamagedError, Manifest
+from mjax.ckpt.orbax_save import Job
+from mjax.ckpt.phases import open_agreement
 from mjax.ckpt.recovery import LostError, Recovery, Restored, by_path
-from mjax.ckpt.saving import Attempt, Job, Writer
+from mjax.ckpt.saving import Attempt, Writer
 from mjax.ckpt.store import Store
-from mjax.processes.agreement import Agreement
-from mjax.processes.key_value import KeyValueStore
+from mjax.processes.agreement import DAY_S, Agreement
 
 _LAST_ATTEMPTS = 8  # over about two minutes
-# Every process opens its folders in the same order: the number is the same in all.
-_opened = itertools.count()
 
 
 class Answer(enum.Enum):
@@ -68,18 +66,17 @@ class Checkpoints:
         self._config = config
         self._work_dir = work_dir
         self._journal = Journal(work_dir / "checkpoints.jsonl")
-        self._agreement = Agreement("checkpoints", (LostError,))
+        self._agreement = Agreement("checkpoints", (LostError,), timeout_s=DAY_S)
         self._memory = HostMemory()
         self._copies: LocalCopies | None = None
         self._last_good_step = 0
         self._wanted_step: int | None = None
         self._error: str | None = None
         self._run_id: str | None = None
-        writers = KeyValueStore(f"ckpt/{next(_opened)}")
         self._writer = Writer(
             self.store,
             config.retention,
-            writers,
+            open_agreement(),
             refused=self._journal.records,
             timeout_s=config.timeout_s,
         )
@@ -123,13 +120,12 @@ class Checkpoints:
           run: JSON facts that belong to the state: config, data position, versions.
           is_last: give up after a few attempts.
         Returns:
-          the copy; None where the step is saved already, or nothing could be copied,
-          which the next attempt tells.
+          the copy; None where the step is saved already, the store hangs, or nothing
+          could be copied, which the next attempt tells.
         """
-        self._writer.supersede()
-        self._writer.wait()
-        # After the wait, that all processes find the same.
-        if step == self._writer.saved_step:
+        save_id = self._agreement.decide(lambda: self._new_save_id(step))
+        self._wanted_step = step
+        if not save_id:
             return None
         copy, error = None, None
         try:
@@ -139,14 +135,28 @@ class Checkpoints:
         self._writer.submit(
             Job(
                 step=step,
-                save_id=self._agreement.decide(self._new_save_id),
+                save_id=save_id,
                 copy=copy or error or "no memory",
                 run=dict(run),
                 max_attempts=_LAST_ATTEMPTS if is_last else None,
             )
         )
-        self._wanted_step = step
         return copy
+
+    def _new_save_id(self, step: int) -> str:
+        """Wait for the save before, on process 0, and name the new one.
+
+        "" where the step is saved already, or where the store hangs.
+        """
+        self._writer.supersede()
+        if not self._writer.wait_unless_hung(self._config.hung_s):
+            return ""
+        if step == self._writer.saved_step:
+            return ""
+        self._run_id = self._run_id or self._find_run_id()
+        with contextlib.suppress(OSError):  # tried again at the next save
+            self._journal.run_id(self._run_id)
+        return new_save_id(self._run_id)
 
     def copy_is_due(self, step: int) -> bool:
         """Say whether `copy` is to be called after this step."""
@@ -210,9 +220,16 @@ class Checkpoints:
         )
 
     def wait(self) -> bool:
-        """Wait until the last save is committed or given up; say whether it is."""
-        self._writer.wait()
-        return self._wanted_step == self._writer.saved_step
+        """Wait until the last save is committed or given up; say whether it is.
+
+        A store that hangs is given up too; `why_unsaved` then has the reason.
+        """
+        return self._agreement.decide(self._end_of_save) == "saved"
+
+    def _end_of_save(self) -> str:
+        is_over = self._writer.wait_unless_hung(self._config.hung_s)
+        is_saved = is_over and self._wanted_step == self._writer.saved_step
+        return "saved" if is_saved else "not saved"
 
     def close(self) -> None:
         """Give up what is not saved yet, and stop the background threads."""
@@ -255,13 +272,6 @@ class Checkpoints:
         """Name the run for its copies; one whose work dir was copied is another."""
         path = hashlib.sha256(str(self._work_dir.resolve()).encode()).hexdigest()
         return f"{self._journal.run_id(self._find_run_id())}-{path[:8]}"
-
-    def _new_save_id(self) -> str:
-        """Draw the id of a save, which begins with that of the run; on process 0."""
-        self._run_id = self._run_id or self._find_run_id()
-        with contextlib.suppress(OSError):  # tried again at the next save
-            self._journal.run_id(self._run_id)
-        return new_save_id(self._run_id)
 
     def _find_run_id(self) -> str:
         """Return the id of the run: from the journal, or a step, or a new one."""

@@ -1,54 +1,31 @@
 """Stage 2 of a save: from host memory to the store, in the background.
 
-One thread in each process. Process 0 makes the folder and names it to the others. Every
-process sums and writes its pieces; process 0 merges the parts and writes the manifest;
-every process reads its pieces back out of the whole and compares them with the sums of
-the host copy; process 0 renames the folder. If anything fails anywhere, the folder is
+One thread in each process. It lets Orbax write, check and commit the host copy
+(`orbax_save`), and does what Orbax has no notion of: if an attempt fails, the folder is
 deleted and the same host copy is tried again after a pause, until it succeeds or a
-newer copy takes its place.
+newer copy takes its place; older steps are deleted after a newer one is safe.
 
-Everything is agreed through the key-value store: no collective runs in the background,
-and no process waits for one that has failed.
+Process 0 decides whether there is another attempt; the others hear it.
 """
 
+import concurrent.futures.thread
 import contextlib
 import dataclasses
-import json
 import queue
+import sys
 import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from typing import Any
 
-import jax
-from etils import epath
-
-from mjax.ckpt import arrays, manifest
-from mjax.ckpt.host_copy import HostCopy, HostLeaf, why_unusable
-from mjax.ckpt.manifest import Leaf, Manifest, Piece, Pieces
-from mjax.ckpt.saved_step import read_checked
-from mjax.ckpt.store import Retention, Store, manifest_in, pieces_in, write_file
-from mjax.processes.key_value import KeyValueStore
+from mjax.ckpt import orbax_save
+from mjax.ckpt.orbax_save import Job, Progress
+from mjax.ckpt.phases import EXPECTED, FailedError, Phases, in_words
+from mjax.ckpt.store import Retention, Store
+from mjax.processes.agreement import Agreement
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_DAY_S = 86_400.0
-_ABANDONED = "abandoned"
-_UNUSABLE = -1
-"""In place of a checksum: this state may not be saved, however often it is tried."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """A host copy that is to become a saved step."""
-
-    step: int
-    save_id: str
-    copy: HostCopy | str
-    """Or why this process has none: the attempt fails."""
-    run: Mapping[str, Any]
-    """JSON facts that belong to the state."""
-    max_attempts: int | None
-    """Then it is given up; None tries until a newer job comes."""
+_POLL_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +61,7 @@ class Writer:
         self,
         store: Store,
         retention: Retention,
-        texts: KeyValueStore,
+        agreement: Agreement,
         *,
         refused: Callable[[], Container[tuple[int, str]]],
         timeout_s: int,
@@ -94,7 +71,7 @@ class Writer:
         Args:
           store: where steps go.
           retention: which older ones stay.
-          texts: shared with the writers of the other processes, and with nobody else.
+          agreement: of the writers of all processes, see `open_agreement`.
           refused: returns (step, save id) of what may not be restored.
           timeout_s: after this an attempt in which a process does not answer fails.
         """
@@ -102,13 +79,13 @@ class Writer:
         """How tries went, on process 0."""
         self.saved_step: int | None = None
         """The last step that was committed, or from which the run goes on."""
-        self._store, self._retention, self._texts = store, retention, texts
+        self._store, self._retention, self._agreement = store, retention, agreement
         self._refused, self._timeout_s = refused, timeout_s
-        self._rank, self._num = jax.process_index(), jax.process_count()
-        self._tries = 0
+        self._rank = agreement.rank
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._is_idle = threading.Event()
         self._is_idle.set()
+        self._num_jobs = 0
         self._is_writing = False
         self._since_s = 0.0
         self._lock = threading.Lock()
@@ -147,12 +124,18 @@ class Writer:
             return self._is_writing
 
     def submit(self, job: Job) -> None:
-        """Write a host copy; the one before must be done, see `wait`."""
-        assert self._is_idle.is_set()
+        """Write a host copy; on process 0 the one before must be done, see `wait`.
+
+        Another process may still hang in a store that process 0 has given up waiting
+        for: there the job is begun when the store answers.
+        """
+        assert self._rank != 0 or self._is_idle.is_set()
         self._raise_failure()
         self._superseded.clear()
-        self._is_idle.clear()
         self._begin_try()
+        with self._lock:
+            self._num_jobs += 1
+            self._is_idle.clear()
         self._jobs.put(job)
 
     def supersede(self) -> None:
@@ -165,89 +148,119 @@ class Writer:
         self._raise_failure()
         return done
 
+    def wait_unless_hung(self, hung_s: int | float) -> bool:
+        """Wait, on process 0, until the last job is saved or given up.
+
+        An attempt that takes longer than the time limit is reported on stderr.
+
+        Args:
+          hung_s: seconds in one attempt after which the store is given up.
+        Returns:
+          False if the store hangs; the job is still open.
+        """
+        told_s = 0
+        while not self.wait(_POLL_S):
+            lasted_s = time.monotonic() - self._since_s if self._is_writing else 0.0
+            if lasted_s > hung_s:
+                return False
+            if lasted_s <= told_s:
+                told_s = 0  # another attempt has begun
+            if lasted_s > told_s + self._timeout_s:
+                told_s += self._timeout_s
+                _warn(f"a write has not ended after {told_s} s; still waiting for it")
+        return True
+
     def close(self) -> None:
-        """Stop after the present job."""
+        """Stop after the present job; leave a store that hangs."""
         self._jobs.put(None)
-        self._thread.join(_LONGEST_PAUSE_S)  # a store that hangs holds nobody up
+        self._thread.join(_LONGEST_PAUSE_S)
+        if self._thread.is_alive():
+            _leave_executors()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise RuntimeError("the thread that writes checkpoints has died") from (
-                self._failure
-            )
+            raise RuntimeError(
+                f"the thread that writes checkpoints has died: {self._failure!r}"
+            ) from self._failure
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self._lead(job) if self._rank == 0 else self._follow(job)
+                self._save(job)
             except BaseException as error:  # whatever it is, `wait` raises it
                 self._failure = error
             self._is_writing = False
-            self._is_idle.set()
+            with self._lock:
+                self._num_jobs -= 1
+                if not self._num_jobs:
+                    self._is_idle.set()
 
-    # ----------------------------------------------------------------------- process 0
-
-    def _lead(self, job: Job) -> None:
+    def _save(self, job: Job) -> None:
+        """Try until the job is saved, given up, or a newer one waits."""
         pause_s = _FIRST_PAUSE_S
         for number in range(1, 1 << 30):
+            phases = Phases(
+                self._agreement, orbax_save.PHASES, timeout_s=self._timeout_s
+            )
             is_last = number == job.max_attempts
-            attempt = self._try(job, number, None if is_last else pause_s)
-            self._is_writing = False
-            self.attempts.put(attempt)
-            if attempt.pause_s is None:
-                return
-            self._superseded.wait(pause_s)
-            if not self._begin_try():
-                self._texts.post(self._key("go"), _ABANDONED)
-                self._tries += 1
+            attempt = self._try(job, phases, number, None if is_last else pause_s)
+            if self._rank == 0:
+                goes_on = self._lead_on(attempt, phases)
+            else:
+                decision = phases.close()
+                goes_on = decision["again"]
+                if decision["saved"]:
+                    self.saved_step = job.step
+            if not goes_on:
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _try(self, job: Job, number: int, pause_s: float | None) -> Attempt:
-        """Write, read back and commit once; the result is posted."""
+    def _try(
+        self, job: Job, phases: Phases, number: int, pause_s: float | None
+    ) -> Attempt:
+        """Write, read back and commit once, through Orbax."""
         begun_s = time.perf_counter()
-        part, folder, error, read_back_s = _Part(), None, None, 0.0
-        leaves = {} if isinstance(job.copy, str) else job.copy.leaves
-        num_bytes = sum(value.leaf.num_bytes for value in leaves.values())
+        progress, error, bug = Progress(), None, None
         try:
-            folder = self._store.begin(job.step, num_bytes)
-        except OSError as problem:
-            error = _in_words(problem)
-        self._texts.post(self._key("go"), folder.as_posix() if folder else "")
-        if folder is not None:
-            part = _write_part(folder, job.copy, 0)
-            sums = self._collect("done", part.file_sum, part.error)
-            error = sums.error or _merge(folder, job, leaves, sums.values)
-            pause_s = None if _UNUSABLE in sums.values else pause_s
-            self._texts.post(self._key("merged"), "" if error else "yes")
-            if not error:
-                started_s = time.perf_counter()
-                problem = _read_back(folder, part)
-                read_back_s = time.perf_counter() - started_s
-                error = self._collect("checked", 0, problem).error
-            error = error or self._commit(folder, job.step)
-            if error:
-                # What cannot be deleted now is deleted before the next try.
-                with contextlib.suppress(OSError):
-                    folder.rmtree()
-        result = {"error": error, "again": bool(error) and pause_s is not None}
-        self._texts.post(self._key("result"), json.dumps(result))
-        self._next_try()
-        attempt = Attempt(
+            orbax_save.save_once(job, self._store, phases, progress)
+        except FailedError as problem:
+            error, bug = str(problem), problem.__cause__
+            pause_s = None if problem.is_final else pause_s
+        except BaseException as problem:  # on this process alone, between two phases
+            error, bug = phases.fail(problem), problem
+        if bug is not None and not isinstance(bug, EXPECTED):
+            phases.close({"saved": False, "again": False})
+            raise bug
+        if error and self._rank == 0:
+            orbax_save.remove_unfinished(progress)
+        return Attempt(
             step=job.step,
             save_id=job.save_id,
             number=number,
             error=error,
             pause_s=pause_s if error else None,
             write_s=time.perf_counter() - begun_s,
-            checksum_s=part.checksum_s,
-            read_back_s=read_back_s,
-            num_bytes=num_bytes,
+            checksum_s=progress.checksum_s,
+            read_back_s=progress.read_back_s,
+            num_bytes=job.num_bytes,
         )
-        if error:
-            return attempt
-        self.saved_step = job.step
-        return self._pruned(attempt)
+
+    def _lead_on(self, attempt: Attempt, phases: Phases) -> bool:
+        """Report an attempt, on process 0, and decide whether there is another."""
+        if attempt.error is None:
+            self.saved_step = attempt.step
+            phases.close({"saved": True, "again": False})
+            attempt = self._pruned(attempt)
+        self._is_writing = False
+        self.attempts.put(attempt)
+        if attempt.error is None:
+            return False
+        goes_on = False
+        if attempt.pause_s is not None:
+            self._superseded.wait(attempt.pause_s)
+            goes_on = self._begin_try()
+        phases.close({"saved": False, "again": goes_on})
+        return goes_on
 
     def _pruned(self, attempt: Attempt) -> Attempt:
         """Delete the older steps that are no longer kept."""
@@ -256,162 +269,22 @@ class Writer:
                 self._retention, newest=attempt.step, refused=self._refused()
             )
         except OSError as problem:
-            return dataclasses.replace(attempt, warning=_in_words(problem))
+            return dataclasses.replace(attempt, warning=in_words(problem))
         return dataclasses.replace(attempt, removed=tuple(removed))
 
-    def _collect(self, key: str, value: int, error: str | None) -> "_Answers":
-        """Wait for what every process posts under a key; the own answer is given."""
-        values = [value]
-        problems = [f"process 0: {error}"] if error else []
-        until_s = time.monotonic() + self._timeout_s
-        for rank in range(1, self._num):
-            try:
-                left_s = max(0.1, until_s - time.monotonic())
-                text = self._texts.read(self._key(f"{key}/{rank}"), timeout_s=left_s)
-            except TimeoutError:
-                problems.append(f"process {rank} did not answer ({self._timeout_s} s)")
-                continue
-            value, error = json.loads(text)
-            values.append(value)
-            if error:
-                problems.append(f"process {rank}: {error}")
-        return _Answers(values=values, error="; ".join(problems) or None)
 
-    def _commit(self, folder: epath.Path, step: int) -> str | None:
-        try:
-            self._store.commit(folder, step)
-        except OSError as problem:
-            return _in_words(problem)
-        return None
+def _leave_executors() -> None:
+    """Let the program end although a store hangs.
 
-    # ------------------------------------------------------------------ other processes
-
-    def _follow(self, job: Job) -> None:
-        is_over = False
-        while not is_over:
-            folder = self._texts.read(self._key("go"), timeout_s=_DAY_S)
-            if folder == _ABANDONED:
-                self._tries += 1
-                return
-            if folder:
-                path = epath.Path(folder)
-                part = _write_part(path, job.copy, self._rank)
-                self._answer("done", part.file_sum, part.error)
-                if self._texts.read(self._key("merged"), timeout_s=_DAY_S):
-                    self._answer("checked", 0, _read_back(path, part))
-            text = self._texts.read(self._key("result"), timeout_s=_DAY_S)
-            result = json.loads(text)
-            is_over = not result["again"]
-            if result["error"] is None:
-                self.saved_step = job.step
-            self._next_try()
-
-    def _answer(self, key: str, value: int, error: str | None) -> None:
-        text = json.dumps([value, error])
-        self._texts.post(self._key(f"{key}/{self._rank}"), text)
-
-    def _key(self, name: str) -> str:
-        return f"{self._tries}/{name}"
-
-    def _next_try(self) -> None:
-        if self._rank == 0:  # which has read them
-            self._texts.remove(self._key("done"))
-            self._texts.remove(self._key("checked"))
-        self._tries += 1
+    Orbax writes its metadata on threads of asyncio's executor. They are daemons, as the
+    thread that started them, but Python waits at its end for every executor.
+    """
+    queues: Any = concurrent.futures.thread._threads_queues
+    for thread in [*queues]:
+        if thread.daemon:
+            queues.pop(thread, None)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Answers:
-    """What the processes posted, by rank."""
-
-    values: list[int]
-    error: str | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Part:
-    """How the part of one process was written."""
-
-    pieces: Pieces = dataclasses.field(default_factory=dict)
-    leaves: Mapping[str, Leaf] = dataclasses.field(default_factory=dict)
-    file_sum: int = 0
-    """CRC32C of the file that lists the pieces."""
-    checksum_s: float = 0.0
-    error: str | None = None
-
-
-def _write_part(folder: epath.Path, copy: HostCopy | str, rank: int) -> _Part:
-    """Sum and write the pieces of this process."""
-    if isinstance(copy, str):
-        return _Part(error=copy)
-    leaves = _first_pieces(copy)
-    if why := why_unusable(leaves):
-        return _Part(file_sum=_UNUSABLE, error=why)
-    started_s = time.perf_counter()
-    pieces: Pieces = {
-        name: [Piece(p.box, manifest.crc32c(p.array())) for p in value.pieces]
-        for name, value in leaves.items()
-    }
-    text = manifest.write_pieces(pieces)
-    part = _Part(
-        pieces=pieces,
-        leaves={name: value.leaf for name, value in leaves.items()},
-        file_sum=manifest.text_crc32c(text),
-        checksum_s=time.perf_counter() - started_s,
-    )
-    try:
-        arrays.write_part(folder, leaves, rank)
-        write_file(folder / manifest.part_name(rank), text)
-    except (OSError, ValueError, RuntimeError) as problem:
-        return dataclasses.replace(part, error=_in_words(problem))
-    return part
-
-
-def _merge(
-    folder: epath.Path, job: Job, leaves: Mapping[str, HostLeaf], sums: list[int]
-) -> str | None:
-    """Make one checkpoint of the parts, and write the manifest; say what is wrong."""
-    try:
-        arrays.merge_parts(folder)
-        text = manifest.write_manifest(
-            Manifest(
-                step=job.step,
-                save_id=job.save_id,
-                leaves={name: value.leaf for name, value in leaves.items()},
-                part_sums=sums,
-                run=job.run,
-            )
-        )
-        write_file(folder / manifest.MAIN_FILE, text)
-        pieces_in(folder, manifest_in(folder))
-    except (OSError, ValueError, RuntimeError) as problem:
-        return _in_words(problem)
-    return None
-
-
-def _read_back(folder: epath.Path, part: _Part) -> str | None:
-    """See that the merged checkpoint gives back the pieces of this process."""
-    reader = arrays.Reader(folder)
-    try:
-        for name, pieces in part.pieces.items():
-            for piece in pieces:
-                read_checked(reader, name, part.leaves[name], piece, "read back")
-    except (OSError, ValueError, RuntimeError) as problem:
-        return _in_words(problem)
-    return None
-
-
-def _first_pieces(copy: HostCopy) -> dict[str, HostLeaf]:
-    """Leave out the boxes that another process writes."""
-    return {
-        name: dataclasses.replace(
-            value, pieces=tuple(p for p in value.pieces if p.is_first)
-        )
-        for name, value in copy.leaves.items()
-    }
-
-
-def _in_words(problem: Exception) -> str:
-    """Say what a failed write was about, in one line."""
-    lines = str(problem).splitlines()
-    return lines[0] if lines else repr(problem)
+def _warn(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads stderr
+        print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,11 @@
 """Saves that cannot be written: told, cleaned up, tried again, given up."""
 
+import itertools
+import os
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 
@@ -11,6 +15,7 @@ import pytest
 from mjax.ckpt import arrays, saving, store
 from mjax.ckpt.manager import Answer
 from tests.ckpt.states import (
+    PATIENCE_S,
     abstract,
     assert_same,
     attempts,
@@ -125,6 +130,60 @@ def test_a_run_whose_store_hangs_stops_too(opened, blocked, monkeypatch):
     monkeypatch.undo()
     blocked.set()
     assert manager.wait()
+
+
+def test_a_last_save_into_a_store_that_hangs_is_given_up(
+    opened, blocked, monkeypatch, capsys
+):
+    manager = opened(timeout_s=1)
+    manager.save(2, lambda: make_state(sharding(8, 1)), {}, is_last=True)
+    clock = itertools.count(time.monotonic(), 0.4)
+    with monkeypatch.context() as patched:
+        patched.setattr(saving, "_POLL_S", 0.001)
+        patched.setattr(saving.time, "monotonic", lambda: next(clock))
+        assert not manager.wait()
+        assert manager.why_unsaved(2).endswith("a write has not ended after 1 s")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == ("warning: a write has not ended after 1 s; still waiting for it")
+    assert len(said) == 9
+    blocked.set()
+    assert manager.wait()
+
+
+@pytest.mark.parametrize("hangs", ["_METADATA", "checkpoint.json"])
+def test_a_program_ends_although_its_store_hangs(tmp_path, hangs):
+    """Also where Orbax waits for the store on a thread of an executor."""
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "import jax.numpy as jnp\n"
+        "from etils import epath\n"
+        "from mjax.ckpt import saving\n"
+        "from mjax.ckpt.config import CkptConfig\n"
+        "from mjax.ckpt.manager import Checkpoints\n"
+        "path_class = type(epath.Path('/'))\n"
+        "write, hung = path_class.write_text, []\n"
+        "def hang(self, *args, **kwargs):\n"
+        "    if self.name == sys.argv[2]:\n"
+        "        hung.append(self.name)\n"
+        "        time.sleep(3600)\n"
+        "    return write(self, *args, **kwargs)\n"
+        "path_class.write_text = hang\n"
+        "saving._LONGEST_PAUSE_S = 0.1\n"
+        "checkpoints = Checkpoints(Path(sys.argv[1]), CkptConfig(timeout_s=1))\n"
+        "checkpoints.save(1, lambda: {'x': jnp.zeros(4)}, {}, is_last=True)\n"
+        "while not hung: time.sleep(0.01)\n"
+        "checkpoints.close()\n"
+        "sys.exit(93)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), hangs],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 93, done.stderr
 
 
 def test_a_merge_that_went_wrong_is_no_save(opened, monkeypatch, short_pauses):

@@ -1,6 +1,8 @@
 """Writing in the background: two processes, as two threads with one key-value store."""
 
+import collections
 import dataclasses
+import threading
 import time
 
 import jax
@@ -9,13 +11,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from mjax.ckpt import arrays, manifest, saving
+from mjax.ckpt import arrays, manifest, orbax_save, saving
 from mjax.ckpt.host_copy import HostCopy, HostLeaf, HostMemory, HostPiece
 from mjax.ckpt.manifest import DamagedError, Leaf
+from mjax.ckpt.orbax_save import Job
+from mjax.ckpt.phases import FailedError, Phases
 from mjax.ckpt.saved_step import SavedStep
-from mjax.ckpt.saving import Job, Writer
+from mjax.ckpt.saving import Writer
 from mjax.ckpt.store import Retention, Store
-from mjax.processes.key_value import KeyValueStore
+from mjax.processes import agreement, distributed
+from mjax.processes.agreement import Agreement
 
 WHOLE = {
     "a": np.arange(12, dtype=np.float32).reshape(4, 3),
@@ -57,10 +62,13 @@ def writers(tmp_path, monkeypatch, request):
     made = []
     for rank in (0, 1):
         with monkeypatch.context() as patched:
-            patched.setattr(jax, "process_index", lambda rank=rank: rank)
-            patched.setattr(jax, "process_count", lambda: 2)
-            store, texts = Store(tmp_path), KeyValueStore(request.node.name)
-            made.append(Writer(store, Retention(), texts, refused=set, timeout_s=60))
+            patched.setattr(distributed, "rank", lambda rank=rank: rank)
+            patched.setattr(distributed, "num_processes", lambda: 2)
+            patched.setattr(agreement, "_opened", collections.Counter())
+            one = Agreement(request.node.name, (FailedError,), timeout_s=60)
+        made.append(
+            Writer(Store(tmp_path), Retention(), one, refused=set, timeout_s=60)
+        )
     yield made
     for writer in made:
         writer.supersede()
@@ -122,7 +130,7 @@ def test_a_process_that_does_not_answer_holds_nobody_up(writers, tmp_path):
     writers[0].submit(job(0, max_attempts=1))
     assert writers[0].wait(60.0)
     attempt = writers[0].attempts.get_nowait()
-    assert attempt.error == "process 1 did not answer (0 s)"
+    assert attempt.error.startswith("process 1 did not answer within 0 s ")
     assert (attempt.pause_s, writers[0].saved_step) == (None, None)
     assert Store(tmp_path).steps() == []
     # It comes late, finds the result, and both go on with the next.
@@ -132,6 +140,123 @@ def test_a_process_that_does_not_answer_holds_nobody_up(writers, tmp_path):
     for rank in (0, 1):
         writers[rank].submit(job(rank))
     assert all(writer.wait(60.0) for writer in writers)
+    read_all(tmp_path)
+
+
+def test_a_process_that_hangs_in_its_store_keeps_no_newer_save_from_the_others(
+    writers, tmp_path, monkeypatch
+):
+    """A newer host copy takes its place there too, without waiting for the store."""
+    write_part, answers = arrays.write_part, threading.Event()
+
+    def hang(folder, leaves, part):
+        assert part == 0 or answers.wait(60)
+        write_part(folder, leaves, part)
+
+    monkeypatch.setattr(arrays, "write_part", hang)
+    writers[0]._timeout_s = 0
+    for rank in (0, 1):
+        writers[rank].submit(job(rank, step=6, max_attempts=1))
+    assert writers[0].wait(60.0)
+    error = writers[0].attempts.get_nowait().error
+    assert error.startswith("process 1 did not answer within 0 s ")
+    assert not writers[1].wait(0.0)
+    writers[0]._timeout_s = 60
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    answers.set()
+    assert all(writer.wait(60.0) for writer in writers)
+    assert Store(tmp_path).steps() == [7]
+    read_all(tmp_path)
+
+
+def fail_once(monkeypatch, phase, ranks, error):
+    """Let a phase fail on some processes, the first time."""
+    left = {*ranks}
+
+    def failing(function, rank_of):
+        def call(*args, **kwargs):
+            rank = rank_of(*args)
+            if rank in left:
+                left.remove(rank)
+                raise error
+            return function(*args, **kwargs)
+
+        return call
+
+    owner, name, rank_of = {
+        "folder": (Store, "begin", lambda *_: 0),
+        "written": (arrays, "write_part", lambda folder, leaves, part: part),
+        "merged": (arrays, "merge_parts", lambda *_: 0),
+        "checked": (
+            orbax_save,
+            "_read_back",
+            lambda folder, part: int(part.pieces["n"] == []),
+        ),
+        "committed": (Store, "commit", lambda *_: 0),
+    }[phase]
+    monkeypatch.setattr(owner, name, failing(getattr(owner, name), rank_of))
+
+
+@pytest.mark.parametrize(
+    ("phase", "ranks"),
+    [
+        ("folder", [0]),
+        *(("written", ranks) for ranks in ([0], [1], [0, 1])),
+        ("merged", [0]),
+        *(("checked", ranks) for ranks in ([0], [1], [0, 1])),
+        ("committed", [0]),
+    ],
+)
+def test_a_phase_that_fails_on_one_process_fails_on_all_and_the_retry_commits(
+    writers, tmp_path, monkeypatch, phase, ranks
+):
+    heard = []
+    close = Phases.close
+
+    def note(self, decision=None):
+        heard.append((self.rank, close(self, decision)))
+        return heard[-1][1]
+
+    monkeypatch.setattr(Phases, "close", note)
+    fail_once(monkeypatch, phase, ranks, OSError("no disk"))
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    assert all(writer.wait(60.0) for writer in writers)
+    first, second = [writers[0].attempts.get_nowait() for _ in range(2)]
+    led = phase in ("folder", "merged", "committed")
+    where = [f"process {rank}: no disk" for rank in ranks]
+    assert first.error == ("no disk" if led else "; ".join(where))
+    assert second.error is None
+    for rank in (0, 1):
+        again, saved = [decision for at, decision in heard if at == rank]
+        assert again == {"saved": False, "again": True}
+        assert saved == {"saved": True, "again": False}
+    read_all(tmp_path)
+    assert Store(tmp_path).unfinished() == []
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_orbax_between_two_phases_is_known_to_all(
+    writers, tmp_path, monkeypatch, failing
+):
+    """It fails on one process, where no phase of ours is running."""
+    finalize, failures = orbax_save._StepHandler.finalize, [failing]
+
+    def fail(self, directory):
+        if self._phases.rank in failures:
+            failures.remove(failing)
+            raise RuntimeError("can't start new thread")
+        finalize(self, directory)
+
+    monkeypatch.setattr(orbax_save._StepHandler, "finalize", fail)
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    assert all(writer.wait(60.0) for writer in writers)
+    first, second = [writers[0].attempts.get_nowait() for _ in range(2)]
+    where = {0: "", 1: "process 1: "}[failing]
+    assert first.error == f"{where}can't start new thread"
+    assert second.error is None
     read_all(tmp_path)
 
 
