@@ -8,7 +8,7 @@ of a run says so. docs/overlap.md lists what others set and what became of it.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -148,8 +148,31 @@ def choose(mesh: Mesh | AbstractMesh, *, tp_chunks: int) -> Chosen:
     """
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     use = Use(sizes=sizes, tp_chunks=tp_chunks)
-    platform = mesh.abstract_mesh.abstract_device.platform
+    platform = _platform(mesh)
     wanted = [o for o in TABLE if o.platform == platform and o.applies(use)]
+    return _known(mesh, wanted)
+
+
+def for_collectives(mesh: Mesh | AbstractMesh) -> dict[str, Value]:
+    """Return the options of a program with collectives that is not a step's.
+
+    On GPUs there are none: what the table says of them is for steps.
+
+    Args:
+      mesh: of the program, whatever its axes.
+    """
+    if mesh.size == 1 or _platform(mesh) != "cpu":
+        return {}
+    wanted = [option for option in TABLE if option.platform == "cpu"]
+    return _known(mesh, wanted).as_compiler_options()
+
+
+def _platform(mesh: Mesh | AbstractMesh) -> str:
+    return mesh.abstract_mesh.abstract_device.platform
+
+
+def _known(mesh: Mesh | AbstractMesh, wanted: Sequence[Option]) -> Chosen:
+    """Tell apart the options that the installed XLA knows and those it does not."""
     if isinstance(mesh, AbstractMesh):
         return Chosen(used=tuple(wanted))
     device = mesh.devices.flat[0]
@@ -158,15 +181,6 @@ def choose(mesh: Mesh | AbstractMesh, *, tp_chunks: int) -> Chosen:
         used=tuple(option for option in wanted if is_known[option]),
         unknown=tuple(option for option in wanted if not is_known[option]),
     )
-
-
-def for_collectives(mesh: Mesh | AbstractMesh) -> dict[str, Value]:
-    """Return the options of a program with collectives that is not a step's.
-
-    On GPUs there are none: what the table says of them is for steps.
-    """
-    used = choose(mesh, tp_chunks=1).used
-    return {option.name: option.value for option in used if option.platform == "cpu"}
 
 
 @functools.cache
