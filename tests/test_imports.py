@@ -1,69 +1,28 @@
 """Hold the import table of docs/design.md, and the rule that imports do nothing."""
 
-import ast
 import fnmatch
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from scripts.structure import imported, module_names, room_of, table_rows
 
 ROOT = Path(__file__).parent.parent
 Table = dict[str, tuple[str, ...]]
 
 
-def module_names(root: Path) -> dict[str, Path]:
-    """Map the dotted name of every mjax module under root to its file."""
-    names = {}
-    for path in sorted((root / "mjax").rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return names
-
-
 def import_table(text: str) -> Table:
     """Read the table: module -> patterns of what it may import, without "mjax."."""
-    section = text.partition("## Who may import whom")[2].partition("\n## ")[0]
     table: Table = {}
-    for row in re.findall(r"^\| (`.*)\|$", section, flags=re.MULTILINE):
-        modules, allowed, _ = (cell.strip() for cell in row.split("|"))
+    for modules, allowed in table_rows(text):
         patterns = tuple(re.findall(r"`([^`]+)`", allowed))
-        assert patterns or allowed in ("everything", "nothing"), row
-        for module in re.findall(r"`([^`]+)`", modules):
+        assert patterns or allowed in ("everything", "nothing"), modules
+        for module in modules:
             table[module] = ("*",) if allowed == "everything" else patterns
     return table
-
-
-def imported(
-    name: str, path: Path, known: dict[str, Path]
-) -> Iterator[tuple[int, str]]:
-    """Yield (line, module) for each mjax module that a file imports, at any depth."""
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            targets = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")[: 1 - node.level or None]
-                base = ".".join([*parents, *([base] if base else [])])
-            # `from package import x`: a module if there is one of that name.
-            full = [f"{base}.{alias.name}" for alias in node.names]
-            targets = [target if target in known else base for target in full]
-        elif (
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith(("import_module", "__import__"))
-            and node.args
-            and isinstance(node.args[0], ast.Constant)
-        ):
-            targets = [str(node.args[0].value)]
-        else:
-            continue
-        for target in targets:
-            if target.partition(".")[0] == "mjax":
-                yield node.lineno, target
 
 
 def violations(root: Path, table: Table) -> list[str]:
@@ -71,8 +30,7 @@ def violations(root: Path, table: Table) -> list[str]:
     known = module_names(root)
     found = []
     for name, path in known.items():
-        top = name.split(".")[1] if "." in name else ""
-        row = "train" if path.name == "__main__.py" else top
+        top, row = room_of(name), room_of(name, path)
         if row and row not in table:
             found.append(f"{name}: {row} has no row in the table")
             continue
