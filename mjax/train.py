@@ -9,7 +9,7 @@ Read `main`, then `prepare.prepare`, then `train`: one run from flags to summary
 """
 
 if __name__ == "__main__":
-    from mjax import ending
+    from mjax.run import ending
 
     ending.watch()  # before the imports that take long
 
@@ -27,30 +27,24 @@ from typing import Any
 import jax
 
 import mjax
-from mjax import ending, loop, metrics, report, work_dir
 from mjax.ckpt.recovery import LostError
-from mjax.config import (
-    Command,
-    TrainConfig,
-    check_sizes,
-    from_json,
-    given,
-    parse,
-    shared_facts,
-    to_json,
-)
+from mjax.config.command_line import Command, given, parse, shared_facts
+from mjax.config.train import TrainConfig, check_sizes, from_json, to_json
 from mjax.data.host_reader import open_stream
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
-from mjax.init_from import initial_params
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
-from mjax.prepare import Run, check_facts, claim_work_dir, init_from, prepare
 from mjax.processes import distributed
 from mjax.processes.agreement import Agreement
 from mjax.processes.comparison import check_same, code_facts
+from mjax.processes.config import DistributedConfig
 from mjax.recipes import RECIPES
-from mjax.step import Program
+from mjax.run import ending, loop, metrics, report, work_dir
+from mjax.run.ending import is_ours
+from mjax.run.init_from import initial_params
+from mjax.run.prepare import Run, check_facts, claim_work_dir, init_from, prepare
+from mjax.step.program import Program
 
 _IMPORTED_S = time.perf_counter()
 _BEGINNINGS = ("--recipe", "--restart-from-scratch")
@@ -227,7 +221,7 @@ def _found_config(argv: Sequence[str]) -> TrainConfig | None:
             "flags of that run, or another --work-dir"
         ) from error
     # How processes find each other is of a start, not of a run.
-    return dataclasses.replace(config, distributed=distributed.DistributedConfig())
+    return dataclasses.replace(config, distributed=DistributedConfig())
 
 
 def _start_processes(config: TrainConfig, command: Command) -> Agreement:
@@ -353,15 +347,6 @@ def _make_loop(
         consecutive_skips=int(start.state.guard.num_consecutive_skips),
         is_evaluated=start.is_evaluated,
     )
-
-
-def is_ours(error: Exception) -> bool:
-    """Say whether our code raised it: bad input. From a library, it is a bug."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    origin = frame.tb_frame.f_code.co_filename if frame is not None else ""
-    return Path(origin).is_relative_to(Path(__file__).parent)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m scripts.bench_overhead
 
 Both programs run in one process, on the same 8 simulated devices, from the same
-parameters and the same batch: `mjax.step.Program.train_step`, and the step of
+parameters and the same batch: `mjax.step.program.Program.train_step`, and the step of
 `scripts/bare_loop.py`, which has the same maths, sharding and remat. They take turns,
 and the order within a pair changes from pair to pair, so that what else the machine
 does hits both. Of each pair the ratio of the two times is taken; the median of the
@@ -22,13 +22,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
-from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
+from mjax.model.config import ModelConfig
+from mjax.step.program import Program, build_program
 from scripts import bare_loop
-from scripts.hlo_dots import count_dot_flops
+from scripts.overlap.hlo_dots import count_dot_flops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
     python -m scripts.host_time
 
 Simulated devices compute on the cores that the host needs, so its time cannot be seen
-beside a real step. Here `mjax.loop.Loop` runs with a compiled step of the same
+beside a real step. Here `mjax.run.loop.Loop` runs with a compiled step of the same
 arguments, shardings and donation that computes nothing. What is left of an iteration is
 the host's: the dispatch to 8 devices, reading the metrics, the row in metrics.jsonl,
 the progress line (every step here, every tenth in a run). The first row has one batch
@@ -22,12 +22,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mjax import ending, loop, metrics
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.config.run import LogConfig
+from mjax.data.config import DataConfig
+from mjax.data.dataset import open_dataset
 from mjax.data.loader import Loader
-from mjax.step import Program
+from mjax.hardware.utilization import Utilization
+from mjax.run import ending, loop, metrics
+from mjax.step.program import Program
 from scripts.bench_overhead import (
     Workload,
     make_batch,
@@ -80,12 +83,12 @@ def run_loop(program: Program, batches: loop.Batches, folder: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()), ending.StopRequest() as stop:
         recorder = metrics.Recorder(
             folder,
-            metrics.LogConfig(every=1),
+            LogConfig(every=1),
             start_step=0,
             num_steps=NUM_STEPS,
             active=True,
         )
-        utilization = metrics.Utilization(
+        utilization = Utilization(
             flops_per_token=1.0, peak_flops_per_s=None, num_devices=8
         )
         loop.Loop(

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from mjax.data import host_socket
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import open_dataset
 from mjax.data.host_reader import FIELDS, Block, Reading, open_stream
 from mjax.data.host_rows import HostRows, follow, lead
 from mjax.data.ring import COUNTERS

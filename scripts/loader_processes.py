@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import open_dataset
 from mjax.data.host_reader import FIELDS
 from mjax.data.ring import COUNTERS, Layout, Ring
 from scripts.evidence import (

@@ -18,7 +18,8 @@ from typing import Any
 
 import jax
 
-from mjax.config import TrainConfig, with_tokenizer
+from mjax.config.step import BatchConfig
+from mjax.config.train import TrainConfig, with_tokenizer
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.loader import Loader
 from mjax.mesh.axes import AxisSizes
@@ -26,7 +27,7 @@ from mjax.mesh.build import build_mesh
 from mjax.mesh.devices import simulate_devices
 from mjax.pipeline.config import PipelineConfig
 from mjax.recipes import RECIPES
-from mjax.step import BatchConfig, build_program
+from mjax.step.program import build_program
 from scripts.evidence import (
     REPOSITORY,
     Table,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mjax.config import TrainConfig
+from mjax.config.train import TrainConfig
 from mjax.kernels.attention.api import CAPABILITIES, Capability
 
 ROOT = Path(__file__).parent.parent

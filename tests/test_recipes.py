@@ -6,10 +6,11 @@ import re
 import pytest
 
 from mjax import recipes
-from mjax.config import TrainConfig, check_sizes, from_json, parse, to_json
-from mjax.counts import num_params
+from mjax.config.command_line import parse
+from mjax.config.train import TrainConfig, check_sizes, from_json, to_json
 from mjax.mesh.axes import AxisSizes, resolve
-from scripts import megascale_cases
+from mjax.model.counts import num_params
+from scripts.reproduce import megascale_cases
 
 EXPECTED_PARAMS = {
     "gpt-125m": 125e6,

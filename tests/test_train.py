@@ -14,10 +14,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from mjax import ending, train
+from mjax import train
 from mjax.ckpt import __main__ as ckpt_command
 from mjax.data import __main__ as data_command
-from mjax.metrics import read_rows
+from mjax.run import ending
+from mjax.run.metrics import read_rows
 
 REPOSITORY = Path(__file__).parents[1]
 TIMING = {"step_s", "data_wait_s", "tokens_per_s", "mfu"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mjax import ending
+from mjax.run import ending
 from tests.processes.test_distributed import LIMIT_S, clean_environment, free_port
 
 

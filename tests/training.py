@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.mesh.axes import AXES
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
+from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig, check_pipeline
 from mjax.pipeline.partition import EMPTY, Partition
-from mjax.state import canonical_state
-from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
+from mjax.step.program import Program, build_program
+from mjax.step.state import canonical_state
 
 ROWS, LENGTH, VOCAB = 8, 16, 97
 

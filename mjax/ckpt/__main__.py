@@ -336,7 +336,7 @@ def _reshard(command: Reshard) -> int:
 
 def _export(command: Export) -> int:
     from mjax.ckpt.saved_step import SavedStep  # as in `_verified`
-    from mjax.config import from_json
+    from mjax.config.train import from_json
     from mjax.hugging_face.export import write
 
     folder = places.choose(places.find(command.path), command.step)

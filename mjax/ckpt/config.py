@@ -1,8 +1,32 @@
 """When the state is saved, where, and what is kept."""
 
 import dataclasses
+import math
+from collections.abc import Mapping
 
-from mjax.ckpt.store import Retention
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Which steps stay; a step stays if any rule keeps it, the newest always."""
+
+    last: int = 3
+    """The newest k."""
+    every: int | None = None
+    """All that are a multiple of this."""
+    best: int = 0
+    """The k with the lowest `eval_loss` among those that were evaluated."""
+
+    def stays(self, steps: Mapping[int, float | None]) -> set[int]:
+        """Choose from good steps, each with its `eval_loss` or None."""
+        newest = sorted(steps)[-max(1, self.last) :]
+        multiples = [s for s in steps if self.every and s % self.every == 0]
+        losses = sorted(
+            (loss, step)
+            for step, loss in steps.items()
+            if loss is not None and math.isfinite(loss)
+        )
+        return {*newest, *multiples, *(s for _, s in losses[: self.best])}
+
 
 _PATIENCE = 10
 """Saves that may fail one after the other where --ckpt.max-unsaved is absent."""

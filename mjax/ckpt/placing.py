@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mjax.ckpt.boxes import Box, box_of, shape_of
-from mjax.mesh.xla_flags import for_collectives
+from mjax.hardware.xla_flags import for_collectives
 
 _NUM_READERS = 8  # leaves that are read at the same time
 

@@ -19,9 +19,10 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from mjax.ckpt import orbax_save
+from mjax.ckpt.config import Retention
 from mjax.ckpt.orbax_save import Job, Progress
 from mjax.ckpt.phases import EXPECTED, FailedError, Phases, in_words
-from mjax.ckpt.store import Retention, Store
+from mjax.ckpt.store import Store
 from mjax.processes.agreement import Agreement
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0

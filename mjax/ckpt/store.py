@@ -10,20 +10,19 @@ any time leaves steps that are whole, and folders that are not called by a numbe
 """
 
 import contextlib
-import dataclasses
 import json
-import math
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from typing import Literal
 
 from etils import epath
 
 from mjax import checked_json
+from mjax.ckpt.config import Retention
 from mjax.ckpt.manifest import (
     MAIN_FILE,
     DamagedError,
@@ -47,29 +46,6 @@ _MARGIN = 1.02  # of the arrays' bytes: what the files around them take
 
 
 Kind = Literal["step", "damaged", "unfinished"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Retention:
-    """Which steps stay; a step stays if any rule keeps it, the newest always."""
-
-    last: int = 3
-    """The newest k."""
-    every: int | None = None
-    """All that are a multiple of this."""
-    best: int = 0
-    """The k with the lowest `eval_loss` among those that were evaluated."""
-
-    def stays(self, steps: Mapping[int, float | None]) -> set[int]:
-        """Choose from good steps, each with its `eval_loss` or None."""
-        newest = sorted(steps)[-max(1, self.last) :]
-        multiples = [s for s in steps if self.every and s % self.every == 0]
-        losses = sorted(
-            (loss, step)
-            for step, loss in steps.items()
-            if loss is not None and math.isfinite(loss)
-        )
-        return {*newest, *multiples, *(s for _, s in losses[: self.best])}
 
 
 class Store:

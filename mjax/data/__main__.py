@@ -13,12 +13,13 @@ from mjax import flags
 from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.store import manifest_in
-from mjax.config import from_json
+from mjax.config.train import from_json
 from mjax.data.cache_files import DamagedFileError
-from mjax.data.dataset import DataConfig, Dataset, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.samples import NO_TARGET
 from mjax.data.stream import read
-from mjax.metrics import printable
+from mjax.run.metrics import printable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

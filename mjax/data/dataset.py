@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from mjax.data import corpora, mixture, synthetic
+from mjax.data.config import DataConfig
 from mjax.data.documents import DocumentSamples
 from mjax.data.file_hashes import hash_files
 from mjax.data.prepare import SIDES, Side, SideCounts
@@ -23,119 +24,7 @@ from mjax.data.token_files import (
     open_documents,
     open_token_files,
 )
-from mjax.data.tokenizers import BytesTokenizer, Tokenizer, trained_vocab_size
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """What is read, and how it becomes samples."""
-
-    path: tuple[str, ...] = (corpora.STDLIB,)
-    """stdlib, synthetic, or files and folders of text, JSONL or parquet."""
-    mixture: tuple[str, ...] = ()
-    """Several corpora in place of path, as 0.7=stdlib 0.3=folder,file.txt."""
-    tokenizer: str = "bytes"
-    """bytes, a tokenizer.json, or train:N (byte-level BPE of N tokens)."""
-    eos_token: str | None = None
-    """Token of a tokenizer.json that ends a document; None looks for a usual one."""
-    seq_len: int = 256
-    """Tokens per sequence."""
-    packing: Literal["windows", "documents"] = "windows"
-    """A sample: a window of all text in a row, or one document (a piece), padded."""
-    held_out_fraction: float = 0.05
-    """Share of the documents kept for evaluation."""
-    isolate_documents: bool = True
-    """No attention across documents of one sequence; positions restart."""
-    text_field: str = "text"
-    """Field or column that holds the text in JSONL and parquet."""
-    vocab: Literal["tokenizer", "model"] = "tokenizer"
-    """Whose vocabulary size counts: tokenizer, or model (--model.vocab-size)."""
-    cache_dir: str | None = None
-    """Folder of token files; None is the user's cache folder."""
-
-    def __post_init__(self) -> None:
-        """Check each field, and that path and mixture do not contradict each other.
-
-        Raises:
-          ValueError: a value is refused.
-        """
-        if not self.path or not all(self.path):
-            raise ValueError(
-                f"data.path {self.path!r} names nothing; give stdlib, synthetic, or "
-                "files and folders"
-            )
-        for name in ("tokenizer", "eos_token", "text_field", "cache_dir"):
-            if getattr(self, name) == "":
-                flag = f"--data.{name.replace('_', '-')}"
-                raise ValueError(f"{flag} is empty; give it a value, or leave it out")
-        if self.mixture:
-            self._check_mixture()
-        if self.seq_len < 1:
-            raise ValueError(f"data.seq_len must be at least 1, got {self.seq_len}")
-        if not 0 < self.held_out_fraction < 1:
-            raise ValueError(
-                "data.held_out_fraction must lie between 0 and 1, got "
-                f"{self.held_out_fraction}; 0.05 keeps a twentieth"
-            )
-        trained_vocab_size(self.tokenizer)  # refuses a bad N
-
-    @property
-    def paths(self) -> tuple[tuple[str, ...], ...]:
-        """Of each corpus, the files and folders."""
-        if not self.mixture:
-            return (self.path,)
-        return tuple(_read_part(part)[1] for part in self.mixture)
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """Of each corpus, in any unit."""
-        if not self.mixture:
-            return (1.0,)
-        return tuple(_read_part(part)[0] for part in self.mixture)
-
-    def _check_mixture(self) -> None:
-        if self.path != (corpora.STDLIB,):
-            raise ValueError(
-                f"data.path {' '.join(self.path)} and data.mixture "
-                f"{' '.join(self.mixture)} both say what is read; leave one out (a "
-                "recipe's path is taken back by --data.path stdlib, the default)"
-            )
-        mixture.shares(self.weights)  # refuses bad weights
-        for paths in self.paths:
-            if self.paths.count(paths) > 1:
-                raise ValueError(
-                    f"data.mixture {' '.join(self.mixture)} names {','.join(paths)} "
-                    "more than once; give it once, with the sum of the weights"
-                )
-        if trained_vocab_size(self.tokenizer) is not None:
-            raise ValueError(
-                f"data.tokenizer {self.tokenizer} is trained on one corpus, and those "
-                "of data.mixture share one tokenizer: train it on all of them with "
-                f"python -m mjax.data info --data.tokenizer {self.tokenizer} --data."
-                f"path {' '.join(path for paths in self.paths for path in paths)}, "
-                "and give the tokenizer.json that is named there"
-            )
-
-
-def _read_part(part: str) -> tuple[float, tuple[str, ...]]:
-    """Read weight=path,path."""
-    text, equals, paths = part.partition("=")
-    if not equals or not all(paths.split(",")):
-        raise ValueError(
-            f"data.mixture {part!r}: each corpus is weight=path, or weight=path,path; "
-            "for example 0.7=stdlib"
-        )
-    try:
-        weight = float(text)
-        is_kept = fractions.Fraction(text) == fractions.Fraction(repr(weight))
-    except ValueError:
-        weight, is_kept = math.nan, False
-    if not is_kept or weight <= 0:
-        raise ValueError(
-            f"data.mixture {part!r}: the weight {text!r} must be a positive decimal "
-            "number of at most 15 digits, for example 0.7"
-        )
-    return weight, tuple(paths.split(","))
+from mjax.data.tokenizers import BytesTokenizer, Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

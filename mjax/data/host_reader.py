@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32
 
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import open_dataset
 from mjax.data.ring import COUNTERS, Layout, Ring
 from mjax.data.stream import Stream
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from mjax.hugging_face.keys import Keys
-from mjax.model import ModelConfig
+from mjax.model.config import ModelConfig
 
 Json = dict[str, Any]
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from mjax.ckpt.new_folder import new_folder
-from mjax.ckpt.safetensors import Writer
-from mjax.ckpt.source import TensorSource
 from mjax.hugging_face import families
+from mjax.hugging_face.new_folder import new_folder
 from mjax.hugging_face.params import CONFIG, PREFIX
+from mjax.hugging_face.safetensors import Writer
+from mjax.hugging_face.source import TensorSource
 from mjax.hugging_face.tensors import is_stacked, our_shapes, their_shapes
-from mjax.model import ModelConfig
+from mjax.model.config import ModelConfig
 
 _SLAB_BYTES = 2**30
 

@@ -13,7 +13,7 @@ from mjax.hugging_face import configs
 from mjax.hugging_face.configs import Json
 from mjax.hugging_face.keys import Keys
 from mjax.hugging_face.tensors import COHERE2, GPTJ, LLAMA, Tensors
-from mjax.model import ModelConfig
+from mjax.model.config import ModelConfig
 
 _FREE = ("vocab_multiple", "dropout", "init", "init_std", "attention", "remat")
 """Fields that change neither the parameters that count nor what is computed of them."""

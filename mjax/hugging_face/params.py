@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from mjax import checked_json
-from mjax.ckpt.safetensors import Files
-from mjax.ckpt.source import Index
 from mjax.hugging_face import families
+from mjax.hugging_face.safetensors import Files
+from mjax.hugging_face.source import Index
 from mjax.hugging_face.tensors import (
     NO_PARAMETERS,
     Tensors,
@@ -25,7 +25,7 @@ from mjax.hugging_face.tensors import (
     our_shapes,
     their_shapes,
 )
-from mjax.model import ModelConfig
+from mjax.model.config import ModelConfig
 
 PREFIX = "params."
 """Checkpoints hold the parameters under these names, beside other state."""
@@ -35,7 +35,7 @@ _NAMED = 5
 
 
 class HuggingFaceParams:
-    """The parameters of one folder: a `ckpt.source.TensorSource`."""
+    """The parameters of one folder: a `hugging_face.source.TensorSource`."""
 
     def __init__(self, files: Files, model: ModelConfig, tensors: Tensors) -> None:
         """Check that the files hold the model's tensors, no more and no less.

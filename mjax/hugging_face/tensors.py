@@ -15,7 +15,8 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from mjax.model import ModelConfig, abstract_params, map_params
+from mjax.model.config import ModelConfig
+from mjax.model.transformer import abstract_params, map_params
 
 Shape = tuple[int, ...]
 

@@ -1,33 +1,15 @@
 """Self-attention with heads split over tensor parallelism."""
 
-import dataclasses
-from typing import Literal
-
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from mjax.kernels.attention.api import SAVED_NAMES, attention
 from mjax.layers import rope
+from mjax.layers.config import AttentionConfig
 from mjax.layers.initialise import normal, zeros
 from mjax.layers.linear import InWeight, OutWeight
 from mjax.mesh import collectives
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
-    """Sizes and options of one attention layer."""
-
-    d_model: int
-    num_heads: int
-    num_kv_heads: int
-    head_width: int
-    use_bias: bool
-    rope: rope.RopeConfig
-    backend: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"]
-    recompute: bool
-    """Recompute the attention core in the backward pass (remat policy attention),
-    all but the output and log-sum-exp of a backend that names them."""
 
 
 class Attention(nnx.Module):

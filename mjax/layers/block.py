@@ -5,47 +5,19 @@ A parallel block enters and leaves its tensor-parallel region once, a serial blo
 twice: half the traffic for the same work.
 """
 
-import dataclasses
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from mjax.layers import rope
-from mjax.layers.attention import Attention, AttentionConfig
+from mjax.layers.attention import Attention
+from mjax.layers.config import BlockConfig, LayerKind
 from mjax.layers.dropout import DropoutKey, dropout
 from mjax.layers.linear import column_parallel, row_parallel
-from mjax.layers.mlp import Activation, Mlp
+from mjax.layers.mlp import Mlp
 from mjax.layers.norm import Norm
 from mjax.mesh import collectives
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerKind:
-    """What may differ from layer to layer; static, so that kernels can use it."""
-
-    window: int | None
-    """Keys a query sees, itself included; None is all."""
-    rotate: bool
-    """Whether positions rotate queries and keys."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockConfig:
-    """Sizes and options shared by all blocks of a model."""
-
-    attention: AttentionConfig
-    d_ff: int
-    activation: Activation
-    mlp_bias: bool
-    norm: Literal["layernorm", "rmsnorm"]
-    norm_eps: float
-    norm_bias: bool
-    dropout: float
-    std: float
-    """Standard deviation of projections that read the residual stream."""
-    out_std: float
-    """Standard deviation of projections that add to it."""
 
 
 class Context(NamedTuple):

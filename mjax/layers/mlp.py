@@ -1,16 +1,14 @@
 """Feed-forward layer with its width split over tensor parallelism."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from flax import nnx
 from jaxtyping import Array, Float
 
 from mjax.kernels.gelu.api import gelu, swiglu
+from mjax.layers.config import Activation
 from mjax.layers.initialise import normal, zeros
 from mjax.layers.linear import InWeight, OutWeight
-
-Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 
 
 class Mlp(nnx.Module):

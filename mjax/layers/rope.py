@@ -4,32 +4,10 @@ Source: Su et al. 2021, arXiv:2104.09864, eq. 34; linear scaling: Chen et al. 20
 arXiv:2306.15595, eq. 4; partial and interleaved forms as in GPT-J.
 """
 
-import dataclasses
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """How queries and keys are rotated."""
-
-    head_width: int
-    """H."""
-    base: float
-    """Wavelengths go from 2 pi to 2 pi base."""
-    scaling: float
-    """Positions are divided by this."""
-    fraction: float
-    """Share of the head that is rotated, from its start."""
-    interleaved: bool
-    """Pairs are neighbours (2i, 2i+1) instead of (i, i + half)."""
-
-    @property
-    def rotated_width(self) -> int:
-        """Entries of a head that are rotated; even."""
-        return int(self.head_width * self.fraction) // 2 * 2
-
+from mjax.layers.config import RopeConfig
 
 Angles = tuple[Float[Array, "B T R"], Float[Array, "B T R"]]
 

@@ -2,19 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from mjax.layers.block import LayerKind
+from mjax.layers.config import LayerKind, Remat
 from mjax.layers.linear import PROJECTION
 
 Guard = Callable[[jax.Array, Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
 """Decides whether a layer is applied: (index, layer, input) -> output."""
-
-Remat = Literal["none", "full", "dots", "attention", "offload"]
 
 
 BLOCK_INPUT = "block_input"

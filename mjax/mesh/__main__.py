@@ -9,7 +9,8 @@ from mjax import flags
 from mjax.mesh.axes import MeshConfig, resolve
 from mjax.mesh.build import build_mesh, describe
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
-from mjax.processes.distributed import DistributedConfig, start
+from mjax.processes.config import DistributedConfig
+from mjax.processes.distributed import start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

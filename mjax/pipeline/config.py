@@ -8,9 +8,24 @@ error that names the nearest numbers that fit. No array and no device is touched
 import dataclasses
 from typing import Literal
 
-from mjax.pipeline.model import Idle, Options, Stash
 from mjax.pipeline.partition import Partition, split
 from mjax.pipeline.schedule import Schedule, ScheduleName, build, check
+
+Stash = Literal["residuals", "input"]
+
+
+Idle = Literal["compute", "skip"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Choices that change time and memory, never the result."""
+
+    stash: Stash = "residuals"
+    """What a forward slot keeps: what the layers' remat policy lets them keep, or the
+    chunk's input alone, from which the backward slot computes the chunk again."""
+    idle: Idle = "compute"
+    """What a stage does in a slot that has nothing to do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

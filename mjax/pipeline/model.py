@@ -2,12 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int, PyTree
 
-Stash = Literal["residuals", "input"]
-Idle = Literal["compute", "skip"]
 Microbatch = dict[str, Int[Array, "b T"]]
 Microbatches = dict[str, Int[Array, "M b T"]]
 Row = dict[str, Int[Array, ""]]
@@ -39,14 +37,3 @@ class Model:
     """(input, weights [n, ...], context, the chunk's number in the model) -> output."""
     head: Callable[[PyTree, Array, Microbatch], Float[Array, "*dims"]]
     """(ends, output of the last chunk, microbatch) -> the loss, or any result."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Choices that change time and memory, never the result."""
-
-    stash: Stash = "residuals"
-    """What a forward slot keeps: what the layers' remat policy lets them keep, or the
-    chunk's input alone, from which the backward slot computes the chunk again."""
-    idle: Idle = "compute"
-    """What a stage does in a slot that has nothing to do."""

@@ -41,10 +41,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from mjax.mesh import collectives
-from mjax.pipeline.model import Idle, Microbatches, Model, Options, Row, Weights
+from mjax.pipeline.config import Idle, Options
+from mjax.pipeline.model import Microbatches, Model, Row, Weights
 from mjax.pipeline.pieces import Pieces
 from mjax.pipeline.schedule import Schedule
-from mjax.pipeline.tick import Body, Carry, Execution, zeros_of
+from mjax.pipeline.tick import Body, Carry, Execution
+from mjax.vjp import zeros_of
 
 
 def gradients(

@@ -17,16 +17,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int, PyTree
 
 from mjax.mesh import collectives
-from mjax.pipeline.model import (
-    STASH,
-    Microbatch,
-    Microbatches,
-    Model,
-    Options,
-    Row,
-)
-from mjax.pipeline.residuals import SplitVJP
+from mjax.pipeline.config import Options
+from mjax.pipeline.model import STASH, Microbatch, Microbatches, Model, Row
 from mjax.pipeline.schedule import IDLE, Phase, Schedule
+from mjax.vjp import SplitVJP, zeros_of
 
 _TABLES = (
     *("forward_chunk", "forward_microbatch", "backward_chunk", "backward_microbatch"),
@@ -276,13 +270,6 @@ class Execution:
         _, pullback = jax.vjp(self.model.chunk, *kept, *args, in_nzs=has_gradient)
         dx, d_weights, *_ = pullback(dy)
         return dx, d_weights
-
-
-def zeros_of(like: Any, *lead: int) -> Array:
-    """Make zeros of an abstract type, varying over the same mesh axes."""
-    zeros = jnp.zeros((*lead, *like.shape), like.dtype)
-    axes = tuple(sorted(like.manual_axis_type.varying))
-    return lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
 def _get(buffer: Array, slot: Int[Array, ""]) -> Array:

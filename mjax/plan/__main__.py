@@ -13,9 +13,10 @@ from pathlib import Path
 
 import jax
 
-from mjax.config import Command, TrainConfig, parse_with, to_json
+from mjax.config.command_line import Command, parse_with
+from mjax.config.train import TrainConfig, to_json
+from mjax.hardware.described import NoPluginError
 from mjax.mesh.axes import AxisSizes
-from mjax.mesh.described import NoPluginError
 from mjax.plan.advice import advise
 from mjax.plan.html import document
 from mjax.plan.page import page
@@ -33,7 +34,7 @@ from mjax.plan.search import (
 from mjax.plan.search import as_json as row_as_json
 from mjax.plan.topology import Topology, check_plannable, settle, with_vocabulary
 from mjax.recipes import RECIPES
-from mjax.train import is_ours
+from mjax.run.ending import is_ours
 
 PROG = "python -m mjax.plan"
 

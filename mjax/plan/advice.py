@@ -2,20 +2,21 @@
 
 Enters: a `Plan`. Leaves: words with the numbers of the plan, and flags. A change is
 looked at where a number of the plan asks for it; its gain is the ratio of two times of
-the closed form (`mjax.sim`), in which as much is hidden as the plan has read.
+the closed form (`mjax.estimate.formulas`), in which as much is hidden as the plan has
+read.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mjax.config import TrainConfig, as_flags, check_sizes, smaller, with_fields
-from mjax.memory import in_units
+from mjax.config.train import TrainConfig, as_flags, check_sizes, smaller, with_fields
+from mjax.estimate.formulas.case import Constants
+from mjax.estimate.memory import in_units
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.plan import closed_form
 from mjax.plan.reading import schedule_of
 from mjax.plan.result import COMPUTE_PARTS, IDLE, ROLES, Advice, Plan, waiting
-from mjax.sim.case import Constants
 
 MAX_ADVICE = 3
 _MAX_TRACED = 8

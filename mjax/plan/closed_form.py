@@ -1,4 +1,4 @@
-"""Put a run's configuration into the closed-form model of `mjax.sim`.
+"""Put a run's configuration into the closed-form model of `mjax.estimate.formulas`.
 
 Enters: a config, the sizes of its mesh, the cluster. Leaves: `Estimate`, the modelled
 seconds of a step and the modelled bytes of a device: in microseconds, without tracing.
@@ -9,15 +9,15 @@ import functools
 
 import numpy as np
 
-from mjax.config import TrainConfig
-from mjax.counts import flops_per_token, visible_pairs
+from mjax.config.train import TrainConfig
+from mjax.estimate.formulas.case import Case, Constants, Device
+from mjax.estimate.formulas.memory import Memory, memory
+from mjax.estimate.formulas.step_time import StepTime, mfu, simulate
 from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.mesh.axes import AxisSizes, tp_chunks
-from mjax.model import ModelConfig
+from mjax.model.config import ModelConfig
+from mjax.model.counts import flops_per_token, visible_pairs
 from mjax.plan.topology import Topology
-from mjax.sim.case import Case, Constants, Device
-from mjax.sim.memory import Memory, memory
-from mjax.sim.step_time import StepTime, mfu, simulate
 
 ASSUMED = Constants()
 """Of a run of which nothing is known: nothing is hidden."""

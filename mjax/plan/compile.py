@@ -15,18 +15,18 @@ from typing import Any
 
 import jax
 
-from mjax import memory
-from mjax.config import TrainConfig
+from mjax.config.train import TrainConfig
+from mjax.estimate import memory
+from mjax.hardware.described import described_mesh
+from mjax.hardware.xla_flags import Chosen
 from mjax.kernels.attention.api import choose
 from mjax.kernels.target import Target
 from mjax.mesh.axes import AxisSizes
-from mjax.mesh.described import described_mesh
-from mjax.mesh.xla_flags import Chosen
 from mjax.plan.topology import Topology
-from mjax.traced import trace_step
+from mjax.step.traced import trace_step
 
 OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
-"""Beside those that a run compiles with (`mesh.xla_flags`)."""
+"""Beside those that a run compiles with (`hardware.xla_flags`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

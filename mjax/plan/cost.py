@@ -1,8 +1,8 @@
 """Model the time of a kernel and of a collective on a GPU that is described.
 
 Enters: counts (FLOPs, bytes). Leaves: seconds. Modelled, never measured: the peaks are
-those of the GPU's description (`mesh.gpus`, with sources); the share of a peak that is
-reached, and what a launch costs, are assumed, and are fields of `CostModel`.
+those of the GPU's description (`hardware.gpus`, with sources); the share of a peak that
+is reached, and what a launch costs, are assumed, and are fields of `CostModel`.
 
 - product: max(FLOPs / (peak x rate x efficiency), bytes / (memory x efficiency)) +
   launch (a roofline: Williams et al. 2009, doi:10.1145/1498765.1498785). The rate is 1
@@ -21,7 +21,7 @@ reached, and what a launch costs, are assumed, and are fields of `CostModel`.
 import dataclasses
 import math
 
-from mjax.mesh.gpus import Gpu
+from mjax.hardware.gpus import Gpu
 from mjax.plan.analysis import Collective
 from mjax.plan.work import Work
 
@@ -33,9 +33,10 @@ _RATES = {"bf16": 1.0, "f16": 1.0, "f32": 0.5, "s8": 2.0}
 class CostModel:
     """Speeds of one GPU, and the shares of them that are reached.
 
-    The shares are for single kernels of a schedule; those of `mjax.sim.case.Constants`,
-    assumed too, are for whole layers, with all that surrounds their kernels. So the two
-    differ: a hop here is a level of a tree, there a step of a ring.
+    The shares are for single kernels of a schedule; those of
+    `mjax.estimate.formulas.case.Constants`, assumed too, are for whole layers, with all
+    that surrounds their kernels. So the two differ: a hop here is a level of a tree,
+    there a step of a ring.
     """
 
     peak_flops_per_s: float

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import jax
 
-from mjax.counts import flops_per_token, num_params
-from mjax.memory import in_units
+from mjax.estimate.memory import in_units
+from mjax.model.counts import flops_per_token, num_params
 from mjax.plan.result import (
     JAX_SHARE,
     ROLES,

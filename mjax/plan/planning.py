@@ -7,9 +7,10 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from mjax.config import TrainConfig
+from mjax.config.train import TrainConfig
+from mjax.estimate.formulas.case import Constants
+from mjax.hardware.described import abstract_mesh
 from mjax.mesh.axes import AxisSizes, resolve
-from mjax.mesh.described import abstract_mesh
 from mjax.plan import closed_form, reading
 from mjax.plan.analysis import analyse
 from mjax.plan.compile import Executable, compilable, compile_step, stored_bytes
@@ -18,8 +19,7 @@ from mjax.plan.hlo import parse
 from mjax.plan.replay import replay
 from mjax.plan.result import COMPUTE_PARTS, IDLE, Modelled, Plan, memory_of, waiting
 from mjax.plan.topology import Topology
-from mjax.sim.case import Constants
-from mjax.traced import trace_step
+from mjax.step.traced import trace_step
 
 
 def plan_compiled(
@@ -200,7 +200,7 @@ def modelled_by_formulas(
         "host": time.fixed_s,
     }
     return Modelled(
-        source="closed form (mjax.sim)",
+        source="closed form (mjax.estimate.formulas)",
         parts_s={name: seconds for name, seconds in parts.items() if seconds},
         exposed_s={"tp": time.tp_s, "dp": time.dp_s, "pp": time.pp_s},
         bubble=time.bubble,

@@ -13,10 +13,10 @@ import collections
 import re
 from collections.abc import Mapping
 
-from mjax.config import TrainConfig
-from mjax.counts import flops_per_token, visible_pairs
+from mjax.config.train import TrainConfig
+from mjax.hardware.utilization import Utilization
 from mjax.mesh.axes import AxisSizes
-from mjax.metrics import Utilization
+from mjax.model.counts import flops_per_token, visible_pairs
 from mjax.pipeline.schedule import Schedule, build
 from mjax.plan.analysis import Analysis, Collective
 from mjax.plan.hlo import Module

@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mjax import memory
-from mjax.config import TrainConfig
-from mjax.counts import num_params
+from mjax.config.train import TrainConfig
+from mjax.estimate import memory
 from mjax.mesh.axes import AxisSizes
+from mjax.model.counts import num_params
 from mjax.plan.topology import Topology
 
 ROLES = ("tp", "dp", "pp")

@@ -1,7 +1,7 @@
 """Search for a layout: meshes, chunks, microbatches, remat and windows, one batch size.
 
 Enters: a config and a cluster. Leaves: candidates that fit the memory in the closed
-form (`mjax.sim`), the fastest in the same form first.
+form (`mjax.estimate.formulas`), the fastest in the same form first.
 
 The space is cut by two rules of the field. Tensor parallelism stays inside a node
 (Narayanan et al. 2021, arXiv:2104.04473, section 3.2, takeaway 1). dp_shard is the
@@ -13,14 +13,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mjax.config import TrainConfig, as_flags, check_sizes, with_fields
-from mjax.memory import in_units
+from mjax.config.train import TrainConfig, as_flags, check_sizes, with_fields
+from mjax.estimate.formulas.case import Constants
+from mjax.estimate.memory import in_units
+from mjax.hardware.described import NoPluginError
 from mjax.mesh.axes import AxisSizes
-from mjax.mesh.described import NoPluginError
 from mjax.plan import closed_form
 from mjax.plan.result import Plan, usable_bytes
 from mjax.plan.topology import Topology
-from mjax.sim.case import Constants
 
 HIDDEN = dataclasses.replace(closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9)
 """The search takes this much to be hidden: between none and what schedules of mjax that
@@ -142,8 +142,8 @@ def compile_best(
 def table(rows: Sequence[Row]) -> str:
     """Write the ranked table; compiled rows come first."""
     lines = [
-        "search, MODELLED: by the closed form (mjax.sim), and where it was compiled by "
-        "replay, with the memory of the executable",
+        "search, MODELLED: by the closed form (mjax.estimate.formulas), and where it "
+        "was compiled by replay, with the memory of the executable",
         f"{'':>3} {'step':>9} {'MFU':>7} {'GiB':>7}   {'compiled':>9} {'MFU':>7} "
         f"{'GiB':>7}   flags",
     ]

@@ -9,10 +9,10 @@ import dataclasses
 import math
 
 from mjax import flags
-from mjax.config import TrainConfig, check_sizes, with_tokenizer
+from mjax.config.train import TrainConfig, check_sizes, with_tokenizer
 from mjax.data.tokenizers import load_tokenizer, trained_vocab_size
+from mjax.hardware.gpus import GPUS, Gpu
 from mjax.mesh.axes import AxisSizes, resolve
-from mjax.mesh.gpus import GPUS, Gpu
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

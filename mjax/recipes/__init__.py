@@ -7,7 +7,7 @@ for planning, counting and measuring.
 
 from collections.abc import Callable
 
-from mjax.config import TrainConfig
+from mjax.config.train import TrainConfig
 from mjax.recipes.gpt import gpt_1b3, gpt_13b, gpt_125m, gpt_350m
 from mjax.recipes.llama import llama3_8b
 from mjax.recipes.megascale import megascale_175b, megascale_530b

@@ -12,12 +12,12 @@ The default corpus is far too small for these; give yours with `--data.path`. Th
 is split over all devices; `--batch.microbatches` makes it fit into memory.
 """
 
-from mjax.config import TrainConfig
-from mjax.data.dataset import DataConfig
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig
+from mjax.config.train import TrainConfig
+from mjax.data.config import DataConfig
 from mjax.mesh.axes import MeshConfig
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
-from mjax.step import BatchConfig
+from mjax.model.config import ModelConfig
 
 VOCAB_SIZE = 32_768
 

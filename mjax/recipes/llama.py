@@ -9,11 +9,11 @@ what the largest one begins with. Text is synthetic and the vocabulary the model
 so that the shapes are those of the table on any machine.
 """
 
-from mjax.config import TrainConfig
-from mjax.data.dataset import DataConfig
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
-from mjax.step import BatchConfig
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig
+from mjax.config.train import TrainConfig
+from mjax.data.config import DataConfig
+from mjax.model.config import ModelConfig
 
 
 def llama3_8b() -> TrainConfig:

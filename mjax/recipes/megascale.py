@@ -7,19 +7,19 @@ sequences of 2,048 tokens, a vocabulary of 64,000), section 2 (ZeRO-2), section 
 crosses tensor parallelism). The heads, 128 of width 96 and 160 of width 128, are those
 of Table 1. The paper gives neither the window, the learning rate nor the size of a
 microbatch: a window of 1,024 keys on every layer is our choice, half of a sequence, as
-in the step-time model of its tables (scripts/megascale_cases.py); the rate is a guess
-that nothing was trained with, and on the GPUs that a recipe names a microbatch is one
-sequence of each replica. Text is synthetic and the vocabulary the model's own, so that
-the shapes are those of the table on any machine.
+in the step-time model of its tables (scripts/reproduce/megascale_cases.py); the rate is
+a guess that nothing was trained with, and on the GPUs that a recipe names a microbatch
+is one sequence of each replica. Text is synthetic and the vocabulary the model's own,
+so that the shapes are those of the table on any machine.
 """
 
-from mjax.config import TrainConfig
-from mjax.data.dataset import DataConfig
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig
+from mjax.config.train import TrainConfig
+from mjax.data.config import DataConfig
 from mjax.mesh.axes import MeshConfig
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
+from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
-from mjax.step import BatchConfig
 
 _WINDOW = (1024,)
 """Ours; the paper does not give it."""

@@ -1,12 +1,12 @@
 """Runs that end on a laptop: a smoke test, and the demonstration."""
 
 from mjax.ckpt.config import CkptConfig
-from mjax.config import TrainConfig
-from mjax.data.dataset import DataConfig
-from mjax.metrics import LogConfig
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
-from mjax.step import BatchConfig, EvalConfig, PrecisionConfig
+from mjax.config.optim import OptimConfig
+from mjax.config.run import EvalConfig, LogConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.config.train import TrainConfig
+from mjax.data.config import DataConfig
+from mjax.model.config import ModelConfig
 
 
 def debug() -> TrainConfig:

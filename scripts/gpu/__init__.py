@@ -1,1 +1,1 @@
-"""What is measured on a GPU: `scripts.gpu_report` and `scripts.tune_attention`."""
+"""Evidence from a GPU: the report, and the times that choose tile sizes."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from mjax.counts import visible_pairs
 from mjax.kernels.attention import api
+from mjax.model.counts import visible_pairs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Sizes that the attention kernels could have, and each kernel as a program of its own.
 
 Enters: names of kernels and head widths. Leaves: candidates in the form that the
-compile gate takes (`scripts.compiled_kernels`) and that a GPU can time.
+compile gate takes (`scripts.kernels.compiled_kernels`) and that a GPU can time.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from mjax.kernels.attention.mosaic_gpu.dq import query_gradient
 from mjax.kernels.attention.mosaic_gpu.forward import forward
 from mjax.kernels.attention.mosaic_gpu.tiles import Problem
 from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
-from scripts.compiled_kernels import KernelCase
+from scripts.kernels.compiled_kernels import KernelCase
 
 KERNELS = tuple(field.name for field in dataclasses.fields(MosaicTuning))
 """forward, dq, dkv."""

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scripts.compiled_kernels import CaseReport, compile_cases
 from scripts.gpu.candidates import (
     FULL,
     LISTED_VARIABLE,
@@ -18,6 +17,7 @@ from scripts.gpu.candidates import (
     first_round,
     second_round,
 )
+from scripts.kernels.compiled_kernels import CaseReport, compile_cases
 
 _CASES = "scripts.gpu.candidates:listed_cases"
 _PER_CASE_S = 60.0

@@ -22,9 +22,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mjax.hardware.described import described_mesh
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
-from mjax.mesh.described import described_mesh
 
 Mode = Literal["gpu", "rehearse", "compile"]
 """Measure on a GPU; run everything small on a CPU; compile for a described GPU."""

@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from mjax.counts import flops_per_token, num_params
-from mjax.mesh.gpus import peak_flops_per_s
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
-from mjax.step import BatchConfig, PrecisionConfig, build_program
-from mjax.step import Program as StepProgram
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.hardware.gpus import peak_flops_per_s
+from mjax.model.config import ModelConfig
+from mjax.model.counts import flops_per_token, num_params
+from mjax.step.program import Program as StepProgram
+from mjax.step.program import build_program
 from scripts.evidence import Table
 from scripts.gpu.cells import fixed, outcome
 from scripts.gpu.setting import Row, Setting, SkippedError

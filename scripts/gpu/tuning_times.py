@@ -1,6 +1,6 @@
 """Time the candidates that the compile gate left, each kernel by itself.
 
-A part as those of the report, for `scripts.tune_attention`.
+A part as those of the report, for `scripts.kernels.tune_attention`.
 """
 
 import functools
@@ -44,8 +44,8 @@ def read_candidates(path: Path = CANDIDATES_PATH) -> list[Candidate]:
     """
     if not path.exists():
         raise ValueError(
-            f"there is no {path}: make it with python -m scripts.tune_attention "
-            "--prune-only, which needs no GPU"
+            f"there is no {path}: make it with "
+            "python -m scripts.kernels.tune_attention --prune-only, which needs no GPU"
         )
     verdicts = json.loads(path.read_text())["verdicts"]
     return [parse(v["name"]) for v in verdicts if v["fault"] is None]

@@ -4,7 +4,7 @@ import pytest
 
 from mjax.ckpt import manifest
 from mjax.ckpt.manifest import DamagedError
-from scripts.checkpoint_damage import (
+from scripts.faults.checkpoint_damage import (
     FLIPPED,
     HARMLESS,
     NEW,

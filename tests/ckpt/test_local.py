@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from mjax import ending, prepare, train
+from mjax import train
 from mjax.ckpt import placing
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostMemory
@@ -16,10 +16,12 @@ from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.recovery import LostError, by_path, leaf_of
-from mjax.config import Command, TrainConfig, to_json
+from mjax.config.command_line import Command
+from mjax.config.train import TrainConfig, to_json
 from mjax.data.dataset import Dataset
-from mjax.init_from import open_weights
 from mjax.processes.agreement import Agreement
+from mjax.run import ending, prepare
+from mjax.run.init_from import open_weights
 from tests.ckpt.states import (
     abstract,
     assert_same,

@@ -12,13 +12,14 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mjax.ckpt import arrays, manifest, orbax_save, saving
+from mjax.ckpt.config import Retention
 from mjax.ckpt.host_copy import HostCopy, HostLeaf, HostMemory, HostPiece
 from mjax.ckpt.manifest import DamagedError, Leaf
 from mjax.ckpt.orbax_save import Job
 from mjax.ckpt.phases import FailedError, Phases
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.saving import Writer
-from mjax.ckpt.store import Retention, Store
+from mjax.ckpt.store import Store
 from mjax.processes import agreement, distributed
 from mjax.processes.agreement import Agreement
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mjax.ckpt.config import Retention
 from mjax.ckpt.manifest import MAIN_FILE, Manifest, write_manifest
-from mjax.ckpt.store import Retention, Store, kind_of
+from mjax.ckpt.store import Store, kind_of
 
 
 def commit(store, step, eval_loss=None):

@@ -2,7 +2,8 @@ import pathlib
 
 import pytest
 
-from mjax.data.dataset import DataConfig, Dataset, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import Dataset, open_dataset
 
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel"]
 WORDS += ["india", "juliett", "kilo", "lima"]

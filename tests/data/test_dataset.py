@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mjax.data import prepare
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import open_dataset
 from mjax.data.prepare import is_held_out
 from mjax.data.samples import PackedSamples, Samples
 from mjax.data.stream import HeldOut, Stream

@@ -18,7 +18,8 @@ import pytest
 from numbered import BATCH, reading
 
 from mjax.data import host_rows, host_socket
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import open_dataset
 from mjax.data.host_reader import FIELDS, open_stream
 from mjax.data.host_rows import follow, lead, union
 from mjax.data.reader_keeper import MAX_DEATHS

@@ -5,11 +5,12 @@ import jax
 import numpy as np
 import pytest
 
-from mjax.config import TrainConfig, to_json
+from mjax.config.step import BatchConfig
+from mjax.config.train import TrainConfig, to_json
 from mjax.data.__main__ import main
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import open_dataset
 from mjax.data.loader import Loader
-from mjax.step import BatchConfig
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:

@@ -1,6 +1,7 @@
 import numpy as np
 
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import open_dataset
 from mjax.data.samples import Samples
 from mjax.data.synthetic import STRIDES
 

@@ -13,7 +13,8 @@ import pytest
 
 from mjax.data import prepare, token_files
 from mjax.data.cache_files import DamagedFileError
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.config import DataConfig
+from mjax.data.dataset import open_dataset
 from mjax.data.documents import DocumentSamples
 from mjax.data.samples import PackedSamples, Samples
 from mjax.data.stream import HeldOut, Stream
@@ -23,7 +24,7 @@ from mjax.data.stream import HeldOut, Stream
 OPEN = """
 import pathlib, sys, time
 from mjax.data import prepare
-from mjax.data.dataset import DataConfig, open_dataset
+from mjax.data.config import DataConfig; from mjax.data.dataset import open_dataset
 write = prepare.write_streams
 def write_and_wait(*args):
     streams = write(*args)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from mjax.ckpt.source import Index
 from mjax.hugging_face.families import model_config
+from mjax.hugging_face.source import Index
 from mjax.hugging_face.tensors import our_shapes
-from mjax.model import ModelConfig
+from mjax.model.config import ModelConfig
 
 VOCAB, WINDOW = 61, 5
 

@@ -8,7 +8,7 @@ import pytest
 from mjax.hugging_face import families
 from mjax.hugging_face.configs import fraction
 from mjax.hugging_face.families import hf_config, model_config
-from mjax.model import ModelConfig
+from mjax.model.config import ModelConfig
 from tests.hugging_face.small import CONFIGS, small_model
 
 by_family = pytest.mark.parametrize("family", CONFIGS)

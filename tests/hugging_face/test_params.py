@@ -11,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mjax import config
-from mjax.ckpt.safetensors import INDEX, ONE_FILE, Files, Writer
-from mjax.ckpt.source import TensorSource
+from mjax.config import train as config
+from mjax.config.command_line import parse
 from mjax.hugging_face import families, params
 from mjax.hugging_face.export import write
 from mjax.hugging_face.params import flags_of, open_params
+from mjax.hugging_face.safetensors import INDEX, ONE_FILE, Files, Writer
+from mjax.hugging_face.source import TensorSource
 from mjax.hugging_face.tensors import our_shapes, their_shapes
-from mjax.model import ModelConfig
+from mjax.model.config import ModelConfig
 from tests.hugging_face.small import CONFIGS, Arrays, random_params, small_model
 
 by_family = pytest.mark.parametrize("family", CONFIGS)
@@ -158,7 +159,7 @@ def test_a_box_of_a_model_larger_than_memory_is_read_without_the_rest(
 @by_family
 def test_the_flags_of_a_folder_make_its_model(family: str, folders: Path) -> None:
     words = flags_of(folders / family).split()
-    parsed, _ = config.parse(words, {"demo": config.TrainConfig}, "test")
+    parsed, _ = parse(words, {"demo": config.TrainConfig}, "test")
     assert parsed.data.vocab == "model"
     assert families.differences(parsed.model, small_model(family)) == {}
     open_params(folders / family, parsed.model)

@@ -21,10 +21,11 @@ import pytest
 from flax import nnx, traverse_util
 from jax.sharding import PartitionSpec
 
-from mjax.ckpt.source import TensorSource
 from mjax.hugging_face.export import write
 from mjax.hugging_face.params import open_params
-from mjax.model import ModelConfig, abstract_params
+from mjax.hugging_face.source import TensorSource
+from mjax.model.config import ModelConfig
+from mjax.model.transformer import abstract_params
 from tests.hugging_face.small import (
     CONFIGS,
     VOCAB,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from scripts.compiled_kernels import KernelCase
+from scripts.kernels.compiled_kernels import KernelCase
 
 
 def cases() -> dict[str, KernelCase]:

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from mjax.kernels.attention.tuning import MOSAIC_H200
-from scripts import kernel_table
-from scripts.compiled_kernels import (
+from scripts.kernels import kernel_table
+from scripts.kernels.compiled_kernels import (
     CaseReport,
     CompiledKernel,
     compile_cases,

@@ -8,10 +8,11 @@ from jax.sharding import PartitionSpec as P
 
 from mjax.kernels.cross_entropy import reference, tuning
 from mjax.kernels.cross_entropy.tuning import ChunkedTuning
+from mjax.layers.config import RopeConfig
 from mjax.layers.dropout import DropoutKey, dropout
 from mjax.layers.loss import NO_TARGET, summed_nll
 from mjax.layers.norm import Norm
-from mjax.layers.rope import RopeConfig, angles, rotate
+from mjax.layers.rope import angles, rotate
 from mjax.mesh import collectives
 from mjax.mesh.axes import AXES, TP
 from tests.training import make_mesh

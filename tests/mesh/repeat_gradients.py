@@ -10,12 +10,12 @@ import sys
 import jax
 import numpy as np
 
-from mjax.config import parse
+from mjax.config.command_line import parse
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.mesh.devices import simulate_devices
 from mjax.recipes import RECIPES
-from mjax.traced import trace_step
+from mjax.step.traced import trace_step
 
 FLAGS = """--recipe debug --model.layers 7 --model.window 3 --model.rope True
 --model.d-model 36 --model.heads 6 --model.kv-heads 2 --model.head-dim 6

@@ -8,8 +8,8 @@ import pytest
 
 from mjax.plan.analysis import Analysis, analyse
 from mjax.plan.hlo import Instruction, Module, parse
-from mjax.step import Program
-from scripts.pipeline_overlap import (
+from mjax.step.program import Program
+from scripts.pipeline.pipeline_overlap import (
     CASES,
     accumulator_shapes,
     compile_gradients,

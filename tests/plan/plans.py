@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from mjax.config import parse
+from mjax.config.command_line import parse
 from mjax.plan.result import (
     IDLE,
     Communication,

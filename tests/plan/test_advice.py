@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mjax.config import parse
+from mjax.config.command_line import parse
 from mjax.plan.advice import advise, bottleneck
 from mjax.recipes import RECIPES
 from tests.plan.plans import GIB, make_plan, memory, modelled

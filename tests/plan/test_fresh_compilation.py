@@ -5,18 +5,19 @@ import math
 import jax
 import pytest
 
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.hardware.described import described_mesh
+from mjax.hardware.gpus import GPUS
 from mjax.mesh.axes import AxisSizes
-from mjax.mesh.described import described_mesh
-from mjax.mesh.gpus import GPUS
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
+from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.plan.analysis import Analysis, analyse
 from mjax.plan.compile import OPTIONS
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo import Module, parse
 from mjax.plan.replay import replay
-from mjax.step import BatchConfig, PrecisionConfig, Program, build_program
+from mjax.step.program import Program, build_program
 
 SIZES = AxisSizes(pp=1, dp_replicate=1, dp_shard=2, tp=4)
 GPUS_PER_NODE = 4  # tp inside a node, dp across

@@ -2,14 +2,15 @@
 
 import pytest
 
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.hardware.described import described_mesh
 from mjax.mesh.axes import AxisSizes
-from mjax.mesh.described import described_mesh
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
+from mjax.model.config import ModelConfig
 from mjax.plan.analysis import Analysis, analyse
 from mjax.plan.compile import OPTIONS
 from mjax.plan.hlo import parse
-from mjax.step import BatchConfig, PrecisionConfig, build_program
+from mjax.step.program import build_program
 
 ONE = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=1)
 

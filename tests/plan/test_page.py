@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mjax.memory import Estimate
+from mjax.estimate.memory import Estimate
 from mjax.plan.page import page
 from mjax.plan.result import as_json, memory_of
 from tests.plan.plans import GIB, SENT, make_plan, memory, modelled, settled

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mjax.memory import Estimate
+from mjax.estimate.memory import Estimate
 from mjax.plan.compile import Executable
 from mjax.plan.planning import read
 from mjax.plan.topology import Topology

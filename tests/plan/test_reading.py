@@ -2,9 +2,9 @@
 
 import pytest
 
-from mjax.config import parse
-from mjax.counts import flops_per_token, visible_pairs
-from mjax.mesh.gpus import GPUS
+from mjax.config.command_line import parse
+from mjax.hardware.gpus import GPUS
+from mjax.model.counts import flops_per_token, visible_pairs
 from mjax.pipeline.schedule import build
 from mjax.plan import reading
 from mjax.plan.analysis import analyse

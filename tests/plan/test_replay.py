@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mjax.mesh.gpus import GPUS
+from mjax.hardware.gpus import GPUS
 from mjax.plan.cost import CostModel
 from mjax.plan.replay import Replay, replay
 from mjax.plan.work import Work

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from mjax.config import TrainConfig, parse
+from mjax.config.command_line import parse
+from mjax.config.train import TrainConfig
+from mjax.hardware.described import NoPluginError
 from mjax.mesh.axes import resolve
-from mjax.mesh.described import NoPluginError
 from mjax.plan import closed_form
 from mjax.plan.search import (
     Candidate,
@@ -19,7 +20,7 @@ from mjax.plan.search import (
 )
 from mjax.plan.topology import Topology, with_vocabulary
 from mjax.recipes import RECIPES
-from mjax.train import is_ours
+from mjax.run.ending import is_ours
 from tests.plan.plans import GIB, make_plan, memory, modelled
 
 # Small enough to search in seconds, and too little memory for a layout without shards.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mjax.config import parse
+from mjax.config.command_line import parse
 from mjax.plan.compile import compilable
 from mjax.plan.topology import Topology, settle
 from mjax.recipes import RECIPES

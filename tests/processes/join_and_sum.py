@@ -16,12 +16,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mjax.mesh import axes, build, devices
 from mjax.processes import distributed
+from mjax.processes.config import DistributedConfig
 
 
 def main() -> None:
     asked = json.load(sys.stdin)
     devices.simulate_devices(asked["devices"])
-    distributed.start(distributed.DistributedConfig(**asked["distributed"]))
+    distributed.start(DistributedConfig(**asked["distributed"]))
     config = axes.MeshConfig(**asked["mesh"])
     mesh = build.build_mesh(axes.resolve(config, jax.device_count()))
     # Device i, in mesh order, holds i + 1.

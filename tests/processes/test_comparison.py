@@ -58,7 +58,7 @@ def test_many_differences_are_counted():
 
 def test_the_code_is_each_file_and_the_versions(tmp_path, monkeypatch):
     facts = code_facts()
-    assert facts["mjax/train.py"] != facts["mjax/loop.py"]
+    assert facts["mjax/train.py"] != facts["mjax/run/loop.py"]
     for name in ("python", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
         assert facts[name][0].isdigit()
     assert facts["jax_enable_x64"] is False

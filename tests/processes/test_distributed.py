@@ -15,7 +15,8 @@ import jax
 import pytest
 
 from mjax.processes import distributed
-from mjax.processes.distributed import DistributedConfig, start
+from mjax.processes.config import DistributedConfig
+from mjax.processes.distributed import start
 
 ROOT = pathlib.Path(__file__).parents[2]
 JOIN_AND_SUM = pathlib.Path(__file__).with_name("join_and_sum.py")
@@ -77,7 +78,8 @@ def run_processes(
 def run_one(config: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run one process that only starts."""
     code = (
-        "from mjax.processes.distributed import DistributedConfig, start\n"
+        "from mjax.processes.config import DistributedConfig\n"
+        "from mjax.processes.distributed import start\n"
         f"start(DistributedConfig(**{dict(config)!r}))\n"
     )
     return subprocess.run(

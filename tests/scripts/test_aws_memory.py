@@ -2,11 +2,11 @@
 
 import pytest
 
-from mjax.config import check_sizes
-from mjax.mesh.gpus import GPUS
-from scripts import aws_memory
-from scripts.aws_memory import ARTICLE, OTHERS, WHOLE_LOSS, Cell, Compiled
-from scripts.plan_memory import Figure
+from mjax.config.train import check_sizes
+from mjax.hardware.gpus import GPUS
+from scripts.plan import aws_memory
+from scripts.plan.aws_memory import ARTICLE, OTHERS, WHOLE_LOSS, Cell, Compiled
+from scripts.plan.plan_memory import Figure
 
 
 @pytest.mark.parametrize("cell", [*ARTICLE, *WHOLE_LOSS, *OTHERS], ids=repr)

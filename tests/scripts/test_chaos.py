@@ -1,12 +1,12 @@
-"""The supervisor of scripts.chaos would notice a difference, and keeps its log."""
+"""The supervisor of chaos would notice a difference, and keeps its log."""
 
 import dataclasses
 import json
 import math
 import random
 
-from scripts import chaos
-from scripts.chaos_log import Fault, Generation, Settings, read_log
+from scripts.faults import chaos
+from scripts.faults.chaos_log import Fault, Generation, Settings, read_log
 
 REFERENCE = {step: {"step": step, "loss": 5.0 / step} for step in (1, 2, 3)}
 

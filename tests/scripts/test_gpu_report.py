@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts import gpu_report
 from scripts.gpu import (
     kernel_times,
     pages,
     supervise,
     timing,
 )
+from scripts.gpu import report as gpu_report
 from scripts.gpu.parts import PARTS
 from scripts.gpu.setting import Part, make_setting
 from tests.scripts import planted_part
@@ -42,7 +42,7 @@ def rehearsal(tmp_path_factory):
         "PYTHONPATH": os.pathsep.join([str(blocked), os.environ.get("PYTHONPATH", "")])
     }
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.gpu_report", "--rehearse", "--out", str(out)],
+        [sys.executable, "-m", "scripts.gpu.report", "--rehearse", "--out", str(out)],
         env=env,
         capture_output=True,
         text=True,

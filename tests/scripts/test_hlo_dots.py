@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from scripts.hlo_dots import count_dot_flops
+from scripts.overlap.hlo_dots import count_dot_flops
 
 SQUARE = 2 * 16**3
 

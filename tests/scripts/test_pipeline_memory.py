@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from mjax.hardware.described import described_mesh
 from mjax.mesh.axes import AxisSizes
-from mjax.mesh.described import described_mesh
 from mjax.pipeline import run
 from mjax.pipeline.config import PipelineConfig
-from scripts import pipeline_memory
+from scripts.pipeline import pipeline_memory
 from tests.training import TINY, Layout, make_batch, make_program
 
 # Float32 sums of a few thousand products in another order.

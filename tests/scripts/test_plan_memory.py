@@ -2,8 +2,8 @@
 
 import pytest
 
-from scripts import plan_memory
-from scripts.plan_memory import Figure
+from scripts.plan import plan_memory
+from scripts.plan.plan_memory import Figure
 
 # A model whose state is 0.4 GB, so that what else grows in a process (buffers of the
 # matrix library, stacks of threads, programs) is a few percent of the figure.

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from mjax.sim.case import Case, Constants, Device
-from scripts import megascale_cases as paper
-from scripts import network_sweep, reproduce_megascale
+from mjax.estimate.formulas.case import Case, Constants, Device
 from scripts.evidence import BENCHMARKS_DIR, Table
-from scripts.megascale_cases import Row
-from scripts.megascale_fit import (
+from scripts.plan import network_sweep
+from scripts.reproduce import megascale as reproduce_megascale
+from scripts.reproduce import megascale_cases as paper
+from scripts.reproduce.megascale_cases import Row
+from scripts.reproduce.megascale_fit import (
     FITTED_GPUS,
     errors,
     fitted_rows,

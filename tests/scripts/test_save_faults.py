@@ -1,6 +1,6 @@
 """A save that fails on one of two processes that train together over gloo."""
 
-from scripts import save_faults
+from scripts.faults import save_faults
 
 
 def test_a_phase_that_fails_on_one_process_stops_no_training_and_is_saved_later(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mjax.pipeline.schedule import IDLE, Schedule, build
-from scripts.split_backward import (
+from scripts.kernels.split_backward import (
     WAYS,
     best_lag,
     main,

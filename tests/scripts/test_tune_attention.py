@@ -12,11 +12,11 @@ import pytest
 
 from mjax.kernels.attention import tuning
 from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
-from scripts import tune_attention
-from scripts.compiled_kernels import CaseReport, CompiledKernel
 from scripts.gpu import candidates, gate, pages, tuning_times
 from scripts.gpu.candidates import FULL, Candidate
 from scripts.gpu.setting import make_setting
+from scripts.kernels import tune_attention
+from scripts.kernels.compiled_kernels import CaseReport, CompiledKernel
 
 SHIPPED = MOSAIC_H200[128].forward
 FASTER = MosaicKernel(warpgroups=3, block=64, stages=4)

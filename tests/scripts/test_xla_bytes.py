@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts import xla_bytes
+from scripts.overlap import xla_bytes
 
 pytestmark = pytest.mark.plan
 

@@ -115,6 +115,7 @@ MOSAIC_H200 = MappingProxyType(
     }
 )
 """By head width. Not tuned: no GPU was measured. The largest blocks that compile for an
-H200 without spilling registers, jax 0.11.2, 2026-11 (scripts/kernel_table.py); a third
-slot for dq and dkv, which release one a block late: with two, nothing would be on its
-way meanwhile. Registers allow one thread block on an SM, so the memory is free."""
+H200 without spilling registers, jax 0.11.2, 2026-11 (scripts/kernels/kernel_table.py);
+a third slot for dq and dkv, which release one a block late: with two, nothing would be
+on its way meanwhile. Registers allow one thread block on an SM, so the memory is
+free."""

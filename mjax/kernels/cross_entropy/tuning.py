@@ -27,8 +27,9 @@ class ChunkedTuning:
 
 
 CHUNKED = ChunkedTuning(max_logits=2**27, min_positions=1024)
-"""Not timed: from the counts of scripts/xla_bytes.py for the H200, 2026-11. A chunk of
-2^27 logits takes 0.5 GiB in float32 and half of that in bfloat16. Each chunk reads w
-twice and rewrites the sum of its gradient, 12 bytes x v x D, inside matrix products of
-6 c v D FLOPs: with c = 1024 positions that is 512 FLOPs a byte, where an H200 does 206
-in the time of one, so they stay bound by arithmetic. Fewer positions would not."""
+"""Not timed: from the counts of scripts/overlap/xla_bytes.py for the H200, 2026-11. A
+chunk of 2^27 logits takes 0.5 GiB in float32 and half of that in bfloat16. Each chunk
+reads w twice and rewrites the sum of its gradient, 12 bytes x v x D, inside matrix
+products of 6 c v D FLOPs: with c = 1024 positions that is 512 FLOPs a byte, where an
+H200 does 206 in the time of one, so they stay bound by arithmetic. Fewer positions
+would not."""

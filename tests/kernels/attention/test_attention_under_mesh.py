@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.hardware.described import described_mesh
 from mjax.mesh.axes import AxisSizes
-from mjax.mesh.described import described_mesh
-from mjax.model import ModelConfig
-from mjax.optim import OptimConfig
-from mjax.step import BatchConfig, PrecisionConfig, build_program
+from mjax.model.config import ModelConfig
+from mjax.step.program import build_program
 from tests.hlo_collectives import Collective, collectives
 from tests.kernels.planted_cases import twice
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mjax.kernels.attention.mosaic_gpu import op, tiles
 from mjax.kernels.attention.reference import visible
 from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel, MosaicTuning
-from scripts.attention_cost import num_visible
-from scripts.visited_blocks import computed_pairs
+from scripts.kernels.attention_cost import num_visible
+from scripts.kernels.visited_blocks import computed_pairs
 from tests.kernels.attention import mosaic_poison
 from tests.kernels.interpreter.runner import Pool
 

@@ -1,0 +1,85 @@
+"""The optimizer, its schedule, and the rule that skips a step."""
+
+import dataclasses
+import math
+from typing import Literal, get_args
+
+OptimName = Literal["lamb", "adamw"]
+
+
+ScheduleName = Literal["cosine", "wsd", "constant"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """The optimizer and its schedule."""
+
+    name: OptimName = "lamb"
+    """lamb: layerwise adaptive large batch; adamw: Adam, decoupled weight decay."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    schedule: ScheduleName = "cosine"
+    """After warm-up: cosine to the end, warm-up-stable-decay, or constant."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up: the peak is reached at this step, counted from 1."""
+    final_lr_fraction: float = 0.1
+    """cosine, wsd: learning rate at the last step, as a fraction of the peak."""
+    decay_fraction: float = 0.2
+    """wsd: fraction of all steps spent in the final linear decay."""
+    beta1: float = 0.9
+    """Decay of the mean of gradients."""
+    beta2: float = 0.95
+    """Decay of the mean of squared gradients."""
+    eps: float = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay; not on biases and norm scales."""
+    clip_value: float | None = None
+    """Clip each gradient entry to +-this, before the norm is taken."""
+    clip_norm: float | None = 1.0
+    """Scale gradients down to this global L2 norm."""
+    skip_spike_factor: float | None = None
+    """Skip a step whose gradient norm exceeds this times its running mean."""
+    spike_mean_decay: float = 0.98
+    """Decay of that running mean, per accepted step."""
+    spike_warmup_steps: int = 20
+    """Accepted steps that must be in the mean before a spike is looked for."""
+    max_consecutive_skips: int = 20
+    """Stop the run after this many skipped steps in a row."""
+
+    def __post_init__(self) -> None:
+        """Check each field by itself; `check_schedule` checks them against the steps.
+
+        Raises:
+          ValueError: a field is out of its range.
+        """
+        _check(self, "name", self.name in get_args(OptimName), "be lamb or adamw")
+        known = get_args(ScheduleName)
+        _check(self, "schedule", self.schedule in known, "be " + " or ".join(known))
+        _check(self, "lr", 0 < self.lr < math.inf, "be positive and finite")
+        _check(
+            self, "eps", 0 < self.eps < math.inf, "be positive: it bounds a quotient"
+        )
+        for name in ("beta1", "beta2", "spike_mean_decay"):
+            _check(self, name, 0 <= getattr(self, name) < 1, "lie in [0, 1)")
+        ok = 0 <= self.final_lr_fraction <= 1
+        _check(self, "final_lr_fraction", ok, "lie in [0, 1]: it is a share of lr")
+        ok = 0 < self.decay_fraction <= 1
+        _check(self, "decay_fraction", ok, "lie in (0, 1]: it is a share of all steps")
+        ok = 0 <= self.weight_decay < math.inf
+        _check(self, "weight_decay", ok, "be finite and not negative; 0 decays nothing")
+        for name in ("clip_value", "clip_norm"):
+            value = getattr(self, name)
+            ok = value is None or value > 0
+            _check(self, name, ok, "be positive; leave it None to clip nothing")
+        ok = self.skip_spike_factor is None or self.skip_spike_factor > 1
+        rule = "exceed 1, or every second step is a spike; None skips no spike"
+        _check(self, "skip_spike_factor", ok, rule)
+        for name in ("spike_warmup_steps", "max_consecutive_skips"):
+            _check(self, name, getattr(self, name) >= 1, "be at least 1")
+        _check(self, "warmup_steps", self.warmup_steps >= 0, "not be negative")
+
+
+def _check(config: OptimConfig, name: str, ok: bool, rule: str) -> None:
+    if not ok:
+        raise ValueError(f"optim.{name} must {rule}; got {getattr(config, name)!r}")

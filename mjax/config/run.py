@@ -1,0 +1,40 @@
+"""What a run does beside its steps: evaluations, rows."""
+
+import dataclasses
+import importlib
+import importlib.util
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation on held-out text."""
+
+    every: int = 100
+    """Steps between evaluations; one more at the end."""
+    batches: int = 8
+    """Held-out batches per evaluation."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        for name in ("every", "batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"eval.{name} must be >= 1, got {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What is reported, and how often."""
+
+    every: int = 10
+    """Steps between progress lines."""
+    tensorboard: bool = False
+    """Write TensorBoard event files too (extra: track)."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"--log.every must be at least 1, not {self.every}")
+        if self.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+            raise ValueError(
+                "--log.tensorboard needs tensorboardX, which is not installed: "
+                "pip install 'mjax[track]'"
+            )

@@ -1,0 +1,41 @@
+"""What a step is made of: its batch, and the dtypes of its numbers."""
+
+import dataclasses
+from typing import Literal
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """The global batch."""
+
+    size: int = 8
+    """Sequences per step over all devices."""
+    microbatches: int = 1
+    """Pieces whose gradients are accumulated within a step."""
+
+    def __post_init__(self) -> None:
+        """Refuse pieces that are not equal."""
+        for name in ("size", "microbatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"batch.{name} must be >= 1, got {getattr(self, name)}"
+                )
+        if self.size % self.microbatches:
+            raise ValueError(
+                f"batch.size={self.size} does not divide by batch.microbatches="
+                f"{self.microbatches}; choose a divisor of {self.size}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Dtypes of the stored parameters, of the compute, and of gradient reduction."""
+
+    params: Precision = "float32"
+    """Stored (master) parameters and optimizer moments."""
+    compute: Precision = "bfloat16"
+    """Activations and the gathered parameters."""
+    reduce: Precision = "float32"
+    """Gradient accumulation and reduction."""

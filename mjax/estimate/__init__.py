@@ -1,0 +1,1 @@
+"""Memory and time of a step, estimated before it runs."""

@@ -1,0 +1,1 @@
+"""Memory and time of a step by closed formulas."""

@@ -1,0 +1,194 @@
+"""Say what is trained, on what, and how well it runs: the input of the step-time model.
+
+Enters: plain numbers. Leaves: `Case` (a transformer, its layout and its batch),
+`Device` (a GPU and its links) and `Constants` (how much of that is reached). Letters
+are those of docs/vocabulary.md.
+"""
+
+import dataclasses
+from typing import Literal
+
+from mjax.hardware.gpus import Gpu
+from mjax.mesh.axes import AxisSizes
+
+Remat = Literal["none", "attention", "dots", "full"]
+"""What the backward pass computes again, as `--model.remat`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A transformer, its layout on a mesh, and its batch."""
+
+    layers: int
+    d_model: int
+    d_ff: int
+    heads: int
+    head_width: int
+    kv_heads: int
+    gated: bool
+    """The feed-forward layer has a gate: three matrices, not two."""
+    parallel: bool
+    """The parallel block, with fused projections; else the serial one."""
+    vocab_size: int
+    seq_len: int
+    visible_keys: float | None = None
+    """Mean over queries and layers of the keys that are seen; None: all before."""
+    sizes: AxisSizes
+    chunks: int = 1
+    """v, chunks of layers of one stage."""
+    microbatches: int
+    rows: int = 1
+    """Sequences of one microbatch on one data-parallel rank."""
+    tp_chunks: int = 1
+    """Chunks in which the sequence crosses tp. At once (1), what was gathered forward
+    is kept for the backward pass; in chunks it is gathered again
+    (`mjax.layers.linear`)."""
+    remat: Remat = "none"
+    zero: int = 2
+    """As `--zero`: what is sharded over dp_shard."""
+    param_bytes: int = 2
+    """Of the compute copy of a parameter, and of an entry of an activation."""
+    grad_bytes: int = 4
+    """Of an accumulated and reduced gradient."""
+    state_bytes: int = 12
+    """Of the master and the two moments of a parameter."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no run can be."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is int and field.name != "zero" and value < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {value}")
+        if self.zero not in range(4):
+            raise ValueError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
+        if self.zero == 3 and self.sizes.pp > 1:
+            raise ValueError(
+                f"zero=3 with pp={self.sizes.pp} would gather all parameters in every "
+                "microbatch; use zero=2, or pp=1"
+            )
+        if self.sizes.pp == 1 and self.chunks > 1:
+            raise ValueError(
+                f"chunks={self.chunks} needs pp > 1: one stage runs all its layers at "
+                "once; use chunks=1"
+            )
+        if self.visible_keys is not None and not 1 <= self.visible_keys <= self.seq_len:
+            raise ValueError(
+                f"visible_keys must be from 1 to seq_len={self.seq_len}, got "
+                f"{self.visible_keys}"
+            )
+
+    @property
+    def keys(self) -> float:
+        """Mean number of keys that a query sees."""
+        causal = (self.seq_len + 1) / 2
+        return causal if self.visible_keys is None else self.visible_keys
+
+    @property
+    def tokens(self) -> int:
+        """Of one microbatch of one data-parallel rank."""
+        return self.rows * self.seq_len
+
+    @property
+    def batch(self) -> int:
+        """Sequences of one step over all devices."""
+        return self.rows * self.microbatches * self.sizes.dp
+
+    @property
+    def layers_per_gpu(self) -> int:
+        """Layers of the fullest stage: chunks are as equal as whole layers allow."""
+        return self.chunks * -(-self.layers // (self.sizes.pp * self.chunks))
+
+    @property
+    def layer_weights(self) -> int:
+        """Entries of the matrices of one layer, over all of tp."""
+        attention = self.d_model * self.head_width * 2 * (self.heads + self.kv_heads)
+        return attention + self.d_model * self.d_ff * (3 if self.gated else 2)
+
+    @property
+    def gpu_weights(self) -> float:
+        """Parameters of the layers of one stage on one rank of tp, before ZeRO."""
+        return self.layers_per_gpu * self.layer_weights / self.sizes.tp
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """A GPU and its links; rates are peaks."""
+
+    peak_flops_per_s: float | int
+    """Dense, in the compute dtype."""
+    memory_bytes_per_s: float | int
+    node_link_bytes_per_s: float | int
+    """To the GPUs of the node, one direction, all links of one GPU together."""
+    network_bytes_per_s: float | int
+    """To other nodes, one direction, for each GPU."""
+    gpus_per_node: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse rates that are not positive."""
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) <= 0:
+                raise ValueError(
+                    f"{field.name} must be above 0, got {getattr(self, field.name)}"
+                )
+
+    @classmethod
+    def of(cls, gpu: Gpu, *, gpus_per_node: int = 8) -> "Device":
+        """Take the rates of a description.
+
+        Args:
+          gpu: the GPU.
+          gpus_per_node: how many the node links connect.
+        """
+        return cls(
+            peak_flops_per_s=float(gpu.peak_bf16_flops_per_s),
+            memory_bytes_per_s=float(gpu.memory_bytes_per_s),
+            node_link_bytes_per_s=float(gpu.node_link_bytes_per_s),
+            network_bytes_per_s=float(gpu.network_bytes_per_s),
+            gpus_per_node=gpus_per_node,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constants:
+    """How much of a device a run reaches. The defaults are assumed, not measured.
+
+    They are for whole layers, with all that surrounds their kernels; those of
+    `mjax.plan.cost.CostModel`, assumed too, are for single kernels of a schedule. So
+    the two differ: a hop here is a step of a ring, there a level of a tree.
+    """
+
+    product_efficiency: float = 0.75
+    """Of the peak, in matrix products."""
+    attention_efficiency: float = 0.55
+    """Of the peak, in the fused attention kernel, on visible pairs."""
+    memory_efficiency: float = 0.85
+    """Of the memory rate, in kernels bound by memory."""
+    node_link_efficiency: float = 0.77
+    """Of the node links, in collectives."""
+    network_efficiency: float = 0.9
+    """Of the network rate."""
+    tp_overlap: float = 0.0
+    """Share of the tp collectives' time that runs beside products."""
+    dp_overlap: float = 0.0
+    """The same for gathers and reductions over dp."""
+    pp_overlap: float = 0.0
+    """The same for transfers between stages."""
+    elementwise_passes: float = 1.0
+    """Memory traffic of the elementwise work over that of fully fused kernels."""
+    kernel_s: float = 3e-6
+    """Lost between a kernel and the next."""
+    hop_s: float = 3e-6
+    """Latency of one hop of a ring, or of one transfer."""
+    fixed_s: float = 0.0
+    """Per step, whatever the size: data, host, synchronisation."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares outside of their range."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_efficiency") and not 0 < value <= 1:
+                raise ValueError(f"{field.name} must be in (0, 1], got {value}")
+            if field.name.endswith("_overlap") and not 0 <= value <= 1:
+                raise ValueError(f"{field.name} must be in [0, 1], got {value}")
+            if value < 0:
+                raise ValueError(f"{field.name} must not be negative, got {value}")

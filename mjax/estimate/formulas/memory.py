@@ -1,0 +1,113 @@
+"""Estimate in closed form what one GPU holds in a training step.
+
+Enters: a `Case`. Leaves: `Memory`, bytes by kind. It is for sorting out layouts before
+anything is traced; `mjax.estimate.memory` reads a traced step and is nearer to the
+truth.
+
+- Compute copy, gradients, optimizer state: Rajbhandari et al. 2020, arXiv:1910.02054,
+  section 5, with mjax's levels (`mjax.mesh.zero`). Up to level 2 gradients are whole
+  while microbatches add up. With one microbatch and no pipeline a layer's gradients
+  are reduced as they come, and from level 1 on only their parts stay
+  (`mjax.step.prefetch`); those of the tables are whole until the layers are done.
+- Activations of a layer: Korthikanti et al. 2022, arXiv:2205.05198, section 4, with
+  the sequence split over tp. Differs: no dropout masks, and no scores, which a fused
+  attention kernel does not keep: 32 bytes per token and entry of the model width for a
+  GPT, where the paper has 34 and the scores. What is between them is counted by entry.
+  That is with `Case.tp_chunks` above 1; if the sequence crosses tp at once, the input
+  of a branch's first product is kept as it was gathered, whole on every GPU of tp.
+- Chunks in flight on the first stage: 2 (P - 1) + (v - 1) P + 1, at most v M. For v > 1
+  that is section 4.2.3 of the same paper, L (1 + (P - 1) / (P v)) layers; for v = 1
+  mjax's order, which holds more than the P of plain 1F1B.
+
+Not counted: whole tables while level 3 uses them, buffers of collectives, workspaces,
+fragmentation, norms and biases.
+"""
+
+import dataclasses
+
+from mjax.estimate.formulas.case import Case
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Modelled bytes on one GPU."""
+
+    params_bytes: float
+    """The compute copy."""
+    grads_bytes: float
+    optimizer_bytes: float
+    """Masters and moments."""
+    activations_bytes: float
+    """Kept from forward to backward, and one layer that is computed again."""
+    logits_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All of it."""
+        return sum(dataclasses.astuple(self))
+
+
+def memory(
+    case: Case, *, tied: bool = False, logits_at_once: int | None = None
+) -> Memory:
+    """Estimate what the fullest GPU holds.
+
+    Args:
+      case: what is trained, and its layout.
+      tied: the output projection is the embedding. Both are on every stage.
+      logits_at_once: entries that the loss holds on one GPU; None: all of a microbatch.
+    """
+    sizes = case.sizes
+    tables = (1 if tied else 2) * case.vocab_size * case.d_model / sizes.tp
+    weights = case.gpu_weights + tables
+    sharded = weights / sizes.dp_shard
+    grads = weights
+    if case.zero == 3:
+        grads = sharded
+    elif case.zero and case.microbatches == sizes.pp == 1:
+        grads = case.gpu_weights / sizes.dp_shard + tables
+    logits = case.tokens * case.vocab_size / sizes.tp
+    if logits_at_once is not None:
+        logits = min(logits, float(logits_at_once))
+    kept = layers_in_flight(case) * layer_bytes(case)
+    if case.remat in ("dots", "full"):
+        kept += layer_bytes(dataclasses.replace(case, remat="none"))
+    one_layer = case.layer_weights / sizes.tp
+    at_level_3 = sharded + 2 * one_layer  # one in use, the next on its way
+    return Memory(
+        params_bytes=(at_level_3 if case.zero == 3 else weights) * case.param_bytes,
+        grads_bytes=grads * case.grad_bytes,
+        optimizer_bytes=(sharded if case.zero else weights) * case.state_bytes,
+        activations_bytes=kept,
+        # Float32, and their gradient in the compute dtype.
+        logits_bytes=logits * (4 + case.param_bytes),
+    )
+
+
+def layers_in_flight(case: Case) -> float:
+    """Layers whose activations the first stage keeps at once, microbatches counted."""
+    stages, chunks = case.sizes.pp, case.chunks
+    in_flight = 2 * (stages - 1) + (chunks - 1) * stages + 1
+    return min(in_flight, chunks * case.microbatches) * case.layers_per_gpu / chunks
+
+
+def layer_bytes(case: Case) -> float:
+    """Bytes kept of one layer and microbatch on one GPU, by remat policy."""
+    branches = 1 if case.parallel else 2
+    qkv = (case.heads + 2 * case.kv_heads) * case.head_width
+    core = case.heads * case.head_width
+    up = (2 if case.gated else 1) * case.d_ff
+    # What the first product of each branch reads: gathered at once, it is kept whole.
+    gathered = branches * case.d_model * (case.sizes.tp if case.tp_chunks == 1 else 1)
+    entries = {
+        "full": case.d_model,
+        # The layer's input, and the outputs of the projections.
+        "dots": case.d_model + qkv + up + branches * case.d_model,
+        # In and out of norms, q k v, the core's output, in and out of the activation.
+        "attention": (branches * case.d_model + gathered + qkv + core + up + case.d_ff),
+    }
+    policy = "attention" if case.remat == "none" else case.remat
+    per_token = entries[policy] * case.param_bytes
+    # The core keeps one float32 per head and token, unless it is computed again.
+    statistics = 4 * case.heads if case.remat == "none" else 0
+    return case.tokens * (per_token + statistics) / case.sizes.tp

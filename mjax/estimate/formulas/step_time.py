@@ -1,0 +1,263 @@
+"""Model the time of a training step in closed form: dp x pp x tp on a described GPU.
+
+Enters: a `Case`, a `Device`, `Constants`. Leaves: `StepTime`, the seconds of each part
+of one step, which add up to the step. Everything here is modelled, nothing measured.
+
+Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v chunks:
+
+- products: 2 FLOPs per weight and token, forward; twice that backward;
+- attention: 4 N H FLOPs per token and visible key forward, 2.5 times that backward (5
+  products for 2: Dao 2023, arXiv:2307.08691, section 4.1);
+- elementwise: bytes of kernels that read and write each array once, twice backward;
+- tp: one all-gather and one reduce-scatter forward per branch of the serial block, and
+  per layer of the parallel block; backward as many, and the input gathered again for
+  the weight gradient (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2) unless
+  the sequence crosses at once and remat keeps what was gathered (`Case.tp_chunks`);
+- bubble: (P - 1) / (v M) of the time of all layers (Narayanan et al. 2021,
+  arXiv:2104.04473, section 2.2.2);
+- pp: one activation and one gradient per chunk and microbatch, split over tp;
+- head: on the last stage, which the others wait for;
+- dp: what `mjax.mesh.zero` moves at each level (Rajbhandari et al. 2020,
+  arXiv:1910.02054, section 7), in two hops with dp_replicate;
+- optimizer: its state read and written once.
+
+A ring of n sends (n - 1) / n of the bytes of the whole array. Hidden time is the
+overlap's share, and all of it together is no more than the products and attention that
+it runs beside: no second of them hides two.
+
+What it lacks: stragglers, congestion, imbalance of stages, products that get slower as
+they get smaller, the cost of cutting them into pieces, and faults.
+"""
+
+import dataclasses
+
+from mjax.estimate.formulas.case import Case, Constants, Device
+
+BACKWARD_PRODUCTS = 2
+BACKWARD_ATTENTION = 2.5
+BACKWARD_ELEMENTWISE = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Modelled seconds of one step, by part."""
+
+    products_s: float
+    """Matrix products of the layers, those computed again included."""
+    attention_s: float
+    elementwise_s: float
+    """Kernels bound by memory, and what is lost between kernels."""
+    tp_s: float
+    """Exposed time of the collectives over tp."""
+    pp_s: float
+    """Exposed time of the transfers between stages."""
+    dp_s: float
+    """Exposed time of gathers and reductions over dp."""
+    bubble_s: float
+    head_s: float
+    optimizer_s: float
+    fixed_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The step."""
+        return sum(dataclasses.astuple(self))
+
+    @property
+    def layers_s(self) -> float:
+        """All layers of one GPU, without waiting: the ideal time of the pipeline."""
+        return self.products_s + self.attention_s + self.elementwise_s + self.tp_s
+
+    @property
+    def bubble(self) -> float:
+        """Idle time over ideal time."""
+        return self.bubble_s / self.layers_s
+
+
+def simulate(case: Case, device: Device, constants: Constants) -> StepTime:
+    """Model one step.
+
+    Args:
+      case: what is trained, and its layout.
+      device: the GPU; all are alike.
+      constants: how much of it is reached.
+    """
+    runs = case.microbatches * case.layers_per_gpu
+    flops_per_s = device.peak_flops_per_s * constants.product_efficiency
+    products = runs * _layer_products_flops(case) / flops_per_s
+    attention = (
+        runs
+        * _layer_attention_flops(case)
+        / (device.peak_flops_per_s * constants.attention_efficiency)
+    )
+    elementwise = runs * _layer_elementwise_s(case, device, constants)
+    tp, dp, pp = _exposed(
+        products + attention,
+        (runs * _layer_tp_s(case, device, constants), constants.tp_overlap),
+        (_dp_s(case, device, constants), constants.dp_overlap),
+        (_pp_s(case, device, constants), constants.pp_overlap),
+    )
+    idle = (case.sizes.pp - 1) / (case.chunks * case.microbatches)
+    return StepTime(
+        products_s=products,
+        attention_s=attention,
+        elementwise_s=elementwise,
+        tp_s=tp,
+        pp_s=pp,
+        dp_s=dp,
+        bubble_s=idle * (products + attention + elementwise + tp),
+        head_s=case.microbatches * _head_s(case, device, constants),
+        optimizer_s=_optimizer_s(case, device, constants),
+        fixed_s=constants.fixed_s,
+    )
+
+
+def mfu(case: Case, device: Device, step_s: float, flops_per_token: float) -> float:
+    """Return model FLOPs per second over the peak of all devices.
+
+    Args:
+      case: its batch and its number of devices count.
+      device: its peak counts.
+      step_s: of one step.
+      flops_per_token: forward and backward, by whatever formula; name it with the
+        result. Ours is `mjax.model.counts.flops_per_token`.
+    """
+    flops = case.batch * case.seq_len * flops_per_token
+    return flops / (case.sizes.num_devices * device.peak_flops_per_s * step_s)
+
+
+def _exposed(compute_s: float, *transfers: tuple[float, float]) -> list[float]:
+    """For each (time, overlap) in turn: what still free compute does not hide."""
+    exposed = []
+    for time_s, overlap in transfers:
+        hidden_s = min(overlap * time_s, compute_s)
+        compute_s -= hidden_s
+        exposed.append(time_s - hidden_s)
+    return exposed
+
+
+def _layer_products_flops(case: Case) -> float:
+    """Forward, backward, and forward again with remat full; one microbatch, one GPU."""
+    forward = 2 * case.tokens * case.layer_weights / case.sizes.tp
+    return forward * (1 + BACKWARD_PRODUCTS + (case.remat == "full"))
+
+
+def _layer_attention_flops(case: Case) -> float:
+    """As for the products; all remat policies but none compute the core again."""
+    keys_per_gpu = case.keys * case.heads * case.head_width / case.sizes.tp
+    forward = 4 * case.tokens * keys_per_gpu
+    return forward * (1 + BACKWARD_ATTENTION + (case.remat != "none"))
+
+
+def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> float:
+    """Norms, residual sums, rotation, activation: traffic and gaps, one microbatch."""
+    branches = 1 if case.parallel else 2
+    entries = (
+        branches * (2 + 3) * case.d_model  # norm: in, out; sum: two in, one out
+        + 2 * (case.heads + case.kv_heads) * case.head_width  # rotation: in, out
+        + (3 if case.gated else 2) * case.d_ff  # activation: in, gate, out
+    )
+    num_bytes = entries * case.tokens * case.param_bytes / case.sizes.tp
+    rate = device.memory_bytes_per_s * constants.memory_efficiency
+    kernels = constants.elementwise_passes * (2 * branches + 2) + 2 * branches + 1
+    again = case.remat in ("dots", "full")
+    traffic = constants.elementwise_passes * num_bytes / rate
+    forward = traffic + kernels * constants.kernel_s
+    return forward * (1 + BACKWARD_ELEMENTWISE + again)
+
+
+def _layer_tp_s(case: Case, device: Device, constants: Constants) -> float:
+    """Collectives over tp of one layer and microbatch, hidden or not."""
+    n = case.sizes.tp
+    branches = 1 if case.parallel else 2
+    # A layer that is computed again gathers its inputs again; they then serve the
+    # weight gradients too, in chunks or not.
+    is_again = case.tp_chunks > 1 or case.remat in ("dots", "full")
+    gathers = branches if is_again else 0
+    # Computed again in full, it scatters all but its last output again.
+    scatters = branches - 1 if case.remat == "full" else 0
+    num_bytes = case.tokens * case.d_model * case.param_bytes
+    one = _ring_s(num_bytes, n, 1, device, constants)
+    return (4 * branches + gathers + scatters) * one
+
+
+def _pp_s(case: Case, device: Device, constants: Constants) -> float:
+    """Transfers of one stage, both directions, hidden or not."""
+    sizes = case.sizes
+    if sizes.pp == 1:
+        return 0.0
+    num_bytes = case.tokens * case.d_model * case.param_bytes / sizes.tp
+    # A GPU sends its own part to one neighbour: what others send is no help.
+    in_node = sizes.num_devices <= device.gpus_per_node
+    rate = _node_rate(device, constants) if in_node else _net_rate(device, constants)
+    one = num_bytes / rate + constants.hop_s
+    return 2 * case.microbatches * case.chunks * one
+
+
+def _dp_s(case: Case, device: Device, constants: Constants) -> float:
+    """What ZeRO moves in one step for the layers of one GPU, hidden or not."""
+    sizes = case.sizes
+    params = case.gpu_weights * case.param_bytes
+    grads = case.gpu_weights * case.grad_bytes
+    collectives = case.layers_per_gpu if case.zero == 3 else case.chunks
+
+    def ring(num_bytes: float, size: int, stride: int) -> float:
+        piece = num_bytes / collectives
+        return collectives * _ring_s(piece, size, stride, device, constants)
+
+    gather = ring(params, sizes.dp_shard, sizes.tp)
+    scatter = ring(grads, sizes.dp_shard, sizes.tp)
+    shard = grads / (sizes.dp_shard if case.zero else 1)
+    across = 2 * ring(shard, sizes.dp_replicate, sizes.tp * sizes.dp_shard)
+    if case.zero == 3:
+        return case.microbatches * (2 * gather + scatter) + across
+    gathers = 1 if case.zero else 0
+    scatters = 1 if case.zero == 2 else 2  # an all-reduce is two rings
+    return gathers * gather + scatters * scatter + across
+
+
+def _head_s(case: Case, device: Device, constants: Constants) -> float:
+    """Output projection and loss of one microbatch, forward and backward."""
+    entries = case.tokens * case.vocab_size / case.sizes.tp
+    flops = 2 * (1 + BACKWARD_PRODUCTS) * entries * case.d_model
+    # Logits and their gradient, each written and read once, in float32.
+    traffic = 4 * 4 * entries
+    return flops / (
+        device.peak_flops_per_s * constants.product_efficiency
+    ) + traffic / (device.memory_bytes_per_s * constants.memory_efficiency)
+
+
+def _optimizer_s(case: Case, device: Device, constants: Constants) -> float:
+    """Read state and gradient, write state and compute copy, once."""
+    entries = case.gpu_weights / (case.sizes.dp_shard if case.zero else 1)
+    num_bytes = entries * (2 * case.state_bytes + case.grad_bytes + case.param_bytes)
+    return num_bytes / (device.memory_bytes_per_s * constants.memory_efficiency)
+
+
+def _ring_s(
+    num_bytes: float | int,
+    size: int,
+    stride: int,
+    device: Device,
+    constants: Constants,
+) -> float:
+    """Gather, or reduce and scatter, an array of num_bytes over a ring.
+
+    Members are `stride` devices apart. Across nodes each member adds its network card:
+    the rings of one group use all of them, until the links inside the node are full.
+    """
+    if size == 1:
+        return 0.0
+    rate = _node_rate(device, constants)
+    if size * stride > device.gpus_per_node:
+        members = min(size, max(1, device.gpus_per_node // stride))
+        rate = min(rate, members * _net_rate(device, constants))
+    return (size - 1) * (num_bytes / size / rate + constants.hop_s)
+
+
+def _node_rate(device: Device, constants: Constants) -> float:
+    return device.node_link_bytes_per_s * constants.node_link_efficiency
+
+
+def _net_rate(device: Device, constants: Constants) -> float:
+    return device.network_bytes_per_s * constants.network_efficiency

@@ -1,0 +1,171 @@
+"""Estimate the memory of one device from a traced step, before anything is compiled.
+
+Enters: the trace of a training step and its abstract state. Leaves: bytes, by what they
+are for. The sizes of the state, the compute copy, the gradients and the stash are
+exact; the working set is what `mjax.estimate.liveness` counts beyond them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from mjax.estimate import liveness
+from mjax.mesh import rules
+from mjax.mesh.axes import DP_SHARD
+
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Bytes of one device at the peak of a step."""
+
+    state: int
+    """Parameters and what the optimizer keeps, as they are stored."""
+    compute_copy: int
+    """Parameters gathered, in the compute dtype; 0 where the stored ones are used."""
+    gradients: int
+    """Of all parameters that the device computes with, until they are reduced; of those
+    that it stores, where each layer's are reduced as they come."""
+    stash: int
+    """Ring buffers between the forward and the backward slots of a pipeline."""
+    working_set: int
+    """The rest: the backward pass of the layers, the loss, the optimizer's update."""
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return sum(dataclasses.astuple(self))
+
+
+def estimate(
+    step: jax.stages.Traced,
+    state: Any,
+    saved: Any,
+    *,
+    compute: DTypeLike,
+    reduce: DTypeLike,
+    stash_name: str,
+    zero_level: int,
+    accumulates: bool,
+) -> Estimate:
+    """Estimate what a device holds while it takes a step.
+
+    Args:
+      step: the training step, traced.
+      state: shapes, dtypes and shardings of the state.
+      saved: the same of the form that a checkpoint holds; what is not the same leaf is
+        copied while the state is saved.
+      compute: dtype of the compute copy.
+      reduce: dtype of the gradients.
+      stash_name: name of the pipeline's ring buffers in the trace.
+      zero_level: 0 to 3.
+      accumulates: gradients are added up over microbatches before they are reduced, as
+        in every pipeline.
+    """
+    body = liveness.only_shard_map(step.jaxpr)
+    params = jax.tree.leaves(state.params)
+    gathered = [_stored(p) if zero_level == 3 else _gathered(p) for p in params]
+    is_copied = zero_level < 3 and (
+        any(_stored(p) != _gathered(p) for p in params)
+        or any(p.dtype != np.dtype(compute) for p in params)
+    )
+    stored = sum(_stored(p) * p.dtype.itemsize for p in params)
+    compute_copy = is_copied * sum(gathered) * np.dtype(compute).itemsize
+    is_whole = accumulates or zero_level == 0
+    gradients = sum(gathered if is_whole else map(_stored, params))
+    gradients *= np.dtype(reduce).itemsize
+    stash = sum(map(liveness.num_bytes, liveness.named(body, stash_name)))
+    # Then the activations are gone; an update of every parameter waits for the norms.
+    in_update = sum(map(_stored, params)) * np.dtype(reduce).itemsize + stored
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(saved), strict=True)
+    in_save = sum(_stored(b) * b.dtype.itemsize for a, b in pairs if a is not b)
+    peak = max(liveness.peak_bytes(body), in_update, in_save)
+    return Estimate(
+        state=sum(_stored(x) * x.dtype.itemsize for x in jax.tree.leaves(state)),
+        compute_copy=compute_copy,
+        gradients=gradients,
+        stash=stash,
+        working_set=max(0, peak - compute_copy - gradients - stash),
+    )
+
+
+def table(found: Estimate, *, available: int | None) -> str:
+    """Write an estimate as lines for people.
+
+    Args:
+      found: the estimate.
+      available: bytes of the device, None if nobody knows.
+    """
+    rows = {
+        "state at rest": found.state,
+        "compute copy": found.compute_copy,
+        "gradients": found.gradients,
+        "stash": found.stash,
+        "working set": found.working_set,
+    }
+    lines = ["memory of one device, estimated from the trace of a step:"]
+    lines += [
+        f"  {what:<14}{in_units(size):>11}" for what, size in rows.items() if size
+    ]
+    of = "" if available is None else f" of {in_units(available)}"
+    return "\n".join([*lines, f"  {'in all':<14}{in_units(found.total):>11}{of}"])
+
+
+def check_fits(
+    needed: Estimate, available: int, smaller: Iterable[tuple[str, Estimate]]
+) -> None:
+    """Refuse a step that does not fit into a device.
+
+    Args:
+      needed: by the step.
+      available: bytes of the device.
+      smaller: flags that change the run, and what it needs then; looked at in order,
+        and only if the step does not fit.
+    Raises:
+      ValueError: it does not; names the first change that does, or the smallest.
+    """
+    if needed.total <= available:
+        return
+    best, smallest = "", needed
+    for words, found in smaller:
+        if found.total < smallest.total:
+            best, smallest = words, found
+        if found.total <= available:
+            break
+    problem = (
+        f"a step needs {in_units(needed.total)} of a device, as estimated, and there "
+        f"are {in_units(available)}"
+    )
+    if smallest.total <= available:
+        raise ValueError(f"{problem}; {best} fits, with {in_units(smallest.total)}")
+    least = f"{best} needs {in_units(smallest.total)}" if best else "nothing is smaller"
+    raise ValueError(
+        f"{problem}; no --pipeline.stash, --model.remat, --batch.microbatches or "
+        f"--pipeline.schedule is enough ({least}): split the model over more devices, "
+        "by --mesh.pp, --mesh.tp or --mesh.dp-shard"
+    )
+
+
+def in_units(num_bytes: int | float) -> str:
+    """Write a number of bytes in the largest unit that keeps it above 1."""
+    for unit, size in _UNITS:
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _stored(leaf: Any) -> int:
+    """Count the entries of a leaf on one device."""
+    return math.prod(leaf.sharding.shard_shape(leaf.shape))
+
+
+def _gathered(leaf: Any) -> int:
+    """Count them once dp_shard is gathered."""
+    split = rules.dim_of(leaf.sharding.spec, DP_SHARD) is not None
+    return _stored(leaf) * (leaf.sharding.mesh.shape[DP_SHARD] if split else 1)

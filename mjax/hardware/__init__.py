@@ -1,0 +1,1 @@
+"""GPUs, topologies that are described, and options of XLA."""

@@ -1,0 +1,157 @@
+"""Lay the mesh over GPUs that are described, not present.
+
+Enters: the name of a GPU in `gpus.GPUS` and axis sizes. Leaves: a mesh as `build_mesh`
+makes it, whose devices cannot hold an array; but a function that is traced for it sees
+their kind, and what is lowered for it compiles to the instructions of that GPU, with
+the collectives of that mesh. Needs the CUDA plugin of jax (`make env-plan`), and no
+GPU.
+"""
+
+from typing import Any
+
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
+
+from mjax.hardware.gpus import GPUS, Gpu
+from mjax.mesh.axes import AXES, AxisSizes
+from mjax.mesh.build import build_mesh
+from mjax.mesh.devices import load_plugin_without_gpu
+
+
+class NoPluginError(RuntimeError):
+    """jax has no CUDA plugin, which compiles for GPUs."""
+
+
+def described_mesh(
+    sizes: AxisSizes,
+    *,
+    gpu: str = "h200",
+    gpus_per_node: int = 8,
+    tp_across_hosts: bool = False,
+) -> Mesh:
+    """Build a mesh of GPUs that need not exist.
+
+    Args:
+      sizes: size of every axis; the product is the number of GPUs.
+      gpu: a name in `gpus.GPUS`.
+      gpus_per_node: GPUs of a host; a smaller mesh is a part of one host.
+      tp_across_hosts: as for `build_mesh`.
+    Returns:
+      A mesh of axes `AXES`, each of type Auto; host by host, one process each.
+    Raises:
+      ValueError: the name is unknown, the GPUs do not fill whole hosts, or
+        `build_mesh` refuses.
+      NoPluginError: jax has no CUDA plugin.
+    """
+    devices = described_devices(sizes.num_devices, gpu=gpu, gpus_per_node=gpus_per_node)
+    return build_mesh(sizes, devices, tp_across_hosts=tp_across_hosts)
+
+
+def abstract_mesh(sizes: AxisSizes, *, gpu: str = "h200") -> AbstractMesh:
+    """Return what a program for a described mesh is traced with, without any plugin.
+
+    Args:
+      sizes: size of every axis; the product may be any number.
+      gpu: a name in `gpus.GPUS`.
+    Returns:
+      A mesh of axes `AXES`, each of type Auto, that has no devices: what is traced for
+      it knows the kind of GPU, and cannot be compiled.
+    Raises:
+      ValueError: the name is unknown.
+    """
+    _check_name(gpu)
+    device = AbstractDevice(
+        device_kind=GPUS[gpu].device_kind, num_cores=GPUS[gpu].num_sms, platform="gpu"
+    )
+    types = (AxisType.Auto,) * len(AXES)
+    return AbstractMesh(sizes.as_tuple(), AXES, types, abstract_device=device)
+
+
+def described_devices(
+    num_devices: int, *, gpu: str = "h200", gpus_per_node: int = 8
+) -> list[Any]:
+    """List devices of a described cluster, for `build_mesh`.
+
+    Args:
+      num_devices: GPUs in all.
+      gpu: a name in `gpus.GPUS`.
+      gpus_per_node: GPUs of a host; fewer GPUs than that are a part of one host.
+    Returns:
+      Devices of jax that compile and cannot run; process_index is the host.
+    Raises:
+      ValueError: the name is unknown, or the GPUs do not fill whole hosts.
+      NoPluginError: jax has no CUDA plugin.
+    """
+    _check_name(gpu)
+    if num_devices < 1 or gpus_per_node < 1:
+        raise ValueError(
+            "a described cluster has at least one GPU, and one per node; got "
+            f"{num_devices} GPUs, {gpus_per_node} per node"
+        )
+    local = min(num_devices, gpus_per_node)
+    nodes, rest = divmod(num_devices, local)
+    if rest:
+        raise ValueError(
+            f"{num_devices} GPUs do not fill nodes of {gpus_per_node}; use a multiple "
+            f"of {gpus_per_node}, as {nodes * local}, or other gpus_per_node"
+        )
+    load_plugin_without_gpu()
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda",
+            target_config=_target_config(GPUS[gpu]),
+            topology=f"1x{nodes}x{local}",  # slices x hosts x GPUs of a host
+        )
+    except NotImplementedError as error:
+        raise NoPluginError(
+            "jax has no CUDA plugin, which compiles for GPUs with or without one: "
+            "install it with make env-plan, or pip install -e '.[plan]'"
+        ) from error
+    return list(topology.devices)
+
+
+def _check_name(gpu: str) -> None:
+    if gpu not in GPUS:
+        raise ValueError(f"no GPU {gpu!r} is described; there are {', '.join(GPUS)}")
+
+
+def _target_config(gpu: Gpu) -> str:
+    """Write the description as XLA reads it: GpuTargetConfigProto, as text.
+
+    The limits that compute capabilities 8.0, 9.0 and 10.0 share are written here (CUDA
+    C++ Programming Guide, table of technical specifications).
+    """
+    major, minor = gpu.compute_capability
+    # From Hopper on, for the instructions of this very generation: sm_90a, not sm_90.
+    features = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
+    return f"""
+gpu_device_info {{
+  cuda_compute_capability {{
+    major: {major} minor: {minor} feature_extension: {features}
+  }}
+  core_count: {gpu.num_sms}
+  fpus_per_core: {64 if (major, minor) == (8, 0) else 128}
+  clock_rate_ghz: {gpu.clock_ghz}
+  device_memory_size: {gpu.memory_bytes}
+  memory_bandwidth: {gpu.memory_bytes_per_s}
+  l2_cache_size: {gpu.l2_bytes}
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {gpu.shared_memory_per_block_bytes}
+  shared_memory_per_core: {gpu.shared_memory_per_sm_bytes}
+  registers_per_block_limit: 65536
+  registers_per_core_limit: 65536
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+runtime_version {{ major: 13 }}
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{gpu.device_kind}"
+"""

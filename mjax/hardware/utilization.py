@@ -1,0 +1,35 @@
+"""Model FLOPs utilization: what is counted, over which peak."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Utilization:
+    """Model FLOPs utilization: what is counted, over which peak."""
+
+    flops_per_token: float
+    """Model FLOPs of forward and backward, attention over the visible window."""
+    peak_flops_per_s: float | None
+    """Dense bf16 peak of one device; None where it is unknown."""
+    num_devices: int
+    """Devices in the mesh."""
+
+    def mfu(self, tokens_per_s: float) -> float | None:
+        """Return the fraction of the peak, None where the peak is unknown."""
+        if self.peak_flops_per_s is None:
+            return None
+        peak = self.peak_flops_per_s * self.num_devices
+        return self.flops_per_token * tokens_per_s / peak
+
+    def describe(self) -> str:
+        """Return the formula with its numbers, for people."""
+        if self.peak_flops_per_s is None:
+            return (
+                f"MFU unknown: no peak for this device (set --peak-tflops); "
+                f"{self.flops_per_token:.4g} model FLOPs per token"
+            )
+        return (
+            f"MFU = {self.flops_per_token:.4g} model FLOPs per token (forward and "
+            f"backward, attention over the visible window) x tokens/s / "
+            f"({self.num_devices} x {self.peak_flops_per_s / 1e12:.4g} TFLOP/s)"
+        )

@@ -1,0 +1,250 @@
+"""The transformer: configuration, parameters, forward pass, counts.
+
+`Transformer` is a Flax NNX module that only defines: it is split once into a graph
+definition and a tree of parameters, and merged again inside the step. Its methods run
+per device inside the step's shard_map. The parameters of all blocks are stacked,
+`[L, ...]` in the order of the layers, or `[slots, ...]` as a partition over pipeline
+stages orders them, so that one compiled layer serves all.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from mjax.layers.block import Block, Context, ParallelBlock, SerialBlock
+from mjax.layers.config import LayerKind
+from mjax.layers.config import Remat as Remat
+from mjax.layers.dropout import DropoutKey as DropoutKey
+from mjax.layers.dropout import dropout
+from mjax.layers.embed import Embedding, Head
+from mjax.layers.loss import NO_TARGET as NO_TARGET
+from mjax.layers.loss import mask_padding
+from mjax.layers.norm import Norm
+from mjax.layers.rope import angles
+from mjax.layers.stack import BLOCK_INPUT, Guard, Layers
+from mjax.model.config import ModelConfig
+from mjax.pipeline.partition import EMPTY, Partition
+
+Params = dict[str, Any]
+"""Nested dict of arrays; the leaves below "blocks" are stacked over layers."""
+
+
+class Transformer(nnx.Module):
+    """A decoder-only transformer.
+
+    Attributes:
+      embed: token embedding.
+      blocks: one block module whose parameters carry a leading dim of layers, or of
+        the slots of a partition.
+      final_norm: norm before the output projection.
+      head: output projection.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        rngs: nnx.Rngs,
+        partition: Partition | None = None,
+        tp_chunks: int = 1,
+    ):
+        """Draw all parameters, float32, from the stream `rngs.params`.
+
+        Args:
+          config: the architecture.
+          rngs: a layer's draw depends on it and on the layer's index alone.
+          partition: the slots in which a run stores the layers; None is all layers in
+            their order.
+          tp_chunks: see `layers.block.Block`; parameters do not depend on it.
+        """
+        self.config = config
+        std = config.block_config.std
+        vocab, d = config.padded_vocab, config.d_model
+        self.embed = Embedding(vocab, d, std=std, rngs=rngs)
+        self.blocks = _stacked_blocks(config, rngs, partition, tp_chunks)
+        self.final_norm = Norm(
+            d, kind=config.norm, eps=config.norm_eps, use_bias=config.norm_bias
+        )
+        self.head = Head(
+            vocab,
+            d,
+            tied=config.tie_embeddings,
+            use_bias=config.head_bias,
+            scale=config.logit_scale,
+            std=std,
+            rngs=rngs,
+        )
+
+    def start(
+        self, tokens: Int[Array, "B T"], *, key: DropoutKey | None = None
+    ) -> Float[Array, "B t D"]:
+        """Embed the tokens: what enters the first block.
+
+        Args:
+          tokens: token ids.
+          key: where dropout masks come from; None in evaluation.
+        Returns:
+          this device's t = T/tp positions.
+        """
+        at_start = None if key is None else key.at(0)
+        return dropout(self.embed(tokens), self.config.dropout, at_start)
+
+    def context(
+        self, positions: Int[Array, "B T"], segments: Int[Array, "B T"] | None
+    ) -> Context:
+        """Compute what every block reads beside its input.
+
+        Args:
+          positions: position of each token in its document.
+          segments: document of each token; None is one document a row.
+        """
+        return Context(
+            cos_sin=angles(positions, self.config.rope_config), segments=segments
+        )
+
+    def run_layers(
+        self,
+        x: Float[Array, "B t D"],
+        context: Context,
+        stacked: Params | None = None,
+        *,
+        key: DropoutKey | None = None,
+        first_layer: Int[Array, ""] | int = 0,
+        guard: Guard | None = None,
+    ) -> Float[Array, "B t D"]:
+        """Run blocks: all of them, or those whose parameters are given.
+
+        Args:
+          x: input of the first.
+          context: of these rows.
+          stacked: parameters [n, ...] of a run of blocks; None is all.
+          key: as in `start`.
+          first_layer: index in the whole model of the first, a multiple of the pattern
+            of kinds.
+          guard: (layers before it here, layer, input) -> output; leaves out some.
+        """
+        if stacked is None:
+            stacked = nnx.to_pure_dict(nnx.state(self.blocks))
+        layers = self.layers(context, key=key, first_layer=first_layer, guard=guard)
+        return layers.run(x, stacked)
+
+    def layers(
+        self,
+        context: Context,
+        *,
+        key: DropoutKey | None = None,
+        first_layer: Int[Array, ""] | int = 0,
+        guard: Guard | None = None,
+    ) -> Layers:
+        """Return what applies blocks; arguments as in `run_layers`."""
+        graph = nnx.graphdef(self.blocks)
+
+        def layer(
+            kind: LayerKind,
+            x: jax.Array,
+            params: Params,
+            index: Int[Array, ""] | int,
+            shared: tuple[Context, DropoutKey | None],
+        ) -> jax.Array:
+            context, key = shared
+            x = checkpoint_name(x, BLOCK_INPUT)
+            layer_key = None if key is None else key.at(index + 1)
+            return nnx.merge(graph, params)(x, kind, context, layer_key)
+
+        return Layers(
+            layer=layer,
+            kinds=self.config.kinds[: self.config.pattern_length],
+            remat=self.config.remat,
+            context=(context, key),
+            first_layer=first_layer,
+            guard=guard,
+        )
+
+    def loss(
+        self, x: Float[Array, "B t D"], targets: Int[Array, "B T"]
+    ) -> Float[Array, ""]:
+        """Return the targets' summed negative log-likelihood, nats.
+
+        Args:
+          x: what leaves the last block.
+          targets: of the whole sequence; NO_TARGET adds 0.
+        """
+        x = self.final_norm(x)
+        return self.head.nll(x, self.embed, targets, self.config.vocab_size)
+
+    def logits_of(self, x: Float[Array, "B t D"]) -> Float[Array, "B T v"]:
+        """Return this device's float32 logits, -inf where the vocabulary is padded.
+
+        Args:
+          x: what leaves the last block.
+        """
+        logits = self.head(self.final_norm(x), self.embed)
+        return mask_padding(logits, self.config.vocab_size)
+
+
+def _stacked_blocks(
+    config: ModelConfig,
+    rngs: nnx.Rngs,
+    partition: Partition | None,
+    tp_chunks: int,
+) -> Block:
+    """Make one block whose leaves are stacked, each layer its own draw.
+
+    A partition orders the keys, not the parameters: each is drawn where it is stored.
+    """
+    parallel = config.block == "parallel"
+    kind = ParallelBlock if parallel else SerialBlock
+
+    def make(key: jax.Array) -> Block:
+        rngs = nnx.Rngs(params=key)
+        return kind(config.block_config, rngs=rngs, tp_chunks=tp_chunks)
+
+    def draw(key: jax.Array) -> Params:
+        return nnx.to_pure_dict(nnx.state(make(key)))
+
+    def draw_slot(key: jax.Array, holds_layer: jax.Array) -> Params:
+        return jax.tree.map(lambda p: jnp.where(holds_layer, p, 0), draw(key))
+
+    keys = jax.random.split(rngs.params(), config.layers)
+    graph = nnx.graphdef(nnx.eval_shape(make, keys[0]))
+    if partition is None or partition.is_canonical:
+        return nnx.merge(graph, jax.vmap(draw)(keys))
+    layers = partition.layer_of_slot
+    return nnx.merge(graph, jax.vmap(draw_slot)(keys[layers.clip(0)], layers != EMPTY))
+
+
+def abstract_params(
+    config: ModelConfig, partition: Partition | None = None, tp_chunks: int = 1
+) -> tuple[Any, Any]:
+    """Return the model's GraphDef and its abstract parameters (no memory, no device).
+
+    Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
+    of its dims, without the layer dim) and `decay`. Those of the blocks are stacked
+    over the slots of `partition`; None is the L layers. `tp_chunks` is told to the
+    blocks.
+    """
+
+    def make() -> Transformer:
+        return Transformer(
+            config, rngs=nnx.Rngs(0), partition=partition, tp_chunks=tp_chunks
+        )
+
+    return nnx.split(nnx.eval_shape(make))
+
+
+def map_params(f: Callable[[nnx.Variable, bool], Any], state: Any) -> Params:
+    """Map f(leaf, stacked) over the parameters; stacked: has a leading layer dim."""
+
+    def leaf(path: Any, variable: nnx.Variable) -> Any:
+        return f(variable, path[0].key == "blocks")
+
+    def is_leaf(x: Any) -> bool:
+        return isinstance(x, nnx.Variable)
+
+    mapped = jax.tree_util.tree_map_with_path(leaf, state, is_leaf=is_leaf)
+    return nnx.to_pure_dict(mapped)

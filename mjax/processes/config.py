@@ -1,0 +1,64 @@
+"""How the processes of a run find each other."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """How processes find each other; all None: ask the launcher, else one process."""
+
+    coordinator: str | None = None
+    """host:port of process 0."""
+    num_processes: int | None = None
+    """Processes in the run; 1 alone ignores the launcher."""
+    process_id: int | None = None
+    """Index of this process, from 0."""
+    timeout_s: int = 300
+    """Seconds to wait until all processes have met."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s < 1:
+            raise ValueError(
+                f"--distributed.timeout-s must be at least 1, got {self.timeout_s}"
+            )
+        if self.coordinator is not None:
+            split_address(self.coordinator)
+        if self.num_processes is not None and self.num_processes < 1:
+            raise ValueError(
+                "--distributed.num-processes must be at least 1, got "
+                f"{self.num_processes}"
+            )
+        flags = {
+            "--distributed.coordinator": self.coordinator,
+            "--distributed.num-processes": self.num_processes,
+            "--distributed.process-id": self.process_id,
+        }
+        missing = [flag for flag, value in flags.items() if value is None]
+        given = [
+            f"{flag} {value}" for flag, value in flags.items() if value is not None
+        ]
+        if given and missing and given != ["--distributed.num-processes 1"]:
+            raise ValueError(
+                f"got {' '.join(given)} without {' and '.join(missing)}; give all "
+                "three, or none to ask the launcher"
+            )
+        if self.process_id is None or self.num_processes is None:
+            return
+        if not 0 <= self.process_id < self.num_processes:
+            raise ValueError(
+                "--distributed.process-id counts from 0 and must be less than "
+                f"--distributed.num-processes {self.num_processes}; got "
+                f"{self.process_id}"
+            )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split host:port; an IPv6 host stands in brackets."""
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not host or not is_port or (":" in host and not host.startswith("[")):
+        raise ValueError(
+            "--distributed.coordinator must be host:port with a port from 1 to 65535, "
+            f"as 10.0.0.1:12355; got {address!r}"
+        )
+    return host.strip("[]"), int(port)

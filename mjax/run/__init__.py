@@ -1,0 +1,1 @@
+"""What a run is around its steps: loop, rows, reports, its folder."""

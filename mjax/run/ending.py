@@ -1,0 +1,233 @@
+"""How a run ends: the exit codes, and what SIGTERM and Ctrl-C do.
+
+Before the first step nothing can be lost, and native code (an import, a compilation, a
+read from a store) may hold the main thread for minutes, in which no Python handler
+runs. So the program calls `watch`, and a thread ends the process at once. In the loop a
+signal is a request: all processes see it at the same safe point (`StopRequest`).
+
+The program imports this module before jax; jax is imported inside functions here.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
+"""Exit codes of a run; GAVE_UP asks whoever restarts runs not to."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOPPED = "mjax/stopped before the first step"
+_POLL_S = 0.25
+_POLLS_PER_S = 4000  # of all processes together, at the coordinator
+_PARTING_S = 10
+
+
+class _Watch:
+    """Ends the process from a thread when a signal comes, while that loses nothing."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        """The last signal that reached Python's own handler."""
+        self._exit_code: int | None = PREEMPTED
+        self._is_early = True
+        self._client: Any = None
+        self._rank, self._poll_s = 0, _POLL_S
+        self._lock = threading.Lock()
+        self._pipe, writer = os.pipe()
+        os.set_blocking(writer, False)
+        # Python's C handler writes to the pipe whatever the main thread is doing.
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+        threading.Thread(target=self._run, name="mjax-signals", daemon=True).start()
+
+    def join(self, client: Any, rank: int, num_processes: int) -> None:
+        """Tell other processes of the run of a stop, and stop when they do."""
+        with self._lock:
+            self._client, self._rank = client, rank
+            self._poll_s = max(_POLL_S, num_processes / _POLLS_PER_S)
+
+    def hold(self) -> None:
+        """From now on leave signals to a `StopRequest`."""
+        with self._lock:
+            self._exit_code, self._is_early = None, False
+
+    def release(self, exit_code: int) -> None:
+        """From now on end with the code that the run has come to."""
+        with self._lock:
+            self._exit_code = exit_code
+
+    def _note(self, number: int, frame: object) -> None:
+        del frame
+        self.received = number
+
+    def _run(self) -> None:
+        while True:
+            timeout_s = self._poll_s if self._is_early else None
+            ready, _, _ = select.select([self._pipe], [], [], timeout_s)
+            number = os.read(self._pipe, 1)[0] if ready else None
+            with self._lock:
+                if self._exit_code is None:
+                    continue
+                if number in _SIGNALS:
+                    self._leave(signal.Signals(number).name, self._exit_code)
+                elif self._is_early and (other := self._stopped_elsewhere()):
+                    self._leave(other, self._exit_code)
+
+    def _stopped_elsewhere(self) -> str | None:
+        if self._client is None:
+            return None
+        try:
+            return self._client.key_value_try_get(_STOPPED)
+        except RuntimeError:  # nobody was stopped, or the coordinator is gone
+            return None
+
+    def _leave(self, cause: str, exit_code: int) -> NoReturn:
+        if self._is_early:
+            words = f"stopped by {cause} before the first step; nothing is lost\n"
+            with contextlib.suppress(OSError):
+                os.write(2, words.encode())
+            if self._client is not None:
+                self._tell_others(cause)
+        os._exit(exit_code)
+
+    def _tell_others(self, cause: str) -> None:
+        with contextlib.suppress(RuntimeError):  # another was faster, or it is gone
+            self._client.key_value_set(_STOPPED, f"{cause} to process {self._rank}")
+        if self._rank == 0:  # the coordinator: the others must hear of it first
+            time.sleep(3 * self._poll_s)
+
+
+_watch: _Watch | None = None
+
+
+def watch() -> None:
+    """Let SIGTERM and Ctrl-C end this process with PREEMPTED until the loop begins.
+
+    For a program, in its main thread, before it imports what takes long. Whoever only
+    imports mjax keeps the handlers that it has.
+    """
+    global _watch
+    _watch = _Watch()
+
+
+def watch_processes() -> None:
+    """Let a stop of one process before the loop be one of all, once jax is started."""
+    from mjax.processes import distributed
+
+    if _watch is not None and distributed.num_processes() > 1:
+        client, rank = distributed.client(), distributed.rank()
+        _watch.join(client, rank, distributed.num_processes())
+
+
+class StopRequest:
+    """A request to stop, from SIGTERM or Ctrl-C, that all processes see together.
+
+    Use it in a with statement around the loop, in the main thread. A second Ctrl-C ends
+    the process at once. With several processes jax itself catches SIGTERM and agrees on
+    a safe point; Ctrl-C is turned into SIGTERM there.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._interrupts = 0
+        self._previous: dict[int, Any] = {}
+        self._num_safe_points = 0
+        self._is_reached = False
+        self._agreed: Callable[[int], bool] | None = None
+
+    def __enter__(self) -> "StopRequest":
+        import jax
+
+        is_alone = jax.process_count() == 1
+        for number in _SIGNALS if is_alone else [signal.SIGINT]:
+            self._previous[number] = signal.signal(number, self._handle)
+        if _watch is not None:
+            _watch.hold()
+        if not is_alone:
+            self._agreed = _start_agreement()
+        if _watch is not None and _watch.received is not None:
+            # It came between the two: neither of them has acted on it.
+            os.kill(os.getpid(), _watch.received)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def reached(self) -> bool:
+        """Say whether the run stops here, at a safe point; once true, always true.
+
+        Safe points are after each step and each batch of an evaluation, and before each
+        token of the sample. Every process asks at the same ones, in the same order.
+        """
+        if not self._is_reached:
+            self._num_safe_points += 1
+            if self._agreed is not None:
+                self._is_reached = self._agreed(self._num_safe_points)
+            else:
+                self._is_reached = self._received is not None
+        return self._is_reached
+
+    def _handle(self, number: int, frame: object) -> None:
+        del frame
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                os._exit(FAILED)
+            if self._agreed is not None:
+                os.kill(os.getpid(), signal.SIGTERM)
+        self._received = number
+
+
+def _start_agreement() -> Callable[[int], bool]:
+    """Let jax catch SIGTERM, in place of the handler there is; return its question."""
+    import jax
+    from jax._src.distributed import global_state
+    from jax.experimental import multihost_utils
+
+    if global_state.preemption_sync_manager is None:
+        jax.config.update("jax_enable_preemption_service", True)
+        global_state.initialize_preemption_sync_manager()
+    return multihost_utils.reached_preemption_sync_point
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the process.
+
+    In a run of several processes jax's shutdown waits for the others, minutes long if
+    they do not come. Who failed leaves without it; for any other reason to stop all
+    come as a rule, and process 0 must not take the coordinator from them at once.
+    """
+    import jax
+
+    from mjax.processes import distributed
+
+    if _watch is not None:
+        _watch.release(exit_code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # jax.process_count() would start the devices, where a refused process stops before.
+    if exit_code != DONE and distributed.num_processes() > 1:
+        if exit_code != FAILED:
+            parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+            parting.start()
+            parting.join(_PARTING_S)
+        os._exit(exit_code)
+    sys.exit(exit_code)
+
+
+def is_ours(error: Exception) -> bool:
+    """Say whether our code raised it: bad input. From a library, it is a bug."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    origin = frame.tb_frame.f_code.co_filename if frame is not None else ""
+    return Path(origin).is_relative_to(Path(__file__).parent.parent)

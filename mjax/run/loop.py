@@ -1,0 +1,473 @@
+"""Run the steps: dispatch, read metrics one step late, evaluate, save, stop cleanly.
+
+Enters: a compiled program, a state, an iterator of batches, and where rows and
+checkpoints go, all as arguments. Leaves: the state after the last step, and why the
+loop ended. The device never waits for the host: while it runs step n, the host reads
+the metrics of step n - 1. The loop knows no config, no files and no model.
+"""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Int, PyTree
+
+from mjax.ckpt.manager import Answer, Checkpoints
+from mjax.ckpt.saving import Attempt
+from mjax.run.ending import DONE, FAILED, GAVE_UP, PREEMPTED, StopRequest
+from mjax.run.metrics import Recorder, Row, bits_per_byte
+
+_TEMPERATURE = 0.8
+_AGAIN = (
+    "Checkpoints saved before stay as they are. The same command would do the same: "
+    "start another run, in another --work-dir, "
+)
+
+
+@runtime_checkable
+class Program(Protocol):
+    """What the loop needs of `mjax.step.program.Program`."""
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """Sharding of [B, T] arrays."""
+        ...
+
+    def to_saved(self, state: Any, /) -> Any:
+        """Return what a checkpoint holds: leaves of the state, and new arrays."""
+        ...
+
+    def is_finite(self, state: Any, /) -> jax.Array:
+        """Say whether no float of the state is NaN or infinite."""
+        ...
+
+    def train_step(self, state: Any, batch: Any, /) -> tuple[Any, Mapping[str, Any]]:
+        """Take one optimizer step; the state passed in is donated."""
+        ...
+
+    def eval_step(self, params: Any, batch: Any, /) -> Mapping[str, Any]:
+        """Return `nll`, summed nats, and `tokens`, their number."""
+        ...
+
+    def next_token_logits(self, params: Any, tokens: Any, length: Any, /) -> jax.Array:
+        """Return [B, V] logits of the token that follows the first `length`."""
+        ...
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """What the loop needs of `mjax.data.loader.Loader`."""
+
+    data_wait_s: float
+
+    def __next__(self) -> Any:
+        """Return the batch of the next step."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """How far the run goes, and what happens how often, in steps."""
+
+    num_steps: int
+    """Optimizer steps of the whole run."""
+    eval_every: int
+    """Between evaluations; the last step is always evaluated."""
+    ckpt_every: int
+    """Between checkpoints; the last step is always saved."""
+    max_consecutive_skips: int
+    """The run gives up when so many steps in a row were skipped."""
+
+    @property
+    def last_steps(self) -> int:
+        """How many of the last steps may not all be skipped, for a run to be done."""
+        return min(max(2, min(20, self.num_steps // 2)), self.num_steps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the loop ended."""
+
+    state: Any
+    """The state after the last step."""
+    step: int
+    """Optimizer steps that it has seen."""
+    exit_code: int
+    """DONE, FAILED, PREEMPTED or GAVE_UP."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Loop:
+    """One run of steps. Every process of the run executes it alike."""
+
+    program: Program
+    state: Any
+    batches: Batches
+    cadence: Cadence
+    recorder: Recorder
+    checkpoints: Checkpoints
+    make_row: Callable[..., Row]
+    """`mjax.run.metrics.make_row` with its constants bound."""
+    evaluate: Callable[[Any, Callable[[], bool]], Row]
+    """(parameters, whether the run stops here) -> `eval_loss`, `eval_bits_per_byte`;
+    nothing if it was stopped."""
+    facts: Mapping[str, Any]
+    """JSON facts that each checkpoint carries: config, seed, versions."""
+    consecutive_skips: int = 0
+    """Skipped steps since the last accepted one, that the state has seen."""
+    is_evaluated: bool = True
+    """Whether the held-out loss of the state is known, if it is due."""
+
+    def __post_init__(self) -> None:
+        self._is_first = True
+        self._is_overdue = False
+        self._eval_loss: float | None = None
+        self._save_facts: Row = {}
+        self._unfinished: tuple[int, Mapping[str, Any], float] | None = None
+        self._finished_s = time.perf_counter()
+
+    def run(self, start_step: int, stop: StopRequest) -> Outcome:
+        """Take steps from `start_step` until the end, a stop request, or giving up.
+
+        Args:
+          start_step: optimizer steps that the state has seen.
+          stop: asked after each step, and between the batches of an evaluation; a stop
+            saves first.
+        """
+        step, exit_code = start_step, self._begin(start_step, stop)
+        self._finished_s = time.perf_counter()
+        while step < self.cadence.num_steps and exit_code == DONE:
+            batch = next(self.batches)
+            self.state, metrics = self.program.train_step(self.state, batch)
+            step += 1
+            self._finish()
+            self._unfinished = (step, metrics, self.batches.data_wait_s)
+            exit_code = self._after(step, stop)
+        return Outcome(state=self.state, step=step, exit_code=exit_code)
+
+    def _begin(self, step: int, stop: StopRequest) -> int:
+        """Do what is left to do for the state that the run starts with.
+
+        A stop may have come before its evaluation. If it is the last one, it may be in
+        no checkpoint but a host's copy. And the check for values that are not finite
+        is compiled here, not at the first save.
+        """
+        is_last = step >= self.cadence.num_steps
+        if not self.is_evaluated and self._evaluation_is_due(step):
+            evaluated = self.evaluate(self.state.params, stop.reached)
+            self._eval_loss = evaluated.get("eval_loss")
+            self.recorder.amend(step, evaluated)
+        if self._gives_up(step, is_last=is_last, keeps=True):
+            return GAVE_UP
+        if stop.reached():
+            return PREEMPTED
+        return DONE if not is_last or self._save_now(step) else FAILED
+
+    def _after(self, step: int, stop: StopRequest) -> int:
+        """Do what is due after a step; return the exit code, DONE to go on."""
+        is_last = step == self.cadence.num_steps
+        self.report_saves()
+        is_stopped = stop.reached()
+        evaluates = self._evaluation_is_due(step) and not is_stopped
+        if evaluates:
+            self._finish(stop.reached)
+            is_stopped = stop.reached()
+        ends = is_last or is_stopped
+        answer = None
+        if ends or self._is_overdue or step % self.cadence.ckpt_every == 0:
+            answer = self._ask_to_save(step, is_last=ends)
+        save_due = answer is Answer.ACCEPTED
+        copy_due = self.checkpoints.copy_is_due(step)
+        if save_due or copy_due:
+            self._finish()
+        if answer is Answer.HOPELESS:
+            self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
+            return GAVE_UP
+        if self._gives_up(step, is_last=is_last, keeps=save_due or copy_due):
+            return GAVE_UP
+        if save_due:
+            self._save(step, is_last=ends)
+        if copy_due:
+            self._copy(step)
+        self._restart_clock(evaluates or save_due or copy_due)
+        if ends and not self._wait_for_save(step):
+            return FAILED
+        return PREEMPTED if is_stopped else DONE
+
+    def _evaluation_is_due(self, step: int) -> bool:
+        is_last = step == self.cadence.num_steps
+        return step > 0 and (is_last or step % self.cadence.eval_every == 0)
+
+    def _save_now(self, step: int) -> bool:
+        """Save the present state and wait for it; say whether it is in the store."""
+        self.checkpoints.ask(step, is_last=True)
+        self._save(step, is_last=True)
+        return self._wait_for_save(step)
+
+    def _gives_up(self, step: int, *, is_last: bool, keeps: bool) -> bool:
+        """Say whether there is no use in going on; every process finds the same.
+
+        Args:
+          step: optimizer steps that the state has seen.
+          is_last: the run would end here, and say that it is done.
+          keeps: the state would be saved or copied.
+        """
+        limit = self.cadence.max_consecutive_skips
+        if is_last:
+            limit = min(limit, self.cadence.last_steps)
+        if self.consecutive_skips >= limit:
+            self._finish()  # the step that runs now may have ended the series
+        skips = self.consecutive_skips
+        problem = None
+        if (keeps or skips >= limit) and not self.program.is_finite(self.state):
+            problem = (
+                f"the state after step {step} holds NaN or infinity, and is not saved. "
+                f"{_AGAIN}with a lower --optim.lr"
+            )
+        elif skips >= limit:
+            problem = (
+                f"the last {skips} steps were skipped, their loss or gradient norm was "
+                f"not finite or spiked. {_AGAIN}with a lower --optim.lr; or look at "
+                "the data of those steps (python -m mjax.data show --step N)"
+            )
+        elif is_last and not math.isfinite(self._eval_loss or 0.0):
+            problem = (
+                f"the held-out loss after the last step, {step}, is {self._eval_loss}. "
+                f"{_AGAIN}with a lower --optim.lr"
+            )
+        if problem is not None:
+            self.recorder.say(f"gave up: {problem}")
+        return problem is not None
+
+    def _finish(self, is_stopped: Callable[[], bool] | None = None) -> None:
+        """Wait for the step whose metrics are outstanding, and write its row.
+
+        Args:
+          is_stopped: given where an evaluation is due, which it ends.
+        """
+        if self._unfinished is None:
+            return
+        step, metrics, data_wait_s = self._unfinished
+        self._unfinished = None
+        metrics = jax.device_get(dict(metrics))
+        now_s = time.perf_counter()
+        if self._is_first:
+            self.recorder.say(f"start-up: first step {now_s - self._finished_s:.2f} s")
+            self._is_first = False
+        row = self.make_row(
+            step, metrics, step_s=now_s - self._finished_s, data_wait_s=data_wait_s
+        )
+        self._finished_s = now_s
+        self.consecutive_skips = self.consecutive_skips + 1 if row["skipped"] else 0
+        evaluated = self.evaluate(self.state.params, is_stopped) if is_stopped else {}
+        self._eval_loss = evaluated.get("eval_loss")
+        self.recorder.record(row | evaluated | self._save_facts)
+        self._save_facts = {}
+
+    def _restart_clock(self, has_paused: bool) -> None:
+        """Keep evaluation and saving out of the time of the next step."""
+        if has_paused:
+            self._finished_s = time.perf_counter()
+
+    def _ask_to_save(self, step: int, *, is_last: bool) -> Answer:
+        """Ask whether a save that is due can begin; say so if it must wait."""
+        answer = self.checkpoints.ask(step, is_last=is_last)
+        if answer is Answer.BUSY and not self._is_overdue:
+            self.recorder.say(
+                f"checkpoint {step} waits: the one before is still being written"
+            )
+        self._is_overdue = answer is Answer.BUSY
+        return answer
+
+    def _save(self, step: int, *, is_last: bool) -> None:
+        """Start a save, its rows on the disk before it."""
+        self.recorder.sync()
+        with self._state_to_save() as make:
+            copy = self.checkpoints.save(step, make, self._facts(step), is_last=is_last)
+        if copy is not None:
+            self._save_facts |= {
+                "ckpt_copy_s": copy.copy_s,
+                "ckpt_copy_gb_per_s": copy.num_bytes / copy.copy_s / 1e9,
+            }
+
+    def _copy(self, step: int) -> None:
+        """Copy the state to the hosts, its rows on the disk before it."""
+        self.recorder.sync()
+        with self._state_to_save() as make:
+            self.checkpoints.copy(step, make, self._facts(step))
+
+    def _facts(self, step: int) -> Mapping[str, Any]:
+        return {**self.facts, "next_step": step, "eval_loss": self._eval_loss}
+
+    @contextlib.contextmanager
+    def _state_to_save(self) -> Iterator[Callable[[], Any]]:
+        """Yield what makes the saved form; its device memory is freed at the end."""
+        made: list[Any] = []
+
+        def make() -> Any:
+            made.append(self.program.to_saved(self.state))
+            return made[0]
+
+        try:
+            yield make
+        finally:
+            for saved in made:
+                self._free(saved)
+
+    def report_saves(self) -> None:
+        """Say how saves went that were tried in the background; training goes on."""
+        for attempt in self.checkpoints.attempts():
+            self.recorder.say(_describe(attempt))
+            if attempt.error is None:
+                self._save_facts |= {
+                    "ckpt_step": attempt.step,
+                    "ckpt_write_s": attempt.write_s,
+                    "ckpt_write_gb_per_s": attempt.num_bytes / attempt.write_s / 1e9,
+                }
+
+    def _free(self, saved: Any) -> None:
+        """Free the device memory of what was made for a save.
+
+        Leaves of the state itself stay.
+        """
+        kept = {id(leaf) for leaf in jax.tree.leaves(self.state)}
+        for leaf in jax.tree.leaves(saved):
+            if id(leaf) not in kept:
+                leaf.delete()
+
+    def _wait_for_save(self, step: int) -> bool:
+        is_saved = self.checkpoints.wait()
+        self.report_saves()
+        if not is_saved:
+            self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
+        return is_saved
+
+
+def _describe(attempt: Attempt) -> str:
+    """Tell people how a try to write a checkpoint went."""
+    if attempt.error is not None:
+        then = "it is given up"
+        if attempt.pause_s is not None:
+            then = f"next try in {attempt.pause_s:.0f} s; training goes on"
+        return (
+            f"warning: checkpoint {attempt.step} was not saved (try {attempt.number}): "
+            f"{attempt.error}; {then}"
+        )
+    tries = f", at try {attempt.number}" if attempt.number > 1 else ""
+    removed = "".join(f", {step}" for step in attempt.removed)[2:]
+    warning = f"; warning: {attempt.warning}" if attempt.warning else ""
+    return (
+        f"checkpoint {attempt.step} saved: {attempt.num_bytes / 1e6:.1f} MB in "
+        f"{attempt.write_s:.2f} s{tries}{'; removed ' + removed if removed else ''}"
+        f"{warning}"
+    )
+
+
+def evaluate(
+    program: Program,
+    params: PyTree,
+    batches: Iterable[Any],
+    num_bytes: int,
+    is_stopped: Callable[[], bool],
+) -> Row:
+    """Measure the loss on held-out batches.
+
+    Args:
+      program: its `eval_step` is used.
+      params: of the state, with its shardings.
+      batches: the same ones at every evaluation.
+      num_bytes: bytes that all targets of the batches stand for.
+      is_stopped: asked before each batch.
+    Returns:
+      `eval_loss`, mean nats per target token, and `eval_bits_per_byte`; nothing if it
+      was stopped.
+    Raises:
+      ValueError: no position of the batches has a target.
+    """
+    results: list[Mapping[str, Any]] = []
+    for batch in batches:
+        if is_stopped():
+            return {}
+        results.append(program.eval_step(params, batch))
+        # Two in flight hide the reading of a batch; more would only hold memory, and
+        # queues of programs starve simulated devices (see `generate`).
+        jax.block_until_ready(dict(results[max(0, len(results) - 2)]))
+    # Summed on the host in float64: the order and rounding are the same everywhere.
+    nll = sum(float(result["nll"]) for result in results)
+    tokens = sum(int(result["tokens"]) for result in results)
+    if tokens == 0:
+        raise ValueError(
+            "the held-out samples have no targets: every document is shorter than two "
+            "tokens; give longer text or --data.no-isolate-documents"
+        )
+    return {
+        "eval_loss": nll / tokens,
+        "eval_bits_per_byte": bits_per_byte(nll, num_bytes),
+    }
+
+
+def generate(
+    program: Program,
+    params: PyTree,
+    prompt: Int[np.ndarray, "n"],
+    *,
+    num_rows: int,
+    seq_len: int,
+    num_tokens: int,
+    vocab_size: int,
+    seed: int,
+    is_stopped: Callable[[], bool],
+) -> Int[np.ndarray, "m"] | None:
+    """Continue a prompt by sampling at a fixed temperature.
+
+    The whole prefix is computed again for each token: this is a look at the model, not
+    a way to serve it.
+
+    Args:
+      program: its `next_token_logits` is used.
+      params: of the state, with its shardings.
+      prompt: token ids, at least one.
+      num_rows: rows of the token array, a multiple of the data-parallel size; all hold
+        the same prompt and the first is returned.
+      seq_len: columns of the token array; a longer text is continued from its last
+        seq_len tokens.
+      num_tokens: to draw.
+      vocab_size: ids that the tokenizer can decode.
+      seed: of the sampling.
+      is_stopped: asked before each token.
+    Returns:
+      The continuation, without the prompt; None if it was stopped.
+    """
+    sharding = program.batch_sharding
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+
+    # The key is made inside: jax cannot put one on the devices of other processes.
+    def draw(logits, count):
+        known = jnp.arange(logits.shape[-1]) < vocab_size
+        logits = jnp.where(known, logits.astype(jnp.float32) / _TEMPERATURE, -jnp.inf)
+        return jax.random.categorical(
+            jax.random.fold_in(jax.random.key(seed), count), logits[0]
+        )
+
+    draw = jax.jit(draw, out_shardings=whole)
+    shape = (num_rows, seq_len)
+    seen = prompt.tolist()
+    for count in range(num_tokens):
+        if is_stopped():
+            return None
+        context = np.asarray(seen[-seq_len:], np.int32)
+        rows = np.broadcast_to(np.pad(context, (0, seq_len - len(context))), shape)
+        tokens = jax.make_array_from_callback(shape, sharding, rows.__getitem__)
+        logits = program.next_token_logits(params, tokens, len(context))
+        # Read one by one. Simulated devices share few threads: with all tokens queued,
+        # collectives that wait for each other took them all, and XLA aborted after
+        # 40 s (seen with 8 devices on 2 cores, jax 0.11.2).
+        seen.append(int(draw(logits, count)))
+    return np.asarray(seen[len(prompt) :])

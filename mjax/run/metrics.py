@@ -1,0 +1,400 @@
+"""Metrics: from numbers on the host to rows, files, a figure and the progress line.
+
+Enters: one row of plain numbers per optimizer step. Leaves: `metrics.jsonl`,
+`summary.json`, `plots/loss.png`, TensorBoard events, and what a person sees. Only
+rank 0 writes. A full disk never stops a run: it is reported once, and rows that could
+not be written follow when there is room. A folder that somebody deletes or moves is
+made anew, with all rows. A run that still owes rows or its summary is not done.
+
+A row is one line of strict JSON, which knows neither NaN nor infinity. Such a value is
+null in its field, and the row's additional field `nonfinite` says what it was:
+`{"loss": null, ..., "nonfinite": {"loss": "nan"}}`.
+"""
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import statistics
+import sys
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mjax.config.run import LogConfig
+from mjax.hardware.utilization import Utilization
+
+Row = dict[str, Any]
+"""One step: names to numbers, None where a number is not known."""
+
+_NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Categories of Unicode characters that a terminal acts on, or has no sign for."""
+
+
+def bits_per_byte(nll: float, num_bytes: int | float) -> float:
+    """Turn the nats of some targets into bits per byte of the text they stand for."""
+    return nll / math.log(2) / num_bytes
+
+
+def make_row(
+    step: int,
+    metrics: Mapping[str, Any],
+    *,
+    step_s: float,
+    data_wait_s: float,
+    bytes_per_token: float,
+    utilization: Utilization,
+) -> Row:
+    """Put the numbers of one step in the order of the file.
+
+    Args:
+      step: optimizer steps taken, this one included.
+      metrics: host scalars `loss` (nats per target token), `grad_norm`, `lr`,
+        `tokens`, `skipped`.
+      step_s: seconds between the end of the step before and the end of this one.
+      data_wait_s: seconds that the loop waited for the batch.
+      bytes_per_token: of the corpus, on average; it turns the loss into bits per byte.
+      utilization: for the MFU of this very step, unsmoothed.
+    """
+    loss, tokens = float(metrics["loss"]), int(metrics["tokens"])
+    tokens_per_s = tokens / step_s
+    return {
+        "step": step,
+        "loss": loss,
+        "bits_per_byte": bits_per_byte(loss, bytes_per_token),
+        "grad_norm": float(metrics["grad_norm"]),
+        "lr": float(metrics["lr"]),
+        "tokens": tokens,
+        "step_s": step_s,
+        "data_wait_s": data_wait_s,
+        "tokens_per_s": tokens_per_s,
+        "mfu": utilization.mfu(tokens_per_s),
+        "skipped": int(metrics["skipped"]),
+    }
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of metrics.jsonl; a line that was cut off is left out."""
+    return _rows_of(path.read_bytes()) if path.exists() else []
+
+
+def _rows_of(data: bytes) -> list[Row]:
+    rows = []
+    for line in data.splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # cut off by a kill or a full disk
+            continue
+    return rows
+
+
+def drop_rows_after(path: Path, step: int) -> None:
+    """Take the rows of later steps out of metrics.jsonl, in one atomic rename.
+
+    A run that resumes at `step` writes those rows again: each step has one row.
+    """
+    if path.exists():
+        rows = [row for row in read_rows(path) if row["step"] <= step]
+        _write_atomically(path, "".join(map(_line, rows)))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that is either complete or not there."""
+    text = json.dumps(_without_nonfinite(content), indent=2, allow_nan=False)
+    _write_atomically(path, text + "\n")
+
+
+def summarize(rows: Sequence[Row]) -> Row:
+    """Return what the rows of a whole run say, for summary.json.
+
+    Throughput is the median over the steps, so that the compiling first step of each
+    process does not count. Evaluation is the last one.
+    """
+    last = rows[-1] if rows else {}
+    evaluated = next((row for row in reversed(rows) if "eval_loss" in row), {})
+    return {
+        "steps": last.get("step", 0),
+        "loss": last.get("loss"),
+        "eval_loss": evaluated.get("eval_loss"),
+        "eval_bits_per_byte": evaluated.get("eval_bits_per_byte"),
+        "tokens_per_s": _median(rows, "tokens_per_s"),
+        "mfu": _median(rows, "mfu"),
+    }
+
+
+def plot_loss(rows: Sequence[Row], path: Path, *, unigram_loss: float | None) -> None:
+    """Draw loss and held-out loss against the step into a PNG file.
+
+    Args:
+      rows: as in metrics.jsonl.
+      path: of the PNG file; its folder is made.
+      unigram_loss: entropy of single bytes in nats per token, drawn as a level that
+        any model of the text must get below.
+    """
+    # Matplotlib takes about a second to import: it is loaded when it draws.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, label, marker in (
+        ("loss", "training batch", None),
+        ("eval_loss", "held-out text", "o"),
+    ):
+        points = [(r["step"], r[name]) for r in rows if r.get(name) is not None]
+        if points:
+            steps, losses = zip(*points, strict=True)
+            axes.plot(steps, losses, label=label, marker=marker, linewidth=1)
+    if unigram_loss is not None:
+        axes.axhline(unigram_loss, color="gray", linestyle=":", label="byte unigrams")
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+class Recorder:
+    """Where the rows of a run go: the file, TensorBoard, the progress line.
+
+    On ranks other than 0 every method returns without an effect.
+    """
+
+    def __init__(
+        self,
+        work_dir: Path,
+        config: LogConfig,
+        *,
+        start_step: int,
+        num_steps: int,
+        active: bool,
+        remake: Callable[[], object] | None = None,
+    ) -> None:
+        """Open the files; rows after `start_step` are dropped from them.
+
+        Args:
+          work_dir: the run's folder; it exists.
+          config: cadence of the progress line; TensorBoard or not.
+          start_step: optimizer steps that the restored state has seen.
+          num_steps: optimizer steps of the whole run.
+          active: whether this process writes (rank 0).
+          remake: makes the folder, with what was in it at the start, if it is gone;
+            None makes an empty one.
+        Raises:
+          OSError: metrics.jsonl cannot be opened.
+        """
+        self._active = active
+        self._config = config
+        self._num_steps = num_steps
+        self._failed: set[str] = set()
+        self._unwritten = b""
+        self._progress: Progress | None = None
+        if not active:
+            return
+        self._path = work_dir / "metrics.jsonl"
+        self._remake = remake or (lambda: work_dir.mkdir(parents=True, exist_ok=True))
+        drop_rows_after(self._path, start_step)
+        self._file = self._path.open("a+b", buffering=0)
+        self._tensorboard: Any = None
+        if config.tensorboard:
+            self._tensorboard = importlib.import_module("tensorboardX").SummaryWriter(
+                str(work_dir / "tensorboard"), purge_step=start_step + 1
+            )
+        if sys.stdout.isatty():
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TimeRemainingColumn(),
+                console=Console(),
+                refresh_per_second=4,
+            )
+            self._task = self._progress.add_task("", total=num_steps)
+            self._progress.update(self._task, completed=start_step)
+            self._progress.start()
+
+    def record(self, row: Row) -> None:
+        """Write one row everywhere, at once."""
+        if not self._active:
+            return
+        self.guarded("metrics.jsonl", lambda: self._append(row))
+        if self._tensorboard is not None:
+            self.guarded("TensorBoard", lambda: self._add_scalars(row))
+        if self._progress is not None:
+            self._progress.update(
+                self._task,
+                completed=row["step"],
+                description=progress_line(row, self._num_steps),
+            )
+        elif row["step"] % self._config.every == 0 or row["step"] == self._num_steps:
+            say(progress_line(row, self._num_steps))
+
+    def amend(self, step: int, more: Row) -> None:
+        """Add to the last row, if it is of this step."""
+        if not self._active or not more:
+            return
+        rows = read_rows(self._path)
+        if rows and rows[-1]["step"] == step:
+            rows[-1] |= more
+            self.guarded("metrics.jsonl", lambda: self._replace(rows))
+        found = ", ".join(f"{name} {value:.4f}" for name, value in more.items())
+        self.say(f"step {step}: {found}")
+
+    def say(self, text: str) -> None:
+        """Print a line for people, above the progress line where there is one."""
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+        elif self._active:
+            say(text)
+
+    def sync(self) -> None:
+        """Bring the rows to the disk; a checkpoint that follows relies on them."""
+        if self._active:
+            self.guarded("metrics.jsonl", self._write)
+            self.guarded("metrics.jsonl", lambda: os.fsync(self._file.fileno()))
+
+    def close(self) -> None:
+        """Close the files and end the progress line."""
+        if not self._active:
+            return
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        self._file.close()
+        if self._tensorboard is not None:
+            self.guarded("TensorBoard", self._tensorboard.close)
+
+    @property
+    def owed(self) -> list[str]:
+        """Files that must be in the work dir at the end of a run, and are not."""
+        if not self._active:
+            return []
+        rows_are_there = self._is_in_place() and not self._unwritten
+        owed = [] if rows_are_there else ["metrics.jsonl"]
+        return owed + sorted({"summary.json"} & self._failed)
+
+    def _append(self, row: Row) -> None:
+        self._unwritten += _line(row).encode()
+        self._write()
+
+    def _write(self) -> None:
+        """Write what is not written yet, to a file that has the name of the rows."""
+        if not self._is_in_place():
+            self._remake()
+            self._replace(_rows_of(self._read_all()))
+            self.say(
+                f"warning: {self._path} was deleted, moved or replaced while the run "
+                "writes it; it is made again, with all rows"
+            )
+        num = self._file.write(self._unwritten) or 0
+        self._unwritten = self._unwritten[num:]
+        if self._unwritten:
+            raise OSError(f"{len(self._unwritten)} bytes of rows wait for room")
+
+    def _is_in_place(self) -> bool:
+        try:
+            there = self._path.stat()
+        except OSError:
+            return False
+        return os.path.samestat(os.fstat(self._file.fileno()), there)
+
+    def _read_all(self) -> bytes:
+        """Read the rows that are in the open file, whatever has become of its name."""
+        return os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
+
+    def _replace(self, rows: Sequence[Row]) -> None:
+        _write_atomically(self._path, "".join(map(_line, rows)))
+        self._file.close()
+        self._file = self._path.open("a+b", buffering=0)
+
+    def _add_scalars(self, row: Row) -> None:
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                self._tensorboard.add_scalar(name, value, row["step"])
+
+    def guarded(self, what: str, action: Callable[[], None]) -> None:
+        """Write something; whatever fails is reported once and forgiven.
+
+        Args:
+          what: name of the file, for people.
+          action: that writes it.
+        """
+        try:
+            action()
+        except Exception as error:  # a full disk, or a library that draws: no matter
+            if what not in self._failed:
+                self.say(
+                    f"warning: {what} cannot be written, training goes on: {error}"
+                )
+            self._failed.add(what)
+
+
+def say(text: str) -> None:
+    """Print for people; a log that cannot be written does not stop a run."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except OSError:  # its disk is full, or its reader has gone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would act on, all but tabs and ends of lines.
+
+    Control characters, invisible marks that turn the direction of text, and what has no
+    character.
+    """
+    return "".join(
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in _NOT_SHOWN and char not in "\t\n"
+        else char
+        for char in text
+    )
+
+
+def progress_line(row: Row, num_steps: int) -> str:
+    """Return one step in one line, for people."""
+    mfu = "" if row["mfu"] is None else f"  mfu {row['mfu']:.1%}"
+    evaluated = (
+        f"  eval loss {row['eval_loss']:.4f}, {row['eval_bits_per_byte']:.3f} bits/byte"
+        if "eval_loss" in row
+        else ""
+    )
+    return (
+        f"step {row['step']}/{num_steps}  loss {row['loss']:.4f}  "
+        f"grad norm {row['grad_norm']:.3g}  lr {row['lr']:.3g}  "
+        f"{row['step_s'] * 1e3:.1f} ms  wait {row['data_wait_s'] * 1e3:.1f} ms  "
+        f"{row['tokens_per_s']:,.0f} tokens/s{mfu}"
+        f"{'  skipped' if row['skipped'] else ''}{evaluated}"
+    )
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(_without_nonfinite(row), allow_nan=False) + "\n"
+
+
+def _without_nonfinite(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    bad = {
+        name: str(value)
+        for name, value in row.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    }
+    return {**row, **dict.fromkeys(bad), "nonfinite": bad} if bad else row
+
+
+def _median(rows: Sequence[Row], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return statistics.median(values) if values else None
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,301 @@
+"""From a config to a run that can begin: build, check, claim.
+
+Enters: a config, and the mesh of all processes. Leaves: a `Run`. Nothing is compiled
+here, and nothing is written, moved or said before every check has passed on every
+process.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from mjax.ckpt.manager import Checkpoints
+from mjax.ckpt.manifest import Manifest
+from mjax.ckpt.recovery import check_matches
+from mjax.config.command_line import Command
+from mjax.config.train import (
+    TrainConfig,
+    check_sizes,
+    run_differences,
+    smaller,
+    to_json,
+    with_tokenizer,
+)
+from mjax.data.dataset import Dataset, open_dataset
+from mjax.estimate import memory
+from mjax.mesh.axes import AxisSizes
+from mjax.processes.agreement import DAY_S, Agreement
+from mjax.processes.comparison import check_same
+from mjax.run import report, report_pipeline, work_dir
+from mjax.run.init_from import Weights, open_weights
+from mjax.step.program import Program
+from mjax.step.traced import trace_step
+
+_SAME_DATA = "Give all hosts the same files under --data.path"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Built:
+    """What the run consists of; this process has made it alone."""
+
+    config: TrainConfig
+    """With the vocabulary of the tokenizer."""
+    sizes: AxisSizes
+    dataset: Dataset
+    program: Program
+    step: Any
+    """The training step, traced."""
+    memory: memory.Estimate
+    """Of one device."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that is built, checked and claimed, before anything is compiled."""
+
+    config: TrainConfig
+    sizes: AxisSizes
+    dataset: Dataset
+    program: Program
+    step: Any
+    """The training step, traced."""
+    work_dir: Path
+    checkpoints: Checkpoints | None
+    """None in a dry run."""
+    agreement: Agreement
+    """Of all processes."""
+    weights: Weights | None
+    """What --init-from names; None: it is absent, or opened when it is needed."""
+
+
+def prepare(
+    config: TrainConfig,
+    command: Command,
+    sizes: AxisSizes,
+    mesh: Mesh,
+    agreement: Agreement,
+    argv: Sequence[str],
+) -> Run:
+    """Build the run, check it, and claim its work dir.
+
+    A dry run leaves the work dir as it is, absent or not.
+
+    Args:
+      config: as the flags say.
+      command: likewise.
+      sizes: of the mesh axes.
+      mesh: of all processes.
+      agreement: likewise.
+      argv: the flags, to be repeated when the run is resumed.
+    Raises:
+      ValueError: bad input, with the value and the fix; see the docs of the parts.
+    """
+    built = agreement.together(lambda: _build(config, sizes, mesh), timeout_s=DAY_S)
+    run = _check(built, command, mesh, agreement)
+    for line in _describe(built):
+        report.say(line)
+    if not command.dry_run:
+        agreement.decide(lambda: _claim(built.config, command, run.work_dir))
+        resume = work_dir.resume_command(argv, run.work_dir)
+        report.say(f"work dir {run.work_dir}, {resume}")
+    return run
+
+
+# ------------------------------------------------------------------------------- build
+
+
+def _build(config: TrainConfig, sizes: AxisSizes, mesh: Mesh) -> Built:
+    """Open the data and trace the step."""
+    dataset = open_dataset(config.data, seed=config.seed)
+    config = with_tokenizer(config, dataset.tokenizer.vocab_size)
+    dataset.check_vocab_size(config.model.vocab_size)
+    check_sizes(config, sizes)
+    program, step, needed = trace_step(config, mesh)
+    return Built(
+        config=config,
+        sizes=sizes,
+        dataset=dataset,
+        program=program,
+        step=step,
+        memory=needed,
+    )
+
+
+def _describe(built: Built) -> Iterator[str]:
+    """Yield what people want to know of a run before it begins."""
+    config, sizes = built.config, built.sizes
+    yield report.describe_run(config, built.dataset)
+    yield from report_pipeline.describe(config, sizes, built.memory)
+    yield report.describe_tp(config, sizes)
+    yield from built.program.xla_options.describe()
+    yield report.describe_memory(config, sizes, built.memory)
+
+
+# ------------------------------------------------------------------------------- check
+
+
+def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> Run:
+    """See that the run fits the devices, its work dir and its checkpoints.
+
+    Nothing is made or changed.
+    """
+    config = built.config
+    check_same(agreement, {"data": built.dataset.fingerprint}, _SAME_DATA)
+    agreement.together(lambda: _check_memory(built, mesh))
+    found = json.loads(agreement.decide(lambda: _look_at_work_dir(config, command)))
+    # Relative to the folder of process 0, and in the messages of that process only.
+    path = Path(found["path" if agreement.rank == 0 else "absolute_path"])
+    checkpoints, saved = None, None
+    if not command.dry_run:
+        checkpoints = Checkpoints(path, config.ckpt)
+        if not command.restart_from_scratch:
+            saved = _check_newest(built, checkpoints, agreement)
+    # A run that has begun may have copies on the hosts: the restore finds out.
+    may_have_copies = found["has_begun"] and config.ckpt.local_dir is not None
+    weights = None
+    if saved is None and not may_have_copies:
+        weights = init_from(config, built.program, agreement)
+    return Run(
+        config=config,
+        sizes=built.sizes,
+        dataset=built.dataset,
+        program=built.program,
+        step=built.step,
+        work_dir=path,
+        checkpoints=checkpoints,
+        agreement=agreement,
+        weights=weights,
+    )
+
+
+def _check_newest(
+    built: Built, checkpoints: Checkpoints, agreement: Agreement
+) -> Manifest | None:
+    """Refuse the newest checkpoint of another run; return its manifest, if any."""
+    saved = checkpoints.newest()
+    if saved is not None:
+        where = f"the checkpoint at step {saved.step} in {checkpoints.store.directory}"
+        check_matches(saved, built.program.abstract_saved)
+        config, dataset = built.config, built.dataset
+        agreement.together(
+            lambda: check_facts(config, dataset, saved.step, saved.run, where)
+        )
+    return saved
+
+
+def check_facts(
+    config: TrainConfig,
+    dataset: Dataset,
+    step: int,
+    facts: Mapping[str, Any],
+    where: str,
+) -> None:
+    """Refuse a saved state that is not of this run, by what was saved with it.
+
+    Args:
+      config: of this start.
+      dataset: likewise.
+      step: optimizer steps that the state has seen.
+      facts: what the loop lets every state carry.
+      where: it comes from, for people.
+    Raises:
+      ValueError: it is of another run, of other data, or beyond the last step.
+    """
+    work_dir.refuse_other_run(where, run_differences(facts["config"], config))
+    if facts["data_fingerprint"] != dataset.fingerprint:
+        raise ValueError(
+            f"the data are not those of {where}: hash "
+            f"{facts['corpus_hash'][:12]} there, {dataset.corpus_hash[:12]} now; "
+            "give the same files, or another --work-dir, or --restart-from-scratch"
+        )
+    if step > config.steps:
+        raise ValueError(
+            f"--steps {config.steps} is less than the {step} steps that this run "
+            "has taken; give more steps, or another --work-dir, or "
+            "--restart-from-scratch"
+        )
+
+
+def init_from(
+    config: TrainConfig, program: Program, agreement: Agreement
+) -> Weights | None:
+    """Open what --init-from names, and check that it fits; None if it is absent."""
+    if config.init_from is None:
+        return None
+    params = program.abstract_saved.params
+    return open_weights(config.init_from, config.model, params, agreement)
+
+
+def _check_memory(built: Built, mesh: Mesh) -> None:
+    """Refuse a run that does not fit into a device, if its memory is known."""
+    available = report.device_memory_bytes(built.config)
+    if available is not None:
+        others = smaller(built.config, built.sizes)
+        estimates = ((words, trace_step(other, mesh)[2]) for words, other in others)
+        memory.check_fits(built.memory, available, estimates)
+
+
+def _look_at_work_dir(config: TrainConfig, command: Command) -> str:
+    """Choose the work dir and refuse another run's; on process 0."""
+    path = work_dir.choose(config.work_dir, command.recipe)
+    if command.restart_from_scratch:
+        _check_moves(config, path)
+    else:
+        work_dir.check(path, lambda found: run_differences(found, config))
+    has_begun = work_dir.has_begun(path) and not command.restart_from_scratch
+    return json.dumps(
+        {
+            "path": str(path),
+            "absolute_path": str(path.absolute()),
+            "has_begun": has_begun,
+        }
+    )
+
+
+def _check_moves(config: TrainConfig, path: Path) -> None:
+    """Refuse to move aside what cannot be moved, or is needed."""
+    if "://" in (config.ckpt.dir or ""):
+        raise ValueError(
+            f"--restart-from-scratch cannot move {config.ckpt.dir} aside; give another "
+            "--ckpt.dir with it"
+        )
+    if config.init_from is None or "://" in config.init_from:
+        return
+    for folder in _folders(config, path):
+        if Path(config.init_from).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"--init-from {config.init_from} is in {folder}, which "
+                "--restart-from-scratch moves aside; give another --work-dir instead"
+            )
+
+
+# ------------------------------------------------------------------------------- claim
+
+
+def _claim(config: TrainConfig, command: Command, path: Path) -> str:
+    """Make the work dir this run's, once nothing is left that could refuse the run.
+
+    On process 0.
+    """
+    if command.restart_from_scratch:
+        for folder in _folders(config, path):
+            aside = work_dir.move_aside(folder)
+            if aside is not None:
+                report.say(f"the run that was in {folder} is now in {aside}")
+    claim_work_dir(config, path)
+    return str(path)
+
+
+def claim_work_dir(config: TrainConfig, path: Path) -> None:
+    """Make the work dir, and again if somebody has deleted it; on process 0."""
+    work_dir.make(path)
+    work_dir.write_config(path, json.loads(to_json(config)))
+
+
+def _folders(config: TrainConfig, path: Path) -> list[Path]:
+    """Return the folders that hold the run."""
+    return [path, *([] if config.ckpt.dir is None else [Path(config.ckpt.dir)])]

@@ -1,0 +1,266 @@
+"""What a run tells people: what it is, before; what it came to, after.
+
+Enters: the run's config, its dataset, its rows. Leaves: lines of text, summary.json,
+plots/loss.png, sample.txt.
+"""
+
+import math
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import mjax
+from mjax.config.train import TrainConfig
+from mjax.data.dataset import Dataset
+from mjax.estimate import memory
+from mjax.hardware import gpus
+from mjax.hardware.utilization import Utilization
+from mjax.kernels.attention.api import choose
+from mjax.kernels.cross_entropy.tuning import CHUNKED
+from mjax.kernels.layer_norm import api as layer_norm
+from mjax.kernels.target import target
+from mjax.mesh.axes import AxisSizes, tp_chunks
+from mjax.model.counts import flops_per_token, num_params
+from mjax.processes import distributed
+from mjax.run import ending, loop, metrics
+
+_PROMPT_TOKENS, _SAMPLE_TOKENS = 64, 200
+_ENDINGS = {
+    ending.DONE: "done",
+    ending.FAILED: "failed",
+    ending.PREEMPTED: "stopped and saved; the same command resumes",
+    ending.GAVE_UP: "gave up; do not restart it as it is",
+}
+
+
+def describe_run(config: TrainConfig, dataset: Dataset) -> str:
+    """Say what will run: the model, its kernels and why these, the data.
+
+    Raises:
+      ValueError: the attention backend that was asked for cannot do the job.
+    """
+    model, seq_len = config.model, config.data.seq_len
+    lines = [
+        f"model: {num_params(model):,} parameters, "
+        f"{flops_per_token(model, seq_len):.4g} FLOPs per token",
+        f"data: {dataset.num_documents:,} documents, {dataset.num_bytes:,} bytes, "
+        f"{dataset.bytes_per_token:.2f} bytes per token, "
+        f"hash {dataset.corpus_hash[:12]}",
+    ]
+    for window in dict.fromkeys(model.window):
+        choice = choose(
+            target=target(),
+            dtype=config.precision.compute,
+            head_dim=model.head_width,
+            seq_len=seq_len,
+            window=window,
+            segments=config.data.isolate_documents,
+            backend=model.attention,
+        )
+        others = "".join(
+            f"; not {name}: {why}" for name, why in choice.rejected.items()
+        )
+        lines.append(
+            f"attention, window {window or 'full'}: {choice.name} "
+            f"({choice.reason}{others})"
+        )
+    norm = layer_norm.choose(
+        target=target(),
+        dtype=config.precision.compute,
+        width=model.d_model,
+        use_bias=model.norm_bias,
+    )
+    lines.append(f"norm, backward: {norm} ({layer_norm.NEEDS})")
+    return "\n".join(lines)
+
+
+def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:
+    """Say how activations cross the tensor-parallel axis."""
+    if sizes.tp == 1:
+        return "over tp: nothing to gather or to scatter, its size is 1"
+    num = tp_chunks(config.mesh, sizes.tp)
+    if num == 1:
+        return (
+            f"over tp {sizes.tp}: the sequence is gathered before a product and "
+            "scattered after it, at once; nothing hides it (--mesh.tp-overlap off)"
+        )
+    shards = -(-(sizes.tp - 1) // (num - 1))
+    return (
+        f"over tp {sizes.tp}: the sequence crosses in shards of "
+        f"{config.data.seq_len // sizes.tp} positions, under {num} products of up to "
+        f"{shards} of them (--mesh.tp-overlap chunks)"
+    )
+
+
+def describe_memory(
+    config: TrainConfig, sizes: AxisSizes, found: memory.Estimate
+) -> str:
+    """Say what a device will hold, as estimated, and what it has, if that is known."""
+    lines = [memory.table(found, available=device_memory_bytes(config))]
+    rows = config.batch.size // (sizes.dp * config.batch.microbatches)
+    positions = rows * config.data.seq_len
+    vocab = config.model.padded_vocab // sizes.tp
+    chunks = CHUNKED.num_chunks(positions, vocab)
+    logits = memory.in_units(-(-positions // chunks) * vocab * 4)
+    lines.append(f"  (working set: with the logits of one chunk of the head, {logits})")
+    return "\n".join(lines)
+
+
+def device_memory_bytes(config: TrainConfig) -> int | None:
+    """Return what a run may take of one device; None where nobody knows."""
+    if config.device_memory_gib is not None:
+        return int(config.device_memory_gib * 2**30)
+    stats = jax.local_devices()[0].memory_stats()
+    return stats.get("bytes_limit") if stats else None
+
+
+def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
+    """Return what MFU is computed from, the peak looked up unless it is given."""
+    if config.peak_tflops is not None:
+        peak = config.peak_tflops * 1e12
+    else:
+        peak = gpus.peak_flops_per_s(jax.devices()[0].device_kind)
+    return Utilization(
+        flops_per_token=flops_per_token(config.model, config.data.seq_len),
+        peak_flops_per_s=peak,
+        num_devices=sizes.num_devices,
+    )
+
+
+def say(text: str) -> None:
+    """Print for people, once per run; touch no device."""
+    if distributed.rank() == 0:
+        metrics.say(text)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {
+        "mjax_version": mjax.__version__,
+        "jax_version": jax.__version__,
+        "python_version": platform.python_version(),
+    }
+
+
+def sample(
+    program: loop.Program,
+    params: Any,
+    dataset: Dataset,
+    recorder: metrics.Recorder,
+    *,
+    path: Path,
+    num_rows: int,
+    seed: int,
+    is_stopped: Callable[[], bool],
+) -> bool:
+    """Let the model continue a held-out text; say whether it came to the end.
+
+    All processes compute. The file has the text as it is; on the terminal, what that
+    would act on is escaped.
+
+    Args:
+      program: of the run.
+      params: of its last state.
+      dataset: of the run; the text is the beginning of a held-out sample.
+      recorder: that shows the text, on the process that writes.
+      path: of the file.
+      num_rows: a multiple of the data-parallel size.
+      seed: of the sampling.
+      is_stopped: asked before each token.
+    """
+    tokens = dataset.held_out[0]["tokens"]
+    prompt = tokens[: max(1, min(_PROMPT_TOKENS, len(tokens) // 2))]
+    drawn = loop.generate(
+        program,
+        params,
+        prompt,
+        num_rows=num_rows,
+        seq_len=len(tokens),
+        num_tokens=_SAMPLE_TOKENS,
+        vocab_size=dataset.tokenizer.vocab_size,
+        seed=seed,
+        is_stopped=is_stopped,
+    )
+    if drawn is not None and jax.process_index() == 0:
+        decode = dataset.tokenizer.decode
+        text = (
+            f"prompt:\n{decode(prompt)}\n\ncontinued by the model:\n{decode(drawn)}\n"
+        )
+        recorder.say(metrics.printable(text))
+        recorder.guarded(path.name, lambda: _write_text(path, text))
+    return drawn is not None
+
+
+def write_summary(
+    work_dir: Path,
+    config: TrainConfig,
+    dataset: Dataset,
+    recorder: metrics.Recorder,
+    *,
+    exit_code: int,
+    is_saved: Callable[[], bool],
+    wall_s: float,
+) -> int:
+    """Write summary.json and the figure from all rows of the run; return how it ends.
+
+    A stopped run must leave soon: its figure, which takes seconds, is drawn when it has
+    been resumed. A run that would be done, but has not left its rows, its summary or
+    its last checkpoint, has failed.
+
+    Args:
+      work_dir: with metrics.jsonl.
+      config: of the run.
+      dataset: of the run.
+      recorder: that says so, and forgives a full disk.
+      exit_code: how the run would end.
+      is_saved: says whether the last checkpoint is in the store.
+      wall_s: seconds of this process in the loop, start and end included.
+    """
+    recorder.sync()
+    owed = recorder.owed
+    if exit_code == ending.DONE and not is_saved():
+        owed.append("the last checkpoint")
+    if exit_code == ending.DONE and owed:
+        exit_code = ending.FAILED
+    rows: list[metrics.Row] = []
+    recorder.guarded(
+        "summary.json",
+        lambda: rows.extend(metrics.read_rows(work_dir / "metrics.jsonl")),
+    )
+    unigram_bits = dataset.unigram_bits_per_byte
+    summary = {
+        **metrics.summarize(rows),
+        "unigram_bits_per_byte": unigram_bits,
+        "params": num_params(config.model),
+        "wall_s": wall_s,
+        "exit": exit_code,
+        "corpus_hash": dataset.corpus_hash,
+        **versions(),
+    }
+    unigram_loss = unigram_bits * math.log(2) * dataset.bytes_per_token
+    path, figure = work_dir / "summary.json", work_dir / "plots" / "loss.png"
+    recorder.guarded("summary.json", lambda: metrics.write_json(path, summary))
+    if exit_code != ending.PREEMPTED:
+        recorder.guarded(
+            "plots/loss.png",
+            lambda: metrics.plot_loss(rows, figure, unigram_loss=unigram_loss),
+        )
+    if summary["eval_bits_per_byte"] is not None:
+        recorder.say(
+            f"held-out text: {summary['eval_bits_per_byte']:.4f} bits per byte, "
+            f"{summary['eval_bits_per_byte'] / unigram_bits:.1%} of the entropy of its "
+            f"single bytes, {unigram_bits:.4f} (corpus {dataset.corpus_hash[:12]}, "
+            f"Python {platform.python_version()})"
+        )
+    if exit_code == ending.DONE and recorder.owed:
+        owed, exit_code = recorder.owed, ending.FAILED
+    missing = f"; missing: {', '.join(owed)}" if owed else ""
+    recorder.say(f"{work_dir}: {_ENDINGS[exit_code]}{missing}")
+    return exit_code
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,164 @@
+"""The run folder: chosen by rank 0, the same for all, never another run's.
+
+Enters: flags and the run's config as JSON. Leaves: a folder that can be written and
+holds this run's config.json. Nothing here deletes: a run that is not wanted any more is
+moved aside.
+"""
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mjax import checked_json
+from mjax.run.metrics import write_json
+
+Difference = tuple[str, Any, Any]
+"""A field, its value in the work dir, its value in this run."""
+
+
+def choose(work_dir: str | None, recipe: str) -> Path:
+    """Return the folder that was asked for, or a new name under runs/."""
+    if work_dir is not None:
+        return Path(work_dir)
+    name = Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return _free(name) if name.exists() else name
+
+
+def check(
+    path: Path, differences: Callable[[Mapping[str, Any]], Sequence[Difference]]
+) -> None:
+    """Refuse a folder that holds another run, or that is no folder; change nothing.
+
+    Args:
+      path: of the work dir; it need not exist.
+      differences: from the config found there to the fields that may not differ.
+    Raises:
+      ValueError: the run there differs, or cannot be read.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"the work dir {path} is a file; choose another --work-dir")
+    found = read_config(path)
+    if found is not None:
+        refuse_other_run(f"the work dir {path}", differences(found))
+
+
+def has_begun(path: Path) -> bool:
+    """Say whether a run has claimed the folder."""
+    return (path / "config.json").exists()
+
+
+def read_config(path: Path) -> Mapping[str, Any] | None:
+    """Return what config.json holds; None if the folder or the file is absent.
+
+    Raises:
+      ValueError: it cannot be read, or holds no JSON object.
+    """
+    config_path = path / "config.json"
+    try:
+        return checked_json.read(config_path.read_bytes(), dict[str, Any])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cannot read {config_path}: {error}; choose another --work-dir, or move "
+            "this one away with --restart-from-scratch"
+        ) from error
+
+
+def refuse_other_run(where: str, differing: Sequence[Difference]) -> None:
+    """Refuse what another run has left.
+
+    Args:
+      where: what it is in, for people.
+      differing: fields that may not differ, with both values.
+    Raises:
+      ValueError: there are some.
+    """
+    if differing:
+        lines = [
+            f"  {field}: {json.dumps(old)} there, {json.dumps(new)} in this run"
+            for field, old, new in differing
+        ]
+        raise ValueError(
+            f"{where} holds another run:\n" + "\n".join(lines) + "\n"
+            "Give the flags of that run to resume it, or another --work-dir, or move "
+            "it aside with --restart-from-scratch"
+        )
+
+
+def make(path: Path) -> None:
+    """Make the folder, and the one of the checkpoints inside it.
+
+    Raises:
+      ValueError: it cannot be written.
+    """
+    try:
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write config.json: from now on the folder belongs to this run.
+
+    Raises:
+      ValueError: it cannot be written.
+    """
+    try:
+        write_json(path / "config.json", config)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def move_aside(path: Path) -> Path | None:
+    """Rename an existing folder to the next free name; return that name.
+
+    Raises:
+      ValueError: the folder cannot be renamed.
+    """
+    if not path.exists():
+        return None
+    try:
+        return path.rename(_free(path))
+    except OSError as error:
+        raise ValueError(f"cannot move {path} aside: {error.strerror}") from error
+
+
+def resume_command(argv: Sequence[str], path: Path) -> str:
+    """Say with which command this run is resumed.
+
+    The number of a process is left out: the command is for all of them.
+    """
+    kept, is_numbered = [], False
+    words = iter(argv)
+    for word in words:
+        flag, has_value, _ = word.partition("=")
+        flag = flag.replace("_", "-")
+        if flag in ("--work-dir", "--distributed.process-id"):
+            is_numbered |= flag == "--distributed.process-id"
+            if not has_value:
+                next(words, None)
+        elif flag != "--restart-from-scratch":
+            kept.append(word)
+    command = ["python", "-m", "mjax.train", *kept, "--work-dir", str(path)]
+    each = " (add the --distributed.process-id of each process)" if is_numbered else ""
+    return f"resume with{each}: {shlex.join(command)}"
+
+
+def _unwritable(path: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"cannot write the work dir {path}: {error.strerror or error}; choose another "
+        "--work-dir"
+    )
+
+
+def _free(path: Path) -> Path:
+    """Return the first of path.1, path.2, ... that does not exist."""
+    path = path.absolute() if path.name in ("", "..") else path
+    number = 1
+    while (candidate := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return candidate

@@ -1,0 +1,279 @@
+"""Build the optimizer: LAMB or AdamW, schedule, clipping, skip of bad steps.
+
+Enter: `OptimConfig`, the number of steps, and two trees of booleans that say of each
+parameter whether it is a stack of layers and whether it is decayed. Leave: an Optax
+transformation, and pure functions that decide whether a step is accepted.
+
+All of it runs under jit, outside shard_map, on global arrays: every norm is then that
+of the whole tensor, however it is sharded.
+
+Source: You et al. 2020, arXiv:1904.00962, Algorithm 2 (LAMB); Loshchilov and Hutter
+2019, arXiv:1711.05101 (AdamW). The paper leaves two things open: phi is the identity,
+and a zero norm gives a trust ratio of 1, both as in Optax.
+"""
+
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
+
+from mjax.config.optim import OptimConfig
+
+
+def check_schedule(config: OptimConfig, num_steps: int) -> None:
+    """Check that the schedule fits into the run.
+
+    Args:
+      config: its warm-up and decay are checked.
+      num_steps: optimizer steps of the whole run.
+
+    Raises:
+      ValueError: warm-up, or warm-up and decay together, need more steps.
+    """
+    if num_steps < 1:
+        raise ValueError(f"steps must be at least 1; got {num_steps}")
+    if config.warmup_steps > num_steps:
+        raise ValueError(
+            "optim.warmup_steps must not exceed steps; got "
+            f"optim.warmup_steps {config.warmup_steps}, steps {num_steps}; "
+            "shorten the warm-up or train for more steps"
+        )
+    decay_steps = _decay_steps(config, num_steps)
+    if config.schedule == "wsd" and config.warmup_steps + decay_steps > num_steps:
+        raise ValueError(
+            "wsd: warm-up and decay must not overlap; got "
+            f"optim.warmup_steps {config.warmup_steps}, optim.decay_fraction "
+            f"{config.decay_fraction} (= {decay_steps} steps), steps {num_steps}; "
+            "lower one of the two"
+        )
+
+
+def _decay_steps(config: OptimConfig, num_steps: int) -> int:
+    return max(1, round(config.decay_fraction * num_steps))
+
+
+def learning_rate(config: OptimConfig, num_steps: int) -> optax.Schedule:
+    """Make the learning rate as a function of the accepted steps before this one.
+
+    With t = count + 1, the number of this step counted from 1: linear from 0 at t = 0
+    to the peak at t = warmup_steps, then by `config.schedule` to final_lr_fraction of
+    the peak at t = num_steps, and constant from there on. No step has a rate of 0
+    unless final_lr_fraction is 0.
+
+    Args:
+      config: peak, shape, warm-up and decay.
+      num_steps: optimizer steps of the whole run.
+
+    Returns:
+      A function from count (integer scalar) to the rate (float scalar).
+
+    Raises:
+      ValueError: the schedule does not fit into num_steps.
+    """
+    check_schedule(config, num_steps)
+    warmup_steps = config.warmup_steps
+    pieces: list[optax.Schedule] = []
+    boundaries: list[int] = []
+    if warmup_steps:
+        pieces.append(optax.linear_schedule(0.0, config.lr, warmup_steps))
+        boundaries.append(warmup_steps)
+    rest = num_steps - warmup_steps
+    if config.schedule == "constant" or rest == 0:
+        pieces.append(optax.constant_schedule(config.lr))
+    elif config.schedule == "cosine":
+        alpha = config.final_lr_fraction
+        pieces.append(optax.cosine_decay_schedule(config.lr, rest, alpha))
+    else:
+        decay_steps = _decay_steps(config, num_steps)
+        final = config.lr * config.final_lr_fraction
+        pieces.append(optax.constant_schedule(config.lr))
+        pieces.append(optax.linear_schedule(config.lr, final, decay_steps))
+        boundaries.append(num_steps - decay_steps)
+    joined = optax.join_schedules(pieces, boundaries)
+
+    def schedule(count: ArrayLike) -> Float[Array, ""]:
+        return jnp.asarray(joined(jnp.asarray(count) + 1))
+
+    return schedule
+
+
+def current_learning_rate(
+    opt_state: PyTree, config: OptimConfig, num_steps: int
+) -> Float[Array, ""]:
+    """Read the rate that the next update of this state will use.
+
+    Args:
+      opt_state: state of the transformation of `build_optimizer`, before the update.
+      config: what the optimizer was built with.
+      num_steps: what the optimizer was built with.
+    """
+    return jnp.asarray(learning_rate(config, num_steps)(opt_state["schedule"].count))
+
+
+def build_optimizer(
+    config: OptimConfig,
+    *,
+    num_steps: int,
+    stacked: PyTree[bool],
+    decayed: PyTree[bool],
+) -> optax.GradientTransformation:
+    """Compose clipping, LAMB or AdamW, and the schedule from Optax' pieces.
+
+    Gradients are clipped by value, then by global norm. Updates are float32 (or wider);
+    moments have the dtype and the shape of their parameter. The state is a dict: its
+    "adam" entry holds mu and nu, its "schedule" entry the count of updates.
+
+    Args:
+      config: what to build.
+      num_steps: optimizer steps of the whole run.
+      stacked: tree of the parameters; True where a leaf is [L, ...], one entry a layer.
+        LAMB then takes one trust ratio per layer, else one for the leaf.
+      decayed: tree of the parameters; True where weight decay applies.
+
+    Raises:
+      ValueError: the schedule does not fit into num_steps.
+    """
+    schedule = learning_rate(config, num_steps)
+    pieces: list[tuple[str, optax.GradientTransformation]] = []
+    if config.clip_value is not None:
+        pieces.append(("clip_value", optax.clip(config.clip_value)))
+    if config.clip_norm is not None:
+        pieces.append(("clip_norm", optax.clip_by_global_norm(config.clip_norm)))
+    adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
+    pieces.append(("adam", adam))
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
+    pieces.append(("decay", decay))
+    if config.name == "lamb":
+        pieces.append(("trust_ratio", _scale_by_trust_ratio(stacked)))
+    pieces.append(("schedule", optax.scale_by_learning_rate(schedule)))
+    return _compute_in_float32(optax.named_chain(*pieces))
+
+
+def _compute_in_float32(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Widen what enters an update, and give its state back in the dtypes it came in.
+
+    Nothing to do for float32. Of bfloat16 parameters Optax would round the norms and
+    the decay, and the dtype of the moments would drift to that of the gradients.
+    """
+
+    def widen(x):
+        return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+    def update(updates, state, params=None):
+        wide = jax.tree.map(widen, (updates, params))
+        updates, new_state = inner.update(wide[0], state, wide[1])
+        return updates, optax.tree.cast_like(new_state, state)
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation:
+    """Map Optax' scale_by_trust_ratio over the layers of each stacked leaf.
+
+    Optax scales the length of an update instead of the update: the ratio depends on
+    lengths only. It takes each norm twice, the second time of a masked tensor, so that
+    it can be differentiated. Of sharded tensors that costs two dependent all-reduces a
+    leaf; of lengths it costs none, and one combined all-reduce computes all lengths.
+    """
+    trust_ratio = optax.scale_by_trust_ratio()
+
+    def scale(update: Array, param: Array) -> Array:
+        length, of_param = optax.tree.norm(update), optax.tree.norm(param)
+        scaled, _ = trust_ratio.update(length, optax.EmptyState(), of_param)
+        is_zero = length == 0
+        ratio = cast(Array, scaled) / jnp.where(is_zero, 1, length)
+        return update * jnp.where(is_zero, 1, ratio)
+
+    def update(updates, params):
+        return jax.tree.map(
+            lambda is_stacked, u, p: (jax.vmap(scale) if is_stacked else scale)(u, p),
+            stacked,
+            updates,
+            params,
+        )
+
+    return optax.stateless(update)
+
+
+class GuardState(NamedTuple):
+    """What is remembered of the steps so far to judge the next one.
+
+    A named tuple like the states of Optax: its fields may hold specs or abstract values
+    under jax.tree.map, which the annotations of a dataclass would refuse in tests.
+
+    Attributes:
+      mean_norm: [], float32, running mean of the accepted steps' gradient norms.
+      num_accepted: [], int32, accepted steps.
+      num_skipped: [], int32, skipped steps.
+      num_consecutive_skips: [], int32, skipped steps since the last accepted one.
+    """
+
+    mean_norm: Float[Array, ""]
+    num_accepted: Int[Array, ""]
+    num_skipped: Int[Array, ""]
+    num_consecutive_skips: Int[Array, ""]
+
+
+def guard_init() -> GuardState:
+    """Make the guard of a run that has taken no step."""
+    return GuardState(
+        mean_norm=jnp.zeros((), jnp.float32),
+        num_accepted=jnp.zeros((), jnp.int32),
+        num_skipped=jnp.zeros((), jnp.int32),
+        num_consecutive_skips=jnp.zeros((), jnp.int32),
+    )
+
+
+def guard_check(
+    config: OptimConfig,
+    guard: GuardState,
+    loss: Float[Array, ""],
+    grad_norm: Float[Array, ""],
+) -> tuple[Bool[Array, ""], GuardState]:
+    """Decide whether a step is taken, from scalars that every rank holds alike.
+
+    A step is skipped when its loss or its gradient norm is not finite, or when the norm
+    exceeds skip_spike_factor times the mean over the accepted steps before it. That
+    mean is the plain one at first and turns exponential when it has seen
+    1 / (1 - spike_mean_decay) steps.
+
+    Args:
+      config: when a norm is a spike.
+      guard: the guard before this step.
+      loss: [], of this step.
+      grad_norm: [], global L2 norm of this step's gradients, before any clipping.
+
+    Returns:
+      accept: [], whether the update is to be kept.
+      guard: the guard after this step; a skipped one only moves its counters.
+    """
+    accept = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    if config.skip_spike_factor is not None:
+        is_known = guard.num_accepted >= config.spike_warmup_steps
+        is_spike = grad_norm > config.skip_spike_factor * guard.mean_norm
+        accept &= ~(is_known & is_spike)
+    num_accepted = guard.num_accepted + accept.astype(jnp.int32)
+    weight = jnp.maximum(1 - config.spike_mean_decay, 1 / (guard.num_accepted + 1))
+    mean_norm = guard.mean_norm + weight * (grad_norm - guard.mean_norm)
+    skipped = (~accept).astype(jnp.int32)
+    return accept, GuardState(
+        mean_norm=jnp.where(accept, mean_norm, guard.mean_norm).astype(jnp.float32),
+        num_accepted=num_accepted,
+        num_skipped=guard.num_skipped + skipped,
+        num_consecutive_skips=(guard.num_consecutive_skips + 1) * skipped,
+    )
+
+
+def select(accept: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """Take the new tree when the step is accepted, else the old one, bit for bit.
+
+    Args:
+      accept: [], from `guard_check`.
+      new: parameters, optimizer state, or a tuple of both, after the update.
+      old: the same before it; shapes and dtypes are those of new.
+    """
+    return jax.tree.map(lambda n, o: jnp.where(accept, n, o), new, old)

@@ -1,0 +1,391 @@
+"""Run layers whose weights arrive one layer ahead and whose gradients leave one behind.
+
+Enters: the layers, their stacked parameters, the input of the first. Leaves: the output
+of the last; on the way back, the gradients, reduced. With data parallelism a layer's
+weights are gathered while the layer before it computes, and its gradients are reduced
+while the next layer of the backward pass computes: what a turn of a loop over layers
+sends does not depend on what it computes, so that a compiler can put one beside the
+other. What remains exposed is the first gather and the last reduction.
+
+Where weights are gathered (`mesh.zero`): at levels 1 and 2 in the forward pass of the
+first microbatch, which leaves a compute copy of all layers; at level 3 in every pass.
+There the last layer's weights stay for its backward pass, which follows at once.
+
+The backward pass is written out, not left to the transpose of the scan: this would keep
+the weights that level 3 gathered, and reduce a gradient in the turn that makes it.
+
+Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.2; Zhao et al. 2023
+(PyTorch FSDP), arXiv:2304.11277, section 3.3.2.
+
+All of it runs per device inside shard_map.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.typing import DTypeLike
+from jaxtyping import Array, Int, PyTree
+
+from mjax.layers.stack import Layers
+from mjax.mesh import zero
+from mjax.mesh.axes import DP, DP_REPLICATE, DP_SHARD
+from mjax.vjp import SplitVJP, zeros_of
+
+Index = int | Int[Array, ""]
+Hop = Callable[[PyTree, PyTree, Index], PyTree]
+"""(gradients of a layer, sum of the microbatches before or None, its index)."""
+
+
+class Weights(NamedTuple):
+    """Parameters of all layers, leaves [L, ...]."""
+
+    stacked: PyTree
+    """As stored, this device's parts; or the compute copy, whole over dp_shard."""
+    is_stored: bool
+
+
+class Kept(NamedTuple):
+    """What the backward pass of the layers finds kept from the forward pass."""
+
+    scanned: PyTree
+    """Of the layers in the loop: a tuple over the pattern, leaves [patterns, ...]."""
+    rest: tuple[PyTree, ...]
+    """Of each layer after the loop."""
+    last: PyTree
+    """Weights of the last layer, where the others are gathered again, or None."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack:
+    """All layers of a model, on one device of each data-parallel group."""
+
+    layers: Layers
+    num_layers: int
+    specs: PyTree
+    """PartitionSpecs of the stored parameters [L, ...]."""
+    level: int
+    """ZeRO level."""
+    compute: DTypeLike
+    """Dtype of the gathered weights."""
+    reduce: DTypeLike
+    """Dtype of the reduced gradients."""
+
+    @property
+    def num_scanned(self) -> int:
+        """Layers in the loop: whole patterns.
+
+        With data parallelism the last layers are left over: one gathers nothing, and
+        when the way back enters the loop, gradients are on all their hops.
+        """
+        num_left = len(self._hops(finish=True))
+        num_layers = max(self.num_layers - num_left, 0)
+        return num_layers - num_layers % self._period
+
+    def forward(
+        self, x: Array, weights: Weights, *, keep: bool
+    ) -> tuple[Array, Weights, Kept]:
+        """Run all layers.
+
+        Args:
+          x: [B, t, D], input of the first.
+          weights: stored ones are gathered, each layer's one layer ahead.
+          keep: what the backward pass needs; without, `Kept` is empty.
+        Returns:
+          the output of the last layer; the weights for the next pass, at levels 1 and 2
+          the compute copy; what is kept.
+        """
+        places = self._places(x, weights)
+        makes_copy = keep and weights.is_stored and self.level < 3
+        ahead, copy = None, None
+        if weights.is_stored:
+            ahead = self._at(weights, 0)
+        if makes_copy:
+            copy = _stack_of(ahead, self.num_layers)
+
+        def layer(carry: Any, place: int, index: Index, *, is_last: bool) -> Any:
+            x, ahead, copy = carry
+            params = self._at(weights, index) if ahead is None else ahead
+            if ahead is not None and not is_last:
+                ahead = self._at(weights, index + 1)
+            if copy is not None:
+                copy = _put(copy, params, index)
+            one, args = places(place, index), (x, params, *self._context(index))
+            if not keep:
+                return (one.function(*args), ahead, copy), ()
+            x, kept = one.forward(*args)
+            return (x, ahead, copy), kept
+
+        def pattern(carry: Any, first: Index) -> Any:
+            kept = []
+            for place in range(self._period):
+                carry, one = layer(carry, place, first + place, is_last=False)
+                kept.append(one)
+            return carry, tuple(kept)
+
+        carry, scanned = (x, ahead, copy), ()
+        if self.num_scanned:
+            # Stacks in the memory of the host are left to lax.scan.
+            own_stacks = keep and self.layers.remat != "offload"
+            scan = functools.partial(_scan, unlike=x) if own_stacks else lax.scan
+            carry, scanned = scan(pattern, carry, self._firsts())
+        rest = []
+        for index in range(self.num_scanned, self.num_layers):
+            is_last = index == self.num_layers - 1
+            carry, one = layer(carry, index % self._period, index, is_last=is_last)
+            rest.append(one)
+        x, last, copy = carry
+        if copy is not None:
+            weights, last = Weights(copy, is_stored=False), None
+        return x, weights, Kept(scanned, tuple(rest), last)
+
+    def backward(
+        self,
+        dy: Array,
+        weights: Weights,
+        kept: Kept,
+        total: PyTree | None,
+        *,
+        finish: bool,
+    ) -> tuple[Array, PyTree]:
+        """Go back through all layers.
+
+        Args:
+          dy: gradient of the last layer's output.
+          weights: as `forward` returned them.
+          kept: likewise.
+          total: sum of the gradients of the microbatches so far, leaves [L, ...] as
+            `zero.summand` makes them; None of none.
+          finish: reduce the sum over data parallelism: this is the last microbatch.
+        Returns:
+          gradient of the first layer's input; the sum with this microbatch's, or what
+          has become of it once reduced.
+        """
+        places = self._places(dy, weights)
+        hops = self._hops(finish=finish)
+
+        def so_far(out: PyTree) -> PyTree:
+            # Where the sum goes on it is read where it is written: a loop that read
+            # `total` and wrote to another one would keep both.
+            return out if total is not None and not finish else total
+
+        def layer(carry: Any, place: int, kept: PyTree, index: Index) -> Any:
+            dy, ahead, moving, out = carry
+            params = self._at(weights, index) if ahead is None else ahead
+            if ahead is not None:
+                # Before the first layer there is none: it is gathered to no end.
+                ahead = self._at(weights, jnp.maximum(index - 1, 0))
+            moving, out = _move(hops, moving, so_far(out), out, index)
+            one = places(place, index)
+            dx, grads = one.backward(kept, dy, params, *self._context(index))
+            if hops:
+                moving = (grads, *moving[1:])
+            else:
+                part = self._added(grads, so_far(out), index)
+                out = _put(out, self._reduced(part) if finish else part, index)
+            return dx, ahead, moving, out
+
+        def pattern(carry: Any, xs: Any) -> Any:
+            first, kept = xs
+            for place in reversed(range(self._period)):
+                carry = layer(carry, place, kept[place], first + place)
+            return carry, None
+
+        out = total
+        if total is None or finish:
+            out = self._empty_sum(weights, finish=finish)
+        carry = dy, kept.last, (None,) * len(hops), out
+        for index in reversed(range(self.num_scanned, self.num_layers)):
+            one = kept.rest[index - self.num_scanned]
+            carry = layer(carry, index % self._period, one, index)
+        xs = self._firsts(), kept.scanned
+        if self.num_scanned:
+            carry, _ = lax.scan(pattern, carry, xs, reverse=True)
+        dx, _, moving, out = carry
+        for turn in range(len(hops)):
+            moving, out = _move(hops, moving, so_far(out), out, -1 - turn)
+        return dx, out
+
+    # ------------------------------------------------------------ weights and gradients
+
+    def _at(self, weights: Weights, index: Index) -> PyTree:
+        """Return the weights of one layer, in the dtype of the compute."""
+        one = jax.tree.map(
+            lambda p: lax.dynamic_slice_in_dim(p, index, 1), weights.stacked
+        )
+        if weights.is_stored:
+            one = zero.gather(one, self.specs, self.compute)
+        return jax.tree.map(lambda p: _row_major(p[0]), one)
+
+    def _hops(self, *, finish: bool) -> list[Hop]:
+        """Return what a layer's gradients go through, one hop in each turn of the loop.
+
+        The two of HSDP are in different turns: the second needs what the first gives.
+        """
+        level = self.level
+
+        def scatter(grads: PyTree, total: PyTree, index: Index) -> PyTree:
+            part = self._added(grads, total, index)
+            return zero.scatter(part, self.specs, level=level)
+
+        def reduce(part: PyTree, total: PyTree, index: Index) -> PyTree:
+            del total, index
+            return zero.reduce_over(DP, part, self.specs)
+
+        def both(grads: PyTree, total: PyTree, index: Index) -> PyTree:
+            return self._reduced(self._added(grads, total, index))
+
+        num_shards = lax.axis_size(DP_SHARD)
+        if not finish:
+            return [self._added] if level == 3 and num_shards > 1 else []
+        if lax.axis_size(DP) == 1:
+            return []
+        if level == 0 or lax.axis_size(DP) in (num_shards, lax.axis_size(DP_REPLICATE)):
+            return [both]
+        return [scatter, reduce]
+
+    def _added(self, grads: PyTree, total: PyTree | None, index: Index) -> PyTree:
+        """Return a layer's gradients, added to what there is, leaves [1, ...]."""
+        grads = jax.tree.map(lambda g: g[None], grads)
+        grads = zero.summand(grads, self.specs, level=self.level, dtype=self.reduce)
+        if total is None:
+            return grads
+        added = jax.tree.map(jnp.add, _get(total, index), grads)
+        return jax.tree.map(_row_major, added)
+
+    def _reduced(self, part: PyTree) -> PyTree:
+        """Sum over data parallelism."""
+        part = zero.scatter(part, self.specs, level=self.level)
+        return zero.reduce_over(DP, part, self.specs)
+
+    def _empty_sum(self, weights: Weights, *, finish: bool) -> PyTree:
+        """Make zeros [L, ...] of the type of what is added up, or of its reduction."""
+
+        def one() -> PyTree:
+            part = self._added(self._at(weights, 0), None, 0)
+            part = self._reduced(part) if finish else part
+            return jax.tree.map(lambda p: p[0], part)
+
+        return jax.tree.map(lambda t: zeros_of(t, self.num_layers), jax.eval_shape(one))
+
+    # ------------------------------------------------------------------------ places
+
+    @property
+    def _period(self) -> int:
+        return len(self.layers.kinds)
+
+    def _firsts(self) -> Int[Array, " patterns"]:
+        return jnp.arange(0, self.num_scanned, self._period)
+
+    def _context(self, index: Index) -> tuple[Array, PyTree]:
+        """Return what a layer reads beside its input and its weights."""
+        # An array also of a plain number, which jax would leave a constant.
+        number = jnp.zeros((), jnp.int32) + self.layers.first_layer + index
+        return number, self.layers.context
+
+    def _places(self, x: Array, weights: Weights) -> Callable[[int, Index], SplitVJP]:
+        """Return (place, index) -> that kind of layer, in the loop or after it."""
+        params = jax.eval_shape(lambda: self._at(weights, 0))
+
+        @functools.cache
+        def make(place: int, in_loop: bool) -> SplitVJP:
+            layer = self.layers.one(place, in_loop=in_loop)
+            return SplitVJP(layer, x, params, *self._context(0))
+
+        # XLA takes a loop of one turn apart: what stood in it stands with the rest.
+        is_loop = self.num_scanned > self._period
+        return lambda place, index: make(place, is_loop and not isinstance(index, int))
+
+
+def _move(
+    hops: Sequence[Hop],
+    moving: tuple[PyTree, ...],
+    total: PyTree,
+    out: PyTree,
+    index: Index,
+) -> tuple[tuple[PyTree, ...], PyTree]:
+    """Do one hop of each layer's gradients that are on their way.
+
+    Args:
+      hops: in their order.
+      moving: before hop k the gradients of layer index + 1 + k, or None.
+      total: sum of the microbatches before, or None.
+      out: where those go that have done all hops.
+      index: of the layer whose backward pass runs meanwhile.
+    Returns:
+      `moving` of the next layer, whose first gradients are to come, and `out`.
+    """
+    after: list[PyTree] = [None]
+    for number, (hop, grads) in enumerate(zip(hops, moving, strict=True)):
+        after.append(None if grads is None else hop(grads, total, index + 1 + number))
+    *moved, done = after
+    if hops and done is not None:
+        out = _put(out, done, index + len(hops))
+    return tuple(moved), out
+
+
+def _scan(
+    body: Any, carry: PyTree, xs: Array, *, unlike: Array
+) -> tuple[PyTree, PyTree]:
+    """Scan, as lax.scan does, into stacks that no other scan shares.
+
+    lax.scan begins each stack as zeros. XLA makes one array of the zeros of several
+    loops, keeps it from the first of them to the last, and copies it for each: one
+    stack too many. Here they begin as what depends on a value that only this scan has,
+    and is written over.
+
+    Args:
+      body: (carry, x) -> (carry, y).
+      carry: at the start.
+      xs: [n].
+      unlike: an array, with entries that only this scan has.
+    """
+    first = unlike[(0,) * unlike.ndim]
+    odd = first != first  # false, but not to a compiler: a float may be NaN
+
+    def empty(like: Any) -> Array:
+        is_float = jnp.issubdtype(like.dtype, jnp.floating)
+        zeros = zeros_of(like, xs.shape[0])
+        return zeros + odd.astype(like.dtype) if is_float else zeros
+
+    def turn(state: Any, at: Any) -> Any:
+        (carry, stacks), (number, x) = state, at
+        carry, y = body(carry, x)
+        return (carry, _put(stacks, y, number)), None
+
+    stacks = jax.tree.map(empty, jax.eval_shape(body, carry, xs[0])[1])
+    numbers = jnp.arange(xs.shape[0])
+    return lax.scan(turn, (carry, stacks), (numbers, xs))[0]
+
+
+def _row_major(x: Array) -> Array:
+    """Keep a layer in the layout of the stack that it is taken from.
+
+    Else XLA gives the whole stack the layout that suits what is done with a layer, and
+    keeps a transposed copy of it beside the loop.
+    """
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def _stack_of(one: PyTree, num: int) -> PyTree:
+    return jax.tree.map(lambda t: zeros_of(jax.typeof(t), num), one)
+
+
+def _get(stacked: PyTree, index: Index) -> PyTree:
+    return jax.tree.map(lambda s: lax.dynamic_slice_in_dim(s, index, 1), stacked)
+
+
+def _put(stacked: PyTree, one: PyTree, index: Index) -> PyTree:
+    """Put a layer's leaves, [...] or [1, ...], into a stack."""
+    return jax.tree.map(
+        lambda s, v: lax.dynamic_update_slice_in_dim(
+            s, v.reshape(1, *s.shape[1:]), index, 0
+        ),
+        stacked,
+        one,
+    )

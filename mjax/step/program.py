@@ -1,0 +1,265 @@
+"""One training step as a pure function of state and batch.
+
+The gradients come from one `jax.shard_map` over all mesh axes (`mjax.step.forward`, or
+`mjax.step.pipelined`: one signature). The optimizer runs in the same jit outside the
+shard_map, on the global sharded arrays, so that norms (clipping, trust ratios) are
+global by construction.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, cast, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.hardware.xla_flags import Chosen, choose
+from mjax.mesh.axes import AXES, AxisSizes
+from mjax.mesh.collectives import sum_over_mesh
+from mjax.mesh.rules import BATCH_SPEC
+from mjax.model.config import ModelConfig
+from mjax.model.transformer import Params, abstract_params, map_params
+from mjax.pipeline.config import PipelineConfig, make_pipeline
+from mjax.step import optim
+from mjax.step.forward import Batch, Forward, Plain
+from mjax.step.pipelined import Pipelined
+from mjax.step.state import (
+    TrainState,
+    new_state,
+    param_specs,
+    saved_form,
+    state_shardings,
+)
+
+Metrics = dict[str, Array]
+Gradients = tuple[Float[Array, ""], Int[Array, ""], Params]
+"""Mean loss in nats per target, number of targets, gradients laid out like params."""
+
+BATCH_FIELDS = ("tokens", "targets", "segments", "positions")
+"""Names of the arrays of a batch."""
+
+
+@runtime_checkable
+class Jitted[**P, R](Protocol):
+    """A function that jax has jitted, with its signature."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it."""
+        ...
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower it for arguments, or for their types."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """The compiled-once functions of a run, and where their arguments live."""
+
+    mesh: Mesh | AbstractMesh
+    xla_options: Chosen
+    """What the functions on a batch are compiled with."""
+    abstract_state: TrainState
+    """Shapes, dtypes and shardings of the state."""
+    abstract_saved: TrainState
+    """The same of its canonical form, which checkpoints hold; see `state.saved_form`.
+    """
+    abstract_batch: dict[str, jax.ShapeDtypeStruct]
+    """Shapes, dtypes and shardings of a batch."""
+    batch_sharding: NamedSharding
+    """Of `[B, T]` arrays: rows over dp, the sequence whole."""
+    init: Callable[[], TrainState]
+    """Make the state of step 0, born sharded: no device holds a full copy."""
+    to_saved: Callable[[TrainState], TrainState]
+    """Put a state into canonical form, where it is not; jitted."""
+    from_saved: Callable[[TrainState], TrainState]
+    """The inverse of `to_saved`."""
+    gradients: Jitted[[Params, Array, Array, Batch], Gradients]
+    """Of (params, rng, step, batch); the same with and without a pipeline."""
+    is_finite: Jitted[[TrainState], Bool[Array, ""]]
+    """Whether no float of a state is NaN or infinite."""
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    """(state, batch) -> (state, metrics); jitted, or compiled; donates the state."""
+    eval_step: Jitted[[Params, Batch], Metrics]
+    """(params, batch) -> summed nats `nll` and number of targets `tokens`."""
+    next_token_logits: Jitted[[Params, ArrayLike, ArrayLike], Float[Array, "B V"]]
+    """(params, tokens [B, T], length) -> float32 [B, V]: logits of the token after
+    the first `length` ones; B is a multiple of dp."""
+
+    def trace(self) -> jax.stages.Traced:
+        """Trace the training step, which is not compiled yet."""
+        step = cast(jax.stages.Wrapped, self.train_step)
+        return step.trace(self.abstract_state, self.abstract_batch)
+
+
+def build_program(
+    *,
+    model: ModelConfig,
+    optimizer: OptimConfig,
+    batch: BatchConfig,
+    precision: PrecisionConfig,
+    seq_len: int,
+    num_steps: int,
+    seed: int,
+    zero_level: int,
+    isolate_documents: bool,
+    mesh: Mesh | AbstractMesh,
+    pipeline: PipelineConfig | None = None,
+    tp_chunks: int = 1,
+) -> Program:
+    """Build the run's functions; nothing is compiled and no memory taken.
+
+    Args:
+      model: the architecture.
+      optimizer: the optimizer and its schedule.
+      batch: global batch and microbatches.
+      precision: dtypes.
+      seq_len: T.
+      num_steps: steps of the whole run, for the schedule.
+      seed: of initialisation and dropout.
+      zero_level: 0 to 3, see `mesh.zero`.
+      isolate_documents: attention stays inside the segments of a row; without, the
+        segments of a batch are not looked at, which more backends can do.
+      mesh: with all axes of `mesh.axes.AXES`.
+      pipeline: of the mesh's stages; None has the defaults.
+      tp_chunks: chunks in which the sequence crosses tp, as `mesh.axes.tp_chunks` says.
+    Raises:
+      ValueError: the pipeline does not fit.
+    """
+    sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
+    platform = mesh.abstract_mesh.abstract_device.platform
+    stages = make_pipeline(
+        pipeline or PipelineConfig(),
+        num_layers=model.layers,
+        period=model.pattern_length,
+        num_stages=sizes.pp,
+        num_microbatches=batch.microbatches,
+        platform=platform,
+        permutes=tp_chunks > 1,
+    )
+    partition = stages.partition
+    graph, abstract = abstract_params(model, partition, tp_chunks)
+    specs = param_specs(abstract, sizes, shard_over_dp=zero_level >= 1)
+    tx = optim.build_optimizer(
+        optimizer,
+        num_steps=num_steps,
+        stacked=map_params(lambda _, stacked: stacked, abstract),
+        decayed=map_params(lambda v, _: v.get_metadata()["decay"], abstract),
+    )
+
+    def make_state(seed: jax.Array) -> TrainState:
+        return new_state(model, tx, seed, precision.params, partition)
+
+    shapes = jax.eval_shape(make_state, jnp.uint32(0))
+    shardings = state_shardings(shapes, specs, tx, mesh)
+    abstract_state = jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+    saved = saved_form(abstract_state, partition, mesh)
+    batch_sharding = NamedSharding(mesh, BATCH_SPEC)
+    row = jax.ShapeDtypeStruct(
+        (batch.size, seq_len), jnp.int32, sharding=batch_sharding
+    )
+    make_state = jax.jit(make_state, out_shardings=shardings)
+    is_pipeline = sizes.pp * partition.num_chunks > 1
+    make_forward = partial(Pipelined, pipeline=stages) if is_pipeline else Plain
+    forward = make_forward(
+        graph=graph,
+        specs=specs,
+        mesh=mesh,
+        level=zero_level,
+        compute=precision.compute,
+        reduce=precision.reduce,
+        microbatches=batch.microbatches,
+        isolate_documents=isolate_documents,
+    )
+    chosen = choose(mesh, tp_chunks=tp_chunks)
+    options = chosen.as_compiler_options()
+    return Program(
+        mesh=mesh,
+        xla_options=chosen,
+        abstract_state=abstract_state,
+        abstract_saved=saved.abstract,
+        abstract_batch=dict.fromkeys(BATCH_FIELDS, row),
+        batch_sharding=batch_sharding,
+        init=lambda: make_state(jnp.uint32(seed)),
+        to_saved=saved.of_run,
+        from_saved=saved.to_run,
+        gradients=jax.jit(forward.gradients, compiler_options=options),
+        is_finite=jax.jit(_make_is_finite(shardings, mesh)),
+        train_step=jax.jit(
+            _make_train_step(forward, tx, optimizer, num_steps),
+            donate_argnums=0,
+            out_shardings=(shardings, shardings.step),
+            compiler_options=options,
+        ),
+        eval_step=jax.jit(forward.evaluate, compiler_options=options),
+        next_token_logits=jax.jit(forward.next_token_logits, compiler_options=options),
+    )
+
+
+def _make_is_finite(
+    shardings: TrainState, mesh: Mesh | AbstractMesh
+) -> Callable[[TrainState], Bool[Array, ""]]:
+    """Look at every float where it is: one all-reduce of one number in all."""
+
+    def num_bad(state: TrainState) -> Array:  # per device
+        leaves = jax.tree.leaves(state)
+        leaves = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+        num = sum(jnp.any(~jnp.isfinite(x)).astype(jnp.int32) for x in leaves)
+        return sum_over_mesh(jnp.asarray(num))
+
+    specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    counted = jax.shard_map(
+        num_bad, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec()
+    )
+    return lambda state: counted(state) == 0
+
+
+def _make_train_step(
+    forward: Forward,
+    tx: optax.GradientTransformation,
+    config: OptimConfig,
+    num_steps: int,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Join gradients, guard and optimizer into one function."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        loss, tokens, grads = forward.gradients(
+            state.params, state.rng, state.step, batch
+        )
+        grad_norm = optax.tree.norm(
+            jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+        )
+        accept, guard = optim.guard_check(config, state.guard, loss, grad_norm)
+        lr = optim.current_learning_rate(state.opt_state, config, num_steps)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        params, opt_state = optim.select(
+            accept, (params, opt_state), (state.params, state.opt_state)
+        )
+        new = TrainState(
+            step=state.step + 1,
+            rng=state.rng,
+            params=params,
+            opt_state=opt_state,
+            guard=guard,
+        )
+        metrics = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "tokens": tokens,
+            "skipped": 1 - accept.astype(jnp.int32),
+        }
+        return new, metrics
+
+    return train_step

@@ -1,0 +1,304 @@
+"""The training state: how it is born sharded, how a run stores it, how it is saved.
+
+A run stores the layers in the slots of its `pipeline.partition`, each stage its own.
+A checkpoint holds the *canonical form*, with the layers in their order and nothing
+else, so that it restores onto any number of stages and chunks. Without a pipeline the
+two are the same.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Shaped
+
+from mjax.hardware.xla_flags import for_collectives
+from mjax.mesh import rules
+from mjax.mesh.axes import PP, AxisSizes
+from mjax.model.config import ModelConfig
+from mjax.model.transformer import Params, Transformer, map_params
+from mjax.pipeline.partition import Partition
+from mjax.step.optim import GuardState, guard_init
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("step", "rng", "params", "opt_state", "guard"),
+    meta_fields=(),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """Everything that a step reads and writes."""
+
+    step: Any
+    """int32 scalar: optimizer steps taken, skipped ones included."""
+    rng: Any
+    """uint32 [2]: data of the key from which dropout masks are drawn."""
+    params: Params
+    """Stored (master) parameters; those of the blocks stacked over the slots of the
+    partition in a run, over the L layers in canonical form."""
+    opt_state: Any
+    """Optax state; moments are laid out and sharded like `params`."""
+    guard: GuardState
+    """Running mean of the gradient norm, and counts of skipped steps."""
+
+
+def param_specs(abstract: Any, sizes: AxisSizes, *, shard_over_dp: bool) -> Params:
+    """Place every stored parameter; see `mesh.rules.param_spec`."""
+
+    def leaf(variable: nnx.Variable, stacked: bool) -> PartitionSpec:
+        logical = ("layers",) * stacked + variable.get_metadata()["logical"]
+        return rules.param_spec(
+            variable.shape, logical, sizes, shard_over_dp=shard_over_dp
+        )
+
+    return map_params(leaf, abstract)
+
+
+def new_state(
+    config: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    seed: jax.Array,
+    dtype: DTypeLike,
+    partition: Partition,
+) -> TrainState:
+    """Draw a new state from `seed`; pure, to be jitted with sharded outputs.
+
+    A layer is the same in every partition.
+    """
+    init_key, step_key = jax.random.split(jax.random.key(seed))
+    model = Transformer(config, rngs=nnx.Rngs(params=init_key), partition=partition)
+    params = nnx.to_pure_dict(nnx.state(model))
+    params = jax.tree.map(lambda p: p.astype(dtype), params)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        rng=jax.random.key_data(step_key),
+        params=params,
+        opt_state=optimizer.init(params),
+        guard=guard_init(),
+    )
+
+
+def state_shardings(
+    abstract: TrainState,
+    specs: Params,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | AbstractMesh,
+) -> TrainState:
+    """Place a state: moments like their parameters, everything else on all devices.
+
+    Args:
+      abstract: the state's shapes, as `jax.eval_shape` of `new_state` gives them.
+      specs: PartitionSpecs of the parameters.
+      optimizer: that made the state.
+      mesh: to place it on.
+    """
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    opt_state = optax.tree.map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        abstract.opt_state,
+        placed,
+        transform_non_params=lambda _: everywhere,
+    )
+    return TrainState(
+        step=everywhere,
+        rng=everywhere,
+        params=placed,
+        opt_state=opt_state,
+        guard=jax.tree.map(lambda _: everywhere, abstract.guard),
+    )
+
+
+# ---------------------------------------------------------------------- canonical form
+
+
+def canonical_state(state: Any, partition: Partition) -> Any:
+    """Put the layers in their order, without the empty slots; pure.
+
+    Args:
+      state: tree in which every leaf on a path through "blocks" (parameters, and what
+        the optimizer keeps of them) is [slots, ...].
+      partition: says which slot holds which layer.
+    Returns:
+      the tree, those leaves [L, ...].
+    """
+    return _on_blocks(lambda xs: [_layers_of(x, partition) for x in xs], state)
+
+
+def run_state(canonical: Any, partition: Partition) -> Any:
+    """Put the layers into their slots, zeros into the empty ones; pure.
+
+    Args:
+      canonical: tree as `canonical_state` returns it.
+      partition: says which slot holds which layer.
+    Returns:
+      the tree, every leaf on a path through "blocks" [slots, ...].
+    """
+    return _on_blocks(lambda xs: [_slots_of(x, partition) for x in xs], canonical)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedForm:
+    """The canonical form on a mesh, and the way there and back."""
+
+    abstract: TrainState
+    """Shapes, dtypes and shardings."""
+    of_run: Callable[[Any], Any]
+    """State of a run to its canonical form; jitted. Leaves outside the blocks are
+    passed on as they are, and with a canonical partition the whole state is."""
+    to_run: Callable[[Any], Any]
+    """The inverse."""
+
+
+def saved_form(
+    abstract: TrainState, partition: Partition, mesh: Mesh | AbstractMesh
+) -> SavedForm:
+    """Describe the canonical form of a state that lives on `mesh`.
+
+    A stage holds slots, and which layers these are follows no even split. So in
+    canonical form pp splits, instead of the layers, another dim of each leaf: one
+    all-to-all over pp, and each device orders all layers of its part. A device holds as
+    much of the canonical form as of the state, and both at the same time for a moment:
+    between two steps, when no activation lives.
+
+    Args:
+      abstract: shapes, dtypes and shardings of the state in the run's layout.
+      partition: of the run.
+      mesh: of the run.
+    """
+    if partition.is_canonical:
+        return SavedForm(abstract=abstract, of_run=lambda s: s, to_run=lambda s: s)
+    leaves = jax.tree.leaves(abstract)
+    stored = [leaves[place] for place in _places_of_blocks(abstract)]
+    dims = [_dim_for_stages(leaf, partition.num_stages) for leaf in stored]
+    saved = [
+        _saved_leaf(leaf, dim, partition)
+        for leaf, dim in zip(stored, dims, strict=True)
+    ]
+
+    def order(x: Array, dim: int | None) -> Array:
+        return _layers_of(_all_slots(x, dim), partition)
+
+    def disperse(x: Array, dim: int | None) -> Array:
+        return _own_slots(_slots_of(x, partition), dim)
+
+    def jitted(f: Callable[..., Array], source: Any, target: Any) -> Any:
+        specs = [[leaf.sharding.spec for leaf in form] for form in (source, target)]
+        one_by_one = functools.partial(_one_by_one, f, dims)
+        return jax.jit(
+            jax.shard_map(
+                one_by_one, mesh=mesh, in_specs=(specs[0],), out_specs=specs[1]
+            ),
+            compiler_options=for_collectives(mesh),
+        )
+
+    return SavedForm(
+        abstract=_on_blocks(lambda _: saved, abstract),
+        of_run=functools.partial(_on_blocks, jitted(order, stored, saved)),
+        to_run=functools.partial(_on_blocks, jitted(disperse, saved, stored)),
+    )
+
+
+def _one_by_one(
+    f: Callable[[Array, int | None], Array],
+    dims: list[int | None],
+    leaves: list[Array],
+) -> list[Array]:
+    """Map f over the leaves, each after the one before is done.
+
+    Else the compiler sends all of them first, and holds all that arrives.
+    """
+    done: list[Array] = []
+    for x, dim in zip(leaves, dims, strict=True):
+        if done:
+            x, done[-1] = lax.optimization_barrier((x, done[-1]))
+        done.append(f(x, dim))
+    return done
+
+
+def _on_blocks(f: Callable[[list[Any]], list[Any]], tree: Any) -> Any:
+    """Replace the leaves of the blocks by f of their list."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = _places_of_blocks(tree)
+    replaced = f([leaves[place] for place in places])
+    for place, leaf in zip(places, replaced, strict=True):
+        leaves[place] = leaf
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _places_of_blocks(tree: Any) -> list[int]:
+    """Find the leaves whose path runs through "blocks", as places in the flat tree."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    blocks = jax.tree_util.DictKey("blocks")
+    return [place for place, path in enumerate(paths) if blocks in path]
+
+
+def _layers_of(
+    x: Shaped[Array, "slots *dims"], partition: Partition
+) -> Shaped[Array, "L *dims"]:
+    """Take the layers from their slots, in their order."""
+    return x if partition.is_canonical else x[partition.slot_of_layer]
+
+
+def _slots_of(
+    x: Shaped[Array, "L *dims"], partition: Partition
+) -> Shaped[Array, "slots *dims"]:
+    """Put the layers into their slots; zeros where a slot is empty."""
+    if partition.is_canonical:
+        return x
+    # EMPTY is no index from the end here: what is out of bounds is filled.
+    slots = x.at[partition.layer_of_slot]
+    return slots.get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _dim_for_stages(leaf: jax.ShapeDtypeStruct, num_stages: int) -> int | None:
+    """Choose the dim that pp splits in canonical form; None when no dim divides.
+
+    The largest on a device: that leaves the longest rows to send and to write.
+    """
+    local = leaf.sharding.shard_shape(leaf.shape)
+    fits = [dim for dim in range(1, len(local)) if local[dim] % num_stages == 0]
+    return max(fits, key=lambda dim: local[dim], default=None)
+
+
+def _saved_leaf(
+    leaf: jax.ShapeDtypeStruct, dim: int | None, partition: Partition
+) -> jax.ShapeDtypeStruct:
+    """Describe a leaf in canonical form: pp is moved from dim 0 to `dim`.
+
+    There it comes after the axes that split the dim already, as `_all_slots` has it.
+    """
+    entries: list[Any] = [None, *leaf.sharding.spec[1:]]
+    if dim is not None:
+        there = entries[dim] or ()
+        entries[dim] = (*((there,) if isinstance(there, str) else there), PP)
+    return jax.ShapeDtypeStruct(
+        (partition.num_layers, *leaf.shape[1:]),
+        leaf.dtype,
+        sharding=NamedSharding(leaf.sharding.mesh, PartitionSpec(*entries)),
+    )
+
+
+def _all_slots(x: Array, dim: int | None) -> Array:
+    """Per device: from own slots to all slots of a part of `dim`, or of the whole."""
+    if dim is None:
+        return lax.all_gather(x, PP, axis=0, tiled=True, to="invarying")
+    return lax.all_to_all(x, PP, split_axis=dim, concat_axis=0, tiled=True)
+
+
+def _own_slots(x: Array, dim: int | None) -> Array:
+    """Per device: the inverse of `_all_slots`."""
+    if dim is None:
+        size = x.shape[0] // lax.axis_size(PP)
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(PP) * size, size)
+    return lax.all_to_all(x, PP, split_axis=0, concat_axis=dim, tiled=True)

@@ -1,0 +1,55 @@
+"""From a config and a mesh to the training step, traced: the same to train and to plan.
+
+Enters: a checked config and a mesh, of devices or of descriptions of them. Leaves: the
+program, its step ready to be lowered, and the memory that this needs.
+"""
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from mjax.config.train import TrainConfig
+from mjax.estimate import memory
+from mjax.mesh.axes import PP, TP, tp_chunks
+from mjax.pipeline.model import STASH
+from mjax.step.program import Program, build_program
+
+
+def trace_step(
+    config: TrainConfig, mesh: Mesh | AbstractMesh
+) -> tuple[Program, jax.stages.Traced, memory.Estimate]:
+    """Build the program of a run; compile nothing.
+
+    Args:
+      config: the run, its vocabulary settled.
+      mesh: with all axes; what is traced for an abstract one cannot be compiled.
+    Returns:
+      The program, its step, traced, and the memory this needs on a device.
+    """
+    program = build_program(
+        model=config.model,
+        optimizer=config.optim,
+        batch=config.batch,
+        precision=config.precision,
+        seq_len=config.data.seq_len,
+        num_steps=config.steps,
+        seed=config.seed,
+        zero_level=config.zero,
+        isolate_documents=config.data.isolate_documents,
+        mesh=mesh,
+        pipeline=config.pipeline,
+        tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
+    )
+    state = program.abstract_state
+    step = program.trace()
+    needed = memory.estimate(
+        step,
+        state,
+        program.abstract_saved,
+        compute=config.precision.compute,
+        reduce=config.precision.reduce,
+        stash_name=STASH,
+        zero_level=config.zero,
+        accumulates=config.batch.microbatches > 1
+        or mesh.shape[PP] * config.pipeline.chunks > 1,
+    )
+    return program, step, needed

@@ -1,0 +1,95 @@
+"""Run the forward and the backward pass of a function in different places.
+
+Differentiation saves whatever the backward pass reads. Much of that comes from the
+weights alone (slices and joined projections) or from the context (angles, masks,
+dropout keys): both are there again when the backward pass runs. Only what depends on
+the input has to be saved: a layer saves it for the loop that goes back, a stage of a
+pipeline in a ring buffer for a later tick.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
+from jaxtyping import Array, PyTree
+
+
+class SplitVJP:
+    """A function, and its vector-Jacobian product apart from it.
+
+    The function is (x, params, *context) -> y: one array x, and any trees. Gradients
+    are those of x and of params.
+    """
+
+    def __init__(self, function: Callable[..., Array], *types: PyTree) -> None:
+        """Find which residuals depend on x.
+
+        Args:
+          function: to differentiate; traced here, and again by `forward`.
+          types: of its arguments, arrays or what `jax.eval_shape` returns.
+        """
+        self.function = function
+        closed = jax.make_jaxpr(self._residuals)(*types)
+        leaves = range(len(closed.jaxpr.outvars))
+
+        def depends_on_x(leaf: int) -> bool:
+            _, reads = dce_jaxpr(closed.jaxpr, [other == leaf for other in leaves])
+            return reads[0]
+
+        self._is_saved = [depends_on_x(leaf) for leaf in leaves]
+        others, self._reads = dce_jaxpr(closed.jaxpr, [not s for s in self._is_saved])
+        self._others = jaxpr_as_fun(closed.replace(jaxpr=others))
+
+    def forward(
+        self, x: Array, params: PyTree, *context: PyTree
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """Run the function; return its output, and the residuals that depend on x."""
+        y, pullback = self._vjp(x, params, *context)
+        residuals = zip(jax.tree.leaves(pullback), self._is_saved, strict=True)
+        return y, tuple(leaf for leaf, is_saved in residuals if is_saved)
+
+    def backward(
+        self, saved: tuple[Array, ...], dy: Array, params: PyTree, *context: PyTree
+    ) -> tuple[Array, PyTree]:
+        """Return the gradients of x and of params.
+
+        Args:
+          saved: what `forward` returned.
+          dy: gradient of the output, which has the type of x.
+          params: as `forward` was given them.
+          context: likewise.
+        """
+        # dy takes the place of x, which nothing reads.
+        flat = zip(jax.tree.leaves((dy, params, context)), self._reads, strict=True)
+        others = iter(self._others(*[leaf for leaf, is_read in flat if is_read]))
+        of_x = iter(saved)
+        residuals = [next(of_x if is_saved else others) for is_saved in self._is_saved]
+        pullback: Any = jax.tree.unflatten(self._structure, residuals)
+        pullback.args_res[1:] = params, *context
+        dx, d_params, *_ = pullback(dy)
+        return dx, d_params
+
+    def _residuals(self, *args: Any) -> list[Any]:
+        residuals, self._structure = jax.tree.flatten(self._vjp(*args)[1])
+        return residuals
+
+    def _vjp(self, *args: Any) -> tuple[Array, Any]:
+        """Differentiate; of the arguments only x may be a residual."""
+        has_gradient = (True, True, *[False] * (len(args) - 2))
+        return jax.vjp(
+            self.function,
+            *args,
+            saveable_args=(True, *[False] * (len(args) - 1)),
+            in_nzs=has_gradient,
+        )
+
+
+def zeros_of(like: Any, *lead: int) -> Array:
+    """Make zeros of an abstract type, varying over the same mesh axes."""
+    zeros = jnp.zeros((*lead, *like.shape), like.dtype)
+    axes = tuple(sorted(like.manual_axis_type.varying))
+    return lax.pcast(zeros, axes, to="varying") if axes else zeros

@@ -1,0 +1,1 @@
+"""Evidence for bad input, faults and checkpoints."""

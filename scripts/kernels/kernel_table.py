@@ -1,0 +1,218 @@
+"""Show what every shipped kernel compiles to, on a machine without a GPU.
+
+    python -m scripts.kernels.kernel_table
+    python -m scripts.kernels.kernel_table --json
+    python -m scripts.kernels.kernel_table --write
+
+Needs what `make env-plan` installs. Prints one Markdown table, or JSON, or writes
+docs/benchmarks/kernel_table.md. Ends with 1 if a kernel does not compile, spills
+registers, has products that ptxas serialised, lacks the instructions it is there for,
+or takes more shared memory than a block has.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mjax.hardware.gpus import GPUS
+from mjax.kernels.attention.mosaic_gpu.op import attention
+from mjax.kernels.attention.tuning import MOSAIC_H200
+from mjax.kernels.layer_norm import mosaic_gpu, tuning
+from scripts.evidence import Table, write_page
+from scripts.kernels.compiled_kernels import (
+    WATCHED,
+    CaseReport,
+    CompiledKernel,
+    KernelCase,
+    compile_cases,
+)
+
+SHIPPED = "scripts.kernels.kernel_table:shipped_cases"
+"""The cases of the table, for the process that compiles them."""
+
+_HEADER = (
+    "case",
+    "kernel",
+    "registers",
+    "spilled",
+    "reloaded",
+    "stack",
+    "shared memory",
+    *WATCHED,
+    "compiled in",
+)
+
+
+def shipped_cases() -> dict[str, KernelCase]:
+    """List every kernel configuration that a run can choose, by name."""
+    return _attention_cases() | _norm_cases()
+
+
+def _attention_cases() -> dict[str, KernelCase]:
+    """Attention with its gradients: each tuning, each way the code can branch.
+
+    The number of positions is a constant of the kernels, and no way to branch.
+    """
+    options: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("window", {}),
+        ("full", {"window": None}),
+        ("segments", {"segments": True}),
+        ("soft cap", {"soft_cap": 30.0}),
+        ("all, 8 heads a key", {"segments": True, "soft_cap": 30.0, "group": 8}),
+    )
+    # Registers are scarcest at 128, so there it is every way. They do not depend on
+    # which of the two dtypes it is.
+    chosen = {128: options, 64: (options[0], options[-1])}
+    cases = {
+        f"attention {H}, bfloat16, {name}": _attention_case(H, "bfloat16", **asked)
+        for H in MOSAIC_H200
+        for name, asked in chosen.get(H, options[-1:])
+    }
+    cases["attention 128, float16, window"] = _attention_case(128, "float16")
+    return cases
+
+
+def _attention_case(
+    H: int,
+    dtype: str,
+    *,
+    window: int | None = 1024,
+    segments: bool = False,
+    soft_cap: float | None = None,
+    group: int = 1,
+) -> KernelCase:
+    """Return attention and its gradients, for 8 query heads of width H."""
+    call = functools.partial(
+        attention,
+        window=window,
+        scale=H**-0.5,
+        soft_cap=soft_cap,
+        tuning=MOSAIC_H200[H],
+    )
+
+    def with_gradients(q, k, v, segment_ids, d_out):
+        out, pull = jax.vjp(lambda q, k, v: call(q, k, v, segment_ids), q, k, v)
+        return out, pull(d_out)
+
+    B, T, N = 1, 8192, 8
+    q = jax.ShapeDtypeStruct((B, T, N, H), jnp.dtype(dtype))
+    k = jax.ShapeDtypeStruct((B, T, N // group, H), jnp.dtype(dtype))
+    ids = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None
+    return KernelCase(function=with_gradients, args=(q, k, k, ids, q))
+
+
+def _norm_cases() -> dict[str, KernelCase]:
+    """Norms with their gradients: narrow, usual, and as wide as they can be."""
+    cases = {}
+    for D, kinds in (
+        (768, ("LayerNorm",)),
+        (2048, ("LayerNorm", "RMSNorm")),
+        (5120, ("LayerNorm",)),
+        (8192, ("LayerNorm", "RMSNorm")),
+    ):
+        for kind in kinds:
+
+            def gradients(x, scale, g, g_x, centred=kind == "LayerNorm", D=D):
+                sizes = {"eps": 1e-5, "tuning": tuning.mosaic(D)}
+                return mosaic_gpu.backward(x, scale, g, g_x, centred=centred, **sizes)
+
+            x = jax.ShapeDtypeStruct((8192, D), jnp.bfloat16)
+            scale = jax.ShapeDtypeStruct((D,), jnp.bfloat16)
+            cases[f"{kind} {D}, backward"] = KernelCase(
+                function=gradients,
+                args=(x, scale, x, x),
+                required=("UTMALDG",),
+            )
+    return cases
+
+
+def markdown(reports: Sequence[CaseReport]) -> str:
+    """Write the reports as a table, and the faults below it."""
+    lines = [_row(_HEADER), _row(["---"] * len(_HEADER))]
+    for report in reports:
+        lines += [_row(_cells(report, kernel)) for kernel in report.kernels]
+    lines += [
+        f"\n{report.case}: {fault}" for report in reports for fault in report.faults
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--cases",
+        default=SHIPPED,
+        help="MODULE:FUNCTION that returns the cases",
+    )
+    parser.add_argument("--gpu", choices=GPUS, default="h200")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--write", action="store_true", help="write the page")
+    args = parser.parse_args(argv)
+    try:
+        reports = compile_cases(args.cases, gpu=args.gpu)
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps([dataclasses.asdict(report) for report in reports], indent=2))
+    elif args.write:
+        print(_write_page(reports, args.gpu))
+    else:
+        print(markdown(reports))
+    if not reports:
+        print(f"error: {args.cases} has no cases", file=sys.stderr)
+        return 1
+    return int(any(report.faults for report in reports))
+
+
+def _write_page(reports: Sequence[CaseReport], gpu: str) -> Path:
+    faults = [
+        f"{report.case}: {fault}" for report in reports for fault in report.faults
+    ]
+    text = (
+        f"Compiled for {GPUS[gpu].device_kind}, on a machine without one. "
+        "*registers*: of a thread at the start, then of those that compute and those "
+        "that load; the counts are of instructions in the machine code. "
+        f"Faults: {'; '.join(faults) or 'none'}."
+    )
+    table = Table(
+        title="Registers, shared memory, instructions",
+        text=text,
+        header=_HEADER,
+        rows=[_cells(r, kernel) for r in reports for kernel in r.kernels],
+    )
+    title = "What the GPU kernels compile to"
+    command = "python -m scripts.kernels.kernel_table --write"
+    return write_page("kernel_table", title, command, [table])
+
+
+def _cells(report: CaseReport, kernel: CompiledKernel) -> list[str]:
+    changes = "/".join(map(str, kernel.set_registers))
+    return [
+        report.case,
+        kernel.name,
+        f"{kernel.registers} ({changes})" if changes else str(kernel.registers),
+        f"{kernel.spill_store_bytes} B",
+        f"{kernel.spill_load_bytes} B",
+        f"{kernel.stack_bytes} B",
+        f"{kernel.shared_memory_bytes / 1024:.1f} KiB",
+        *(str(kernel.instructions[name]) for name in WATCHED),
+        f"{report.compile_s:.1f} s",
+    ]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

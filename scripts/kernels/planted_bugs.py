@@ -1,0 +1,52 @@
+"""Plant bugs into the Mosaic GPU attention kernels, and show what catches each.
+
+    python -m scripts.kernels.planted_bugs
+
+Changes the kernels' source in memory, one bug at a time, and runs a case of the tests.
+Writes docs/benchmarks/planted_bugs.md and ends with 1 if a bug is missed or if the
+unchanged source fails. Needs no GPU.
+"""
+
+import sys
+
+from scripts.evidence import Table, write_page
+from tests.kernels.attention.mosaic_bugs import BUGS, controls, how_caught, submit
+from tests.kernels.interpreter.runner import Pool
+
+
+def main() -> int:
+    """Run everything, write the page, return 1 if something is not as it must be."""
+    rows, missed, false_alarms = [], 0, 0
+    unchanged = controls()
+    with Pool() as pool:
+        futures = {
+            name: (bug, submit(pool, bug)) for name, bug in (unchanged | BUGS).items()
+        }
+        for name, (bug, future) in futures.items():
+            caught = how_caught(future)
+            if name in unchanged:
+                false_alarms += caught is not None
+            else:
+                missed += caught is None
+            rows.append([name, f"`{bug.module}`", caught or "nothing"])
+            print(" | ".join(rows[-1]), flush=True)
+    table = Table(
+        title="Attention",
+        text=(
+            "Numbers are errors in units of what rounding explains, as in "
+            "[kernel_parity.md](kernel_parity.md). A race is one that the interpreter "
+            "sees, also where the numbers are right. A deadlock is found as such, "
+            f"not by a timeout. {len(BUGS) - missed} of {len(BUGS)} bugs are caught; "
+            f"{false_alarms} of {len(unchanged)} runs of the unchanged source are not "
+            "accepted."
+        ),
+        header=("bug", "module", "caught by"),
+        rows=rows,
+    )
+    command = "python -m scripts.kernels.planted_bugs"
+    print(write_page("planted_bugs", "Planted bugs", command, [table]))
+    return int(missed > 0 or false_alarms > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Show how little the attention kernels for GPUs compute beyond what is visible.
+
+    python -m scripts.kernels.visited_blocks --seq-len 8192 --windows 256 512 1024 4096
+
+For each kernel, the pairs (query, key) whose score is computed over the pairs that are
+visible. Counted with the functions by which the kernels choose their blocks, at the
+sizes they are shipped with; for dq and dkv each warpgroup has its own blocks, in the
+forward kernel a thread block has the same for all.
+"""
+
+import argparse
+import math
+
+import jax
+import jax.numpy as jnp
+
+from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicTuning
+from scripts.kernels.attention_cost import num_visible
+
+
+def computed_pairs(
+    seq_len: int, window: int | None, tuning: MosaicTuning
+) -> dict[str, int]:
+    """Count the pairs that each kernel computes for one head of one sequence."""
+    p = tiles.Problem(
+        seq_len=seq_len,
+        padded_len=seq_len,
+        heads=1,
+        kv_heads=1,
+        head_dim=64,
+        window=window,
+        scale=1.0,
+        soft_cap=None,
+    )
+    counts = {}
+    for name, sizes, bounds, shared in (
+        ("forward", tuning.forward, tiles.key_blocks, True),
+        ("dq", tuning.dq, tiles.key_blocks, False),
+        ("dkv", tuning.dkv, tiles.query_blocks, False),
+    ):
+        tile = sizes.warpgroups * tiles.ROWS
+        first = jnp.arange(math.ceil(seq_len / tile)) * tile
+        whole = bounds(p, first, tile, sizes.block)
+        visits = jnp.zeros((), jnp.int32)
+        for wg in range(sizes.warpgroups):
+            own = bounds(p, first + wg * tiles.ROWS, tiles.ROWS, sizes.block)
+            own = own.within(whole.low, whole.high, (whole.low, whole.high))
+            some = whole if shared else own
+            visits += (some.high - some.low).sum()
+        counts[name] = int(visits) * tiles.ROWS * sizes.block
+    return counts
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seq-len", type=int, default=8192)
+    parser.add_argument(
+        "--windows", type=int, nargs="+", default=[256, 512, 1024, 4096]
+    )
+    args = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    print(f"pairs computed over pairs visible, sequence {args.seq_len}\n")
+    print("| head width | window | forward | dq | dkv |")
+    print("|--:|--:|--:|--:|--:|")
+    for head_dim, tuning in MOSAIC_H200.items():
+        for window in (*args.windows, None):
+            counts = computed_pairs(args.seq_len, window, tuning)
+            visible = num_visible(args.seq_len, window)
+            cells = [f"{count / visible:.3f}" for count in counts.values()]
+            print(f"| {head_dim} | {window or 'full'} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Evidence that communication is overlapped."""

@@ -1,0 +1,278 @@
+"""Compare the CPU time of a pipelined training step with that of a data-parallel one.
+
+    python -m scripts.pipeline.bench_pipeline
+
+All programs run in one process, on the same 4 simulated devices, from the same seed and
+on the same batch; they take turns, so that what else the machine does hits all of them.
+A step's time is the CPU-seconds of the process, all its threads, from the call until
+the outputs are ready. Of each program the fastest step counts: what disturbs a step
+only adds to it.
+
+The devices share the cores, so an idle stage costs nothing here, and a bubble cannot
+be seen as waiting. With `--pipeline.idle compute`, which is meant for GPUs, idle slots
+do work that is thrown away: there the bubble shows as CPU time, and the rest of the
+difference is what the executor adds.
+"""
+
+import argparse
+import dataclasses
+import shlex
+import statistics
+import sys
+import time
+from typing import Literal
+
+import jax
+import numpy as np
+
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.mesh.axes import AxisSizes
+from mjax.mesh.build import build_mesh
+from mjax.model.config import ModelConfig
+from mjax.pipeline.config import PipelineConfig
+from mjax.pipeline.schedule import ScheduleName, build
+from mjax.step.program import Program, build_program
+from scripts.evidence import Table, write_page
+
+NUM_DEVICES = 4
+BATCH = 32
+SEQ_LEN = 256
+MODEL = ModelConfig(
+    layers=8,
+    d_model=256,
+    heads=8,
+    d_ff=1024,
+    vocab_size=512,
+    block="serial",
+    norm="rmsnorm",
+    remat="full",
+)
+ALLOWANCE = 1.15
+"""A pipelined step may take this many times (1 + bubble) of the plain one."""
+MAX_LOSS_DIFFERENCE = 1e-5
+"""Relative: sums in another order, through a few steps."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way to take a step."""
+
+    microbatches: int
+    schedule: ScheduleName | None = None
+    """None: no pipeline, all devices are data-parallel."""
+    chunks: int = 1
+    stash: Literal["residuals", "input"] = "residuals"
+    idle: Literal["compute", "skip"] = "compute"
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        if self.schedule is None:
+            whole = self.microbatches == 1
+            pieces = "whole batch" if whole else f"{self.microbatches} microbatches"
+            return f"dp={NUM_DEVICES}, {pieces}"
+        return (
+            f"pp={NUM_DEVICES}, {self.schedule}, v={self.chunks}, "
+            f"m={self.microbatches}, stash {self.stash}, idle {self.idle}"
+        )
+
+    @property
+    def bubble(self) -> float:
+        """The schedule's, as a fraction of the ideal time."""
+        if self.schedule is None:
+            return 0.0
+        return build(
+            self.schedule,
+            num_stages=NUM_DEVICES,
+            num_chunks=self.chunks,
+            num_microbatches=self.microbatches,
+        ).bubble
+
+    def program(self) -> Program:
+        """Build its training step."""
+        pp = 1 if self.schedule is None else NUM_DEVICES
+        sizes = AxisSizes(pp=pp, dp_replicate=1, dp_shard=NUM_DEVICES // pp, tp=1)
+        return build_program(
+            model=MODEL,
+            optimizer=OptimConfig(name="adamw", schedule="constant", clip_norm=1.0),
+            batch=BatchConfig(size=BATCH, microbatches=self.microbatches),
+            precision=PrecisionConfig(compute="float32"),
+            seq_len=SEQ_LEN,
+            num_steps=1000,
+            seed=0,
+            zero_level=2,
+            isolate_documents=True,
+            mesh=build_mesh(sizes),
+            pipeline=PipelineConfig(
+                schedule=self.schedule,
+                chunks=self.chunks,
+                stash=self.stash,
+                idle=self.idle,
+            ),
+        )
+
+
+PLAIN = Variant(microbatches=1)
+"""The step that the bound is about: data parallelism with the batch taken whole."""
+BOUND = Variant(microbatches=8, schedule="interleaved-1f1b", chunks=2)
+"""The step that is held to it."""
+VARIANTS = (
+    PLAIN,
+    Variant(microbatches=8),
+    BOUND,
+    dataclasses.replace(BOUND, stash="input"),
+    dataclasses.replace(BOUND, idle="skip"),
+    Variant(microbatches=8, schedule="1f1b"),
+    Variant(microbatches=8, schedule="1f1b", stash="input"),
+    Variant(microbatches=8, schedule="gpipe"),
+)
+
+
+class Stepper:
+    """Take steps of one variant; the state lives here."""
+
+    def __init__(self, variant: Variant):
+        """Compile, draw the state, and take a first step to warm up."""
+        program = variant.program()
+        self.name = variant.name
+        self.state = program.init()
+        self.batch = jax.device_put(make_batch(), program.batch_sharding)
+        self.compiled = program.trace().lower().compile()
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self.step()
+        self.seconds.clear()
+
+    def step(self) -> None:
+        """Take a step; note its loss and its CPU-seconds."""
+        start = time.process_time()
+        self.state, metrics = self.compiled(self.state, self.batch)
+        jax.block_until_ready((self.state, metrics))
+        self.seconds.append(time.process_time() - start)
+        self.losses.append(float(metrics["loss"]))
+
+
+def make_batch() -> dict[str, np.ndarray]:
+    """Draw random tokens; each row is one document."""
+    rng = np.random.default_rng(0)
+    shape = BATCH, SEQ_LEN
+    stream = rng.integers(0, MODEL.vocab_size, (BATCH, SEQ_LEN + 1), np.int32)
+    positions = np.broadcast_to(np.arange(SEQ_LEN, dtype=np.int32), shape)
+    return {
+        "tokens": stream[:, :-1],
+        "targets": stream[:, 1:],
+        "segments": np.zeros(shape, np.int32),
+        "positions": positions,
+    }
+
+
+def measure(repetitions: int) -> dict[Variant, list[float]]:
+    """Take steps in turn; return the CPU-seconds of each variant's steps.
+
+    Raises:
+      RuntimeError: the variants do not train alike.
+    """
+    steppers = {}
+    for variant in VARIANTS:
+        steppers[variant] = Stepper(variant)
+        print(f"ready: {variant.name}", flush=True)
+    for _ in range(repetitions):
+        for stepper in steppers.values():
+            stepper.step()
+            print(f"{stepper.seconds[-1]:.3f} CPU-s: {stepper.name}", flush=True)
+    want = steppers[PLAIN].losses
+    for stepper in steppers.values():
+        if not np.allclose(stepper.losses, want, rtol=MAX_LOSS_DIFFERENCE, atol=0):
+            raise RuntimeError(
+                f"{stepper.name} has losses {stepper.losses}, {PLAIN.name} has {want}: "
+                f"they must agree to {MAX_LOSS_DIFFERENCE}"
+            )
+    return {variant: stepper.seconds for variant, stepper in steppers.items()}
+
+
+def table_of(seconds: dict[Variant, list[float]]) -> Table:
+    """Write the table of step times."""
+    plain = min(seconds[PLAIN])
+    rows = []
+    for variant, values in seconds.items():
+        ratio = min(values) / plain
+        allowed = ALLOWANCE * (1 + variant.bubble)
+        rows.append(
+            (
+                variant.name,
+                f"{min(values):.2f}",
+                f"{statistics.median(values):.2f}",
+                f"{ratio:.3f}",
+                f"{variant.bubble:.3f}" if variant.schedule else "",
+                f"{ratio / (1 + variant.bubble):.3f}",
+                f"**{allowed:.3f}**" if variant == BOUND else "",
+            )
+        )
+    header = ("step", "min", "median", "ratio", "bubble")
+    return Table(
+        title="Ours, paired",
+        text=f"""CPU-seconds a step on {NUM_DEVICES} simulated devices: {MODEL.layers} \
+layers, d {MODEL.d_model}, {MODEL.heads} heads,
+{MODEL.activation} of width {MODEL.ffn_width}, {MODEL.norm}, {MODEL.block} block, \
+rotary positions, untied head, sequence {SEQ_LEN},
+vocabulary {MODEL.vocab_size}, batch {BATCH}, float32, AdamW with clipping, remat \
+{MODEL.remat}. {len(seconds[PLAIN])} steps each, in turn;
+their losses agree to {MAX_LOSS_DIFFERENCE} at every step. *Ratio*: of the fastest \
+step to that of
+"{PLAIN.name}", which is how one would run it without a pipeline. With
+idle slots that compute (the mode for GPUs) the bubble costs CPU time, so the bound is
+{ALLOWANCE} x (1 + bubble).""",
+        header=(*header, "ratio / (1 + bubble)", "bound on ratio"),
+        rows=rows,
+    )
+
+
+def peers_table(peers: list[tuple[str, float]]) -> Table:
+    """List steps of other frameworks that were measured by themselves."""
+    return Table(
+        title="Others, on the same shapes",
+        text="""Measured one by one with their own trainers on the same machine, each by
+process CPU-seconds: not paired, so a few tenths apart is no difference; and not the
+same graph (attention, remat, masks, loss).""",
+        header=("step", "CPU-s"),
+        rows=[(name, f"{seconds:.2f}") for name, seconds in peers],
+    )
+
+
+def parse_peer(text: str) -> tuple[str, float]:
+    """Read NAME=SECONDS; the name may hold a = itself."""
+    name, _, seconds = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"write NAME=SECONDS, got {text!r}")
+    return name, float(seconds)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=4)
+    parser.add_argument(
+        "--peer",
+        type=parse_peer,
+        action="append",
+        default=[],
+        metavar="NAME=SECONDS",
+        help="list a step that was measured separately; repeat for more",
+    )
+    args = parser.parse_args(argv)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+    seconds = measure(args.repetitions)
+    tables = [table_of(seconds)]
+    if args.peer:
+        tables.append(peers_table(args.peer))
+    command = shlex.join(["python", "-m", "scripts.pipeline.bench_pipeline", *argv])
+    print(write_page("pipeline_cpu", "CPU time of a pipelined step", command, tables))
+    ratio = min(seconds[BOUND]) / min(seconds[PLAIN])
+    bound = ALLOWANCE * (1 + BOUND.bubble)
+    print(f"{BOUND.name}: {ratio:.3f} of {PLAIN.name}; at most {bound:.3f}")
+    return int(ratio > bound)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

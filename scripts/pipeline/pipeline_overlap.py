@@ -1,0 +1,268 @@
+"""Show, without a GPU, that transfers between stages hide behind compute.
+
+    make env-plan && .venv/bin/python -m scripts.pipeline.pipeline_overlap
+
+Compiles the gradients of a pipelined model for H200s that are described, not present,
+with the options that training uses, and reads the schedule that XLA made: what stands
+between the start and the end of each collective in the body of the steady loop. Writes
+docs/benchmarks/pipeline_overlap.md and ends with 1 if a transfer is exposed, a
+collective over data parallelism stands in the steady loop, or a buffer in which
+gradients are added up is copied.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+import jax
+
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.hardware.described import described_mesh
+from mjax.mesh.axes import DP, AxisSizes
+from mjax.model.config import ModelConfig
+from mjax.pipeline.config import PipelineConfig
+from mjax.plan.analysis import Analysis, Collective, analyse
+from mjax.plan.hlo import Array, Module, parse
+from mjax.step.program import Program, build_program
+from scripts.evidence import Table, write_page
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model and a mesh."""
+
+    name: str
+    sizes: AxisSizes
+    model: ModelConfig
+    num_chunks: int
+    num_microbatches: int
+    seq_len: int
+    tp_chunks: int = 1
+    """1 is --mesh.tp-overlap off."""
+
+    def build(self) -> Program:
+        """Build the program for described H200s."""
+        return build_program(
+            model=self.model,
+            optimizer=OptimConfig(),
+            batch=BatchConfig(
+                size=self.num_microbatches * self.sizes.dp,
+                microbatches=self.num_microbatches,
+            ),
+            precision=PrecisionConfig(),
+            seq_len=self.seq_len,
+            num_steps=10,
+            seed=0,
+            zero_level=2,
+            isolate_documents=True,
+            mesh=described_mesh(self.sizes),
+            pipeline=PipelineConfig(chunks=self.num_chunks),
+            tp_chunks=self.tp_chunks,
+        )
+
+
+def _sizes(*, pp: int, dp: int, tp: int) -> AxisSizes:
+    return AxisSizes(pp=pp, dp_replicate=1, dp_shard=dp, tp=tp)
+
+
+_SMALL = ModelConfig(layers=8, d_model=1024, heads=16, vocab_size=32_768)
+_175B = ModelConfig(layers=32, d_model=12_288, heads=128, vocab_size=64_000)
+
+CASES = (
+    Case(
+        name="width 1024, tp",
+        sizes=_sizes(pp=4, dp=1, tp=2),
+        model=_SMALL,
+        num_chunks=2,
+        num_microbatches=8,
+        seq_len=1024,
+    ),
+    Case(
+        name="width 1024, dp",
+        sizes=_sizes(pp=4, dp=2, tp=1),
+        model=_SMALL,
+        num_chunks=2,
+        num_microbatches=8,
+        seq_len=1024,
+    ),
+    Case(
+        name="width 4096, chunks over tp",
+        sizes=_sizes(pp=4, dp=2, tp=8),
+        model=ModelConfig(layers=16, d_model=4096, heads=32, vocab_size=32_768),
+        num_chunks=2,
+        num_microbatches=8,
+        seq_len=2048,
+        tp_chunks=8,
+    ),
+    Case(
+        name="32 of the 96 layers of megascale-175b",
+        sizes=_sizes(pp=8, dp=2, tp=8),
+        model=_175B,
+        num_chunks=2,
+        num_microbatches=16,
+        seq_len=2048,
+    ),
+)
+
+
+def compile_gradients(program: Program) -> str:
+    """Return the module of the gradients, as XLA will run it."""
+    state = program.abstract_state
+    lowered = program.gradients.lower(
+        state.params, state.rng, state.step, program.abstract_batch
+    )
+    text = lowered.compile().as_text()
+    assert text is not None
+    return text
+
+
+def transfers(analysis: Analysis, computation: str) -> dict[str, Collective]:
+    """Return the permutes of a computation between stages, by their direction."""
+    step = analysis.sizes.dp * analysis.sizes.tp  # pp is the slowest axis of the mesh
+    found = {}
+    for collective in inside(analysis, computation):
+        if collective.role == "pp" and collective.kind == "collective-permute":
+            sender, receiver = collective.groups.members[0]
+            to_next = receiver - sender == step
+            found["forward" if to_next else "backward"] = collective
+    return found
+
+
+def inside(analysis: Analysis, computation: str) -> list[Collective]:
+    """Return the collectives that stand in a computation itself."""
+    return [c for c in analysis.collectives if c.computation == computation]
+
+
+def steady_body(analysis: Analysis) -> str:
+    """Return the body of the loop that sends in both directions.
+
+    Raises:
+      ValueError: there is none, or more than one.
+    """
+    steady = [name for name in analysis.work if len(transfers(analysis, name)) == 2]
+    if len(steady) != 1:
+        raise ValueError(f"one loop must send in both directions, these do: {steady}")
+    return steady[0]
+
+
+def find_faults(module: Module, analysis: Analysis, program: Program) -> list[str]:
+    """Say what is exposed or superfluous; nothing is good."""
+    steady = steady_body(analysis)
+    between = transfers(analysis, steady)
+    faults = [
+        f"the {direction} transfer is exposed: {transfer}"
+        for direction, transfer in between.items()
+        if not transfer.is_async or transfer.products == 0
+    ]
+    hidden = sum(transfer.products for transfer in between.values())
+    if hidden != analysis.work[steady].products:
+        faults.append(
+            f"the transfers stand beside {hidden} of the "
+            f"{analysis.work[steady].products} matrix products of the steady loop"
+        )
+    faults += [
+        f"in the steady loop: {collective}"
+        for collective in inside(analysis, steady)
+        if set(DP) & set(collective.axes)
+    ]
+    accumulators = accumulator_shapes(program)
+    faults += [
+        f"{name} copies a gradient accumulator, {x.shape}"
+        for name in analysis.work
+        for x in module.computations[name].instructions
+        if x.opcode == "copy" and x.shape in accumulators
+    ]
+    return faults
+
+
+def accumulator_shapes(program: Program) -> set[Array]:
+    """Return the shapes [v, n, ...] in which a device adds up matrices' gradients."""
+    shapes = set()
+    for leaf in jax.tree.leaves(program.abstract_state.params["blocks"]):
+        spec = jax.sharding.PartitionSpec(*_without(leaf.sharding.spec, set(DP)))
+        whole_over_dp = jax.sharding.NamedSharding(program.mesh, spec)
+        slots, *rest = whole_over_dp.shard_shape(leaf.shape)
+        if len(rest) > 1:
+            shapes |= {
+                Array("f32", (v, slots // v, *rest)) for v in range(1, slots + 1)
+            }
+    return shapes
+
+
+def _without(spec: jax.sharding.PartitionSpec, axes: set[str]) -> list:
+    def entry(names):
+        names = names if isinstance(names, tuple) else (names,)
+        return tuple(name for name in names if name and name not in axes) or None
+
+    return [entry(names) for names in spec]
+
+
+def _hidden(collectives: Sequence[Collective]) -> str:
+    """Say what part of the bytes of collectives is hidden, and of how many."""
+    if not collectives:
+        return "none"
+    total = sum(c.wire_bytes * c.runs for c in collectives)
+    hidden = sum(c.wire_bytes * c.runs for c in collectives if c.is_overlapped)
+    return f"{hidden / total:.0%} of {len(collectives)}"
+
+
+def main() -> int:
+    rows, faults = [], []
+    for case in CASES:
+        program = case.build()
+        module = parse(compile_gradients(program))
+        analysis = analyse(module, case.sizes)
+        steady = steady_body(analysis)
+        between = transfers(analysis, steady)
+        over_dp = [c for c in analysis.collectives if set(DP) & set(c.axes)]
+        in_steady = sum(c.computation == steady for c in over_dp)
+        pieces = [c for c in over_dp if c.computation not in (steady, module.entry)]
+        sizes = case.sizes
+        rows.append(
+            (
+                case.name,
+                f"{sizes.pp} x {sizes.dp} x {sizes.tp}",
+                str(case.num_chunks),
+                str(analysis.work[steady].products),
+                *(
+                    f"{between[d].products} products, {between[d].kernels} kernels"
+                    for d in ("backward", "forward")
+                ),
+                str(in_steady),
+                _hidden(pieces),
+                _hidden([c for c in analysis.collectives if c.role == "tp"]),
+            )
+        )
+        faults += [
+            f"{case.name}: {fault}" for fault in find_faults(module, analysis, program)
+        ]
+        print(*rows[-1], sep=" | ", flush=True)
+    text = (
+        "A tick of the steady loop runs one chunk forward and one backward. While the "
+        "gradient of the tick before is on its way to the previous stage the forward "
+        "slot runs, and while the activation is on its way to the next stage the "
+        "backward slot runs: the columns say what stands between the start and the end "
+        "of each transfer in the schedule of the loop's body. Together they stand "
+        "beside every matrix product of the body, those of the loss included, which "
+        "the last stage runs: of each conditional, the branch with most FLOPs counts. "
+        "No collective over data parallelism is in that loop: the pieces of ZeRO are "
+        "in the loops of the warm-up and the cool-down. No buffer in which gradients "
+        "are added up is copied. Compiled for H200s without one; what a transfer takes "
+        "was not measured."
+    )
+    header = (
+        *("model", "pp x dp x tp", "chunks", "products in the steady loop"),
+        *("beside the gradient's transfer", "beside the activation's transfer"),
+        *("dp collectives in it", "hidden in other loops", "hidden over tp"),
+    )
+    table = Table(title="What hides the transfers", text=text, header=header, rows=rows)
+    command = "python -m scripts.pipeline.pipeline_overlap"
+    title = "Are transfers between stages hidden?"
+    print(write_page("pipeline_overlap", title, command, [table]))
+    print("\n".join(faults) or "no fault")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

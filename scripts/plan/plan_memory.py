@@ -1,0 +1,271 @@
+"""Compare the memory that a compiled step is said to take with what a process takes.
+
+    python -m scripts.plan.plan_memory
+
+The planner's figure is the compiler's: arguments, outputs that are not written in the
+place of an argument, temporaries and code. Here the step of a recipe is compiled for
+one CPU device and run, each case in a fresh process, and the growth of that process is
+measured: from before the state's birth to its peak. Writes
+docs/benchmarks/plan_memory.md; ends with 1 if a growth is more than 10% from the
+figure. Linux only: it reads /proc/self.
+"""
+
+import ctypes
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mjax.config.command_line import parse
+from mjax.config.train import TrainConfig
+from mjax.mesh.axes import TP, resolve, tp_chunks
+from mjax.mesh.build import build_mesh
+from mjax.recipes import RECIPES
+from mjax.step.program import Program, build_program
+from scripts.evidence import REPOSITORY, Table, write_page
+
+MAX_ERROR = 0.1
+NUM_STEPS = 3
+FREED_S = 2.0
+"""The runtime frees arrays on threads of its own, a moment after they are let go."""
+CASES = (
+    "--recipe gpt-125m --batch.size 1 --data.seq-len 256",
+    "--recipe gpt-125m --batch.size 4 --data.seq-len 512 --model.remat none",
+)
+"""Small batches: a step takes seconds. In the first the update of the parameters is
+the peak, in the second the activations are."""
+
+# ------------------------------------------------------------------ what is compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What the compiler says that an executable takes of one device, in bytes."""
+
+    argument: int
+    output: int
+    aliased: int
+    """Of the output, what is written in the place of an argument."""
+    temporary: int
+    code: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all, while it runs."""
+        kept = self.argument + self.output - self.aliased
+        return kept + self.temporary + self.code
+
+
+def figure(compiled: jax.stages.Compiled) -> Figure:
+    """Read the compiler's memory analysis."""
+    found: Any = compiled.memory_analysis()
+    return Figure(
+        argument=found.argument_size_in_bytes,
+        output=found.output_size_in_bytes,
+        aliased=found.alias_size_in_bytes,
+        temporary=found.temp_size_in_bytes,
+        code=found.generated_code_size_in_bytes,
+    )
+
+
+def program_of(config: TrainConfig, mesh: Mesh) -> Program:
+    """Build the functions of a run as training does."""
+    return build_program(
+        model=config.model,
+        optimizer=config.optim,
+        batch=config.batch,
+        precision=config.precision,
+        seq_len=config.data.seq_len,
+        num_steps=config.steps,
+        seed=config.seed,
+        zero_level=config.zero,
+        isolate_documents=config.data.isolate_documents,
+        mesh=mesh,
+        pipeline=config.pipeline,
+        tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
+    )
+
+
+# ------------------------------------------------------------------- what is measured
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Growth:
+    """Of a process, in bytes, and what the compiler said."""
+
+    figure: Figure
+    birth: Figure
+    """Of the program that makes the state; it is gone before the first step."""
+    before: int
+    """Resident, all compiled and no state yet."""
+    peak: int
+    """Resident at most, from then to the end of the last step."""
+    after: int
+    """Resident once the state is deleted."""
+
+    @property
+    def ratio(self) -> float:
+        """Growth over figure."""
+        return (self.peak - self.before) / self.figure.total
+
+
+def measure(config: TrainConfig) -> Growth:
+    """Take steps in this process, which must not have run anything else.
+
+    Compiled before the state's birth: what the compiler takes is not the step's, and
+    what it has freed is given back first, else the state moves into it unseen.
+    """
+    mesh = build_mesh(resolve(config.mesh, 1), jax.devices("cpu")[:1])
+    program = program_of(config, mesh)
+    step = program.trace().lower().compile()
+    make_state = jax.jit(program.init).lower().compile()
+    batch = jax.block_until_ready(_batch(program, config.model.vocab_size))
+    _release()
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
+    _take_steps(make_state, step, batch)
+    peak = _resident("VmHWM")
+    time.sleep(FREED_S)
+    _release()
+    return Growth(
+        figure=figure(step),
+        birth=figure(make_state),
+        before=before,
+        peak=peak,
+        after=_resident("VmRSS"),
+    )
+
+
+def measure_alone(flags: str) -> Growth:
+    """Measure the run that flags of the trainer describe, in a fresh process.
+
+    Raises:
+      RuntimeError: it failed; the message has what it said.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.plan.plan_memory", *flags.split()],
+        cwd=REPOSITORY,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{flags} ended with {done.returncode}:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    figures = {name: Figure(**found.pop(name)) for name in ("figure", "birth")}
+    return Growth(**figures, **found)
+
+
+def _take_steps(make_state: Any, step: Any, batch: Mapping[str, jax.Array]) -> None:
+    """Make a state, train it, and let it go."""
+    state = jax.block_until_ready(make_state())
+    for _ in range(NUM_STEPS):
+        state, metrics = jax.block_until_ready(step(state, batch))
+        if not np.isfinite(metrics["loss"]):
+            raise RuntimeError(f"the loss must be finite, got {metrics['loss']}")
+
+
+def _batch(program: Program, vocab_size: int) -> Mapping[str, jax.Array]:
+    """Draw tokens; every row is one document."""
+    rows, length = program.abstract_batch["tokens"].shape
+    tokens = np.random.default_rng(0).integers(0, vocab_size, (rows, length + 1))
+    fields = {
+        "tokens": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "segments": np.zeros((rows, length)),
+        "positions": np.broadcast_to(np.arange(length), (rows, length)),
+    }
+    return {
+        name: jax.device_put(x.astype(np.int32), program.batch_sharding)
+        for name, x in fields.items()
+    }
+
+
+def _release() -> None:
+    """Give the C library's free memory back to the system."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _resident(name: str) -> int:
+    """Read resident memory of this process: VmRSS now, VmHWM at most."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}: this needs Linux")
+
+
+# --------------------------------------------------------------------------- the page
+
+HEADER = (
+    *("flags", "state and batch", "temporaries", "figure", "state's birth"),
+    *("resident before", "at the peak", "growth", "growth / figure", "left at the end"),
+)
+
+
+def row(flags: str, found: Growth) -> tuple[str, ...]:
+    """Write a row, in MB."""
+    sizes = (
+        *(found.figure.argument, found.figure.temporary, found.figure.total),
+        *(found.birth.total, found.before, found.peak, found.peak - found.before),
+    )
+    left = _mb(found.after - found.before)
+    return (f"`{flags}`", *map(_mb, sizes), f"{found.ratio:.3f}", left)
+
+
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.0f}"
+
+
+def write(results: Mapping[str, Growth]) -> Path:
+    """Write the page."""
+    table = Table(
+        title="One CPU device",
+        text=f"""MB (10^6 bytes), one fresh process a row. *Figure* is what the planner
+counts of an executable: arguments (state and batch) + outputs - what of them is written
+in the place of arguments + temporaries + code, from the compiler's memory analysis.
+*Growth* is resident memory at its peak less that before the state's birth. The step and
+the program that makes the state are compiled before, and what the compiler has freed is
+given back to the system (`malloc_trim`); then the kernel's peak counter is reset, the
+state is made, and {NUM_STEPS} steps are taken. Bound: within {MAX_ERROR:.0%}
+of the figure.
+
+In the growth and not in the figure: what the matrix library packs while it multiplies,
+stacks of threads, pages of programs and libraries that are read when they first run.
+*Left at the end* is what of these stays when the state is gone; the rest is given back.
+The program that makes the state needs less than a step, so the peak is a step's.""",
+        header=HEADER,
+        rows=[row(flags, found) for flags, found in results.items()],
+    )
+    return write_page(
+        "plan_memory",
+        "The memory of a step: what is planned, what a process takes",
+        "python -m scripts.plan.plan_memory",
+        [table],
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure one run in this process if flags are given; else all, and write."""
+    if argv:
+        config, _ = parse(argv, RECIPES, "python -m scripts.plan.plan_memory")
+        print(json.dumps(dataclasses.asdict(measure(config))))
+        return 0
+    results: dict[str, Growth] = {}
+    for flags in CASES:
+        results[flags] = found = measure_alone(flags)
+        print(f"{flags}: growth {found.ratio:.3f} of the figure", flush=True)
+    print(f"wrote {write(results)}")
+    return any(abs(found.ratio - 1) > MAX_ERROR for found in results.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

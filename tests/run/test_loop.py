@@ -1,0 +1,533 @@
+"""The loop with a tiny program: rows, saves, stops, resuming, giving up."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import resource
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from mjax.ckpt import manager
+from mjax.ckpt.config import CkptConfig
+from mjax.ckpt.manager import Checkpoints
+from mjax.config.run import LogConfig
+from mjax.hardware.utilization import Utilization
+from mjax.run import loop as loop_module
+from mjax.run.loop import Cadence, Loop, StopRequest
+from mjax.run.metrics import Recorder, make_row, read_rows
+
+VOCAB = 16
+WIDTH = 4096
+CKPT = CkptConfig(every=3, keep=2)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    step: jax.Array
+    skips: jax.Array
+    params: dict[str, jax.Array]
+
+
+class TinyProgram:
+    """Pulls a vector to the batch; a batch of NaN is skipped."""
+
+    def __init__(self, diverges_at=None):
+        self.diverges_at = diverges_at
+        mesh = jax.make_mesh((8,), ("dp",), axis_types=(AxisType.Auto,))
+        self.batch_sharding = NamedSharding(mesh, PartitionSpec("dp"))
+        self.train_step = jax.jit(self._train_step, donate_argnums=0)
+
+    def init(self):
+        where = self.batch_sharding
+        whole = NamedSharding(where.mesh, PartitionSpec())
+        return State(
+            jax.device_put(jnp.int32(0), whole),
+            jax.device_put(jnp.int32(0), whole),
+            {"w": jax.device_put(jnp.zeros(WIDTH, jnp.float32), where)},
+        )
+
+    def abstract_state(self):
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=leaf.sharding
+            ),
+            self.init(),
+        )
+
+    def to_saved(self, state):
+        return state
+
+    def is_finite(self, state):
+        return jnp.isfinite(state.params["w"]).all()
+
+    def _train_step(self, state, batch):
+        grad = state.params["w"] - batch
+        loss = jnp.mean(grad**2)
+        skipped = ~jnp.isfinite(loss)
+        w = jnp.where(skipped, state.params["w"], state.params["w"] - 0.1 * grad)
+        if self.diverges_at is not None:
+            w = jnp.where(state.step + 1 == self.diverges_at, jnp.inf, w)
+        metrics = {
+            "loss": loss,
+            "grad_norm": jnp.linalg.norm(grad),
+            "lr": jnp.float32(0.1),
+            "tokens": jnp.int32(WIDTH),
+            "skipped": skipped.astype(jnp.int32),
+        }
+        skips = (state.skips + 1) * skipped
+        return State(state.step + 1, skips, {"w": w}), metrics
+
+    def eval_step(self, params, batch):
+        return {"nll": jnp.sum((params["w"] - batch) ** 2), "tokens": jnp.int32(WIDTH)}
+
+    def next_token_logits(self, params, tokens, length):
+        following = (tokens[:, length - 1] + 1) % VOCAB
+        return 1e3 * jax.nn.one_hot(following, VOCAB + 4)
+
+
+class TinyBatches:
+    """The batch of a step depends on the step alone."""
+
+    data_wait_s = 0.0
+    checkpoints: Checkpoints
+
+    def __init__(self, start_step=0, *, nan_at=(), at_step=None):
+        self.step, self.nan_at, self.at_step = start_step, nan_at, at_step or {}
+
+    def __next__(self):
+        # A step here takes less than a save; in a run it takes more.
+        while self.checkpoints.is_writing:
+            time.sleep(1e-3)
+        self.step += 1
+        self.at_step.get(self.step, lambda: None)()
+        if self.step in self.nan_at:
+            return np.full(WIDTH, np.nan, np.float32)
+        return np.random.default_rng(self.step).normal(size=WIDTH).astype(np.float32)
+
+
+def run(
+    work_dir,
+    batches=None,
+    *,
+    num_steps=10,
+    max_consecutive_skips=3,
+    ckpt=CKPT,
+    held_out=lambda: [np.ones(WIDTH, np.float32)] * 2,
+    diverges_at=None,
+    stop=None,
+):
+    """Start or resume a run in work_dir, as train does."""
+    program = TinyProgram(diverges_at)
+    checkpoints = Checkpoints(work_dir, ckpt)
+    restored = checkpoints.restore(program.abstract_state())
+    start_step = 0 if restored is None else restored.step
+    state = program.init() if restored is None else restored.state
+    batches = batches or TinyBatches()
+    batches.step, batches.checkpoints = start_step, checkpoints
+    recorder = Recorder(
+        work_dir,
+        LogConfig(every=100),
+        start_step=start_step,
+        num_steps=num_steps,
+        active=True,
+    )
+    loop = Loop(
+        program=program,
+        state=state,
+        batches=batches,
+        cadence=Cadence(
+            num_steps=num_steps,
+            eval_every=4,
+            ckpt_every=ckpt.every,
+            max_consecutive_skips=max_consecutive_skips,
+        ),
+        recorder=recorder,
+        checkpoints=checkpoints,
+        make_row=functools.partial(
+            make_row,
+            bytes_per_token=1.0,
+            utilization=Utilization(
+                flops_per_token=1.0, peak_flops_per_s=None, num_devices=8
+            ),
+        ),
+        evaluate=lambda params, is_stopped: loop_module.evaluate(
+            program, params, held_out(), 2 * WIDTH, is_stopped
+        ),
+        facts={"seed": 0},
+        consecutive_skips=int(state.skips),
+        is_evaluated=restored is None or restored.run["eval_loss"] is not None,
+    )
+    try:
+        if stop is not None:
+            return loop.run(start_step, stop)
+        with StopRequest() as stop:
+            return loop.run(start_step, stop)
+    finally:
+        recorder.close()
+        checkpoints.close()
+
+
+def timeless(work_dir):
+    timing = {"step_s", "data_wait_s", "tokens_per_s", "mfu"}
+    rows = read_rows(work_dir / "metrics.jsonl")
+    return [
+        {k: v for k, v in row.items() if k not in timing and not k.startswith("ckpt_")}
+        for row in rows
+    ]
+
+
+@pytest.fixture
+def undisturbed(tmp_path):
+    (tmp_path / "undisturbed").mkdir()
+    outcome = run(tmp_path / "undisturbed")
+    assert outcome.exit_code == loop_module.DONE
+    return timeless(tmp_path / "undisturbed"), outcome.state
+
+
+@pytest.fixture
+def work_dir(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill():
+    raise Killed
+
+
+def test_each_step_has_one_row_and_evaluations_are_on_their_steps(undisturbed):
+    rows, state = undisturbed
+    assert [row["step"] for row in rows] == list(range(1, 11))
+    assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8, 10]
+    assert int(state.step) == 10
+    w = np.asarray(state.params["w"], np.float64)
+    expected = np.mean((w - 1) ** 2)
+    # float32 sums of WIDTH squares
+    assert rows[-1]["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    assert rows[-1]["eval_bits_per_byte"] == pytest.approx(
+        expected / np.log(2), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("step", [1, 4, 7, 10])
+def test_a_run_that_dies_at_any_step_continues_bitwise(undisturbed, work_dir, step):
+    rows, state = undisturbed
+    with pytest.raises(Killed):
+        run(work_dir, TinyBatches(at_step={step: kill}))
+    outcome = run(work_dir)
+    assert timeless(work_dir) == rows
+    np.testing.assert_array_equal(outcome.state.params["w"], state.params["w"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_saves_and_says_preempted(
+    undisturbed, work_dir, number
+):
+    before = signal.getsignal(number)
+    batches = TinyBatches(at_step={5: lambda: os.kill(os.getpid(), number)})
+    outcome = run(work_dir, batches)
+    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 5)
+    assert [row["step"] for row in timeless(work_dir)] == [1, 2, 3, 4, 5]
+    assert (work_dir / "checkpoints" / "5").is_dir()
+    assert signal.getsignal(number) is before
+    assert run(work_dir).exit_code == loop_module.DONE
+    assert timeless(work_dir) == undisturbed[0]
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_in_the_last_step_leaves_its_evaluation_to_the_next_start(
+    undisturbed, work_dir
+):
+    outcome = run(work_dir, TinyBatches(at_step={10: terminate}))
+    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 10)
+    assert "eval_loss" not in timeless(work_dir)[-1]
+    assert run(work_dir).exit_code == loop_module.DONE
+    assert timeless(work_dir) == undisturbed[0]
+
+
+@pytest.mark.parametrize("evaluation", [1, 3])
+def test_a_signal_during_an_evaluation_ends_it_after_the_batch(
+    undisturbed, work_dir, evaluation
+):
+    """The evaluations of ten steps are at 4, 8 and 10."""
+    step = (4, 8, 10)[evaluation - 1]
+    begun, read = [], []
+
+    def held_out():
+        begun.append(None)
+        for number in range(2):
+            if len(begun) == evaluation:
+                terminate()
+                read.append(number)
+            yield np.ones(WIDTH, np.float32)
+
+    outcome = run(work_dir, held_out=held_out)
+    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, step)
+    assert read == [0]
+    assert (work_dir / "checkpoints" / str(step)).is_dir()
+    assert "eval_loss" not in timeless(work_dir)[-1]
+    assert run(work_dir).exit_code == loop_module.DONE
+    assert timeless(work_dir) == undisturbed[0]
+
+
+def test_a_signal_before_the_first_step_saves_nothing(work_dir):
+    with StopRequest() as stop:
+        terminate()
+        outcome = run(work_dir, stop=stop)
+    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 0)
+    assert not (work_dir / "checkpoints").exists()
+
+
+def saved_steps(work_dir):
+    return sorted(int(path.name) for path in (work_dir / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("diverges_at", "seen_at", "saved"), [(2, 3, []), (7, 9, [3, 6]), (10, 10, [6, 9])]
+)
+def test_a_state_that_is_not_finite_is_not_saved_and_the_run_gives_up(
+    work_dir, capsys, diverges_at, seen_at, saved
+):
+    for start in range(2):
+        outcome = run(work_dir, diverges_at=diverges_at, max_consecutive_skips=20)
+        assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, seen_at)
+        (work_dir / "checkpoints").mkdir(exist_ok=True)
+        assert saved_steps(work_dir) == saved
+        said = f"gave up: the state after step {seen_at} holds NaN or infinity"
+        assert capsys.readouterr().out.count(said) == 1, start
+
+
+def test_a_state_that_is_not_finite_is_not_begun_with(work_dir, monkeypatch, capsys):
+    init = TinyProgram.init
+
+    def damaged(program):
+        state = init(program)
+        return dataclasses.replace(state, params={"w": state.params["w"] * jnp.nan})
+
+    monkeypatch.setattr(TinyProgram, "init", damaged)
+    outcome = run(work_dir)
+    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 0)
+    assert "the state after step 0 holds NaN" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "first_skipped", "exit_code"),
+    [
+        (10, 10, loop_module.DONE),
+        (10, 7, loop_module.DONE),
+        (10, 6, loop_module.GAVE_UP),
+        (4, 3, loop_module.GAVE_UP),
+        (3, 3, loop_module.DONE),
+        (1, 1, loop_module.GAVE_UP),
+        (60, 42, loop_module.DONE),
+        (60, 41, loop_module.GAVE_UP),
+    ],
+)
+def test_a_run_is_done_only_if_one_of_its_last_steps_was_accepted(
+    work_dir, capsys, num_steps, first_skipped, exit_code
+):
+    batches = TinyBatches(nan_at=range(first_skipped, num_steps + 1))
+    ckpt = CkptConfig(every=50, keep=2)
+    outcome = run(
+        work_dir, batches, num_steps=num_steps, max_consecutive_skips=99, ckpt=ckpt
+    )
+    assert (outcome.exit_code, outcome.step) == (exit_code, num_steps)
+    is_saved = (work_dir / "checkpoints" / str(num_steps)).is_dir()
+    assert is_saved == (exit_code == loop_module.DONE)
+    said = f"gave up: the last {num_steps + 1 - first_skipped} steps were skipped"
+    assert (said in capsys.readouterr().out) == (exit_code == loop_module.GAVE_UP)
+
+
+def test_skipped_steps_are_counted_across_restarts(work_dir):
+    first = TinyBatches(nan_at=range(4, 11), at_step={7: terminate})
+    outcome = run(work_dir, first, max_consecutive_skips=20)
+    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 7)
+    again = TinyBatches(nan_at=range(4, 11))
+    outcome = run(work_dir, again, max_consecutive_skips=20)
+    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 10)
+
+
+def test_a_run_whose_last_held_out_loss_is_not_finite_gives_up(work_dir, capsys):
+    outcome = run(work_dir, held_out=lambda: [np.full(WIDTH, np.inf, np.float32)])
+    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 10)
+    said = "gave up: the held-out loss after the last step, 10, is inf"
+    assert said in capsys.readouterr().out
+    assert saved_steps(work_dir) == [6, 9]
+
+
+def test_skipped_steps_have_strict_rows_and_the_run_goes_on(work_dir):
+    outcome = run(work_dir, TinyBatches(nan_at=(2, 3, 7)))
+    assert outcome.exit_code == loop_module.DONE
+    rows = timeless(work_dir)
+    assert [row["step"] for row in rows if row["skipped"]] == [2, 3, 7]
+    assert rows[1]["loss"] is None
+    assert rows[1]["nonfinite"]["loss"] == "nan"
+    assert np.isfinite(np.asarray(outcome.state.params["w"])).all()
+
+
+@pytest.mark.parametrize("first", [4, 5])
+def test_a_run_gives_up_after_too_many_skipped_steps_in_a_row(work_dir, capsys, first):
+    outcome = run(work_dir, TinyBatches(nan_at=range(first, 11)))
+    assert outcome.exit_code == loop_module.GAVE_UP
+    assert "gave up: the last" in capsys.readouterr().out
+    rows = timeless(work_dir)
+    assert [row["step"] for row in rows] == list(range(1, outcome.step + 1))
+    assert sum(row["skipped"] for row in rows) >= 3
+
+
+def test_a_finished_run_has_nothing_left_to_do(undisturbed, tmp_path):
+    outcome = run(tmp_path / "undisturbed")
+    assert (outcome.exit_code, outcome.step) == (loop_module.DONE, 10)
+    assert timeless(tmp_path / "undisturbed") == undisturbed[0]
+
+
+def test_more_steps_may_be_asked_later(undisturbed, tmp_path):
+    outcome = run(tmp_path / "undisturbed", num_steps=12)
+    assert outcome.step == 12
+    assert [row["step"] for row in timeless(tmp_path / "undisturbed")][-2:] == [11, 12]
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_failed_save_is_reported_and_a_last_one_that_fails_is_exit_1(
+    work_dir, capsys, monkeypatch
+):
+    monkeypatch.setattr(manager, "_LAST_ATTEMPTS", 1)
+    with files_of_at_most(8000) as limit:
+        outcome = run(work_dir, TinyBatches(at_step={8: limit}))
+    assert outcome.exit_code == loop_module.FAILED
+    out = capsys.readouterr().out
+    assert "warning: checkpoint 9 was not saved (try 1): process 0: " in out
+    assert "warning: checkpoint 10 was not saved (try 1): process 0: " in out
+    assert "gave up: nothing was saved since step 6, 4 steps ago" in out
+    assert run(work_dir).exit_code == loop_module.DONE
+
+
+def test_a_run_that_cannot_save_goes_on_for_a_while_and_gives_up(work_dir, capsys):
+    ckpt = CkptConfig(every=2, keep=2, max_unsaved=5)
+    with files_of_at_most(8000) as limit:
+        batches = TinyBatches(at_step={3: limit})
+        outcome = run(work_dir, batches, num_steps=100, ckpt=ckpt)
+    assert outcome.exit_code == loop_module.GAVE_UP
+    assert outcome.step == 8
+    out = capsys.readouterr().out
+    assert "gave up: nothing was saved since step 2, 6 steps ago" in out
+    assert run(work_dir, num_steps=100, ckpt=ckpt).step == 100
+
+
+def test_what_is_made_for_a_save_is_off_the_devices_before_the_next_step(
+    work_dir, monkeypatch
+):
+    made, is_gone = [], []
+
+    def to_saved(program, state):
+        made.append(jnp.copy(state.params["w"]))
+        return State(state.step, state.skips, {"w": made[-1]})
+
+    monkeypatch.setattr(TinyProgram, "to_saved", to_saved)
+    batches = TinyBatches(at_step={4: lambda: is_gone.append(made[0].is_deleted())})
+    state = run(work_dir, batches).state
+    assert is_gone == [True]
+    assert not state.step.is_deleted()
+    checkpoints = Checkpoints(work_dir, CkptConfig(keep=2))
+    restored = checkpoints.restore(TinyProgram().abstract_state())
+    checkpoints.close()
+    assert restored is not None
+    np.testing.assert_array_equal(restored.state.params["w"], state.params["w"])
+
+
+def test_a_save_without_room_on_the_devices_is_a_warning_and_the_run_goes_on(
+    work_dir, monkeypatch, capsys
+):
+    calls = []
+
+    def to_saved(program, state):
+        calls.append(state)
+        if len(calls) == 1:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return state
+
+    monkeypatch.setattr(TinyProgram, "to_saved", to_saved)
+    assert run(work_dir).exit_code == loop_module.DONE
+    out = capsys.readouterr().out
+    assert "not saved (try 1): process 0: RESOURCE_EXHAUSTED: out of memory" in out
+
+
+def test_generation_continues_the_prompt_beyond_the_length_of_the_sequence():
+    program = TinyProgram()
+    ids = loop_module.generate(
+        program,
+        {},
+        np.array([3, 4, 5]),
+        num_rows=8,
+        seq_len=12,
+        num_tokens=100,
+        vocab_size=VOCAB,
+        seed=0,
+        is_stopped=lambda: False,
+    )
+    assert ids is not None
+    assert ids.tolist() == [(6 + i) % VOCAB for i in range(100)]
+
+
+def test_generation_ends_before_the_next_token_when_it_is_stopped():
+    program, asked = TinyProgram(), []
+
+    def is_stopped():
+        asked.append(None)
+        return len(asked) == 3
+
+    drawn = loop_module.generate(
+        program,
+        {},
+        np.array([3]),
+        num_rows=8,
+        seq_len=12,
+        num_tokens=100,
+        vocab_size=VOCAB,
+        seed=0,
+        is_stopped=is_stopped,
+    )
+    assert drawn is None
+    assert len(asked) == 3
+
+
+def test_generation_draws_only_ids_that_the_tokenizer_knows():
+    program = TinyProgram()
+    program.next_token_logits = lambda params, tokens, length: jnp.zeros((8, 100))
+    ids = loop_module.generate(
+        program,
+        {},
+        np.array([1]),
+        num_rows=8,
+        seq_len=40,
+        num_tokens=39,
+        vocab_size=5,
+        seed=0,
+        is_stopped=lambda: False,
+    )
+    assert ids is not None
+    assert len(ids) == 39
+    assert ids.max() < 5
+    assert len(set(ids.tolist())) > 1

@@ -1,0 +1,287 @@
+"""Rows, files, the figure: also with NaN, after a kill, on a full disk."""
+
+import io
+import json
+import math
+import resource
+import shutil
+import struct
+
+import pytest
+
+from mjax.config.run import LogConfig
+from mjax.hardware.utilization import Utilization
+from mjax.run import metrics
+from mjax.run.metrics import Recorder, make_row, read_rows
+
+UNKNOWN_PEAK = Utilization(flops_per_token=6.0, peak_flops_per_s=None, num_devices=1)
+
+
+def a_row(step, *, loss=2.0, utilization=UNKNOWN_PEAK):
+    return make_row(
+        step,
+        {"loss": loss, "grad_norm": 0.5, "lr": 1e-3, "tokens": 100, "skipped": 0},
+        step_s=0.25,
+        data_wait_s=0.01,
+        bytes_per_token=1.0,
+        utilization=utilization,
+    )
+
+
+LOG = LogConfig()
+
+
+def record(work_dir, rows, *, start_step=0, config=LOG, num_steps=10):
+    recorder = Recorder(
+        work_dir, config, start_step=start_step, num_steps=num_steps, active=True
+    )
+    for row in rows:
+        recorder.record(row)
+    recorder.close()
+
+
+def strict_lines(path):
+    def refuse(constant):
+        raise AssertionError(f"not JSON: {constant}")
+
+    lines = path.read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse) for line in lines]
+
+
+def test_a_row_has_the_fields_of_the_contract_in_order():
+    assert list(a_row(7)) == [
+        *("step", "loss", "bits_per_byte", "grad_norm", "lr", "tokens", "step_s"),
+        *("data_wait_s", "tokens_per_s", "mfu", "skipped"),
+    ]
+    assert a_row(7)["tokens_per_s"] == 400
+    assert a_row(7)["mfu"] is None
+
+
+def test_mfu_is_model_flops_over_the_peak_of_all_devices():
+    utilization = Utilization(flops_per_token=6e9, peak_flops_per_s=3e12, num_devices=2)
+    assert a_row(1, utilization=utilization)["mfu"] == 6e9 * 400 / (3e12 * 2)
+    assert "6e+09" in utilization.describe()
+    assert "2 x 3 TFLOP/s" in utilization.describe()
+
+
+def test_bits_per_byte_divides_by_ln_2_and_by_bytes_per_token():
+    row = make_row(
+        1,
+        {"loss": math.log(16), "grad_norm": 0, "lr": 0, "tokens": 1, "skipped": 0},
+        step_s=1.0,
+        data_wait_s=0.0,
+        bytes_per_token=4.0,
+        utilization=UNKNOWN_PEAK,
+    )
+    assert row["bits_per_byte"] == pytest.approx(1.0, rel=1e-15)
+
+
+def test_rows_are_written_one_line_each(tmp_path):
+    record(tmp_path, [a_row(1), a_row(2)])
+    assert strict_lines(tmp_path / "metrics.jsonl") == [a_row(1), a_row(2)]
+
+
+def test_every_row_is_in_the_file_before_the_next_step(tmp_path):
+    recorder = Recorder(tmp_path, LogConfig(), start_step=0, num_steps=3, active=True)
+    for step in (1, 2, 3):
+        recorder.record(a_row(step))
+        assert len(read_rows(tmp_path / "metrics.jsonl")) == step
+    recorder.close()
+
+
+def test_values_that_are_not_finite_are_null_and_named(tmp_path):
+    record(tmp_path, [a_row(1, loss=float("nan")), a_row(2, loss=-float("inf"))])
+    nan, inf = strict_lines(tmp_path / "metrics.jsonl")
+    assert nan["loss"] is None
+    assert nan["nonfinite"] == {"loss": "nan", "bits_per_byte": "nan"}
+    assert inf["nonfinite"]["loss"] == "-inf"
+
+
+def test_a_float32_loss_survives_the_file_bitwise(tmp_path):
+    (loss,) = struct.unpack("f", struct.pack("I", 0x3F9D70A5))
+    record(tmp_path, [a_row(1, loss=loss)])
+    (row,) = read_rows(tmp_path / "metrics.jsonl")
+    assert struct.unpack("I", struct.pack("f", row["loss"])) == (0x3F9D70A5,)
+
+
+def test_resuming_drops_the_rows_after_the_restored_step(tmp_path):
+    record(tmp_path, [a_row(step) for step in range(1, 6)])
+    record(tmp_path, [a_row(step, loss=1.0) for step in (4, 5)], start_step=3)
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["loss"] for row in rows] == [2.0, 2.0, 2.0, 1.0, 1.0]
+
+
+def test_a_last_line_that_was_cut_off_is_dropped_on_resume(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    record(tmp_path, [a_row(1), a_row(2)])
+    path.write_bytes(path.read_bytes()[:-30])
+    record(tmp_path, [a_row(2)], start_step=1)
+    assert strict_lines(path) == [a_row(1), a_row(2)]
+
+
+def test_a_full_disk_is_reported_once_and_its_rows_follow_later(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    recorder = Recorder(tmp_path, LogConfig(), start_step=0, num_steps=9, active=True)
+    recorder.record(a_row(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+    recorder.record(a_row(2))
+    recorder.record(a_row(3))
+    before = recorder.owed
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    recorder.record(a_row(4))
+    recorder_owed = before, recorder.owed
+    recorder.close()
+    assert read_rows(path) == [a_row(step) for step in (1, 2, 3, 4)]
+    assert recorder_owed == (["metrics.jsonl"], [])
+    assert capsys.readouterr().out.count("metrics.jsonl cannot be written") == 1
+
+
+@pytest.mark.parametrize("fate", ["deleted", "moved", "replaced"])
+def test_a_work_dir_that_is_gone_is_made_again_with_all_rows(tmp_path, capsys, fate):
+    work_dir, remade = tmp_path / "run", []
+
+    def remake():
+        work_dir.mkdir(exist_ok=True)
+        remade.append(work_dir)
+
+    work_dir.mkdir()
+    recorder = Recorder(
+        work_dir, LOG, start_step=0, num_steps=9, active=True, remake=remake
+    )
+    recorder.record(a_row(1))
+    recorder.record(a_row(2))
+    if fate == "deleted":
+        shutil.rmtree(work_dir)
+    elif fate == "moved":
+        work_dir.rename(tmp_path / "elsewhere")
+    else:
+        (work_dir / "metrics.jsonl").unlink()
+        (work_dir / "metrics.jsonl").write_text("")
+    assert recorder.owed == ["metrics.jsonl"]
+    recorder.record(a_row(3))
+    assert read_rows(work_dir / "metrics.jsonl") == [a_row(1), a_row(2), a_row(3)]
+    assert recorder.owed == []
+    recorder.close()
+    assert remade == [work_dir]
+    out = capsys.readouterr().out
+    assert out.count("metrics.jsonl was deleted, moved or replaced") == 1
+
+
+def test_a_work_dir_that_cannot_be_made_again_is_owed_its_rows(tmp_path, capsys):
+    work_dir = tmp_path / "run"
+    work_dir.mkdir()
+    recorder = Recorder(work_dir, LOG, start_step=0, num_steps=9, active=True)
+    recorder.record(a_row(1))
+    shutil.rmtree(work_dir)
+    work_dir.write_text("a file")
+    recorder.record(a_row(2))
+    recorder.sync()
+    assert recorder.owed == ["metrics.jsonl"]
+    work_dir.unlink()
+    recorder.sync()
+    assert recorder.owed == []
+    recorder.close()
+    assert read_rows(work_dir / "metrics.jsonl") == [a_row(1), a_row(2)]
+    assert capsys.readouterr().out.count("metrics.jsonl cannot be written") == 1
+
+
+def test_an_evaluation_that_comes_later_is_added_to_the_row_of_its_step(tmp_path):
+    record(tmp_path, [a_row(1), a_row(2)])
+    recorder = Recorder(tmp_path, LOG, start_step=2, num_steps=9, active=True)
+    recorder.amend(3, {"eval_loss": 9.0})
+    recorder.amend(2, {"eval_loss": 1.5})
+    recorder.record(a_row(3))
+    recorder.close()
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert rows == [a_row(1), a_row(2) | {"eval_loss": 1.5}, a_row(3)]
+
+
+def test_what_a_terminal_would_act_on_is_escaped():
+    text = "a\tb\n\x1b[2J\r\x00\x9b\u202e é 中\ufffd"
+    assert metrics.printable(text) == ("a\tb\n\\x1b[2J\\r\\x00\\x9b\\u202e é 中\ufffd")
+
+
+def test_a_log_whose_encoding_lacks_a_character_gets_its_number(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    metrics.say("é")
+    assert raw.getvalue() == b"\\xe9\n"
+
+
+def test_an_inactive_recorder_writes_nothing(tmp_path, capsys):
+    recorder = Recorder(
+        tmp_path, LogConfig(every=1), start_step=0, num_steps=1, active=False
+    )
+    recorder.record(a_row(1))
+    recorder.say("hello")
+    recorder.sync()
+    recorder.close()
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == ""
+
+
+def test_progress_is_a_plain_line_every_n_steps_and_at_the_end(tmp_path, capsys):
+    rows = [a_row(step) for step in range(1, 8)]
+    record(tmp_path, rows, config=LogConfig(every=3), num_steps=7)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "step 3/7",
+        "step 6/7",
+        "step 7/7",
+    ]
+    assert "loss 2.0000" in lines[0]
+    assert "400 tokens/s" in lines[0]
+
+
+def test_a_terminal_gets_a_progress_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    recorder = Recorder(tmp_path, LogConfig(), start_step=0, num_steps=3, active=True)
+    recorder.record(a_row(2))
+    recorder.say("between [steps]")
+    recorder.close()
+    out = capsys.readouterr().out
+    assert "step 2/3" in out
+    assert "between [steps]" in out
+
+
+def test_the_summary_takes_the_last_loss_the_last_evaluation_and_median_speed():
+    rows = [a_row(step) for step in (1, 2, 3)]
+    rows[0]["tokens_per_s"] = 1.0
+    rows[1] |= {"eval_loss": 1.5, "eval_bits_per_byte": 2.2}
+    assert metrics.summarize(rows) == {
+        **{"steps": 3, "loss": 2.0, "eval_loss": 1.5, "eval_bits_per_byte": 2.2},
+        **{"tokens_per_s": 400, "mfu": None},
+    }
+    assert metrics.summarize([])["steps"] == 0
+
+
+def test_json_files_are_complete_and_strict(tmp_path):
+    metrics.write_json(tmp_path / "summary.json", {"loss": float("inf"), "steps": 3})
+    content = json.loads((tmp_path / "summary.json").read_text())
+    assert content == {"loss": None, "steps": 3, "nonfinite": {"loss": "inf"}}
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_the_figure_is_a_png_also_with_gaps_and_without_rows(tmp_path):
+    rows = [a_row(step, loss=5 / step) for step in range(1, 30)]
+    rows[5]["loss"] = None
+    rows[9] |= {"eval_loss": 0.7}
+    for name, drawn in (("full", rows), ("empty", [])):
+        path = tmp_path / "plots" / f"{name}.png"
+        metrics.plot_loss(drawn, path, unigram_loss=3.1)
+        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_tensorboard_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'mjax\[track\]'"):
+        LogConfig(tensorboard=True)
+
+
+def test_a_log_cadence_below_one_is_refused():
+    with pytest.raises(ValueError, match=r"--log\.every must be at least 1, not 0"):
+        LogConfig(every=0)

@@ -1,0 +1,121 @@
+"""The run folder: another run's is refused, nothing is ever deleted."""
+
+import json
+
+import pytest
+
+from mjax.run import work_dir
+
+
+def nothing_differs(found):
+    return []
+
+
+def seed_differs(found):
+    return [("seed", found["seed"], 7)]
+
+
+def test_a_folder_that_was_asked_for_is_taken(tmp_path):
+    assert work_dir.choose(str(tmp_path), "demo") == tmp_path
+
+
+def test_a_new_folder_is_named_after_recipe_and_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = work_dir.choose(None, "demo")
+    assert first.parent.name == "runs"
+    assert first.name.startswith("demo-20")
+
+
+def test_two_runs_of_one_second_get_two_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    work_dir.make(work_dir.choose(None, "demo"))
+    assert str(work_dir.choose(None, "demo")) == "runs/demo-now.1"
+
+
+def test_an_absent_folder_and_one_of_the_same_run_pass(tmp_path):
+    work_dir.check(tmp_path / "absent", seed_differs)
+    work_dir.write_config(tmp_path, {"seed": 3})
+    work_dir.check(tmp_path, nothing_differs)
+
+
+def test_a_folder_of_another_run_is_refused_with_the_fields(tmp_path):
+    work_dir.write_config(tmp_path, {"seed": 3})
+    with pytest.raises(ValueError, match="seed: 3 there, 7 in this run") as caught:
+        work_dir.check(tmp_path, seed_differs)
+    assert "--restart-from-scratch" in str(caught.value)
+    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b'{"seed"', "not JSON"),
+        (b"[]", r"must be an object, got \[\]; choose another"),
+        (b"null", "must be an object, got None"),
+        (b"\xff", "not JSON: 'utf-8'"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"1" * 6000, "not JSON: Exceeds the limit"),
+    ],
+)
+def test_a_damaged_config_is_named(tmp_path, text, says):
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ValueError, match=rf"cannot read .*config\.json: .*{says}"):
+        work_dir.check(tmp_path, nothing_differs)
+
+
+def test_a_file_is_no_work_dir(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file; choose another --work-dir"):
+        work_dir.check(tmp_path / "file", nothing_differs)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot write the work dir .*: Not a dir"):
+        work_dir.make(tmp_path / "file" / "run")
+
+
+def test_a_config_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot write the work dir"):
+        work_dir.write_config(tmp_path / "absent", {})
+
+
+def test_an_old_run_moves_aside_each_time_to_a_new_name(tmp_path):
+    path = tmp_path / "run"
+    assert work_dir.move_aside(path) is None
+    for number in (1, 2):
+        path.mkdir()
+        (path / "file").write_text(str(number))
+        assert work_dir.move_aside(path) == tmp_path / f"run.{number}"
+    assert not path.exists()
+    assert [(tmp_path / f"run.{n}" / "file").read_text() for n in (1, 2)] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        ([], "resume with: python -m mjax.train --work-dir runs/x"),
+        (
+            ["--work-dir", "old", "--steps", "5", "--restart-from-scratch"],
+            "resume with: python -m mjax.train --steps 5 --work-dir runs/x",
+        ),
+        (
+            ["--work_dir=old", "--data.path", "my corpus"],
+            "resume with: python -m mjax.train --data.path 'my corpus' --work-dir "
+            "runs/x",
+        ),
+        (
+            ["--distributed.process_id=1", "--distributed.num-processes", "2"],
+            "resume with (add the --distributed.process-id of each process): "
+            "python -m mjax.train --distributed.num-processes 2 --work-dir runs/x",
+        ),
+        (
+            ["--distributed.process-id", "0", "--steps", "5"],
+            "resume with (add the --distributed.process-id of each process): "
+            "python -m mjax.train --steps 5 --work-dir runs/x",
+        ),
+    ],
+)
+def test_the_resume_command_is_the_same_with_the_work_dir(argv, command):
+    assert work_dir.resume_command(argv, work_dir.Path("runs/x")) == command
