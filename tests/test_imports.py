@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import structure
 from scripts.structure import imported, module_names, room_of, table_rows
 
 ROOT = Path(__file__).parent.parent
@@ -118,6 +119,77 @@ def test_the_checker_catches_a_planted_import(
     else:
         assert len(found) == 1
         assert caught in found[0]
+
+
+CORRIDOR = ("train", "run", "step", "model", "layers", "kernels")
+
+
+def tour() -> list[str]:
+    """Read the files of README's reading tour, in order."""
+    text = (ROOT / "README.md").read_text()
+    section = text.partition("## Reading tour")[2].partition("\n## ")[0]
+    return re.findall(r"\]\((mjax/[^)]+\.py)\)", section)
+
+
+def not_reached(root: Path, files: list[str]) -> list[str]:
+    """List the files that none before them imports; the first one is given."""
+    known = module_names(root)
+    names = {path.relative_to(root).as_posix(): name for name, path in known.items()}
+    reached = {names[files[0]]}
+    missing = []
+    for file in files:
+        name = names[file]
+        if name not in reached:
+            missing.append(file)
+        reached |= {target for _, target in imported(name, known[name], known)}
+    return missing
+
+
+def test_each_stop_of_the_tour_is_imported_by_an_earlier_one():
+    files = tour()
+    assert files[0] == "mjax/train.py"
+    assert len(set(files)) == len(files), "a file is opened twice"
+    assert not_reached(ROOT, files) == []
+
+
+def test_a_gap_in_the_tour_is_caught():
+    """Without the file that leads to it, a stop is not reached."""
+    files = [file for file in tour() if file != "mjax/step/forward.py"]
+    assert not_reached(ROOT, files) == ["mjax/step/prefetch.py"]
+    assert not_reached(ROOT, files[::-1]) != []
+
+
+def test_the_tour_walks_the_corridor_that_the_design_names():
+    rooms = [file.split("/")[1].removesuffix(".py") for file in tour()]
+    first = [room for room in dict.fromkeys(rooms) if room in CORRIDOR]
+    assert tuple(first) == CORRIDOR
+    text = (ROOT / "docs" / "design.md").read_text()
+    assert f"`{' -> '.join(CORRIDOR)}, mesh`" in text
+
+
+def test_the_figures_and_the_drawing_of_the_design_are_those_of_the_tree():
+    """`python -m scripts.structure --svg docs/figures/structure.svg` writes it."""
+    found = structure.read(ROOT)
+    assert (found.up, found.circles, found.unordered) == ([], [], [])
+    counts = (len(found.rooms), len(found.arrows), 0, 0, len(found.longest_chain))
+    text = (ROOT / "docs" / "design.md").read_text()
+    assert f"| now | {' | '.join(map(str, counts))} |" in text
+    drawing = ROOT / "docs" / "figures" / "structure.svg"
+    assert drawing.read_text() == structure.as_svg(found)
+
+
+def test_importing_the_configuration_loads_no_jax():
+    """Config classes compute nothing: they are in modules apart from those that do."""
+    code = """
+import sys
+import mjax.config.train, mjax.config.command_line, mjax.recipes
+loaded = {"jax", "flax", "optax", "orbax"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_importing_every_module_touches_no_device():
