@@ -14,6 +14,7 @@ import ast
 import dataclasses
 import functools
 import html
+import itertools
 import json
 import re
 import sys
@@ -231,38 +232,97 @@ def as_json(found: Structure) -> str:
 
 # ----------------------------------------------------------------------------- drawing
 
-_WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _FLOOR_HEIGHT = 760, 104, 28, 62
+_BOX_WIDTH, _BOX_HEIGHT, _FLOOR_HEIGHT, _GAP, _SWEEPS = 104, 28, 66, 18, 24
+Node = tuple[str, ...]
+"""A room, or the place (room, to, floor) where an arrow passes a floor."""
+
+
+def _layers(found: Structure) -> tuple[list[list[Node]], list[list[Node]]]:
+    """Return the nodes of each floor, and the way of each direct arrow over them."""
+    floors = found.floors
+    floor_of = {room: n for n, floor in enumerate(floors) for room in floor}
+    layers: list[list[Node]] = [[(room,) for room in floor] for floor in floors]
+    ways = []
+    for room, to in found.direct:
+        passed = range(floor_of[room] + 1, floor_of[to])
+        way = [(room,), *((room, to, str(floor)) for floor in passed), (to,)]
+        for node in way[1:-1]:
+            layers[int(node[2])].append(node)
+        ways.append(way)
+    return layers, ways
+
+
+def _places(layers: list[list[Node]], ways: list[list[Node]]) -> dict[Node, float]:
+    """Order each floor by the mean place of its neighbours, so that few arrows cross.
+
+    Source: Sugiyama, Tagawa and Toda 1981, the barycentre method.
+    """
+    joined: dict[Node, list[Node]] = {node: [] for floor in layers for node in floor}
+    for way in ways:
+        for upper, lower in itertools.pairwise(way):
+            joined[upper].append(lower)
+            joined[lower].append(upper)
+    floor_of = {node: n for n, floor in enumerate(layers) for node in floor}
+    x = {node: float(n) for floor in layers for n, node in enumerate(floor)}
+
+    def spread(floor: list[Node]) -> None:
+        widths = [_BOX_WIDTH if len(node) == 1 else 0 for node in floor]
+        start = -(sum(widths) + _GAP * (len(floor) - 1)) / 2
+        for node, width in zip(floor, widths, strict=True):
+            x[node] = start + width / 2
+            start += width + _GAP
+
+    for sweep in range(_SWEEPS):
+        step = -1 if sweep % 2 else 1
+        for floor in layers[::step]:
+            means = {}
+            for node in floor:
+                near = [
+                    o
+                    for o in joined[node]
+                    if step * floor_of[o] < step * floor_of[node]
+                ]
+                means[node] = sum(x[o] for o in near) / len(near) if near else x[node]
+            floor.sort(key=lambda node, means=means: means[node])
+            spread(floor)
+    return x
 
 
 def as_svg(found: Structure) -> str:
-    """Draw the rooms by floor, with the direct arrows."""
-    floors = found.floors
-    at = {
-        room: (_WIDTH * (index + 0.5) / len(floor), 20 + _FLOOR_HEIGHT * number)
-        for number, floor in enumerate(floors)
-        for index, room in enumerate(floor)
+    """Draw the rooms by floor with the direct arrows, none of them behind a room."""
+    layers, ways = _layers(found)
+    x = _places(layers, ways)
+    y = {
+        node: 20 + _FLOOR_HEIGHT * n for n, floor in enumerate(layers) for node in floor
     }
-    height = 20 + _FLOOR_HEIGHT * len(floors)
+    reach = max(abs(place) for place in x.values()) + _BOX_WIDTH / 2 + 10
+    height = 20 + _FLOOR_HEIGHT * len(layers)
+    box = f"{-reach:.0f} 0 {2 * reach:.0f} {height}"
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" '
         'font-family="sans-serif" font-size="13">',
         "<title>Rooms of mjax by floor: each imports only from floors below</title>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#667"/>'
         "</marker></defs>",
-        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
+        f'<rect x="{-reach:.0f}" width="{2 * reach:.0f}" height="{height}" '
+        'fill="#fff"/>',
     ]
-    for room, to in found.direct:
-        (x, y), (to_x, to_y) = at[room], at[to]
+    for way in ways:
+        points = [f"{x[way[0]]:.0f},{y[way[0]] + _BOX_HEIGHT}"]
+        for node in way[1:-1]:
+            points += [f"{x[node]:.0f},{y[node] + d}" for d in (0, _BOX_HEIGHT)]
+        points.append(f"{x[way[-1]]:.0f},{y[way[-1]]}")
         lines.append(
-            f'<line x1="{x:.0f}" y1="{y + _BOX_HEIGHT:.0f}" x2="{to_x:.0f}" '
-            f'y2="{to_y:.0f}" stroke="#667" marker-end="url(#tip)"/>'
+            f'<polyline points="{" ".join(points)}" fill="none" stroke="#667" '
+            'marker-end="url(#tip)"/>'
         )
-    for room, (x, y) in at.items():
+    for room in found.rooms:
+        left, top = x[room,] - _BOX_WIDTH / 2, y[room,]
         lines += [
-            f'<rect x="{x - _BOX_WIDTH / 2:.0f}" y="{y:.0f}" width="{_BOX_WIDTH}" '
+            f'<rect x="{left:.0f}" y="{top}" width="{_BOX_WIDTH}" '
             f'height="{_BOX_HEIGHT}" rx="5" fill="#eef2f8" stroke="#456"/>',
-            f'<text x="{x:.0f}" y="{y + 18:.0f}" text-anchor="middle">'
+            f'<text x="{x[room,]:.0f}" y="{top + 18}" text-anchor="middle">'
             f"{html.escape(room)}</text>",
         ]
     return "\n".join([*lines, "</svg>"]) + "\n"

@@ -79,7 +79,7 @@ def test_the_drawing_has_every_room_and_every_direct_arrow(tree: Path, tmp_path:
     drawing = tmp_path / "rooms.svg"
     structure.main(["--root", str(tree), "--svg", str(drawing)])
     text = drawing.read_text()
-    assert text.count("<line ") == len(structure.read(tree).direct) == 3
+    assert text.count("<polyline ") == len(structure.read(tree).direct) == 3
     assert all(f">{room}</text>" in text for room in ROWS)
 
 
