@@ -97,8 +97,8 @@ def read(job: Job) -> None:
             while not ring.has_room(step):
                 select.select([job.doorbell], [], [])
                 os.eventfd_read(job.doorbell)
+            spent.add(len(rows))  # before: whoever has the rows finds them counted
             ring.write(step, rows)
-            spent.add(len(rows))
             _ring_all(job.bells)
             step += 1
     except Exception as error:  # whatever it is, the consumers raise it

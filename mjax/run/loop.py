@@ -375,7 +375,7 @@ def evaluate(
     params: PyTree,
     batches: Iterable[Any],
     num_bytes: int,
-    is_stopped: Callable[[], bool],
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Row:
     """Measure the loss on held-out batches.
 
@@ -423,7 +423,7 @@ def generate(
     num_tokens: int,
     vocab_size: int,
     seed: int,
-    is_stopped: Callable[[], bool],
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Int[np.ndarray, "m"] | None:
     """Continue a prompt by sampling at a fixed temperature.
 

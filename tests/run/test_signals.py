@@ -71,9 +71,8 @@ def test_before_the_first_step_a_signal_ends_the_process_at_once(
     process.send_signal(number)
     code, said = end_of(process)
     assert code == ending.PREEMPTED, said
-    assert said.endswith(
-        f"stopped by {number.name} before the first step; nothing is lost\n"
-    )
+    # The main thread may print once more between these words and the end.
+    assert f"stopped by {number.name} before the first step; nothing is lost\n" in said
     assert "Traceback" not in said
     assert "first step" not in said.replace("before the first step", "")
 
