@@ -116,6 +116,7 @@ def test_importing_the_program_as_a_library_leaves_signals_alone():
     assert end_of(process)[0] == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_state_is_restored_changes_nothing(tmp_path, environment):
     process = start(tmp_path / "run", environment, "--steps", "2")
     assert end_of(process)[0] == ending.DONE
