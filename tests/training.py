@@ -15,7 +15,7 @@ from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig, check_pipeline
 from mjax.pipeline.partition import EMPTY, Partition
 from mjax.step.program import Program, build_program
-from mjax.step.state import canonical_state
+from tests.layer_slots import in_order
 
 ROWS, LENGTH, VOCAB = 8, 16, 97
 
@@ -160,7 +160,7 @@ def gradients(program: Program, compiled: Any, partition: Partition) -> Gradient
     is_empty = partition.layer_of_slot == EMPTY
     blocks = [np.asarray(x)[is_empty] for x in jax.tree.leaves(grads["blocks"])]
     empty = max(float(np.abs(x).max(initial=0)) for x in blocks)
-    leaves = jax.tree_util.tree_leaves_with_path(canonical_state(grads, partition))
+    leaves = jax.tree_util.tree_leaves_with_path(in_order(grads, partition))
     return Gradients(
         loss=float(loss),
         leaves={

@@ -67,16 +67,6 @@ class Dataset:
         return sum(corpus.num_bytes for corpus in self.corpora)
 
     @property
-    def num_held_out_documents(self) -> int:
-        """Documents that end in the held-out text."""
-        return sum(c.counts["held_out"].num_documents for c in self.corpora)
-
-    @property
-    def num_held_out_bytes(self) -> int:
-        """Of held-out text in UTF-8."""
-        return sum(c.counts["held_out"].num_bytes for c in self.corpora)
-
-    @property
     def max_token_id(self) -> int:
         """Largest id in the text."""
         return max(c.counts[side].max_token_id for c in self.corpora for side in SIDES)

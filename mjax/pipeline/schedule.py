@@ -25,7 +25,6 @@ so that a stage has up to 2 (P - 1 - s) + (v - 1) P + 1 chunk inputs in flight; 
 paper's plain 1F1B has P - s. The bubble is the same, (P - 1) / (v M).
 """
 
-import collections
 import dataclasses
 import heapq
 import itertools
@@ -266,41 +265,6 @@ def check(
         )
 
 
-def validate(schedule: Schedule) -> None:
-    """Check every rule of a schedule: that following it computes the gradients.
-
-    Raises:
-      ValueError: a slot is missing or doubled, something is used in another tick than
-        the one after it was made, two things go into a buffer in one tick, or a
-        buffer's slot is overwritten while in use.
-    """
-    forward = _ticks_of(schedule, "forward")
-    backward = _ticks_of(schedule, "backward")
-    last = schedule.num_stages * schedule.num_chunks - 1
-    for (chunk, microbatch), tick in forward.items():
-        what = f"the forward slot of chunk {chunk}, microbatch {microbatch}"
-        if chunk > 0 and tick != forward[chunk - 1, microbatch] + 1:
-            raise ValueError(
-                f"{what} is in tick {tick}; its input arrives in tick "
-                f"{forward[chunk - 1, microbatch] + 1}"
-            )
-    for (chunk, microbatch), tick in backward.items():
-        what = f"the backward slot of chunk {chunk}, microbatch {microbatch}"
-        if tick < forward[chunk, microbatch]:
-            raise ValueError(f"{what} is in tick {tick}, before its forward slot")
-        if chunk < last and tick != backward[chunk + 1, microbatch] + 1:
-            raise ValueError(
-                f"{what} is in tick {tick}; its gradient arrives in tick "
-                f"{backward[chunk + 1, microbatch] + 1}"
-            )
-    uses_forward = _is_used(schedule.forward_chunk)
-    stash_ticks = np.flatnonzero(uses_forward)
-    gradient_ticks = np.flatnonzero(uses_forward | _is_used(schedule.backward_chunk))
-    for stage in range(schedule.num_stages):
-        _check_buffer(schedule, stage, "stash", stash_ticks)
-        _check_buffer(schedule, stage, "gradient", gradient_ticks)
-
-
 def _order(
     num_stages: int, num_chunks: int, num_microbatches: int
 ) -> tuple[Int[np.ndarray, " slots"], Int[np.ndarray, " slots"]]:
@@ -404,78 +368,3 @@ def _ticks_of_stage(
     ticks = np.flatnonzero(chunks != IDLE)
     names = zip(chunks[ticks].tolist(), microbatches[ticks].tolist(), strict=True)
     return dict(zip(names, ticks.tolist(), strict=True))
-
-
-def _ticks_of(
-    schedule: Schedule, kind: Literal["forward", "backward"]
-) -> dict[tuple[int, int], int]:
-    """Return the tick of each (global chunk, microbatch), each of them exactly once."""
-    found: dict[tuple[int, int], int] = {}
-    for stage in range(schedule.num_stages):
-        chunks = getattr(schedule, f"{kind}_chunk")[:, stage]
-        microbatches = getattr(schedule, f"{kind}_microbatch")[:, stage]
-        filled = collections.Counter(
-            zip(
-                chunks[chunks != IDLE].tolist(),
-                microbatches[chunks != IDLE].tolist(),
-                strict=True,
-            )
-        )
-        wanted = collections.Counter(
-            itertools.product(
-                range(schedule.num_chunks), range(schedule.num_microbatches)
-            )
-        )
-        if filled != wanted:
-            raise ValueError(
-                f"stage {stage} must fill one {kind} slot for each (chunk, "
-                f"microbatch); missing: {sorted(wanted - filled)[:4]}, too many: "
-                f"{sorted(filled - wanted)[:4]}"
-            )
-        ticks = _ticks_of_stage(schedule, kind, stage)
-        for (chunk, microbatch), tick in ticks.items():
-            found[chunk * schedule.num_stages + stage, microbatch] = tick
-    return found
-
-
-def _check_buffer(
-    schedule: Schedule,
-    stage: int,
-    name: Literal["stash", "gradient"],
-    written_ticks: Int[np.ndarray, " written"],
-) -> None:
-    """Check that every read finds what was written for it, not a later write."""
-    write = getattr(schedule, f"{name}_write")[:, stage]
-    read = getattr(schedule, f"{name}_read")[:, stage]
-    forward = _ticks_of_stage(schedule, "forward", stage)
-    last = (schedule.num_chunks - 1, schedule.num_stages - 1)
-    # IDLE is no place: as an index it would be the last slot.
-    nowhere = written_ticks[write[written_ticks] == IDLE]
-    if nowhere.size:
-        raise ValueError(
-            f"stage {stage} has no {name} slot to write in tick {nowhere[0]}"
-        )
-    reader: dict[int, int] = {}
-    for (chunk, microbatch), tick in _ticks_of_stage(
-        schedule, "backward", stage
-    ).items():
-        from_forward = name == "stash" or (chunk, stage) == last
-        written = forward[chunk, microbatch] if from_forward else tick
-        if written in reader:
-            raise ValueError(
-                f"stage {stage} has one {name} slot to write in tick {written}, for "
-                f"what ticks {reader[written]} and {tick} need"
-            )
-        reader[written] = tick
-        slot = read[tick]
-        if slot == IDLE or write[written] != slot:
-            raise ValueError(
-                f"stage {stage} reads {name} slot {slot} in tick {tick}; what it needs "
-                f"was put into slot {write[written]} in tick {written}"
-            )
-        later = np.flatnonzero(write[written + 1 : tick + 1] == slot)
-        if later.size:
-            raise ValueError(
-                f"stage {stage} overwrites {name} slot {slot} in tick "
-                f"{written + 1 + later[0]}; it is needed until tick {tick}"
-            )

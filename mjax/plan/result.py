@@ -171,11 +171,6 @@ class Plan:
     bottleneck: str = ""
     advice: tuple[Advice, ...] = ()
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Of the global batch."""
-        return self.config.batch.size * self.config.data.seq_len
-
 
 def waiting(role: str) -> str:
     """Name the part of a step in which only the communication of a role goes on."""

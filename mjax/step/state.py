@@ -122,31 +122,6 @@ def state_shardings(
 # ---------------------------------------------------------------------- canonical form
 
 
-def canonical_state(state: Any, partition: Partition) -> Any:
-    """Put the layers in their order, without the empty slots; pure.
-
-    Args:
-      state: tree in which every leaf on a path through "blocks" (parameters, and what
-        the optimizer keeps of them) is [slots, ...].
-      partition: says which slot holds which layer.
-    Returns:
-      the tree, those leaves [L, ...].
-    """
-    return _on_blocks(lambda xs: [_layers_of(x, partition) for x in xs], state)
-
-
-def run_state(canonical: Any, partition: Partition) -> Any:
-    """Put the layers into their slots, zeros into the empty ones; pure.
-
-    Args:
-      canonical: tree as `canonical_state` returns it.
-      partition: says which slot holds which layer.
-    Returns:
-      the tree, every leaf on a path through "blocks" [slots, ...].
-    """
-    return _on_blocks(lambda xs: [_slots_of(x, partition) for x in xs], canonical)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavedForm:
     """The canonical form on a mesh, and the way there and back."""

@@ -31,6 +31,11 @@ def text_of(dataset, samples) -> str:
     return dataset.tokenizer.decode(np.asarray(stream(samples)))
 
 
+def held_out_counts(dataset):
+    (corpus,) = dataset.corpora
+    return corpus.counts["held_out"]
+
+
 def test_the_two_sides_are_whole_documents_chosen_by_name(corpus, tmp_path):
     dataset = open_dataset(config(tmp_path, corpus), seed=0)
     expected = {True: "", False: ""}
@@ -40,7 +45,7 @@ def test_the_two_sides_are_whole_documents_chosen_by_name(corpus, tmp_path):
     assert text_of(dataset, dataset.train) == expected[False]
     assert dataset.corpora[0].split == "document"
     assert dataset.num_documents == 60
-    assert dataset.num_held_out_documents == expected[True].count("<|")
+    assert held_out_counts(dataset).num_documents == expected[True].count("<|")
 
 
 def test_a_document_stays_on_its_side_when_others_come(corpus, tmp_path):
@@ -70,7 +75,7 @@ def test_a_single_document_is_split_by_position(tmp_path, tokenizer):
     assert dataset.corpora[0].split == "position"
     assert train + held_out == text + "<|endoftext|>"
     size = len(text.encode())
-    assert dataset.num_held_out_bytes == pytest.approx(0.2 * size, abs=4)
+    assert held_out_counts(dataset).num_bytes == pytest.approx(0.2 * size, abs=4)
     assert dataset.num_bytes == size
 
 
@@ -94,7 +99,7 @@ def test_counts_of_the_held_out_text_are_exact(corpus, tmp_path, tokenizer):
     held_out = b"".join((corpus / name).read_bytes() for name in names)
     shares = [held_out.count(byte) / len(held_out) for byte in set(held_out)]
     entropy = -sum(share * math.log2(share) for share in shares)
-    assert dataset.num_held_out_bytes == len(held_out)
+    assert held_out_counts(dataset).num_bytes == len(held_out)
     assert dataset.unigram_bits_per_byte == pytest.approx(entropy, rel=1e-12)
     ids = stream(dataset.held_out)
     assert dataset.tokenizer.token_num_bytes[ids].sum() == len(held_out)
@@ -266,7 +271,7 @@ def test_a_mixture_reads_each_corpus_in_its_share(corpus, second, tmp_path):
     for index, dataset_alone in enumerate(alone):
         assert dataset.corpora[index] == dataset_alone.corpora[0]
         assert len(dataset.train.corpora[index]) == dataset_alone.train.num_samples
-    for name in ("num_documents", "num_bytes", "num_held_out_bytes"):
+    for name in ("num_documents", "num_bytes"):
         assert getattr(dataset, name) == sum(getattr(one, name) for one in alone)
 
 
@@ -339,7 +344,7 @@ def test_text_without_a_target_in_any_document_is_refused(tmp_path):
 def test_the_standard_library_makes_a_corpus(tmp_path):
     dataset = open_dataset(DataConfig(cache_dir=str(tmp_path)), seed=0)
     assert dataset.num_documents > 400
-    assert 0.02 < dataset.num_held_out_bytes / dataset.num_bytes < 0.1
+    assert 0.02 < held_out_counts(dataset).num_bytes / dataset.num_bytes < 0.1
     assert 4 < dataset.unigram_bits_per_byte < 6
 
 

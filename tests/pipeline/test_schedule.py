@@ -18,8 +18,8 @@ from mjax.pipeline.schedule import (
     build,
     build_forward,
     check,
-    validate,
 )
+from tests.pipeline.schedule_rules import validate
 
 stages = st.integers(1, 8)
 chunks = st.integers(1, 4)

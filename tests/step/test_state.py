@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
@@ -14,9 +15,11 @@ from mjax.config.optim import OptimConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.partition import EMPTY, split
 from mjax.step import optim
-from mjax.step.state import canonical_state, run_state
+from mjax.step.optim import guard_init
+from mjax.step.state import TrainState, saved_form
 from tests.hlo_collectives import collectives
-from tests.training import ONE_DEVICE, TINY, Layout, make_program
+from tests.layer_slots import in_order, in_slots
+from tests.training import ONE_DEVICE, TINY, Layout, make_mesh, make_program
 
 MODEL = dataclasses.replace(TINY, layers=8, d_model=36, head_dim=4, norm_bias=True)
 """D = 36 over dp_shard=2 leaves 18, which pp=4 does not divide: norms stay whole."""
@@ -33,8 +36,6 @@ LAYOUTS = {
     ),
     "canonical": (Layout((4, 1, 1, 2), 0, 4), PLAIN_STAGES),
 }
-
-into_slots = jax.jit(run_state, static_argnums=1)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def assert_placed_as(state, abstract):
 def as_stored(canonical, program, partition):
     """Place a canonical state in the layout of a run."""
     placed = jax.tree.map(lambda s: s.sharding, program.abstract_state)
-    return jax.device_put(into_slots(canonical, partition), placed)
+    return jax.device_put(in_slots(canonical, partition), placed)
 
 
 @pytest.mark.parametrize(
@@ -96,19 +97,42 @@ def test_slots_and_back_is_exact_and_leaves_all_but_the_blocks(sizes):
     num_stages, num_chunks, num_layers = sizes
     cut = split(num_layers, num_stages=num_stages, num_chunks=num_chunks, uneven=True)
     layers = jnp.arange(1.0, num_layers + 1).at[0].set(-0.0)
-    tree = {"blocks": {"w": layers[:, None]}, "head": {"w": layers}}
-    stored = run_state(tree, cut)
-    assert stored["head"]["w"] is layers
+    # Every number of stages divides 12 and none but one divides 1.
+    blocks = {"w": layers[:, None], "v": jnp.tile(layers[:, None], (1, 12))}
+    mesh = make_mesh((num_stages, 1, 1, 1))
+    saved = TrainState(
+        step=jnp.zeros((), jnp.int32),
+        rng=jnp.zeros(2, jnp.uint32),
+        params={"blocks": blocks, "head": {"w": layers}},
+        opt_state=(),
+        guard=guard_init(),
+    )
+
+    def placed(path, x):
+        is_block = jax.tree_util.DictKey("blocks") in path
+        spec = (
+            PartitionSpec("pp", *[None] * (x.ndim - 1)) if is_block else PartitionSpec()
+        )
+        sharding = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    abstract = jax.tree_util.tree_map_with_path(placed, in_slots(saved, cut))
+    form = saved_form(abstract, cut, mesh)
+    saved = jax.device_put(saved, jax.tree.map(lambda s: s.sharding, form.abstract))
+    stored = form.to_run(saved)
+    assert_placed_as(stored, abstract)
+    assert stored.params["head"]["w"] is saved.params["head"]["w"]
     expected = [0 if i == EMPTY else layers[i] for i in cut.layer_of_slot]
-    np.testing.assert_array_equal(stored["blocks"]["w"][:, 0], expected)
-    assert_same_bits(canonical_state(stored, cut), tree)
+    np.testing.assert_array_equal(stored.params["blocks"]["w"][:, 0], expected)
+    assert_same_bits(stored, in_slots(saved, cut))
+    assert_same_bits(form.of_run(stored), saved)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_partition_draws_the_same_layers_in_their_places(name, programs, drawn):
     state = programs[name].init()
     assert_placed_as(state, programs[name].abstract_state)
-    assert_same_bits(state, into_slots(drawn, LAYOUTS[name][1]))
+    assert_same_bits(state, in_slots(drawn, LAYOUTS[name][1]))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -184,7 +208,7 @@ def test_a_checkpoint_of_one_partition_restores_onto_another(
         assert restored is not None
         state = program.from_saved(restored.state)
         assert_placed_as(state, program.abstract_state)
-        assert_same_bits(state, into_slots(trained, partition))
+        assert_same_bits(state, in_slots(trained, partition))
     checkpoints.close()
 
 
@@ -210,7 +234,7 @@ def test_an_update_leaves_empty_slots_zero_and_treats_the_others_as_layers(name)
         return params, opt_state
 
     plain = two_steps(params, grads)
-    stored = two_steps(run_state(params, UNEVEN), run_state(grads, UNEVEN))
+    stored = two_steps(in_slots(params, UNEVEN), in_slots(grads, UNEVEN))
     empty = UNEVEN.layer_of_slot == EMPTY
     assert empty.any()
     for leaf in (stored[0], stored[1]["adam"].mu, stored[1]["adam"].nu):
@@ -218,6 +242,6 @@ def test_an_update_leaves_empty_slots_zero_and_treats_the_others_as_layers(name)
     # The clipped norm is summed over another order: float32, 96 addends.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
-        canonical_state(stored, UNEVEN),
+        in_order(stored, UNEVEN),
         plain,
     )
