@@ -1,4 +1,4 @@
-"""Apply a stack of layers: one compiled pattern of kinds, scanned, with remat."""
+"""Apply layers: one compiled pattern of kinds, scanned, with remat."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ BLOCK_INPUT = "block_input"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layers:
-    """Applies layers: a scan over the repeating pattern of kinds.
+class LayerPattern:
+    """Layers as a repeating pattern of kinds: applied one by one, or by a scan.
 
     Kinds are static within the pattern, so kernels see constant windows and compile
     time grows with the pattern, not with the number of layers.

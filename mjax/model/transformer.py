@@ -26,7 +26,7 @@ from mjax.layers.loss import NO_TARGET as NO_TARGET
 from mjax.layers.loss import mask_padding
 from mjax.layers.norm import Norm
 from mjax.layers.rope import angles
-from mjax.layers.stack import BLOCK_INPUT, Guard, Layers
+from mjax.layers.stack import BLOCK_INPUT, Guard, LayerPattern
 from mjax.model.config import ModelConfig
 from mjax.pipeline.partition import EMPTY, Partition
 
@@ -130,17 +130,17 @@ class Transformer(nnx.Module):
         """
         if stacked is None:
             stacked = nnx.to_pure_dict(nnx.state(self.blocks))
-        layers = self.layers(context, key=key, first_layer=first_layer, guard=guard)
-        return layers.run(x, stacked)
+        pattern = self.pattern(context, key=key, first_layer=first_layer, guard=guard)
+        return pattern.run(x, stacked)
 
-    def layers(
+    def pattern(
         self,
         context: Context,
         *,
         key: DropoutKey | None = None,
         first_layer: Int[Array, ""] | int = 0,
         guard: Guard | None = None,
-    ) -> Layers:
+    ) -> LayerPattern:
         """Return what applies blocks; arguments as in `run_layers`."""
         graph = nnx.graphdef(self.blocks)
 
@@ -156,7 +156,7 @@ class Transformer(nnx.Module):
             layer_key = None if key is None else key.at(index + 1)
             return nnx.merge(graph, params)(x, kind, context, layer_key)
 
-        return Layers(
+        return LayerPattern(
             layer=layer,
             kinds=self.config.kinds[: self.config.pattern_length],
             remat=self.config.remat,

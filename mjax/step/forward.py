@@ -22,8 +22,7 @@ from mjax.mesh import collectives, zero
 from mjax.mesh.axes import DP, DP_SHARD, PP, TP
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.model.transformer import NO_TARGET, DropoutKey, Params, Transformer
-from mjax.step import prefetch
-from mjax.step.prefetch import Weights
+from mjax.step.prefetch import OverlappedLayers, Weights
 
 Batch = dict[str, Int[Array, "B T"]]
 
@@ -220,11 +219,11 @@ class Plain(Forward):
             return self._bind(ends, weights).loss(y, micro["targets"]) * scale
 
         x, pull_start = jax.vjp(start, whole["embed"])
-        stack = self._stack(self._bind(whole, weights), micro, at)
-        y, weights, kept = stack.forward(x, weights, keep=True)
+        layers = self._layers(self._bind(whole, weights), micro, at)
+        y, weights, kept = layers.forward(x, weights, keep=True)
         value, pull_loss = jax.vjp(loss, whole, y)
         d_ends, dy = pull_loss(jnp.ones_like(value))
-        dx, blocks = stack.backward(
+        dx, blocks = layers.backward(
             dy, weights, kept, total and total.blocks, finish=finish
         )
         (d_embed,) = pull_start(dx)
@@ -265,7 +264,7 @@ class Plain(Forward):
         """Return the bound model, and what leaves the last block; no dropout."""
         model = self._bind(self._whole(ends) if self.level == 3 else ends, weights)
         x = model.start(micro["tokens"])
-        y, *_ = self._stack(model, micro, None).forward(x, weights, keep=False)
+        y, *_ = self._layers(model, micro, None).forward(x, weights, keep=False)
         return model, y
 
     def _weights(
@@ -296,12 +295,12 @@ class Plain(Forward):
         """Make the model; of its blocks only what they are is used."""
         return nnx.merge(self.graph, ends | {"blocks": weights.stacked})
 
-    def _stack(
+    def _layers(
         self, model: Transformer, micro: Batch, key: DropoutKey | None
-    ) -> prefetch.Stack:
+    ) -> OverlappedLayers:
         context = model.context(micro["positions"], micro.get("segments"))
-        return prefetch.Stack(
-            layers=model.layers(context, key=key),
+        return OverlappedLayers(
+            pattern=model.pattern(context, key=key),
             num_layers=model.config.layers,
             specs=self.specs["blocks"],
             level=self.level,

@@ -32,7 +32,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int, PyTree
 
-from mjax.layers.stack import Layers
+from mjax.layers.stack import LayerPattern
 from mjax.mesh import zero
 from mjax.mesh.axes import DP, DP_REPLICATE, DP_SHARD
 from mjax.vjp import SplitVJP, zeros_of
@@ -62,10 +62,13 @@ class Kept(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stack:
-    """All layers of a model, on one device of each data-parallel group."""
+class OverlappedLayers:
+    """Forward and backward pass over all layers, communication overlapped with compute.
 
-    layers: Layers
+    Weights are gathered one layer ahead, gradients reduced one layer behind.
+    """
+
+    pattern: LayerPattern
     num_layers: int
     specs: PyTree
     """PartitionSpecs of the stored parameters [L, ...]."""
@@ -131,7 +134,7 @@ class Stack:
         carry, scanned = (x, ahead, copy), ()
         if self.num_scanned:
             # Stacks in the memory of the host are left to lax.scan.
-            own_stacks = keep and self.layers.remat != "offload"
+            own_stacks = keep and self.pattern.remat != "offload"
             scan = functools.partial(_scan, unlike=x) if own_stacks else lax.scan
             carry, scanned = scan(pattern, carry, self._firsts())
         rest = []
@@ -277,7 +280,7 @@ class Stack:
 
     @property
     def _period(self) -> int:
-        return len(self.layers.kinds)
+        return len(self.pattern.kinds)
 
     def _firsts(self) -> Int[Array, " patterns"]:
         return jnp.arange(0, self.num_scanned, self._period)
@@ -285,8 +288,8 @@ class Stack:
     def _context(self, index: Index) -> tuple[Array, PyTree]:
         """Return what a layer reads beside its input and its weights."""
         # An array also of a plain number, which jax would leave a constant.
-        number = jnp.zeros((), jnp.int32) + self.layers.first_layer + index
-        return number, self.layers.context
+        number = jnp.zeros((), jnp.int32) + self.pattern.first_layer + index
+        return number, self.pattern.context
 
     def _places(self, x: Array, weights: Weights) -> Callable[[int, Index], SplitVJP]:
         """Return (place, index) -> that kind of layer, in the loop or after it."""
@@ -294,7 +297,7 @@ class Stack:
 
         @functools.cache
         def make(place: int, in_loop: bool) -> SplitVJP:
-            layer = self.layers.one(place, in_loop=in_loop)
+            layer = self.pattern.one(place, in_loop=in_loop)
             return SplitVJP(layer, x, params, *self._context(0))
 
         # XLA takes a loop of one turn apart: what stood in it stands with the rest.
