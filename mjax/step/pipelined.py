@@ -1,6 +1,6 @@
 """Loss, gradients and logits of a batch, computed by a pipeline of stages.
 
-`Pipelined` has the signature of `mjax.step.forward.Plain`, and its results. It tells
+`Pipelined` has the signature of `mjax.step.plain.Plain`, and its results. It tells
 the executor (`mjax.pipeline.run`) what a Transformer does before the first chunk, in a
 chunk and after the last one; what all stages share is gathered and reduced here.
 """
@@ -11,11 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from mjax.mesh import collectives, zero
-from mjax.model.transformer import Params, Transformer
+from mjax.model.transformer import Params
 from mjax.pipeline import run
 from mjax.pipeline.config import Pipeline
 from mjax.pipeline.pieces import Pieces
@@ -122,14 +121,6 @@ class Pipelined(Forward):
             )
 
         return run.Model(embed=embed, context=context, chunk=chunk, head=head)
-
-    def _bind(self, ends: Params, layers: Params) -> Transformer:
-        return nnx.merge(self.graph, ends | {"blocks": layers})
-
-    @property
-    def _end_specs(self) -> Params:
-        """Specs of what all stages share: embedding, final norm, head."""
-        return {name: spec for name, spec in self.specs.items() if name != "blocks"}
 
     def _pieces(self, *, split: bool) -> Pieces:
         sizes = self.mesh.shape

@@ -1,6 +1,6 @@
 """One training step as a pure function of state and batch.
 
-The gradients come from one `jax.shard_map` over all mesh axes (`mjax.step.forward`, or
+The gradients come from one `jax.shard_map` over all mesh axes (`mjax.step.plain` or
 `mjax.step.pipelined`: one signature). The optimizer runs in the same jit outside the
 shard_map, on the global sharded arrays, so that norms (clipping, trust ratios) are
 global by construction.
@@ -27,8 +27,9 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, abstract_params, map_params
 from mjax.pipeline.config import PipelineConfig, make_pipeline
 from mjax.step import optim
-from mjax.step.forward import Batch, Forward, Plain
+from mjax.step.forward import Batch, Forward
 from mjax.step.pipelined import Pipelined
+from mjax.step.plain import Plain
 from mjax.step.state import (
     TrainState,
     new_state,
