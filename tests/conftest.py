@@ -1,6 +1,10 @@
 """Set up every test session: 8 simulated devices, annotations checked."""
 
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
 # Tests compile hundreds of small programs and run each a few times: LLVM without its
 # optimisation passes halves the time of the suite. And XLA ends the process when eight
@@ -14,6 +18,7 @@ os.environ["XLA_FLAGS"] = (
 
 import hypothesis
 import jax
+import pytest
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_platforms", "cpu")
@@ -27,3 +32,30 @@ hypothesis.settings.register_profile(
     "mjax", deadline=None, max_examples=60, derandomize=True
 )
 hypothesis.settings.load_profile("mjax")
+
+STRICT_FOLDERS = ("kernels", "layers", "model")
+"""Below tests/: where no array may change its dtype or its rank by itself.
+
+The marker `promotion` says where one may: Optax, and so a whole step, changes both.
+"""
+
+
+@contextlib.contextmanager
+def promotion(
+    dtype: Literal["strict", "standard"] = "strict",
+    rank: Literal["raise", "allow"] = "raise",
+) -> Iterator[None]:
+    """Set what the marker's arguments say."""
+    with jax.numpy_dtype_promotion(dtype), jax.numpy_rank_promotion(rank):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _strict_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    if folder not in STRICT_FOLDERS:
+        yield
+        return
+    marker = request.node.get_closest_marker("promotion")
+    with promotion(**(marker.kwargs if marker else {})):
+        yield

@@ -24,6 +24,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
                 yield from equations(inner)
 
 
+@pytest.mark.promotion(rank="allow")
 @pytest.mark.parametrize(
     ("block", "activation", "num_projections"),
     [("parallel", "gelu", 2), ("parallel", "swiglu", 2), ("serial", "swiglu", 4)],
@@ -50,6 +51,7 @@ def test_projections_that_share_input_or_output_are_one_product(
     assert len(weights) == num_projections
 
 
+@pytest.mark.promotion(dtype="standard", rank="allow")
 def test_offload_keeps_the_input_of_each_block_in_host_memory_only() -> None:
     """Of the residual stream nothing but the host copies waits for the backward pass.
 
@@ -67,6 +69,7 @@ def test_offload_keeps_the_input_of_each_block_in_host_memory_only() -> None:
     assert set(stacked_residuals("offload")) == {"<host>"}
 
 
+@pytest.mark.promotion(dtype="standard", rank="allow")
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_joined_weights_never_wait_for_the_backward_pass(remat) -> None:
     """One stack of them would be a copy of all weights of the model."""

@@ -27,6 +27,7 @@ def on_mesh(f, shape, in_specs, out_specs):
     )
 
 
+@pytest.mark.promotion(rank="allow")
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
 def test_norm_is_its_formula(kind) -> None:
     x = np.random.default_rng(0).normal(1.0, 2.0, (2, 3, 16))
@@ -34,11 +35,11 @@ def test_norm_is_its_formula(kind) -> None:
     norm.scale[...] = jnp.arange(16, dtype=jnp.float32)
     centred = x - x.mean(-1, keepdims=True) if kind == "layernorm" else x
     expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3)
-    with jax.numpy_dtype_promotion("strict"):
-        got = norm(jnp.asarray(x, jnp.float32))
+    got = norm(jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(got, expected * np.arange(16), rtol=TOLERANCE, atol=1e-6)
 
 
+@pytest.mark.promotion(rank="allow")
 def test_norm_of_bfloat16_takes_its_statistics_in_float32() -> None:
     # In bfloat16 the mean of 257 equal numbers would already be off.
     x = jnp.full((1, 1, 257), 3.0, jnp.bfloat16).at[0, 0, 0].set(300.0)
@@ -47,6 +48,7 @@ def test_norm_of_bfloat16_takes_its_statistics_in_float32() -> None:
     assert float(norm(x)[0, 0, 0]) == pytest.approx(expected, rel=2**-8)
 
 
+@pytest.mark.promotion(rank="allow")
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_rope_rotates_pairs_as_complex_numbers(interleaved, fraction) -> None:
@@ -67,12 +69,12 @@ def test_rope_rotates_pairs_as_complex_numbers(interleaved, fraction) -> None:
     turned = (x[first] + 1j * x[second]) * turn
     expected = x.copy()
     expected[first], expected[second] = turned.real, turned.imag
-    with jax.numpy_dtype_promotion("strict"):
-        cos_sin = angles(jnp.asarray(positions, jnp.int32), config)
-        got = rotate(jnp.asarray(x, jnp.float32), cos_sin, config)
+    cos_sin = angles(jnp.asarray(positions, jnp.int32), config)
+    got = rotate(jnp.asarray(x, jnp.float32), cos_sin, config)
     np.testing.assert_allclose(got, expected, rtol=TOLERANCE, atol=1e-6)
 
 
+@pytest.mark.promotion(rank="allow")
 def test_rotated_scores_depend_on_the_distance_only() -> None:
     config = RopeConfig(
         head_width=16, base=1e4, scaling=1.0, fraction=1.0, interleaved=False

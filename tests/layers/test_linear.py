@@ -53,7 +53,7 @@ def run(num_chunks: int, dtype: Any = jnp.float32, tp: int = TP) -> dict[str, An
     def loss(a: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         y = through(num_chunks, a).astype(jnp.float32)
         at = collectives.sequence_offset(y.shape[1]) + jnp.arange(y.shape[1])
-        return jnp.sum(y * jnp.cos(at)[:, None]), y
+        return jnp.sum(y * jnp.cos(at)[None, :, None]), y
 
     def per_device(a: dict[str, jax.Array]) -> tuple[Any, Any]:
         a = jax.tree.map(collectives.vary, a)

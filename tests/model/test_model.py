@@ -21,6 +21,7 @@ def test_visible_pairs_are_those_of_the_mask(window) -> None:
     assert visible_pairs(8, window) == mask.sum()
 
 
+@pytest.mark.promotion(dtype="standard", rank="allow")
 def test_the_flop_formula_agrees_with_the_dots_of_the_compiled_step() -> None:
     """Within 2%: the reference attention computes the full square, so it is counted."""
     model = dataclasses.replace(
@@ -70,6 +71,7 @@ def test_the_smallest_pattern_of_kinds_is_found() -> None:
     assert pattern(window=(4, 4), rope=(True,)) == 1
 
 
+@pytest.mark.promotion(dtype="standard", rank="allow")
 def test_a_pattern_that_does_not_divide_the_layers_runs() -> None:
     model = dataclasses.replace(TINY, layers=5, window=(3, None))
     program = make_program(ONE_DEVICE, model)

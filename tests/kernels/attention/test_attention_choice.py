@@ -201,6 +201,8 @@ def test_a_block_below_one_is_refused():
         BlockedTuning(block=0)
 
 
+# jax.nn promotes both inside.
+@pytest.mark.promotion(dtype="standard", rank="allow")
 @pytest.mark.parametrize("window", [None, 5])
 def test_cudnn_gets_the_window_together_with_the_causal_mask(monkeypatch, window):
     real, calls = jax.nn.dot_product_attention, []

@@ -22,12 +22,6 @@ BLOCK = 16
 LENGTH = 45
 
 
-@pytest.fixture(autouse=True)
-def _strict():
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
-
 def make_inputs(B=2, T=LENGTH, N=4, K=2, H=8, S=None, dtype=jnp.float32):
     """Return random q, k, v and a cotangent of the output."""
     q, k, v, d_out = jax.random.split(jax.random.key(T * N + K), 4)

@@ -16,12 +16,6 @@ BF16_TOLERANCE = 2e-2
 NAMES = ("gelu", "gelu_tanh", "swiglu")
 
 
-@pytest.fixture(autouse=True)
-def _strict():
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
-
 def case(name, module, use_bias, dtype=jnp.float32):
     """Return a function of arrays, its arguments, and a cotangent."""
     keys = jax.random.split(jax.random.key(0), 5)

@@ -15,11 +15,8 @@ BF16_TOLERANCE = 5e-3
 EPS = 1e-5
 
 
-@pytest.fixture(autouse=True)
-def _strict():
-    # Not rank promotion: a formula is read more easily without reshapes.
-    with jax.numpy_dtype_promotion("strict"):
-        yield
+# A formula is read more easily without reshapes.
+pytestmark = pytest.mark.promotion(rank="allow")
 
 
 def make_inputs(dtype=jnp.float32, mean=0.5, std=2.0):
