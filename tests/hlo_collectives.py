@@ -8,9 +8,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from mjax.mesh.axes import AxisSizes
-from mjax.plan.analysis import collective_kind
-from mjax.plan.groups import read_groups, read_pairs
-from mjax.plan.hlo import Computation, Instruction, Module, Shape, arrays, parse
+from mjax.plan.hlo.analysis import collective_kind
+from mjax.plan.hlo.groups import read_groups, read_pairs
+from mjax.plan.hlo.parse import Computation, Instruction, Module, Shape, arrays, parse
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,8 @@ import dataclasses
 import math
 
 from mjax.hardware.gpus import Gpu
-from mjax.plan.analysis import Collective
-from mjax.plan.work import Work
+from mjax.plan.hlo.analysis import Collective
+from mjax.plan.hlo.work import Work
 
 _RATES = {"bf16": 1.0, "f16": 1.0, "f32": 0.5, "s8": 2.0}
 """Speed of a product by the dtype of its factors, relative to bfloat16."""

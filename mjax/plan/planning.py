@@ -12,10 +12,10 @@ from mjax.estimate.formulas.case import Constants
 from mjax.hardware.described import abstract_mesh
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.plan import closed_form, reading
-from mjax.plan.analysis import analyse
 from mjax.plan.compile import Executable, compilable, compile_step, stored_bytes
 from mjax.plan.cost import CostModel
-from mjax.plan.hlo import parse
+from mjax.plan.hlo.analysis import analyse
+from mjax.plan.hlo.parse import parse
 from mjax.plan.replay import replay
 from mjax.plan.result import COMPUTE_PARTS, IDLE, Modelled, Plan, memory_of, waiting
 from mjax.plan.topology import Topology

@@ -18,8 +18,9 @@ from mjax.hardware.utilization import Utilization
 from mjax.mesh.axes import AxisSizes
 from mjax.model.counts import flops_per_token, visible_pairs
 from mjax.pipeline.schedule import Schedule, build
-from mjax.plan.analysis import Analysis, Collective
-from mjax.plan.hlo import Module
+from mjax.plan.hlo.analysis import Analysis, Collective
+from mjax.plan.hlo.parse import Module
+from mjax.plan.hlo.work import KERNELS
 from mjax.plan.replay import Replay
 from mjax.plan.result import (
     COMPUTE_PARTS,
@@ -33,7 +34,6 @@ from mjax.plan.result import (
     waiting,
 )
 from mjax.plan.topology import Topology
-from mjax.plan.work import KERNELS
 
 _PICTURES = 6
 """Computations that are drawn: those in which most of the step passes."""

@@ -20,10 +20,10 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mjax.plan.analysis import KINDS, Analysis, Collective
 from mjax.plan.cost import CostModel
-from mjax.plan.hlo import Computation, Instruction, Module
-from mjax.plan.work import FREE, KERNELS, fused_work, moved_bytes
+from mjax.plan.hlo.analysis import KINDS, Analysis, Collective
+from mjax.plan.hlo.parse import Computation, Instruction, Module
+from mjax.plan.hlo.work import FREE, KERNELS, fused_work, moved_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ or an output that is written in place, counts with the slice alone.
 
 import dataclasses
 
-from mjax.plan.analysis import KINDS
-from mjax.plan.hlo import Computation, Instruction, Module, parse
-from mjax.plan.work import FREE, fused_work, moved_bytes
+from mjax.plan.hlo.analysis import KINDS
+from mjax.plan.hlo.parse import Computation, Instruction, Module, parse
+from mjax.plan.hlo.work import FREE, fused_work, moved_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

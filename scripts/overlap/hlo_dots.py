@@ -12,15 +12,15 @@ import functools
 import sys
 from pathlib import Path
 
-from mjax.plan.hlo import Computation, Instruction, parse
-from mjax.plan.work import own_work
+from mjax.plan.hlo.parse import Computation, Instruction, parse
+from mjax.plan.hlo.work import own_work
 
 
 def count_dot_flops(hlo_text: str) -> int:
     """Count 2 FLOPs per multiply-add of every matrix product that one run executes.
 
     Of a conditional, the most expensive branch counts. Under SPMD the count is per
-    device, as the module is. Unlike `mjax.plan.analysis` it asks for no mesh, and
+    device, as the module is. Unlike `mjax.plan.hlo.analysis` it asks for no mesh, and
     accepts a loop of unknown length that holds no product.
 
     Args:

@@ -23,10 +23,10 @@ from mjax.hardware.described import described_mesh
 from mjax.hardware.gpus import GPUS
 from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
-from mjax.plan.analysis import Analysis, Collective, analyse
 from mjax.plan.compile import OPTIONS
 from mjax.plan.cost import CostModel
-from mjax.plan.hlo import parse
+from mjax.plan.hlo.analysis import Analysis, Collective, analyse
+from mjax.plan.hlo.parse import parse
 from mjax.plan.replay import Replay, replay
 from mjax.step.program import build_program
 from scripts.evidence import Table, write_page

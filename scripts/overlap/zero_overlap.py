@@ -17,8 +17,8 @@ from mjax.config.step import BatchConfig, Precision, PrecisionConfig
 from mjax.hardware.described import described_mesh
 from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
-from mjax.plan.analysis import Analysis, Collective, analyse
-from mjax.plan.hlo import parse
+from mjax.plan.hlo.analysis import Analysis, Collective, analyse
+from mjax.plan.hlo.parse import parse
 from mjax.step.program import Program, build_program
 from scripts.evidence import Table, write_page
 

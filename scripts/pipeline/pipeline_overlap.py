@@ -22,8 +22,8 @@ from mjax.hardware.described import described_mesh
 from mjax.mesh.axes import DP, AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
-from mjax.plan.analysis import Analysis, Collective, analyse
-from mjax.plan.hlo import Array, Module, parse
+from mjax.plan.hlo.analysis import Analysis, Collective, analyse
+from mjax.plan.hlo.parse import Array, Module, parse
 from mjax.step.program import Program, build_program
 from scripts.evidence import Table, write_page
 

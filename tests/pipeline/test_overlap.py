@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mjax.plan.analysis import Analysis, analyse
-from mjax.plan.hlo import Instruction, Module, parse
+from mjax.plan.hlo.analysis import Analysis, analyse
+from mjax.plan.hlo.parse import Instruction, Module, parse
 from mjax.step.program import Program
 from scripts.pipeline.pipeline_overlap import (
     CASES,

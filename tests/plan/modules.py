@@ -3,12 +3,12 @@
 import pathlib
 
 from mjax.mesh.axes import AxisSizes
-from mjax.plan.analysis import Analysis, analyse
-from mjax.plan.hlo import Module, parse
+from mjax.plan.hlo.analysis import Analysis, analyse
+from mjax.plan.hlo.parse import Module, parse
 
 # layers.txt: recorded from XLA for H200s (jax 0.11.2), without the tables of source
 # lines and shortened; the others are written by hand after such text.
-RECORDED = pathlib.Path(__file__).parent / "hlo"
+RECORDED = pathlib.Path(__file__).parent / "recorded"
 MESHES = {
     "layers": (AxisSizes(pp=1, dp_replicate=1, dp_shard=2, tp=8), 8),
     "groups": (AxisSizes(pp=2, dp_replicate=2, dp_shard=2, tp=2), 8),

@@ -12,10 +12,10 @@ from mjax.hardware.gpus import GPUS
 from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
-from mjax.plan.analysis import Analysis, analyse
 from mjax.plan.compile import OPTIONS
 from mjax.plan.cost import CostModel
-from mjax.plan.hlo import Module, parse
+from mjax.plan.hlo.analysis import Analysis, analyse
+from mjax.plan.hlo.parse import Module, parse
 from mjax.plan.replay import replay
 from mjax.step.program import Program, build_program
 

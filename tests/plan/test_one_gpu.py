@@ -7,9 +7,9 @@ from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.hardware.described import described_mesh
 from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
-from mjax.plan.analysis import Analysis, analyse
 from mjax.plan.compile import OPTIONS
-from mjax.plan.hlo import parse
+from mjax.plan.hlo.analysis import Analysis, analyse
+from mjax.plan.hlo.parse import parse
 from mjax.step.program import build_program
 
 ONE = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=1)

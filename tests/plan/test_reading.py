@@ -7,9 +7,9 @@ from mjax.hardware.gpus import GPUS
 from mjax.model.counts import flops_per_token, visible_pairs
 from mjax.pipeline.schedule import build
 from mjax.plan import reading
-from mjax.plan.analysis import analyse
 from mjax.plan.cost import CostModel
-from mjax.plan.hlo import parse as parse_module
+from mjax.plan.hlo.analysis import analyse
+from mjax.plan.hlo.parse import parse as parse_module
 from mjax.plan.replay import Replay, replay
 from mjax.plan.topology import Topology
 from mjax.recipes import RECIPES

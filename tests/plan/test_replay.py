@@ -6,8 +6,8 @@ import pytest
 
 from mjax.hardware.gpus import GPUS
 from mjax.plan.cost import CostModel
+from mjax.plan.hlo.work import Work
 from mjax.plan.replay import Replay, replay
-from mjax.plan.work import Work
 from tests.plan.modules import MESHES, recorded, written
 
 # One product takes 1 s (2 x 10^3 FLOPs), one permute 3 s (200 bytes), a kernel of 600

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mjax.plan.analysis import Analysis, Collective
+from mjax.plan.hlo.analysis import Analysis, Collective
 from scripts.overlap.zero_overlap import TWO_NODES, Case, find_faults, read
 
 pytestmark = pytest.mark.plan

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from mjax.mesh.axes import AxisSizes
-from mjax.plan.analysis import Collective, analyse
-from mjax.plan.hlo import parse
+from mjax.plan.hlo.analysis import Collective, analyse
+from mjax.plan.hlo.parse import parse
 from tests.training import TINY, Layout, compile_gradients, make_program
 
 MODEL = dataclasses.replace(TINY, layers=5, window=(None,))

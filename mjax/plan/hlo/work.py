@@ -11,7 +11,14 @@ import json
 import math
 import re
 
-from mjax.plan.hlo import Array, Computation, Instruction, Module, arrays, num_bytes
+from mjax.plan.hlo.parse import (
+    Array,
+    Computation,
+    Instruction,
+    Module,
+    arrays,
+    num_bytes,
+)
 
 FREE = frozenset(
     {

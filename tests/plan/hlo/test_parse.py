@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mjax.plan.hlo import Array, arrays, num_bytes, parse
+from mjax.plan.hlo.parse import Array, arrays, num_bytes, parse
 from tests.plan.modules import RECORDED, recorded
 
 FILES = sorted(RECORDED.glob("*.txt"))

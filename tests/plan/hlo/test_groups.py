@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjax.mesh.axes import AXES, AxisSizes
-from mjax.plan.groups import Groups, read_groups, read_pairs
+from mjax.plan.hlo.groups import Groups, read_groups, read_pairs
 
 
 def mesh_of(sizes: tuple[int, int, int, int]) -> AxisSizes:

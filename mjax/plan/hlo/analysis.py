@@ -14,9 +14,9 @@ import functools
 from collections.abc import Iterator, Mapping
 
 from mjax.mesh.axes import DP, PP, TP, AxisSizes
-from mjax.plan.groups import Groups, read_groups, read_pairs
-from mjax.plan.hlo import Computation, Instruction, Module, arrays
-from mjax.plan.work import Work, fused_work
+from mjax.plan.hlo.groups import Groups, read_groups, read_pairs
+from mjax.plan.hlo.parse import Computation, Instruction, Module, arrays
+from mjax.plan.hlo.work import Work, fused_work
 
 KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "all-to-all"),

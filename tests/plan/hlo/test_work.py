@@ -2,8 +2,8 @@
 
 import pytest
 
-from mjax.plan.hlo import Computation, Module, parse
-from mjax.plan.work import Work, fused_work, moved_bytes
+from mjax.plan.hlo.parse import Computation, Module, parse
+from mjax.plan.hlo.work import Work, fused_work, moved_bytes
 from tests.plan.modules import recorded, text_of
 
 PRODUCT = 2 * 512 * 256 * 128

@@ -1,0 +1,1 @@
+"""The text of a compiled step: parsed, walked and counted, without a model of time."""
