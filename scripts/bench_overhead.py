@@ -27,9 +27,9 @@ from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.model.config import ModelConfig
+from mjax.plan.hlo.counts import count_dot_flops
 from mjax.step.program import Program, build_program
 from scripts import bare_loop
-from scripts.overlap.hlo_dots import count_dot_flops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from mjax.plan.cost import CostModel
-from mjax.plan.hlo.analysis import KINDS, Analysis, Collective
+from mjax.plan.hlo.analysis import Analysis, Collective
+from mjax.plan.hlo.collectives import KINDS
 from mjax.plan.hlo.parse import Computation, Instruction, Module
 from mjax.plan.hlo.work import FREE, KERNELS, fused_work, moved_bytes
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from mjax.kernels.attention import api
-from scripts.overlap.hlo_dots import count_dot_flops
+from mjax.plan.hlo.counts import count_dot_flops
 
 # Products of a tile: scores and output; backward the scores again, then the
 # gradients of probabilities, q, k and v.

@@ -34,7 +34,7 @@ from mjax.layers.norm import Norm
 from mjax.mesh import collectives
 from mjax.mesh.axes import AXES, TP, AxisSizes
 from mjax.model.config import ModelConfig
-from scripts.overlap.hlo_bytes import Kernel, kernels
+from mjax.plan.hlo.counts import Kernel, kernels
 
 GPU = GPUS["h200"]
 POSITIONS = 8192

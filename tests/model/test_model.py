@@ -10,7 +10,7 @@ from flax import nnx
 from mjax.model.config import ModelConfig
 from mjax.model.counts import flops_per_token, num_params, visible_pairs
 from mjax.model.transformer import Transformer
-from scripts.overlap.hlo_dots import count_dot_flops
+from mjax.plan.hlo.counts import count_dot_flops
 from tests.training import LENGTH, ONE_DEVICE, ROWS, TINY, make_batch, make_program
 
 

@@ -6,26 +6,29 @@ import functools
 import jax
 import pytest
 
+from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
-from tests.hlo_collectives import Collective, collectives
+from mjax.plan.hlo.collectives import PlacedCollective, list_collectives
+from mjax.plan.hlo.parse import Array, parse
 from tests.training import LENGTH, ONE_DEVICE, ROWS, TINY, Layout, make_program
 
-TP = frozenset({"tp"})
-SHARD = frozenset({"dp_shard"})
+TP = ("tp",)
+SHARD = ("dp_shard",)
 LAYERS = 4
 MODEL = dataclasses.replace(TINY, layers=LAYERS, remat="none")
 
 
 @functools.cache
-def compiled(layout: Layout, model: ModelConfig = MODEL) -> list[Collective]:
+def compiled(layout: Layout, model: ModelConfig = MODEL) -> list[PlacedCollective]:
     program = make_program(layout, model)
     step = program.trace().lower()
-    return collectives(str(step.compile().as_text()), program.mesh.shape)
+    module = parse(str(step.compile().as_text()))
+    return list(list_collectives(module, AxisSizes(**program.mesh.shape)))
 
 
-def in_layers(found: list[Collective], axes: frozenset[str], loops: int = 1):
+def in_layers(found: list[PlacedCollective], axes: tuple[str, ...], loops: int = 1):
     """Count the collectives of forward and backward layer scan together."""
-    kinds = [c.kind for c in found if c.axes == axes and c.loops == loops]
+    kinds = [c.kind for c in found if c.axes == axes and c.num_loops == loops]
     return {kind: kinds.count(kind) for kind in set(kinds)}
 
 
@@ -58,10 +61,12 @@ def test_cross_entropy_sends_numbers_per_position_not_logits() -> None:
     per_position = 3 * ROWS * LENGTH * 4
     norms = (LAYERS + 1) * MODEL.d_model * 4
     optimizer_scalars = 4096
-    assert sum(c.num_bytes for c in reduced) <= per_position + norms + optimizer_scalars
+    assert (
+        sum(c.result_bytes for c in reduced) <= per_position + norms + optimizer_scalars
+    )
     local_vocab = MODEL.padded_vocab // 4
-    logits = [f"{ROWS},{LENGTH},{v}]" for v in (local_vocab, MODEL.padded_vocab)]
-    assert not [c for c in found for s in c.shapes if s.endswith(tuple(logits))]
+    logits = [(ROWS, LENGTH, v) for v in (local_vocab, MODEL.padded_vocab)]
+    assert not [c for c in found for x in c.results if x.dims[-3:] in logits]
 
 
 def test_zero_2_scatters_gradients_and_zero_1_all_reduces_them() -> None:
@@ -69,7 +74,7 @@ def test_zero_2_scatters_gradients_and_zero_1_all_reduces_them() -> None:
         """Of a layer after the loop and the ends, and of one in the loop each turn."""
         found = compiled(Layout((1, 1, 8, 1), zero=zero))
         return sum(
-            c.num_bytes * (LAYERS - 1 if c.loops else 1)
+            c.result_bytes * (LAYERS - 1 if c.num_loops else 1)
             for c in found
             if c.kind == kind and c.axes == SHARD
         )
@@ -87,10 +92,10 @@ def test_zero_3_gathers_a_layer_in_the_loop_and_again_in_the_backward_pass() -> 
         model = dataclasses.replace(MODEL, remat=remat)
         found = compiled(Layout((1, 1, 8, 1), zero=3), model)
         leaves = len(jax.tree.leaves(make_program(ONE_DEVICE).init().params["blocks"]))
-        gathers = [c for c in found if c.loops == 1 and c.kind == "all-gather"]
-        scatters = [c for c in found if c.loops == 1 and c.kind == "reduce-scatter"]
-        assert sum(len(c.shapes) for c in gathers) == 2 * leaves
-        assert sum(len(c.shapes) for c in scatters) == leaves
+        gathers = [c for c in found if c.num_loops == 1 and c.kind == "all-gather"]
+        scatters = [c for c in found if c.num_loops == 1 and c.kind == "reduce-scatter"]
+        assert sum(len(c.results) for c in gathers) == 2 * leaves
+        assert sum(len(c.results) for c in scatters) == leaves
 
 
 def test_gathers_move_the_compute_dtype_and_never_the_masters() -> None:
@@ -117,9 +122,11 @@ ENTRY %main (x: f32[4,8], y: bf16[2]) -> f32[16,8] {{
   ROOT %done.1 = {pair} all-reduce-done(%start.1)
 }}
 """
-    found = collectives(text, {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 4})
-    assert [(c.kind, c.operands, c.shapes, c.axes) for c in found] == [
-        ("all-gather", ("f32[4,8]",), ("f32[16,8]",), TP),
-        ("all-reduce", ("f32[4,8]", "bf16[2]"), ("f32[4,8]", "bf16[2]"), TP),
+    sizes = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=4)
+    found = list(list_collectives(parse(text), sizes))
+    x, y, whole = Array("f32", (4, 8)), Array("bf16", (2,)), Array("f32", (16, 8))
+    assert [(c.kind, c.operands, c.results, c.axes) for c in found] == [
+        ("all-gather", (x,), (whole,), TP),
+        ("all-reduce", (x, y), (x, y), TP),
     ]
-    assert found[0].num_bytes == 16 * 8 * 4
+    assert found[0].result_bytes == 16 * 8 * 4

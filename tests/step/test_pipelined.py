@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.partition import EMPTY
+from mjax.plan.hlo.collectives import PlacedCollective, list_collectives
+from mjax.plan.hlo.parse import Array, parse
 from mjax.step.program import Program
-from tests.hlo_collectives import Collective, collectives
 from tests.training import (
     EVERY_OPTION,
     LENGTH,
@@ -74,9 +76,10 @@ def one_device(model: ModelConfig) -> Gradients:
     return gradients(*compiled(model, ONE_DEVICE), partition_of(ONE_DEVICE, model))
 
 
-def sent(model: ModelConfig, layout: Layout) -> list[Collective]:
+def sent(model: ModelConfig, layout: Layout) -> list[PlacedCollective]:
     program, executable = compiled(model, layout)
-    return collectives(executable.as_text(), program.mesh.shape)
+    module = parse(executable.as_text())
+    return list(list_collectives(module, AxisSizes(**program.mesh.shape)))
 
 
 @pytest.fixture(scope="module")
@@ -163,12 +166,12 @@ def test_a_bad_gradient_of_one_stage_is_skipped_by_all(trained: Program) -> None
 # ------------------------------------------------------------------------ what is sent
 
 
-def tick_loops(found: list[Collective]) -> dict[str, list[Collective]]:
+def tick_loops(found: list[PlacedCollective]) -> dict[str, list[PlacedCollective]]:
     """Give the collectives of each loop over ticks, these in order."""
-    loops: dict[str, list[Collective]] = {}
+    loops: dict[str, list[PlacedCollective]] = {}
     for c in found:
-        if c.loops > 0:
-            loops.setdefault(c.outer_loop, []).append(c)
+        if c.site.loops:
+            loops.setdefault(c.site.loops[0].body, []).append(c)
     return {
         name: inside
         for name, inside in loops.items()
@@ -176,12 +179,13 @@ def tick_loops(found: list[Collective]) -> dict[str, list[Collective]]:
     }
 
 
-def directions(inside: list[Collective]) -> list[int]:
+def directions(inside: list[PlacedCollective]) -> list[int]:
     """Say of each permute of one tick by how many stages it goes on."""
     steps = []
     for permute in [c for c in inside if c.kind == "collective-permute"]:
-        stages = {(a * 4 // 8, b * 4 // 8) for a, b in permute.pairs}
-        assert len(permute.pairs) == 8
+        pairs = permute.groups.members.tolist()
+        stages = {(a * 4 // 8, b * 4 // 8) for a, b in pairs}
+        assert len(pairs) == 8
         (step,) = {(b - a) % 4 for a, b in stages}
         steps.append(step)
     return sorted(steps)
@@ -197,11 +201,11 @@ def test_activations_go_one_stage_on_and_gradients_one_stage_back(
 ) -> None:
     found = sent(model, layout)
     permutes = [c for c in found if c.kind == "collective-permute"]
-    assert {c.axes for c in permutes} == {frozenset({"pp"})}
+    assert {c.axes for c in permutes} == {("pp",)}
     # One microbatch's, split over tp along the sequence.
     local_rows = ROWS // layout.microbatches // layout.mesh[2]
-    one_array = (f"f32[{local_rows},{local_length},{model.d_model}]",)
-    assert {c.shapes for c in permutes} == {one_array}
+    one_array = (Array("f32", (local_rows, local_length, model.d_model)),)
+    assert {c.results for c in permutes} == {one_array}
     ways = Counter(tuple(directions(inside)) for inside in tick_loops(found).values())
     if layout is WITH_DP:
         # Warm-up and cool-down in two parts each, with pieces and without.
@@ -218,12 +222,12 @@ def test_data_parallelism_communicates_in_warm_up_and_cool_down_only() -> None:
         (ways[name], c.kind)
         for name, inside in loops.items()
         for c in inside
-        if c.axes != frozenset({"pp"})
+        if c.axes != ("pp",)
     }
     assert of_dp == {((1,), "all-gather"), ((3,), "reduce-scatter")}
     for inside in loops.values():
         for c in inside:
-            assert c.axes in (frozenset({"pp"}), frozenset({"dp_shard"}))
+            assert c.axes in (("pp",), ("dp_shard",))
 
 
 def test_a_tick_gathers_a_stage_th_of_a_chunk() -> None:
@@ -233,16 +237,16 @@ def test_a_tick_gathers_a_stage_th_of_a_chunk() -> None:
     # A norm's scale has no second dim that could be cut: it goes before and after.
     matrices = [x for x in blocks if x.ndim > 2]
     piece = sum(x.size for x in matrices) * 4 // (4 * 2) // 4
-    inside = [c for c in found if c.loops > 0 and c.axes == frozenset({"dp_shard"})]
-    gathered = sum(c.num_bytes for c in inside if c.kind == "all-gather")
-    scattered = sum(c.num_bytes for c in inside if c.kind == "reduce-scatter")
+    inside = [c for c in found if c.num_loops > 0 and c.axes == ("dp_shard",)]
+    gathered = sum(c.result_bytes for c in inside if c.kind == "all-gather")
+    scattered = sum(c.result_bytes for c in inside if c.kind == "reduce-scatter")
     assert gathered == piece
     assert scattered == piece // 2
 
 
 def test_tensor_parallelism_alone_communicates_inside_a_tick() -> None:
     found = sent(EVERY_OPTION_DEEP, WITH_TP)
-    in_ticks = [c for c in found if c.loops > 0]
+    in_ticks = [c for c in found if c.num_loops > 0]
     others = [c for c in in_ticks if c.kind != "collective-permute"]
-    assert {c.axes for c in others} == {frozenset({"tp"})}
+    assert {c.axes for c in others} == {("tp",)}
     assert {c.kind for c in others} >= {"all-gather", "reduce-scatter"}

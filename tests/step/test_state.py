@@ -13,12 +13,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
 from mjax.config.optim import OptimConfig
+from mjax.mesh.axes import AxisSizes
 from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.partition import EMPTY, split
+from mjax.plan.hlo.collectives import list_collectives
+from mjax.plan.hlo.parse import parse
 from mjax.step import optim
 from mjax.step.optim import guard_init
 from mjax.step.state import TrainState, saved_form
-from tests.hlo_collectives import collectives
 from tests.layer_slots import in_order, in_slots
 from tests.training import ONE_DEVICE, TINY, Layout, make_mesh, make_program
 
@@ -175,15 +177,15 @@ def test_only_leaves_that_no_stage_count_divides_are_gathered_whole(name, progra
         text, memory = compiled.as_text(), compiled.memory_analysis()
         assert text is not None
         assert memory is not None
-        found = collectives(text, program.mesh.shape)
-        assert {c.axes for c in found} == {frozenset({"pp"})}
+        sizes = AxisSizes(**program.mesh.shape)
+        found = list(list_collectives(parse(text), sizes))
+        assert {c.axes for c in found} == {("pp",)}
         assert {c.kind for c in found} <= {"all-to-all", "all-gather"}
         for gathered in (c for c in found if c.kind == "all-gather"):
             assert move is program.to_saved
-            (shape,) = gathered.shapes
-            dims = [int(n) for n in shape.rstrip("]").split("[")[1].split(",")]
-            assert all(n % num_stages for n in dims[1:])
-        sent = sum(c.num_bytes for c in found if c.kind == "all-to-all")
+            (whole,) = gathered.results
+            assert all(n % num_stages for n in whole.dims[1:])
+        sent = sum(c.result_bytes for c in found if c.kind == "all-to-all")
         assert 0 < sent <= sum(held)
         # What arrives, in its place and in order: of one leaf, not of all of them.
         assert memory.temp_size_in_bytes <= 3 * max(held)

@@ -8,7 +8,9 @@ from mjax.config.train import TrainConfig, check_sizes
 from mjax.mesh.axes import AxisSizes, MeshConfig
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
-from tests.hlo_collectives import collectives
+from mjax.plan.hlo.collectives import list_collectives
+from mjax.plan.hlo.parse import parse
+from mjax.step.program import Program
 from tests.training import (
     EVERY_OPTION,
     ONE_DEVICE,
@@ -53,16 +55,20 @@ def test_chunks_have_the_gradients_of_one_device(model: ModelConfig, layout: Lay
     assert got.loss == pytest.approx(want.loss, rel=TOLERANCE)
 
 
+def kinds_of(text: str, program: Program) -> list[str]:
+    found = list_collectives(parse(text), AxisSizes(**program.mesh.shape))
+    return [c.kind for c in found]
+
+
 def test_a_layer_sends_shards_and_gathers_nothing_at_once():
     """What is left over tp at once is the embedding and the head."""
     layout = Layout((1, 1, 1, 8), 0, tp_chunks=8)
     program = make_program(layout, TINY)
     text = compile_gradients(program).as_text()
-    found = collectives(text, program.mesh.shape)
-    kinds = [c.kind for c in found]
+    kinds = kinds_of(text, program)
     at_once = Layout((1, 1, 1, 8), 0)
     plain = compile_gradients(make_program(at_once, TINY)).as_text()
-    plain_kinds = [c.kind for c in collectives(plain, program.mesh.shape)]
+    plain_kinds = kinds_of(plain, program)
     assert "collective-permute" not in plain_kinds
     assert "collective-permute" in kinds
     for kind in ("all-gather", "reduce-scatter"):

@@ -14,16 +14,17 @@ import functools
 from collections.abc import Iterator, Mapping
 
 from mjax.mesh.axes import DP, PP, TP, AxisSizes
-from mjax.plan.hlo.groups import Groups, read_groups, read_pairs
-from mjax.plan.hlo.parse import Computation, Instruction, Module, arrays
-from mjax.plan.hlo.work import Work, fused_work
-
-KINDS = (
-    *("all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
-    "collective-permute",
+from mjax.plan.hlo.collectives import (
+    PlacedCollective,
+    collective_kind,
+    executed,
+    list_collectives,
+    wire_bytes,
 )
-# Communication that this package cannot count; it must not pass for compute.
-_UNKNOWN = ("send", "recv", "ragged-all-to-all", "collective-broadcast")
+from mjax.plan.hlo.groups import Groups
+from mjax.plan.hlo.parse import Computation, Instruction, Module
+from mjax.plan.hlo.walk import trip_count, walk
+from mjax.plan.hlo.work import Work, fused_work
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,55 +141,36 @@ def analyse(
             f"module {module.name} was compiled for {module.num_partitions} devices, "
             f"and the mesh {sizes.as_tuple()} has {sizes.num_devices}"
         )
-    walk = _Walk(module, sizes, gpus_per_node, unknown_trip_count)
-    collectives = tuple(walk.collectives(module.entry, 1))
-    total = walk.work(module.entry)
-    executed = list(walk.reached(module.entry))
+    counter = _Counter(module, sizes, gpus_per_node, unknown_trip_count)
+    collectives = tuple(counter.collectives(module.entry))
+    total = counter.work(module.entry)
+    reached = counter.reached()
     return Analysis(
         sizes=sizes,
         collectives=collectives,
         flops=total.flops,
         num_products=total.products,
         num_kernels=total.kernels,
-        communicators=len(walk.partitions(executed)),
+        communicators=len(
+            {c.groups.partition(sizes) for c in list_collectives(module, sizes)}
+        ),
         branches={
-            x.name: walk.heaviest(x)
-            for name in executed
+            x.name: counter.heaviest(x)
+            for name in reached
             for x in module.computations[name].instructions
             if x.branches
         },
         calls={
             (name, x.name): calls
-            for name in executed
+            for name in reached
             for x in module.computations[name].instructions
-            if (calls := tuple(walk.calls(x)))
+            if (calls := tuple(counter.calls(x)))
         },
-        work={name: walk.work(name) for name in executed},
+        work={name: counter.work(name) for name in reached},
     )
 
 
-def collective_kind(x: Instruction, module: Module) -> str | None:
-    """Return the kind of collective that an instruction starts or is; None if none.
-
-    Raises:
-      ValueError: it communicates in a way that is not understood.
-    """
-    inner = wrapped(x, module)
-    kind = inner.opcode.removesuffix("-start")
-    if kind in _UNKNOWN:
-        raise ValueError(f"{x.name} is a {kind}, which is not understood")
-    return kind if kind in KINDS else None
-
-
-def wrapped(x: Instruction, module: Module) -> Instruction:
-    """Return the collective that an async-start wraps; of anything else itself."""
-    if x.opcode != "async-start":
-        return x
-    inside = module.computations[x.called[0]].instructions
-    return next((y for y in inside if y.opcode in (*KINDS, *_UNKNOWN)), x)
-
-
-class _Walk:
+class _Counter:
     """Remembers what it has counted of each computation."""
 
     def __init__(
@@ -206,30 +188,18 @@ class _Walk:
         self.heaviest = functools.cache(self._heaviest)
 
     def calls(self, x: Instruction) -> Iterator[tuple[str, int]]:
-        """Yield the computations that an instruction executes, and how often.
-
-        What is inside a kernel (a fusion, the sum of a reduction) is not executed by
-        itself.
-        """
-        if x.opcode == "while":
-            yield x.attributes["body"].lstrip("%"), self.trips(x)
-        elif x.branches:
+        """Yield the computations that an instruction executes, and how often."""
+        if x.branches:
             yield self.heaviest(x), 1
-        elif x.opcode in ("call", "async-start") and not collective_kind(
-            x, self.module
-        ):
-            yield x.called[0], 1
-
-    def trips(self, x: Instruction) -> int:
-        trips = self.unknown_trip_count if x.trip_count is None else x.trip_count
-        if trips is None:
-            raise ValueError(f"the trip count of loop {x.name} is unknown")
-        return trips
+            return
+        for name in executed(x, self.module):
+            is_loop = x.opcode == "while"
+            yield name, trip_count(x, self.unknown_trip_count) if is_loop else 1
 
     def _heaviest(self, x: Instruction) -> str:
         def weight(branch: str) -> tuple[int, int, int, int]:
             work = self.work(branch)
-            sent = sum(c.wire_bytes * c.runs for c in self.collectives(branch, 1))
+            sent = sum(c.wire_bytes * c.runs for c in self.collectives(branch))
             length = len(self.module.computations[branch].instructions)
             return work.flops, work.kernels, sent, length
 
@@ -251,44 +221,41 @@ class _Walk:
                 total += fused_work(x, computation, self.module)
         return total
 
-    def collectives(self, name: str, runs: int) -> Iterator[Collective]:
-        computation = self.module.computations[name]
-        for place, x in enumerate(computation.instructions):
-            if kind := collective_kind(x, self.module):
-                found = self.collective(kind, x, place, computation)
-                if found is not None:
-                    yield dataclasses.replace(found, runs=runs)
-            for called, times in self.calls(x):
-                yield from self.collectives(called, runs * times)
+    def collectives(self, start: str) -> Iterator[Collective]:
+        placed = list_collectives(
+            self.module,
+            self.sizes,
+            follow=lambda x: (name for name, _ in self.calls(x)),
+            start=start,
+        )
+        return map(self.collective, placed)
 
-    def collective(
-        self, kind: str, x: Instruction, place: int, computation: Computation
-    ) -> Collective | None:
-        groups = self.groups(wrapped(x, self.module))
-        axes = groups.axes(self.sizes)
-        if not axes:
-            return None
+    def collective(self, placed: PlacedCollective) -> Collective:
+        x, computation = placed.site.instruction, placed.site.computation
+        groups, axes, operands = placed.groups, placed.axes, placed.operands
         between = Work()
         sync = '"is_sync":true' in x.attributes.get("backend_config", "")
         is_async = x.opcode.endswith("-start") and not sync
         if is_async:
+            place = computation.places[x.name]
             stop = computation.places[computation.done_of[x.name]]
             instructions = computation.instructions[place + 1 : stop]
             between = self.work_of(instructions, computation)
-        operands = [a for y in computation.operands(x) for a in arrays(y.shape)]
         size = groups.members.shape[1]
         return Collective(
             name=x.name,
             computation=computation.name,
-            kind=kind,
+            kind=placed.kind,
             dtype="+".join(sorted({array.dtype for array in operands})),
             axes=axes,
             role=_role(axes),
             tier="network" if groups.crosses_nodes(self.gpus_per_node) else "node",
             group_size=size,
             group_size_in_node=groups.size_in_node(self.gpus_per_node),
-            wire_bytes=wire_bytes(kind, sum(a.num_bytes for a in operands), size),
-            runs=1,
+            wire_bytes=wire_bytes(
+                placed.kind, sum(a.num_bytes for a in operands), size
+            ),
+            runs=placed.site.runs(self.unknown_trip_count),
             is_async=is_async,
             products=between.products,
             kernels=between.kernels,
@@ -297,60 +264,10 @@ class _Walk:
             groups=groups,
         )
 
-    def groups(self, x: Instruction) -> Groups:
-        if "source_target_pairs" in x.attributes:
-            return read_pairs(x.attributes["source_target_pairs"])
-        if "replica_groups" not in x.attributes:
-            raise ValueError(f"{x.name} ({x.opcode}) does not say who takes part")
-        return read_groups(x.attributes["replica_groups"], self.sizes.num_devices)
-
-    def reached(self, name: str) -> Iterator[str]:
-        """Yield the computations that are executed, branches not taken included."""
-        seen: dict[str, None] = {name: None}
-        stack = [name]
-        while stack:
-            for x in self.module.computations[stack.pop()].instructions:
-                called = x.branches or [called for called, _ in self.calls(x)]
-                new = [c for c in called if c not in seen]
-                seen |= dict.fromkeys(new)
-                stack += new
-        yield from seen
-
-    def partitions(self, names: list[str]) -> set[tuple[int, bytes]]:
-        return {
-            groups.partition(self.sizes)
-            for name in names
-            for x in self.module.computations[name].instructions
-            if collective_kind(x, self.module)
-            and (groups := self.groups(wrapped(x, self.module))).axes(self.sizes)
-        }
-
-
-def wire_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
-    """Count what one device sends.
-
-    With n devices and B bytes of operand on each: all-gather B (n - 1),
-    reduce-scatter and all-to-all B (n - 1) / n, all-reduce 2 B (n - 1) / n, rounded
-    up; a permute sends its operand. Less is not possible (Patarasuk and Yuan 2009,
-    doi:10.1016/j.jpdc.2008.09.002).
-
-    Args:
-      kind: one of `KINDS`.
-      operand_bytes: of one device.
-      group_size: n.
-    """
-    n = group_size
-    match kind:
-        case "all-gather":
-            return operand_bytes * (n - 1)
-        case "reduce-scatter" | "all-to-all":
-            return -(-operand_bytes * (n - 1) // n)
-        case "all-reduce":
-            return -(-2 * operand_bytes * (n - 1) // n)
-        case "collective-permute":
-            return operand_bytes
-        case _:
-            raise ValueError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
+    def reached(self) -> list[str]:
+        """List the computations that are executed, branches not taken included."""
+        sites = walk(self.module, lambda x: executed(x, self.module))
+        return list(dict.fromkeys(site.computation.name for site in sites))
 
 
 def _role(axes: tuple[str, ...]) -> str:

@@ -109,6 +109,11 @@ class Instruction:
         return tuple(name for value in values for name in _NAME.findall(value))
 
     @property
+    def body(self) -> str:
+        """Of a loop, the name of the computation that it repeats."""
+        return self.attributes["body"].lstrip("%")
+
+    @property
     def trip_count(self) -> int | None:
         """Of a loop, how often it runs, where XLA knows it."""
         found = _TRIPS.search(self.attributes.get("backend_config", ""))

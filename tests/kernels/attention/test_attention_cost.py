@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import pytest
 
 from mjax.kernels.attention import api, blocked, tuning
+from mjax.plan.hlo.counts import count_dot_flops
 from scripts.kernels.attention_cost import (
     DOTS_BOTH,
     DOTS_FORWARD,
     attention_cost,
     num_visible,
 )
-from scripts.overlap.hlo_dots import count_dot_flops
 
 WINDOW = 256
 

@@ -4,7 +4,7 @@ A compiler that does not know how to split a kernel gathers what it reads, and t
 is right and slow. The first test shows that this would be seen.
 """
 
-import math
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,9 @@ from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.hardware.described import described_mesh
 from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
+from mjax.plan.hlo.collectives import PlacedCollective, list_collectives
+from mjax.plan.hlo.parse import Array, parse
 from mjax.step.program import build_program
-from tests.hlo_collectives import Collective, collectives
 from tests.kernels.planted_cases import twice
 
 pytestmark = pytest.mark.plan
@@ -29,18 +30,18 @@ KERNEL_CALL = 'custom_call_target="mosaic_gpu'
 BY_HEAD = PartitionSpec(None, None, "tp", None)
 
 
-def num_elements(shape: str) -> int:
-    """Count the elements of a shape such as f32[4,16]."""
-    dims = shape.rstrip("]").split("[")[1]
-    return math.prod(int(dim) for dim in dims.split(",") if dim)
+def collectives(text: str) -> list[PlacedCollective]:
+    return list(list_collectives(parse(text), TP8))
 
 
-def that_move_heads(found: list[Collective]) -> list[Collective]:
+def num_elements(arrays: Iterable[Array]) -> list[int]:
+    return [array.size for array in arrays]
+
+
+def that_move_heads(found: list[PlacedCollective]) -> list[PlacedCollective]:
     """Pick the collectives of arrays as large as q, k or v, whole or one device's."""
     sizes = {B * T * heads * H // part for heads in (N, K) for part in (1, 8)}
-    return [
-        c for c in found if sizes & set(map(num_elements, (*c.operands, *c.shapes)))
-    ]
+    return [c for c in found if sizes & set(num_elements((*c.operands, *c.results)))]
 
 
 def compiled_text(lowered: jax.stages.Lowered) -> str:
@@ -56,14 +57,14 @@ def test_a_kernel_outside_shard_map_gathers_its_operands():
     with use_abstract_mesh(mesh.abstract_mesh):
         plain = compiled_text(jax.jit(twice, out_shardings=heads).lower(q))
     assert plain.count(KERNEL_CALL) == 1
-    (gather,) = that_move_heads(collectives(plain, mesh.shape))
-    assert (gather.kind, gather.axes) == ("all-gather", {"tp"})
-    assert [num_elements(shape) for shape in gather.operands] == [B * T * N // 8 * H]
-    assert [num_elements(shape) for shape in gather.shapes] == [B * T * N * H]
+    (gather,) = that_move_heads(collectives(plain))
+    assert (gather.kind, gather.axes) == ("all-gather", ("tp",))
+    assert num_elements(gather.operands) == [B * T * N // 8 * H]
+    assert num_elements(gather.results) == [B * T * N * H]
     mapped = jax.shard_map(twice, mesh=mesh, in_specs=BY_HEAD, out_specs=BY_HEAD)
     text = compiled_text(jax.jit(mapped).lower(q))
     assert text.count(KERNEL_CALL) == 1
-    assert collectives(text, mesh.shape) == []
+    assert collectives(text) == []
 
 
 # The backward pass of the norm is a kernel too; attention has three, of which remat
@@ -97,9 +98,9 @@ def test_the_step_with_tp_8_sends_activations_and_no_heads(backend, num_kernels)
     step = program.trace().lower()
     text = compiled_text(step)
     assert text.count(KERNEL_CALL) == num_kernels
-    found = collectives(text, described_mesh(TP8).shape)
+    found = collectives(text)
     assert that_move_heads(found) == []
     gathers = [c for c in found if c.kind == "all-gather"]
     # The sequence: in the layers and, for logits and embedding, outside.
-    assert {c.loops for c in gathers} == {0, 1}
-    assert {num_elements(shape) for c in gathers for shape in c.shapes} == {B * T * D}
+    assert {c.num_loops for c in gathers} == {0, 1}
+    assert {n for c in gathers for n in num_elements(c.results)} == {B * T * D}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mjax.kernels.cross_entropy import api, chunked, reference
 from mjax.kernels.cross_entropy.tuning import ChunkedTuning
-from scripts.overlap.hlo_dots import count_dot_flops
+from mjax.plan.hlo.counts import count_dot_flops
 
 # Sums of at most 100 terms of order 1 in another order, 6e-8 each; relative to the
 # largest entry.

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from mjax.mesh.axes import AxisSizes
-from mjax.plan.hlo.analysis import KINDS, Collective, analyse, wire_bytes
+from mjax.plan.hlo.analysis import Collective, analyse
+from mjax.plan.hlo.collectives import KINDS, wire_bytes
 from mjax.plan.hlo.parse import parse
 from tests.plan.modules import MESHES, recorded, text_of, written
 

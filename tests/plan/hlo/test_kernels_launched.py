@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.overlap.hlo_bytes import kernels
+from mjax.plan.hlo.counts import kernels
 
 # As XLA prints modules for GPUs, shortened: a loop of three rounds takes a row of
 # bf16[3,8], multiplies it by a matrix, and writes a row of f32[3,4] in place.

@@ -1,0 +1,156 @@
+"""List the collectives of a module: what they are, between whom, in which loops.
+
+Enters: a parsed module and the mesh it was compiled for, for CPU or GPU. Leaves: its
+collectives as they are written; on a GPU most are started and awaited apart, and one is
+listed once, where it starts. What may hide them: `analysis`.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from mjax.mesh.axes import AxisSizes
+from mjax.plan.hlo.groups import Groups, read_groups, read_pairs
+from mjax.plan.hlo.parse import Array, Instruction, Module, arrays
+from mjax.plan.hlo.walk import Follow, Site, walk
+
+KINDS = (
+    *("all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
+    "collective-permute",
+)
+# Communication that this package cannot count; it must not pass for compute.
+_UNKNOWN = ("send", "recv", "ragged-all-to-all", "collective-broadcast")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedCollective:
+    """A collective over more than one device, where it stands."""
+
+    kind: str
+    """One of `KINDS`."""
+    site: Site
+    groups: Groups
+    axes: tuple[str, ...]
+    """Mesh axes along which the members of a group differ, in order of `AXES`."""
+
+    @property
+    def operands(self) -> tuple[Array, ...]:
+        """What each device brings."""
+        operands = self.site.computation.operands(self.site.instruction)
+        return tuple(array for y in operands for array in arrays(y.shape))
+
+    @property
+    def results(self) -> tuple[Array, ...]:
+        """What each device gets."""
+        return arrays(self.site.instruction.result)
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the results."""
+        return sum(array.num_bytes for array in self.results)
+
+    @property
+    def num_loops(self) -> int:
+        """While loops around it."""
+        return len(self.site.loops)
+
+
+def list_collectives(
+    module: Module,
+    sizes: AxisSizes,
+    *,
+    follow: Follow | None = None,
+    start: str | None = None,
+) -> Iterator[PlacedCollective]:
+    """Yield the collectives in the order in which they start.
+
+    Args:
+      module: compiled for one device of the mesh.
+      sizes: of the mesh; its flat order is the order of the devices.
+      follow: which computations to enter; None is all that run: the conditions of
+        loops and every branch too.
+      start: name of the computation to begin with; None is the entry.
+    Returns:
+      Those whose groups have more than one device; the others move nothing.
+    Raises:
+      ValueError: communication or a group is not understood.
+    """
+
+    def all_that_run(x: Instruction) -> tuple[str, ...]:
+        return x.called if x.opcode == "while" else executed(x, module)
+
+    for site in walk(module, follow or all_that_run, start):
+        kind = collective_kind(site.instruction, module)
+        if kind is not None:
+            groups = _groups(wrapped(site.instruction, module), sizes)
+            axes = groups.axes(sizes)
+            if axes:
+                yield PlacedCollective(kind=kind, site=site, groups=groups, axes=axes)
+
+
+def _groups(x: Instruction, sizes: AxisSizes) -> Groups:
+    if "source_target_pairs" in x.attributes:
+        return read_pairs(x.attributes["source_target_pairs"])
+    if "replica_groups" not in x.attributes:
+        raise ValueError(f"{x.name} ({x.opcode}) does not say who takes part")
+    return read_groups(x.attributes["replica_groups"], sizes.num_devices)
+
+
+def collective_kind(x: Instruction, module: Module) -> str | None:
+    """Return the kind of collective that an instruction starts or is; None if none.
+
+    Raises:
+      ValueError: it communicates in a way that is not understood.
+    """
+    inner = wrapped(x, module)
+    kind = inner.opcode.removesuffix("-start")
+    if kind in _UNKNOWN:
+        raise ValueError(f"{x.name} is a {kind}, which is not understood")
+    return kind if kind in KINDS else None
+
+
+def executed(x: Instruction, module: Module) -> tuple[str, ...]:
+    """Name what an instruction runs: a loop's body, all branches, what a call calls.
+
+    What is inside a kernel (a fusion, the sum of a reduction) does not run by itself,
+    nor does the collective that an async-start wraps.
+    """
+    if x.opcode == "while":
+        return (x.body,)
+    if x.opcode in ("call", "async-start") and not collective_kind(x, module):
+        return x.called[:1]
+    return x.branches
+
+
+def wrapped(x: Instruction, module: Module) -> Instruction:
+    """Return the collective that an async-start wraps; of anything else itself."""
+    if x.opcode != "async-start":
+        return x
+    inside = module.computations[x.called[0]].instructions
+    return next((y for y in inside if y.opcode in (*KINDS, *_UNKNOWN)), x)
+
+
+def wire_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
+    """Count what one device sends.
+
+    With n devices and B bytes of operand on each: all-gather B (n - 1),
+    reduce-scatter and all-to-all B (n - 1) / n, all-reduce 2 B (n - 1) / n, rounded
+    up; a permute sends its operand. Less is not possible (Patarasuk and Yuan 2009,
+    doi:10.1016/j.jpdc.2008.09.002).
+
+    Args:
+      kind: one of `KINDS`.
+      operand_bytes: of one device.
+      group_size: n.
+    """
+    n = group_size
+    match kind:
+        case "all-gather":
+            return operand_bytes * (n - 1)
+        case "reduce-scatter" | "all-to-all":
+            return -(-operand_bytes * (n - 1) // n)
+        case "all-reduce":
+            return -(-2 * operand_bytes * (n - 1) // n)
+        case "collective-permute":
+            return operand_bytes
+        case _:
+            raise ValueError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
