@@ -1,5 +1,6 @@
 """Hold the import table of docs/design.md, and the rule that imports do nothing."""
 
+import ast
 import fnmatch
 import re
 import subprocess
@@ -176,6 +177,60 @@ def test_the_figures_and_the_drawing_of_the_design_are_those_of_the_tree():
     assert f"| now | {' | '.join(map(str, counts))} |" in text
     drawing = ROOT / "docs" / "figures" / "structure.svg"
     assert drawing.read_text() == structure.as_svg(found)
+
+
+def imported_scripts(root: Path) -> list[str]:
+    """List what the tests of the product import of scripts, at any depth."""
+    found = []
+    for path in sorted((root / "tests").rglob("*.py")):
+        file = path.relative_to(root).as_posix()
+        if file.startswith("tests/scripts/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            found += [
+                f"{file}: {name}"
+                for name in names
+                if name.split(".")[0] == "scripts" or name.startswith("tests.scripts")
+            ]
+    return found
+
+
+def test_only_the_tests_of_scripts_import_scripts():
+    """But for the reader of imports, of which there is one: this file needs it too."""
+    found = imported_scripts(ROOT)
+    structure = "tests/test_imports.py: scripts.structure"
+    assert [line for line in found if not line.startswith(structure)] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "caught"),
+    [
+        ("model/test_model.py", "from scripts.gpu import cells", "scripts.gpu.cells"),
+        ("model/test_model.py", "from scripts import gpu", "scripts.gpu"),
+        ("test_model.py", "def test():\n  import scripts.gpu as g", "scripts.gpu"),
+        ("test_model.py", "from tests.scripts.planted import x", "tests.scripts"),
+        ("scripts/test_gpu.py", "from scripts import gpu", None),
+        ("test_model.py", "import scriptsish, mjax.scripts", None),
+    ],
+)
+def test_a_planted_import_of_a_script_is_caught(
+    tmp_path: Path, path: str, code: str, caught: str | None
+):
+    file = tmp_path / "tests" / path
+    file.parent.mkdir(parents=True)
+    file.write_text(code)
+    found = imported_scripts(tmp_path)
+    if caught is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert caught in found[0]
 
 
 def test_importing_the_configuration_loads_no_jax():

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from mjax import recipes
 from mjax.estimate.formulas.case import Case, Constants, Device
 from scripts.evidence import BENCHMARKS_DIR, Table
 from scripts.plan import network_sweep
@@ -204,3 +205,8 @@ def test_on_a_fast_network_hsdp_is_fsdp_and_on_a_slow_one_it_is_not():
     )
     assert fsdp[-1] == pytest.approx(hsdp[-1], rel=0.01)
     assert fsdp[0] > 3 * hsdp[0]
+
+
+def test_the_recipes_have_the_window_of_the_step_time_model():
+    for recipe in (recipes.megascale_175b, recipes.megascale_530b):
+        assert recipe().model.window == (paper.WINDOW,)

@@ -19,7 +19,7 @@ from mjax.model.config import ModelConfig
 from mjax.plan.hlo.collectives import PlacedCollective, list_collectives
 from mjax.plan.hlo.parse import Array, parse
 from mjax.step.program import build_program
-from tests.kernels.planted_cases import twice
+from tests.kernels.planted_kernels import twice
 
 pytestmark = pytest.mark.plan
 

@@ -1,7 +1,4 @@
-"""Which blocks the GPU kernels visit: all that are needed, and hardly more."""
-
-import re
-from pathlib import Path
+"""Which blocks the GPU kernels visit: all that are needed."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,35 +8,9 @@ from hypothesis import strategies as st
 
 from mjax.kernels.attention.mosaic_gpu import op, tiles
 from mjax.kernels.attention.reference import visible
-from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel, MosaicTuning
-from scripts.kernels.attention_cost import num_visible
-from scripts.kernels.visited_blocks import computed_pairs
+from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
 from tests.kernels.attention import mosaic_poison
 from tests.kernels.interpreter.runner import Pool
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.parametrize(("window", "bound"), [(512, 1.45), (1024, 1.3), (4096, 1.3)])
-@pytest.mark.parametrize("head_dim", MOSAIC_H200)
-def test_few_pairs_are_computed_that_are_not_visible(head_dim, window, bound):
-    counts = computed_pairs(8192, window, MOSAIC_H200[head_dim])
-    for count in counts.values():
-        assert 1 <= count / num_visible(8192, window) <= bound
-
-
-def test_the_table_of_the_documentation_is_the_count():
-    text = (ROOT / "docs" / "kernels.md").read_text()
-    rows = re.findall(
-        r"^\| (\d+|full) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M
-    )
-    assert [row[0] for row in rows] == ["256", "512", "1024", "4096", "full"]
-    for name, *ratios in rows:
-        window = None if name == "full" else int(name)
-        for head_dim in (64, 128):
-            counts = computed_pairs(8192, window, MOSAIC_H200[head_dim])
-            visible = num_visible(8192, window)
-            assert ratios == [f"{count / visible:.3f}" for count in counts.values()]
 
 
 @pytest.mark.parametrize("segments", [False, True])

@@ -14,7 +14,7 @@ from scripts.kernels.compiled_kernels import (
     count_instructions,
     find_faults,
 )
-from tests.kernels import planted_cases
+from tests.scripts import planted_cases
 
 PLANTED = f"{planted_cases.__name__}:cases"
 SMALL = {"required": (), "max_shared_memory_bytes": 1024}
