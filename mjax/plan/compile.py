@@ -30,18 +30,49 @@ OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Executable:
-    """What was read off the compiled step; bytes are of one device."""
+class CompiledMemory:
+    """What the compiler says that a program takes of one device."""
 
-    text: str
-    """The scheduled HLO module."""
     argument_bytes: int
-    """State and batch."""
+    """Of a training step: state and batch."""
     output_bytes: int
     aliased_bytes: int
     """Of the output, what is written in the place of an argument."""
     temporary_bytes: int
     code_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes in all, while the program runs."""
+        kept = self.argument_bytes + self.output_bytes - self.aliased_bytes
+        return kept + self.temporary_bytes + self.code_bytes
+
+
+def read_memory(compiled: jax.stages.Compiled) -> CompiledMemory:
+    """Read the compiler's memory analysis.
+
+    Raises:
+      RuntimeError: the compiler gave none.
+    """
+    found = compiled.memory_analysis()
+    if found is None:
+        raise RuntimeError("the compiler gave no memory analysis")
+    return CompiledMemory(
+        argument_bytes=found.argument_size_in_bytes,
+        output_bytes=found.output_size_in_bytes,
+        aliased_bytes=found.alias_size_in_bytes,
+        temporary_bytes=found.temp_size_in_bytes,
+        code_bytes=found.generated_code_size_in_bytes,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Executable:
+    """What was read off the compiled step."""
+
+    text: str
+    """The scheduled HLO module."""
+    needed: CompiledMemory
     params_bytes: int
     """Stored parameters, a part of the arguments."""
     traced: memory.Estimate
@@ -50,12 +81,6 @@ class Executable:
     compile_s: float
     notes: tuple[str, ...] = ()
     """Options that the run wants and this XLA does not know."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes in all, while a step runs."""
-        kept = self.argument_bytes + self.output_bytes - self.aliased_bytes
-        return kept + self.temporary_bytes + self.code_bytes
 
 
 def compile_step(
@@ -91,16 +116,12 @@ def compile_step(
     compiled = step.lower().compile(compiler_options=dict(OPTIONS))
     compiled_s = time.perf_counter()
     say(f"compiled in {compiled_s - traced_s:.1f} s")
-    found, text = compiled.memory_analysis(), compiled.as_text()
-    if found is None or text is None:
-        raise RuntimeError("the compiler gave neither its memory analysis nor its text")
+    text = compiled.as_text()
+    if text is None:
+        raise RuntimeError("the compiler did not give the text of the step")
     return Executable(
         text=text,
-        argument_bytes=found.argument_size_in_bytes,
-        output_bytes=found.output_size_in_bytes,
-        aliased_bytes=found.alias_size_in_bytes,
-        temporary_bytes=found.temp_size_in_bytes,
-        code_bytes=found.generated_code_size_in_bytes,
+        needed=read_memory(compiled),
         params_bytes=stored_bytes(program.abstract_state.params),
         traced=needed,
         trace_s=traced_s - started_s,

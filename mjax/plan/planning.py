@@ -94,7 +94,7 @@ def read(
             topology,
             params_bytes=executable.params_bytes,
             device_memory_gib=config.device_memory_gib,
-            compiled_bytes=executable.memory_bytes,
+            compiled_bytes=executable.needed.total_bytes,
         ),
         communication=reading.communication(analysis, every, taken),
         modelled=modelled,

@@ -14,18 +14,14 @@ from mjax.pipeline.model import STASH
 from mjax.step.program import Program, build_program
 
 
-def trace_step(
-    config: TrainConfig, mesh: Mesh | AbstractMesh
-) -> tuple[Program, jax.stages.Traced, memory.Estimate]:
-    """Build the program of a run; compile nothing.
+def program_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> Program:
+    """Build the program of a run; trace and compile nothing.
 
     Args:
       config: the run, its vocabulary settled.
       mesh: with all axes; what is traced for an abstract one cannot be compiled.
-    Returns:
-      The program, its step, traced, and the memory this needs on a device.
     """
-    program = build_program(
+    return build_program(
         model=config.model,
         optimizer=config.optim,
         batch=config.batch,
@@ -39,6 +35,20 @@ def trace_step(
         pipeline=config.pipeline,
         tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
     )
+
+
+def trace_step(
+    config: TrainConfig, mesh: Mesh | AbstractMesh
+) -> tuple[Program, jax.stages.Traced, memory.Estimate]:
+    """Build the program of a run and trace its step; compile nothing.
+
+    Args:
+      config: as for `program_of`.
+      mesh: likewise.
+    Returns:
+      The program, its step, traced, and the memory this needs on a device.
+    """
+    program = program_of(config, mesh)
     state = program.abstract_state
     step = program.trace()
     needed = memory.estimate(

@@ -31,9 +31,10 @@ from mjax.hardware.gpus import GPUS
 from mjax.kernels.cross_entropy import tuning
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.model.counts import num_params
+from mjax.plan.compile import CompiledMemory, read_memory
 from mjax.recipes import RECIPES
+from mjax.step.traced import program_of
 from scripts.evidence import REPOSITORY, Table, write_page
-from scripts.plan.plan_memory import Figure, figure, program_of
 
 GPU = "h100"
 NUM_GPUS = 16
@@ -130,7 +131,7 @@ OTHERS = (
 class Compiled:
     """What was read, and what reading it took."""
 
-    figure: Figure
+    figure: CompiledMemory
     wall_s: float
     max_resident: int
     """Bytes of the process that compiled."""
@@ -138,7 +139,7 @@ class Compiled:
     @property
     def share(self) -> float:
         """Of the GPU's memory."""
-        return self.figure.total / GPUS[GPU].memory_bytes
+        return self.figure.total_bytes / GPUS[GPU].memory_bytes
 
     @property
     def outcome(self) -> Outcome:
@@ -163,7 +164,7 @@ def compile_cell(cell: Cell) -> Compiled:
     with mock.patch.object(tuning, "CHUNKED", loss_chunks(cell)):
         program = program_of(config, described_mesh(cell.sizes, gpu=GPU))
         lowered = program.trace().lower()
-    found = figure(lowered.compile(compiler_options=COMPILER_OPTIONS))
+    found = read_memory(lowered.compile(compiler_options=COMPILER_OPTIONS))
     return Compiled(
         figure=found,
         wall_s=time.perf_counter() - started_s,
@@ -186,7 +187,7 @@ def compile_alone(index: int) -> Compiled:
     if done.returncode != 0:
         raise RuntimeError(f"cell {index} ended with {done.returncode}: {done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)
-    return Compiled(figure=Figure(**found.pop("figure")), **found)
+    return Compiled(figure=CompiledMemory(**found.pop("figure")), **found)
 
 
 # --------------------------------------------------------------------------- the page
@@ -200,7 +201,11 @@ HEADER = (
 
 def row(cell: Cell, found: Compiled) -> tuple[str, ...]:
     """Write a row, in GB."""
-    sizes = found.figure.argument, found.figure.temporary, found.figure.total
+    sizes = (
+        found.figure.argument_bytes,
+        found.figure.temporary_bytes,
+        found.figure.total_bytes,
+    )
     default = "fits" if found.share <= DEFAULT_USABLE else "out of memory"
     return (
         *(cell.name, str(cell.sequences), f"`{cell.flags}`"),
@@ -225,7 +230,7 @@ def article_table(results: Results) -> Table:
     params = num_params(ARTICLE[0].config.model)
     no_remat, memory = results[ARTICLE[1]], GPUS[GPU].memory_bytes
     rest = (1 - USABLE) * memory
-    level_3 = no_remat.figure.total - 2 * params * 7 / 8
+    level_3 = no_remat.figure.total_bytes - 2 * params * 7 / 8
     return Table(
         title="The article's runs",
         text=f"""GB (10^9 bytes) of one GPU, from the compiler's memory analysis of the
@@ -329,7 +334,7 @@ def main(argv: Sequence[str]) -> int:
         results[cell] = found = compile_alone(index)
         print(
             f"{cell.name}, {cell.sequences} sequences: "
-            f"{found.figure.total / 1e9:.1f} GB, {found.outcome} "
+            f"{found.figure.total_bytes / 1e9:.1f} GB, {found.outcome} "
             f"({found.wall_s:.0f} s, {found.max_resident / 1e9:.2f} GB here)",
             flush=True,
         )

@@ -23,14 +23,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from mjax.config.command_line import parse
 from mjax.config.train import TrainConfig
-from mjax.mesh.axes import TP, resolve, tp_chunks
+from mjax.mesh.axes import resolve
 from mjax.mesh.build import build_mesh
+from mjax.plan.compile import CompiledMemory, read_memory
 from mjax.recipes import RECIPES
-from mjax.step.program import Program, build_program
+from mjax.step.program import Program
+from mjax.step.traced import program_of
 from scripts.evidence import REPOSITORY, Table, write_page
 
 MAX_ERROR = 0.1
@@ -44,57 +45,6 @@ CASES = (
 """Small batches: a step takes seconds. In the first the update of the parameters is
 the peak, in the second the activations are."""
 
-# ------------------------------------------------------------------ what is compiled
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Figure:
-    """What the compiler says that an executable takes of one device, in bytes."""
-
-    argument: int
-    output: int
-    aliased: int
-    """Of the output, what is written in the place of an argument."""
-    temporary: int
-    code: int
-
-    @property
-    def total(self) -> int:
-        """Bytes in all, while it runs."""
-        kept = self.argument + self.output - self.aliased
-        return kept + self.temporary + self.code
-
-
-def figure(compiled: jax.stages.Compiled) -> Figure:
-    """Read the compiler's memory analysis."""
-    found: Any = compiled.memory_analysis()
-    return Figure(
-        argument=found.argument_size_in_bytes,
-        output=found.output_size_in_bytes,
-        aliased=found.alias_size_in_bytes,
-        temporary=found.temp_size_in_bytes,
-        code=found.generated_code_size_in_bytes,
-    )
-
-
-def program_of(config: TrainConfig, mesh: Mesh) -> Program:
-    """Build the functions of a run as training does."""
-    return build_program(
-        model=config.model,
-        optimizer=config.optim,
-        batch=config.batch,
-        precision=config.precision,
-        seq_len=config.data.seq_len,
-        num_steps=config.steps,
-        seed=config.seed,
-        zero_level=config.zero,
-        isolate_documents=config.data.isolate_documents,
-        mesh=mesh,
-        pipeline=config.pipeline,
-        tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
-    )
-
-
 # ------------------------------------------------------------------- what is measured
 
 
@@ -102,8 +52,8 @@ def program_of(config: TrainConfig, mesh: Mesh) -> Program:
 class Growth:
     """Of a process, in bytes, and what the compiler said."""
 
-    figure: Figure
-    birth: Figure
+    figure: CompiledMemory
+    birth: CompiledMemory
     """Of the program that makes the state; it is gone before the first step."""
     before: int
     """Resident, all compiled and no state yet."""
@@ -115,7 +65,7 @@ class Growth:
     @property
     def ratio(self) -> float:
         """Growth over figure."""
-        return (self.peak - self.before) / self.figure.total
+        return (self.peak - self.before) / self.figure.total_bytes
 
 
 def measure(config: TrainConfig) -> Growth:
@@ -137,8 +87,8 @@ def measure(config: TrainConfig) -> Growth:
     time.sleep(FREED_S)
     _release()
     return Growth(
-        figure=figure(step),
-        birth=figure(make_state),
+        figure=read_memory(step),
+        birth=read_memory(make_state),
         before=before,
         peak=peak,
         after=_resident("VmRSS"),
@@ -161,7 +111,7 @@ def measure_alone(flags: str) -> Growth:
     if done.returncode != 0:
         raise RuntimeError(f"{flags} ended with {done.returncode}:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)
-    figures = {name: Figure(**found.pop(name)) for name in ("figure", "birth")}
+    figures = {name: CompiledMemory(**found.pop(name)) for name in ("figure", "birth")}
     return Growth(**figures, **found)
 
 
@@ -214,8 +164,12 @@ HEADER = (
 def row(flags: str, found: Growth) -> tuple[str, ...]:
     """Write a row, in MB."""
     sizes = (
-        *(found.figure.argument, found.figure.temporary, found.figure.total),
-        *(found.birth.total, found.before, found.peak, found.peak - found.before),
+        *(
+            found.figure.argument_bytes,
+            found.figure.temporary_bytes,
+            found.figure.total_bytes,
+        ),
+        *(found.birth.total_bytes, found.before, found.peak, found.peak - found.before),
     )
     left = _mb(found.after - found.before)
     return (f"`{flags}`", *map(_mb, sizes), f"{found.ratio:.3f}", left)

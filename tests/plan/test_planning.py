@@ -3,7 +3,7 @@
 import pytest
 
 from mjax.estimate.memory import Estimate
-from mjax.plan.compile import Executable
+from mjax.plan.compile import CompiledMemory, Executable
 from mjax.plan.planning import read
 from mjax.plan.topology import Topology
 from tests.plan.modules import MESHES, text_of
@@ -19,11 +19,13 @@ def notes_of(name: str, flags: str, kernel: str = "attention_forward") -> str:
     sizes, gpus_per_node = MESHES[name]
     executable = Executable(
         text=text_of(name).replace("attention_forward", kernel),
-        argument_bytes=60,
-        output_bytes=60,
-        aliased_bytes=60,
-        temporary_bytes=60,
-        code_bytes=0,
+        needed=CompiledMemory(
+            argument_bytes=60,
+            output_bytes=60,
+            aliased_bytes=60,
+            temporary_bytes=60,
+            code_bytes=0,
+        ),
         params_bytes=20,
         traced=TRACED,
         trace_s=1.0,

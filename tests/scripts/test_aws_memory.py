@@ -4,9 +4,9 @@ import pytest
 
 from mjax.config.train import check_sizes
 from mjax.hardware.gpus import GPUS
+from mjax.plan.compile import CompiledMemory
 from scripts.plan import aws_memory
 from scripts.plan.aws_memory import ARTICLE, OTHERS, WHOLE_LOSS, Cell, Compiled
-from scripts.plan.plan_memory import Figure
 
 
 @pytest.mark.parametrize("cell", [*ARTICLE, *WHOLE_LOSS, *OTHERS], ids=repr)
@@ -37,7 +37,13 @@ def test_the_runs_of_the_article_are_those_that_it_names():
 @pytest.mark.parametrize(("share", "outcome"), [(0.9, "fits"), (0.93, "out of memory")])
 def test_a_step_fits_into_what_is_left_of_a_gpu(share: float, outcome: str):
     num_bytes = int(share * GPUS[aws_memory.GPU].memory_bytes)
-    whole = Figure(argument=num_bytes, output=0, aliased=0, temporary=0, code=0)
+    whole = CompiledMemory(
+        argument_bytes=num_bytes,
+        output_bytes=0,
+        aliased_bytes=0,
+        temporary_bytes=0,
+        code_bytes=0,
+    )
     assert Compiled(figure=whole, wall_s=1.0, max_resident=1).outcome == outcome
 
 
