@@ -69,6 +69,8 @@ def test_a_kernel_outside_shard_map_gathers_its_operands():
 
 # The backward pass of the norm is a kernel too; attention has three, of which remat
 # runs the forward one twice.
+# A whole step, with Optax.
+@pytest.mark.promotion(dtype="standard", rank="allow")
 @pytest.mark.parametrize(
     ("backend", "num_kernels"), [("blocked", 1), ("mosaic_gpu", 5)]
 )
