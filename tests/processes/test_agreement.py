@@ -162,11 +162,16 @@ def test_processes_are_named_in_blocks(ranks, words):
     assert name_processes(ranks) == words
 
 
-AGREE = """ import json, os, sys from mjax.processes.agreement import Agreement from
-mjax.processes.config import DistributedConfig; from mjax.processes.distributed import
-start from jax._src import xla_bridge rank = int(sys.argv[2])
+AGREE = """
+import json, os, sys
+from mjax.processes.agreement import Agreement
+from mjax.processes.config import DistributedConfig
+from mjax.processes.distributed import start
+from jax._src import xla_bridge
+rank = int(sys.argv[2])
 start(DistributedConfig(coordinator=sys.argv[1], num_processes=3, process_id=rank))
-agreement = Agreement("test", timeout_s=60) def fail():
+agreement = Agreement("test", timeout_s=60)
+def fail():
     raise ValueError("bad" * 1_000_000)
 said = []
 for act in (fail, None):

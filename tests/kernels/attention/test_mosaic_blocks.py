@@ -76,6 +76,7 @@ def check(found, mask, block, *, complete):
         assert set(whole) <= set(range(int(some.full_low), int(some.full_high)))
 
 
+@pytest.mark.promotion(rank="allow")
 @given(st.data())
 def test_segments_bound_the_blocks_for_any_ids(data):
     tile, block = data.draw(st.sampled_from([(128, 64), (128, 128), (64, 128)]))
