@@ -72,9 +72,11 @@ test: env
 	.venv/bin/pyright --pythonpath .venv/bin/python
 	.venv/bin/python $(PYTEST) $(ARGS)
 
-# By file: what the tests of a file share is compiled once.
+# By file: what the tests of a file share is compiled once. In the order of collection:
+# xdist would leave the file with fewest tests to the end, and it takes the longest.
 test-plan: env-plan
-	.venv/bin/python $(PYTEST) --dist loadfile -m 'plan and not slow' $(ARGS)
+	.venv/bin/python $(PYTEST) --dist loadfile --no-loadscope-reorder \
+	  -m 'plan and not slow' $(ARGS)
 
 # In one process: what transformers makes is made once.
 test-hf: env env-hf

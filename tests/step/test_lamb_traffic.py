@@ -22,12 +22,12 @@ def collectives_of(optimizer: OptimName) -> Counter[tuple[str, tuple[str, ...]]]
     mesh = described_mesh(SIZES)
     program = build_program(
         model=ModelConfig(
-            layers=4, d_model=256, heads=4, vocab_size=512, attention="mosaic_gpu"
+            layers=2, d_model=256, heads=4, vocab_size=512, attention="reference"
         ),
         optimizer=OptimConfig(name=optimizer),
         batch=BatchConfig(size=16),
         precision=PrecisionConfig(),
-        seq_len=256,
+        seq_len=64,
         num_steps=10,
         seed=0,
         zero_level=2,
