@@ -19,6 +19,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import sys
@@ -83,7 +84,10 @@ def main() -> int:
     args = parser.parse_args()
     if not args.page:
         with contextlib.ExitStack() as stack:
-            folder = args.keep_dir or stack.enter_context(tempfile.TemporaryDirectory())
+            folder = args.keep_dir or tempfile.mkdtemp()
+            if args.keep_dir is None:
+                # Not a TemporaryDirectory: a fork that ends would delete it.
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
             run_all(args, Path(folder))
     settings, generations = read_log(Path(args.log))
     print(write_report(settings, generations, RUN))
