@@ -29,7 +29,8 @@ import jax
 import mjax
 from mjax.ckpt.recovery import LostError
 from mjax.config.command_line import Command, given, parse, shared_facts
-from mjax.config.train import TrainConfig, check_sizes, from_json, to_json
+from mjax.config.sizes import check_sizes
+from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.data.host_reader import open_stream
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.axes import AxisSizes, resolve

@@ -7,7 +7,8 @@ import pytest
 
 from mjax import recipes
 from mjax.config.command_line import parse
-from mjax.config.train import TrainConfig, check_sizes, from_json, to_json
+from mjax.config.sizes import check_sizes
+from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.model.counts import num_params
 

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mjax.config.train import TrainConfig, as_flags, check_sizes, smaller, with_fields
+from mjax.config.sizes import as_flags, check_sizes, smaller, with_fields
+from mjax.config.train import TrainConfig
 from mjax.estimate.formulas.case import Constants
 from mjax.estimate.memory import in_units
 from mjax.mesh.axes import AxisSizes, resolve

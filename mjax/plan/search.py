@@ -13,7 +13,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mjax.config.train import TrainConfig, as_flags, check_sizes, with_fields
+from mjax.config.sizes import as_flags, check_sizes, with_fields
+from mjax.config.train import TrainConfig
 from mjax.estimate.formulas.case import Constants
 from mjax.estimate.memory import in_units
 from mjax.hardware.described import NoPluginError

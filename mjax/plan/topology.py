@@ -9,7 +9,8 @@ import dataclasses
 import math
 
 from mjax import flags
-from mjax.config.train import TrainConfig, check_sizes, with_tokenizer
+from mjax.config.sizes import check_sizes
+from mjax.config.train import TrainConfig, with_tokenizer
 from mjax.data.tokenizers import load_tokenizer, trained_vocab_size
 from mjax.hardware.gpus import GPUS, Gpu
 from mjax.mesh.axes import AxisSizes, resolve

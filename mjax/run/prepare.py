@@ -17,14 +17,8 @@ from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.manifest import Manifest
 from mjax.ckpt.recovery import check_matches
 from mjax.config.command_line import Command
-from mjax.config.train import (
-    TrainConfig,
-    check_sizes,
-    run_differences,
-    smaller,
-    to_json,
-    with_tokenizer,
-)
+from mjax.config.sizes import check_sizes, smaller
+from mjax.config.train import TrainConfig, run_differences, to_json, with_tokenizer
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.estimate import memory
 from mjax.mesh.axes import AxisSizes

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 
 from mjax.ckpt.config import CkptConfig
 from mjax.config.command_line import Command, parse, shared_facts
+from mjax.config.sizes import check_sizes, with_fields
 from mjax.config.step import BatchConfig
 from mjax.config.train import (
     MAY_CHANGE,
     TrainConfig,
     _flatten,
-    check_sizes,
     from_json,
     run_differences,
     to_json,
-    with_fields,
     with_tokenizer,
 )
 from mjax.data.config import DataConfig

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import pytest
 
+from mjax.config.sizes import smaller
 from mjax.config.step import BatchConfig, PrecisionConfig
-from mjax.config.train import TrainConfig, smaller
+from mjax.config.train import TrainConfig
 from mjax.estimate import memory
 from mjax.mesh.axes import AxisSizes, MeshConfig
 from mjax.model.config import ModelConfig

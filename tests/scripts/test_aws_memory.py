@@ -2,7 +2,7 @@
 
 import pytest
 
-from mjax.config.train import check_sizes
+from mjax.config.sizes import check_sizes
 from mjax.hardware.gpus import GPUS
 from mjax.plan.compile import CompiledMemory
 from scripts.plan import aws_memory

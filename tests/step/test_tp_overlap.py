@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from mjax.config.train import TrainConfig, check_sizes
+from mjax.config.sizes import check_sizes
+from mjax.config.train import TrainConfig
 from mjax.mesh.axes import AxisSizes, MeshConfig
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
