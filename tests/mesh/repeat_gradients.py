@@ -1,8 +1,9 @@
-"""Call the gradients of a pipeline again and again; run by test_simulated_devices.
+"""Call the gradients of a step again and again; run by test_simulated_devices.
 
-python -m tests.mesh.repeat_gradients CLIENT USED CALLS: on the first USED of CLIENT
-simulated devices. Prints how many different results there were. A collective that
-meets the wrong partner ends the process, stops it, or makes one result differ.
+python -m tests.mesh.repeat_gradients CLIENT USED CALLS [FLAGS]: on the first USED of
+CLIENT simulated devices, with a pipeline unless FLAGS ask for another mesh. Prints how
+many different results there were. A collective that meets the wrong partner aborts the
+process, blocks it, or changes a result.
 """
 
 import sys
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from mjax.config.command_line import parse
-from mjax.mesh.axes import AxisSizes
+from mjax.mesh.axes import resolve
 from mjax.mesh.build import build_mesh
 from mjax.mesh.devices import simulate_devices
 from mjax.recipes import RECIPES
@@ -21,18 +22,17 @@ FLAGS = """--recipe debug --model.layers 7 --model.window 3 --model.rope True
 --model.d-model 36 --model.heads 6 --model.kv-heads 2 --model.head-dim 6
 --model.d-ff 30 --model.norm rmsnorm --model.remat none --model.vocab-size 257
 --data.path synthetic --data.seq-len 18 --batch.size 24 --batch.microbatches 2
---precision.compute float32 --mesh.pp 2 --mesh.dp 2 --zero 2 --pipeline.chunks 3
+--precision.compute float32 --mesh.pp 2 --mesh.dp -1 --zero 2 --pipeline.chunks 3
 --pipeline.schedule interleaved-1f1b --pipeline.stash input --pipeline.idle compute
 --pipeline.uneven-layers"""
 """A program whose backward loop has a permute and six reduce-scatters, independent of
 each other: without the option of `xla_flags` it fails in the first two calls."""
 
 
-def main(client: int, used: int, calls: int) -> None:
+def main(client: int, used: int, calls: int, flags: list[str]) -> None:
     simulate_devices(client)
-    sizes = AxisSizes(pp=2, dp_replicate=1, dp_shard=used // 2, tp=1)
-    config, _ = parse(FLAGS.split(), RECIPES, "repeat_gradients")
-    mesh = build_mesh(sizes, jax.devices()[:used])
+    config, _ = parse([*FLAGS.split(), *flags], RECIPES, "repeat_gradients")
+    mesh = build_mesh(resolve(config.mesh, used), jax.devices()[:used])
     program, _, _ = trace_step(config, mesh)
     state = program.init()
     stream = np.random.default_rng(0).integers(0, 257, (24, 19), np.int32)
@@ -51,4 +51,5 @@ def main(client: int, used: int, calls: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    client, used, calls = map(int, sys.argv[1:4])
+    main(client, used, calls, sys.argv[4:])
