@@ -32,6 +32,7 @@ _FUSED = frozenset(
         *("rng_bit_generator", "round", "rsqrt", "select_and_scatter", "select_n"),
         *("shift_left", "shift_right_arithmetic", "shift_right_logical", "sign"),
         *("sin", "slice", "split", "sqrt", "square", "sub", "tan", "tanh"),
+        *("tie",),
         *("unstack", "xor"),
     }
 )

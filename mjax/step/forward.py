@@ -8,6 +8,7 @@ stage (`mjax.step.pipelined`).
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from mjax.mesh import collectives
 from mjax.mesh.axes import DP, TP
+from mjax.mesh.ordering import in_order
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.model.transformer import NO_TARGET, DropoutKey, Params, Transformer
 
@@ -59,7 +61,7 @@ class Forward(abc.ABC):
 
         everywhere = PartitionSpec()
         mapped = jax.shard_map(
-            per_device,
+            self._in_order(per_device),
             mesh=self.mesh,
             in_specs=(self.specs, everywhere, everywhere, BATCH_SPEC),
             out_specs=(everywhere, everywhere, self.specs),
@@ -76,7 +78,7 @@ class Forward(abc.ABC):
 
         everywhere = PartitionSpec()
         nll, tokens = jax.shard_map(
-            per_device,
+            self._in_order(per_device),
             mesh=self.mesh,
             in_specs=(self.specs, BATCH_SPEC),
             out_specs=(everywhere, everywhere),
@@ -93,7 +95,7 @@ class Forward(abc.ABC):
             return collectives.sum_over_stages(logits)
 
         return jax.shard_map(
-            per_device,
+            self._in_order(per_device),
             mesh=self.mesh,
             in_specs=(self.specs, BATCH_SPEC, PartitionSpec()),
             out_specs=PartitionSpec(DP, TP),
@@ -114,6 +116,12 @@ class Forward(abc.ABC):
         self, params: Params, tokens: Int[Array, "B T"], length: Int[Array, ""]
     ) -> Float[Array, "B v"]:
         """Per device: the logits after `length` tokens; zeros on all stages but one."""
+
+    def _in_order[R](self, per_device: Callable[..., R]) -> Callable[..., R]:
+        """Order the collectives where the devices are simulated."""
+        platform = self.mesh.abstract_mesh.abstract_device.platform
+        is_simulated = platform == "cpu" and self.mesh.size > 1
+        return in_order(per_device) if is_simulated else per_device
 
     def split(self, batch: Batch) -> dict[str, Int[Array, "M b T"]]:
         """Cut this device's rows into microbatches; drop segments if not used.

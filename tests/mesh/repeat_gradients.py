@@ -17,6 +17,7 @@ from mjax.mesh.build import build_mesh
 from mjax.mesh.devices import simulate_devices
 from mjax.recipes import RECIPES
 from mjax.step.traced import trace_step
+from tests.mesh.unordered import unordered
 
 FLAGS = """--recipe debug --model.layers 7 --model.window 3 --model.rope True
 --model.d-model 36 --model.heads 6 --model.kv-heads 2 --model.head-dim 6
@@ -26,7 +27,7 @@ FLAGS = """--recipe debug --model.layers 7 --model.window 3 --model.rope True
 --pipeline.schedule interleaved-1f1b --pipeline.stash input --pipeline.idle compute
 --pipeline.uneven-layers"""
 """A program whose backward loop has a permute and six reduce-scatters, independent of
-each other: without the option of `xla_flags` it fails in the first two calls."""
+each other: unordered, it fails in the first two calls."""
 
 
 def main(client: int, used: int, calls: int, flags: list[str]) -> None:
@@ -43,11 +44,14 @@ def main(client: int, used: int, calls: int, flags: list[str]) -> None:
         "positions": np.tile(np.arange(18, dtype=np.int32), (24, 1)),
     }
     batch = jax.device_put(rows, program.batch_sharding)
+    arguments = (state.params, state.rng, state.step, batch)
+    text = program.gradients.lower(*arguments).compile().as_text()
+    pairs = unordered(str(text))
     seen = set()
     for _ in range(calls):
-        result = program.gradients(state.params, state.rng, state.step, batch)
+        result = program.gradients(*arguments)
         seen.add(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(result)))
-    print(f"{calls} calls, {len(seen)} results")
+    print(f"{calls} calls, {len(seen)} results, {len(pairs)} pairs without an order")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,275 @@
+"""Order the collectives of a program for simulated devices.
+
+Enters: a function of one device, to be mapped by `jax.shard_map`. Leaves: a function
+that returns the same bits, in which each collective depends on the one before it.
+
+XLA's CPU client (jaxlib 0.11.2 and 0.12.0.1) gives all collectives of jax one channel,
+so two devices that are in different collectives of the same group meet as if they were
+in one: the program aborts, blocks, or computes wrong numbers. Each device runs its
+collectives in the order of the schedule, but where two of them share no data, the
+second may begin as soon as the first has *started*. A loop with collectives has only
+started while a part of it waits in another thread, and what follows it meets devices
+that are still in the loop. XLA always respects a data dependence. So where two
+collectives, or loops that have some, have no path between them, the later one in the
+order of the trace gets an operand that depends on the earlier one.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.interpreters import mlir
+
+_COLLECTIVES = frozenset(
+    {
+        *("all_gather", "all_gather_invariant", "all_to_all", "pmax", "pmin"),
+        *("ppermute", "psum", "psum_invariant", "ragged_all_to_all"),
+        *("reduce_scatter",),
+    }
+)
+_INLINED = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+}
+"""What XLA makes part of the caller, and the parameter that holds its jaxpr."""
+
+_tie = core.Primitive("tie")
+"""Return the first operand, unchanged, once the others are there."""
+_tie.def_abstract_eval(lambda x, *after: x)
+
+
+def in_order[R](per_device: Callable[..., R]) -> Callable[..., R]:
+    """Give the collectives of a function an order, where they have none.
+
+    Args:
+      per_device: function of one device; runs inside shard_map, already differentiated.
+    Returns:
+      The same function, bit by bit.
+    """
+
+    @functools.wraps(per_device)
+    def ordered(*args: Any) -> R:
+        jaxpr, shapes = jax.make_jaxpr(per_device, return_shape=True)(*args)
+        outputs = _run(jaxpr, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+    return ordered
+
+
+def _run(jaxpr: core.Jaxpr, args: Sequence[Any]) -> list[Any]:
+    outputs, _ = _Order().run(jaxpr, args, [0] * len(args))
+    return outputs
+
+
+class _Order:
+    """Evaluates one level of a jaxpr; the body of a loop is a level of its own.
+
+    An event is a collective, or a loop or choice that has some. A set of events is an
+    int, one bit an event.
+    """
+
+    def __init__(self) -> None:
+        self._above: list[int] = []
+        """For each event, itself and all on which it depends."""
+        self._results: list[Any] = []
+        """For each event, an array that it computes."""
+
+    def run(
+        self,
+        jaxpr: core.Jaxpr,
+        args: Sequence[Any],
+        args_above: Sequence[int],
+    ) -> tuple[list[Any], list[int]]:
+        """Return the results, and for each the events on which it depends."""
+        values: dict[core.Var, tuple[Any, int]] = {}
+
+        def read(atom: Any) -> tuple[Any, int]:
+            return (atom.val, 0) if isinstance(atom, core.Literal) else values[atom]
+
+        constants = zip(jaxpr.constvars, jaxpr.consts, strict=True)
+        values |= {var: (value, 0) for var, value in constants}
+        given = zip(args, args_above, strict=True)
+        values |= dict(zip(jaxpr.invars, given, strict=True))
+        for eqn in jaxpr.eqns:
+            pairs = [read(atom) for atom in eqn.invars]
+            ins, masks = [p[0] for p in pairs], [p[1] for p in pairs]
+            above = functools.reduce(int.__or__, masks, 0)
+            if eqn.primitive.name in _INLINED:
+                outs, outs_above = self._inline(eqn, ins, masks)
+            elif eqn.params.get("length") == 1:
+                # XLA makes a loop of one turn part of the caller, too.
+                outs, outs_above = self._once(eqn, ins, masks)
+            elif eqn.primitive is lax.optimization_barrier_p:
+                # XLA's CPU compiler drops it: each result is its operand again.
+                outs, outs_above = _bind(eqn, eqn.params, ins), masks
+            else:
+                if _communicates(eqn):
+                    outs, above = self._event(eqn, ins, above)
+                else:
+                    outs = _bind(eqn, eqn.params, ins)
+                outs_above = [above] * len(outs)
+                for result, operand in _passed_on(eqn).items():
+                    outs_above[result] = masks[operand]
+            values |= dict(
+                zip(eqn.outvars, zip(outs, outs_above, strict=True), strict=True)
+            )
+        results = [read(atom) for atom in jaxpr.outvars]
+        return [r[0] for r in results], [r[1] for r in results]
+
+    def _inline(
+        self, eqn: core.JaxprEqn, ins: Sequence[Any], masks: Sequence[int]
+    ) -> tuple[list[Any], list[int]]:
+        inner = eqn.params[_INLINED[eqn.primitive.name]]
+        if eqn.params.get("prevent_cse"):  # of jax.checkpoint
+            ins = lax.optimization_barrier(list(ins))
+        return self.run(inner, ins, masks)
+
+    def _once(
+        self, eqn: core.JaxprEqn, ins: Sequence[Any], masks: Sequence[int]
+    ) -> tuple[list[Any], list[int]]:
+        carry, slices = _carry_of(eqn)
+        ins = [x[0] if place in slices else x for place, x in enumerate(ins)]
+        outs, outs_above = self.run(eqn.params["jaxpr"], ins, masks)
+        stacked = outs[len(carry) :]
+        return [*outs[: len(carry)], *(y[None] for y in stacked)], outs_above
+
+    def _event(
+        self, eqn: core.JaxprEqn, ins: list[Any], above: int
+    ) -> tuple[list[Any], int]:
+        event = len(self._above)
+        after = []
+        for earlier in reversed(range(event)):
+            if not above >> earlier & 1:
+                after.append(self._results[earlier])
+                above |= self._above[earlier]
+        if after:
+            place = _operand_of(eqn)
+            ins[place] = _tie.bind(ins[place], *after)
+        is_nested = eqn.primitive.name not in _COLLECTIVES
+        params = _with_ordered_bodies(eqn) if is_nested else eqn.params
+        outs = _bind(eqn, params, ins)
+        above |= 1 << event
+        self._above.append(above)
+        self._results.append(outs[_result_of(eqn)])
+        return outs, above
+
+
+def _bind(eqn: core.JaxprEqn, params: dict[str, Any], ins: Sequence[Any]) -> list[Any]:
+    outs = eqn.primitive.bind(*ins, **eqn.primitive.get_bind_params(params))
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _communicates(eqn: core.JaxprEqn) -> bool:
+    if eqn.primitive.name in _COLLECTIVES:
+        return True
+    inner = core.jaxprs_in_params(eqn.params)
+    return any(_communicates(e) for jaxpr in inner for e in jaxpr.eqns)
+
+
+def _with_ordered_bodies(eqn: core.JaxprEqn) -> dict[str, Any]:
+    """Return the parameters of a loop or a choice, its bodies ordered inside."""
+
+    def ordered(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(ordered, value))
+        if not isinstance(value, core.Jaxpr):
+            return value
+        return jax.make_jaxpr(lambda *args: _run(value, args))(*value.in_avals)
+
+    return {name: ordered(value) for name, value in eqn.params.items()}
+
+
+def _operand_of(eqn: core.JaxprEqn) -> int:
+    """Choose an operand without which the event cannot begin."""
+    places = range(len(eqn.invars))
+    if eqn.primitive.name == "cond":
+        return 0  # which branch
+    if _body(eqn):
+        carry, slices = _carry_of(eqn)
+        passed = _passed_on(eqn).values()
+        places = [place for place in carry if place not in passed] or slices or places
+    return _smallest(places, eqn.invars)
+
+
+def _result_of(eqn: core.JaxprEqn) -> int:
+    """Choose a result that the event computes."""
+    passed = _passed_on(eqn)
+    places = [place for place in range(len(eqn.outvars)) if place not in passed]
+    return _smallest(places, eqn.outvars)
+
+
+def _passed_on(eqn: core.JaxprEqn) -> dict[int, int]:
+    """Of a loop, map results to the operands that they are, never written to."""
+    body = _body(eqn)
+    if body is None:
+        return {}
+    first = len(eqn.invars) - len(body.invars)
+    carry, _ = _carry_of(eqn)
+    return {
+        result: place
+        for result, place in enumerate(carry)
+        if body.outvars[result] is body.invars[place - first]
+    }
+
+
+def _carry_of(eqn: core.JaxprEqn) -> tuple[range, range]:
+    """Return the places of a loop's carry among its operands, and those of slices.
+
+    The operands are constants, carry, slices, the results carry and stacked arrays.
+    What is sliced or stacked has a dim less in the body.
+    """
+    body = _body(eqn)
+    assert body is not None
+
+    def count(outer: Sequence[Any], inner: Sequence[Any]) -> int:
+        pairs = zip(reversed(outer), reversed(inner), strict=False)
+        return sum(a.aval.ndim != b.aval.ndim for a, b in pairs)
+
+    stop = len(eqn.invars) - count(eqn.invars, body.invars)
+    num_carry = len(eqn.outvars) - count(eqn.outvars, body.outvars)
+    return range(stop - num_carry, stop), range(stop, len(eqn.invars))
+
+
+def _body(eqn: core.JaxprEqn) -> core.Jaxpr | None:
+    return {
+        "scan": eqn.params.get("jaxpr"),
+        "while": eqn.params.get("body_jaxpr"),
+    }.get(eqn.primitive.name)
+
+
+def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
+    """Prefer floats, which no rule of XLA computes in advance, then few entries."""
+
+    def weight(place: int) -> tuple[bool, bool, int]:
+        dtype, shape = atoms[place].aval.dtype, atoms[place].aval.shape
+        is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        is_float = jnp.issubdtype(dtype, jnp.floating)
+        return is_key or 0 in shape, not is_float, math.prod(shape)
+
+    return min(places, key=weight)
+
+
+def _lower_tie(x: jax.Array, *after: jax.Array) -> jax.Array:
+    """Choose between x and zeros by a comparison that is never true.
+
+    It is not for XLA to see that, or the dependence is gone: x is chosen unless the
+    last bit of an entry is more than 1.
+    """
+    never = jnp.zeros((), jnp.bool_)
+    for y in after:
+        entry = lax.slice(y, (0,) * y.ndim, (1,) * y.ndim).reshape(())
+        if jnp.issubdtype(y.dtype, jnp.floating):
+            entry = lax.bitcast_convert_type(entry, f"uint{8 * y.dtype.itemsize}")
+        never |= (entry.astype(jnp.uint32) & 1) > 1
+    return jnp.where(never, jnp.zeros_like(x), x)
+
+
+mlir.register_lowering(_tie, mlir.lower_fun(_lower_tie, multiple_results=False))
