@@ -103,18 +103,28 @@ def as_flags(fields: Mapping[str, Any]) -> str:
     """Write fields of a config as the flags that set them."""
     words = []
     for name, value in fields.items():
+        part, dot, field = name.replace("_", "-").rpartition(".")
+        if isinstance(value, bool):
+            words.append(f"--{part}{dot}{'' if value else 'no-'}{field}")
+            continue
         values = value if isinstance(value, tuple) else (value,)
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+        words += [f"--{part}{dot}{field}", *map(str, values)]
     return " ".join(words)
 
 
 def with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
-    """Replace fields of a config's parts, named as their flags are."""
+    """Replace fields, named as their flags are, all at once as a command line does."""
+    whole: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for field, value in fields.items():
-        part, _, name = field.partition(".")
-        changed = dataclasses.replace(getattr(config, part), **{name: value})
-        config = dataclasses.replace(config, **{part: changed})
-    return config
+        part, _, name = field.rpartition(".")
+        if part:
+            parts.setdefault(part, {})[name] = value
+        else:
+            whole[name] = value
+    for part, values in parts.items():
+        whole[part] = dataclasses.replace(getattr(config, part), **values)
+    return dataclasses.replace(config, **whole)
 
 
 def _split_problem(config: TrainConfig, tp: int) -> str | None:
