@@ -29,12 +29,11 @@ import jax
 import mjax
 from mjax.ckpt.recovery import LostError
 from mjax.config.command_line import Command, given, parse, shared_facts
-from mjax.config.sizes import check_sizes
+from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.data.host_reader import open_stream
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
-from mjax.mesh.axes import AxisSizes, resolve
-from mjax.mesh.build import build_mesh, describe
+from mjax.mesh.build import build_mesh, describe, devices_per_host
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
 from mjax.processes import distributed
 from mjax.processes.agreement import Agreement
@@ -89,14 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"resuming the run in {config.work_dir}: its config.json gives the "
                 "flags that are absent here"
             )
-        sizes = _start_devices(config)
+        devices = _start_devices(config)
+        sizes = sizes_of(config, devices)
         mesh = build_mesh(sizes, tp_across_hosts=config.mesh.tp_across_hosts)
         report.say(describe(mesh))
         if command.print_mesh:
             return ending.DONE
         report.say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
-        run = prepare(config, command, sizes, mesh, agreement, argv)
+        run = prepare(config, command, devices, mesh, agreement, argv)
         report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except Exception as error:
         return _refused(error)
@@ -238,16 +238,21 @@ def _start_processes(config: TrainConfig, command: Command) -> Agreement:
     return agreement
 
 
-def _start_devices(config: TrainConfig) -> AxisSizes:
-    """Start jax's devices as the flags say; return the sizes of the mesh axes."""
+def _start_devices(config: TrainConfig) -> Devices:
+    """Start jax's devices as the flags say; return what the mesh takes."""
     load_plugin_without_gpu()
     if config.simulate_devices is not None:
         simulate_devices(config.simulate_devices)
     cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
-    sizes = resolve(config.mesh, jax.device_count())
-    check_sizes(config, sizes)
-    return sizes
+    count, per_host = jax.device_count(), devices_per_host(jax.devices())
+    can_simulate = jax.default_backend() == "cpu" and per_host == count
+    return Devices(
+        count=count,
+        flag="simulate_devices" if can_simulate else None,
+        per_flag=jax.process_count(),
+        per_host=None if can_simulate else per_host,
+    )
 
 
 def _compile(run: Run) -> Program:

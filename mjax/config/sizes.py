@@ -1,11 +1,12 @@
 """The sizes of a run: whether model and batch divide over a mesh.
 
 Enters: a config, and the sizes of the mesh axes once they are known. Leaves: nothing,
-or an error that names the nearest sizes that fit. No device is touched.
+or an error with the rule and the values; `config.fixes` adds the sizes that fit. No
+device is touched.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mjax.config.train import TrainConfig
@@ -20,7 +21,7 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
       config: the run.
       sizes: of the mesh axes, resolved.
     Raises:
-      ValueError: a size does not divide; the message has the nearest that does.
+      ValueError: a size does not divide; the message has the rule, without advice.
     """
     model, batch, tp = config.model, config.batch, sizes.tp
     check_pipeline(
@@ -35,25 +36,32 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
     if is_pipeline and (model.remat, config.pipeline.stash) == ("offload", "residuals"):
         raise ValueError(
             "--model.remat offload leaves what a layer keeps on the host, and with "
-            "--pipeline.stash residuals a pipeline has it in ring buffers on the "
-            "device; use --pipeline.stash input, or --model.remat full"
+            "--pipeline.stash residuals a pipeline has it in ring buffers on the device"
         )
-    problem = _split_problem(config, tp)
-    if problem is not None:
-        raise ValueError(f"{problem}; {_split_fixes(config, sizes)}")
-    if model.padded_vocab % tp:
-        multiple = _nearest(model.vocab_multiple, lambda n: n % tp == 0)
+    split = {
+        "--model.heads": model.heads,
+        "--model.d-ff": model.ffn_width,
+        "--data.seq-len": config.data.seq_len,
+    }
+    for flag, size in split.items():
+        if size % tp:
+            raise ValueError(f"{flag} must be a multiple of --mesh.tp {tp}, got {size}")
+    if model.num_kv_heads % tp and tp % model.num_kv_heads:
         raise ValueError(
-            f"model.vocab_size={model.vocab_size}, padded to {model.padded_vocab}, "
-            f"does not divide by mesh.tp={tp}; pad it to a multiple of tp: "
-            f"--model.vocab-multiple {multiple}"
+            f"--model.kv-heads must be a multiple or a divisor of --mesh.tp {tp}, got "
+            f"{model.num_kv_heads}"
+        )
+    if model.padded_vocab % tp:
+        raise ValueError(
+            f"--model.vocab-size {model.vocab_size}, padded to a multiple of "
+            f"--model.vocab-multiple {model.vocab_multiple}, must be a multiple of "
+            f"--mesh.tp {tp}, got {model.padded_vocab}"
         )
     pieces = sizes.dp * batch.microbatches
     if batch.size % pieces:
         raise ValueError(
-            f"batch.size={batch.size} does not divide by dp x batch.microbatches = "
-            f"{sizes.dp} x {batch.microbatches} = {pieces}; nearest that does: "
-            f"--batch.size {_nearest(batch.size, lambda n: n % pieces == 0)}"
+            "--batch.size must be a multiple of dp x --batch.microbatches = "
+            f"{sizes.dp} x {batch.microbatches} = {pieces}, got {batch.size}"
         )
 
 
@@ -125,87 +133,3 @@ def with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
     for part, values in parts.items():
         whole[part] = dataclasses.replace(getattr(config, part), **values)
     return dataclasses.replace(config, **whole)
-
-
-def _split_problem(config: TrainConfig, tp: int) -> str | None:
-    """Say which size cannot be split over tp, if there is one."""
-    model = config.model
-    sizes = {
-        "model.heads": model.heads,
-        "model.d_ff": model.ffn_width,
-        "data.seq_len": config.data.seq_len,
-    }
-    for name, size in sizes.items():
-        if size % tp:
-            return f"{name}={size} does not divide by mesh.tp={tp}"
-    if model.num_kv_heads % tp and tp % model.num_kv_heads:
-        return (
-            f"model.kv_heads={model.num_kv_heads} can be neither split evenly nor "
-            f"replicated evenly over mesh.tp={tp}"
-        )
-    return None
-
-
-def _split_fixes(config: TrainConfig, sizes: AxisSizes) -> str:
-    """Name the nearest changes that all checks accept, on as many devices."""
-    model, tp = config.model, sizes.tp
-    names = ("model.heads", "model.kv_heads", "model.d_ff", "data.seq_len")
-    values = (model.heads, model.num_kv_heads, model.ffn_width, config.data.seq_len)
-    tries = [
-        # A multiple of tp beyond the nearest few is another model.
-        [{name: n} for n in _by_distance(value, value + tp) if n % tp == 0][:4]
-        for name, value in zip(names, values, strict=True)
-    ]
-    tries.append(list(_other_tp(config, sizes)))
-    found = (
-        next((fix for fix in fixes if _is_accepted(config, fix, sizes)), None)
-        for fixes in tries
-    )
-    fixes = ", or ".join(as_flags(fix) for fix in found if fix is not None)
-    return f"nearest that fit: {fixes or 'none on this number of devices'}"
-
-
-def _other_tp(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
-    """Yield other sizes of tp, nearest first, with a batch that fits the new dp."""
-    dp = {} if config.mesh.dp == -1 else {"mesh.dp": -1}
-    both = sizes.dp * sizes.tp
-    for tp in _by_distance(sizes.tp, both):
-        if tp == sizes.tp or both % tp:
-            continue
-        pieces = both // tp * config.batch.microbatches
-        size = _nearest(config.batch.size, lambda n, pieces=pieces: n % pieces == 0)
-        batch = {} if size == config.batch.size else {"batch.size": size}
-        yield {"mesh.tp": tp} | dp | batch
-
-
-def _is_accepted(
-    config: TrainConfig, fields: Mapping[str, Any], sizes: AxisSizes
-) -> bool:
-    """Say whether no check refuses a config with these fields replaced."""
-    tp = fields.get("mesh.tp", sizes.tp)
-    dp = sizes.dp * sizes.tp // tp
-    shard = config.mesh.dp_shard or dp
-    mesh = AxisSizes(pp=sizes.pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
-    try:
-        changed = with_fields(config, fields)
-        if dp % shard or _split_problem(changed, tp) is not None:
-            return False
-        check_sizes(changed, mesh)
-    except ValueError:
-        return False
-    return True
-
-
-def _by_distance(value: int, largest: int) -> list[int]:
-    """Return 1 to `largest`, nearest to value first; of two, the larger."""
-    return sorted(range(1, largest + 1), key=lambda n: (abs(n - value), -n))
-
-
-def _nearest(value: int, fits: Callable[[int], bool]) -> int:
-    """Return the positive number nearest to value that fits; of two, the larger."""
-    distance = 0
-    while True:
-        for candidate in (value + distance, value - distance):
-            if candidate >= 1 and fits(candidate):
-                return candidate
-        distance += 1

@@ -109,13 +109,17 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
     fixed = math.prod(size for size in sizes.values() if size != -1)
     is_open = -1 in sizes.values()
     if num_devices % fixed if is_open else num_devices != fixed:
-        raise ValueError(_mismatch(sizes, fixed, num_devices))
+        asked = " x ".join(f"--mesh.{name} {s}" for name, s in sizes.items() if s != -1)
+        raise ValueError(
+            f"the number of devices must be {'a multiple of ' if is_open else ''}"
+            f"{asked} = {fixed}, got {num_devices}"
+        )
     pp, dp, tp = (num_devices // fixed if s == -1 else s for s in sizes.values())
     dp_shard = dp if config.dp_shard is None else config.dp_shard
     if dp % dp_shard:
         raise ValueError(
-            f"--mesh.dp-shard {dp_shard} must divide dp, which is {dp} on "
-            f"{num_devices} devices; the nearest that does is {_nearest(dp_shard, dp)}"
+            f"--mesh.dp-shard must be a divisor of dp, which is {dp} on {num_devices} "
+            f"devices, got {dp_shard}"
         )
     return AxisSizes(pp=pp, dp_replicate=dp // dp_shard, dp_shard=dp_shard, tp=tp)
 
@@ -133,42 +137,5 @@ def tp_chunks(config: MeshConfig, tp: int) -> int:
         return 1
     num = tp if config.tp_chunks is None else config.tp_chunks
     if num > tp:
-        raise ValueError(
-            f"--mesh.tp-chunks must be at most tp, which is {tp}, got {num}; use "
-            f"--mesh.tp-chunks {tp}, or leave it out, which means tp"
-        )
+        raise ValueError(f"--mesh.tp-chunks must be at most --mesh.tp {tp}, got {num}")
     return num
-
-
-def _mismatch(sizes: dict[str, int], fixed: int, num_devices: int) -> str:
-    """Say why the sizes do not fit the devices, and the change that would."""
-    is_open = -1 in sizes.values()
-    asked = " x ".join(f"{name} {size}" for name, size in sizes.items() if size != -1)
-    if fixed > num_devices:
-        problem = f"the mesh {asked} needs {fixed} devices, and {num_devices} exist"
-    elif is_open:
-        problem = f"{num_devices} devices cannot be split by {asked} = {fixed}"
-    else:
-        problem = (
-            f"the mesh {asked} uses {fixed} devices of {num_devices}; it must use all"
-        )
-    # dp first: it is the axis that can change without changing what a device computes.
-    for name in ("dp", "tp", "pp"):
-        rest = fixed // sizes[name]
-        if sizes[name] == -1 or num_devices % rest:
-            continue
-        size = num_devices // rest
-        if is_open:
-            fix = f"--mesh.{name} {_nearest(sizes[name], size)} would fit"
-        else:
-            fix = f"--mesh.{name} -1 would make {name} {size}"
-        break
-    else:
-        fix = f"choose sizes whose product divides {num_devices}"
-    return f"{problem}; {fix}, or simulate on a CPU: --simulate-devices {fixed}"
-
-
-def _nearest(wanted: int, total: int) -> int:
-    """Find the divisor of total nearest to wanted."""
-    divisors = [d for d in range(1, total + 1) if total % d == 0]
-    return min(divisors, key=lambda divisor: abs(divisor - wanted))

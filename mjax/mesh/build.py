@@ -10,8 +10,9 @@ the nearest hosts, and pipeline neighbours, which exchange least, are furthest a
 (Jiang et al. 2024, section 2, arXiv:2402.15627).
 """
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -93,6 +94,17 @@ def describe(mesh: Mesh) -> str:
     return "\n".join([_summary(grid), *lines])
 
 
+def devices_per_host(devices: Iterable[Any]) -> int:
+    """Count the devices of a host; of unlike hosts, their greatest common divisor.
+
+    Tensor-parallel groups stay inside hosts if and only if tp divides this number.
+
+    Args:
+      devices: of all hosts.
+    """
+    return math.gcd(*Counter(_host(device) for device in devices).values())
+
+
 def _host(device: Any) -> int:
     """Return the number of the host of a device.
 
@@ -112,12 +124,11 @@ def _check_tp_inside_hosts(grid: np.ndarray) -> None:
     for group in grid.reshape(-1, tp):
         hosts = sorted({_host(device) for device in group})
         if len(hosts) > 1:
-            per_host = Counter(_host(device) for device in grid.flat)
-            smallest = min(per_host.values())
+            per_host = devices_per_host(grid.flat)
             raise ValueError(
                 f"--mesh.tp {tp} puts a tensor-parallel group on hosts "
-                f"{', '.join(map(str, hosts))}: a host has {smallest} devices; choose "
-                f"a tp that divides {smallest}, or accept slow links with "
+                f"{', '.join(map(str, hosts))}: a host has {per_host} devices; choose "
+                f"a tp that divides {per_host}, or accept slow links with "
                 "--mesh.tp-across-hosts"
             )
 

@@ -2,7 +2,7 @@
 
 Enters: `PipelineConfig`, the layers of a model, P stages, M microbatches. Leaves:
 `Pipeline`, the schedule and the cut of the layers that the executor follows, or an
-error that names the nearest numbers that fit. No array and no device is touched.
+error with the rule and the numbers. No array and no device is touched.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         """Refuse counts below one."""
         if self.chunks < 1:
-            raise ValueError(f"pipeline.chunks must be >= 1, got {self.chunks}")
+            raise ValueError(f"--pipeline.chunks must be at least 1, got {self.chunks}")
 
     @property
     def schedule_name(self) -> ScheduleName:
@@ -100,14 +100,13 @@ def check_pipeline(
       permutes: a layer sends around the ring of another axis (--mesh.tp-overlap
         chunks), for which all devices of the mesh must meet.
     Raises:
-      ValueError: it does not fit; the message has the nearest that does.
+      ValueError: it does not fit; the message has the rule, without advice.
     """
     if num_stages * config.chunks > 1:
         if config.idle == "skip" and permutes:
             raise ValueError(
                 "--pipeline.idle skip keeps idle stages out of the permutes of "
-                "--mesh.tp-overlap chunks, and the others would wait for them forever; "
-                "use --pipeline.idle compute, or --mesh.tp-overlap off"
+                "--mesh.tp-overlap chunks, and the other stages would wait forever"
             )
         check(
             config.schedule_name,

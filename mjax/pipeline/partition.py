@@ -113,20 +113,32 @@ def split(
         docstring of this module.
     Raises:
       ValueError: the layers do not fill the chunks, or do not divide evenly and
-        `uneven` is not set, or the pattern does not divide the layers.
+        `uneven` is not set, or the pattern does not divide the layers; without advice.
     """
     num_parts = num_stages * num_chunks
     if num_parts == 1:
         return Partition(num_stages=1, num_chunks=1, layers_per_chunk=(num_layers,))
-    if num_layers % period:
-        raise ValueError(_pattern_is_cut(num_layers, num_parts, period, uneven))
     units = num_layers // period
+    of_pattern = ""
+    if period > 1:
+        of_pattern = f" x {period}, the pattern of --model.window and --model.rope,"
+    parts = f"--mesh.pp {num_stages} x --pipeline.chunks {num_chunks}{of_pattern}"
+    if uneven and num_layers % period:
+        raise ValueError(
+            f"the chunks of --mesh.pp {num_stages} x --pipeline.chunks {num_chunks} "
+            f"hold whole patterns: --model.layers must be a multiple of {period}, the "
+            f"pattern of --model.window and --model.rope, got {num_layers}"
+        )
+    if not uneven and num_layers % (num_parts * period):
+        raise ValueError(
+            "without --pipeline.uneven-layers, --model.layers must be a multiple of "
+            f"{parts} = {num_parts * period}, got {num_layers}"
+        )
     if units < num_parts:
         raise ValueError(
-            _too_many_chunks(num_layers, num_stages, num_chunks, period, uneven)
+            f"--model.layers must be at least {parts} = {num_parts * period}, got "
+            f"{num_layers}"
         )
-    if units % num_parts and not uneven:
-        raise ValueError(_not_even(num_layers, num_stages, num_chunks, period))
     size = -(-units // num_parts)
     counts = np.full(num_parts, size)
     counts[_shortest_first(num_parts)[: num_parts * size - units]] -= 1
@@ -141,77 +153,3 @@ def _shortest_first(num_parts: int) -> Int[np.ndarray, " K"]:
     """Order the chunks by how much else they compute: K - 1, 0, K - 2, 1, ..."""
     inward = np.arange(num_parts) // 2
     return np.where(np.arange(num_parts) % 2, inward, num_parts - 1 - inward)
-
-
-def _nearest_layers(num_layers: int, num_parts: int, step: int, period: int) -> str:
-    """Name the multiples of `step` next to the layers that fill all chunks."""
-    below = num_layers - num_layers % step
-    fit = [n for n in (below, below + step) if n >= num_parts * period]
-    return "--model.layers " + " or ".join(map(str, fit or [num_parts * period]))
-
-
-def _pattern_is_cut(num_layers: int, num_parts: int, period: int, uneven: bool) -> str:
-    """Say that the last pattern of layer kinds is not whole, and what would do."""
-    step = period if uneven else period * num_parts
-    return (
-        "the chunks of a pipeline start where the pattern of layer kinds does, and "
-        f"--model.layers {num_layers} is not a multiple of the pattern of {period} "
-        "layers that --model.window and --model.rope make; use "
-        f"{_nearest_layers(num_layers, num_parts, step, period)}, or a pattern whose "
-        f"length divides {num_layers}, or --mesh.pp 1 with --pipeline.chunks 1"
-    )
-
-
-def _too_many_chunks(
-    num_layers: int, num_stages: int, num_chunks: int, period: int, uneven: bool
-) -> str:
-    """Say that a chunk would be empty, and which numbers are the largest that fit."""
-    units = num_layers // period
-
-    def fits(num_parts: int) -> bool:
-        return units >= num_parts and (uneven or units % num_parts == 0)
-
-    chunks = [v for v in range(1, num_chunks) if fits(num_stages * v)]
-    stages = [p for p in range(1, num_stages + 1) if fits(p * num_chunks)]
-    # With fewer stages alone not enough, fewer chunks as well: one stage always fits.
-    alone = [p for p in range(1, num_stages + 1) if fits(p)]
-    if chunks:
-        fix = f"--pipeline.chunks {chunks[-1]}"
-    elif stages:
-        fix = f"--mesh.pp {stages[-1]}"
-    else:
-        fix = f"--mesh.pp {alone[-1]} with --pipeline.chunks 1"
-    what = f"{num_layers} layers are"
-    if period > 1:
-        what = (
-            f"{num_layers} layers, in a pattern of {period} that --model.window and "
-            f"--model.rope make and that is not cut, are {units} pieces:"
-        )
-    return (
-        f"{what} too few for --mesh.pp {num_stages} x --pipeline.chunks {num_chunks} "
-        f"= {num_stages * num_chunks} chunks, each of which needs one; the largest "
-        f"that fits is {fix}"
-    )
-
-
-def _not_even(num_layers: int, num_stages: int, num_chunks: int, period: int) -> str:
-    """Say that the chunks would differ in size, and which numbers are nearest."""
-    num_parts = num_stages * num_chunks
-    step = num_parts * period
-    fixes = [_nearest_layers(num_layers, num_parts, step, period)]
-    units = num_layers // period
-    even = [v for v in range(1, units + 1) if units % (num_stages * v) == 0]
-    if even:
-        nearest = min(even, key=lambda v: abs(v - num_chunks))
-        fixes.append(f"--pipeline.chunks {nearest}")
-    fixes.append("--pipeline.uneven-layers, where some chunks are shorter")
-    of_pattern = (
-        f" x {period} layers, the pattern that --model.window and --model.rope make"
-        if period > 1
-        else ""
-    )
-    return (
-        f"--model.layers {num_layers} is not a multiple of --mesh.pp {num_stages} x "
-        f"--pipeline.chunks {num_chunks}{of_pattern} = {step}; use "
-        + ", or ".join(fixes)
-    )

@@ -171,7 +171,7 @@ def build(
       num_chunks: v, chunks of each stage.
       num_microbatches: M; with more than one chunk a multiple of P.
     Raises:
-      ValueError: the numbers make no schedule; the message has the nearest that do.
+      ValueError: the numbers make no schedule.
     """
     check(
         name,
@@ -234,7 +234,7 @@ def check(
     """Refuse numbers that make no schedule.
 
     Raises:
-      ValueError: with the nearest numbers that do.
+      ValueError: with the rule and the numbers.
     """
     if name not in get_args(ScheduleName):
         raise ValueError(
@@ -247,21 +247,16 @@ def check(
     }
     for field, count in counts.items():
         if count < 1:
-            raise ValueError(f"--{field} must be >= 1, got {count}")
+            raise ValueError(f"--{field} must be at least 1, got {count}")
     if name != "interleaved-1f1b" and num_chunks != 1:
         raise ValueError(
-            f"--pipeline.schedule {name} has one chunk a stage, got --pipeline.chunks "
-            f"{num_chunks}; use --pipeline.schedule interleaved-1f1b, or "
-            "--pipeline.chunks 1"
+            f"with --pipeline.schedule {name}, --pipeline.chunks must be 1, got "
+            f"{num_chunks}"
         )
     if num_chunks > 1 and num_microbatches % num_stages:
-        below = num_microbatches // num_stages * num_stages
-        above = below + num_stages
-        nearest = above if 2 * num_microbatches >= below + above or not below else below
         raise ValueError(
-            f"--pipeline.chunks {num_chunks} goes through the microbatches in groups "
-            f"of --mesh.pp {num_stages}; --batch.microbatches {num_microbatches} is no "
-            f"multiple of it, the nearest is {nearest}"
+            f"with --pipeline.chunks {num_chunks}, --batch.microbatches must be a "
+            f"multiple of --mesh.pp {num_stages}, got {num_microbatches}"
         )
 
 

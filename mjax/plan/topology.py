@@ -1,19 +1,17 @@
 """Fit a run to a cluster that is described: checks that come before any compilation.
 
 Enters: a config and the cluster that the user names. Leaves: the config with its
-vocabulary settled and the sizes of the mesh axes, or an error with the nearest number
-that fits.
+vocabulary settled and the sizes of the mesh axes, or an error with flags that fit.
 """
 
 import dataclasses
-import math
 
 from mjax import flags
-from mjax.config.sizes import check_sizes
+from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, with_tokenizer
 from mjax.data.tokenizers import load_tokenizer, trained_vocab_size
 from mjax.hardware.gpus import GPUS, Gpu
-from mjax.mesh.axes import AxisSizes, resolve
+from mjax.mesh.axes import AxisSizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,11 +85,11 @@ def settle(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, AxisSi
         node, a size does not divide, or the tokenizer cannot be read.
     """
     config = with_vocabulary(config)
-    _check_fills(config, topology)
-    sizes = resolve(config.mesh, topology.num_gpus)
-    _check_tp(config, sizes, topology)
-    check_sizes(config, sizes)
-    return config, sizes
+    per_node = topology.gpus_per_node
+    devices = Devices(
+        count=topology.num_gpus, flag="nodes", per_flag=per_node, per_host=per_node
+    )
+    return config, sizes_of(config, devices)
 
 
 def with_vocabulary(config: TrainConfig) -> TrainConfig:
@@ -108,43 +106,3 @@ def with_vocabulary(config: TrainConfig) -> TrainConfig:
         tokenizer = load_tokenizer(data.tokenizer, eos_token=data.eos_token)
         num_tokens = tokenizer.vocab_size
     return with_tokenizer(config, num_tokens)
-
-
-def _check_fills(config: TrainConfig, topology: Topology) -> None:
-    """Refuse a number of nodes that the mesh cannot fill exactly."""
-    mesh = config.mesh
-    asked = {"pp": mesh.pp, "dp": mesh.dp, "tp": mesh.tp}
-    fixed = math.prod(size for size in asked.values() if size != -1)
-    is_open = -1 in asked.values()
-    num_gpus, per_node = topology.num_gpus, topology.gpus_per_node
-    if num_gpus % fixed == 0 and (is_open or num_gpus == fixed):
-        return
-    axes = " x ".join(f"{name} {size}" for name, size in asked.items() if size != -1)
-    takes = f"a multiple of {fixed}" if is_open else f"{fixed}"
-    problem = (
-        f"--nodes {topology.nodes} of {per_node} GPUs are {num_gpus}, and the mesh "
-        f"{axes} takes {takes}"
-    )
-    step = math.lcm(fixed, per_node) // per_node
-    if is_open:
-        nodes = max(1, round(topology.nodes / step)) * step
-        raise ValueError(f"{problem}; the nearest that fits: --nodes {nodes}")
-    if fixed % per_node == 0:
-        fix = f"--nodes {fixed // per_node}"
-    else:
-        fix = f"--nodes 1 --gpus-per-node {fixed}"
-    raise ValueError(f"{problem}; give {fix}, or --mesh.dp -1 to take what is left")
-
-
-def _check_tp(config: TrainConfig, sizes: AxisSizes, topology: Topology) -> None:
-    """Refuse a tensor-parallel group across nodes, as `build_mesh` does."""
-    per_node, tp = topology.gpus_per_node, sizes.tp
-    if config.mesh.tp_across_hosts or per_node % tp == 0:
-        return
-    divisors = [d for d in range(1, per_node + 1) if per_node % d == 0]
-    nearest = min(divisors, key=lambda d: abs(d - tp))
-    raise ValueError(
-        f"--mesh.tp {tp} puts a tensor-parallel group on several nodes of {per_node} "
-        f"GPUs; the nearest that fits: --mesh.tp {nearest}, or accept slow links with "
-        "--mesh.tp-across-hosts"
-    )

@@ -17,7 +17,8 @@ from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.manifest import Manifest
 from mjax.ckpt.recovery import check_matches
 from mjax.config.command_line import Command
-from mjax.config.sizes import check_sizes, smaller
+from mjax.config.fixes import Devices, sizes_of
+from mjax.config.sizes import smaller
 from mjax.config.train import TrainConfig, run_differences, to_json, with_tokenizer
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.estimate import memory
@@ -69,7 +70,7 @@ class Run:
 def prepare(
     config: TrainConfig,
     command: Command,
-    sizes: AxisSizes,
+    devices: Devices,
     mesh: Mesh,
     agreement: Agreement,
     argv: Sequence[str],
@@ -81,14 +82,14 @@ def prepare(
     Args:
       config: as the flags say.
       command: likewise.
-      sizes: of the mesh axes.
+      devices: that the mesh takes.
       mesh: of all processes.
       agreement: likewise.
       argv: the flags, to be repeated when the run is resumed.
     Raises:
       ValueError: bad input, with the value and the fix; see the docs of the parts.
     """
-    built = agreement.together(lambda: _build(config, sizes, mesh), timeout_s=DAY_S)
+    built = agreement.together(lambda: _build(config, devices, mesh), timeout_s=DAY_S)
     run = _check(built, command, mesh, agreement)
     for line in _describe(built):
         report.say(line)
@@ -102,12 +103,12 @@ def prepare(
 # ------------------------------------------------------------------------------- build
 
 
-def _build(config: TrainConfig, sizes: AxisSizes, mesh: Mesh) -> Built:
+def _build(config: TrainConfig, devices: Devices, mesh: Mesh) -> Built:
     """Open the data and trace the step."""
     dataset = open_dataset(config.data, seed=config.seed)
     config = with_tokenizer(config, dataset.tokenizer.vocab_size)
     dataset.check_vocab_size(config.model.vocab_size)
-    check_sizes(config, sizes)
+    sizes = sizes_of(config, devices)
     program, step, needed = trace_step(config, mesh)
     return Built(
         config=config,

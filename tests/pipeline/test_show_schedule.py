@@ -280,8 +280,14 @@ def test_the_ending_of_the_file_says_what_is_written(tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["show", "--pp", 4, "--chunks", 2, "--microbatches", 6], "the nearest is 8"),
-        (["show", "--pp", 0, "--microbatches", 6], "--mesh.pp must be >= 1, got 0"),
+        (
+            ["show", "--pp", 4, "--chunks", 2, "--microbatches", 6],
+            "--batch.microbatches must be a multiple of --mesh.pp 4, got 6",
+        ),
+        (
+            ["show", "--pp", 0, "--microbatches", 6],
+            "--mesh.pp must be at least 1, got 0",
+        ),
         (
             [
                 "show",
@@ -294,7 +300,7 @@ def test_the_ending_of_the_file_says_what_is_written(tmp_path: Path, capsys):
                 "--schedule",
                 "gpipe",
             ],
-            "gpipe has one chunk a stage, got --pipeline.chunks 2",
+            "--pipeline.schedule gpipe, --pipeline.chunks must be 1, got 2",
         ),
         (
             ["show", "--pp", "2", "--microbatches", "2", "--out", "a.png"],

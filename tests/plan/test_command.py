@@ -154,24 +154,25 @@ def test_a_search_prints_its_table_and_the_best_page(no_plugin):
         ("--nodes two", "--nodes takes a whole number, got two"),
         (
             "--recipe megascale-175b --nodes 3",
-            "takes a multiple of 64; the nearest that fits: --nodes 8",
+            "a multiple of --mesh.pp 8 x --mesh.tp 8 = 64, got 24; nearest that fit: "
+            "--nodes 8, or --mesh.pp 3",
         ),
         (
             "--recipe megascale-175b --nodes 20",
-            "takes a multiple of 64; the nearest that fits: --nodes 16",
+            "= 64, got 160; nearest that fit: --nodes 16",
         ),
         (
             "--recipe gpt-1b3 --mesh.dp 1 --mesh.tp 4",
-            "takes 4; give --nodes 1 --gpus-per-node 4, or --mesh.dp -1",
+            "= 4, got 8; nearest that fit: --mesh.pp 2, or --mesh.dp -1, or --mesh.tp",
         ),
         (
             "--recipe gpt-1b3 --mesh.dp 16",
-            "--nodes 1 of 8 GPUs are 8, and the mesh pp 1 x dp 16 x tp 1 takes 16; "
-            "give --nodes 2",
+            "the number of devices must be --mesh.pp 1 x --mesh.dp 16 x --mesh.tp 1 = "
+            "16, got 8; nearest that fit: --mesh.dp -1, or --nodes 2",
         ),
         (
             "--recipe debug --mesh.tp 16 --nodes 2",
-            "the nearest that fits: --mesh.tp 8, or accept slow links",
+            "of the 8 devices of a host, got 16; nearest that fit: --mesh.tp 8, or",
         ),
         ("--bacth.size 3", "unknown flag --bacth.size; the nearest is --batch.size"),
         ("--html /absent/x.html", "there is no folder /absent; make it"),

@@ -82,5 +82,5 @@ def test_an_idle_stage_that_skips_would_leave_the_others_waiting():
         pipeline=PipelineConfig(idle="skip"),
     )
     sizes = AxisSizes(pp=2, dp_replicate=1, dp_shard=1, tp=4)
-    with pytest.raises(ValueError, match=r"idle skip .*use --pipeline\.idle compute"):
+    with pytest.raises(ValueError, match=r"idle skip .*the other stages would wait"):
         check_sizes(config, sizes)

@@ -1,0 +1,243 @@
+"""Fit a run to a number of devices, or advise flags with which it fits.
+
+Enters: a config and the devices that exist. Leaves: the sizes of the mesh axes, or an
+error: the rule that a check refuses, and flags. A fix is advised only after all checks
+have accepted the run with it. No device is touched.
+"""
+
+import dataclasses
+import math
+import operator
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from mjax.config.sizes import as_flags, check_sizes, with_fields
+from mjax.config.train import TrainConfig
+from mjax.mesh.axes import AxisSizes, MeshConfig, resolve
+
+MAX_FIXES = 4
+"""Fixes that a message has."""
+_MAX_FLAGS = 4
+"""Flags of a fix."""
+_MAX_VALUES = 6
+"""Values of a field that are tried, the nearest first."""
+_MAX_KEPT = 2
+"""Values of a field that end a problem and meet another one, kept for a next flag."""
+_MAX_NODES = 16
+"""Changes to which a next flag is added; it bounds the time of the search."""
+
+Change = dict[str, Any]
+"""Fields that a fix sets, named as their flags are, and their values."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Devices:
+    """The devices that a mesh must take, and the flag that sets their number."""
+
+    count: int
+    flag: str | None = None
+    """Field that sets the number, as simulate_devices; None: it cannot be changed."""
+    per_flag: int = 1
+    """Devices that each unit of the flag stands for."""
+    per_host: int | None = None
+    """Devices of a host, that a tensor-parallel group stays within; None: one host."""
+
+
+def sizes_of(config: TrainConfig, devices: Devices) -> AxisSizes:
+    """Compute the sizes of the mesh axes and check that the run fits them.
+
+    Args:
+      config: the run.
+      devices: the mesh takes all of them.
+    Raises:
+      ValueError: the run does not fit; the message has the nearest fixes, each of
+        which all checks accept.
+    """
+    try:
+        return _checked(config, devices)
+    except ValueError as error:
+        fixes = ", or ".join(map(as_flags, _fixes(config, devices, str(error))))
+        advice = f"nearest that fit: {fixes}"
+        if not fixes:
+            advice = f"no fix of up to {_MAX_FLAGS} flags was found"
+        raise ValueError(f"{error}; {advice}") from error
+
+
+def _checked(config: TrainConfig, devices: Devices) -> AxisSizes:
+    """Apply all checks, without advice."""
+    sizes = resolve(config.mesh, devices.count)
+    per_host = devices.per_host or devices.count
+    if per_host % sizes.tp and not config.mesh.tp_across_hosts:
+        raise ValueError(
+            "without --mesh.tp-across-hosts, --mesh.tp must be a divisor of the "
+            f"{per_host} devices of a host, got {sizes.tp}"
+        )
+    check_sizes(config, sizes)
+    return sizes
+
+
+# ------------------------------------------------------------------------------- fixes
+
+
+def _fixes(config: TrainConfig, devices: Devices, problem: str) -> list[Change]:
+    """Search for fixes, fewer flags first: one for each field that the problem names.
+
+    If a value ends a problem and another check then refuses the run, the next flag is
+    of a field that this check names. A fix has more than two flags only if there is
+    none with fewer.
+    """
+    found: dict[str, Change] = {}
+    nodes: list[tuple[Change, str]] = [({}, problem)]
+    for num_flags in range(1, _MAX_FLAGS + 1):
+        following: dict[frozenset[tuple[str, Any]], tuple[Change, str]] = {}
+        for change, refused in nodes[:_MAX_NODES]:
+            if found and (num_flags > 2 or next(iter(change), "") in found):
+                continue
+            for longer, again in _next_flags(config, devices, change, refused):
+                if not again:
+                    found.setdefault(next(iter(longer)), longer)
+                else:
+                    following.setdefault(frozenset(longer.items()), (longer, again))
+        nodes = list(following.values())
+    fixes: list[Change] = []
+    for fix in sorted(found.values(), key=len):
+        # A second flag is of no use where the first alone is enough.
+        if not any(fewer.keys() <= fix.keys() for fewer in fixes):
+            fixes.append(fix)
+    return fixes[:MAX_FIXES]
+
+
+def _next_flags(
+    config: TrainConfig, devices: Devices, change: Change, problem: str
+) -> Iterator[tuple[Change, str]]:
+    """Yield the change with one more flag, and the problem that is left, if any.
+
+    Of each field that the problem names: the nearest value with which the run fits, or
+    else the nearest few that end the problem and meet another one.
+    """
+    values = _values(config, devices, change)
+    named = [name.replace("-", "_") for name in re.findall(r"\w+\.[\w-]+", problem)]
+    for field in dict.fromkeys([*named, devices.flag or ""]):
+        if field in change:
+            continue
+        kept: list[tuple[Change, str]] = []
+        for value in values.get(field, ()):
+            longer = change | {field: value}
+            again = _problem(config, devices, longer)
+            if not again:
+                kept = [(longer, again)]
+                break
+            # The smallest axis is progress even where the product is still wrong.
+            is_smallest = field in ("mesh.pp", "mesh.tp") and value == 1
+            ends_problem = _rule(again) != _rule(problem)
+            if len(kept) < _MAX_KEPT and (ends_problem or is_smallest):
+                kept.append((longer, again))
+        yield from kept
+
+
+def _rule(problem: str) -> str:
+    """Return a problem without its numbers."""
+    return re.sub(r"\d+", "", problem)
+
+
+def _problem(config: TrainConfig, devices: Devices, change: Change) -> str:
+    """Return what refuses the run with a change; empty if nothing does."""
+    fields = {name: value for name, value in change.items() if name != devices.flag}
+    try:
+        changed = with_fields(config, fields)
+        _checked(changed, _changed_devices(devices, change))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _changed_devices(devices: Devices, change: Change) -> Devices:
+    """Apply a change to the devices, if it sets their number."""
+    if devices.flag not in change:
+        return devices
+    return dataclasses.replace(devices, count=change[devices.flag] * devices.per_flag)
+
+
+def _values(
+    config: TrainConfig, devices: Devices, change: Change
+) -> dict[str, list[Any]]:
+    """List for each field the values to try beside a change, the nearest first."""
+
+    def current(field: str) -> Any:
+        return change.get(field, operator.attrgetter(field)(config))
+
+    count = _changed_devices(devices, change).count
+    asked = {name: current(f"mesh.{name}") for name in ("pp", "dp", "tp")}
+    values: dict[str, list[Any]] = {}
+    try:
+        sizes = resolve(MeshConfig(**asked), count)
+        pp, dp, tp = sizes.pp, sizes.dp, sizes.tp
+    except ValueError:  # the product is wrong: the sizes are what was asked for
+        pp, dp, tp = (max(size, 1) for size in asked.values())
+        if devices.flag is not None and not change:
+            values[devices.flag] = _device_counts(tuple(asked.values()), devices)
+    divisors = _divisors(count)
+    model, batch_size = config.model, current("batch.size")
+    num_microbatches = current("batch.microbatches")
+    of_pp = _multiples(pp, num_microbatches)
+    num_parts = (
+        1 if current("pipeline.uneven_layers") else pp * current("pipeline.chunks")
+    )
+    return values | {
+        "mesh.tp": _by_distance(divisors, tp),
+        "mesh.dp": _by_distance(divisors, dp) if -1 in asked.values() else [-1],
+        "mesh.pp": _by_distance(divisors, pp),
+        "mesh.dp_shard": _by_distance(_divisors(dp), config.mesh.dp_shard or dp),
+        "mesh.tp_chunks": [tp, None],
+        "mesh.tp_across_hosts": [True],
+        "mesh.tp_overlap": ["off"],
+        "batch.size": _multiples(dp * num_microbatches, batch_size),
+        "batch.microbatches": _by_distance(
+            {*_divisors(batch_size), *of_pp}, num_microbatches
+        ),
+        "model.heads": _multiples(tp, model.heads),
+        "model.kv_heads": _by_distance(
+            _divisors(current("model.heads")), model.num_kv_heads
+        ),
+        "model.d_ff": _multiples(tp, model.ffn_width),
+        "data.seq_len": _multiples(tp, config.data.seq_len),
+        "model.layers": _multiples(model.pattern_length * num_parts, model.layers),
+        "model.vocab_multiple": _multiples(tp, model.vocab_multiple),
+        "model.remat": ["full"],
+        "pipeline.chunks": _by_distance(
+            range(1, current("model.layers") + 1), config.pipeline.chunks
+        ),
+        "pipeline.uneven_layers": [True],
+        "pipeline.schedule": ["interleaved-1f1b"],
+        "pipeline.idle": ["compute"],
+        "pipeline.stash": ["input"],
+    }
+
+
+def _device_counts(asked: tuple[int, ...], devices: Devices) -> list[int]:
+    """List the values of the flag that make the product of the axes come out."""
+    fixed = math.prod(size for size in asked if size != -1)
+    step = math.lcm(fixed, devices.per_flag) // devices.per_flag
+    if -1 in asked:
+        return _multiples(step, devices.count // devices.per_flag)
+    return [] if fixed % devices.per_flag else [fixed // devices.per_flag]
+
+
+def _multiples(step: int, value: int) -> list[int]:
+    """List multiples of step, the nearest to value first; of two, the larger."""
+    first = max(1, value // step - _MAX_VALUES // 2)
+    return _by_distance((step * (first + n) for n in range(_MAX_VALUES)), value)
+
+
+def _by_distance(numbers: Iterable[int], value: int) -> list[int]:
+    """List the numbers nearest to value, and the smallest; of two, the larger first."""
+    ordered = sorted(numbers, key=lambda n: (abs(n - value), -n))
+    nearest = ordered[:_MAX_VALUES]
+    return nearest if min(ordered) in nearest else [*nearest, min(ordered)]
+
+
+def _divisors(number: int) -> list[int]:
+    """List the divisors of a number."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
