@@ -153,7 +153,7 @@ def _check_value(flag: str, value: str, hint: Any) -> None:
             f"{', '.join([*choices, *absent])})"
         )
     if int in kinds and set(kinds) <= {int, types.NoneType} and not _is_whole(value):
-        raise ValueError(f"{flag} takes a whole number, got {value}{_rounded(value)}")
+        raise ValueError(f"{flag} must be a whole number, got {value}{_rounded(value)}")
 
 
 def _is_optional(hint: Any) -> bool:

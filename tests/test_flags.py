@@ -26,7 +26,7 @@ class Part:
 
     def __post_init__(self) -> None:
         if self.size < 0:
-            raise ValueError(f"part.size must not be negative, got {self.size}")
+            raise ValueError(f"--part.size must be at least 0, got {self.size}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def test_an_optional_flag_takes_its_kind_or_none():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--part.size -1", "part.size must not be negative, got -1"),
+        ("--part.size -1", "--part.size must be at least 0, got -1"),
         ("--count 10", "count must be below 10, got 10"),
         (
             "--part.kind sqare",
@@ -75,13 +75,13 @@ def test_an_optional_flag_takes_its_kind_or_none():
             "--part.colour=blau",
             "unknown --part.colour blau; the nearest is red (of red, green, None)",
         ),
-        ("--count many", "--count takes a whole number, got many"),
-        ("--count=2.7", "--count takes a whole number, got 2.7; the nearest is 3"),
+        ("--count many", "--count must be a whole number, got many"),
+        ("--count=2.7", "--count must be a whole number, got 2.7; the nearest is 3"),
         (
             "--part.weight 1e1",
-            "--part.weight takes a whole number, got 1e1; the nearest is 10",
+            "--part.weight must be a whole number, got 1e1; the nearest is 10",
         ),
-        ("--part.weight inf", "--part.weight takes a whole number, got inf"),
+        ("--part.weight inf", "--part.weight must be a whole number, got inf"),
         ("--size 3", "unknown flag --size; the nearest is --part.size"),
         ("--part.sizes=3", "unknown flag --part.sizes; the nearest is --part.size"),
     ],

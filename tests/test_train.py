@@ -102,7 +102,7 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
     [
         (["--seed", "5"], "seed: 0 there, 5 in this run"),
         (["--model.d-ff", "96"], "model.d_ff"),
-        (["--steps", "3"], "--steps 3 is less than the 12 steps"),
+        (["--steps", "3"], "--steps must be at least the 12 steps"),
         (["--data.path", "/absent"], "/absent"),
         (["--batch.size", "9"], "batch.size"),
         (["--mesh.tp", "16"], "16"),

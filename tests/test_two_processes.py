@@ -102,4 +102,4 @@ def test_data_that_one_process_has_not_are_refused_by_both(tmp_path):
     both = run_both(tmp_path, *[["--data.path", "text"]] * 2)
     for done, who in zip(both, ("process 1: ", ""), strict=True):
         assert done.returncode == ending.BAD_INPUT, done
-        assert f"error: {who}data.path: 'text' does not exist" in done.stderr
+        assert f"error: {who}--data.path 'text' does not exist" in done.stderr

@@ -73,7 +73,7 @@ class Reshard:
     def __post_init__(self) -> None:
         if self.max_piece_mib is not None and self.max_piece_mib < 1:
             raise ValueError(
-                f"--max-piece-mib must be at least 1, not {self.max_piece_mib}"
+                f"--max-piece-mib must be at least 1, got {self.max_piece_mib}"
             )
 
 

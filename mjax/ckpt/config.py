@@ -59,22 +59,23 @@ class CkptConfig:
         for name in ("every", "keep", "keep_every", "timeout_s", "local_every"):
             number = getattr(self, name)
             if number is not None and number < 1:
-                raise ValueError(f"--{_flag(name)} must be at least 1, not {number}")
+                raise ValueError(f"--{_flag(name)} must be at least 1, got {number}")
         if self.keep_best < 0:
-            raise ValueError(f"--ckpt.keep-best must be >= 0, not {self.keep_best}")
+            raise ValueError(
+                f"--ckpt.keep-best must be at least 0, got {self.keep_best}"
+            )
         if self.max_unsaved is not None and self.max_unsaved < self.every:
             raise ValueError(
-                f"--ckpt.max-unsaved {self.max_unsaved} is less than the "
-                f"{self.every} steps between checkpoints (--ckpt.every): the run would "
-                "stop before its first save"
+                f"--ckpt.max-unsaved must be at least --ckpt.every {self.every}, got "
+                f"{self.max_unsaved}; the run would stop before its first save"
             )
         for name in ("dir", "local_dir"):
             if getattr(self, name) == "":
                 raise ValueError(f"--{_flag(name)} is empty; name a folder")
         if "://" in (self.local_dir or ""):
             raise ValueError(
-                f"--ckpt.local-dir {self.local_dir} is a URL; name a folder that each "
-                "host has for itself, like /dev/shm/mjax"
+                "--ckpt.local-dir must be a folder that each host has for itself, got "
+                f"the URL {self.local_dir}; for example /dev/shm/mjax"
             )
 
     @property

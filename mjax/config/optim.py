@@ -53,33 +53,39 @@ class OptimConfig:
         Raises:
           ValueError: a field is out of its range.
         """
-        _check(self, "name", self.name in get_args(OptimName), "be lamb or adamw")
-        known = get_args(ScheduleName)
-        _check(self, "schedule", self.schedule in known, "be " + " or ".join(known))
-        _check(self, "lr", 0 < self.lr < math.inf, "be positive and finite")
+        names, schedules = get_args(OptimName), get_args(ScheduleName)
+        _check(self, "name", self.name in names, "be " + " or ".join(names))
         _check(
-            self, "eps", 0 < self.eps < math.inf, "be positive: it bounds a quotient"
+            self, "schedule", self.schedule in schedules, "be " + " or ".join(schedules)
         )
+        for name in ("lr", "eps"):
+            ok = 0 < getattr(self, name) < math.inf
+            _check(self, name, ok, "be positive and finite")
         for name in ("beta1", "beta2", "spike_mean_decay"):
-            _check(self, name, 0 <= getattr(self, name) < 1, "lie in [0, 1)")
+            ok = 0 <= getattr(self, name) < 1
+            _check(self, name, ok, "be at least 0 and below 1")
         ok = 0 <= self.final_lr_fraction <= 1
-        _check(self, "final_lr_fraction", ok, "lie in [0, 1]: it is a share of lr")
+        _check(self, "final_lr_fraction", ok, "be from 0 to 1", "it is a share of lr")
         ok = 0 < self.decay_fraction <= 1
-        _check(self, "decay_fraction", ok, "lie in (0, 1]: it is a share of all steps")
+        fix = "it is a share of all steps"
+        _check(self, "decay_fraction", ok, "be above 0 and at most 1", fix)
         ok = 0 <= self.weight_decay < math.inf
-        _check(self, "weight_decay", ok, "be finite and not negative; 0 decays nothing")
+        _check(self, "weight_decay", ok, "be at least 0 and finite", "0 decays nothing")
         for name in ("clip_value", "clip_norm"):
             value = getattr(self, name)
             ok = value is None or value > 0
-            _check(self, name, ok, "be positive; leave it None to clip nothing")
+            _check(self, name, ok, "be positive", "None clips nothing")
         ok = self.skip_spike_factor is None or self.skip_spike_factor > 1
-        rule = "exceed 1, or every second step is a spike; None skips no spike"
-        _check(self, "skip_spike_factor", ok, rule)
+        fix = "2 skips a norm of twice the mean, None skips no spike"
+        _check(self, "skip_spike_factor", ok, "be above 1", fix)
         for name in ("spike_warmup_steps", "max_consecutive_skips"):
             _check(self, name, getattr(self, name) >= 1, "be at least 1")
-        _check(self, "warmup_steps", self.warmup_steps >= 0, "not be negative")
+        ok = self.warmup_steps >= 0
+        _check(self, "warmup_steps", ok, "be at least 0", "0 is no warm-up")
 
 
-def _check(config: OptimConfig, name: str, ok: bool, rule: str) -> None:
+def _check(config: OptimConfig, name: str, ok: bool, rule: str, fix: str = "") -> None:
     if not ok:
-        raise ValueError(f"optim.{name} must {rule}; got {getattr(config, name)!r}")
+        flag = f"--optim.{name.replace('_', '-')}"
+        end = f"; {fix}" if fix else ""
+        raise ValueError(f"{flag} must {rule}, got {getattr(config, name)}{end}")

@@ -18,7 +18,9 @@ class EvalConfig:
         """Refuse counts below one."""
         for name in ("every", "batches"):
             if getattr(self, name) < 1:
-                raise ValueError(f"eval.{name} must be >= 1, got {getattr(self, name)}")
+                raise ValueError(
+                    f"--eval.{name} must be at least 1, got {getattr(self, name)}"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise ValueError(f"--log.every must be at least 1, not {self.every}")
+            raise ValueError(f"--log.every must be at least 1, got {self.every}")
         if self.tensorboard and importlib.util.find_spec("tensorboardX") is None:
             raise ValueError(
                 "--log.tensorboard needs tensorboardX, which is not installed: "

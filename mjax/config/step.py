@@ -20,12 +20,13 @@ class BatchConfig:
         for name in ("size", "microbatches"):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"batch.{name} must be >= 1, got {getattr(self, name)}"
+                    f"--batch.{name} must be at least 1, got {getattr(self, name)}"
                 )
         if self.size % self.microbatches:
+            above = -(-self.size // self.microbatches) * self.microbatches
             raise ValueError(
-                f"batch.size={self.size} does not divide by batch.microbatches="
-                f"{self.microbatches}; choose a divisor of {self.size}"
+                "--batch.size must be a multiple of --batch.microbatches "
+                f"{self.microbatches}, got {self.size}; use --batch.size {above}"
             )
 
 

@@ -64,33 +64,33 @@ class TrainConfig:
         """
         for name in ("work_dir", "init_from"):
             if getattr(self, name) == "":
-                flag = name.replace("_", "-")
-                raise ValueError(
-                    f"{name} is empty; name a folder, or leave --{flag} out"
-                )
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} is empty; name a folder, or leave it out")
         if self.steps < 1:
-            raise ValueError(f"steps must be >= 1, got {self.steps}")
+            raise ValueError(f"--steps must be at least 1, got {self.steps}")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be in [0, 2**32), got {self.seed}")
+            raise ValueError(f"--seed must be from 0 to {2**32 - 1}, got {self.seed}")
         if self.simulate_devices is not None and self.simulate_devices < 1:
             raise ValueError(
-                f"simulate_devices must be >= 1, got {self.simulate_devices}; leave it "
-                "out to use the devices that exist"
+                f"--simulate-devices must be at least 1, got {self.simulate_devices}; "
+                "leave it out to use the devices that exist"
             )
         for name in ("peak_tflops", "device_memory_gib"):
             number = getattr(self, name)
             if number is not None and not 0 < number < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {number}")
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} must be positive and finite, got {number}")
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(
-                f"zero must be 0, 1, 2 or 3, got {self.zero}: sharded are nothing, the "
-                "optimizer state, also the gradients, also the parameters"
+                f"--zero must be from 0 to 3, got {self.zero}; 0 shards nothing, 1 the "
+                "optimizer state, 2 gradients too, 3 parameters too"
             )
         if self.zero == 3 and (self.mesh.pp != 1 or self.pipeline.chunks != 1):
             raise ValueError(
-                f"zero=3 with mesh.pp={self.mesh.pp}, pipeline.chunks="
-                f"{self.pipeline.chunks}: every microbatch would gather the parameters "
-                "of its chunk again; use --zero 2, or --mesh.pp 1 --pipeline.chunks 1"
+                f"--zero 3 needs --mesh.pp 1 and --pipeline.chunks 1, got --mesh.pp "
+                f"{self.mesh.pp} and --pipeline.chunks {self.pipeline.chunks}: each "
+                "microbatch would gather the parameters of its chunk again; use "
+                "--zero 2, or --mesh.pp 1 --pipeline.chunks 1"
             )
         if self.zero == 3 and self.model.remat in ("none", "attention"):
             raise ValueError(
@@ -114,9 +114,9 @@ def with_tokenizer(config: TrainConfig, num_tokens: int) -> TrainConfig:
     if config.data.vocab == "model":
         if config.model.vocab_size < num_tokens:
             raise ValueError(
-                f"model.vocab_size={config.model.vocab_size} is kept (data.vocab=model)"
-                f", but the tokenizer has token ids up to {num_tokens - 1}; use "
-                f"--data.vocab tokenizer, or --model.vocab-size {num_tokens}"
+                f"--model.vocab-size must be at least {num_tokens} for the ids of the "
+                f"tokenizer, got {config.model.vocab_size} with --data.vocab model; "
+                f"use --data.vocab tokenizer, or --model.vocab-size {num_tokens}"
             )
         return config
     model = dataclasses.replace(config.model, vocab_size=num_tokens)

@@ -48,15 +48,15 @@ def locked(path: pathlib.Path) -> Iterator[None]:
 def unwritable(folder: pathlib.Path, error: OSError) -> ValueError:
     """Return the error for a cache folder in which nothing can be written."""
     return ValueError(
-        f"data.cache_dir: {folder} cannot be written ({error.strerror}); set "
-        "--data.cache-dir to a folder that can"
+        f"the cache folder {folder} cannot be written ({error.strerror}); set "
+        "--data.cache-dir to a folder that can be"
     )
 
 
 def unreadable(path: pathlib.Path, error: OSError) -> ValueError:
     """Return the error for a file of the cache that is there but cannot be read."""
     return ValueError(
-        f"data.cache_dir: {path} cannot be read ({error.strerror}); make it readable, "
+        f"the cache file {path} cannot be read ({error.strerror}); make it readable, "
         "or set --data.cache-dir to another folder"
     )
 

@@ -44,8 +44,8 @@ class DataConfig:
         """
         if not self.path or not all(self.path):
             raise ValueError(
-                f"data.path {self.path!r} names nothing; give stdlib, synthetic, or "
-                "files and folders"
+                "--data.path must name stdlib, synthetic, or files and folders, got "
+                f"{' '.join(map(repr, self.path)) or 'nothing'}"
             )
         for name in ("tokenizer", "eos_token", "text_field", "cache_dir"):
             if getattr(self, name) == "":
@@ -54,10 +54,10 @@ class DataConfig:
         if self.mixture:
             self._check_mixture()
         if self.seq_len < 1:
-            raise ValueError(f"data.seq_len must be at least 1, got {self.seq_len}")
+            raise ValueError(f"--data.seq-len must be at least 1, got {self.seq_len}")
         if not 0 < self.held_out_fraction < 1:
             raise ValueError(
-                "data.held_out_fraction must lie between 0 and 1, got "
+                "--data.held-out-fraction must be above 0 and below 1, got "
                 f"{self.held_out_fraction}; 0.05 keeps a twentieth"
             )
         trained_vocab_size(self.tokenizer)  # refuses a bad N
@@ -79,21 +79,21 @@ class DataConfig:
     def _check_mixture(self) -> None:
         if self.path != (corpora.STDLIB,):
             raise ValueError(
-                f"data.path {' '.join(self.path)} and data.mixture "
-                f"{' '.join(self.mixture)} both say what is read; leave one out (a "
-                "recipe's path is taken back by --data.path stdlib, the default)"
+                f"--data.path {' '.join(self.path)} and --data.mixture "
+                f"{' '.join(self.mixture)} both say what is read; leave one out "
+                "(--data.path stdlib, the default, replaces a recipe's path)"
             )
         mixture.shares(self.weights)  # refuses bad weights
         for paths in self.paths:
             if self.paths.count(paths) > 1:
                 raise ValueError(
-                    f"data.mixture {' '.join(self.mixture)} names {','.join(paths)} "
+                    f"--data.mixture {' '.join(self.mixture)} names {','.join(paths)} "
                     "more than once; give it once, with the sum of the weights"
                 )
         if trained_vocab_size(self.tokenizer) is not None:
             raise ValueError(
-                f"data.tokenizer {self.tokenizer} is trained on one corpus, and those "
-                "of data.mixture share one tokenizer: train it on all of them with "
+                f"--data.tokenizer {self.tokenizer} trains on one corpus, and all "
+                "corpora of --data.mixture share one tokenizer; train it on all with "
                 f"python -m mjax.data info --data.tokenizer {self.tokenizer} --data."
                 f"path {' '.join(path for paths in self.paths for path in paths)}, "
                 "and give the tokenizer.json that is named there"
@@ -105,8 +105,8 @@ def _read_part(part: str) -> tuple[float, tuple[str, ...]]:
     text, equals, paths = part.partition("=")
     if not equals or not all(paths.split(",")):
         raise ValueError(
-            f"data.mixture {part!r}: each corpus is weight=path, or weight=path,path; "
-            "for example 0.7=stdlib"
+            "--data.mixture must be weight=path or weight=path,path for each corpus, "
+            f"got {part!r}; for example 0.7=stdlib"
         )
     try:
         weight = float(text)
@@ -115,7 +115,7 @@ def _read_part(part: str) -> tuple[float, tuple[str, ...]]:
         weight, is_kept = math.nan, False
     if not is_kept or weight <= 0:
         raise ValueError(
-            f"data.mixture {part!r}: the weight {text!r} must be a positive decimal "
-            "number of at most 15 digits, for example 0.7"
+            "a weight of --data.mixture must be a positive decimal number of at most "
+            f"15 digits, got {text!r} in {part!r}; for example 0.7"
         )
     return weight, tuple(paths.split(","))

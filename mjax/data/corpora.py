@@ -120,9 +120,9 @@ def _with_contents(
         original = first.setdefault(digest, source)
         if original.kind != source.kind:
             raise ValueError(
-                f"data.path: {original.path} and {source.path} have the same content, "
-                f"but one is read as {original.kind} and one as {source.kind}, so that "
-                "held-out text could be trained on; leave one of them out"
+                f"--data.path: {original.path} and {source.path} have the same "
+                f"content, but one is read as {original.kind} and one as "
+                f"{source.kind}, so held-out text could be trained on; leave one out"
             )
         yield dataclasses.replace(
             source,
@@ -173,7 +173,7 @@ def _find_under(path: str) -> list[Source]:
         return _find_stdlib()
     if path == SYNTHETIC:
         raise ValueError(
-            "data.path: synthetic is made up and cannot be joined with files; "
+            "--data.path synthetic is generated and cannot be joined with files; "
             "give it alone"
         )
     root = pathlib.Path(path)
@@ -182,15 +182,17 @@ def _find_under(path: str) -> list[Source]:
         root.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
-            f"data.path: {path!r} does not exist{_suggest(root)}"
+            f"--data.path {path!r} does not exist{_suggest(root)}"
         ) from None
     except OSError as error:
-        raise ValueError(f"data.path: {path!r}: {error.strerror}") from None
+        raise ValueError(
+            f"--data.path {path!r} cannot be read: {error.strerror}"
+        ) from None
     except RuntimeError as error:  # ~user of a user who is not there
-        raise ValueError(f"data.path: {path!r}: {error}") from None
+        raise ValueError(f"--data.path {path!r} cannot be read: {error}") from None
     if not root.is_dir():
         if root.stat().st_size == 0:
-            raise ValueError(f"data.path: {path!r} is empty; give a file with text")
+            raise ValueError(f"--data.path {path!r} is empty; give a file with text")
         return _sorted([Source(root.name, root, _kind(root))])
     sources = [
         Source(file.relative_to(root).as_posix(), file, _kind(file))
@@ -199,7 +201,7 @@ def _find_under(path: str) -> list[Source]:
     ]
     if not sources:
         raise ValueError(
-            f"data.path: folder {path!r} holds no file with text; "
+            f"--data.path {path!r} is a folder that holds no file with text; "
             "give a folder with text, JSONL or parquet files"
         )
     return _sorted(sources)
@@ -214,8 +216,8 @@ def _find_stdlib() -> list[Source]:
     ]
     if not sources:
         raise ValueError(
-            f"data.path stdlib: no .py files in {root}: this Python was installed "
-            "without its sources; give --data.path a file or folder of text"
+            f"--data.path stdlib found no .py files in {root}: this Python was "
+            "installed without its sources; give --data.path a file or folder of text"
         )
     return _sorted(sources)
 
@@ -253,10 +255,10 @@ def _without_others(
         else:
             others.append(f"{path} (neither a file nor a folder)")
     for other in sorted(others)[:_MAX_NAMED]:
-        _log.warning("data.path: left out of %s: %s", root, other)
+        _log.warning("--data.path: left out of %s: %s", root, other)
     if len(others) > _MAX_NAMED:
         more = len(others) - _MAX_NAMED
-        _log.warning("data.path: left out of %s: %d more of these", root, more)
+        _log.warning("--data.path: left out of %s: %d more of these", root, more)
 
 
 def _refuse_folder(error: OSError) -> None:
@@ -269,8 +271,8 @@ def _sorted(sources: list[Source]) -> list[Source]:
             source.name.encode()
         except UnicodeEncodeError:
             raise ValueError(
-                f"data.path: the name of {str(source.path)!r} is not UTF-8; rename the "
-                "file: held-out text is chosen by name"
+                f"--data.path: the name of {str(source.path)!r} is not UTF-8; rename "
+                "the file, because held-out text is chosen by name"
             ) from None
     return sorted(sources, key=lambda source: source.name)
 

@@ -104,9 +104,9 @@ class Dataset:
         """
         if self.max_token_id >= vocab_size:
             raise ValueError(
-                f"token id {self.max_token_id} >= vocabulary: the corpus holds this "
-                f"token, the model has {vocab_size}; set --data.vocab tokenizer, or "
-                f"--model.vocab-size {self.tokenizer.vocab_size}"
+                f"--model.vocab-size must be at least {self.max_token_id + 1} for the "
+                f"token ids of the corpus, got {vocab_size}; use --data.vocab "
+                f"tokenizer, or --model.vocab-size {self.tokenizer.vocab_size}"
             )
 
     def count_target_bytes(self, targets: Int[np.ndarray, "B T"]) -> int:
@@ -201,7 +201,7 @@ def _check_apart(
         for source in others:
             if source.digest in own:
                 raise ValueError(
-                    f"data.mixture: {','.join(config.paths[index])} has too few "
+                    f"{','.join(config.paths[index])} of --data.mixture has too few "
                     "documents to hold some of them out, so its end is held out, and "
                     f"its {own[source.digest].path} is also read as {source.path} in "
                     "another corpus; leave it out of one, or give more documents or a "
@@ -227,7 +227,7 @@ def _open_samples(
         )
     if len(samples) == 0:
         has = f"{len(tokens)} {side.replace('_', '-')} tokens"
-        name = f"data.path {' '.join(paths)} ({files.survey.num_bytes} bytes)"
+        name = f"--data.path {' '.join(paths)} ({files.survey.num_bytes} bytes)"
         raise ValueError(_too_short(config, name, has, side))
     return samples
 
@@ -235,13 +235,13 @@ def _open_samples(
 def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
     if config.tokenizer != "bytes":
         raise ValueError(
-            f"data.path synthetic is made of bytes; got data.tokenizer "
-            f"{config.tokenizer!r}, leave it at bytes"
+            "with --data.path synthetic, which is made of bytes, --data.tokenizer must "
+            f"be bytes, got {config.tokenizer}"
         )
     if config.packing == "documents":
         raise ValueError(
-            "data.path synthetic has no documents; got data.packing documents, leave "
-            "it at windows"
+            "with --data.path synthetic, which has no documents, --data.packing must "
+            "be windows, got documents"
         )
     sizes: dict[Side, int] = {
         "train": synthetic.NUM_TRAIN,
@@ -299,9 +299,9 @@ def _too_short(config: DataConfig, name: str, has: str, side: Side) -> str:
     more = ["a larger --data.held-out-fraction"] if side == "held_out" else []
     if config.packing == "documents":
         fixes = " or ".join(["more text", *more])
-        return f"{name} has {has}, no two of them in one document: give {fixes}"
+        return f"{name} has {has}, no two of them in one document; give {fixes}"
     fixes = " or ".join(["more text", "a shorter --data.seq-len", *more])
     return (
-        f"{name} has {has}, but one sequence takes data.seq_len + 1 = "
-        f"{config.seq_len + 1}: give {fixes}"
+        f"{name} has {has}, but one sequence takes --data.seq-len + 1 = "
+        f"{config.seq_len + 1}; give {fixes}"
     )

@@ -91,8 +91,8 @@ def _hash(path: pathlib.Path, state: State) -> str:
 def changed(path: pathlib.Path) -> ValueError:
     """Return the error for a file that is written while it is read."""
     return ValueError(
-        f"data.path: {path} changed while it was read; start again when nothing "
-        "writes to the corpus"
+        f"{path} changed while it was read; start again when nothing writes to the "
+        "corpus"
     )
 
 

@@ -62,7 +62,7 @@ class Loader:
           ValueError: prefetch is less than 1, or reopen is missing.
         """
         if prefetch < 1:
-            raise ValueError(f"prefetch must be at least 1 batch, got {prefetch}")
+            raise ValueError(f"prefetch must be at least 1, got {prefetch}")
         self.data_wait_s = 0.0
         """Seconds that the last `next` waited for its batch."""
         self._stream, self._sharding = stream, sharding

@@ -55,9 +55,10 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
     found = tuple(int(weight / unit) for weight in exact)
     if sum(found) > MAX_PERIOD:
         raise ValueError(
-            f"the weights {weights} of a mixture repeat only after {sum(found)} "
-            f"samples, in the ratio {':'.join(map(str, found))}; at most {MAX_PERIOD}: "
-            "round them, to 5 decimals that sum to 1 for example"
+            f"the weights of a mixture must repeat within {MAX_PERIOD} samples, got "
+            f"{weights}, which repeat after {sum(found)} in the ratio "
+            f"{':'.join(map(str, found))}; round them, for example to 5 decimals that "
+            "sum to 1"
         )
     return found
 

@@ -99,9 +99,7 @@ def survey(documents: Documents, held_out_fraction: float) -> Survey:
         num_repeated_bytes += size * document.source.is_repeat
         sides.add(side)
     if num_bytes == 0:
-        raise ValueError(
-            "data.path: the corpus holds no text; give documents with text"
-        )
+        raise ValueError("the corpus holds no text; give documents with text")
     split = "document" if len(sides) == 2 else "position"
     if split == "position" and num_repeated_bytes:
         total.update(b"repeats on the sides of the originals")
@@ -177,9 +175,9 @@ def write_streams(
     num_kept = sum(count.num_token_bytes for count in counts.values())
     if abs(num_kept - num_bytes) > _MAX_LOST * num_bytes:
         raise ValueError(
-            f"data.tokenizer: its tokens stand for {num_kept} bytes of a text of "
+            f"the tokens of --data.tokenizer stand for {num_kept} bytes of a text of "
             f"{num_bytes} bytes: it does not keep this text (unknown characters, or a "
-            "normaliser that removes some); use bytes or a byte-level BPE"
+            "normalizer that removes some); use bytes or a byte-level BPE"
         )
     return {side: counts[side].total() for side in SIDES}
 

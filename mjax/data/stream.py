@@ -65,7 +65,7 @@ class Stream:
           ValueError: the step is negative.
         """
         if step < 0:
-            raise ValueError(f"a step is at least 0, got step={step}")
+            raise ValueError(f"step must be at least 0, got {step}")
         numbers = np.arange(batch_size)[rows] + step * batch_size
         corpora, places = mixture.places(numbers, self.weights)
         ids = np.stack([corpora, places], axis=1)
@@ -161,13 +161,13 @@ def read(
 def _check(corpora: tuple[Samples, ...], weights: tuple[float, ...]) -> None:
     if len(corpora) != len(weights):
         raise ValueError(
-            f"every corpus has one weight, got {len(corpora)} corpora and weights "
+            f"weights must have one number for each of {len(corpora)} corpora, got "
             f"{weights}"
         )
     mixture.shares(weights)  # refuses bad weights
     sizes, lengths = [len(c) for c in corpora], [c.seq_len for c in corpora]
     if min(sizes) < 1 or len(set(lengths)) > 1:
         raise ValueError(
-            "every corpus has samples, all of one length; got corpora of "
+            "every corpus must have samples, all of one length, got corpora of "
             f"{sizes} samples with {lengths} tokens"
         )

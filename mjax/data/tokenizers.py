@@ -109,7 +109,7 @@ class HuggingFaceTokenizer:
             self._tokenizer = library.Tokenizer.from_str(spec_json)
         except Exception as error:  # the library raises nothing more precise
             raise ValueError(
-                f"data.tokenizer: {origin} is not a tokenizer.json: {error}"
+                f"--data.tokenizer {origin} is not a tokenizer.json: {error}"
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -152,8 +152,9 @@ def trained_vocab_size(name: str) -> int | None:
     is_number = size.isascii() and size.isdigit()
     if not colon or not is_number or not smallest <= int(size) <= _MAX_TRAINED:
         raise ValueError(
-            f"data.tokenizer {name!r}: train:N needs {smallest} <= N <= {_MAX_TRAINED} "
-            "(256 bytes, the end of a document, merges), for example train:8192"
+            f"--data.tokenizer must be train:N with N from {smallest} (256 bytes and "
+            f"the end of a document) to {_MAX_TRAINED}, got {name}; for example "
+            "train:8192"
         )
     return int(size)
 
@@ -174,15 +175,15 @@ def load_tokenizer(name: str, *, eos_token: str | None = None) -> Tokenizer:
         path /= "tokenizer.json"
     if not path.is_file():
         near = difflib.get_close_matches(name, [BYTES, "train:8192"], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"data.tokenizer: unknown {name!r}; {hint}"
-            "known: bytes, train:N, or the path of a tokenizer.json"
+            "--data.tokenizer must be bytes, train:N or the path of a tokenizer.json, "
+            f"got {name!r}{hint}"
         )
     try:
         spec_json = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"data.tokenizer: {path} cannot be read: {error}") from None
+        raise ValueError(f"--data.tokenizer {path} cannot be read: {error}") from None
     if eos_token is None:
         eos_token = _configured_eos(path.with_name("tokenizer_config.json"))
     return HuggingFaceTokenizer(spec_json, origin=str(path), eos_token=eos_token)
@@ -211,8 +212,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
     num_found = tokenizer.get_vocab_size()
     if num_found < vocab_size:
         raise ValueError(
-            f"data.tokenizer {TRAIN}:{vocab_size}: the corpus has pairs for "
-            f"{num_found} tokens only; use {TRAIN}:{num_found} or less, or more text"
+            f"--data.tokenizer must be at most {TRAIN}:{num_found} (the corpus has no "
+            f"pairs for more tokens), got {TRAIN}:{vocab_size}; lower it, or give more "
+            "text"
         )
     return tokenizer.to_str()
 
@@ -226,7 +228,7 @@ def _import_library(what: str) -> Any:
         import tokenizers.trainers
     except ImportError:
         raise ValueError(
-            f"data.tokenizer {what!r} needs the tokenizers library; "
+            f"--data.tokenizer {what} needs the tokenizers library; "
             "pip install 'mjax[data]'"
         ) from None
     return tokenizers
@@ -243,7 +245,7 @@ def _configured_eos(path: pathlib.Path) -> str | None:
             return checked_json.check(eos.get("content"), str, "eos_token.content")
         return checked_json.check(eos, str | None, "eos_token")
     except ValueError as error:
-        raise ValueError(f"data.tokenizer: {path}: {error}") from None
+        raise ValueError(f"--data.tokenizer {path}: {error}") from None
 
 
 def _find_eos(vocab: dict[str, int], eos_token: str | None, origin: str) -> str:
@@ -251,7 +253,7 @@ def _find_eos(vocab: dict[str, int], eos_token: str | None, origin: str) -> str:
         if eos_token in vocab:
             return eos_token
         raise ValueError(
-            f"data.eos_token: {origin} has no token {eos_token!r}"
+            f"--data.eos-token {eos_token!r} is no token of {origin}"
             + "".join(
                 f"; did you mean {near!r}?"
                 for near in difflib.get_close_matches(eos_token, vocab, n=1)
@@ -261,7 +263,7 @@ def _find_eos(vocab: dict[str, int], eos_token: str | None, origin: str) -> str:
         if name in vocab:
             return name
     raise ValueError(
-        f"data.tokenizer: {origin} has none of {', '.join(_EOS_NAMES)}; "
+        f"--data.tokenizer {origin} has none of {', '.join(_EOS_NAMES)}; "
         "name the token that ends a document with --data.eos-token"
     )
 
@@ -280,9 +282,9 @@ def _count_token_bytes(
         count = _count_sentencepiece_bytes
     else:
         raise ValueError(
-            f"data.tokenizer: {origin} decodes by {sorted(decoders) or 'nothing'}, so "
-            "the bytes of its tokens are unknown; known: ByteLevel (byte-level BPE), "
-            "Metaspace and ByteFallback (SentencePiece)"
+            f"--data.tokenizer {origin} decodes by {sorted(decoders) or 'nothing'}, "
+            "so the bytes of its tokens are unknown; use ByteLevel (byte-level BPE), "
+            "Metaspace or ByteFallback (SentencePiece)"
         )
     num_bytes = np.zeros(vocab_size, np.int64)
     for token, index in vocab.items():

@@ -85,15 +85,15 @@ def described_devices(
     _check_name(gpu)
     if num_devices < 1 or gpus_per_node < 1:
         raise ValueError(
-            "a described cluster has at least one GPU, and one per node; got "
-            f"{num_devices} GPUs, {gpus_per_node} per node"
+            "num_devices and gpus_per_node must be at least 1, got "
+            f"{num_devices} and {gpus_per_node}"
         )
     local = min(num_devices, gpus_per_node)
     nodes, rest = divmod(num_devices, local)
     if rest:
         raise ValueError(
-            f"{num_devices} GPUs do not fill nodes of {gpus_per_node}; use a multiple "
-            f"of {gpus_per_node}, as {nodes * local}, or other gpus_per_node"
+            f"num_devices must be a multiple of gpus_per_node {gpus_per_node}, got "
+            f"{num_devices}; use {nodes * local}, or other gpus_per_node"
         )
     load_plugin_without_gpu()
     try:

@@ -49,14 +49,14 @@ def read_gptj(keys: Keys) -> ModelConfig:
     activation = keys.text("activation_function", "gelu_new")
     if activation not in _GPTJ_ACTIVATIONS:
         raise ValueError(
-            f"config.json: activation_function={activation!r} is not one of "
-            f"{', '.join(_GPTJ_ACTIVATIONS)}"
+            "config.json: activation_function must be one of "
+            f"{', '.join(_GPTJ_ACTIVATIONS)}, got {activation}"
         )
     rotated, head_width = keys.size("rotary_dim"), d_model // max(heads, 1)
     if rotated % 2 or not 2 <= rotated <= head_width:
         raise ValueError(
-            f"config.json: rotary_dim={rotated} must be even and at most the width of "
-            f"a head, {head_width}"
+            f"config.json: rotary_dim must be even and at most {head_width}, the width "
+            f"of a head, got {rotated}"
         )
     keys.expect("rotary", True)
     keys.expect("scale_attn_weights", True)
@@ -147,8 +147,8 @@ def read_cohere2(keys: Keys) -> ModelConfig:
     width = alike["d_model"] // max(alike["heads"], 1)
     if alike["head_dim"] not in (None, width):
         raise ValueError(
-            f"config.json: head_dim={alike['head_dim']} must be hidden_size / "
-            f"num_attention_heads = {width} in cohere2"
+            "config.json: head_dim must be hidden_size / num_attention_heads = "
+            f"{width} in cohere2, got {alike['head_dim']}"
         )
     kinds = _cohere2_kinds(keys, alike["layers"])
     window = keys.size("sliding_window", 4096)
@@ -182,8 +182,8 @@ def _cohere2_kinds(keys: Keys, layers: int) -> list[str]:
     if kinds is None:
         if every < 1 or switch != every:
             raise ValueError(
-                f"config.json: sliding_window_pattern={every} and layer_switch="
-                f"{switch} must be one positive number"
+                "config.json: sliding_window_pattern and layer_switch must be one "
+                f"positive number, got {every} and {switch}"
             )
         return [_SLIDING if (i + 1) % every else _FULL for i in range(layers)]
     known = isinstance(kinds, list) and all(k in (_SLIDING, _FULL) for k in kinds)
@@ -217,8 +217,8 @@ def read_llama(keys: Keys) -> ModelConfig:
     alike = _read_alike(keys, kv_heads=None)
     if alike["d_model"] % max(alike["heads"], 1):
         raise ValueError(
-            f"config.json: hidden_size={alike['d_model']} must be a multiple of "
-            f"num_attention_heads={alike['heads']} in llama"
+            "config.json: hidden_size must be a multiple of num_attention_heads "
+            f"{alike['heads']} in llama, got {alike['d_model']}"
         )
     return ModelConfig(
         **alike,

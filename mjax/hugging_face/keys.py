@@ -64,7 +64,7 @@ class Keys:
         """Take a whole number, or null where that is allowed."""
         value = self._typed(key, default, int | None if or_null else int)
         if value is not None and abs(value) > most:
-            raise ValueError(f"config.json: {key} must be at most {most}")
+            raise ValueError(f"config.json: {key} must be at most {most}, got {value}")
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:

@@ -44,8 +44,8 @@ class MeshConfig:
         for name, size in sizes.items():
             if size < 1 and size != -1:
                 raise ValueError(
-                    f"--mesh.{name} must be at least 1, or -1 to take the devices "
-                    f"that the other axes leave; got {size}"
+                    f"--mesh.{name} must be at least 1, or -1, got {size}; -1 takes "
+                    "the devices that the other axes leave"
                 )
         open_axes = [name for name, size in sizes.items() if size == -1]
         if len(open_axes) > 1:

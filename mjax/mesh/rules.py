@@ -60,8 +60,9 @@ def param_spec(
         if axis is not None:
             if shape[dim] % axis_size[axis]:
                 raise ValueError(
-                    f"dim {name!r} of size {shape[dim]} does not divide by the mesh "
-                    f"axis {axis}={axis_size[axis]}; choose a divisor of {shape[dim]}"
+                    f"dim {name!r} must be a multiple of the mesh axis {axis} "
+                    f"{axis_size[axis]}, got {shape[dim]}; choose a divisor of "
+                    f"{shape[dim]} for the axis"
                 )
             local[dim] //= axis_size[axis]
         entries.append(axis)

@@ -87,54 +87,65 @@ class ModelConfig:
         for name in _SIZES:
             size = getattr(self, name)
             if size is not None and size < 1:
-                raise ValueError(f"model.{name} must be >= 1, got {size}")
+                raise ValueError(f"{_flag(name)} must be at least 1, got {size}")
         if self.d_model % self.heads and self.head_dim is None:
+            above = -(-self.d_model // self.heads) * self.heads
             raise ValueError(
-                f"model.d_model={self.d_model} does not divide by model.heads="
-                f"{self.heads}; choose a divisor, or set --model.head-dim"
+                f"--model.d-model must be a multiple of --model.heads {self.heads}, "
+                f"got {self.d_model}; use --model.d-model {above}, or give the width "
+                "of a head as --model.head-dim"
             )
         if self.heads % self.num_kv_heads:
+            kv_heads = range(self.num_kv_heads, 0, -1)
+            below = next(n for n in kv_heads if self.heads % n == 0)
             raise ValueError(
-                f"model.heads={self.heads} must be a multiple of model.kv_heads="
-                f"{self.num_kv_heads}; choose a divisor of {self.heads}"
+                f"--model.kv-heads must divide --model.heads {self.heads}, got "
+                f"{self.num_kv_heads}; use --model.kv-heads {below}"
             )
         for name in ("norm_eps", "rope_base", "rope_scaling", "init_std"):
             number = getattr(self, name)
             if number is not None and not 0 < number < math.inf:
                 raise ValueError(
-                    f"model.{name} must be positive and finite, got {number}"
+                    f"{_flag(name)} must be positive and finite, got {number}"
                 )
         for name in ("window", "rope"):
             length = len(getattr(self, name))
             if not 1 <= length <= self.layers:
                 raise ValueError(
-                    f"model.{name} has {length} entries for {self.layers} layers; give "
-                    "one, one a layer, or a pattern that repeats"
+                    f"{_flag(name)} must have from 1 to {self.layers} values (the "
+                    f"layers), got {length}; give one for all layers, one for each, or "
+                    "a pattern that repeats"
                 )
         for window in self.window:
             if window is not None and window < 1:
                 raise ValueError(
-                    f"model.window must be >= 1 (a query sees itself), got {window}; "
-                    "None is full causal attention"
+                    f"--model.window must be at least 1 (a query sees itself), got "
+                    f"{window}; None is full causal attention"
                 )
         if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout}")
+            raise ValueError(
+                f"--model.dropout must be at least 0 and below 1, got {self.dropout}"
+            )
         if not 0.0 < self.rope_fraction <= 1.0:
             raise ValueError(
-                f"model.rope_fraction must be in (0, 1], got {self.rope_fraction}"
+                "--model.rope-fraction must be above 0 and at most 1, got "
+                f"{self.rope_fraction}"
             )
         if any(self.rope) and self.rope_config.rotated_width < 2:
             raise ValueError(
-                f"model.rope_fraction={self.rope_fraction} of a head of "
-                f"{self.head_width} leaves no pair to rotate; give a larger share, or "
+                "--model.rope-fraction must leave a pair to rotate in a head of "
+                f"{self.head_width}, got {self.rope_fraction}; give a larger share, or "
                 "--model.rope False for layers without positions"
             )
         if not math.isfinite(self.logit_scale):
             raise ValueError(
-                f"model.logit_scale must be finite, got {self.logit_scale}"
+                f"--model.logit-scale must be finite, got {self.logit_scale}"
             )
         if self.norm == "rmsnorm" and self.norm_bias:
-            raise ValueError("model.norm_bias needs --model.norm layernorm")
+            raise ValueError(
+                "--model.norm-bias needs --model.norm layernorm, got --model.norm "
+                "rmsnorm; use --model.no-norm-bias"
+            )
 
     @property
     def num_kv_heads(self) -> int:
@@ -217,3 +228,7 @@ class ModelConfig:
             std=std,
             out_std=std / depth,
         )
+
+
+def _flag(name: str) -> str:
+    return f"--model.{name.replace('_', '-')}"

@@ -69,7 +69,7 @@ class Options:
             )
         if any(window < 1 for window in self.search_window):
             raise ValueError(
-                "--search-window: a query sees itself, so a window is at least 1; got "
+                "--search-window must be at least 1 (a query sees itself), got "
                 f"{' '.join(map(str, self.search_window))}"
             )
         if self.html is not None and not Path(self.html).parent.is_dir():
@@ -79,7 +79,7 @@ class Options:
             )
         if self.html is not None and Path(self.html).is_dir():
             raise ValueError(
-                f"--html {self.html} is a folder; name a file, as "
+                f"--html {self.html} is a folder; name a file, for example "
                 f"--html {Path(self.html) / 'plan.html'}"
             )
 
@@ -141,7 +141,7 @@ def _search(
     if not candidates:
         raise ValueError(
             f"no layout of --batch.size {config.batch.size} over {topology.num_gpus} "
-            f"GPUs of --gpu {topology.gpu} fits their memory and divides: give more "
+            f"GPUs of --gpu {topology.gpu} fits their memory and divides; give more "
             "--nodes, or a batch that more GPUs divide"
         )
     _say(f"{len(candidates)} meshes fit in closed form; the best are compiled")

@@ -71,11 +71,13 @@ class CostModel:
             value = getattr(self, field.name)
             if field.name.endswith("_efficiency") and not 0 < value <= 1:
                 raise ValueError(
-                    f"{field.name} is a share of a peak: more than 0, at most 1; got "
-                    f"{value}"
+                    f"{field.name} must be above 0 and at most 1, got {value}; it is a "
+                    "share of a peak"
                 )
-            if not value >= 0 or (field.name.endswith("_per_s") and not value > 0):
+            if field.name.endswith("_per_s") and not value > 0:
                 raise ValueError(f"{field.name} must be positive, got {value}")
+            if not value >= 0:
+                raise ValueError(f"{field.name} must be at least 0, got {value}")
 
     @classmethod
     def of(cls, gpu: Gpu, **changes: float) -> "CostModel":

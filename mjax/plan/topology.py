@@ -66,8 +66,8 @@ def check_plannable(config: TrainConfig, topology: Topology) -> None:
     asked, gib = config.device_memory_gib, topology.description.memory_bytes / 2**30
     if asked is not None and asked > gib:
         raise ValueError(
-            f"--device-memory-gib {asked:g} is more than the {gib:.1f} GiB of --gpu "
-            f"{topology.gpu}; give less, or leave it out"
+            f"--device-memory-gib must be at most the {gib:.1f} GiB of --gpu "
+            f"{topology.gpu}, got {asked:g}; give less, or leave it out"
         )
 
 

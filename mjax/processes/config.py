@@ -28,6 +28,10 @@ class DistributedConfig:
                 "--distributed.num-processes must be at least 1, got "
                 f"{self.num_processes}"
             )
+        if self.process_id is not None and self.process_id < 0:
+            raise ValueError(
+                f"--distributed.process-id must be at least 0, got {self.process_id}"
+            )
         flags = {
             "--distributed.coordinator": self.coordinator,
             "--distributed.num-processes": self.num_processes,
@@ -44,11 +48,10 @@ class DistributedConfig:
             )
         if self.process_id is None or self.num_processes is None:
             return
-        if not 0 <= self.process_id < self.num_processes:
+        if self.process_id >= self.num_processes:
             raise ValueError(
-                "--distributed.process-id counts from 0 and must be less than "
-                f"--distributed.num-processes {self.num_processes}; got "
-                f"{self.process_id}"
+                "--distributed.process-id must be below --distributed.num-processes "
+                f"{self.num_processes}, got {self.process_id}"
             )
 
 
@@ -59,6 +62,6 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or not is_port or (":" in host and not host.startswith("[")):
         raise ValueError(
             "--distributed.coordinator must be host:port with a port from 1 to 65535, "
-            f"as 10.0.0.1:12355; got {address!r}"
+            f"got {address!r}; for example 10.0.0.1:12355"
         )
     return host.strip("[]"), int(port)

@@ -209,8 +209,8 @@ def check_facts(
         )
     if step > config.steps:
         raise ValueError(
-            f"--steps {config.steps} is less than the {step} steps that this run "
-            "has taken; give more steps, or another --work-dir, or "
+            f"--steps must be at least the {step} steps that this run has taken, got "
+            f"{config.steps}; give more steps, or another --work-dir, or "
             "--restart-from-scratch"
         )
 

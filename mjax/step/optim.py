@@ -33,20 +33,19 @@ def check_schedule(config: OptimConfig, num_steps: int) -> None:
       ValueError: warm-up, or warm-up and decay together, need more steps.
     """
     if num_steps < 1:
-        raise ValueError(f"steps must be at least 1; got {num_steps}")
+        raise ValueError(f"--steps must be at least 1, got {num_steps}")
     if config.warmup_steps > num_steps:
         raise ValueError(
-            "optim.warmup_steps must not exceed steps; got "
-            f"optim.warmup_steps {config.warmup_steps}, steps {num_steps}; "
-            "shorten the warm-up or train for more steps"
+            f"--optim.warmup-steps must be at most --steps {num_steps}, got "
+            f"{config.warmup_steps}; shorten the warm-up or train for more steps"
         )
     decay_steps = _decay_steps(config, num_steps)
     if config.schedule == "wsd" and config.warmup_steps + decay_steps > num_steps:
         raise ValueError(
-            "wsd: warm-up and decay must not overlap; got "
-            f"optim.warmup_steps {config.warmup_steps}, optim.decay_fraction "
-            f"{config.decay_fraction} (= {decay_steps} steps), steps {num_steps}; "
-            "lower one of the two"
+            f"--optim.warmup-steps must be at most {num_steps - decay_steps}, got "
+            f"{config.warmup_steps}, because --optim.decay-fraction "
+            f"{config.decay_fraction} is the last {decay_steps} of --steps "
+            f"{num_steps} with --optim.schedule wsd; lower one of the two"
         )
 
 

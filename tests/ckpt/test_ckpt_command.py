@@ -371,4 +371,4 @@ def test_a_step_without_manifest_is_damaged(run, ask):
 def test_bad_flags_are_refused(run, ask):
     code, _, err = ask("reshard", run, run / "out", "--max-piece-mib", 0)
     assert code == 2
-    assert "--max-piece-mib must be at least 1, not 0" in err
+    assert "--max-piece-mib must be at least 1, got 0" in err

@@ -232,7 +232,7 @@ def test_a_copied_work_dir_is_another_run(started, states, tmp_path, local_dir):
     ("change", "says"),
     [
         ({"seed": 5}, "seed: 0 there, 5 in this run"),
-        ({"steps": 3}, "--steps 3 is less than the 4 steps"),
+        ({"steps": 3}, "--steps must be at least the 4 steps .*, got 3"),
         ({}, "the data are not those of the copy: hash then there, now now"),
     ],
 )

@@ -189,15 +189,15 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
         ("--mesh.tp", ["--mesh.tp"]),
         ("--recipe", ["--recipe"]),
         ("stray", ["stray"]),
-        ("--steps 0", ["steps must be >= 1", "got 0"]),
-        ("--seed -1", ["seed", "-1"]),
-        ("--zero 4", ["zero", "got 4"]),
-        ("--zero 3 --mesh.pp 2", ["zero=3", "mesh.pp=2", "--zero 2"]),
-        ("--simulate-devices 0", ["simulate_devices", "got 0"]),
-        ("--peak-tflops 0", ["peak_tflops", "0"]),
-        ("--work-dir=", ["work_dir", "empty"]),
-        ("--data.seq-len 0", ["error: data.seq_len must be at least 1, got 0"]),
-        ("--peak-tflops nan", ["peak_tflops", "nan"]),
+        ("--steps 0", ["error: --steps must be at least 1, got 0"]),
+        ("--seed -1", ["--seed must be from 0 to 4294967295, got -1"]),
+        ("--zero 4", ["--zero must be from 0 to 3, got 4; 0 shards nothing"]),
+        ("--zero 3 --mesh.pp 2", ["--zero 3 needs", "--mesh.pp 2", "--zero 2"]),
+        ("--simulate-devices 0", ["--simulate-devices", "got 0"]),
+        ("--peak-tflops 0", ["--peak-tflops must be positive and finite, got 0"]),
+        ("--work-dir=", ["--work-dir is empty"]),
+        ("--data.seq-len 0", ["error: --data.seq-len must be at least 1, got 0"]),
+        ("--peak-tflops nan", ["--peak-tflops must be positive and finite, got nan"]),
         ("--mesh.tp -1", ["got dp and tp", "--mesh.dp 1"]),
         ("--mesh.tp 0", ["error: --mesh.tp must be at least 1", "got 0"]),
         ("--optim.name lam", ["unknown --optim.name lam; the nearest is lamb"]),
@@ -207,15 +207,18 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
         ),
         (
             "--mesh.pp 2.0",
-            ["--mesh.pp takes a whole number, got 2.0; the nearest is 2"],
+            ["--mesh.pp must be a whole number, got 2.0; the nearest is 2"],
         ),
-        ("--zero 3 --pipeline.chunks 2", ["zero=3", "chunks=2", "--zero 2"]),
+        (
+            "--zero 3 --pipeline.chunks 2",
+            ["--zero 3", "--pipeline.chunks 2:", "--zero 2"],
+        ),
         *(
             (f"--zero 3 --model.remat {remat}", ["--model.remat dots, full or offload"])
             for remat in ("none", "attention")
         ),
         ("--pipeline.chunks 0", ["error: --pipeline.chunks must be at least 1, got 0"]),
-        ("--device-memory-gib 0", ["device_memory_gib must be positive", "0.0"]),
+        ("--device-memory-gib 0", ["--device-memory-gib must be positive", "0.0"]),
     ],
 )
 def test_a_bad_value_ends_with_one_message_that_names_it(
@@ -337,7 +340,9 @@ def test_a_kept_vocabulary_must_hold_the_tokenizers_ids():
     config = TrainConfig(
         model=ModelConfig(vocab_size=256), data=DataConfig(vocab="model")
     )
-    with pytest.raises(ValueError, match=r"vocab_size=256.*--model.vocab-size 300"):
+    with pytest.raises(
+        ValueError, match=r"least 300 .*, got 256.*--model.vocab-size 300"
+    ):
         with_tokenizer(config, 300)
 
 
@@ -381,7 +386,7 @@ def test_an_absent_field_has_its_default():
         ('{"stepz": 2}', "unknown field stepz; the nearest is steps"),
         ('{"model": 3}', "model must be an object of fields, got 3"),
         ("[]", r"the config must be an object of fields, got \[\]"),
-        ('{"steps": 0}', "steps must be >= 1"),
+        ('{"steps": 0}', "--steps must be at least 1, got 0"),
         ("not json", "Expecting value"),
         ("[" * 100_000, "nested too deeply"),
         ('{"steps": "5"}', "steps must be a whole number, got '5'"),

@@ -217,10 +217,10 @@ def test_links_to_folders_and_broken_links_are_left_out_by_name(tmp_path, caplog
     assert read(folder) == {"a.txt": "a", "linked.txt": "b"}
     said = [record.getMessage() for record in caplog.records]
     assert [message.replace(f"{folder}", "D") for message in said] == [
-        "data.path: left out of D: D/broken.txt (broken link to nowhere)",
-        "data.path: left out of D: D/linked (link to a folder; give it as a path of "
+        "--data.path: left out of D: D/broken.txt (broken link to nowhere)",
+        "--data.path: left out of D: D/linked (link to a folder; give it as a path of "
         "its own)",
-        "data.path: left out of D: D/pipe (neither a file nor a folder)",
+        "--data.path: left out of D: D/pipe (neither a file nor a folder)",
     ]
 
 
@@ -236,10 +236,10 @@ def test_of_many_broken_links_ten_are_named(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("x" * 300, "x': File name too long"),
-        ("~nobody-of-this-name/a", "name/a': Could not determine home directory"),
+        ("x" * 300, "x' cannot be read: File name too long"),
+        ("~nobody-of-this-name/a", "name/a' cannot be read: Could not determine"),
         (f"{__file__}/a", r"py/a' does not exist; give"),
-        ("loop", r"loop': Too many levels of symbolic links"),
+        ("loop", r"loop' cannot be read: Too many levels of symbolic links"),
     ],
 )
 def test_a_path_that_cannot_be_looked_at_is_refused(tmp_path, path, message):
@@ -251,7 +251,7 @@ def test_a_path_that_cannot_be_looked_at_is_refused(tmp_path, path, message):
 
 def test_a_name_that_is_not_utf8_is_refused(tmp_path):
     (tmp_path / os.fsdecode(b"\xff.txt")).write_text("a")
-    with pytest.raises(ValueError, match="is not UTF-8; rename the file"):
+    with pytest.raises(ValueError, match="is not UTF-8; rename"):
         read(tmp_path)
 
 

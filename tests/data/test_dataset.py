@@ -165,7 +165,9 @@ def test_ids_above_16_bits_are_kept(corpus, tmp_path):
 
 def test_a_vocabulary_below_the_largest_token_is_refused(dataset):
     dataset.check_vocab_size(257)
-    with pytest.raises(ValueError, match=r"token id 256 >= vocabulary.*-size 257"):
+    with pytest.raises(
+        ValueError, match=r"must be at least 257 for the token ids.*-size 257"
+    ):
         dataset.check_vocab_size(256)
 
 
@@ -173,7 +175,7 @@ def test_a_corpus_shorter_than_one_sequence_is_refused(tmp_path):
     (tmp_path / "one.txt").write_text("x" * 100)
     for seq_len, side in ((200, "train"), (50, "held-out")):
         short = config(tmp_path, tmp_path / "one.txt", seq_len=seq_len)
-        message = rf"one.txt \(100 bytes\) has \d+ {side} tokens, .* = {seq_len + 1}:"
+        message = rf"one.txt \(100 bytes\) has \d+ {side} tokens, .* = {seq_len + 1};"
         with pytest.raises(ValueError, match=message):
             open_dataset(short, seed=0)
 
@@ -191,28 +193,28 @@ def test_documents_without_text_leave_no_trace_and_only_those_are_refused(tmp_pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"path": ()}, r"data\.path \(\) names nothing"),
-        ({"path": ("",)}, r"data\.path \(''\,\) names nothing"),
-        ({"seq_len": 0}, "data.seq_len must be at least 1, got 0"),
-        ({"held_out_fraction": 0.0}, "must lie between 0 and 1, got 0.0"),
-        ({"held_out_fraction": 1.0}, "must lie between 0 and 1, got 1.0"),
-        ({"tokenizer": "train:9"}, "train:N needs 257 <= N"),
-        ({"mixture": ("a",)}, r"data.mixture 'a': each corpus is weight=path"),
-        ({"mixture": ("1=a,",)}, r"data.mixture '1=a,': each corpus is weight=path"),
-        ({"mixture": ("1=a", "1/3=b")}, "'1/3=b': the weight '1/3' must be a positive"),
-        ({"mixture": ("-1=a",)}, "the weight '-1' must be a positive decimal number"),
-        ({"mixture": ("inf=a",)}, "the weight 'inf' must be a positive decimal"),
-        ({"mixture": ("1e-400=a",)}, "the weight '1e-400' must be a positive decimal"),
+        ({"path": ()}, r"--data\.path must name .*, got nothing"),
+        ({"path": ("",)}, r"--data\.path must name .*, got ''"),
+        ({"seq_len": 0}, "--data.seq-len must be at least 1, got 0"),
+        ({"held_out_fraction": 0.0}, "must be above 0 and below 1, got 0.0"),
+        ({"held_out_fraction": 1.0}, "must be above 0 and below 1, got 1.0"),
+        ({"tokenizer": "train:9"}, "must be train:N with N from 257 .*, got train:9;"),
+        ({"mixture": ("a",)}, "--data.mixture must be weight=path .*, got 'a'"),
+        ({"mixture": ("1=a,",)}, "must be weight=path .*, got '1=a,'"),
+        ({"mixture": ("1=a", "1/3=b")}, "must be a positive .*, got '1/3' in '1/3=b'"),
+        ({"mixture": ("-1=a",)}, "must be a positive decimal .*, got '-1'"),
+        ({"mixture": ("inf=a",)}, "must be a positive decimal .*, got 'inf'"),
+        ({"mixture": ("1e-400=a",)}, "must be a positive .*, got '1e-400'"),
         ({"mixture": ("0.1234567890123456789=a",)}, "of at most 15 digits"),
         ({"mixture": ("1=a", "2=a")}, "names a more than once; give it once"),
-        ({"mixture": ("1=a", "123457=b")}, "repeat only after 123458 samples"),
+        ({"mixture": ("1=a", "123457=b")}, "which repeat after 123458 in the ratio"),
         (
             {"mixture": ("1=a", "2=b,c"), "tokenizer": "train:290"},
-            "data.path a b c, and give the tokenizer.json that is named there",
+            "--data.path a b c, and give the tokenizer.json that is named there",
         ),
         (
             {"mixture": ("1=a",), "path": ("b",)},
-            "data.path b and data.mixture 1=a both say what is read",
+            "--data.path b and --data.mixture 1=a both say what is read",
         ),
     ],
 )
@@ -224,8 +226,8 @@ def test_a_bad_configuration_is_refused_where_it_is_made(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer": "train:290"}, "leave it at bytes"),
-        ({"packing": "documents"}, "no documents; .* leave it at windows"),
+        ({"tokenizer": "train:290"}, "--data.tokenizer must be bytes, got train:290"),
+        ({"packing": "documents"}, "--data.packing must be windows, got documents"),
     ],
 )
 def test_synthetic_data_are_windows_of_bytes(change, message):
@@ -432,7 +434,7 @@ def test_a_file_shared_with_a_corpus_split_by_position_is_refused(tmp_path, corp
     one = corpus / "07.txt"
     for parts in ((f"1={corpus}", f"1={one}"), (f"1={one}", f"1={corpus}")):
         with pytest.raises(
-            ValueError, match=r"data.mixture: .*07\.txt has too few doc"
+            ValueError, match=r"07\.txt of --data\.mixture has too few doc"
         ):
             open_dataset(mixed(tmp_path, *parts), seed=0)
 

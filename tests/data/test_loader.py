@@ -127,7 +127,7 @@ def test_batches_are_read_ahead_of_their_step(dataset):
     next(loader)
     loader._thread.shutdown(wait=True)  # lets what was submitted end
     assert len(samples.reads) == 4
-    with pytest.raises(ValueError, match="at least 1 batch, got 0"):
+    with pytest.raises(ValueError, match="prefetch must be at least 1, got 0"):
         Loader(stream, sharding(1, 1), batch_size=BATCH, prefetch=0)
 
 

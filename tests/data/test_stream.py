@@ -50,9 +50,11 @@ def test_the_order_of_samples_does_not_depend_on_the_batch_size():
 
 
 def test_impossible_requests_are_refused():
-    with pytest.raises(ValueError, match=r"every corpus has samples.*\[0\] samples"):
+    with pytest.raises(
+        ValueError, match=r"every corpus must have samples.*\[0\] samples"
+    ):
         one_corpus(0)
-    with pytest.raises(ValueError, match="step=-1"):
+    with pytest.raises(ValueError, match="step must be at least 0, got -1"):
         one_corpus(1).ids(-1, 1)
-    with pytest.raises(ValueError, match="got 0 corpora and weights"):
+    with pytest.raises(ValueError, match="each of 0 corpora, got"):
         Stream((), (1.0,), 0)

@@ -225,7 +225,9 @@ def test_a_disk_that_fills_up_while_tokens_are_written_is_a_message(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(prepare, "write_streams", fail)
-    with pytest.raises(ValueError, match=r"cache_dir: .* \(No space left on device\)"):
+    with pytest.raises(
+        ValueError, match=r"the cache folder .* \(No space left on device\)"
+    ):
         fresh(corpus, tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_training_is_deterministic_and_gives_the_size_asked_for():
 
 def test_training_for_more_tokens_than_the_text_has_is_refused():
     with pytest.raises(
-        ValueError, match=r"for 26\d tokens only; use train:26\d or less"
+        ValueError, match=r"at most train:26\d .*, got train:1000; lower it"
     ):
         train_bpe(["abc abc abcd abcd"], 1000)
 
@@ -90,14 +90,16 @@ def test_training_for_more_tokens_than_the_text_has_is_refused():
     "name", ["train:", "train", "train:x", "train:-5", "train:256"]
 )
 def test_a_bad_size_is_refused(name):
-    with pytest.raises(ValueError, match=f"'{name}': train:N needs 257 <= N"):
+    with pytest.raises(ValueError, match=rf"with N from 257 .*, got {name};"):
         trained_vocab_size(name)
 
 
 def test_an_unknown_tokenizer_names_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match="unknown 'byte'; did you mean 'bytes'"):
+    with pytest.raises(
+        ValueError, match=r"must be bytes, .*, got 'byte'; did you mean 'bytes'"
+    ):
         load_tokenizer("byte")
-    with pytest.raises(ValueError, match="known: bytes, train:N, or the path"):
+    with pytest.raises(ValueError, match=r"must be bytes, train:N or .*none\.json'$"):
         load_tokenizer(str(tmp_path / "none.json"))
 
 
@@ -114,7 +116,9 @@ def test_the_end_token_is_found_named_or_asked_for(tmp_path):
     with pytest.raises(ValueError, match=r"name the token .* with --data.eos-token"):
         load_tokenizer(str(path))
     assert load_tokenizer(str(path), eos_token="<stop>").eos_id == BPE.eos_id
-    with pytest.raises(ValueError, match="no token '<stp>'; did you mean '<stop>'"):
+    with pytest.raises(
+        ValueError, match=r"eos-token '<stp>' is no token of .*; did you mean '<stop>'"
+    ):
         load_tokenizer(str(path), eos_token="<stp>")
     config = {"eos_token": {"content": "<stop>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -135,7 +139,9 @@ def test_a_tokenizer_config_of_another_form_is_refused(tmp_path, text, says):
     path = tmp_path / "tokenizer.json"
     path.write_text(BPE_JSON)
     (tmp_path / "tokenizer_config.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"data\.tokenizer: .*config\.json: .*{says}"):
+    with pytest.raises(
+        ValueError, match=rf"--data\.tokenizer .*config\.json: .*{says}"
+    ):
         load_tokenizer(str(path))
 
 

@@ -94,9 +94,9 @@ def test_every_gpu_compiles_to_its_own_code_with_its_own_memory(name):
     ("num_devices", "options", "message"),
     [
         (8, {"gpu": "h300"}, "no GPU 'h300' is described; there are a100-80g, h100"),
-        (12, {}, "12 GPUs do not fill nodes of 8; use a multiple of 8, as 8, or"),
-        (0, {}, "at least one GPU, and one per node; got 0 GPUs, 8 per node"),
-        (8, {"gpus_per_node": 0}, "got 8 GPUs, 0 per node"),
+        (12, {}, "multiple of gpus_per_node 8, got 12; use 8, or"),
+        (0, {}, "num_devices and gpus_per_node must be at least 1, got 0 and 8"),
+        (8, {"gpus_per_node": 0}, "must be at least 1, got 8 and 0"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(num_devices, options, message):

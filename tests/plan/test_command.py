@@ -151,7 +151,7 @@ def test_a_search_prints_its_table_and_the_best_page(no_plugin):
     [
         ("--gpu h20", "--gpu h20 is not described; the nearest is h200 (of a100-80g"),
         ("--nodes 0", "--nodes must be at least 1, got 0"),
-        ("--nodes two", "--nodes takes a whole number, got two"),
+        ("--nodes two", "--nodes must be a whole number, got two"),
         (
             "--recipe megascale-175b --nodes 3",
             "a multiple of --mesh.pp 8 x --mesh.tp 8 = 64, got 24; nearest that fit: "
@@ -176,17 +176,20 @@ def test_a_search_prints_its_table_and_the_best_page(no_plugin):
         ),
         ("--bacth.size 3", "unknown flag --bacth.size; the nearest is --batch.size"),
         ("--html /absent/x.html", "there is no folder /absent; make it"),
-        ("--html .", "--html . is a folder; name a file, as --html plan.html"),
+        ("--html .", "--html . is a folder; name a file, for example --html plan.html"),
         (
             "--recipe gpt-13b --nodes 8 --mesh.pp 4 --pipeline.idle skip",
             "plan with --pipeline.idle compute, or auto",
         ),
         (
             "--recipe debug --gpu h100 --device-memory-gib 100",
-            "--device-memory-gib 100 is more than the 79.1 GiB of --gpu h100",
+            "--device-memory-gib must be at most the 79.1 GiB of --gpu h100, got 100",
         ),
         ("--search-compile 0", "--search-compile must be at least 1, got 0"),
-        ("--search-window 0", "so a window is at least 1; got 0"),
+        (
+            "--search-window 0",
+            "--search-window must be at least 1 (a query sees itself), got 0",
+        ),
         (
             "--recipe debug --search --device-memory-gib 1e-5",
             "of --batch.size 8 over 8 GPUs of --gpu h200 fits their memory",

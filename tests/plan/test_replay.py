@@ -156,9 +156,9 @@ def test_a_collective_takes_latency_and_the_slower_link():
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
-        ("product_efficiency", 1.5, "product_efficiency is a share.*got 1.5"),
-        ("memory_efficiency", 0.0, "memory_efficiency is a share.*got 0"),
-        ("launch_s", -1.0, "launch_s must be positive, got -1"),
+        ("product_efficiency", 1.5, "product_efficiency must be above 0 .*, got 1.5"),
+        ("memory_efficiency", 0.0, "memory_efficiency must be above 0 .*, got 0"),
+        ("launch_s", -1.0, "launch_s must be at least 0, got -1"),
         ("network_bytes_per_s", 0.0, "network_bytes_per_s must be positive"),
     ],
 )

@@ -56,5 +56,5 @@ def test_only_cudnn_is_replaced_and_the_page_says_so(gpu, flags, backend, is_nam
 def test_an_attention_that_the_gpu_does_not_have_is_refused():
     flags = "--recipe gpt-125m --model.attention mosaic_gpu"
     config, _, topology = settled(flags, nodes=1, gpu="a100-80g")
-    with pytest.raises(ValueError, match="needs a GPU of generation hopper"):
+    with pytest.raises(ValueError, match="the GPU must be of generation hopper"):
         compilable(config, topology)

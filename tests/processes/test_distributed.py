@@ -349,11 +349,11 @@ def test_start_after_a_device_was_touched_is_refused_with_the_coordinator():
         ({"process_id": 0}, r"without --distributed.coordinator and"),
         (
             {"coordinator": "host:1", "num_processes": 2, "process_id": 2},
-            r"process-id .* less than --distributed.num-processes 2; got 2",
+            r"process-id .* below --distributed.num-processes 2, got 2",
         ),
         (
             {"coordinator": "host:1", "num_processes": 2, "process_id": -1},
-            r"process-id counts from 0 .* got -1",
+            r"process-id must be at least 0, got -1",
         ),
         ({"num_processes": 0}, r"num-processes must be at least 1, got 0"),
         ({"timeout_s": 0}, r"timeout-s must be at least 1, got 0"),

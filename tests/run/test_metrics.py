@@ -283,5 +283,5 @@ def test_tensorboard_without_its_package_says_what_to_install(monkeypatch):
 
 
 def test_a_log_cadence_below_one_is_refused():
-    with pytest.raises(ValueError, match=r"--log\.every must be at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"--log\.every must be at least 1, got 0"):
         LogConfig(every=0)

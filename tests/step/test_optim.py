@@ -433,13 +433,17 @@ def test_the_current_rate_is_that_of_the_next_update():
 @pytest.mark.parametrize(
     ("changed", "num_steps", "words"),
     [
-        ({"warmup_steps": 11}, 10, ["optim.warmup_steps 11", "steps 10"]),
+        (
+            {"warmup_steps": 11},
+            10,
+            ["--optim.warmup-steps must be at most --steps 10, got 11;"],
+        ),
         (
             {"schedule": "wsd", "warmup_steps": 6, "decay_fraction": 0.5},
             10,
-            ["optim.warmup_steps 6", "optim.decay_fraction 0.5", "steps 10"],
+            ["--optim.warmup-steps must be at most 5, got 6", "last 5 of --steps 10"],
         ),
-        ({}, 0, ["steps", "got 0"]),
+        ({}, 0, ["--steps must be at least 1, got 0"]),
     ],
 )
 def test_a_schedule_longer_than_the_run_is_refused(changed, num_steps, words):
@@ -470,7 +474,8 @@ def test_a_schedule_longer_than_the_run_is_refused(changed, num_steps, words):
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name_and_value(name, value):
-    with pytest.raises(ValueError, match=f"optim.{name} must .*; got {value!r}"):
+    flag = f"--optim.{name.replace('_', '-')}"
+    with pytest.raises(ValueError, match=f"^{flag} must .*, got {value}"):
         OptimConfig(**{name: value})
 
 
@@ -479,7 +484,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name):
     # Set past the constructor, whose annotations are checked first, but in tests only.
     config = OptimConfig()
     object.__setattr__(config, name, "lion")
-    with pytest.raises(ValueError, match=f"optim.{name} must be .* or .*; got 'lion'"):
+    with pytest.raises(ValueError, match=f"--optim.{name} must be .* or .*, got lion"):
         config.__post_init__()
 
 

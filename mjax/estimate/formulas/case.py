@@ -60,20 +60,20 @@ class Case:
             if type(value) is int and field.name != "zero" and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
         if self.zero not in range(4):
-            raise ValueError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
+            raise ValueError(f"zero must be from 0 to 3, got {self.zero}")
         if self.zero == 3 and self.sizes.pp > 1:
             raise ValueError(
-                f"zero=3 with pp={self.sizes.pp} would gather all parameters in every "
-                "microbatch; use zero=2, or pp=1"
+                f"pp must be 1 with zero 3, which gathers all parameters in every "
+                f"microbatch, got {self.sizes.pp}; use zero 2, or pp 1"
             )
         if self.sizes.pp == 1 and self.chunks > 1:
             raise ValueError(
-                f"chunks={self.chunks} needs pp > 1: one stage runs all its layers at "
-                "once; use chunks=1"
+                "chunks must be 1 with pp 1, where one stage runs all layers at once, "
+                f"got {self.chunks}"
             )
         if self.visible_keys is not None and not 1 <= self.visible_keys <= self.seq_len:
             raise ValueError(
-                f"visible_keys must be from 1 to seq_len={self.seq_len}, got "
+                f"visible_keys must be from 1 to seq_len {self.seq_len}, got "
                 f"{self.visible_keys}"
             )
 
@@ -128,7 +128,7 @@ class Device:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) <= 0:
                 raise ValueError(
-                    f"{field.name} must be above 0, got {getattr(self, field.name)}"
+                    f"{field.name} must be positive, got {getattr(self, field.name)}"
                 )
 
     @classmethod
@@ -187,8 +187,10 @@ class Constants:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_efficiency") and not 0 < value <= 1:
-                raise ValueError(f"{field.name} must be in (0, 1], got {value}")
+                raise ValueError(
+                    f"{field.name} must be above 0 and at most 1, got {value}"
+                )
             if field.name.endswith("_overlap") and not 0 <= value <= 1:
-                raise ValueError(f"{field.name} must be in [0, 1], got {value}")
+                raise ValueError(f"{field.name} must be from 0 to 1, got {value}")
             if value < 0:
-                raise ValueError(f"{field.name} must not be negative, got {value}")
+                raise ValueError(f"{field.name} must be at least 0, got {value}")

@@ -125,12 +125,12 @@ def choose(
         )
     if window is not None and window < 1:
         raise ValueError(
-            f"window must be at least 1 (it counts the query itself), got {window}: "
+            f"window must be at least 1 (it counts the query itself), got {window}; "
             "use None for full attention"
         )
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(
-            f"soft_cap must be positive, got {soft_cap}: use None for no cap"
+            f"soft_cap must be positive, got {soft_cap}; use None for no cap"
         )
     asked = _Asked(
         target=target,
@@ -197,7 +197,7 @@ def attention(
     """
     _check(q, k, v, segment_ids)
     if scale is not None and not scale > 0:
-        raise ValueError(f"scale must be positive, got {scale}: use None for 1/sqrt(H)")
+        raise ValueError(f"scale must be positive, got {scale}; use None for 1/sqrt(H)")
     T, H = q.shape[1], q.shape[3]
     device = target()
     choice = choose(
@@ -257,21 +257,23 @@ def _obstacle(can: Capability, asked: _Asked) -> str | None:
     """Say why a backend cannot do what is asked; None if it can."""
     platform, generation = asked.target.platform, asked.target.generation
     if can.platforms is not None and platform not in can.platforms:
-        return f"it needs platform {' or '.join(can.platforms)}, not {platform}"
+        return f"the platform must be {' or '.join(can.platforms)}, got {platform}"
     if can.generations is not None and generation not in can.generations:
         return (
-            f"it needs a GPU of generation {' or '.join(can.generations)}, not "
+            f"the GPU must be of generation {' or '.join(can.generations)}, got "
             f"{generation} ({asked.target.device_kind})"
         )
     if asked.dtype not in can.dtypes:
-        return f"it takes dtype {', '.join(can.dtypes)}, not {asked.dtype}"
+        return f"the dtype must be {' or '.join(can.dtypes)}, got {asked.dtype}"
     if asked.head_dim % can.head_dim_multiple:
         return (
             f"the head width must be a multiple of {can.head_dim_multiple}, "
-            f"not {asked.head_dim}"
+            f"got {asked.head_dim}"
         )
     if can.max_head_dim is not None and asked.head_dim > can.max_head_dim:
-        return f"the head width is at most {can.max_head_dim}, not {asked.head_dim}"
+        return (
+            f"the head width must be at most {can.max_head_dim}, got {asked.head_dim}"
+        )
     if asked.window is not None and not can.window:
         return f"it does not honour window={asked.window}"
     if asked.segments and not can.segments:
@@ -286,28 +288,29 @@ def _check(q, k, v, segment_ids) -> None:
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(
-            f"q, k, v must be [batch, position, head, width]; got {shapes}"
+            f"q, k, v must be [batch, position, head, width], got {shapes}"
         )
     B, T, N, H = q.shape
     S, K = k.shape[1:3]
     if k.shape != v.shape or (k.shape[0], k.shape[3]) != (B, H):
         raise ValueError(
-            f"q, k, v must agree in batch and head width, k and v in all; got {shapes}"
+            f"q, k, v must agree in batch and head width, k and v in all, got {shapes}"
         )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(
-            f"q, k, v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}: "
+            f"q, k, v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}; "
             "cast them to the compute dtype first"
         )
     if N % K:
-        raise ValueError(f"query heads must be a multiple of kv heads, got {N} and {K}")
+        raise ValueError(f"query heads must be a multiple of the {K} kv heads, got {N}")
     if T < 1 or S < T:
         raise ValueError(
-            f"attention needs 1 <= T <= S (query i stands at key i), got T={T}, S={S}"
+            f"T must be at least 1 and at most S {S} (query i is at key i), got {T}"
         )
     if segment_ids is not None and (S != T or segment_ids.shape != (B, T)):
         raise ValueError(
-            f"segment_ids must be [B, T] with S = T, got {segment_ids.shape}; {shapes}"
+            f"segment_ids must be [B, T] with S = T, got {segment_ids.shape} with "
+            f"{shapes}"
         )
 
 

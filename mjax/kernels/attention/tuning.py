@@ -13,9 +13,7 @@ class BlockedTuning:
 
     def __post_init__(self):
         if self.block < 1:
-            raise ValueError(
-                f"block must be at least 1, got block={self.block}: use 64"
-            )
+            raise ValueError(f"block must be at least 1, got {self.block}; use 64")
 
 
 BLOCKED_CPU = BlockedTuning(block=64)
@@ -43,15 +41,15 @@ class MosaicKernel:
         if self.warpgroups not in _REGISTERS:
             raise ValueError(
                 f"warpgroups must be one of {', '.join(map(str, _REGISTERS))}, "
-                f"got {self.warpgroups}: use 2"
+                f"got {self.warpgroups}; use 2"
             )
         if self.block < 64 or self.block % 64:
             raise ValueError(
-                f"block must be a multiple of 64, got {self.block}: use 64 or 128"
+                f"block must be a multiple of 64, got {self.block}; use 64 or 128"
             )
         if self.stages < 2:
             raise ValueError(
-                f"stages must be at least 2, got {self.stages}: with one, nothing is "
+                f"stages must be at least 2, got {self.stages}; with one, nothing is "
                 "loaded while the rest computes"
             )
 
@@ -86,7 +84,7 @@ class MosaicTuning:
         if self.forward.tile % self.dkv.block:
             raise ValueError(
                 f"dkv.block must divide the {self.forward.tile} rows of a forward "
-                f"tile (64 x forward.warpgroups), got {self.dkv.block}: use 64"
+                f"tile (64 x forward.warpgroups), got {self.dkv.block}; use 64"
             )
 
 

@@ -66,6 +66,6 @@ def _check(x, w, bias, targets) -> None:
         )
     if x.dtype != w.dtype:
         raise ValueError(
-            f"x and w must have one dtype, got {x.dtype} and {w.dtype}: cast them to "
+            f"x and w must have one dtype, got {x.dtype} and {w.dtype}; cast them to "
             "the compute dtype first"
         )

@@ -16,7 +16,7 @@ class ChunkedTuning:
         if min(self.max_logits, self.min_positions) < 1:
             raise ValueError(
                 "max_logits and min_positions must be at least 1, got "
-                f"max_logits={self.max_logits}, min_positions={self.min_positions}: "
+                f"{self.max_logits} and {self.min_positions}; "
                 "use 2**27 and 1024"
             )
 

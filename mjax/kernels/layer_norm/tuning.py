@@ -19,7 +19,7 @@ class MosaicTuning:
         if self.blocks < 1 or self.stages < 1:
             raise ValueError(
                 "blocks and stages must be at least 1, got "
-                f"blocks={self.blocks}, stages={self.stages}: use 264 and 2"
+                f"{self.blocks} and {self.stages}; use 264 and 2"
             )
 
 

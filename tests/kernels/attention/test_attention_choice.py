@@ -20,8 +20,8 @@ def test_auto_takes_blocked_on_cpu_and_says_why_not_the_others():
     assert choice.name == "blocked"
     assert "cpu" in choice.reason
     assert choice.rejected == {
-        "cudnn": "it needs platform gpu, not cpu",
-        "mosaic_gpu": "it needs platform gpu, not cpu",
+        "cudnn": "the platform must be gpu, got cpu",
+        "mosaic_gpu": "the platform must be gpu, got cpu",
         "reference": "slower than blocked",
     }
 
@@ -33,12 +33,12 @@ def test_auto_takes_cudnn_on_gpu():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"dtype": jnp.float32}, "not float32"),
-        ({"head_dim": 60}, "multiple of 8, not 60"),
-        ({"head_dim": 136}, "at most 128, not 136"),
+        ({"dtype": jnp.float32}, "got float32"),
+        ({"head_dim": 60}, "multiple of 8, got 60"),
+        ({"head_dim": 136}, "at most 128, got 136"),
         ({"segments": True}, "segment_ids"),
         ({"soft_cap": 30.0}, "soft_cap=30.0"),
-        ({"target": CPU["target"]}, "not cpu"),
+        ({"target": CPU["target"]}, "got cpu"),
     ],
 )
 def test_what_cudnn_cannot_do_is_refused_by_name_and_avoided_by_auto(change, reason):
@@ -54,11 +54,11 @@ def test_what_cudnn_cannot_do_is_refused_by_name_and_avoided_by_auto(change, rea
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"dtype": jnp.float32}, "not float32"),
-        ({"head_dim": 80}, "multiple of 32, not 80"),
-        ({"head_dim": 256}, "at most 128, not 256"),
-        ({"target": AMPERE}, "hopper, not ampere .NVIDIA A100-SXM4-80GB."),
-        ({"target": CPU["target"]}, "not cpu"),
+        ({"dtype": jnp.float32}, "got float32"),
+        ({"head_dim": 80}, "multiple of 32, got 80"),
+        ({"head_dim": 256}, "at most 128, got 256"),
+        ({"target": AMPERE}, "hopper, got ampere .NVIDIA A100-SXM4-80GB."),
+        ({"target": CPU["target"]}, "got cpu"),
     ],
 )
 def test_what_mosaic_gpu_cannot_do_is_refused_by_name_and_avoided(change, reason):
@@ -156,8 +156,8 @@ def zeros(*shape, dtype=jnp.float32):
 @pytest.mark.parametrize(
     ("q", "kv", "options", "message"),
     [
-        ((2, 8, 3, 4), (2, 8, 2, 4), {}, "multiple of kv heads, got 3 and 2"),
-        ((2, 8, 2, 4), (2, 7, 2, 4), {}, "T=8, S=7"),
+        ((2, 8, 3, 4), (2, 8, 2, 4), {}, "multiple of the 2 kv heads, got 3"),
+        ((2, 8, 2, 4), (2, 7, 2, 4), {}, "T must be .* at most S 7 .*, got 8"),
         ((2, 8, 2, 4), (2, 8, 2, 4), {"window": 0}, "use None for full"),
         ((2, 8, 2, 4), (2, 8, 2, 4), {"soft_cap": 0.0}, "use None for no cap"),
         ((2, 8, 2, 4), (2, 8, 2, 4), {"scale": -1.0}, "positive, got -1.0"),
@@ -167,7 +167,7 @@ def zeros(*shape, dtype=jnp.float32):
             {"segment_ids": jnp.zeros((2, 8), jnp.int32)},
             "S = T",
         ),
-        ((2, 8, 2, 4), (2, 8, 2, 4), {"backend": "cudnn"}, "needs platform gpu"),
+        ((2, 8, 2, 4), (2, 8, 2, 4), {"backend": "cudnn"}, "platform must be gpu"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(q, kv, options, message):
@@ -177,7 +177,7 @@ def test_arguments_that_do_not_fit_are_refused(q, kv, options, message):
 
 def test_mixed_dtypes_are_refused():
     q, k = zeros(2, 8, 2, 4), zeros(2, 8, 2, 4, dtype=jnp.bfloat16)
-    with pytest.raises(ValueError, match="float32, bfloat16, bfloat16: cast"):
+    with pytest.raises(ValueError, match="float32, bfloat16, bfloat16; cast"):
         api.attention(q, k, k)
 
 
@@ -197,7 +197,7 @@ def test_shapes_that_disagree_are_refused_with_the_shapes(q, k, v):
 
 
 def test_a_block_below_one_is_refused():
-    with pytest.raises(ValueError, match="block=0"):
+    with pytest.raises(ValueError, match="block must be at least 1, got 0"):
         BlockedTuning(block=0)
 
 
