@@ -182,19 +182,24 @@ def check(read: dict[Any, dict[str, np.ndarray]], stream: Any, step: int) -> Non
         np.testing.assert_array_equal(read[0, BATCH][name], expected[name])
 
 
-@contextlib.contextmanager
-def share(
-    config: DataConfig, batch_size: int, wishes: list[list[Block]]
-) -> Iterator[list[HostRows]]:
-    """Start a reader of a corpus with several consumers, all in this process."""
+def plan_reading(config: DataConfig, batch_size: int) -> Reading:
+    """Say what a reader reads of a corpus, from its first step on."""
     fingerprint = open_dataset(config, seed=0).fingerprint
-    plan = Reading(
+    return Reading(
         reopen=functools.partial(open_stream, config, seed=0, fingerprint=fingerprint),
         batch_size=batch_size,
         seq_len=config.seq_len,
         start_step=0,
         num_slots=NUM_SLOTS,
     )
+
+
+@contextlib.contextmanager
+def share(
+    config: DataConfig, batch_size: int, wishes: list[list[Block]]
+) -> Iterator[list[HostRows]]:
+    """Start a reader of a corpus with several consumers, all in this process."""
+    plan = plan_reading(config, batch_size)
     with host_socket.listen() as listener, ThreadPoolExecutor(8) as pool:
         at = host_socket.address(listener)
         others = [pool.submit(follow, wish, at) for wish in wishes[1:]]
