@@ -36,12 +36,13 @@ def main(client: int, used: int, calls: int, flags: list[str]) -> None:
     mesh = build_mesh(resolve(config.mesh, used), jax.devices()[:used])
     program, _, _ = trace_step(config, mesh)
     state = program.init()
-    stream = np.random.default_rng(0).integers(0, 257, (24, 19), np.int32)
+    size = config.batch.size
+    stream = np.random.default_rng(0).integers(0, 257, (size, 19), np.int32)
     rows = {
         "tokens": stream[:, :-1],
         "targets": stream[:, 1:],
-        "segments": np.zeros((24, 18), np.int32),
-        "positions": np.tile(np.arange(18, dtype=np.int32), (24, 1)),
+        "segments": np.zeros((size, 18), np.int32),
+        "positions": np.tile(np.arange(18, dtype=np.int32), (size, 1)),
     }
     batch = jax.device_put(rows, program.batch_sharding)
     arguments = (state.params, state.rng, state.step, batch)
