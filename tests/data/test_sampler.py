@@ -1,12 +1,19 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mjax.data import sampler
+from mjax.data.permutation import permuted
 from mjax.data.sampler import epoch_indices, held_out_indices
 
 
-def order(num_samples: int, num: int, seed: int = 0, corpus: int = 0) -> list[int]:
-    return epoch_indices(range(num), num_samples, seed=seed, corpus=corpus).tolist()
+def order(
+    num_samples: int, num: int, seed: int = 0, corpus: int = 0, first: int = 0
+) -> list[int]:
+    numbers = range(first, first + num)
+    return epoch_indices(numbers, num_samples, seed=seed, corpus=corpus).tolist()
 
 
 @given(st.integers(1, 20), st.integers(-3, 2**40), st.integers(0, 3))
@@ -46,3 +53,17 @@ def test_held_out_samples_come_in_one_order():
     indices = held_out_indices(range(20), 20)
     assert sorted(indices.tolist()) == list(range(20))
     assert held_out_indices(range(5, 9), 20).tolist() == indices[5:9].tolist()
+
+
+def test_the_steps_of_a_block_share_one_permutation(monkeypatch: pytest.MonkeyPatch):
+    calls = []
+
+    def counted(places, size, *, seed):
+        calls.append(len(places))
+        return permuted(places, size, seed=seed)
+
+    monkeypatch.setattr(sampler, "permuted", counted)
+    sampler._block_of_order.cache_clear()
+    steps = [order(10_000, 8, first=8 * step) for step in range(1250)]
+    assert calls == [4096, 4096, 10_000 - 2 * 4096]
+    assert sorted(itertools.chain(*steps)) == list(range(10_000))
