@@ -381,7 +381,7 @@ def test_ipv6_coordinator_stands_in_brackets():
     ("flags", "code", "text"),
     [
         (["--simulate-devices", "8", "--mesh.tp", "2"], 0, "dp_shard 4 x tp 2 = 8"),
-        (["--simulate-devices", "4", "--mesh.tp", "8"], 2, "4 exist"),
+        (["--simulate-devices", "4", "--mesh.tp", "8"], 2, "= 8, got 4"),
         (["--mesh.tq", "2"], 2, "--mesh.tp"),
     ],
 )

@@ -165,7 +165,7 @@ def test_chunks_have_a_largest_number_of_logits_and_a_least_of_positions() -> No
     assert tuning.num_chunks(10, 100) == 1
     assert tuning.num_chunks(11, 100) == 2
     assert tuning.num_chunks(8, 5000) == 2
-    with pytest.raises(ValueError, match="max_logits=0, min_positions=4"):
+    with pytest.raises(ValueError, match="at least 1, got 0 and 4"):
         ChunkedTuning(max_logits=0, min_positions=4)
 
 
@@ -175,7 +175,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         api._check(x, w, None, targets[:, 1:])
     with pytest.raises(ValueError, match=r"w \(24, 8\), bias \(23,\)"):
         api._check(x, w, bias[1:], targets)
-    with pytest.raises(ValueError, match="float32 and bfloat16: cast"):
+    with pytest.raises(ValueError, match="float32 and bfloat16; cast"):
         api.linear_cross_entropy(
             x,
             w.astype(jnp.bfloat16),

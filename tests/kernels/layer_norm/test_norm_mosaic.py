@@ -67,5 +67,5 @@ def test_the_kernel_is_chosen_on_hopper_for_what_it_can_do() -> None:
 
 
 def test_sizes_below_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="blocks=0, stages=2"):
+    with pytest.raises(ValueError, match="at least 1, got 0 and 2"):
         MosaicTuning(blocks=0, stages=2)
