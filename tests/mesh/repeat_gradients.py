@@ -16,7 +16,7 @@ from mjax.mesh.axes import resolve
 from mjax.mesh.build import build_mesh
 from mjax.mesh.devices import simulate_devices
 from mjax.recipes import RECIPES
-from mjax.step.traced import trace_step
+from mjax.step.traced import program_of
 from tests.mesh.unordered import unordered
 
 FLAGS = """--recipe debug --model.layers 7 --model.window 3 --model.rope True
@@ -34,7 +34,7 @@ def main(client: int, used: int, calls: int, flags: list[str]) -> None:
     simulate_devices(client)
     config, _ = parse([*FLAGS.split(), *flags], RECIPES, "repeat_gradients")
     mesh = build_mesh(resolve(config.mesh, used), jax.devices()[:used])
-    program, _, _ = trace_step(config, mesh)
+    program = program_of(config, mesh)
     state = program.init()
     size = config.batch.size
     stream = np.random.default_rng(0).integers(0, 257, (size, 19), np.int32)

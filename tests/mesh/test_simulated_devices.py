@@ -9,7 +9,7 @@ from mjax.config.command_line import parse
 from mjax.mesh.axes import resolve
 from mjax.mesh.build import build_mesh
 from mjax.recipes import RECIPES
-from mjax.step.traced import trace_step
+from mjax.step.traced import program_of
 from tests.mesh.unordered import unordered
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ def test_the_collectives_of_gradients_have_one_order():
     flags = "--recipe debug --batch.microbatches 2 --mesh.tp 2 --model.layers 4"
     flags += " --precision.compute float32 --model.remat none"
     config, _ = parse(flags.split(), RECIPES, "test")
-    program, _, _ = trace_step(config, build_mesh(resolve(config.mesh, 8)))
+    program = program_of(config, build_mesh(resolve(config.mesh, 8)))
     state = program.abstract_state
     lowered = program.gradients.lower(
         state.params, state.rng, state.step, program.abstract_batch
