@@ -104,14 +104,15 @@ class _Order:
             above = functools.reduce(int.__or__, masks, 0)
             if eqn.primitive.name in _INLINED:
                 outs, outs_above = self._inline(eqn, ins, masks)
-            elif eqn.params.get("length") == 1:
+            elif eqn.primitive.name == "scan" and eqn.params["length"] == 1:
                 # XLA makes a loop of one turn part of the caller, too.
                 outs, outs_above = self._once(eqn, ins, masks)
             elif eqn.primitive is lax.optimization_barrier_p:
                 # XLA's CPU compiler drops it: each result is its operand again.
                 outs, outs_above = _bind(eqn, eqn.params, ins), masks
             else:
-                if _communicates(eqn):
+                # XLA leaves out what has no results.
+                if eqn.outvars and _communicates(eqn):
                     outs, above = self._event(eqn, ins, above)
                 else:
                     outs = _bind(eqn, eqn.params, ins)
@@ -202,7 +203,9 @@ def _operand_of(eqn: core.JaxprEqn) -> int:
 def _result_of(eqn: core.JaxprEqn) -> int:
     """Choose a result that the event computes."""
     passed = _passed_on(eqn)
-    places = [place for place in range(len(eqn.outvars)) if place not in passed]
+    everything = range(len(eqn.outvars))
+    # A loop that passes on all of its carry computes nothing: XLA leaves it out.
+    places = [place for place in everything if place not in passed] or everything
     return _smallest(places, eqn.outvars)
 
 

@@ -83,3 +83,16 @@ def test_a_value_that_orders_others_does_not_change_them(value: float):
     both = jax.shard_map(in_order(f), mesh=MESH, in_specs=P("x"), out_specs=(P(), P()))
     _, second = jax.jit(both)(jnp.arange(8.0))
     assert second.tolist() == [28.0]
+
+
+def test_a_loop_whose_collectives_nobody_needs_is_no_obstacle():
+    def f(x):
+        def body(carry, _):
+            lax.psum(carry, "x")
+            return carry, None
+
+        kept, _ = lax.scan(body, x, None, length=3)
+        return lax.psum(kept, "x")
+
+    mapped = jax.shard_map(in_order(f), mesh=MESH, in_specs=P("x"), out_specs=P())
+    assert jax.jit(mapped)(jnp.arange(8.0)).tolist() == [28.0]
