@@ -31,7 +31,6 @@ from mjax.ckpt.recovery import LostError
 from mjax.config.command_line import Command, given, parse, shared_facts
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, from_json, to_json
-from mjax.data.host_reader import open_stream
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.build import build_mesh, describe, devices_per_host
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
@@ -163,12 +162,6 @@ def _take_steps(
         run.program.batch_sharding,
         batch_size=config.batch.size,
         start_step=start.step,
-        reopen=functools.partial(
-            open_stream,
-            config.data,
-            seed=config.seed,
-            fingerprint=run.dataset.fingerprint,
-        ),
     )
     with loader:
         steps = _make_loop(run, start, loader, recorder)

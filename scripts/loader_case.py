@@ -1,7 +1,7 @@
 """Run one case of `loader_ways`: some processes that read in one way, and their costs.
 
-Enters: a case, a token file. Leaves: figures of the processes, of their reader and of
-their workers, and checksums of the first rows.
+Enters: a case, a token file. Leaves: figures of the processes and of their workers, and
+checksums of the first rows.
 """
 
 import contextlib
@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from mjax.data import host_socket
 from mjax.data.config import DataConfig
 from mjax.data.dataset import Dataset, open_dataset
-from mjax.data.host_reader import FIELDS, Block
-from mjax.data.host_rows import follow, lead
-from scripts.loader_alone import NUM_SLOTS, forget, plan_reading
+from mjax.data.loader import FIELDS
 
 SEQ_LEN, ROWS_EACH, ROWS_SHARED = 2048, 8, 64
+NUM_AHEAD = 2
+"""Steps that a worker of Grain is ahead; what mjax' loader is."""
 NUM_CHECKED = 4
 """Steps whose rows are compared."""
 WAIT_S, CLOSE_S = 300, 30
@@ -52,7 +51,7 @@ class Case:
         is_same = self.pattern == "same"
         return ROWS_SHARED if is_same else ROWS_EACH * self.num_processes
 
-    def block(self, index: int) -> Block:
+    def block(self, index: int) -> tuple[int, int]:
         """Return the rows that a process wants of each step."""
         if self.pattern == "same":
             return 0, ROWS_SHARED
@@ -83,7 +82,7 @@ class Meeting:
     def __init__(self, num_processes: int, max_steps: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.barrier = context.Barrier(num_processes + 1, timeout=WAIT_S)
-        self.addresses, self.results = context.SimpleQueue(), context.SimpleQueue()
+        self.results = context.SimpleQueue()
         self.end_step = context.Value("q", max_steps, lock=False)
 
 
@@ -102,18 +101,25 @@ class Steps:
 
     @functools.cached_property
     def _read(self) -> Read:
-        return by_process(self.case, self.index, open_dataset(self.case.config, seed=0))
+        return reading(self.case, self.index, open_dataset(self.case.config, seed=0))
 
 
-def by_process(case: Case, index: int, dataset: Dataset) -> Read:
-    """Read in the process."""
+def reading(case: Case, index: int, dataset: Dataset) -> Read:
+    """Read from the mapped file."""
     rows = slice(*case.block(index))
     return lambda step: dataset.train.rows(step, case.batch_size, rows)
 
 
 @contextlib.contextmanager
-def by_grain(case: Case, index: int) -> Iterator[Read]:
-    """Read in a worker of Grain, which is `NUM_SLOTS` steps ahead."""
+def by_process(case: Case, index: int, dataset: Dataset) -> Iterator[Read]:
+    """Read in the process."""
+    yield reading(case, index, dataset)
+
+
+@contextlib.contextmanager
+def by_grain(case: Case, index: int, dataset: Dataset) -> Iterator[Read]:
+    """Read in a worker of Grain, which is `NUM_AHEAD` steps ahead."""
+    del dataset  # the worker opens it
     import grain
     from absl import flags
 
@@ -123,41 +129,24 @@ def by_grain(case: Case, index: int) -> Iterator[Read]:
     reading = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     steps = grain.MapDataset.source(source).to_iter_dataset(reading)
     worker = grain.multiprocessing.MultiprocessingOptions(
-        num_workers=1, per_worker_buffer_size=NUM_SLOTS
+        num_workers=1, per_worker_buffer_size=NUM_AHEAD
     )
     rows: Any = iter(steps.mp_prefetch(worker))
     yield lambda step: next(rows)
     rows.close()
 
 
-@contextlib.contextmanager
-def by_reader(case: Case, index: int, meeting: Meeting) -> Iterator[Read]:
-    """Copy from the ring of the host's reader, which the first process starts."""
-    block, num_others = case.block(index), case.num_processes - 1
-    if index == 0:
-        with host_socket.listen() as listener:
-            for _ in range(num_others):
-                meeting.addresses.put(host_socket.address(listener))
-            guests = host_socket.accept(listener, num_others)
-        rows = lead([block], plan_reading(case.config, case.batch_size), guests)
-    else:
-        rows = follow([block], meeting.addresses.get())
-    yield lambda step: rows.read(step, [block])[block]
-    rows.close()
+WAYS: dict[str, Callable[[Case, int, Dataset], contextlib.AbstractContextManager]] = {
+    "mjax": by_process,
+    "Grain": by_grain,
+}
 
 
 def consume(case: Case, index: int, meeting: Meeting) -> None:
     """Be one of the processes: read, and drop what was read."""
     try:
         dataset = open_dataset(case.config, seed=0)  # as each training process does
-        ways = {
-            "per-process": lambda: contextlib.nullcontext(
-                by_process(case, index, dataset)
-            ),
-            "reader": lambda: by_reader(case, index, meeting),
-            "Grain": lambda: by_grain(case, index),
-        }
-        with ways[case.way]() as read:
+        with WAYS[case.way](case, index, dataset) as read:
             checksum, step = crc(read(0), 0), 1
             first_s = time.monotonic()
             meeting.barrier.wait()  # all have a row
@@ -169,8 +158,8 @@ def consume(case: Case, index: int, meeting: Meeting) -> None:
                 checksum = crc(rows, checksum) if step < NUM_CHECKED else checksum
                 step += 1
                 if time.monotonic() > until_s:
-                    # Where a reader is shared the others are no further ahead.
-                    end = min(step + NUM_SLOTS, meeting.end_step.value)
+                    # The others may be a little further on.
+                    end = min(step + NUM_AHEAD, meeting.end_step.value)
                     meeting.end_step.value, until_s = max(end, NUM_CHECKED), math.inf
             end_s = time.monotonic()
             meeting.barrier.wait()  # all are done
@@ -241,6 +230,14 @@ def measure(case: Case, tokens: Path, num_samples: int) -> Found:
         fetched_mb=fetched / 1e6,
         checksums=checksums,
     )
+
+
+def forget(path: Path) -> None:
+    """Drop a file from the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
 
 
 def family(pids: Sequence[int]) -> list[int]:

@@ -1,13 +1,12 @@
-"""Compare three ways to give rows to the training processes of one host.
+"""Compare two ways to give rows to the training processes of one host.
 
     python -m scripts.loader_ways
 
-`reader`: one reader process for all (`mjax.data.host_reader`). `per-process`: each
-process reads its own rows from the mapped token file (`mjax.data.stream`). `Grain`:
-each has a worker process of Grain, which reads the same rows for it. Runs each way with
-1, 2, 4 and 8 processes that read as fast as they can, and checks that all ways deliver
-equal rows. Writes docs/benchmarks/loader_ways.md; with --only, runs one part and writes
-no page.
+`mjax`: each process reads its own rows from the mapped token file
+(`mjax.data.stream`). `Grain`: each has a worker process of Grain, which reads the same
+rows for it. Runs each way with 1, 2, 4 and 8 processes that read as fast as they can,
+and checks that both deliver equal rows. Writes docs/benchmarks/loader_ways.md; with
+--only, runs one part and writes no page.
 """
 
 import argparse
@@ -24,21 +23,19 @@ from pathlib import Path
 from mjax.data.cache_files import BLOCK_BYTES
 from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
-from scripts.evidence import REPOSITORY, Table, write_page
-from scripts.loader_alone import NUM_SLOTS
+from scripts.evidence import Table, write_page
 from scripts.loader_case import (
+    NUM_AHEAD,
     NUM_CHECKED,
     ROWS_EACH,
     ROWS_SHARED,
     SEQ_LEN,
+    WAYS,
     Case,
     Found,
     measure,
 )
 
-CLOSE = 1.1
-"""A smaller ratio of two figures counts as equal: each case runs once."""
-READER = ("host_reader", "host_rows", "host_socket", "ring", "reader_keeper")
 PATTERNS = {
     "disjoint": f"Data parallelism: each process wants {ROWS_EACH} rows of its own.",
     "same": f"Tensor parallelism: every process wants the same {ROWS_SHARED} rows.",
@@ -50,34 +47,13 @@ MEASURES = {
     "start_s": ("first row, s", "{:.2f}"),
     "fetched_mb": ("from storage, MB", "{:.1f}"),
 }
-WAYS, CACHES, NUM_PROCESSES = (
-    ("reader", "per-process", "Grain"),
-    ("warm", "cold"),
-    (1, 2, 4, 8),
-)
+CACHES, NUM_PROCESSES = ("warm", "cold"), (1, 2, 4, 8)
 Key = tuple[str, str, int]
 """State of the page cache, pattern and number of processes."""
 
 
-def verdict(found: dict[str, Found], name: str) -> tuple[str, str]:
-    """Return who is best at a measure, and a cell with the factor.
-
-    The factor lies between the reader and the best of the others.
-    """
-    # What is read beside the rows is no difference.
-    least = 1.0 if name == "fetched_mb" else 0.0
-    figures = {way: max(getattr(one, name), least) for way, one in found.items()}
-    sign = 1 if name == "tokens_per_s" else -1
-    reader = figures.pop("reader")
-    best = max(figures, key=lambda way: sign * figures[way])
-    ratio = (reader / figures[best]) ** sign
-    factor = max(ratio, 1 / ratio)
-    winner = "equal" if factor < CLOSE else "reader" if ratio > 1 else best
-    return winner, winner if winner == "equal" else f"{winner} {factor:.2f}x"
-
-
 def run_all(caches: Sequence[str], seconds: float) -> dict[Key, dict[str, Found]]:
-    """Run every case; stop if two ways deliver different rows."""
+    """Run every case; stop if the ways deliver different rows."""
     everything: dict[Key, dict[str, Found]] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = DataConfig(seq_len=SEQ_LEN, cache_dir=folder)
@@ -88,59 +64,18 @@ def run_all(caches: Sequence[str], seconds: float) -> dict[Key, dict[str, Found]
             for way in WAYS:
                 case = Case(way, *key, seconds, config)
                 found[way] = measure(case, tokens, num_samples)
-                print(" | ".join([*map(str, key), *cells(way, found[way])]), flush=True)
+            print(" | ".join(figures(key, found)), flush=True)
             assert len({one.checksums for one in found.values()}) == 1, (key, found)
     return everything
 
 
-def cells(way: str, found: Found) -> list[str]:
-    """Return a way and its figures."""
-    figures = (text.format(getattr(found, x)) for x, (_, text) in MEASURES.items())
-    return [way, *figures]
-
-
-def figures_table(everything: dict[Key, dict[str, Found]], cache: str) -> Table:
-    """Show all figures with the files in the page cache, or not."""
-    texts = {
-        "warm": "The token file is in the page cache.",
-        "cold": (
-            "The token file is dropped from the page cache before the processes start; "
-            "a case ends after one epoch at the latest. Every process that reads "
-            f"compares each block of {BLOCK_BYTES // 1024} KiB with its checksum when "
-            "it first reads there, warm or cold."
-        ),
-    }
-    return Table(
-        title=f"Files {cache}",
-        text=f"{texts[cache]} {' '.join(PATTERNS.values())}",
-        header=("rows", "processes", "way", *(title for title, _ in MEASURES.values())),
-        rows=[
-            [pattern, str(num_processes), *cells(way, one)]
-            for (of, pattern, num_processes), found in everything.items()
-            for way, one in found.items()
-            if of == cache
-        ],
+def figures(key: Key, found: dict[str, Found]) -> list[str]:
+    """Return a row of the page: in each cell the figure of every way."""
+    cells = (
+        " / ".join(text.format(getattr(found[way], name)) for way in WAYS)
+        for name, (_, text) in MEASURES.items()
     )
-
-
-def verdict_table(everything: dict[Key, dict[str, Found]], text: str) -> Table:
-    """Show which way is best at what."""
-    verdicts = {
-        key: [verdict(found, name) for name in MEASURES]
-        for key, found in everything.items()
-    }
-    rows = [[*map(str, key), *(c for _, c in v)] for key, v in verdicts.items()]
-    for winner in (*WAYS, "equal"):
-        wins = [
-            sum(w == winner for w, _ in v) for v in zip(*verdicts.values(), strict=True)
-        ]
-        rows.append(["all", "", winner, *(f"{n} of {len(verdicts)}" for n in wins)])
-    return Table(
-        title="Which way is best",
-        text=text,
-        header=("files", "rows", "processes", *(t for t, _ in MEASURES.values())),
-        rows=rows,
-    )
+    return [*map(str, key), *cells]
 
 
 def choosing_share() -> float:
@@ -169,36 +104,35 @@ def main() -> int:
     everything = run_all([args.only] if args.only else CACHES, args.seconds)
     print(f"{time.monotonic() - started_s:.0f} s", flush=True)
     if args.only:
-        for row in verdict_table(everything, "").rows:
-            print(" | ".join(row))
         return 0
-    modules = [REPOSITORY / "mjax" / "data" / f"{name}.py" for name in READER]
-    num_lines = sum(len(path.read_text().splitlines()) for path in modules)
     text = (
         f"Load average before the start: {load:.1f}; above 2, other jobs shared the "
         f"two cores, and all times are too long. `stdlib` as bytes, rows of {SEQ_LEN} "
-        f"tokens. Each case runs once, for {args.seconds:g} s after the first row; the "
-        "processes drop what they have read. `reader`: one reader for the host, "
-        f"{num_lines} lines in {len(READER)} modules. `per-process`: every process "
-        "reads from the mapped file, which needs no further code. `Grain`: "
-        f"{version('grain')}, one worker for every process, {NUM_SLOTS} steps ahead as "
-        "the reader is; an element is what a process wants of a step. The rows of the "
-        f"first {NUM_CHECKED} steps are equal in all ways. A cell names the best way "
-        "and the factor between the reader and the best of the other two; below "
-        f"{CLOSE:g} they count as equal, and so does less than 1 MB from storage. "
-        "Tokens are those delivered to all processes, until the last has as many steps "
-        "as the first had when its time was up. CPU time, proportional "
-        "set size (with the parts of the token file that are mapped) and bytes from "
-        "storage are sums over the processes, the reader and the workers. The first "
+        f"tokens. {' '.join(PATTERNS.values())} Each case runs once, for "
+        f"{args.seconds:g} s after the first row; the processes drop what they have "
+        f"read. A cell has mjax' figure, then that of Grain {version('grain')} with "
+        f"one worker for every process, {NUM_AHEAD} steps ahead; an element is what a "
+        f"process wants of a step. The rows of the first {NUM_CHECKED} steps are "
+        "equal. `cold`: the token file is dropped from the page cache before the "
+        "processes start, and a case ends after one epoch at the latest. Every process "
+        f"compares each block of {BLOCK_BYTES // 1024} KiB with its checksum when it "
+        "first reads there. Tokens are those delivered to all processes, until the "
+        "last has as many steps as the first had when its time was up. CPU time, "
+        "proportional set size (with the parts of the token file that are mapped) and "
+        "bytes from storage are sums over the processes and the workers. The first "
         "row is that of the last process, measured from the start of the first "
         "process; every process imports JAX and opens the dataset before it, as in "
         "training. `Stream.ids`, which chooses the samples, takes "
         f"{choosing_share():.0%} of the CPU time of reading {ROWS_EACH} rows."
     )
-    tables = [figures_table(everything, cache) for cache in CACHES]
-    tables.insert(0, verdict_table(everything, text))
-    command, title = "python -m scripts.loader_ways", "One reader per host, or none"
-    print(write_page("loader_ways", title, command, tables))
+    table = Table(
+        title="1 to 8 processes",
+        text=text,
+        header=("files", "rows", "processes", *(x for x, _ in MEASURES.values())),
+        rows=[figures(key, found) for key, found in everything.items()],
+    )
+    command = "python -m scripts.loader_ways"
+    print(write_page("loader_ways", "Every process for itself", command, [table]))
     return 0
 
 

@@ -1,8 +1,8 @@
 """Samples in, batches out: global arrays, placed on the devices ahead of the step.
 
 A batch is a dict of int32 arrays [B, T]: tokens, targets, segments, positions. Every
-process has only the rows that its own devices hold. Alone on its host it reads them in
-a thread; several processes of a host share one reader, see `host_rows`.
+process reads only the rows that its own devices hold, in a thread, from token files
+mapped into memory: the processes of a host share one copy of them, the page cache.
 """
 
 import collections
@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Int32
 
 from mjax.data.dataset import Dataset
-from mjax.data.host_reader import FIELDS, Block, Reading
-from mjax.data.host_rows import HostRows, open_rows
 from mjax.data.samples import NO_TARGET, Samples
 from mjax.data.stream import Stream
-from mjax.processes.hosts import this_host
+
+FIELDS = ("tokens", "targets", "segments", "positions")
+"""The arrays of a batch."""
 
 Batch = dict[str, jax.Array]
 """Int32 [B, T] each: one array a name of `FIELDS`."""
@@ -32,10 +32,8 @@ class Loader:
     """The training batches of steps start_step, start_step + 1, and so on.
 
     One background thread reads, packs and copies to the devices, `prefetch` batches
-    ahead. Where several processes share the host, it copies what their reader has read
-    and packed, `prefetch` batches further ahead. The batch of a step does not depend on
-    start_step. An exception in the thread, or in the reader, is raised by `next`. Close
-    the loader, or use it in a with statement.
+    ahead. The batch of a step does not depend on start_step. An exception in the thread
+    is raised by `next`. Close the loader, or use it in a with statement.
     """
 
     def __init__(
@@ -46,9 +44,8 @@ class Loader:
         batch_size: int,
         start_step: int = 0,
         prefetch: int = 2,
-        reopen: Callable[[], Stream] | None = None,
     ) -> None:
-        """Start reading; every process of the run does so.
+        """Start reading.
 
         Args:
           stream: training samples.
@@ -56,10 +53,8 @@ class Loader:
           batch_size: B, over all devices.
           start_step: the first step to read.
           prefetch: batches prepared ahead; each takes 16 B T bytes.
-          reopen: opens the same stream in another process (see `host_reader`), to which
-            it is pickled; None if no two processes of the run share a host.
         Raises:
-          ValueError: prefetch is less than 1, or reopen is missing.
+          ValueError: prefetch is less than 1.
         """
         if prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, got {prefetch}")
@@ -68,22 +63,6 @@ class Loader:
         self._stream, self._sharding = stream, sharding
         self._shape = (batch_size, stream.seq_len)
         self._next_step = start_step
-        self._shared: HostRows | None = None
-        if len(this_host().processes) > 1:
-            if reopen is None:
-                raise ValueError(
-                    f"processes {this_host().processes} of the run share this host and "
-                    "its reader; give reopen, with which it opens the stream"
-                )
-            reading = Reading(
-                reopen=reopen,
-                batch_size=batch_size,
-                seq_len=stream.seq_len,
-                start_step=start_step,
-                num_slots=prefetch,
-            )
-            self._blocks = _local_blocks(self._shape, sharding)
-            self._shared = open_rows(self._blocks, reading)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mjax-loader")
         self._ahead: collections.deque[Future[Batch]] = collections.deque()
         for _ in range(prefetch):
@@ -112,26 +91,15 @@ class Loader:
 
     def close(self) -> None:
         """Stop the thread; waits for the batch that is being read, drops the rest."""
-        if self._shared is not None:
-            self._shared.stop()
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._ahead.clear()
-        if self._shared is not None:
-            self._shared.close()
 
     def _submit(self) -> None:
         self._ahead.append(self._thread.submit(self._read, self._next_step))
         self._next_step += 1
 
     def _read(self, step: int) -> Batch:
-        if self._shared is None:
-            read_rows = functools.partial(self._stream.rows, step, self._shape[0])
-        else:
-            copied = self._shared.read(step, self._blocks)
-
-            def read_rows(rows: slice) -> Rows:
-                return copied[rows.start, rows.stop]
-
+        read_rows = functools.partial(self._stream.rows, step, self._shape[0])
         return _place(read_rows, self._shape, self._sharding)
 
 
@@ -178,14 +146,6 @@ def _read_padded(samples: Samples, start: int, stop: int) -> Rows:
     rows = samples.rows(np.concatenate([indices, padding]))
     rows["targets"][len(indices) :] = NO_TARGET
     return rows
-
-
-def _local_blocks(
-    shape: tuple[int, int], sharding: jax.sharding.NamedSharding
-) -> list[Block]:
-    """Return the rows that the devices of this process hold, as `_place` asks them."""
-    indices = sharding.addressable_devices_indices_map(shape).values()
-    return sorted({index[0].indices(shape[0])[:2] for index in indices if index})
 
 
 def _place(

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mjax.data import loader as loader_module
 from mjax.data.dataset import Dataset
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.data.stream import Stream
-from mjax.processes.hosts import Host
 
 BATCH = 8
 
@@ -109,15 +107,6 @@ def test_closing_stops_the_thread(dataset):
     assert set(threading.enumerate()) == before
     with pytest.raises(RuntimeError, match="closed"):
         next(loader)
-
-
-def test_processes_that_share_a_host_need_a_way_to_open_the_stream_again(
-    dataset, monkeypatch
-):
-    two = Host(name="here", processes=(0, 1), process=0)
-    monkeypatch.setattr(loader_module, "this_host", lambda: two)
-    with pytest.raises(ValueError, match=r"processes \(0, 1\) .* give reopen"):
-        Loader(dataset.train, sharding(1, 1), batch_size=BATCH)
 
 
 def test_batches_are_read_ahead_of_their_step(dataset):
