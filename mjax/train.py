@@ -31,6 +31,7 @@ from mjax.ckpt.recovery import LostError
 from mjax.config.command_line import Command, given, parse, shared_facts
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, from_json, to_json
+from mjax.data.cache_files import DamagedFileError
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.build import build_mesh, describe, devices_per_host
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
@@ -108,8 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _refused(error)
     agreement.together(lambda: None)  # from here on all stop together
-    with ending.StopRequest() as stop:
-        return train(run, start, stop, started_s=started_s)
+    try:
+        with ending.StopRequest() as stop:
+            return train(run, start, stop, started_s=started_s)
+    except DamagedFileError as error:
+        return _refused(error)
 
 
 def train(run: Run, start: Start, stop: ending.StopRequest, *, started_s: float) -> int:

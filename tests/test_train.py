@@ -296,6 +296,23 @@ def test_data_are_shown_only_if_they_are_those_that_the_run_has_read(tmp_path, c
     assert "the data are not those of the checkpoint" in capsys.readouterr().err
 
 
+def test_damaged_tokens_end_the_run_with_one_message(tmp_path, capsys):
+    text, cache = tmp_path / "a.txt", tmp_path / "cache"
+    text.write_text("the quick brown fox\n" * 2000)
+    words = flags(tmp_path / "run", "--data.path", str(text), "--steps", "2")
+    words += ["--data.cache-dir", str(cache), "--ckpt.every", "2", "--eval.every", "2"]
+    assert train.main([*words, "--dry-run"]) == 0
+    (tokens,) = cache.glob("*/train.tokens")
+    content = bytearray(tokens.read_bytes())
+    content[100] ^= 4
+    tokens.write_bytes(content)
+    assert train.main(words) == 1
+    error = capsys.readouterr().err
+    assert "error: " in error
+    assert "train.tokens is damaged: bytes 0 to" in error
+    assert "Traceback" not in error
+
+
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
     finished, tmp_path, capsys
 ):

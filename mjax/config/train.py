@@ -66,6 +66,11 @@ class TrainConfig:
             if getattr(self, name) == "":
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} is empty; name a folder, or leave it out")
+        if "://" in (self.work_dir or ""):
+            raise ValueError(
+                f"--work-dir must be a folder of a file system, got the URL "
+                f"{self.work_dir}; only --ckpt.dir may be one"
+            )
         if self.steps < 1:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
         if not 0 <= self.seed < 2**32:

@@ -37,6 +37,8 @@ class Show:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
     def __post_init__(self) -> None:
+        if self.step < 0:
+            raise ValueError(f"--step must be at least 0, got {self.step}")
         if self.batch_size < 1:
             raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
 

@@ -196,6 +196,7 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
         ("--simulate-devices 0", ["--simulate-devices", "got 0"]),
         ("--peak-tflops 0", ["--peak-tflops must be positive and finite, got 0"]),
         ("--work-dir=", ["--work-dir is empty"]),
+        ("--work-dir gs://b/run", ["must be a folder", "got the URL gs://b/run"]),
         ("--data.seq-len 0", ["error: --data.seq-len must be at least 1, got 0"]),
         ("--peak-tflops nan", ["--peak-tflops must be positive and finite, got nan"]),
         ("--mesh.tp -1", ["got dp and tp", "--mesh.dp 1"]),

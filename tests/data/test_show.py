@@ -123,7 +123,7 @@ def test_info_describes_the_corpus(corpus, tmp_path, capsys):
         (["info", "--data.tokenizer", "byts"], "did you mean 'bytes'"),
         (
             ["show", "--step", "-1", "--data.path", "synthetic"],
-            "step must be at least 0, got -1",
+            "--step must be at least 0, got -1",
         ),
     ],
 )
