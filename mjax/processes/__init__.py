@@ -1,1 +1,1 @@
-"""The processes of a run: start, hosts, key-value store, agreement."""
+"""The processes of a run: start, key-value store, agreement."""
