@@ -39,10 +39,10 @@ _LAST_ATTEMPTS = 8  # over about two minutes
 
 
 class Answer(enum.Enum):
-    """What became of the wish to save."""
+    """The answer to a request to save."""
 
     ACCEPTED = "accepted"
-    """The state is copied; it is written in the background."""
+    """`save` may be called now."""
     BUSY = "busy"
     """The save before is still being written; ask again at the next step."""
     HOPELESS = "hopeless"

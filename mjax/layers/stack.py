@@ -1,4 +1,8 @@
-"""Apply layers: one compiled pattern of kinds, scanned, with remat."""
+"""The repeating pattern of layers, with remat, and a scan over it.
+
+The scan here serves the stages of a pipeline; `mjax.step.prefetch` has its own, which
+gathers the weights of one layer ahead.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -17,7 +17,8 @@ accumulates, which sends nothing at levels 0 to 2 and stays inside dp_shard at l
 the last one ends with `scatter` and `reduce_over`: what crosses dp_replicate does so
 once a step.
 
-`mjax.step.prefetch` says when, layer by layer.
+`mjax.step.prefetch` says when, layer by layer, `mjax.step.plain` for embedding and
+head, `mjax.pipeline.pieces` for the stages of a pipeline.
 
 Source: Rajbhandari et al. 2020, arXiv:1910.02054. Level 1 there scatters too; here it
 is the all-reduce, so that levels 1 and 2 differ in what a device receives.

@@ -1,4 +1,4 @@
-"""The transformer: configuration, parameters, forward pass, counts.
+"""The transformer: its parameters, its start, its layers and its loss.
 
 `Transformer` is a Flax NNX module that only defines: it is split once into a graph
 definition and a tree of parameters, and merged again inside the step. Its methods run

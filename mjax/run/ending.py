@@ -166,8 +166,8 @@ class StopRequest:
     def reached(self) -> bool:
         """Say whether the run stops here, at a safe point; once true, always true.
 
-        Safe points are after each step and each batch of an evaluation, and before each
-        token of the sample. Every process asks at the same ones, in the same order.
+        Safe points are after each step, before each batch of an evaluation, and before
+        each token of the sample. All processes ask at the same ones, in the same order.
         """
         if not self._is_reached:
             self._num_safe_points += 1

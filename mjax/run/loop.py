@@ -138,8 +138,8 @@ class Loop:
 
         Args:
           start_step: optimizer steps that the state has seen.
-          stop: asked after each step, and between the batches of an evaluation; a stop
-            saves first.
+          stop: asked after each step, and before each batch of an evaluation; a stop
+            saves first, if a step was taken.
         """
         step, exit_code = start_step, self._begin(start_step, stop)
         self._finished_s = time.perf_counter()

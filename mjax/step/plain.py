@@ -1,7 +1,8 @@
 """Loss, gradients and logits of a batch, with all layers on every device.
 
 Enters and leaves: as in `mjax.step.forward`, per device. Parameters are gathered as the
-ZeRO level says, every microbatch adds to the gradients, and these are reduced once.
+ZeRO level says, and every microbatch adds to the gradients. These are reduced once a
+step, but for level 3, which reduces them within dp_shard in every microbatch.
 `mjax.step.prefetch` runs the layers.
 """
 
