@@ -31,7 +31,7 @@ from mjax.ckpt.store import Store
 from scripts.evidence import REPOSITORY, Table, commit, read_metrics, write_page
 from scripts.faults.checkpoint_damage import flip
 
-DONE, PREEMPTED, GAVE_UP = 0, 42, 93
+FAILED, PREEMPTED, GAVE_UP = 1, 42, 93
 RUN = (
     *("--recipe", "debug", "--simulate-devices", "2", "--model.layers", "2"),
     *("--model.window", "16", "--log.every", "50", "--eval.every", "100000"),
@@ -373,7 +373,8 @@ def full_work_dir(folder: Path, store: Path) -> Result:
         problems = []
         if run.store.steps()[-1:] != [steps]:
             problems.append(f"the last step, {steps}, was not saved")
-        return watch.result("work dir full to the end", code, DONE, problems=problems)
+        # Its rows could not be written: a run that owes something has failed.
+        return watch.result("work dir full to the end", code, FAILED, problems=problems)
 
 
 def never_again(folder: Path, store: Path) -> Result:
@@ -425,10 +426,10 @@ def tables(results: list[Result], at: str) -> list[Table]:
     for one in results:
         during = one.during
         count, pace, longest = str(len(during)), "unknown", "unknown"
-        if len(during) > 1 and one.code != DONE:
+        if len(during) > 1 and one.code != FAILED:
             pace = f"{1e3 * statistics.median(during):.0f} ms"
             longest = f"{1e3 * max(during):.0f} ms"
-        if one.code == DONE:  # whose rows could not be written
+        if one.code == FAILED:  # whose rows could not be written
             count = f"{one.saved[-1] - one.at_begin[-1]}, by the steps saved"
         wrong = [*one.damaged, *one.unfinished, *one.problems]
         rows.append(
