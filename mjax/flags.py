@@ -71,6 +71,19 @@ def read(
         raise ValueError(str(refused)) from refused.__cause__
 
 
+def given(argv: Sequence[str], flag: str) -> str | None:
+    """Return the last value that a flag is given, before the real parsing.
+
+    None: it is absent; "" if nothing follows it.
+    """
+    found = None
+    for word, following in itertools.pairwise([*argv, ""]):
+        written, has_value, value = word.partition("=")
+        if written.replace("_", "-") == flag:
+            found = value if has_value else following
+    return found
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word most like this one."""
     return difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)[0]

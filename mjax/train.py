@@ -9,9 +9,11 @@ Read `main`, then `prepare.prepare`, then `train`: one run from flags to summary
 """
 
 if __name__ == "__main__":
+    from mjax.processes.progress import show_stacks_on_signal
     from mjax.run import ending
 
     ending.watch()  # before the imports that take long
+    show_stacks_on_signal()
 
 import dataclasses
 import functools
@@ -27,18 +29,20 @@ from typing import Any
 import jax
 
 import mjax
+from mjax import flags
 from mjax.ckpt.recovery import LostError
-from mjax.config.command_line import Command, given, parse, shared_facts
+from mjax.config.command_line import Command, parse, shared_facts
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.build import build_mesh, describe, devices_per_host
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
-from mjax.processes import distributed
+from mjax.processes import distributed, progress
 from mjax.processes.agreement import Agreement
 from mjax.processes.comparison import check_same, code_facts
 from mjax.processes.config import DistributedConfig
+from mjax.processes.progress import Phase
 from mjax.recipes import RECIPES
 from mjax.run import ending, loop, metrics, report, work_dir
 from mjax.run.ending import is_ours
@@ -73,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the flags; None takes those of the process.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    marks = progress.from_environment()
+    marks.mark(Phase.INIT)
     try:
         found = _found_config(argv)
     except ValueError as error:
@@ -96,14 +102,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ending.DONE
         report.say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
+        marks.mark(Phase.BUILD)
         run = prepare(config, command, devices, mesh, agreement, argv)
         report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except Exception as error:
         return _refused(error)
+    marks.mark(Phase.COMPILE)
     run = dataclasses.replace(run, program=_compile(run))
     if command.dry_run:
         return ending.DONE
     started_s = time.perf_counter()
+    marks.mark(Phase.RESTORE)
     try:
         start = _first_state(run)
     except Exception as error:
@@ -111,18 +120,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     agreement.together(lambda: None)  # from here on all stop together
     try:
         with ending.StopRequest() as stop:
-            return train(run, start, stop, started_s=started_s)
+            return train(run, start, stop, marks, started_s=started_s)
     except DamagedFileError as error:
         return _refused(error)
 
 
-def train(run: Run, start: Start, stop: ending.StopRequest, *, started_s: float) -> int:
+def train(
+    run: Run,
+    start: Start,
+    stop: ending.StopRequest,
+    marks: progress.Writer,
+    *,
+    started_s: float,
+) -> int:
     """Take the steps that are left, then write what the run has come to.
 
     Args:
       run: with the compiled program.
       start: what to begin with.
       stop: asked at every safe point.
+      marks: says where this process is.
       started_s: by `time.perf_counter`, when the time of the run began.
     Returns:
       the exit code.
@@ -139,8 +156,9 @@ def train(run: Run, start: Start, stop: ending.StopRequest, *, started_s: float)
     )
     exit_code = ending.FAILED
     try:
-        exit_code = _take_steps(run, start, stop, recorder)
+        exit_code = _take_steps(run, start, stop, recorder, marks)
     finally:
+        marks.mark(Phase.EXIT)
         if is_rank_0:
             exit_code = report.write_summary(
                 run.work_dir,
@@ -156,7 +174,11 @@ def train(run: Run, start: Start, stop: ending.StopRequest, *, started_s: float)
 
 
 def _take_steps(
-    run: Run, start: Start, stop: ending.StopRequest, recorder: metrics.Recorder
+    run: Run,
+    start: Start,
+    stop: ending.StopRequest,
+    recorder: metrics.Recorder,
+    marks: progress.Writer,
 ) -> int:
     """Run the loop, let the model continue a text, return how the run would end."""
     config = run.config
@@ -168,9 +190,10 @@ def _take_steps(
         start_step=start.step,
     )
     with loader:
-        steps = _make_loop(run, start, loader, recorder)
+        steps = _make_loop(run, start, loader, recorder, marks)
         outcome = steps.run(start.step, stop)
     exit_code = outcome.exit_code
+    marks.mark(Phase.SAMPLE)
     if exit_code == ending.DONE and not report.sample(
         run.program,
         outcome.state.params,
@@ -182,6 +205,7 @@ def _take_steps(
         is_stopped=stop.reached,
     ):
         exit_code = ending.PREEMPTED
+    marks.mark(Phase.SAVE)
     run.checkpoints.close()
     steps.report_saves()
     return exit_code
@@ -205,8 +229,8 @@ def _refused(error: Exception) -> int:
 
 def _found_config(argv: Sequence[str]) -> TrainConfig | None:
     """Return the config of the run that `--work-dir DIR` without a recipe resumes."""
-    path = given(argv, "--work-dir")
-    if not path or any(given(argv, f) is not None for f in _BEGINNINGS):
+    path = flags.given(argv, "--work-dir")
+    if not path or any(flags.given(argv, f) is not None for f in _BEGINNINGS):
         return None
     found = work_dir.read_config(Path(path))
     if found is None:
@@ -305,6 +329,7 @@ def _make_loop(
     start: Start,
     loader: Loader,
     recorder: metrics.Recorder,
+    marks: progress.Writer,
 ) -> loop.Loop:
     """Give the loop the parts that it works with."""
     config, dataset, program = run.config, run.dataset, run.program
@@ -334,6 +359,7 @@ def _make_loop(
         ),
         recorder=recorder,
         checkpoints=run.checkpoints,
+        marks=marks,
         make_row=functools.partial(
             metrics.make_row,
             bytes_per_token=dataset.bytes_per_token,

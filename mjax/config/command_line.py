@@ -1,7 +1,6 @@
 """From the command line to a config: a recipe, and flags over it."""
 
 import dataclasses
-import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +93,7 @@ def parse_with[Own](
       own: dataclass of these flags, with their defaults.
       argv: as for `parse`; so are the rest.
     """
-    name = given(argv, "--recipe") or Command.recipe
+    name = flags.given(argv, "--recipe") or Command.recipe
     if name not in recipes:
         nearest = flags.nearest(name, recipes)
         names = ", ".join(recipes)
@@ -126,19 +125,6 @@ def parse_with[Own](
     except ValueError as error:
         _refuse(prog, str(error))
     return line.config, line.command, line.own
-
-
-def given(argv: Sequence[str], flag: str) -> str | None:
-    """Return the last value that a flag is given, before the real parsing.
-
-    None: it is absent; "" if nothing follows it.
-    """
-    found = None
-    for word, following in itertools.pairwise([*argv, ""]):
-        written, has_value, value = word.partition("=")
-        if written.replace("_", "-") == flag:
-            found = value if has_value else following
-    return found
 
 
 def _refuse(prog: str, message: str) -> NoReturn:

@@ -8,6 +8,7 @@ the metrics of step n - 1. The loop knows no config, no files and no model.
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from jaxtyping import Int, PyTree
 
 from mjax.ckpt.manager import Answer, Checkpoints
 from mjax.ckpt.saving import Attempt
+from mjax.processes.progress import Phase, Writer
 from mjax.run.ending import DONE, FAILED, GAVE_UP, PREEMPTED, StopRequest
 from mjax.run.metrics import Recorder, Row, bits_per_byte
 
@@ -124,6 +126,8 @@ class Loop:
     """Skipped steps since the last accepted one, that the state has seen."""
     is_evaluated: bool = True
     """Whether the held-out loss of the state is known, if it is due."""
+    marks: Writer = dataclasses.field(default_factory=lambda: Writer(None))
+    """Says where this process is, for whoever watches it from outside."""
 
     def __post_init__(self) -> None:
         self._is_first = True
@@ -144,9 +148,11 @@ class Loop:
         step, exit_code = start_step, self._begin(start_step, stop)
         self._finished_s = time.perf_counter()
         while step < self.cadence.num_steps and exit_code == DONE:
+            self.marks.mark(Phase.STEP, step)
             batch = next(self.batches)
             self.state, metrics = self.program.train_step(self.state, batch)
             step += 1
+            self.marks.mark(Phase.STEP, step)
             self._finish()
             self._unfinished = (step, metrics, self.batches.data_wait_s)
             exit_code = self._after(step, stop)
@@ -161,7 +167,7 @@ class Loop:
         """
         is_last = step >= self.cadence.num_steps
         if not self.is_evaluated and self._evaluation_is_due(step):
-            evaluated = self.evaluate(self.state.params, stop.reached)
+            evaluated = self._evaluate(step, stop.reached)
             self._eval_loss = evaluated.get("eval_loss")
             self.recorder.amend(step, evaluated)
         if self._gives_up(step, is_last=is_last, keeps=True):
@@ -266,10 +272,20 @@ class Loop:
         )
         self._finished_s = now_s
         self.consecutive_skips = self.consecutive_skips + 1 if row["skipped"] else 0
-        evaluated = self.evaluate(self.state.params, is_stopped) if is_stopped else {}
+        evaluated = self._evaluate(step, is_stopped) if is_stopped else {}
         self._eval_loss = evaluated.get("eval_loss")
         self.recorder.record(row | evaluated | self._save_facts)
         self._save_facts = {}
+
+    def _evaluate(self, step: int, is_stopped: Callable[[], bool]) -> Row:
+        """Evaluate the state; each batch is a mark."""
+        batches = itertools.count()
+
+        def begins_batch() -> bool:
+            self.marks.mark(Phase.EVAL, step, next(batches))
+            return is_stopped()
+
+        return self.evaluate(self.state.params, begins_batch)
 
     def _restart_clock(self, has_paused: bool) -> None:
         """Keep evaluation and saving out of the time of the next step."""
@@ -288,6 +304,7 @@ class Loop:
 
     def _save(self, step: int, *, is_last: bool) -> None:
         """Start a save, its rows on the disk before it."""
+        self.marks.mark(Phase.SAVE, step)
         self.recorder.sync()
         with self._state_to_save() as make:
             copy = self.checkpoints.save(step, make, self._facts(step), is_last=is_last)
@@ -299,6 +316,7 @@ class Loop:
 
     def _copy(self, step: int) -> None:
         """Copy the state to the hosts, its rows on the disk before it."""
+        self.marks.mark(Phase.SAVE, step)
         self.recorder.sync()
         with self._state_to_save() as make:
             self.checkpoints.copy(step, make, self._facts(step))
@@ -326,6 +344,7 @@ class Loop:
         for attempt in self.checkpoints.attempts():
             self.recorder.say(_describe(attempt))
             if attempt.error is None:
+                self.marks.saved(attempt.step)
                 self._save_facts |= {
                     "ckpt_step": attempt.step,
                     "ckpt_write_s": attempt.write_s,
@@ -343,6 +362,7 @@ class Loop:
                 leaf.delete()
 
     def _wait_for_save(self, step: int) -> bool:
+        self.marks.mark(Phase.SAVE, step)
         is_saved = self.checkpoints.wait()
         self.report_saves()
         if not is_saved:

@@ -1,0 +1,201 @@
+"""The progress word: where a process of a run is, in a file that others can read.
+
+Enters: a path that whoever starts the process puts into `MJAX_PROGRESS_FILE`. Leaves:
+64 bytes mapped into memory: what the process does, its step, and when it said so last.
+Writing takes no lock and no system call. The reader needs nothing of Python in the
+process, so it also sees one that hangs with the interpreter lock held.
+
+A word is eight little-endian int64: magic, generation, phase, step, microstep,
+monotonic_ns, saved_step, sequence. The sequence is odd while the others change, and a
+reader takes a word only if it was even and the same before and after (a seqlock; x86
+and Arm as Python uses them order these stores, because each is a call of the
+interpreter).
+"""
+
+import dataclasses
+import enum
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+FILE_VARIABLE = "MJAX_PROGRESS_FILE"
+"""Environment variable: path of the file; absent: nobody reads, nothing is written."""
+GENERATION_VARIABLE = "MJAX_GENERATION"
+"""Environment variable: how often the run has been started before this time."""
+STACKS_VARIABLE = "MJAX_STACKS_FILE"
+"""Environment variable: where the process writes its stacks at STACKS_SIGNAL."""
+STACKS_SIGNAL = signal.SIGUSR1
+
+_MAGIC = 0x6D6A617870726F31  # "mjaxpro1"
+_FORMAT = struct.Struct("<8q")
+_GENERATION, _PHASE, _STEP, _MICROSTEP, _TIME, _SAVED, _SEQUENCE = range(1, 8)
+_TRIES = 100
+
+
+class Phase(enum.IntEnum):
+    """What a process of a run is doing."""
+
+    IMPORT = 0
+    INIT = 1
+    BUILD = 2
+    COMPILE = 3
+    RESTORE = 4
+    STEP = 5
+    EVAL = 6
+    SAVE = 7
+    SAMPLE = 8
+    EXIT = 9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Word:
+    """What a process last said of itself."""
+
+    generation: int
+    """How often the run had been started before."""
+    phase: Phase
+    step: int
+    """Optimizer steps that have been dispatched to the devices."""
+    microstep: int
+    """Marks within the step or the phase."""
+    monotonic_ns: int
+    """Of the clock of the host, when it was written."""
+    saved_step: int
+    """Newest step that is known to be saved in this generation; -1 for none."""
+    sequence: int
+    """Twice the number of words written before this one."""
+
+
+class Writer:
+    """Writes the word of this process. One thread at a time calls it."""
+
+    def __init__(self, path: Path | None, generation: int = 0) -> None:
+        """Make or take over the file.
+
+        Args:
+          path: 64 bytes, made if absent; None writes nothing.
+          generation: of the run.
+        Raises:
+          OSError: the file cannot be made or mapped.
+        """
+        self._map: mmap.mmap | None = None
+        self._sequence = 0
+        if path is None:
+            return
+        with path.open("a+b") as file:
+            file.truncate(_FORMAT.size)
+            self._map = mmap.mmap(file.fileno(), _FORMAT.size)
+        self._words = memoryview(self._map).cast("q")
+        self._words[_SEQUENCE] = 1
+        self._words[_GENERATION] = generation
+        self._words[_SAVED] = -1
+        self._sequence = 1
+        self._words[0] = _MAGIC
+        self.mark(Phase.IMPORT)
+
+    def mark(self, phase: Phase, step: int | None = None, microstep: int = 0) -> None:
+        """Say what begins now.
+
+        Args:
+          phase: what.
+          step: steps dispatched; None leaves what was said before.
+          microstep: a count within the phase.
+        """
+        if self._map is None:
+            return
+        words = self._begin()
+        words[_PHASE] = phase
+        if step is not None:
+            words[_STEP] = step
+        words[_MICROSTEP] = microstep
+        self._end()
+
+    def saved(self, step: int) -> None:
+        """Say that a step is in the store."""
+        if self._map is None:
+            return
+        self._begin()[_SAVED] = step
+        self._end()
+
+    def _begin(self) -> memoryview:
+        self._sequence |= 1
+        self._words[_SEQUENCE] = self._sequence
+        return self._words
+
+    def _end(self) -> None:
+        self._words[_TIME] = time.monotonic_ns()
+        self._sequence += 1
+        self._words[_SEQUENCE] = self._sequence
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:
+    """Return the writer that whoever started this process asks for.
+
+    Raises:
+      ValueError: the generation is no whole number.
+      OSError: the file cannot be made or mapped.
+    """
+    path = environment.get(FILE_VARIABLE)
+    generation = environment.get(GENERATION_VARIABLE, "0")
+    if not (generation.isascii() and generation.isdigit()):
+        raise ValueError(
+            f"{GENERATION_VARIABLE} must be a whole number, got {generation!r}"
+        )
+    return Writer(Path(path) if path else None, int(generation))
+
+
+def show_stacks_on_signal(environment: Mapping[str, str] = os.environ) -> None:
+    """Let STACKS_SIGNAL append the stacks of all threads to the file asked for.
+
+    The C library calls the handler, so a process that holds the interpreter lock for
+    ever answers too. Call it before what may hang.
+
+    Raises:
+      OSError: the file cannot be made.
+    """
+    path = environment.get(STACKS_VARIABLE)
+    if path:
+        file = open(path, "a")  # noqa: SIM115, it stays open until the process ends
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+
+
+def read(path: Path) -> Word | None:
+    """Return the word of a process.
+
+    Returns:
+      None if the process has not said anything yet, or if it was stopped while it
+      wrote: then what was read before still holds.
+    Raises:
+      ValueError: the file is no progress word.
+    """
+    for _ in range(_TRIES):
+        try:
+            before, after = path.read_bytes(), path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if not any(before):
+            return None
+        if len(before) != _FORMAT.size:
+            raise ValueError(f"{path} holds {len(before)} bytes, not {_FORMAT.size}")
+        magic, generation, phase, step, microstep, time_ns, saved, sequence = (
+            _FORMAT.unpack(before)
+        )
+        if sequence % 2 or before != after:
+            continue
+        if magic != _MAGIC:
+            raise ValueError(f"{path} is no progress word of this version of mjax")
+        return Word(
+            generation=generation,
+            phase=Phase(phase),
+            step=step,
+            microstep=microstep,
+            monotonic_ns=time_ns,
+            saved_step=saved,
+            sequence=sequence,
+        )
+    return None

@@ -1,0 +1,116 @@
+"""The progress word, as it is written and as others read it."""
+
+import faulthandler
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mjax.processes import progress
+from mjax.processes.progress import Phase, Writer, read
+
+
+def test_what_is_marked_is_read_with_its_time(tmp_path):
+    path = tmp_path / "word"
+    before_ns = time.monotonic_ns()
+    writer = Writer(path, generation=3)
+    first = read(path)
+    assert first is not None
+    assert (first.generation, first.phase, first.saved_step) == (3, Phase.IMPORT, -1)
+    writer.mark(Phase.STEP, 7)
+    writer.saved(5)
+    writer.mark(Phase.EVAL, microstep=2)
+    last = read(path)
+    assert last is not None
+    assert (last.phase, last.step, last.microstep) == (Phase.EVAL, 7, 2)
+    assert (last.saved_step, last.sequence) == (5, first.sequence + 6)
+    assert before_ns <= first.monotonic_ns <= last.monotonic_ns <= time.monotonic_ns()
+
+
+def test_a_file_that_nobody_has_written_says_nothing(tmp_path):
+    assert read(tmp_path / "absent") is None
+    (tmp_path / "new").write_bytes(b"")
+    assert read(tmp_path / "new") is None
+
+
+@pytest.mark.parametrize("content", [b"x" * 64, b"short"])
+def test_another_file_is_no_word(tmp_path, content):
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(ValueError, match=r"other (is no progress word|holds 5 bytes)"):
+        read(tmp_path / "other")
+
+
+def test_a_word_that_is_being_written_is_not_read(tmp_path):
+    path = tmp_path / "word"
+    Writer(path).mark(Phase.STEP, 7)
+    word = bytearray(path.read_bytes())
+    word[56:] = struct.pack("<q", 5)  # odd: in the middle
+    path.write_bytes(word)
+    assert read(path) is None
+
+
+def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = progress.from_environment({})
+    writer.mark(Phase.STEP, 1)
+    writer.saved(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_says_where_and_which_generation(tmp_path):
+    path = tmp_path / "word"
+    names = {progress.FILE_VARIABLE: str(path), progress.GENERATION_VARIABLE: "4"}
+    progress.from_environment(names)
+    word = read(path)
+    assert word is not None
+    assert word.generation == 4
+    with pytest.raises(ValueError, match="MJAX_GENERATION must be a whole number"):
+        progress.from_environment(names | {progress.GENERATION_VARIABLE: "-4"})
+
+
+HANGS = """
+import ctypes, os
+from mjax.processes import progress
+progress.show_stacks_on_signal()
+writer = progress.from_environment()
+writer.mark(progress.Phase.STEP, 9)
+def hold_the_lock():
+    ctypes.PyDLL(None).sleep(60)
+hold_the_lock()
+"""
+
+
+def test_a_process_that_holds_the_interpreter_lock_is_read_and_shows_its_stack(
+    tmp_path,
+):
+    word, stacks = tmp_path / "word", tmp_path / "stacks"
+    names = {progress.FILE_VARIABLE: str(word), progress.STACKS_VARIABLE: str(stacks)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS], env={**os.environ, **names}
+    )
+    try:
+        until_s = time.monotonic() + 30
+        found = None
+        while time.monotonic() < until_s and (found is None or found.step != 9):
+            time.sleep(0.01)
+            found = read(word)
+        assert found is not None
+        assert found.step == 9
+        time.sleep(0.1)
+        process.send_signal(progress.STACKS_SIGNAL)
+        while time.monotonic() < until_s and "hold_the_lock" not in stacks.read_text():
+            time.sleep(0.01)
+        assert "hold_the_lock" in stacks.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_stacks_are_not_registered_without_the_variable(monkeypatch):
+    monkeypatch.setattr(faulthandler, "register", pytest.fail)
+    progress.show_stacks_on_signal({})
+    assert signal.getsignal(progress.STACKS_SIGNAL) is signal.SIG_DFL
