@@ -115,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     marks.mark(Phase.RESTORE)
     try:
         start = _first_state(run)
+        if start.step:
+            marks.saved(start.step)
     except Exception as error:
         return _refused(error)
     agreement.together(lambda: None)  # from here on all stop together

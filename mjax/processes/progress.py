@@ -66,7 +66,7 @@ class Word:
     monotonic_ns: int
     """Of the clock of the host, when it was written."""
     saved_step: int
-    """Newest step that is known to be saved in this generation; -1 for none."""
+    """Newest step that this generation has restored or saved; -1 for none."""
     sequence: int
     """Twice the number of words written before this one."""
 
@@ -116,7 +116,7 @@ class Writer:
         self._end()
 
     def saved(self, step: int) -> None:
-        """Say that a step is in the store."""
+        """Say that a step is in the store: it was saved, or restored."""
         if self._map is None:
             return
         self._begin()[_SAVED] = step

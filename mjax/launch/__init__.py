@@ -1,0 +1,1 @@
+"""Runs that heal themselves: a driver, an agent on each host, and a policy."""

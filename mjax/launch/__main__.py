@@ -1,0 +1,245 @@
+"""Launch a run that heals itself: `python -m mjax.launch --hosts 2 -- <train's flags>`.
+
+Without a command everything runs on this machine, with simulated hosts. `driver` and
+`agent` are started by hand, by Slurm or by Kubernetes. `status`, `evict`, `stop` and
+`journal` speak of a run that is under way. See docs/resilience.md.
+"""
+
+import asyncio
+import dataclasses
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mjax import flags
+from mjax.launch import client, local
+from mjax.launch.agent import Agent
+from mjax.launch.config import RunConfig
+from mjax.launch.driver import Driver
+from mjax.launch.journal import read_events
+
+_PROG = "python -m mjax.launch"
+_OWN_FLAGS = (
+    "--distributed.coordinator",
+    "--distributed.num-processes",
+    "--distributed.process-id",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DriverFlags(RunConfig):
+    """Drive a run whose agents are started elsewhere."""
+
+    bind: str = "0.0.0.0:0"
+    """Address and port to listen on."""
+    token_file: Path
+    """File of mode 0600 with a long random word, the same on all hosts."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgentFlags:
+    """Run the ranks of this host, as a driver says."""
+
+    driver: str
+    """host:port of the driver."""
+    token_file: Path
+    """File of mode 0600 with the token of the run."""
+    host: str = dataclasses.field(default_factory=socket.gethostname)
+    """Name of this host in the run."""
+    address: str | None = None
+    """At which other hosts reach this one; absent: its host name."""
+    orphan_s: float = 3600.0
+    """Seconds without a driver after which the agent and its ranks end."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Ask about a run that is under way."""
+
+    work_dir: Path
+    """Of the run."""
+    driver: str | None = None
+    """host:port of its driver; absent: as the work dir says."""
+    token_file: Path | None = None
+    """Token of the run; absent: launch/token in the work dir."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvictFlags(RunFlags):
+    """Take a host out of a run."""
+
+    host: str
+    """Name of the host."""
+    reason: str
+    """Why; it goes into the journal."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code: of the run, or 2 after bad input."""
+    words = sys.argv[1:] if argv is None else argv
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "driver": _driver,
+        "agent": _agent,
+        "status": _status,
+        "evict": _evict,
+        "stop": _stop,
+        "journal": _journal,
+    }
+    try:
+        if words and words[0] in commands:
+            return commands[words[0]](words[1:])
+        if words and not words[0].startswith("-"):
+            raise ValueError(
+                f"unknown command {words[0]}; the nearest is "
+                f"{flags.nearest(words[0], commands)}"
+            )
+        return _local(words)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _local(words: list[str]) -> int:
+    own, train = _split(words)
+    config: RunConfig = _read(RunConfig, own, "", "Launch a run on this machine.")
+    train, work_dir = _train_flags(train)
+    return asyncio.run(local.run(config, train, work_dir))
+
+
+def _driver(words: list[str]) -> int:
+    own, train = _split(words)
+    config: DriverFlags = _read(DriverFlags, own, " driver")
+    train, work_dir = _train_flags(train)
+    driver = Driver(
+        config,
+        train,
+        work_dir=work_dir,
+        token=client.read_token(config.token_file),
+        bind=_address(config.bind, "--bind"),
+    )
+
+    async def serve() -> int:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        return await driver.run(stop)
+
+    return asyncio.run(serve())
+
+
+def _agent(words: list[str]) -> int:
+    config: AgentFlags = _read(AgentFlags, words, " agent")
+    agent = Agent(
+        driver=_address(config.driver, "--driver"),
+        token=client.read_token(config.token_file),
+        host=config.host,
+        address=config.address or socket.gethostname(),
+        orphan_s=config.orphan_s,
+    )
+    return asyncio.run(agent.run())
+
+
+def _status(words: list[str]) -> int:
+    return _ask(_read(RunFlags, words, " status"), "status")
+
+
+def _stop(words: list[str]) -> int:
+    return _ask(_read(RunFlags, words, " stop"), "stop")
+
+
+def _evict(words: list[str]) -> int:
+    config: EvictFlags = _read(EvictFlags, words, " evict")
+    return _ask(config, "evict", host=config.host, reason=config.reason)
+
+
+def _journal(words: list[str]) -> int:
+    """Print the events of a run; its driver need not run."""
+    config: RunFlags = _read(RunFlags, words, " journal")
+    events = read_events(config.work_dir)
+    if config.json:
+        print(json.dumps({"events": events}))
+        return 0
+    for event in events:
+        when = time.strftime("%H:%M:%S", time.localtime(event["time_ns"] / 1e9))
+        print(f"{when}  {event['generation']:>3}  {event['kind']:<10}  {event['text']}")
+    return 0
+
+
+def _ask(config: RunFlags, name: str, *, host: str = "", reason: str = "") -> int:
+    """Send a command to the driver and print its answer."""
+    answer = client.ask(
+        config.work_dir,
+        name,
+        driver=_address(config.driver, "--driver") if config.driver else None,
+        token_file=config.token_file,
+        host=host,
+        reason=reason,
+    )
+    print(json.dumps(answer.data) if config.json else answer.text)
+    return 0
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split the launch's flags from the trainer's, which follow `--`."""
+    if "--" not in words:
+        if {"-h", "--help"} & set(words):
+            return words, []
+        raise ValueError(
+            f"the trainer's flags are missing; write {_PROG} --hosts 2 -- --recipe "
+            "debug --work-dir runs/a"
+        )
+    cut = words.index("--")
+    return words[:cut], words[cut + 1 :]
+
+
+def _train_flags(words: list[str]) -> tuple[list[str], Path]:
+    """Check the trainer's flags, and settle the work dir.
+
+    Raises:
+      ValueError: a flag that the launch sets, or that cannot be repeated.
+    """
+    for flag in _OWN_FLAGS:
+        if flags.given(words, flag) is not None:
+            raise ValueError(f"{flag} is set by the launch; leave it out")
+    if flags.given(words, "--restart-from-scratch") is not None:
+        raise ValueError(
+            "--restart-from-scratch would discard the run at every restart; give "
+            "another --work-dir, or move the old one away"
+        )
+    work_dir = flags.given(words, "--work-dir")
+    if not work_dir:
+        work_dir = f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}"
+        words = [*words, "--work-dir", work_dir]
+    if "://" in work_dir:
+        raise ValueError(f"--work-dir must be a folder, got the URL {work_dir}")
+    return words, Path(work_dir)
+
+
+def _read(cls: Any, words: list[str], command: str, description: str = "") -> Any:
+    return flags.read(
+        cls,
+        words,
+        prog=_PROG + command,
+        named_by=(cls,),
+        description=description or cls.__doc__,
+    )
+
+
+def _address(text: str, flag: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ValueError(f"{flag} must be host:port, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.exit(code)

@@ -1,0 +1,367 @@
+"""The agent of a host: starts rank processes, watches them, tells the driver.
+
+Enters: a connection to the driver. Leaves: rank processes, their logs, and a heartbeat
+each second. It decides nothing. Without a driver it lets the ranks go on and calls
+again; when it dies the kernel kills its ranks (PR_SET_PDEATHSIG).
+
+Source: the executor of MegaScale, arXiv:2402.15627, section 4.1.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import dataclasses
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from mjax.launch import messages
+from mjax.launch.messages import RankSpec, RankState
+from mjax.processes import progress
+from mjax.processes.progress import Phase, Word
+
+BEAT_S = 1.0
+_RETRY_S = 0.5
+_STACKS_S = 1.0
+_LAST_LINES, _LAST_BYTES = 10, 4096
+"""Of the log of a rank that has ended."""
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Rank:
+    """A rank process of this host."""
+
+    spec: RankSpec
+    generation: int
+    process: subprocess.Popen[bytes]
+    started_ns: int
+    """By the monotonic clock."""
+    oom_kills: int
+    """That the kernel had counted when it started."""
+    word: Word | None = None
+    """The last that could be read."""
+    step_s: float | None = None
+    ended_ns: int | None = None
+
+    @property
+    def progress_path(self) -> Path:
+        """Its progress word."""
+        return Path(self.spec.folder) / f"progress-{self.spec.rank}"
+
+    @property
+    def stacks_path(self) -> Path:
+        """Where it writes its stacks."""
+        return Path(self.spec.folder) / f"stacks-{self.spec.rank}.txt"
+
+    @property
+    def log_path(self) -> Path:
+        """Its output."""
+        return log_path(Path(self.spec.folder), self.spec.rank)
+
+    def look(self) -> RankState:
+        """Return what is seen of it now."""
+        code = self.process.poll()
+        if code is not None and self.ended_ns is None:
+            self.ended_ns = time.time_ns()
+        self._read_word()
+        word = self.word
+        written_ns = self.started_ns if word is None else word.monotonic_ns
+        return RankState(
+            rank=self.spec.rank,
+            generation=self.generation,
+            pid=self.process.pid,
+            code=code,
+            ended_ns=self.ended_ns,
+            out_of_memory=code is not None and oom_kills() > self.oom_kills,
+            state="?" if code is not None else process_state(self.process.pid),
+            phase=Phase.IMPORT if word is None else word.phase,
+            step=0 if word is None else word.step,
+            microstep=0 if word is None else word.microstep,
+            age_s=(time.monotonic_ns() - written_ns) / 1e9,
+            step_s=self.step_s,
+            saved_step=-1 if word is None else word.saved_step,
+            last_lines="" if code is None else self._last_lines(),
+        )
+
+    def _last_lines(self) -> str:
+        with self.log_path.open("rb") as file:
+            file.seek(max(0, self.log_path.stat().st_size - _LAST_BYTES))
+            text = file.read().decode(errors="replace")
+        return "\n".join(text.splitlines()[-_LAST_LINES:])
+
+    def _read_word(self) -> None:
+        new, old = progress.read(self.progress_path), self.word
+        if new is None or new.generation != self.generation:
+            return
+        both = (old, new)
+        if old is not None and all(word.phase is Phase.STEP for word in both if word):
+            num_steps = new.step - old.step
+            if num_steps > 0:
+                self.step_s = (new.monotonic_ns - old.monotonic_ns) / num_steps / 1e9
+        self.word = new
+
+
+class Agent:
+    """The agent of a host; `run` ends when the driver says so."""
+
+    def __init__(
+        self,
+        *,
+        driver: tuple[str, int],
+        token: str,
+        host: str,
+        address: str,
+        orphan_s: float,
+    ) -> None:
+        """Know the driver; connect to nothing yet.
+
+        Args:
+          driver: host and port.
+          token: of the run.
+          host: name of this host.
+          address: at which other hosts reach it.
+          orphan_s: seconds without a driver after which it ends, with its ranks.
+        """
+        self._driver, self._token = driver, token
+        self._host, self._address, self._orphan_s = host, address, orphan_s
+        self._ranks: dict[int, Rank] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._wake = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve drivers until one says that the run is over; return the exit code."""
+        alone_s = time.monotonic()
+        decoder = msgspec.json.Decoder(messages.ToAgent)
+        while time.monotonic() - alone_s < self._orphan_s:
+            try:
+                reader, self._writer = await asyncio.open_connection(
+                    *self._driver, limit=messages.MAX_LINE_BYTES
+                )
+            except OSError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            try:
+                self._say(self._hello())
+                beating = asyncio.create_task(self._beat())
+                try:
+                    while True:
+                        message = await messages.receive(reader, decoder)
+                        alone_s = time.monotonic()
+                        code = await self._obey(message)
+                        if code is not None:
+                            return code
+                finally:
+                    beating.cancel()
+                    alone_s = time.monotonic()
+            except (OSError, EOFError):
+                await asyncio.sleep(_RETRY_S)
+            finally:
+                self._writer.close()
+                self._writer = None
+        self._kill(self._newest(), signal.SIGKILL)
+        print(
+            f"error: no driver at {self._driver[0]}:{self._driver[1]} for "
+            f"{self._orphan_s:g} s; the ranks of this host were ended",
+            file=sys.stderr,
+        )
+        return 1
+
+    async def _obey(self, message: messages.Message) -> int | None:
+        """Do what the driver says; return an exit code if the agent ends."""
+        match message:
+            case messages.Refused():
+                print(f"error: {message.reason}", file=sys.stderr)
+                self._kill(self._newest(), signal.SIGKILL)
+                return 2
+            case messages.FindPorts():
+                ports = messages.Ports(
+                    generation=message.generation, coordinator=free_port()
+                )
+                self._say(ports)
+            case messages.Start():
+                await self._start(message)
+            case messages.Signal():
+                self._kill(message.generation, message.number)
+                self._wake.set()
+            case messages.Dump():
+                stacks = await self._stacks(message.generation)
+                self._say(messages.Stacks(generation=message.generation, stacks=stacks))
+            case messages.Quit():
+                self._kill(self._newest(), signal.SIGKILL)
+                return 0
+            case _:
+                pass
+        return None
+
+    async def _start(self, message: messages.Start) -> None:
+        self._kill(message.generation - 1, signal.SIGKILL)
+        for rank in self._ranks.values():
+            while rank.process.poll() is None:
+                await asyncio.sleep(0.01)
+        self._ranks = {
+            spec.rank: start_rank(spec, message.generation) for spec in message.ranks
+        }
+        for rank in self._ranks.values():
+            asyncio.create_task(self._wait_for(rank))  # noqa: RUF006
+        self._wake.set()
+
+    async def _wait_for(self, rank: Rank) -> None:
+        """Beat at once when a rank ends."""
+        descriptor = os.pidfd_open(rank.process.pid)
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        rank.look()
+        self._wake.set()
+
+    async def _stacks(self, generation: int) -> dict[int, str]:
+        """Ask the ranks for their stacks, and wait for those that answer."""
+        asked = {
+            index: rank
+            for index, rank in self._ranks.items()
+            if rank.generation == generation and rank.process.poll() is None
+        }
+        sizes = {}
+        for index, rank in asked.items():
+            path = rank.stacks_path
+            sizes[index] = path.stat().st_size if path.exists() else -1
+            if sizes[index] >= 0:  # else it would die of the signal
+                rank.process.send_signal(progress.STACKS_SIGNAL)
+        await asyncio.sleep(_STACKS_S)
+        found = {}
+        for index, rank in asked.items():
+            if sizes[index] < 0:
+                continue
+            with rank.stacks_path.open(errors="replace") as file:
+                file.seek(sizes[index])
+                text = file.read()
+            if text:
+                found[index] = text
+        return found
+
+    def _kill(self, generation: int, number: int) -> None:
+        """Send a signal to the ranks of a generation and of those before."""
+        for rank in self._ranks.values():
+            if rank.generation <= generation and rank.process.poll() is None:
+                rank.process.send_signal(number)
+
+    def _newest(self) -> int:
+        return max((rank.generation for rank in self._ranks.values()), default=0)
+
+    async def _beat(self) -> None:
+        while True:
+            self._wake.clear()
+            self._say(messages.Beat(ranks=self._states()))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), BEAT_S)
+
+    def _states(self) -> list[RankState]:
+        return [rank.look() for rank in self._ranks.values()]
+
+    def _hello(self) -> messages.Hello:
+        return messages.Hello(
+            version=messages.VERSION,
+            token=self._token,
+            host=self._host,
+            address=self._address,
+            pid=os.getpid(),
+            facts=host_facts(),
+            ranks=self._states(),
+        )
+
+    def _say(self, message: messages.Message) -> None:
+        assert self._writer is not None
+        self._writer.write(messages.encode(message))
+
+
+def start_rank(spec: RankSpec, generation: int) -> Rank:
+    """Start a rank process; its output goes to a file of its own."""
+    folder = Path(spec.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        **spec.environment,
+        progress.FILE_VARIABLE: str(folder / f"progress-{spec.rank}"),
+        progress.GENERATION_VARIABLE: str(generation),
+        progress.STACKS_VARIABLE: str(folder / f"stacks-{spec.rank}.txt"),
+    }
+    agent = os.getpid()
+
+    def die_with_the_agent() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != agent:  # it died before the call
+            os._exit(1)
+
+    with log_path(folder, spec.rank).open("ab") as log:
+        process = subprocess.Popen(
+            spec.argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_the_agent,
+        )
+    return Rank(
+        spec=spec,
+        generation=generation,
+        process=process,
+        started_ns=time.monotonic_ns(),
+        oom_kills=oom_kills(),
+    )
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    """Return where the output of a rank goes."""
+    return folder / f"rank-{rank}.log"
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of /proc/PID/stat, ? without one."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return "?"
+
+
+def oom_kills() -> int:
+    """Count processes of this host that the kernel has killed for their memory."""
+    try:
+        text = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in text.splitlines() if "oom_kill " in line]
+    return int(found[0]) if found else 0
+
+
+def host_facts() -> dict[str, str]:
+    """Return what the journal keeps of a host."""
+    return {
+        "hostname": socket.gethostname(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "cpus": str(os.cpu_count()),
+        "pod": os.environ.get("POD_NAME", ""),
+    }

@@ -1,0 +1,115 @@
+"""Ask the driver of a run: what `status`, `evict` and `stop` send.
+
+Enters: a work dir, or the address and token of a driver. Leaves: its answer.
+"""
+
+import asyncio
+import contextlib
+import getpass
+import json
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from mjax.launch import messages
+
+
+def ask(
+    work_dir: Path,
+    name: str,
+    *,
+    driver: tuple[str, int] | None = None,
+    token_file: Path | None = None,
+    host: str = "",
+    reason: str = "",
+) -> messages.Answer:
+    """Send a command and return the answer.
+
+    Args:
+      work_dir: of the run.
+      name: of the command.
+      driver: host and port; None reads launch/address.json.
+      token_file: None reads launch/token.
+      host: that the command is about.
+      reason: for the journal.
+    Raises:
+      ValueError: nobody answers, or the driver refuses; the message says why.
+    """
+    folder = work_dir / "launch"
+    address = driver or _address(folder)
+    command = messages.Command(
+        version=messages.VERSION,
+        token=read_token(token_file or folder / "token"),
+        name=name,
+        actor=f"{getpass.getuser()}@{socket.gethostname()}",
+        host=host,
+        reason=reason,
+    )
+    answer = asyncio.run(_exchange(address, command))
+    if isinstance(answer, messages.Refused):
+        raise ValueError(answer.reason)
+    return answer
+
+
+def read_token(path: Path) -> str:
+    """Read a token file.
+
+    Raises:
+      ValueError: it cannot be read, others may read it, or it is empty.
+    """
+    try:
+        mode, token = path.stat().st_mode & 0o777, path.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"cannot read the token file {path}: {error}") from error
+    if mode & 0o077:
+        raise ValueError(
+            f"the token file {path} has mode {mode:04o}: others may read it; "
+            f"chmod 600 {path}"
+        )
+    if not token:
+        raise ValueError(f"the token file {path} is empty; write a long random word")
+    return token
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def _address(folder: Path) -> tuple[str, int]:
+    try:
+        host, port = json.loads((folder / "address.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder} does not say where the driver listens ({error}); give "
+            "--driver HOST:PORT"
+        ) from error
+    return "127.0.0.1" if host == "0.0.0.0" else host, port
+
+
+async def _exchange(
+    address: tuple[str, int], command: messages.Command
+) -> messages.Answer | messages.Refused:
+    try:
+        reader, writer = await asyncio.open_connection(
+            *address, limit=messages.MAX_LINE_BYTES
+        )
+    except OSError as error:
+        raise ValueError(
+            f"no driver answers at {address[0]}:{address[1]} ({error}); has the run "
+            "ended? python -m mjax.launch journal --work-dir DIR says"
+        ) from error
+    with contextlib.closing(writer):
+        writer.write(messages.encode(command))
+        decoder = msgspec.json.Decoder(messages.Answer | messages.Refused)
+        try:
+            return await messages.receive(reader, decoder)
+        except EOFError:
+            raise ValueError("the driver closed the connection") from None

@@ -1,0 +1,337 @@
+"""The driver of a run: connections, a clock and a journal around a `Supervisor`.
+
+Enters: a run's config and the trainer's flags. Leaves: the run's exit code. It imports
+no model and no jax. Killed at any moment it may be started again with the same command:
+the journal says where the run was, agents call again, ranks never notice.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mjax.launch import messages
+from mjax.launch.client import write_private
+from mjax.launch.config import RunConfig
+from mjax.launch.journal import Journal
+from mjax.launch.messages import Answer, Command, Hello, Message, RankSpec, Refused
+from mjax.launch.supervisor import Event, Supervisor
+
+TRAINER = (sys.executable, "-m", "mjax.train")
+"""The command of a rank, without flags."""
+_TICK_S = 0.1
+_LAST_WORDS_S = 1.0
+
+
+class Driver:
+    """The driver of one work dir."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        flags: Sequence[str],
+        *,
+        work_dir: Path,
+        token: str,
+        bind: tuple[str, int],
+        trainer: Sequence[str] = TRAINER,
+    ) -> None:
+        """Open the journal, and go on where it ends.
+
+        Args:
+          config: hosts and limits.
+          flags: of `python -m mjax.train`, without those of processes.
+          work_dir: of the run.
+          token: that agents and commands must know.
+          bind: address and port to listen on; port 0 takes that of the driver before
+            this one, or any.
+          trainer: the command of a rank, without flags.
+        Raises:
+          ValueError: the journal is another run's.
+        """
+        self._config, self._flags, self._work_dir = config, [*flags], work_dir
+        self._token, self._bind, self._trainer = token, bind, trainer
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._journal = Journal(work_dir)
+        self._supervisor = Supervisor(
+            config, self._make_rank, self._send, self._record, time.monotonic()
+        )
+        self._saved = ""
+        self._pids: dict[str, int] = {}
+        self.address: tuple[str, int] = bind
+        """Where it listens, once `is_listening`."""
+        self.is_listening = False
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Compare the journal with what was asked for, and go on where it ends."""
+        shape = {
+            "hosts": self._config.hosts,
+            "ranks_per_host": self._config.ranks_per_host,
+            "flags": self._flags,
+        }
+        before, snapshot = self._journal.fact("run"), self._journal.fact("snapshot")
+        is_running = snapshot is not None and snapshot["state"] != "ended"
+        if before is not None and before != shape and is_running:
+            raise ValueError(
+                f"{self._journal.path} is of a run that has not ended, with other "
+                f"hosts or flags: {json.dumps(before)}; start the driver with those, "
+                "or give another --work-dir"
+            )
+        self._journal.set_fact("run", shape)
+        if snapshot is None:
+            return
+        if is_running:
+            self._supervisor.resume(snapshot, time.monotonic())
+        else:  # the work dir is trained further: generations count on
+            self._supervisor.generation = snapshot["generation"]
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Serve until the run has ended; return its exit code.
+
+        Args:
+          stop: set by whoever wants the run to save and end.
+        Raises:
+          OSError: the port cannot be listened on.
+        """
+        host, port = self._bind
+        known = self._journal.fact("address")
+        if port == 0 and known is not None:
+            port = known[1]
+        try:
+            server = await asyncio.start_server(
+                self._serve, host, port, limit=messages.MAX_LINE_BYTES
+            )
+        except OSError:
+            if self._bind[1] != 0 or port == 0:
+                raise
+            server = await asyncio.start_server(
+                self._serve, host, 0, limit=messages.MAX_LINE_BYTES
+            )
+        self.address = (host, server.sockets[0].getsockname()[1])
+        self._journal.set_fact("address", self.address)
+        folder = self._work_dir / "launch"
+        write_private(folder / "address.json", json.dumps(self.address))
+        self.is_listening = True
+        try:
+            exit_code = await self._watch(stop)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    while self._writers:  # agents leave when they have read the end
+                        await asyncio.sleep(0.01)
+        finally:
+            server.close()
+            for writer in self._writers.values():
+                writer.close()
+            self._journal.close()
+        return exit_code
+
+    async def _watch(self, stop: asyncio.Event) -> int:
+        """Give the supervisor the time until the run has ended."""
+        is_stopped = False
+        while self._supervisor.exit_code is None:
+            if stop.is_set() and not is_stopped:
+                is_stopped = True
+                self._supervisor.stop(time.monotonic())
+            self._supervisor.tick(time.monotonic())
+            self._save()
+            await asyncio.sleep(_TICK_S)
+        self._save()
+        return self._supervisor.exit_code
+
+    @property
+    def generation(self) -> int:
+        """The present one."""
+        return self._supervisor.generation
+
+    # ------------------------------------------------------------------ connections
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        decoder = msgspec.json.Decoder(messages.FromAgent)
+        try:
+            first = await messages.receive(reader, decoder)
+            problem = self._problem(first)
+            if problem is not None:
+                writer.write(messages.encode(Refused(reason=problem)))
+            elif isinstance(first, Command):
+                writer.write(messages.encode(self._command(first)))
+            elif isinstance(first, Hello):
+                await self._serve_agent(first, reader, writer, decoder)
+            with contextlib.suppress(OSError):
+                await writer.drain()
+        except (OSError, EOFError):
+            pass  # a stranger, or an agent that is gone; `left` has been called
+        finally:
+            writer.close()
+
+    async def _serve_agent(
+        self,
+        hello: Hello,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        decoder: msgspec.json.Decoder[Any],
+    ) -> None:
+        name = hello.host
+        is_heard = not self._supervisor.is_lost(name, time.monotonic())
+        if name in self._writers and self._pids[name] != hello.pid and is_heard:
+            reason = (
+                f"an agent with the name {name} is connected; give this one another "
+                "--host"
+            )
+            writer.write(messages.encode(Refused(reason=reason)))
+            return
+        self._writers[name], self._pids[name] = writer, hello.pid
+        welcome = messages.Welcome(
+            version=messages.VERSION, work_dir=str(self._work_dir)
+        )
+        writer.write(messages.encode(welcome))
+        self._supervisor.joined(hello, time.monotonic())
+        try:
+            while True:
+                message = await messages.receive(reader, decoder)
+                now_s = time.monotonic()
+                match message:
+                    case messages.Beat():
+                        self._supervisor.beat(name, message, now_s)
+                    case messages.Ports():
+                        self._supervisor.ports(name, message, now_s)
+                    case messages.Stacks():
+                        self._supervisor.shown(name, message, now_s)
+                    case _:
+                        raise ValueError(f"an agent does not say {message}")
+        finally:
+            if self._writers.get(name) is writer:
+                del self._writers[name]
+                self._supervisor.left(name, time.monotonic())
+
+    def _problem(self, first: Message) -> str | None:
+        """Say why whoever says this first is not served."""
+        if not isinstance(first, (Hello, Command)):
+            return "the first message must be hello or command"
+        if not messages.has_token(first.token, self._token):
+            return (
+                "wrong token; give the token file of this run (launch/token in its "
+                "work dir, or --token-file of its driver)"
+            )
+        return messages.version_problem(first.version)
+
+    def _command(self, command: Command) -> Message:
+        """Do what a person asks for."""
+        now_s = time.monotonic()
+        try:
+            match command.name:
+                case "status":
+                    return Answer(text=self._status_text(), data=self.status())
+                case "evict":
+                    self._audit(command)
+                    self._supervisor.evict(command.host, command.reason, now_s)
+                    return Answer(text=f"{command.host} is evicted", data={})
+                case "stop":
+                    self._audit(command)
+                    self._supervisor.stop(now_s)
+                    return Answer(text="the run saves and ends", data={})
+                case _:
+                    return Refused(reason=f"unknown command {command.name}")
+        except ValueError as error:
+            return Refused(reason=str(error))
+
+    def _audit(self, command: Command) -> None:
+        text = f"{command.name} {command.host}".strip() + f" by {command.actor}"
+        self._record(
+            Event(
+                kind="audit",
+                text=f"{text}: {command.reason or 'no reason given'}",
+                data={"command": command.name, "actor": command.actor},
+            )
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return what the run is doing, as JSON."""
+        now_s = time.monotonic()
+        return self._supervisor.snapshot() | {
+            "heard_s": {
+                host.name: round(now_s - host.heard_s, 3)
+                for host in self._supervisor.hosts.values()
+            },
+            "ranks": sorted(
+                (
+                    msgspec.to_builtins(state)
+                    for host in self._supervisor.hosts.values()
+                    for state in host.ranks.values()
+                ),
+                key=lambda state: state["rank"],
+            ),
+        }
+
+    def _status_text(self) -> str:
+        one = self._supervisor
+        steps = [s.step for host in one.hosts.values() for s in host.ranks.values()]
+        lines = [
+            f"{self._work_dir}: {one.state}, generation {one.generation}, step "
+            f"{max(steps, default=0)}, saved {one.saved_step}"
+        ]
+        for host in sorted(one.hosts.values(), key=lambda host: host.name):
+            heard_s = time.monotonic() - host.heard_s
+            ranks = ", ".join(map(str, host.ranks)) or "none"
+            why = f" ({host.why})" if host.why else ""
+            lines.append(
+                f"  {host.name}  {host.state}{why}  ranks {ranks}  "
+                f"heard {heard_s:.1f} s ago"
+            )
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------------------ effects
+
+    def _make_rank(self, generation: int, rank: int, coordinator: str) -> RankSpec:
+        num_ranks, per_host = self._config.num_ranks, self._config.ranks_per_host
+        flags = [*self._flags]
+        if num_ranks > 1:
+            flags += ["--distributed.coordinator", coordinator]
+            flags += ["--distributed.num-processes", str(num_ranks)]
+            flags += ["--distributed.process-id", str(rank)]
+        environment = {}
+        if per_host > 1 and "--simulate-devices" not in self._flags:
+            environment["JAX_LOCAL_DEVICE_IDS"] = str(rank % per_host)
+        return RankSpec(
+            rank=rank,
+            argv=[*self._trainer, *flags],
+            environment=environment,
+            folder=str(generation_folder(self._work_dir, generation).absolute()),
+        )
+
+    def _send(self, host: str, message: Message) -> None:
+        writer = self._writers.get(host)
+        if writer is not None and not writer.is_closing():
+            writer.write(messages.encode(message))
+
+    def _record(self, event: Event) -> None:
+        self._journal.record(event, self._supervisor.generation)
+        self._save()
+        mark = "" if event.severity == "info" else f"{event.severity}: "
+        print(f"launch: {mark}{event.text}", file=sys.stderr, flush=True)
+
+    def _save(self) -> None:
+        """Write the snapshot if it has changed, before anything is sent after it."""
+        text = json.dumps(self._supervisor.snapshot())
+        if text != self._saved:
+            self._saved = text
+            self._journal.set_fact("snapshot", json.loads(text))
+
+
+def generation_folder(work_dir: Path, generation: int) -> Path:
+    """Return where the logs of a generation are."""
+    return work_dir / "launch" / f"generation-{generation:04d}"
+
+
+def new_token() -> str:
+    """Return a token that nobody guesses."""
+    return secrets.token_urlsafe(32)

@@ -1,0 +1,168 @@
+"""A whole launch on one machine: a driver in this process, an agent for each host.
+
+Enters: a run's config and the trainer's flags. Leaves: the exit code of the run. The
+hosts are simulated: `host-0`, `host-1` and so on are agents on this machine. What rank
+0 prints goes to standard output.
+
+If this process is killed the agents and their ranks go on. The same command finds them.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mjax.launch.agent import log_path
+from mjax.launch.client import read_token, write_private
+from mjax.launch.config import RunConfig
+from mjax.launch.driver import TRAINER, Driver, generation_folder, new_token
+
+_POLL_S = 0.1
+_RESPAWN_S = 1.0
+_PARTING_S = 5.0
+LOOPBACK = "127.0.0.1"
+
+
+async def run(
+    config: RunConfig,
+    flags: Sequence[str],
+    work_dir: Path,
+    trainer: Sequence[str] = TRAINER,
+) -> int:
+    """Launch a run on simulated hosts and wait for its end.
+
+    Args:
+      config: hosts and limits.
+      flags: of `python -m mjax.train`.
+      work_dir: of the run.
+      trainer: the command of a rank, without flags.
+    Raises:
+      ValueError: the work dir belongs to another run.
+      OSError: a port or a file cannot be had.
+    """
+    token_path = work_dir / "launch" / "token"
+    token = token_of(token_path)
+    driver = Driver(
+        config,
+        flags,
+        work_dir=work_dir,
+        token=token,
+        bind=(LOOPBACK, 0),
+        trainer=trainer,
+    )
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    names = [f"host-{index}" for index in range(config.hosts + config.spares)]
+    agents = Agents(names, work_dir, token_path)
+    helpers: list[asyncio.Task[None]] = []
+    serving = asyncio.create_task(driver.run(stop))
+    try:
+        while not driver.is_listening and not serving.done():
+            await asyncio.sleep(_POLL_S / 10)
+        if driver.is_listening:
+            helpers = [
+                asyncio.create_task(agents.keep(driver.address)),
+                asyncio.create_task(follow(driver, work_dir)),
+            ]
+        code = await serving
+        await asyncio.sleep(2 * _POLL_S)  # for the last lines
+        return code
+    finally:
+        for helper in helpers:
+            helper.cancel()
+        await agents.end()
+
+
+def token_of(path: Path) -> str:
+    """Return the token in a file, made at first use.
+
+    Raises:
+      ValueError: others may read it.
+    """
+    if not path.exists():
+        write_private(path, new_token())
+    return read_token(path)
+
+
+class Agents:
+    """The agents of the simulated hosts: started, and started again when they die."""
+
+    def __init__(self, names: Sequence[str], work_dir: Path, token: Path) -> None:
+        self._names, self._folder, self._token = names, work_dir / "launch", token
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    async def keep(self, driver: tuple[str, int]) -> None:
+        """Start the agents that do not run, now and whenever one dies."""
+        while True:
+            for name in self._names:
+                if not self._runs(name):
+                    self._start(name, driver)
+            await asyncio.sleep(_RESPAWN_S)
+
+    async def end(self) -> None:
+        """Wait until the agents have ended, then kill those that have not."""
+        for _ in range(int(_PARTING_S / _POLL_S)):
+            if not any(self._runs(name) for name in self._names):
+                return
+            await asyncio.sleep(_POLL_S)
+        for name in self._names:
+            if self._runs(name):
+                os.kill(self._pid(name), signal.SIGKILL)
+
+    def _start(self, name: str, driver: tuple[str, int]) -> None:
+        words = ["agent", "--driver", f"{driver[0]}:{driver[1]}", "--host", name]
+        words += ["--token-file", str(self._token), "--address", LOOPBACK]
+        with (self._folder / f"agent-{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "mjax.launch", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        self._pid_path(name).write_text(str(process.pid))
+
+    def _runs(self, name: str) -> bool:
+        process = self._processes.get(name)
+        if process is not None:
+            return process.poll() is None
+        pid = self._pid(name)  # of a launch before this one
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return b"mjax.launch" in words and name.encode() in words
+
+    def _pid(self, name: str) -> int:
+        try:
+            return int(self._pid_path(name).read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def _pid_path(self, name: str) -> Path:
+        return self._folder / f"agent-{name}.pid"
+
+
+async def follow(driver: Driver, work_dir: Path) -> None:
+    """Copy what rank 0 prints to standard output, generation after generation."""
+    generation, place = 0, 0
+    while True:
+        path = log_path(generation_folder(work_dir, generation), 0)
+        try:
+            with path.open("rb") as file:
+                file.seek(place)
+                data = file.read()
+        except OSError:
+            data = b""
+        place += len(data)
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        if not data and generation != driver.generation:
+            generation, place = driver.generation, 0
+            continue
+        await asyncio.sleep(_POLL_S)

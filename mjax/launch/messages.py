@@ -1,0 +1,199 @@
+"""What driver, agents and people's commands say to each other: JSON lines over TCP.
+
+Each line is one message, an object whose `type` says which. The first message of a
+connection is a `Hello` or a `Command`; both carry the version of the protocol and the
+token of the run. A reader accepts its own version and the one before. Fields that it
+does not know are ignored; new ones have defaults.
+"""
+
+import asyncio
+import hmac
+
+import msgspec
+
+VERSION = 1
+MAX_LINE_BYTES = 16 * 2**20
+"""Of one message: the stacks of the ranks of a host are the largest."""
+
+
+class Message(msgspec.Struct, kw_only=True, tag_field="type"):
+    """What all messages are."""
+
+
+class RankState(msgspec.Struct, kw_only=True, frozen=True):
+    """A rank process, as its agent sees it."""
+
+    rank: int
+    generation: int
+    pid: int
+    code: int | None = None
+    """As of `subprocess.Popen.returncode`; None while it runs."""
+    ended_ns: int | None = None
+    """By the clock of its host, since the epoch."""
+    out_of_memory: bool = False
+    """The kernel killed a process of this host for its memory meanwhile."""
+    state: str = "?"
+    """Letter of /proc/PID/stat: R runs, S sleeps, D waits for a disk, T is stopped."""
+    phase: int = 0
+    """Of `mjax.processes.progress.Phase`."""
+    step: int = 0
+    microstep: int = 0
+    age_s: float = 0.0
+    """Since its progress word was written, by the clock of its host."""
+    step_s: float | None = None
+    """Seconds a step lately took."""
+    saved_step: int = -1
+    last_lines: str = ""
+    """Of its log, once it has ended."""
+
+
+class Hello(Message, tag="hello"):
+    """An agent introduces itself, also when it comes back to a new driver."""
+
+    version: int
+    token: str
+    host: str
+    address: str
+    """At which other hosts reach this one."""
+    pid: int
+    facts: dict[str, str]
+    """Hardware and software of the host, for the journal."""
+    ranks: list[RankState] = []
+
+
+class Beat(Message, tag="beat"):
+    """Heartbeat of a host, once a second and when a rank ends."""
+
+    ranks: list[RankState]
+
+
+class Ports(Message, tag="ports"):
+    """Ports of this host that were free a moment ago."""
+
+    generation: int
+    coordinator: int
+
+
+class Stacks(Message, tag="stacks"):
+    """Stacks of the ranks of a host; a rank that did not answer is absent."""
+
+    generation: int
+    stacks: dict[int, str]
+
+
+class RankSpec(msgspec.Struct, kw_only=True, frozen=True):
+    """A rank process to start."""
+
+    rank: int
+    argv: list[str]
+    environment: dict[str, str]
+    """In addition to that of the agent."""
+    folder: str
+    """For its progress word, its stacks and its log."""
+
+
+class Welcome(Message, tag="welcome"):
+    """The driver takes the agent; `work_dir` is for messages to people."""
+
+    version: int
+    work_dir: str
+
+
+class Refused(Message, tag="refused"):
+    """The driver does not take the agent or the command."""
+
+    reason: str
+
+
+class FindPorts(Message, tag="find_ports"):
+    """Ask for ports, for the ranks of a generation."""
+
+    generation: int
+
+
+class Start(Message, tag="start"):
+    """Start ranks. Those of older generations are killed before."""
+
+    generation: int
+    ranks: list[RankSpec]
+
+
+class Signal(Message, tag="signal"):
+    """Send a signal to all ranks of a generation and older ones."""
+
+    generation: int
+    number: int
+
+
+class Dump(Message, tag="dump"):
+    """Collect the stacks of the ranks of a generation."""
+
+    generation: int
+
+
+class Quit(Message, tag="quit"):
+    """End the agent; its ranks are killed first."""
+
+
+class Command(Message, tag="command"):
+    """A person asks for something, see `python -m mjax.launch --help`."""
+
+    version: int
+    token: str
+    name: str
+    host: str = ""
+    reason: str = ""
+    actor: str = ""
+
+
+class Answer(Message, tag="answer"):
+    """What a person is told."""
+
+    text: str
+    data: dict[str, object]
+
+
+FromAgent = Hello | Beat | Ports | Stacks | Command
+ToAgent = Welcome | Refused | FindPorts | Start | Signal | Dump | Quit | Answer
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """Return the line of a message."""
+    return _encoder.encode(message) + b"\n"
+
+
+async def receive[M](
+    reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[M]
+) -> M:
+    """Return the next message.
+
+    Raises:
+      EOFError: the connection has ended, or what came is no message.
+    """
+    try:
+        line = await reader.readline()
+    except ValueError as error:
+        raise EOFError(f"a line of more than {MAX_LINE_BYTES} bytes") from error
+    if not line.endswith(b"\n"):
+        raise EOFError("the connection ended")
+    try:
+        return decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise EOFError(f"no message of this protocol: {error}") from error
+
+
+def has_token(given: str, expected: str) -> bool:
+    """Compare tokens in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def version_problem(version: int) -> str | None:
+    """Say why a peer of this version cannot be talked to; None if it can."""
+    if VERSION - 1 <= version <= VERSION:
+        return None
+    return (
+        f"protocol version {version}; this one speaks {VERSION} and reads "
+        f"{VERSION - 1}; install the same version of mjax on all hosts"
+    )

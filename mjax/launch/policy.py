@@ -1,0 +1,102 @@
+"""What is done about a failure: one table, and how a cause is read from a process.
+
+Enters: how a rank process ended, or that it stopped to make progress. Leaves: a cause,
+and the action of its row. `TABLE` is the policy; docs/resilience.md shows it.
+Source: MegaScale, arXiv:2402.15627, section 4; ByteRobust, arXiv:2509.16293.
+"""
+
+import dataclasses
+import enum
+import signal
+
+
+class Cause(enum.StrEnum):
+    """Why a generation of the run ended."""
+
+    DONE = "done"
+    PREEMPTED = "preempted"
+    GAVE_UP = "gave up"
+    BAD_INPUT = "bad input"
+    OUT_OF_MEMORY = "out of memory"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    FAILED = "failed"
+    HUNG = "hung"
+    HOST_LOST = "host lost"
+    EVICTED = "evicted by a person"
+
+
+class Action(enum.StrEnum):
+    """What is done next."""
+
+    END = "end the run with the code of its processes"
+    RESTART = "restart on the same hosts"
+    EVICT = "replace the host, then restart"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A row of the policy."""
+
+    action: Action
+    reason: str
+    """Why this is right for the cause."""
+
+
+TABLE: dict[Cause, Rule] = {
+    Cause.DONE: Rule(Action.END, "every process has taken its last step"),
+    Cause.PREEMPTED: Rule(Action.RESTART, "a signal from outside; the state is saved"),
+    Cause.GAVE_UP: Rule(Action.END, "the same command would fail the same way"),
+    Cause.BAD_INPUT: Rule(Action.END, "only a person can change the flags"),
+    Cause.OUT_OF_MEMORY: Rule(Action.RESTART, "other programs may have filled it"),
+    Cause.KILLED: Rule(Action.RESTART, "the process did nothing wrong"),
+    Cause.CRASHED: Rule(Action.RESTART, "nothing tells yet whether the host is broken"),
+    Cause.FAILED: Rule(Action.RESTART, "an error of the network or the store passes"),
+    Cause.HUNG: Rule(Action.RESTART, "nothing tells yet whether the host is broken"),
+    Cause.HOST_LOST: Rule(Action.EVICT, "nothing can be asked of it"),
+    Cause.EVICTED: Rule(Action.EVICT, "a person knows more"),
+}
+
+_EXIT_CODES = {
+    0: Cause.DONE,
+    2: Cause.BAD_INPUT,
+    42: Cause.PREEMPTED,
+    93: Cause.GAVE_UP,
+    137: Cause.KILLED,  # as a shell or a container reports SIGKILL
+}
+_KILLS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+
+RANKING = (
+    Cause.BAD_INPUT,
+    Cause.GAVE_UP,
+    Cause.OUT_OF_MEMORY,
+    Cause.KILLED,
+    Cause.CRASHED,
+    Cause.FAILED,
+    Cause.PREEMPTED,
+    Cause.DONE,
+)
+"""Causes of ends that come together, the one that explains the others first."""
+
+
+def cause_of(code: int, *, out_of_memory: bool = False) -> Cause:
+    """Name the cause of an exit code.
+
+    Args:
+      code: as of `subprocess.Popen.returncode`: a signal is negative.
+      out_of_memory: the kernel has killed a process of the host for its memory.
+    """
+    if out_of_memory and code in (-signal.SIGKILL, 137):
+        return Cause.OUT_OF_MEMORY
+    if code in _KILLS:
+        return Cause.KILLED
+    return _EXIT_CODES.get(code, Cause.CRASHED if code < 0 else Cause.FAILED)
+
+
+def is_consequence(code: int) -> bool:
+    """Say whether a process ends this way because another one has ended.
+
+    jax ends a process with SIGABRT when its coordinator or another process is gone,
+    and a collective that another process has left raises: 1.
+    """
+    return code in (-signal.SIGABRT, 1)

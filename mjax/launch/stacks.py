@@ -1,0 +1,97 @@
+"""Stacks of ranks that do not go on: grouped by likeness, and who differs.
+
+Enters: the text that `faulthandler` wrote for each rank. Leaves: groups of ranks whose
+main threads stand at the same place, and the ranks that hold up the others.
+Source: the grouping is that of ByteRobust, arXiv:2509.16293, section 5.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x\w+.*\(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>.+)$')
+_DEPTH = 12
+"""Frames that are compared, from the innermost."""
+
+Frames = tuple[str, ...]
+"""`file:function`, innermost first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank is; smaller is further behind."""
+
+    phase: int
+    step: int
+    microstep: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What is compared between ranks: microsteps count marks of one process."""
+        return (self.step, self.phase)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Who holds up a run, and why this is said."""
+
+    ranks: tuple[int, ...]
+    """Ascending; empty if nothing tells them from the others."""
+    reason: str
+
+
+def frames(text: str) -> Frames:
+    """Return the innermost frames of the main thread; lines are left out.
+
+    faulthandler writes the main thread last.
+    """
+    found: list[str] = []
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            found = []
+        elif match := _FRAME.match(line):
+            found.append(f"{match['file']}:{match['function']}")
+    return tuple(found[:_DEPTH])
+
+
+def groups(stacks: Mapping[int, Frames]) -> list[tuple[Frames, list[int]]]:
+    """Return ranks by their frames, the largest group first."""
+    found: dict[Frames, list[int]] = {}
+    for rank, stack in sorted(stacks.items()):
+        found.setdefault(stack, []).append(rank)
+    return sorted(found.items(), key=lambda group: (-len(group[1]), group[1]))
+
+
+def judge(
+    places: Mapping[int, Place],
+    stacks: Mapping[int, Frames],
+    stopped: Sequence[int],
+) -> Verdict:
+    """Say which ranks hold up the others.
+
+    In this order: ranks that the kernel has stopped; ranks without an answer where
+    others answered; ranks whose progress word is behind; ranks whose stacks differ from
+    those of most.
+
+    Args:
+      places: of all ranks.
+      stacks: of the ranks that answered.
+      stopped: ranks whose processes are stopped (SIGSTOP, a debugger).
+    """
+    if stopped and len(stopped) < len(places):
+        return Verdict(ranks=tuple(sorted(stopped)), reason="stopped by a signal")
+    silent = sorted(places.keys() - stacks.keys())
+    if silent and len(silent) < len(places):
+        return Verdict(ranks=tuple(silent), reason="no answer to a request for stacks")
+    furthest = max(place.order for place in places.values())
+    behind = sorted(r for r, place in places.items() if place.order < furthest)
+    if behind and len(behind) < len(places):
+        least = min(places[rank].order for rank in behind)
+        last = tuple(rank for rank in behind if places[rank].order == least)
+        return Verdict(ranks=last, reason="progress behind that of the others")
+    found = groups(stacks)
+    if len(found) > 1 and len(found[0][1]) * 2 > len(stacks):
+        odd = sorted(rank for _, ranks in found[1:] for rank in ranks)
+        return Verdict(ranks=tuple(odd), reason="stacks differ from those of most")
+    return Verdict(ranks=(), reason="all ranks are at the same place")

@@ -1,0 +1,89 @@
+"""A trainer without jax: it counts, saves, resumes, and fails when it is told to.
+
+    python tests/launch/fake_trainer.py --work-dir DIR [--distributed.process-id N] ...
+
+`faults.json` in the work dir names what happens: {"generation:rank": [step, what]}, and
+how long a step takes: `pace_s`. A line `rank generation step` is appended to rows.txt
+for each step. All ranks wait for each other before each step, as in a collective, by
+files in the work dir.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from mjax.processes import progress
+from mjax.processes.progress import Phase
+
+NUM_STEPS, SAVE_EVERY = 24, 4
+
+
+def flag(name: str, default: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+
+
+def fail(what: str) -> None:
+    match what:
+        case "sleep":
+            time.sleep(600)
+        case "hold the lock":
+            while True:  # a signal ends each sleep
+                ctypes.PyDLL(None).sleep(600)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case _ if what.startswith("exit"):
+            print(f"error: told to {what}", flush=True)
+            os._exit(int(what.split()[1]))
+        case _:
+            os.kill(os.getpid(), getattr(signal, what))
+
+
+def main() -> None:
+    progress.show_stacks_on_signal()
+    marks = progress.from_environment()
+    work_dir = Path(flag("--work-dir", "."))
+    rank = int(flag("--distributed.process-id", "0"))
+    num_ranks = int(flag("--distributed.num-processes", "1"))
+    generation = int(os.environ[progress.GENERATION_VARIABLE])
+    faults = json.loads((work_dir / "faults.json").read_text())
+    at, what = faults.get(f"{generation}:{rank}", (-1, ""))
+    is_stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: is_stopped.append(1))
+    marks.mark(Phase.RESTORE)
+    saved = work_dir / "saved"
+    step = int(saved.read_text()) if saved.exists() else 0
+    while step < NUM_STEPS and not is_stopped:
+        marks.mark(Phase.STEP, step)
+        if step == at:
+            fail(what)
+        (work_dir / f"at-{generation}-{step}-{rank}").touch()
+        wait_for_others(work_dir, generation, step, num_ranks)
+        time.sleep(faults["pace_s"])
+        with (work_dir / "rows.txt").open("a") as rows:
+            rows.write(f"{rank} {generation} {step}\n")
+        step += 1
+        marks.mark(Phase.STEP, step)
+        if step % SAVE_EVERY == 0:
+            marks.mark(Phase.SAVE, step)
+            if rank == 0:
+                saved.with_suffix(".new").write_text(str(step))
+                saved.with_suffix(".new").replace(saved)
+            marks.saved(step)
+    if is_stopped and rank == 0:
+        saved.write_text(str(step))
+    marks.mark(Phase.EXIT)
+    sys.exit(42 if is_stopped else 0)
+
+
+def wait_for_others(work_dir: Path, generation: int, step: int, num: int) -> None:
+    names = [work_dir / f"at-{generation}-{step}-{rank}" for rank in range(num)]
+    while not all(name.exists() for name in names):
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main()

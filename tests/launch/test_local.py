@@ -1,0 +1,319 @@
+"""Whole launches on this machine: real processes, sockets and signals, no jax."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mjax.launch import __main__ as command
+from mjax.launch import messages
+from mjax.launch.messages import VERSION
+from mjax.processes.progress import Phase
+
+HERE = Path(__file__).parent
+LAUNCH = """
+import asyncio, sys
+from pathlib import Path
+from mjax.launch import local
+from mjax.launch.config import LimitsConfig, RestartConfig, RunConfig
+hosts, spares, per_host, work_dir, step_s, trainer = sys.argv[1:]
+config = RunConfig(
+    hosts=int(hosts), spares=int(spares), ranks_per_host=int(per_host),
+    limits=LimitsConfig(step_s=float(step_s), first_step_s=float(step_s)),
+    restart=RestartConfig(pause_s=0.1, lost_s=3.0),
+)
+flags, rank = ["--work-dir", work_dir], [sys.executable, trainer]
+sys.exit(asyncio.run(local.run(config, flags, Path(work_dir), rank)))
+"""
+
+
+class Launch:
+    """A launch in a process of its own, that may be killed."""
+
+    def __init__(
+        self,
+        work_dir,
+        *,
+        hosts=2,
+        spares=0,
+        per_host=1,
+        step_s=60.0,
+        pace_s=0.05,
+        faults=None,
+    ):
+        self.work_dir = work_dir
+        work_dir.mkdir(exist_ok=True)
+        told = (faults or {}) | {"pace_s": pace_s}
+        (work_dir / "faults.json").write_text(json.dumps(told))
+        words = [hosts, spares, per_host, work_dir, step_s, HERE / "fake_trainer.py"]
+        self.words = [sys.executable, "-c", LAUNCH, *map(str, words)]
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            self.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def end(self):
+        self.out, self.err = self.process.communicate(timeout=90)
+        return self.process.returncode
+
+    def events(self, kind=None):
+        path = self.work_dir / "events.jsonl"
+        text = path.read_text() if path.exists() else ""
+        events = [
+            json.loads(line) for line in text.splitlines(keepends=True) if line[-1:]
+        ]
+        return [event for event in events if kind in (None, event["kind"])]
+
+    def wait_for(self, condition):
+        until_s = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < until_s, self.events()
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+
+    def rows(self):
+        path = self.work_dir / "rows.txt"
+        text = path.read_text() if path.exists() else ""
+        return [tuple(map(int, line.split())) for line in text.splitlines()]
+
+    def pids(self):
+        """Of ranks and agents that live."""
+        found = subprocess.run(
+            ["pgrep", "-f", str(self.work_dir)], capture_output=True, text=True
+        )
+        return [int(pid) for pid in found.stdout.split()]
+
+    def assert_trained(self, num_ranks=2):
+        """Every rank took every step, in one generation after the other."""
+        for rank in range(num_ranks):
+            rows = [
+                (generation, step) for r, generation, step in self.rows() if r == rank
+            ]
+            assert sorted({step for _, step in rows}) == [*range(24)]
+            assert rows == sorted(rows)
+        assert [pid for pid in self.pids() if pid != os.getpid()] == []
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays(tmp_path):
+    yield
+    subprocess.run(["pkill", "-9", "-f", str(tmp_path)], check=False)
+
+
+def test_a_run_without_faults_ends_with_0_in_one_generation(tmp_path):
+    launch = Launch(tmp_path / "run", per_host=2)
+    assert launch.end() == 0, launch.err
+    launch.assert_trained(num_ranks=4)
+    assert len(launch.events("generation")) == 1
+    assert [event["data"]["step"] for event in launch.events("save")][-1] == 24
+    token = tmp_path / "run" / "launch" / "token"
+    assert token.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("what", ["SIGKILL", "SIGSEGV", "exit 1"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_costs_the_steps_since_the_last_save(tmp_path, what, rank):
+    launch = Launch(tmp_path / "run", faults={f"1:{rank}": [10, what]})
+    assert launch.end() == 0, launch.err
+    launch.assert_trained()
+    (failure,) = launch.events("failure")
+    assert (failure["rank"], failure["generation"]) == (rank, 1)
+    assert next(step for r, g, step in launch.rows() if (r, g) == (0, 2)) == 8
+    if what == "exit 1":
+        assert "error: told to exit 1" in failure["text"]
+
+
+@pytest.mark.parametrize("what", ["sleep", "hold the lock", "stop"])
+def test_a_rank_that_hangs_is_named_and_the_run_goes_on(tmp_path, what):
+    launch = Launch(tmp_path / "run", hosts=3, step_s=2.0, faults={"1:1": [10, what]})
+    assert launch.end() == 0, launch.err
+    launch.assert_trained(num_ranks=3)
+    (failure,) = launch.events("failure")
+    assert failure["data"]["cause"] == "hung"
+    assert failure["data"]["ranks"] == [1]
+    (shown,) = launch.events("stacks")
+    if what == "stop":
+        assert "stopped by a signal" in failure["text"]
+    else:
+        assert "fail" in shown["data"]["stacks"]["1"]
+
+
+def test_an_agent_that_dies_takes_its_ranks_along_and_a_spare_steps_in(tmp_path):
+    launch = Launch(tmp_path / "run", spares=1)
+    launch.wait_for(lambda: len(launch.rows()) >= 10)
+    placed = launch.events("generation")[0]["data"]["hosts"]
+    pid = int((tmp_path / "run" / "launch" / f"agent-{placed[1]}.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    assert launch.end() == 0, launch.err
+    launch.assert_trained()
+    assert launch.events("failure")[0]["data"]["hosts"] in ([placed[1]], [])
+    assert launch.events("generation")[-1]["generation"] == 2
+
+
+def test_a_driver_that_is_killed_costs_no_step(tmp_path):
+    launch = Launch(tmp_path / "run")
+    launch.wait_for(lambda: len(launch.rows()) >= 10)
+    before = launch.pids()
+    launch.process.kill()
+    launch.process.communicate()
+    at = len(launch.rows())
+    launch.start()
+    launch.wait_for(lambda: launch.events("driver"))
+    assert set(launch.pids()) >= set(before) - {launch.process.pid} - {before[0]}
+    assert launch.end() == 0, launch.err
+    launch.assert_trained()
+    assert len(launch.events("generation")) == 1
+    assert len(launch.rows()) == 48 > at
+
+
+def test_bad_input_of_a_rank_is_said_once_and_not_tried_again(tmp_path):
+    launch = Launch(tmp_path / "run", faults={"1:1": [0, "exit 2"]})
+    assert launch.end() == 2
+    assert "error: told to exit 2" in launch.err
+    assert len(launch.events("generation")) == 1
+
+
+def test_a_signal_to_the_launch_saves_and_ends_with_42(tmp_path):
+    launch = Launch(tmp_path / "run")
+    launch.wait_for(lambda: len(launch.rows()) >= 10)
+    launch.process.send_signal(signal.SIGTERM)
+    assert launch.end() == 42, launch.err
+    assert int((tmp_path / "run" / "saved").read_text()) >= 4
+    launch.start()
+    assert launch.end() == 0, launch.err
+    launch.assert_trained()
+    assert launch.events("generation")[-1]["generation"] == 2
+
+
+def test_people_ask_evict_and_stop(tmp_path, capsys):
+    work_dir = tmp_path / "run"
+    launch = Launch(work_dir, spares=1)
+    launch.wait_for(lambda: len(launch.rows()) >= 4)
+    assert command.main(["status", "--work-dir", str(work_dir), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["state"], status["generation"]) == ("running", 1)
+    assert {rank["phase"] for rank in status["ranks"]} <= {*Phase}
+    assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
+    ask = ["evict", "--work-dir", str(work_dir), "--reason", "loud fan", "--host"]
+    assert command.main([*ask, "host-9"]) == 2
+    assert "no host host-9; the hosts are host-0" in capsys.readouterr().err
+    first = launch.events("generation")[0]["data"]["hosts"]
+    assert command.main([*ask, first[0]]) == 0
+    launch.wait_for(lambda: len(launch.events("generation")) == 2)
+    assert first[0] not in launch.events("generation")[1]["data"]["hosts"]
+    assert command.main(["stop", "--work-dir", str(work_dir)]) == 0
+    assert launch.end() == 42
+    audits = [event["text"] for event in launch.events("audit")]
+    assert [text.split()[0] for text in audits] == ["evict", "evict", "stop"]
+    assert "loud fan" in audits[0]
+    capsys.readouterr()
+    assert command.main(["journal", "--work-dir", str(work_dir)]) == 0
+    assert "loud fan" in capsys.readouterr().out
+    assert command.main(["journal", "--work-dir", str(work_dir), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["events"]
+    assert [one["text"] for one in told] == [one["text"] for one in launch.events()]
+    assert command.main(["status", "--work-dir", str(work_dir)]) == 2
+    assert "no driver answers at 127.0.0.1" in capsys.readouterr().err
+
+
+def test_who_has_not_the_token_is_told_nothing(tmp_path, capsys):
+    work_dir = tmp_path / "run"
+    launch = Launch(work_dir, pace_s=1.0)
+    launch.wait_for(lambda: len(launch.rows()) >= 4)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("guess")
+    ask = ["stop", "--work-dir", str(work_dir), "--token-file", str(wrong)]
+    wrong.chmod(0o644)
+    assert command.main(ask) == 2
+    assert "has mode 0644: others may read it; chmod 600" in capsys.readouterr().err
+    wrong.chmod(0o600)
+    assert command.main(ask) == 2
+    assert "error: wrong token" in capsys.readouterr().err
+    address = json.loads((work_dir / "launch" / "address.json").read_text())
+    agent = ["agent", "--driver", f"{address[0]}:{address[1]}", "--host", "host-7"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mjax.launch", *agent, "--token-file", str(wrong)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "wrong token" in done.stderr
+    good = [*agent[:-1], "host-0", "--token-file", str(work_dir / "launch" / "token")]
+    done = subprocess.run(
+        [sys.executable, "-m", "mjax.launch", *good],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert "an agent with the name host-0 is connected" in done.stderr
+    assert command.main(["stop", "--work-dir", str(work_dir)]) == 0
+    assert launch.end() == 42
+
+
+def test_another_protocol_is_refused_with_both_versions(tmp_path, capsys, monkeypatch):
+    launch = Launch(tmp_path / "run")
+    launch.wait_for(lambda: len(launch.rows()) >= 4)
+    monkeypatch.setattr(messages, "VERSION", VERSION + 1)
+    assert command.main(["stop", "--work-dir", str(tmp_path / "run")]) == 2
+    assert f"protocol version {VERSION + 1}; this one" in capsys.readouterr().err
+    assert launch.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "the trainer's flags are missing; write python -m mjax.launch --hosts 2"),
+        ("--hosts 0 -- --recipe debug", "--hosts must be at least 1, got 0"),
+        ("--spares -1 --", "--spares must be at least 0, got -1"),
+        ("--host 2 --", "unknown flag --host; the nearest is --hosts"),
+        (
+            "-- --distributed.process-id 1",
+            "--distributed.process-id is set by the launch",
+        ),
+        ("-- --restart-from-scratch", "would discard the run at every restart"),
+        ("-- --work-dir gs://b/x", "--work-dir must be a folder, got the URL gs://b/x"),
+        ("statu --work-dir a", "unknown command statu; the nearest is status"),
+        ("agent --driver a --token-file t", "--driver must be host:port, got 'a'"),
+        ("agent --driver a:1 --token-file absent", "cannot read the token file absent"),
+        ("status --work-dir absent", "does not say where the driver listens"),
+        ("journal --work-dir absent", "absent has no journal; no launch has run there"),
+    ],
+)
+def test_bad_input_is_one_message_and_starts_nothing(
+    tmp_path, monkeypatch, capsys, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_work_dir_with_another_run_that_has_not_ended_is_refused(tmp_path):
+    launch = Launch(tmp_path / "run")
+    launch.wait_for(lambda: len(launch.rows()) >= 4)
+    launch.process.kill()
+    launch.process.communicate()
+    other = Launch(tmp_path / "run", hosts=3)
+    assert other.end() != 0
+    assert "is of a run that has not ended, with other hosts or flags" in other.err
+    launch.start()
+    assert launch.end() == 0
+
+
+def test_importing_a_launch_loads_no_jax():
+    code = "import mjax.launch.__main__, sys; print('jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

@@ -1,0 +1,474 @@
+"""Every decision of a driver, played without sockets, processes or a clock."""
+
+import dataclasses
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mjax.launch import policy
+from mjax.launch.config import LimitsConfig, RestartConfig, RunConfig
+from mjax.launch.messages import (
+    Beat,
+    Dump,
+    FindPorts,
+    Hello,
+    Ports,
+    Quit,
+    RankSpec,
+    RankState,
+    Signal,
+    Stacks,
+    Start,
+)
+from mjax.launch.policy import Action, Cause
+from mjax.launch.supervisor import HostState, State, Supervisor, limit_s
+from mjax.processes.progress import Phase
+
+WAITING = """Current thread 0x01 (most recent call first):
+  File "jax/array.py", line 1 in _value
+  File "mjax/run/loop.py", line 2 in _finish
+"""
+SLEEPING = """Current thread 0x01 (most recent call first):
+  File "loop.py", line 1 in sleep
+  File "mjax/run/loop.py", line 2 in _finish
+"""
+
+
+class Cluster:
+    """Hosts that do what they are told, and a supervisor; time goes by on request."""
+
+    def __init__(self, num_agents=3, **config):
+        options: dict[str, Any] = {"hosts": 2, "spares": 1} | config
+        self.config = RunConfig(**options)
+        self.now_s = 100.0
+        self.events, self.sent = [], []
+        self.states: dict[str, dict[int, RankState]] = {}
+        self.silent: set[str] = set()
+        self.supervisor = self.driver()
+        for index in range(num_agents):
+            self.join(f"host-{index}")
+
+    def driver(self):
+        return Supervisor(
+            self.config, self.make_rank, self.send, self.events.append, self.now_s
+        )
+
+    def make_rank(self, generation, rank, coordinator):
+        assert coordinator
+        return RankSpec(rank=rank, argv=[], environment={}, folder=str(generation))
+
+    def send(self, host, message):
+        self.sent.append((host, message))
+        ranks = self.states.setdefault(host, {})
+        if host in self.silent:
+            return
+        match message:
+            case Start():
+                self.states[host] = {
+                    spec.rank: RankState(
+                        rank=spec.rank, generation=message.generation, pid=1
+                    )
+                    for spec in message.ranks
+                }
+            case Signal(number=number):
+                for rank, state in ranks.items():
+                    if state.code is None and state.generation <= message.generation:
+                        code = 42 if number == signal.SIGTERM else -number
+                        self.set(host, rank, code=code, ended_ns=10**18)
+            case FindPorts(generation=generation):
+                ports = Ports(generation=generation, coordinator=4321)
+                self.supervisor.ports(host, ports, self.now_s)
+
+    def join(self, name):
+        ranks = list(self.states.get(name, {}).values())
+        hello = Hello(
+            version=1, token="", host=name, address=name, pid=1, facts={}, ranks=ranks
+        )
+        self.supervisor.joined(hello, self.now_s)
+
+    def set(self, host, rank, **changes):
+        self.states[host][rank] = msgspec.structs.replace(
+            self.states[host][rank], **changes
+        )
+
+    def rank(self, rank, **changes):
+        self.set(self.supervisor.host_of(rank), rank, **changes)
+
+    def all_ranks(self, **changes):
+        for host in self.supervisor.placement:
+            for rank in self.states[host]:
+                self.set(host, rank, **changes)
+
+    def go(self, seconds=1.0):
+        """Let time pass, with a heartbeat of every host each second."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += 0.25
+            for host in self.supervisor.hosts:
+                if host not in self.silent:
+                    beat = Beat(ranks=list(self.states.get(host, {}).values()))
+                    self.supervisor.beat(host, beat, self.now_s)
+            self.supervisor.tick(self.now_s)
+
+    def kinds(self, kind):
+        return [event for event in self.events if event.kind == kind]
+
+    def messages(self, kind):
+        return [(host, one) for host, one in self.sent if isinstance(one, kind)]
+
+
+def running(**config):
+    cluster = Cluster(**config)
+    cluster.go()
+    assert cluster.supervisor.state is State.RUNNING
+    assert cluster.supervisor.placement == ["host-0", "host-1"]
+    cluster.all_ranks(phase=Phase.STEP, step=7, step_s=1.0)
+    cluster.go()
+    return cluster
+
+
+def test_a_run_whose_ranks_all_end_well_ends_with_0_and_frees_its_hosts():
+    cluster = running(ranks_per_host=2)
+    assert [spec.rank for _, m in cluster.messages(Start) for spec in m.ranks] == [
+        *range(4)
+    ]
+    cluster.all_ranks(code=0)
+    cluster.go()
+    assert cluster.supervisor.exit_code == 0
+    assert {host for host, _ in cluster.messages(Quit)} == {
+        "host-0",
+        "host-1",
+        "host-2",
+    }
+
+
+def test_a_run_begins_when_there_are_hosts_enough():
+    cluster = Cluster(num_agents=1)
+    cluster.go(5)
+    assert cluster.supervisor.state is State.GATHERING
+    cluster.join("host-7")
+    cluster.go()
+    assert cluster.supervisor.placement == ["host-0", "host-7"]
+
+
+def test_without_hosts_the_run_gives_up_and_says_how_many_are_missing():
+    cluster = Cluster(num_agents=1, restart=RestartConfig(wait_s=5.0))
+    cluster.go(10)
+    assert cluster.supervisor.exit_code == 93
+    assert "1 of 2 hosts did not come in 5 s" in cluster.kinds("gave_up")[0].text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named_and_all_start_again_on_the_same_hosts(rank):
+    cluster = running()
+    cluster.rank(rank, code=-9, ended_ns=1)
+    cluster.rank(1 - rank, code=1, ended_ns=2)  # a consequence
+    cluster.go(5)
+    (failure,) = cluster.kinds("failure")
+    assert (failure.rank, failure.host) == (rank, f"host-{rank}")
+    assert failure.data["cause"] == Cause.KILLED
+    assert cluster.supervisor.generation == 2
+    assert cluster.supervisor.placement == ["host-0", "host-1"]
+
+
+def test_the_cause_is_not_the_process_that_ended_first_but_for_another():
+    cluster = Cluster(hosts=3, spares=0)
+    cluster.go()
+    cluster.rank(0, code=-signal.SIGABRT, ended_ns=1)
+    cluster.rank(1, code=1, ended_ns=2)
+    cluster.rank(2, code=-signal.SIGSEGV, ended_ns=3)
+    cluster.go()
+    assert cluster.kinds("failure")[0].data["ranks"] == [2]
+
+
+def test_all_ranks_of_a_generation_are_dead_before_the_next_starts():
+    cluster = running()
+    cluster.silent.add("host-1")  # its rank does not die, its heart beats
+    cluster.rank(0, code=-9)
+
+    def beats():
+        beat = Beat(ranks=list(cluster.states["host-1"].values()))
+        cluster.supervisor.beat("host-1", beat, cluster.now_s)
+
+    for _ in range(15):
+        cluster.go(0.25)
+        beats()
+    assert cluster.supervisor.state is State.STOPPING
+    cluster.set("host-1", 1, code=-9)
+    beats()
+    assert len(cluster.messages(Start)) == 2
+    cluster.silent.clear()
+    cluster.go(5)
+    assert len(cluster.messages(Start)) == 4
+
+
+def test_a_host_without_heartbeat_is_replaced_and_may_come_back_as_a_spare():
+    cluster = running()
+    cluster.silent.add("host-1")
+    cluster.go(8)
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    assert cluster.supervisor.hosts["host-1"].state is HostState.LOST
+    assert cluster.supervisor.hosts["host-1"].ranks == {}
+    assert cluster.kinds("failure")[0].data["hosts"] == ["host-1"]
+    cluster.silent.clear()
+    cluster.join("host-1")
+    # What still ran there is killed: two processes must not write one checkpoint.
+    assert cluster.sent[-1] == ("host-1", Signal(generation=2, number=signal.SIGKILL))
+    assert cluster.supervisor.hosts["host-1"].state is HostState.SPARE
+
+
+def test_an_agent_that_comes_back_without_its_ranks_is_noticed_at_once():
+    cluster = running()
+    cluster.states["host-1"] = {}
+    cluster.supervisor.left("host-1", cluster.now_s)
+    cluster.join("host-1")
+    assert cluster.kinds("failure")[0].data["hosts"] == ["host-1"]
+    cluster.go(5)
+    assert cluster.supervisor.placement == ["host-0", "host-1"]
+    assert cluster.supervisor.generation == 2
+
+
+def test_an_agent_that_comes_after_the_end_is_sent_away():
+    cluster = running()
+    cluster.all_ranks(code=0)
+    cluster.go()
+    cluster.join("host-5")
+    assert cluster.sent[-1] == ("host-5", Quit())
+
+
+def test_an_evicted_host_stays_out():
+    cluster = running()
+    cluster.supervisor.evict("host-0", "smells", cluster.now_s)
+    cluster.go(5)
+    assert cluster.supervisor.placement == ["host-2", "host-1"]
+    cluster.join("host-0")
+    assert cluster.supervisor.hosts["host-0"].state is HostState.EVICTED
+    with pytest.raises(
+        ValueError, match="no host host-9; the hosts are host-0, host-1"
+    ):
+        cluster.supervisor.evict("host-9", "", cluster.now_s)
+
+
+def test_three_generations_without_a_saved_step_end_the_run_with_the_cause():
+    cluster = running()
+    for _ in range(3):
+        assert cluster.supervisor.exit_code is None
+        cluster.rank(1, code=-11)
+        cluster.go(8)
+    assert cluster.supervisor.exit_code == 93
+    assert "crashed: rank 1 on host-1 ended with SIGSEGV" in (
+        cluster.kinds("gave_up")[0].text
+    )
+    assert [event.data["pause_s"] for event in cluster.kinds("restart")] == [1.0, 2.0]
+
+
+def test_a_saved_step_forgives_what_failed_before():
+    cluster = running()
+    for step in range(1, 8):
+        cluster.rank(0, saved_step=step)
+        cluster.go()
+        cluster.rank(1, code=-11)
+        cluster.go(8)
+    assert cluster.supervisor.exit_code is None
+    assert cluster.supervisor.generation == 8
+    assert {event.data["pause_s"] for event in cluster.kinds("restart")} == {0.0}
+
+
+@pytest.mark.parametrize(("code", "expected"), [(2, 2), (93, 93)])
+def test_what_would_fail_again_is_not_tried_again(code, expected):
+    cluster = running()
+    cluster.rank(1, code=code)
+    cluster.rank(0, code=-6)
+    cluster.go(2)
+    assert cluster.supervisor.exit_code == expected
+    assert cluster.supervisor.generation == 1
+
+
+def test_a_stop_lets_the_ranks_save_and_ends_with_42():
+    cluster = running()
+    cluster.supervisor.stop(cluster.now_s)
+    assert {m.number for _, m in cluster.messages(Signal)} == {signal.SIGTERM}
+    cluster.go(2)
+    assert cluster.supervisor.exit_code == 42
+
+
+def test_a_signal_from_outside_is_no_end_of_the_run():
+    cluster = running()
+    cluster.all_ranks(code=42)
+    cluster.go(3)
+    assert cluster.supervisor.generation == 2
+    assert cluster.supervisor.num_fruitless == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "stacks", "reason"),
+    [
+        ({"state": "T"}, {}, "stopped by a signal"),
+        ({}, {0: WAITING, 2: WAITING}, "no answer to a request for stacks"),
+        ({"step": 6}, {0: WAITING, 1: WAITING, 2: WAITING}, "progress behind"),
+        ({}, {0: WAITING, 1: SLEEPING, 2: WAITING}, "stacks differ"),
+    ],
+)
+def test_a_hang_is_found_and_the_guilty_rank_is_named(changes, stacks, reason):
+    cluster = Cluster(hosts=3, spares=0, limits=LimitsConfig(step_s=5.0))
+    cluster.go()
+    cluster.all_ranks(phase=Phase.STEP, step=7, step_s=0.1, state="S")
+    cluster.rank(1, **changes)
+    cluster.go(1)
+    cluster.all_ranks(age_s=6.0)
+    cluster.go(0.25)
+    assert len(cluster.messages(Dump)) == 3
+    for host in cluster.supervisor.placement:
+        shown = {
+            r: s for r, s in stacks.items() if cluster.supervisor.host_of(r) == host
+        }
+        cluster.supervisor.shown(
+            host, Stacks(generation=1, stacks=shown), cluster.now_s
+        )
+    (failure,) = cluster.kinds("failure")
+    assert failure.data["cause"] == Cause.HUNG
+    assert (failure.data["ranks"], failure.host) == ([1], "host-1")
+    assert reason in failure.text
+    assert "in step" in failure.text
+
+
+def test_agents_that_do_not_show_stacks_do_not_hold_up_the_restart():
+    cluster = running(limits=LimitsConfig(step_s=5.0))
+    cluster.all_ranks(age_s=6.0)
+    cluster.go(10)
+    assert cluster.supervisor.generation == 2
+
+
+def test_ranks_that_go_on_by_themselves_are_left_alone():
+    cluster = running(limits=LimitsConfig(step_s=5.0))
+    cluster.all_ranks(age_s=6.0)
+    cluster.go(0.25)
+    assert cluster.supervisor.state is State.STACKS
+    cluster.all_ranks(age_s=0.1, step=8)
+    cluster.go(5)
+    assert cluster.supervisor.state is State.RUNNING
+    assert [event.kind for event in cluster.events][-1] == "hang_over"
+    cluster.all_ranks(age_s=6.0)
+    cluster.go(0.25)
+    cluster.all_ranks(code=0)  # they end while their stacks are collected
+    cluster.go(5)
+    assert cluster.supervisor.exit_code == 0
+
+
+def test_a_rank_that_does_not_end_when_asked_to_stop_is_killed():
+    cluster = running(restart=RestartConfig(stop_s=5.0))
+    cluster.silent.add("host-1")
+    cluster.supervisor.stop(cluster.now_s)
+    cluster.silent.clear()
+    cluster.set("host-1", 1, age_s=0.0)
+    cluster.go(15)
+    assert cluster.supervisor.exit_code == 42
+    assert cluster.kinds("failure")[0].data["ranks"] == []
+    assert cluster.states["host-1"][1].code == -9
+
+
+def test_the_limit_of_a_step_follows_the_steps_before_it():
+    limits = LimitsConfig(step_s=10.0, factor=5.0, first_step_s=100.0, eval_s=60.0)
+    state = RankState(rank=0, generation=1, pid=1, phase=Phase.STEP)
+    assert limit_s(limits, state, []) == 100
+    state = msgspec.structs.replace(state, step_s=1.0)
+    assert limit_s(limits, state, [1.0] * 99 + [50.0]) == 10
+    assert limit_s(limits, state, [4.0] * 100) == 20
+    assert (
+        limit_s(limits, msgspec.structs.replace(state, phase=Phase.EVAL), [4.0]) == 60
+    )
+    for phase in Phase:
+        assert limit_s(limits, msgspec.structs.replace(state, phase=phase), []) > 0
+
+
+def test_one_slow_phase_is_no_hang():
+    cluster = running(limits=LimitsConfig(step_s=5.0, eval_s=100.0))
+    cluster.all_ranks(phase=Phase.EVAL, age_s=50.0)
+    cluster.go(5)
+    assert cluster.supervisor.generation == 1
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.STOPPING, State.PAUSING])
+def test_a_driver_that_comes_back_goes_on_where_the_one_before_was(state):
+    cluster = running()
+    if state is not State.RUNNING:
+        cluster.silent = {"host-1"} if state is State.STOPPING else set()
+        cluster.rank(0, code=-9)
+        for _ in range(20):
+            if cluster.supervisor.state is state:
+                break
+            cluster.now_s += 0.1
+            cluster.go(0.25)
+    assert cluster.supervisor.state is state
+    snapshot = cluster.supervisor.snapshot()
+    cluster.silent.clear()
+    num_starts = len(cluster.messages(Start))
+    cluster.supervisor = cluster.driver()
+    cluster.supervisor.resume(snapshot, cluster.now_s)
+    for host in ("host-0", "host-1", "host-2"):
+        cluster.join(host)
+    cluster.go(3)
+    assert cluster.supervisor.state is State.RUNNING
+    if state is State.RUNNING:  # the ranks did not notice
+        assert cluster.supervisor.generation == 1
+        assert len(cluster.messages(Start)) == num_starts
+    else:
+        assert cluster.supervisor.generation == 2
+    states = [s for ranks in cluster.states.values() for s in ranks.values()]
+    assert [s.generation for s in states if s.code is None] == [
+        cluster.supervisor.generation
+    ] * 2
+
+
+def test_a_rank_that_was_never_started_is_noticed():
+    cluster = Cluster()
+    cluster.silent = {"host-1"}
+    cluster.go(1)
+
+    def beats():
+        cluster.supervisor.beat("host-1", Beat(ranks=[]), cluster.now_s)
+
+    for _ in range(80):
+        cluster.go(0.25)
+        beats()
+    assert "rank 1 was not started by host-1" in cluster.kinds("failure")[0].text
+
+
+def test_every_cause_has_a_row_and_every_exit_code_a_cause():
+    assert set(policy.TABLE) == set(Cause)
+    assert set(policy.RANKING) < set(Cause)
+    found = {code: policy.cause_of(code) for code in range(-64, 256)}
+    assert found[-11] == Cause.CRASHED
+    assert found[-9] == found[137] == Cause.KILLED
+    assert policy.cause_of(-9, out_of_memory=True) == Cause.OUT_OF_MEMORY
+    assert found[1] == Cause.FAILED
+    assert set(found.values()) <= set(policy.RANKING)
+    ends = {cause for cause, rule in policy.TABLE.items() if rule.action is Action.END}
+    assert ends == {Cause.DONE, Cause.GAVE_UP, Cause.BAD_INPUT}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hosts": 0}, "--hosts must be at least 1, got 0"),
+        ({"spares": -1}, "--spares must be at least 0, got -1"),
+        ({"ranks_per_host": 0}, "--ranks-per-host must be at least 1, got 0"),
+    ],
+)
+def test_impossible_runs_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**config)
+    for part, cls in (("limits", LimitsConfig), ("restart", RestartConfig)):
+        for field in dataclasses.fields(cls):
+            flag = f"--{part}.{field.name.replace('_', '-')} must be"
+            with pytest.raises(ValueError, match=flag):
+                cls(**{field.name: type(getattr(cls(), field.name))(0)})
+
+
+def test_the_table_of_the_docs_is_the_policy():
+    text = (Path(__file__).parents[2] / "docs" / "resilience.md").read_text()
+    for cause, rule in policy.TABLE.items():
+        assert f"| {cause} | {rule.action} | {rule.reason} |\n" in text
