@@ -1,0 +1,45 @@
+"""Let a rank fail from within: its folder goes on PYTHONPATH, see `launch_faults`.
+
+Python imports this module when it starts. In a process that writes a progress word a
+thread then waits for `<progress file>.fault`, whose text names what is to happen.
+"""
+
+import ctypes
+import os
+import threading
+import time
+from pathlib import Path
+
+_POLL_S = 0.01
+
+
+def _happen(what: str) -> None:
+    main = threading.main_thread().ident
+    match what:
+        case "exception":
+            error = ctypes.py_object(RuntimeError)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main or 0), error)
+        case "sleep":
+            ctypes.pythonapi.Py_AddPendingCall(_SLEEP, None)
+        case "hold the lock":
+            while True:  # a signal ends each sleep
+                ctypes.PyDLL(None).sleep(3600)
+        case _:
+            os._exit(int(what.removeprefix("exit ")))
+
+
+def _wait(path: Path) -> None:
+    while not path.exists():
+        time.sleep(_POLL_S)
+    _happen(path.read_text())
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def _SLEEP(_: object) -> int:
+    while True:
+        time.sleep(3600)
+
+
+_word = os.environ.get("MJAX_PROGRESS_FILE")
+if _word:
+    threading.Thread(target=_wait, args=(Path(f"{_word}.fault"),), daemon=True).start()

@@ -1,0 +1,162 @@
+"""A launch that is watched from outside, for `launch_faults`.
+
+Enters: flags of the trainer. Leaves: what the launch says in its files, and the means
+to harm its processes.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mjax.ckpt.store import Store
+from mjax.launch import client
+from mjax.launch.driver import generation_folder
+from mjax.processes import progress
+from mjax.processes.progress import Word
+from scripts.evidence import REPOSITORY, read_metrics
+
+LIMIT_S = 240.0
+"""For whatever is waited for."""
+INJECT = REPOSITORY / "scripts" / "faults" / "inject"
+Event = dict[str, Any]
+
+
+class StuckError(RuntimeError):
+    """What was waited for did not come."""
+
+
+class Launched:
+    """A launch of a trainer on simulated hosts."""
+
+    def __init__(
+        self, work_dir: Path, hosts: int, spares: int, flags: list[str]
+    ) -> None:
+        """Start it."""
+        self.work_dir = work_dir
+        work_dir.mkdir(parents=True, exist_ok=True)
+        words = ["--hosts", str(hosts), "--spares", str(spares)]
+        words += ["--limits.step-s", "4", "--limits.first-step-s", "60"]
+        # Faults come faster than saves do.
+        words += ["--restart.pause-s", "0.1", "--restart.max-fruitless", "20"]
+        words += ["--", *flags]
+        self._command = [sys.executable, "-m", "mjax.launch", *words]
+        self._command += ["--work-dir", str(work_dir)]
+        self.start()
+
+    def start(self) -> None:
+        """Start the driver, for the first time or again."""
+        paths = [str(INJECT), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+        with (self.work_dir / "launch.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    # -------------------------------------------------------------------- what it says
+
+    def events(self, *kinds: str) -> list[Event]:
+        """Return its events so far."""
+        path = self.work_dir / "events.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if not kinds or event["kind"] in kinds]
+
+    @property
+    def generation(self) -> int:
+        """The present one; 0 before the first."""
+        return max((e["generation"] for e in self.events("generation")), default=0)
+
+    def hosts(self) -> list[str]:
+        """Return the hosts of the present generation, in the order of ranks."""
+        return self.events("generation")[-1]["data"]["hosts"]
+
+    def last_step(self) -> int:
+        """Return the step of the last row."""
+        return max((row["step"] for row in read_metrics(self.work_dir)), default=0)
+
+    def saved_steps(self) -> list[int]:
+        """Return the steps in its store."""
+        return Store(self.work_dir / "checkpoints").steps()
+
+    def word_path(self, rank: int) -> Path:
+        """Return the progress word of a rank of the present generation."""
+        return generation_folder(self.work_dir, self.generation) / f"progress-{rank}"
+
+    def word(self, rank: int) -> Word | None:
+        """Return what a rank of the present generation is doing."""
+        return progress.read(self.word_path(rank))
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until something is so.
+
+        Raises:
+          StuckError: it did not come, or the launch has ended.
+        """
+        until_s = time.monotonic() + LIMIT_S
+        while not condition():
+            if self.process.poll() is not None and not condition():
+                raise StuckError(f"the launch ended before {what}")
+            if time.monotonic() > until_s:
+                raise StuckError(f"{what} did not come in {LIMIT_S:g} s")
+            time.sleep(0.005)
+
+    def wait_for_row(self, step: int) -> None:
+        """Wait until there is a row of this step.
+
+        Raises:
+          StuckError: it did not come.
+        """
+        self.wait_for(lambda: self.last_step() >= step, f"the row of step {step}")
+
+    # --------------------------------------------------------------- what is done to it
+
+    def rank_pid(self, rank: int) -> int:
+        """Return the process of a rank."""
+        status = client.ask(self.work_dir, "status").data
+        ranks: Any = status["ranks"]
+        return next(one["pid"] for one in ranks if one["rank"] == rank)
+
+    def agent_pid(self, host: str) -> int:
+        """Return the process of the agent of a host."""
+        return int((self.work_dir / "launch" / f"agent-{host}.pid").read_text())
+
+    def inject(self, rank: int, what: str) -> None:
+        """Let a fault happen within a rank."""
+        path = Path(f"{self.word_path(rank)}.fault")
+        new = path.with_suffix(".new")
+        new.write_text(what)
+        new.rename(path)
+
+    def damage_newest_checkpoint(self) -> None:
+        """Flip a bit in the largest file of the newest saved step."""
+        folder = self.work_dir / "checkpoints" / str(self.saved_steps()[-1])
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        largest = max(files, key=lambda path: path.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
+
+    def kill_driver(self) -> None:
+        """Kill the driver, and start it again."""
+        self.process.kill()
+        self.process.wait()
+        self.start()
+
+    def end(self) -> None:
+        """Kill everything that is left."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for path in (self.work_dir / "launch").glob("agent-*.pid"):
+            try:
+                os.kill(int(path.read_text()), signal.SIGKILL)
+            except (ProcessLookupError, ValueError):
+                continue
