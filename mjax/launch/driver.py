@@ -20,9 +20,10 @@ import msgspec
 from mjax.launch import messages
 from mjax.launch.client import write_private
 from mjax.launch.config import RunConfig
+from mjax.launch.events import Event
 from mjax.launch.journal import Journal
 from mjax.launch.messages import Answer, Command, Hello, Message, RankSpec, Refused
-from mjax.launch.supervisor import Event, Supervisor
+from mjax.launch.supervisor import Supervisor
 
 TRAINER = (sys.executable, "-m", "mjax.train")
 """The command of a rank, without flags."""

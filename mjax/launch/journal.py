@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mjax.launch.supervisor import Event
+from mjax.launch.events import Event
 
 VERSION = 1
 _TABLES = """

@@ -18,18 +18,12 @@ Frames = tuple[str, ...]
 """`file:function`, innermost first."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Place:
     """Where a rank is; smaller is further behind."""
 
-    phase: int
     step: int
-    microstep: int
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """What is compared between ranks: microsteps count marks of one process."""
-        return (self.step, self.phase)
+    phase: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,11 +78,11 @@ def judge(
     silent = sorted(places.keys() - stacks.keys())
     if silent and len(silent) < len(places):
         return Verdict(ranks=tuple(silent), reason="no answer to a request for stacks")
-    furthest = max(place.order for place in places.values())
-    behind = sorted(r for r, place in places.items() if place.order < furthest)
+    furthest = max(places.values())
+    behind = sorted(r for r, place in places.items() if place < furthest)
     if behind and len(behind) < len(places):
-        least = min(places[rank].order for rank in behind)
-        last = tuple(rank for rank in behind if places[rank].order == least)
+        least = min(places[rank] for rank in behind)
+        last = tuple(rank for rank in behind if places[rank] == least)
         return Verdict(ranks=last, reason="progress behind that of the others")
     found = groups(stacks)
     if len(found) > 1 and len(found[0][1]) * 2 > len(stacks):

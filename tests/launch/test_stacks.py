@@ -32,7 +32,7 @@ def test_of_two_dumps_in_a_file_the_last_counts():
 
 
 def places(*steps, phase=5):
-    return {r: Place(phase=phase, step=s, microstep=0) for r, s in enumerate(steps)}
+    return {r: Place(phase=phase, step=s) for r, s in enumerate(steps)}
 
 
 A, B, C = ("a.py:wait",), ("b.py:sleep",), ("c.py:read",)

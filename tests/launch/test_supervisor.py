@@ -10,6 +10,8 @@ import pytest
 
 from mjax.launch import policy
 from mjax.launch.config import LimitsConfig, RestartConfig, RunConfig
+from mjax.launch.hosts import HostState
+from mjax.launch.liveness import Liveness
 from mjax.launch.messages import (
     Beat,
     Dump,
@@ -24,7 +26,7 @@ from mjax.launch.messages import (
     Start,
 )
 from mjax.launch.policy import Action, Cause
-from mjax.launch.supervisor import HostState, State, Supervisor, limit_s
+from mjax.launch.supervisor import State, Supervisor
 from mjax.processes.progress import Phase
 
 WAITING = """Current thread 0x01 (most recent call first):
@@ -373,15 +375,20 @@ def test_a_rank_that_does_not_end_when_asked_to_stop_is_killed():
 def test_the_limit_of_a_step_follows_the_steps_before_it():
     limits = LimitsConfig(step_s=10.0, factor=5.0, first_step_s=100.0, eval_s=60.0)
     state = RankState(rank=0, generation=1, pid=1, phase=Phase.STEP)
-    assert limit_s(limits, state, []) == 100
+
+    def limit_s(state: RankState, *step_times_s: float) -> float:
+        liveness = Liveness(limits)
+        for step_s in step_times_s:
+            liveness.took(msgspec.structs.replace(state, step_s=step_s))
+        return liveness.limit_s(state)
+
+    assert limit_s(state) == 100
     state = msgspec.structs.replace(state, step_s=1.0)
-    assert limit_s(limits, state, [1.0] * 99 + [50.0]) == 10
-    assert limit_s(limits, state, [4.0] * 100) == 20
-    assert (
-        limit_s(limits, msgspec.structs.replace(state, phase=Phase.EVAL), [4.0]) == 60
-    )
+    assert limit_s(state, *[1.0] * 99, 50.0) == 10
+    assert limit_s(state, *[4.0] * 100) == 20
+    assert limit_s(msgspec.structs.replace(state, phase=Phase.EVAL), 4.0) == 60
     for phase in Phase:
-        assert limit_s(limits, msgspec.structs.replace(state, phase=phase), []) > 0
+        assert limit_s(msgspec.structs.replace(state, phase=phase)) > 0
 
 
 def test_one_slow_phase_is_no_hang():

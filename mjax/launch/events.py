@@ -1,0 +1,27 @@
+"""Events of a run: what happened, for the journal and for people."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened."""
+
+    kind: str
+    text: str
+    severity: str = "info"
+    host: str | None = None
+    rank: int | None = None
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """JSON, for programs."""
+
+
+def teller(record: Callable[[Event], None]) -> Callable[..., None]:
+    """Return a function that records an event of (kind, text, severity, **fields)."""
+
+    def tell(kind: str, text: str, severity: str = "info", **fields: Any) -> None:
+        record(Event(kind=kind, text=text, severity=severity, **fields))
+
+    return tell

@@ -1,0 +1,136 @@
+"""What has failed: the cause, the hosts and the ranks, from what is seen of all ranks.
+
+Enters: the states of the ranks of a generation, and their stacks if they hang. Leaves:
+the one failure that explains the others.
+"""
+
+import dataclasses
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from mjax.launch import policy, stacks
+from mjax.launch.messages import RankState
+from mjax.launch.policy import Cause
+from mjax.processes.progress import Phase
+
+_MAX_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What ended a generation."""
+
+    cause: Cause
+    text: str
+    hosts: tuple[str, ...] = ()
+    """Those that are to blame."""
+    ranks: tuple[int, ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """Return what an event says of it: host and rank, if it is one."""
+        return {
+            "host": self.hosts[0] if len(self.hosts) == 1 else None,
+            "rank": self.ranks[0] if len(self.ranks) == 1 else None,
+            "data": {
+                "cause": self.cause.value,
+                "ranks": [*self.ranks],
+                "hosts": [*self.hosts],
+            },
+        }
+
+
+def of_silence(lost: Collection[str], limit_s: float) -> Failure:
+    """Say that hosts have not been heard for limit_s."""
+    hosts = tuple(sorted(lost))
+    text = f"no heartbeat of {', '.join(hosts)} for {limit_s:g} s"
+    return Failure(cause=Cause.HOST_LOST, text=text, hosts=hosts)
+
+
+def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Failure:
+    """Find the end that explains the others: by rank of cause, then by time.
+
+    Args:
+      ended: ranks with an exit code; at least one.
+      host_of: from a rank to its host.
+    """
+    causes = {
+        rank: policy.cause_of(state.code, out_of_memory=state.out_of_memory)
+        for rank, state in ended.items()
+        if state.code is not None
+    }
+
+    def key(rank: int) -> tuple[bool, int, int]:
+        is_consequence = policy.is_consequence(ended[rank].code or 0)
+        order = policy.RANKING.index(causes[rank])
+        return is_consequence, order, ended[rank].ended_ns or 0
+
+    rank = min(causes, key=key)
+    first, host = ended[rank], host_of(rank)
+    code = first.code or 0
+    text = f"rank {rank} on {host} ended with {describe_code(code)}"
+    if code not in (0, 42, -signal.SIGKILL) and first.last_lines:
+        text += f"; the last lines of its log:\n{first.last_lines}"
+    return Failure(cause=causes[rank], text=text, hosts=(host,), ranks=(rank,))
+
+
+def of_hang(
+    alive: Mapping[int, RankState],
+    shown: Mapping[int, str],
+    host_of: Callable[[int], str],
+) -> tuple[Failure, dict[str, Any]]:
+    """Name who holds up the others.
+
+    Args:
+      alive: ranks that have not ended.
+      shown: the stacks of those that answered.
+      host_of: from a rank to its host.
+    Returns:
+      the failure, and the evidence as JSON: groups of ranks by frames, and the stacks.
+    """
+    places = {r: stacks.Place(step=s.step, phase=s.phase) for r, s in alive.items()}
+    found = {rank: stacks.frames(text) for rank, text in shown.items()}
+    stopped = [rank for rank, state in alive.items() if state.state in "Tt"]
+    verdict = stacks.judge(places, found, stopped)
+    hosts = tuple(sorted({host_of(rank) for rank in verdict.ranks}))
+    where, step = "all", min((state.step for state in alive.values()), default=0)
+    if verdict.ranks:
+        first = alive[verdict.ranks[0]]
+        phase, step = Phase(first.phase).name.lower(), first.step
+        where = f"rank {join(verdict.ranks)} on {', '.join(hosts)} in {phase}"
+    text = f"{where}: {verdict.reason}, step {step}"
+    evidence = {
+        "groups": [
+            {"ranks": ranks, "frames": list(frames)}
+            for frames, ranks in stacks.groups(found)
+        ],
+        "stacks": {str(rank): text for rank, text in shown.items()},
+    }
+    failure = Failure(cause=Cause.HUNG, text=text, hosts=hosts, ranks=verdict.ranks)
+    return failure, evidence
+
+
+def describe_end(state: RankState) -> str:
+    """Say how and where a rank has ended."""
+    assert state.code is not None
+    return (
+        f"rank {state.rank} ended with {describe_code(state.code)} in "
+        f"{Phase(state.phase).name.lower()} after step {state.step}"
+    )
+
+
+def describe_code(code: int) -> str:
+    """Name an exit code."""
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def join(ranks: Sequence[int]) -> str:
+    """Write ranks, the first of them if they are many."""
+    shown = ", ".join(map(str, sorted(ranks)[:_MAX_SHOWN]))
+    num_more = len(ranks) - _MAX_SHOWN
+    return shown if num_more <= 0 else f"{shown} and {num_more} more"

@@ -1,0 +1,40 @@
+"""How long a rank may go without progress.
+
+Enters: limits by phase, and the steps that were taken. Leaves: seconds.
+"""
+
+import collections
+import math
+
+from mjax.launch.config import LimitsConfig
+from mjax.launch.messages import RankState
+from mjax.processes.progress import Phase
+
+_NUM_STEP_TIMES = 256
+
+
+class Liveness:
+    """Knows how long a step lately took."""
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        """Know of no step."""
+        self._limits = limits
+        self._step_times_s: collections.deque[float] = collections.deque(
+            maxlen=_NUM_STEP_TIMES
+        )
+
+    def took(self, state: RankState) -> None:
+        """Note the time of the step that a rank has just taken, if it says one."""
+        if state.step_s is not None:
+            self._step_times_s.append(state.step_s)
+
+    def limit_s(self, state: RankState) -> float:
+        """Return the seconds without progress after which a rank in `state` hangs."""
+        phase = Phase(state.phase)
+        if phase is not Phase.STEP:
+            return getattr(self._limits, f"{phase.name.lower()}_s")
+        if state.step_s is None:
+            return max(self._limits.first_step_s, self._limits.step_s)
+        ordered = sorted(self._step_times_s)
+        p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
+        return max(self._limits.step_s, self._limits.factor * p99_s)

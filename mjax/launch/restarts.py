@@ -1,0 +1,63 @@
+"""Whether a run is started again, and after which pause.
+
+Enters: steps that were saved, and what ended each generation. Leaves: a pause, or the
+advice to give up: generations that save nothing new are no use.
+"""
+
+from collections.abc import Mapping
+
+from mjax.launch.config import RestartConfig
+from mjax.launch.policy import Cause
+
+_NOTHING_FAILED = (Cause.PREEMPTED, Cause.EVICTED)
+
+
+class Restarts:
+    """Counts generations in a row that ended without a new saved step."""
+
+    def __init__(self, config: RestartConfig) -> None:
+        """Know of no step."""
+        self._config = config
+        self.saved_step = -1
+        """The newest step that is known to be saved."""
+        self.num_fruitless = 0
+        self._saved_before = -1
+
+    def to_json(self) -> dict[str, int]:
+        """Return what a new driver must know."""
+        return {
+            "saved_step": self.saved_step,
+            "saved_before": self._saved_before,
+            "num_fruitless": self.num_fruitless,
+        }
+
+    def take_up(self, fields: Mapping[str, int]) -> None:
+        """Go on with what `to_json` returned; other fields are ignored."""
+        self.saved_step = fields["saved_step"]
+        self._saved_before = fields["saved_before"]
+        self.num_fruitless = fields["num_fruitless"]
+
+    def begin(self) -> None:
+        """Begin a generation."""
+        self._saved_before = self.saved_step
+
+    def end(self, cause: Cause) -> None:
+        """Count a generation that has ended."""
+        is_fruitless = self.saved_step <= self._saved_before
+        if is_fruitless and cause not in _NOTHING_FAILED:
+            self.num_fruitless += 1
+        else:
+            self.num_fruitless = 0
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether there is no use in a further generation."""
+        return self.num_fruitless >= self._config.max_fruitless
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds before the next generation."""
+        if not self.num_fruitless:
+            return 0.0
+        pause_s = self._config.pause_s * 2 ** (self.num_fruitless - 1)
+        return min(pause_s, self._config.max_pause_s)
