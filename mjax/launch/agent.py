@@ -175,7 +175,7 @@ class Agent:
         )
         return 1
 
-    async def _obey(self, message: messages.Message) -> int | None:
+    async def _obey(self, message: messages.ToAgent) -> int | None:
         """Do what the driver says; return an exit code if the agent ends."""
         match message:
             case messages.Refused():
@@ -198,8 +198,6 @@ class Agent:
             case messages.Quit():
                 self._kill(self._newest(), signal.SIGKILL)
                 return 0
-            case _:
-                pass
         return None
 
     async def _start(self, message: messages.Start) -> None:

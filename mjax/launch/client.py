@@ -108,7 +108,7 @@ async def _exchange(
         ) from error
     with contextlib.closing(writer):
         writer.write(messages.encode(command))
-        decoder = msgspec.json.Decoder(messages.Answer | messages.Refused)
+        decoder = msgspec.json.Decoder(messages.ToPerson)
         try:
             return await messages.receive(reader, decoder)
         except EOFError:

@@ -157,7 +157,7 @@ class Driver:
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        decoder = msgspec.json.Decoder(messages.FromAgent)
+        decoder = msgspec.json.Decoder(messages.First)
         try:
             first = await messages.receive(reader, decoder)
             problem = self._problem(first)
@@ -165,8 +165,8 @@ class Driver:
                 writer.write(messages.encode(Refused(reason=problem)))
             elif isinstance(first, Command):
                 writer.write(messages.encode(self._command(first)))
-            elif isinstance(first, Hello):
-                await self._serve_agent(first, reader, writer, decoder)
+            else:
+                await self._serve_agent(first, reader, writer)
             with contextlib.suppress(OSError):
                 await writer.drain()
         except (OSError, EOFError):
@@ -179,7 +179,6 @@ class Driver:
         hello: Hello,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        decoder: msgspec.json.Decoder[Any],
     ) -> None:
         name = hello.host
         is_heard = not self._supervisor.is_lost(name, time.monotonic())
@@ -191,11 +190,8 @@ class Driver:
             writer.write(messages.encode(Refused(reason=reason)))
             return
         self._writers[name], self._pids[name] = writer, hello.pid
-        welcome = messages.Welcome(
-            version=messages.VERSION, work_dir=str(self._work_dir)
-        )
-        writer.write(messages.encode(welcome))
         self._supervisor.joined(hello, time.monotonic())
+        decoder = msgspec.json.Decoder(messages.FromAgent)
         try:
             while True:
                 message = await messages.receive(reader, decoder)
@@ -207,17 +203,13 @@ class Driver:
                         self._supervisor.ports(name, message, now_s)
                     case messages.Stacks():
                         self._supervisor.shown(name, message, now_s)
-                    case _:
-                        raise ValueError(f"an agent does not say {message}")
         finally:
             if self._writers.get(name) is writer:
                 del self._writers[name]
                 self._supervisor.left(name, time.monotonic())
 
-    def _problem(self, first: Message) -> str | None:
+    def _problem(self, first: Hello | Command) -> str | None:
         """Say why whoever says this first is not served."""
-        if not isinstance(first, (Hello, Command)):
-            return "the first message must be hello or command"
         if not messages.has_token(first.token, self._token):
             return (
                 "wrong token; give the token file of this run (launch/token in its "

@@ -92,13 +92,6 @@ class RankSpec(msgspec.Struct, kw_only=True, frozen=True):
     """For its progress word, its stacks and its log."""
 
 
-class Welcome(Message, tag="welcome"):
-    """The driver takes the agent; `work_dir` is for messages to people."""
-
-    version: int
-    work_dir: str
-
-
 class Refused(Message, tag="refused"):
     """The driver does not take the agent or the command."""
 
@@ -153,8 +146,14 @@ class Answer(Message, tag="answer"):
     data: dict[str, object]
 
 
-FromAgent = Hello | Beat | Ports | Stacks | Command
-ToAgent = Welcome | Refused | FindPorts | Start | Signal | Dump | Quit | Answer
+First = Hello | Command
+"""What a connection to the driver begins with."""
+FromAgent = Beat | Ports | Stacks
+"""What an agent says after its hello."""
+ToAgent = Refused | FindPorts | Start | Signal | Dump | Quit
+"""What a driver says to an agent."""
+ToPerson = Answer | Refused
+"""What a driver says to a command."""
 
 _encoder = msgspec.json.Encoder()
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -257,6 +258,24 @@ def test_who_has_not_the_token_is_told_nothing(tmp_path, capsys):
     assert "an agent with the name host-0 is connected" in done.stderr
     assert command.main(["stop", "--work-dir", str(work_dir)]) == 0
     assert launch.end() == 42
+
+
+@pytest.mark.parametrize("words", [[messages.Quit()], ["hello", "hello"]])
+def test_who_says_what_is_not_said_there_is_left_alone(tmp_path, words):
+    launch = Launch(tmp_path / "run")
+    launch.wait_for(lambda: len(launch.rows()) >= 4)
+    folder = tmp_path / "run" / "launch"
+    fields = {"host": "host-7", "address": "127.0.0.1", "pid": 1, "facts": {}}
+    token = (folder / "token").read_text()
+    hello = messages.Hello(version=VERSION, token=token, **fields)
+    lines = [messages.encode(hello if word == "hello" else word) for word in words]
+    address = json.loads((folder / "address.json").read_text())
+    with socket.create_connection(address, timeout=10) as stranger:
+        stranger.sendall(b"".join(lines))
+        assert stranger.recv(1) == b""
+    assert command.main(["stop", "--work-dir", str(tmp_path / "run")]) == 0
+    assert launch.end() == 42
+    assert "Traceback" not in launch.err
 
 
 def test_another_protocol_is_refused_with_both_versions(tmp_path, capsys, monkeypatch):
