@@ -36,11 +36,7 @@ class LimitsConfig:
     """To end, and for the other ranks once one has ended."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            number = getattr(self, field.name)
-            flag = f"--limits.{field.name.replace('_', '-')}"
-            if not 0 < number < float("inf"):
-                raise ValueError(f"{flag} must be positive and finite, got {number}")
+        _check_positive(self, "limits")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,11 +67,7 @@ class RestartConfig:
                 f"{self.max_fruitless}; 1 gives up at the first failure without a new "
                 "saved step"
             )
-        for field in dataclasses.fields(self)[1:]:
-            number = getattr(self, field.name)
-            flag = f"--restart.{field.name.replace('_', '-')}"
-            if not 0 < number < float("inf"):
-                raise ValueError(f"{flag} must be positive and finite, got {number}")
+        _check_positive(self, "restart")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,3 +94,16 @@ class RunConfig:
     def num_ranks(self) -> int:
         """Processes of the trainer on all hosts."""
         return self.hosts * self.ranks_per_host
+
+
+def _check_positive(config: "LimitsConfig | RestartConfig", group: str) -> None:
+    """Refuse what is no time.
+
+    Raises:
+      ValueError: a field is not positive, or not finite.
+    """
+    for field in dataclasses.fields(config):
+        number = getattr(config, field.name)
+        if not 0 < number < float("inf"):
+            flag = f"--{group}.{field.name.replace('_', '-')}"
+            raise ValueError(f"{flag} must be positive and finite, got {number}")

@@ -69,7 +69,8 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     first, host = ended[rank], host_of(rank)
     code = first.code or 0
     text = f"rank {rank} on {host} ended with {describe_code(code)}"
-    if code not in (0, 42, -signal.SIGKILL) and first.last_lines:
+    is_mute = code == -signal.SIGKILL or not policy.is_failure(code)
+    if not is_mute and first.last_lines:
         text += f"; the last lines of its log:\n{first.last_lines}"
     return Failure(cause=causes[rank], text=text, hosts=(host,), ranks=(rank,))
 

@@ -57,12 +57,16 @@ TABLE: dict[Cause, Rule] = {
     Cause.EVICTED: Rule(Action.EVICT, "a person knows more"),
 }
 
-_EXIT_CODES = {
-    0: Cause.DONE,
-    2: Cause.BAD_INPUT,
-    42: Cause.PREEMPTED,
-    93: Cause.GAVE_UP,
-    137: Cause.KILLED,  # as a shell or a container reports SIGKILL
+EXIT_CODES = {
+    Cause.DONE: 0,
+    Cause.BAD_INPUT: 2,
+    Cause.PREEMPTED: 42,
+    Cause.GAVE_UP: 93,
+}
+"""Of `python -m mjax.train`, and of a launch that ends for this cause."""
+_KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # as a container reports it too
+_CAUSES = {code: cause for cause, code in EXIT_CODES.items()} | {
+    _KILLED_IN_A_SHELL: Cause.KILLED
 }
 _KILLS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 
@@ -86,11 +90,16 @@ def cause_of(code: int, *, out_of_memory: bool = False) -> Cause:
       code: as of `subprocess.Popen.returncode`: a signal is negative.
       out_of_memory: the kernel has killed a process of the host for its memory.
     """
-    if out_of_memory and code in (-signal.SIGKILL, 137):
+    if out_of_memory and code in (-signal.SIGKILL, _KILLED_IN_A_SHELL):
         return Cause.OUT_OF_MEMORY
     if code in _KILLS:
         return Cause.KILLED
-    return _EXIT_CODES.get(code, Cause.CRASHED if code < 0 else Cause.FAILED)
+    return _CAUSES.get(code, Cause.CRASHED if code < 0 else Cause.FAILED)
+
+
+def is_failure(code: int) -> bool:
+    """Say whether a process that ends this way leaves its run unfinished."""
+    return cause_of(code) not in (Cause.DONE, Cause.PREEMPTED)
 
 
 def is_consequence(code: int) -> bool:

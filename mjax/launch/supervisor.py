@@ -43,8 +43,6 @@ _SETTLE_S = 0.3
 _PORTS_S = 10.0
 _STARTED_S = 15.0
 """After which a rank must be known to its host."""
-GAVE_UP, PREEMPTED = 93, 42
-"""Exit codes, as of `python -m mjax.train`."""
 
 
 class State(enum.StrEnum):
@@ -255,7 +253,7 @@ class Supervisor:
             self._signal(signal.SIGTERM)
             self._stop_by_s = now_s + self.config.restart.stop_s
         elif self.state not in (State.STOPPING, State.ENDED):
-            self._end(PREEMPTED, now_s)
+            self._end(Cause.PREEMPTED, now_s)
 
     # -------------------------------------------------------------------- the clock
 
@@ -294,7 +292,7 @@ class Supervisor:
                     "--hosts",
                     "error",
                 )
-                self._end(GAVE_UP, now_s)
+                self._end(Cause.GAVE_UP, now_s)
             return
         chosen = ready[: self.config.hosts]
         for host in ready:
@@ -318,7 +316,7 @@ class Supervisor:
             return
         states = self._states()
         ended = {r: state for r, state in states.items() if state.code is not None}
-        is_bad = any(state.code not in (0, PREEMPTED) for state in ended.values())
+        is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
         settled = self._first_end_s is not None and (
             now_s - self._first_end_s >= _SETTLE_S
         )
@@ -403,16 +401,11 @@ class Supervisor:
     def _decide(self, failure: Failure, now_s: float) -> None:
         """Apply the policy."""
         rule = policy.TABLE[failure.cause]
-        codes = {
-            Cause.DONE: 0,
-            Cause.GAVE_UP: GAVE_UP,
-            Cause.BAD_INPUT: 2,
-        }
         if self._is_asked_to_stop and failure.cause is not Cause.DONE:
-            self._end(PREEMPTED, now_s)
+            self._end(Cause.PREEMPTED, now_s)
             return
         if rule.action is Action.END:
-            self._end(codes[failure.cause], now_s)
+            self._end(failure.cause, now_s)
             return
         if rule.action is Action.EVICT:
             for name in failure.hosts:
@@ -426,7 +419,7 @@ class Supervisor:
                 f"new saved step; the last: {failure.cause}: {failure.text}",
                 "error",
             )
-            self._end(GAVE_UP, now_s)
+            self._end(Cause.GAVE_UP, now_s)
             return
         pause_s = self._restarts.pause_s
         self._tell(
@@ -436,8 +429,8 @@ class Supervisor:
         self._until_s = now_s + pause_s
         self.tick(now_s)
 
-    def _end(self, code: int, now_s: float) -> None:
-        self.exit_code = code
+    def _end(self, cause: Cause, now_s: float) -> None:
+        self.exit_code = code = policy.EXIT_CODES[cause]
         self._enter(State.ENDED, now_s)
         self._tell("end", f"the run ended with {code}", data={"code": code})
         for name in self.hosts:

@@ -28,6 +28,7 @@ from mjax.launch.messages import (
 from mjax.launch.policy import Action, Cause
 from mjax.launch.supervisor import State, Supervisor
 from mjax.processes.progress import Phase
+from mjax.run import ending
 
 WAITING = """Current thread 0x01 (most recent call first):
   File "jax/array.py", line 1 in _value
@@ -454,7 +455,13 @@ def test_every_cause_has_a_row_and_every_exit_code_a_cause():
     assert found[1] == Cause.FAILED
     assert set(found.values()) <= set(policy.RANKING)
     ends = {cause for cause, rule in policy.TABLE.items() if rule.action is Action.END}
-    assert ends == {Cause.DONE, Cause.GAVE_UP, Cause.BAD_INPUT}
+    assert ends < set(policy.EXIT_CODES)
+    assert policy.EXIT_CODES == {
+        Cause.DONE: ending.DONE,
+        Cause.BAD_INPUT: ending.BAD_INPUT,
+        Cause.PREEMPTED: ending.PREEMPTED,
+        Cause.GAVE_UP: ending.GAVE_UP,
+    }
 
 
 @pytest.mark.parametrize(
