@@ -77,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the flags; None takes those of the process.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    marks = progress.from_environment()
-    marks.mark(Phase.INIT)
     try:
+        marks = progress.from_environment()
+        marks.mark(Phase.INIT)
         found = _found_config(argv)
     except ValueError as error:
         return _refused(error)

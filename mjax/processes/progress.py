@@ -137,8 +137,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:
     """Return the writer that whoever started this process asks for.
 
     Raises:
-      ValueError: the generation is no whole number.
-      OSError: the file cannot be made or mapped.
+      ValueError: the generation is no whole number, or the file cannot be made.
     """
     path = environment.get(FILE_VARIABLE)
     generation = environment.get(GENERATION_VARIABLE, "0")
@@ -146,7 +145,12 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:
         raise ValueError(
             f"{GENERATION_VARIABLE} must be a whole number, got {generation!r}"
         )
-    return Writer(Path(path) if path else None, int(generation))
+    try:
+        return Writer(Path(path) if path else None, int(generation))
+    except OSError as error:
+        raise ValueError(
+            f"{FILE_VARIABLE} must name a file that can be written: {error}"
+        ) from error
 
 
 def show_stacks_on_signal(environment: Mapping[str, str] = os.environ) -> None:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from mjax import train
 from mjax.processes import progress
 from mjax.processes.progress import Phase, Writer, read
 
@@ -70,6 +71,15 @@ def test_the_environment_says_where_and_which_generation(tmp_path):
     assert word.generation == 4
     with pytest.raises(ValueError, match="MJAX_GENERATION must be a whole number"):
         progress.from_environment(names | {progress.GENERATION_VARIABLE: "-4"})
+    absent = {progress.FILE_VARIABLE: str(path / "absent")}
+    with pytest.raises(ValueError, match="MJAX_PROGRESS_FILE must name a file that"):
+        progress.from_environment(absent)
+
+
+def test_the_trainer_refuses_what_is_no_generation(monkeypatch, capsys):
+    monkeypatch.setenv(progress.GENERATION_VARIABLE, "one")
+    assert train.main(["--print-config"]) == 2
+    assert "must be a whole number, got 'one'" in capsys.readouterr().err
 
 
 HANGS = """
