@@ -15,8 +15,6 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BENCHMARKS_DIR = REPOSITORY / "docs" / "benchmarks"
-TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu")
-"""Fields of a metrics row that say how long, as all `ckpt_` do, not what came out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,15 +87,6 @@ def read_metrics(work_dir: Path) -> list[dict[str, Any]]:
     path = work_dir / "metrics.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
-
-
-def without_timing(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row that a run computes."""
-    return {
-        name: value
-        for name, value in row.items()
-        if name not in TIMING and not name.startswith("ckpt_")
-    }
 
 
 def largest_difference(

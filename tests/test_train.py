@@ -18,10 +18,9 @@ from mjax import train
 from mjax.ckpt import __main__ as ckpt_command
 from mjax.data import __main__ as data_command
 from mjax.run import ending
-from mjax.run.metrics import read_rows
+from mjax.run.metrics import read_computed, read_rows
 
 REPOSITORY = Path(__file__).parents[1]
-TIMING = {"step_s", "data_wait_s", "tokens_per_s", "mfu"}
 
 
 @pytest.fixture(autouse=True)
@@ -45,17 +44,6 @@ def flags(work_dir, *more):
 def command(work_dir, *more):
     words = flags(work_dir, "--simulate-devices", "2", *more)
     return [sys.executable, "-m", "mjax.train", *words]
-
-
-def timeless(work_dir):
-    return [
-        {
-            name: value
-            for name, value in row.items()
-            if name not in TIMING and not name.startswith("ckpt_")
-        }
-        for row in read_rows(work_dir / "metrics.jsonl")
-    ]
 
 
 def start_and_signal(work_dir, number, at_row, log):
@@ -84,17 +72,17 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
     assert summary["steps"] == 12
     assert summary["exit"] == 0
     assert summary["eval_bits_per_byte"] == pytest.approx(
-        timeless(path)[-1]["eval_bits_per_byte"]
+        read_computed(path)[-1]["eval_bits_per_byte"]
     )
     assert (path / "plots" / "loss.png").stat().st_size > 1000
     assert "continued by the model" in (path / "sample.txt").read_text()
     config = json.loads((path / "config.json").read_text())
     assert config["data"]["path"] == ["synthetic"]
-    assert [row["step"] for row in timeless(path)] == list(range(1, 13))
+    assert [row["step"] for row in read_computed(path)] == list(range(1, 13))
 
     assert train.main(flags(path, "--steps", "14")) == ending.DONE
     assert "resuming after step 12" in capsys.readouterr().out
-    assert [row["step"] for row in timeless(path)] == list(range(1, 15))
+    assert [row["step"] for row in read_computed(path)] == list(range(1, 15))
 
 
 @pytest.mark.parametrize(
@@ -157,8 +145,8 @@ def test_a_work_dir_alone_resumes_the_run_in_it(finished, tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"resuming the run in {path}: its config.json gives the flags" in out
     assert "resuming after step 12" in out
-    assert timeless(path)[:12] == timeless(finished)
-    assert [row["step"] for row in timeless(path)] == list(range(1, 15))
+    assert read_computed(path)[:12] == read_computed(finished)
+    assert [row["step"] for row in read_computed(path)] == list(range(1, 15))
     assert train.main([*alone, "--steps", "14", "--seed", "5"]) == ending.BAD_INPUT
     assert "seed: 0 there, 5 in this run" in capsys.readouterr().err
     # A recipe, or a new beginning, takes nothing from there.
@@ -206,7 +194,7 @@ def test_a_bad_init_from_moves_no_old_run_aside(finished, tmp_path, capsys):
     )
     assert "which --restart-from-scratch moves aside" in capsys.readouterr().err
     assert [*tmp_path.iterdir()] == [path]
-    assert timeless(path) == timeless(finished)
+    assert read_computed(path) == read_computed(finished)
 
 
 STAGED = [
@@ -258,13 +246,13 @@ def test_starting_from_scratch_keeps_the_old_run(tmp_path):
     path, store = tmp_path / "run", tmp_path / "store"
     two_steps = ["--steps", "2", "--ckpt.dir", str(store)]
     assert train.main(flags(path, *two_steps)) == ending.DONE
-    old = timeless(path)
+    old = read_computed(path)
     again = flags(path, *two_steps, "--seed", "1", "--restart-from-scratch")
     assert train.main(again) == ending.DONE
-    assert timeless(tmp_path / "run.1") == old
+    assert read_computed(tmp_path / "run.1") == old
     assert (tmp_path / "store.1" / "2").is_dir()
     assert (store / "2").is_dir()
-    assert timeless(path) != old
+    assert read_computed(path) != old
 
 
 def test_checkpoints_of_another_run_are_refused(finished, tmp_path, capsys):
@@ -323,7 +311,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
     for _ in range(2):
         assert train.main(flags(path)) == ending.GAVE_UP
         assert "no intact checkpoint is left" in capsys.readouterr().err
-    assert timeless(path) == timeless(finished)
+    assert read_computed(path) == read_computed(finished)
 
 
 @pytest.mark.slow
@@ -339,8 +327,8 @@ def test_a_run_begins_with_what_another_has_exported(tmp_path, capsys):
     still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(folder)]
     assert train.main(flags(tmp_path / "next", *shown, *still)) == ending.DONE
     # Another value of the learning rate is another compilation.
-    assert timeless(tmp_path / "next")[-1]["eval_loss"] == pytest.approx(
-        timeless(path)[-1]["eval_loss"], rel=1e-6
+    assert read_computed(tmp_path / "next")[-1]["eval_loss"] == pytest.approx(
+        read_computed(path)[-1]["eval_loss"], rel=1e-6
     )
 
 
@@ -352,8 +340,8 @@ def test_a_run_begins_with_the_parameters_of_another(finished, tmp_path, capsys)
         capsys.readouterr().out
     )
     # float32 sums in another order, with tp.
-    assert timeless(path)[-1]["eval_loss"] == pytest.approx(
-        timeless(finished)[-1]["eval_loss"], rel=1e-5
+    assert read_computed(path)[-1]["eval_loss"] == pytest.approx(
+        read_computed(finished)[-1]["eval_loss"], rel=1e-5
     )
     wider = ["--model.d-ff", "96", "--init-from", str(finished)]
     assert train.main(flags(tmp_path / "wider", *wider)) == ending.BAD_INPUT
@@ -372,7 +360,7 @@ def test_a_killed_run_and_a_stopped_run_continue_bitwise(tmp_path):
     assert code == ending.PREEMPTED, log.read_text()
     assert json.loads((path / "summary.json").read_text())["exit"] == ending.PREEMPTED
     subprocess.run(command(path), cwd=REPOSITORY, check=True, capture_output=True)
-    assert timeless(path) == timeless(undisturbed)
+    assert read_computed(path) == read_computed(undisturbed)
 
 
 def test_two_processes_train_to_the_end_as_one(finished, tmp_path):
@@ -395,8 +383,8 @@ def test_two_processes_train_to_the_end_as_one(finished, tmp_path):
     outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert "continued by the model" in (path / "sample.txt").read_text()
-    losses = [row["loss"] for row in timeless(path)]
+    losses = [row["loss"] for row in read_computed(path)]
     # float32 sums in another order, on 4 devices instead of 8.
     assert losses == pytest.approx(
-        [row["loss"] for row in timeless(finished)], rel=1e-5
+        [row["loss"] for row in read_computed(finished)], rel=1e-5
     )

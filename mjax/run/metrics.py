@@ -32,6 +32,8 @@ from mjax.hardware.utilization import Utilization
 Row = dict[str, Any]
 """One step: names to numbers, None where a number is not known."""
 
+_TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu")
+"""Fields that say how long, as all that begin with `ckpt_` do, not what came out."""
 _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Categories of Unicode characters that a terminal acts on, or has no sign for."""
 
@@ -81,6 +83,20 @@ def make_row(
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of metrics.jsonl; a line that was cut off is left out."""
     return _rows_of(path.read_bytes()) if path.exists() else []
+
+
+def without_timing(row: Row) -> Row:
+    """Return the fields of a row that two runs of the same training share."""
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in _TIMING and not name.startswith("ckpt_")
+    }
+
+
+def read_computed(work_dir: Path) -> list[Row]:
+    """Read what a run computed, step by step: its rows without timing."""
+    return [without_timing(row) for row in read_rows(work_dir / "metrics.jsonl")]
 
 
 def _rows_of(data: bytes) -> list[Row]:

@@ -34,7 +34,8 @@ import jax
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store
-from scripts.evidence import BENCHMARKS_DIR, commit, read_metrics, without_timing
+from mjax.run.metrics import read_computed, without_timing
+from scripts.evidence import BENCHMARKS_DIR, commit, read_metrics
 from scripts.faults.chaos_log import (
     Fault,
     Generation,
@@ -168,8 +169,8 @@ class Supervisor:
         codes = group.wait()
         if codes != [0] * NUM_PROCESSES:
             raise RuntimeError(f"the undisturbed run ended with {codes}: {group.log}")
-        rows = read_metrics(work_dir)
-        self._reference = {row["step"]: without_timing(row) for row in rows}
+        rows = read_computed(work_dir)
+        self._reference = {row["step"]: row for row in rows}
         if [*self._reference] != [*range(1, self._num_steps + 1)]:
             missing = sorted({*range(1, self._num_steps + 1)} - {*self._reference})
             raise RuntimeError(

@@ -28,14 +28,8 @@ from typing import Any
 
 from mjax.launch.policy import Cause
 from mjax.processes.progress import Phase
-from scripts.evidence import (
-    BENCHMARKS_DIR,
-    Table,
-    commit,
-    read_metrics,
-    without_timing,
-    write_page,
-)
+from mjax.run.metrics import read_computed
+from scripts.evidence import BENCHMARKS_DIR, Table, commit, read_metrics, write_page
 from scripts.faults.chaos import differences
 from scripts.faults.launched import Launched, StuckError
 
@@ -206,8 +200,7 @@ def reference(folder: Path) -> dict[int, dict[str, Any]]:
             raise RuntimeError((launched.work_dir / "launch.log").read_text()[-2000:])
     finally:
         launched.end()
-    rows = read_metrics(launched.work_dir)
-    return {row["step"]: without_timing(row) for row in rows}
+    return {row["step"]: row for row in read_computed(launched.work_dir)}
 
 
 def run_all(

@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from mjax.run.metrics import read_computed
 from scripts.evidence import (
     REPOSITORY,
     Table,
@@ -26,7 +27,6 @@ from scripts.evidence import (
     read_metrics,
     run_training,
     train_command,
-    without_timing,
     write_page,
 )
 
@@ -74,7 +74,7 @@ def kill_and_resume(
     folder: Path, undisturbed: Path, steps: list[int]
 ) -> tuple[Table, bool]:
     """Kill one run per step; return the table, and whether all rows are the same."""
-    expected = [without_timing(row) for row in read_metrics(undisturbed)]
+    expected = read_computed(undisturbed)
     rows, all_equal = [], True
     for step in steps:
         work_dir = folder / f"killed-{step}"
@@ -82,7 +82,7 @@ def kill_and_resume(
         written = kill_after(step, flags, work_dir)
         saved = newest_step(work_dir)
         run_training(*flags)
-        got = [without_timing(row) for row in read_metrics(work_dir)]
+        got = read_computed(work_dir)
         num_equal = sum(a == b for a, b in zip(got, expected, strict=False))
         is_equal = got == expected
         all_equal &= is_equal

@@ -21,7 +21,7 @@ from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
 from mjax.run import loop as loop_module
 from mjax.run.loop import Cadence, Loop, StopRequest
-from mjax.run.metrics import Recorder, make_row, read_rows
+from mjax.run.metrics import Recorder, make_row, read_computed
 
 VOCAB = 16
 WIDTH = 4096
@@ -175,21 +175,12 @@ def run(
         checkpoints.close()
 
 
-def timeless(work_dir):
-    timing = {"step_s", "data_wait_s", "tokens_per_s", "mfu"}
-    rows = read_rows(work_dir / "metrics.jsonl")
-    return [
-        {k: v for k, v in row.items() if k not in timing and not k.startswith("ckpt_")}
-        for row in rows
-    ]
-
-
 @pytest.fixture
 def undisturbed(tmp_path):
     (tmp_path / "undisturbed").mkdir()
     outcome = run(tmp_path / "undisturbed")
     assert outcome.exit_code == loop_module.DONE
-    return timeless(tmp_path / "undisturbed"), outcome.state
+    return read_computed(tmp_path / "undisturbed"), outcome.state
 
 
 @pytest.fixture
@@ -226,7 +217,7 @@ def test_a_run_that_dies_at_any_step_continues_bitwise(undisturbed, work_dir, st
     with pytest.raises(Killed):
         run(work_dir, TinyBatches(at_step={step: kill}))
     outcome = run(work_dir)
-    assert timeless(work_dir) == rows
+    assert read_computed(work_dir) == rows
     np.testing.assert_array_equal(outcome.state.params["w"], state.params["w"])
 
 
@@ -238,11 +229,11 @@ def test_a_signal_finishes_the_step_saves_and_says_preempted(
     batches = TinyBatches(at_step={5: lambda: os.kill(os.getpid(), number)})
     outcome = run(work_dir, batches)
     assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 5)
-    assert [row["step"] for row in timeless(work_dir)] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in read_computed(work_dir)] == [1, 2, 3, 4, 5]
     assert (work_dir / "checkpoints" / "5").is_dir()
     assert signal.getsignal(number) is before
     assert run(work_dir).exit_code == loop_module.DONE
-    assert timeless(work_dir) == undisturbed[0]
+    assert read_computed(work_dir) == undisturbed[0]
 
 
 def terminate():
@@ -254,9 +245,9 @@ def test_a_signal_in_the_last_step_leaves_its_evaluation_to_the_next_start(
 ):
     outcome = run(work_dir, TinyBatches(at_step={10: terminate}))
     assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 10)
-    assert "eval_loss" not in timeless(work_dir)[-1]
+    assert "eval_loss" not in read_computed(work_dir)[-1]
     assert run(work_dir).exit_code == loop_module.DONE
-    assert timeless(work_dir) == undisturbed[0]
+    assert read_computed(work_dir) == undisturbed[0]
 
 
 @pytest.mark.parametrize("evaluation", [1, 3])
@@ -279,9 +270,9 @@ def test_a_signal_during_an_evaluation_ends_it_after_the_batch(
     assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, step)
     assert read == [0]
     assert (work_dir / "checkpoints" / str(step)).is_dir()
-    assert "eval_loss" not in timeless(work_dir)[-1]
+    assert "eval_loss" not in read_computed(work_dir)[-1]
     assert run(work_dir).exit_code == loop_module.DONE
-    assert timeless(work_dir) == undisturbed[0]
+    assert read_computed(work_dir) == undisturbed[0]
 
 
 def test_a_signal_before_the_first_step_saves_nothing(work_dir):
@@ -372,7 +363,7 @@ def test_a_run_whose_last_held_out_loss_is_not_finite_gives_up(work_dir, capsys)
 def test_skipped_steps_have_strict_rows_and_the_run_goes_on(work_dir):
     outcome = run(work_dir, TinyBatches(nan_at=(2, 3, 7)))
     assert outcome.exit_code == loop_module.DONE
-    rows = timeless(work_dir)
+    rows = read_computed(work_dir)
     assert [row["step"] for row in rows if row["skipped"]] == [2, 3, 7]
     assert rows[1]["loss"] is None
     assert rows[1]["nonfinite"]["loss"] == "nan"
@@ -384,7 +375,7 @@ def test_a_run_gives_up_after_too_many_skipped_steps_in_a_row(work_dir, capsys, 
     outcome = run(work_dir, TinyBatches(nan_at=range(first, 11)))
     assert outcome.exit_code == loop_module.GAVE_UP
     assert "gave up: the last" in capsys.readouterr().out
-    rows = timeless(work_dir)
+    rows = read_computed(work_dir)
     assert [row["step"] for row in rows] == list(range(1, outcome.step + 1))
     assert sum(row["skipped"] for row in rows) >= 3
 
@@ -392,13 +383,14 @@ def test_a_run_gives_up_after_too_many_skipped_steps_in_a_row(work_dir, capsys, 
 def test_a_finished_run_has_nothing_left_to_do(undisturbed, tmp_path):
     outcome = run(tmp_path / "undisturbed")
     assert (outcome.exit_code, outcome.step) == (loop_module.DONE, 10)
-    assert timeless(tmp_path / "undisturbed") == undisturbed[0]
+    assert read_computed(tmp_path / "undisturbed") == undisturbed[0]
 
 
 def test_more_steps_may_be_asked_later(undisturbed, tmp_path):
     outcome = run(tmp_path / "undisturbed", num_steps=12)
     assert outcome.step == 12
-    assert [row["step"] for row in timeless(tmp_path / "undisturbed")][-2:] == [11, 12]
+    rows = read_computed(tmp_path / "undisturbed")
+    assert [row["step"] for row in rows][-2:] == [11, 12]
 
 
 @contextlib.contextmanager
