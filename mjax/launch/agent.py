@@ -50,7 +50,8 @@ class Rank:
     word: Word | None = None
     """The last that could be read."""
     step_s: float | None = None
-    ended_ns: int | None = None
+    end: RankState | None = None
+    """The last that is to be said of it."""
 
     @property
     def progress_path(self) -> Path:
@@ -68,10 +69,21 @@ class Rank:
         return log_path(Path(self.spec.folder), self.spec.rank)
 
     def look(self) -> RankState:
-        """Return what is seen of it now."""
+        """Return what is seen of it now; once it has ended, what was seen then."""
+        if self.end is not None:
+            return self.end
         code = self.process.poll()
-        if code is not None and self.ended_ns is None:
-            self.ended_ns = time.time_ns()
+        state = self._look(code)
+        if code is not None:
+            self.end = msgspec.structs.replace(
+                state,
+                ended_ns=time.time_ns(),
+                out_of_memory=oom_kills() > self.oom_kills,
+                last_lines=self._last_lines(),
+            )
+        return self.end or state
+
+    def _look(self, code: int | None) -> RankState:
         self._read_word()
         word = self.word
         written_ns = self.started_ns if word is None else word.monotonic_ns
@@ -80,8 +92,6 @@ class Rank:
             generation=self.generation,
             pid=self.process.pid,
             code=code,
-            ended_ns=self.ended_ns,
-            out_of_memory=code is not None and oom_kills() > self.oom_kills,
             state="?" if code is not None else process_state(self.process.pid),
             phase=Phase.IMPORT if word is None else word.phase,
             step=0 if word is None else word.step,
@@ -89,7 +99,6 @@ class Rank:
             age_s=(time.monotonic_ns() - written_ns) / 1e9,
             step_s=self.step_s,
             saved_step=-1 if word is None else word.saved_step,
-            last_lines="" if code is None else self._last_lines(),
         )
 
     def _last_lines(self) -> str:
