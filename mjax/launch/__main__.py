@@ -8,7 +8,6 @@ Without a command everything runs on this machine, with simulated hosts. `driver
 import asyncio
 import dataclasses
 import json
-import signal
 import socket
 import sys
 import time
@@ -22,6 +21,7 @@ from mjax.launch.agent import Agent
 from mjax.launch.config import RunConfig
 from mjax.launch.driver import Driver
 from mjax.launch.journal import read_events
+from mjax.processes.config import split_address
 
 _PROG = "python -m mjax.launch"
 _OWN_FLAGS = (
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _local(words: list[str]) -> int:
     own, train = _split(words)
-    config: RunConfig = _read(RunConfig, own, "", "Launch a run on this machine.")
+    config: RunConfig = _read(RunConfig, own, "", __doc__)
     train, work_dir = _train_flags(train)
     return asyncio.run(local.run(config, train, work_dir))
 
@@ -122,22 +122,15 @@ def _driver(words: list[str]) -> int:
         train,
         work_dir=work_dir,
         token=client.read_token(config.token_file),
-        bind=_address(config.bind, "--bind"),
+        bind=split_address(config.bind, "--bind", least_port=0),
     )
-
-    async def serve() -> int:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        return await driver.run(stop)
-
-    return asyncio.run(serve())
+    return asyncio.run(driver.run())
 
 
 def _agent(words: list[str]) -> int:
     config: AgentFlags = _read(AgentFlags, words, " agent")
     agent = Agent(
-        driver=_address(config.driver, "--driver"),
+        driver=split_address(config.driver, "--driver"),
         token=client.read_token(config.token_file),
         host=config.host,
         address=config.address or socket.gethostname(),
@@ -177,7 +170,7 @@ def _ask(config: RunFlags, name: str, *, host: str = "", reason: str = "") -> in
     answer = client.ask(
         config.work_dir,
         name,
-        driver=_address(config.driver, "--driver") if config.driver else None,
+        driver=split_address(config.driver, "--driver") if config.driver else None,
         token_file=config.token_file,
         host=host,
         reason=reason,
@@ -222,7 +215,9 @@ def _train_flags(words: list[str]) -> tuple[list[str], Path]:
     return words, Path(work_dir)
 
 
-def _read(cls: Any, words: list[str], command: str, description: str = "") -> Any:
+def _read(
+    cls: Any, words: list[str], command: str, description: str | None = None
+) -> Any:
     return flags.read(
         cls,
         words,
@@ -230,13 +225,6 @@ def _read(cls: Any, words: list[str], command: str, description: str = "") -> An
         named_by=(cls,),
         description=description or cls.__doc__,
     )
-
-
-def _address(text: str, flag: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ValueError(f"{flag} must be host:port, got {text!r}")
-    return host.strip("[]"), int(port)
 
 
 if __name__ == "__main__":

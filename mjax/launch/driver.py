@@ -8,7 +8,7 @@ the journal says where the run was, agents call again, ranks never notice.
 import asyncio
 import contextlib
 import json
-import secrets
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -64,7 +64,8 @@ class Driver:
         self._supervisor = Supervisor(
             config, self._make_rank, self._send, self._record, time.monotonic()
         )
-        self._saved = ""
+        self._is_saved = False
+        self._saved_place: tuple[str, int] | None = None
         self._pids: dict[str, int] = {}
         self.address: tuple[str, int] = bind
         """Where it listens, once `is_listening`."""
@@ -94,14 +95,17 @@ class Driver:
         else:  # the work dir is trained further: generations count on
             self._supervisor.generation = snapshot["generation"]
 
-    async def run(self, stop: asyncio.Event) -> int:
+    async def run(self) -> int:
         """Serve until the run has ended; return its exit code.
 
-        Args:
-          stop: set by whoever wants the run to save and end.
+        SIGINT and SIGTERM let the run save and end.
+
         Raises:
           OSError: the port cannot be listened on.
         """
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         host, port = self._bind
         known = self._journal.fact("address")
         if port == 0 and known is not None:
@@ -164,7 +168,9 @@ class Driver:
             if problem is not None:
                 writer.write(messages.encode(Refused(reason=problem)))
             elif isinstance(first, Command):
-                writer.write(messages.encode(self._command(first)))
+                answer = self._command(first)
+                self._save()
+                writer.write(messages.encode(answer))
             else:
                 await self._serve_agent(first, reader, writer)
             with contextlib.suppress(OSError):
@@ -302,29 +308,29 @@ class Driver:
         )
 
     def _send(self, host: str, message: Message) -> None:
+        self._save()
         writer = self._writers.get(host)
         if writer is not None and not writer.is_closing():
             writer.write(messages.encode(message))
 
     def _record(self, event: Event) -> None:
         self._journal.record(event, self._supervisor.generation)
-        self._save()
+        self._is_saved = False
         mark = "" if event.severity == "info" else f"{event.severity}: "
         print(f"launch: {mark}{event.text}", file=sys.stderr, flush=True)
 
     def _save(self) -> None:
-        """Write the snapshot if it has changed, before anything is sent after it."""
-        text = json.dumps(self._supervisor.snapshot())
-        if text != self._saved:
-            self._saved = text
-            self._journal.set_fact("snapshot", json.loads(text))
+        """Write the snapshot before anything is sent, and each tick, if it changed.
+
+        With every change comes an event, another state or another generation.
+        """
+        place = (self._supervisor.state.value, self._supervisor.generation)
+        if self._is_saved and place == self._saved_place:
+            return
+        self._is_saved, self._saved_place = True, place
+        self._journal.set_fact("snapshot", self._supervisor.snapshot())
 
 
 def generation_folder(work_dir: Path, generation: int) -> Path:
     """Return where the logs of a generation are."""
     return work_dir / "launch" / f"generation-{generation:04d}"
-
-
-def new_token() -> str:
-    """Return a token that nobody guesses."""
-    return secrets.token_urlsafe(32)

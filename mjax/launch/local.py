@@ -9,6 +9,7 @@ If this process is killed the agents and their ranks go on. The same command fin
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from mjax.launch.agent import log_path
 from mjax.launch.client import read_token, write_private
 from mjax.launch.config import RunConfig
-from mjax.launch.driver import TRAINER, Driver, generation_folder, new_token
+from mjax.launch.driver import TRAINER, Driver, generation_folder
 
 _POLL_S = 0.1
 _RESPAWN_S = 1.0
@@ -53,13 +54,10 @@ async def run(
         bind=(LOOPBACK, 0),
         trainer=trainer,
     )
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     names = [f"host-{index}" for index in range(config.hosts + config.spares)]
     agents = Agents(names, work_dir, token_path)
     helpers: list[asyncio.Task[None]] = []
-    serving = asyncio.create_task(driver.run(stop))
+    serving = asyncio.create_task(driver.run())
     try:
         while not driver.is_listening and not serving.done():
             await asyncio.sleep(_POLL_S / 10)
@@ -84,7 +82,7 @@ def token_of(path: Path) -> str:
       ValueError: others may read it.
     """
     if not path.exists():
-        write_private(path, new_token())
+        write_private(path, secrets.token_urlsafe(32))
     return read_token(path)
 
 

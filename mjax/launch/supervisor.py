@@ -114,7 +114,8 @@ class Supervisor:
         host.address, host.is_connected = hello.address, True
         if host.state is HostState.LOST:
             host.state, host.why = HostState.SPARE, ""
-        self._tell("host", f"{host.name} joined as {host.state}", host=host.name)
+        text = f"{host.name} joined as {host.state}"
+        self._tell("host", text, host=host.name, data=hello.facts)
         if self.state is State.ENDED:
             self._send(host.name, Quit())
             return

@@ -55,13 +55,19 @@ class DistributedConfig:
             )
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Split host:port; an IPv6 host stands in brackets."""
+def split_address(
+    address: str, flag: str = "--distributed.coordinator", *, least_port: int = 1
+) -> tuple[str, int]:
+    """Split host:port; an IPv6 host stands in brackets.
+
+    Raises:
+      ValueError: it is no address; `flag` is what gave it.
+    """
     host, _, port = address.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    is_port = port.isascii() and port.isdigit() and least_port <= int(port) < 65536
     if not host or not is_port or (":" in host and not host.startswith("[")):
         raise ValueError(
-            "--distributed.coordinator must be host:port with a port from 1 to 65535, "
+            f"{flag} must be host:port with a port from {least_port} to 65535, "
             f"got {address!r}; for example 10.0.0.1:12355"
         )
     return host.strip("[]"), int(port)

@@ -301,7 +301,10 @@ def test_another_protocol_is_refused_with_both_versions(tmp_path, capsys, monkey
         ("-- --restart-from-scratch", "would discard the run at every restart"),
         ("-- --work-dir gs://b/x", "--work-dir must be a folder, got the URL gs://b/x"),
         ("statu --work-dir a", "unknown command statu; the nearest is status"),
-        ("agent --driver a --token-file t", "--driver must be host:port, got 'a'"),
+        (
+            "agent --driver a --token-file t",
+            "--driver must be host:port with a port from 1 to 65535, got 'a'",
+        ),
         ("agent --driver a:1 --token-file absent", "cannot read the token file absent"),
         ("status --work-dir absent", "does not say where the driver listens"),
         ("journal --work-dir absent", "absent has no journal; no launch has run there"),

@@ -1,6 +1,7 @@
 """Every decision of a driver, played without sockets, processes or a clock."""
 
 import dataclasses
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Cluster:
         self.events, self.sent = [], []
         self.states: dict[str, dict[int, RankState]] = {}
         self.silent: set[str] = set()
+        self.seen: tuple[Any, str] = (None, "")
         self.supervisor = self.driver()
         for index in range(num_agents):
             self.join(f"host-{index}")
@@ -59,12 +61,23 @@ class Cluster:
             self.config, self.make_rank, self.send, self.events.append, self.now_s
         )
 
+    def look(self):
+        """Check what a driver counts on that saves when it is told of a change."""
+        one = self.supervisor
+        place, snapshot = (
+            (len(self.events), one.state, one.generation),
+            json.dumps(one.snapshot()),
+        )
+        assert place != self.seen[0] or snapshot == self.seen[1]
+        self.seen = place, snapshot
+
     def make_rank(self, generation, rank, coordinator):
         assert coordinator
         return RankSpec(rank=rank, argv=[], environment={}, folder=str(generation))
 
     def send(self, host, message):
         self.sent.append((host, message))
+        self.look()
         ranks = self.states.setdefault(host, {})
         if host in self.silent:
             return
@@ -115,6 +128,7 @@ class Cluster:
                     beat = Beat(ranks=list(self.states.get(host, {}).values()))
                     self.supervisor.beat(host, beat, self.now_s)
             self.supervisor.tick(self.now_s)
+            self.look()
 
     def kinds(self, kind):
         return [event for event in self.events if event.kind == kind]
