@@ -203,6 +203,7 @@ def _take_steps(
         recorder,
         path=run.work_dir / "sample.txt",
         num_rows=run.sizes.dp,
+        num_tokens=config.log.sample_tokens,
         seed=config.seed,
         is_stopped=stop.reached,
     ):

@@ -36,7 +36,8 @@ def caches(tmp_path_factory, monkeypatch):
 def flags(work_dir, *more):
     return [
         *("--recipe", "debug", "--data.path", "synthetic", "--steps", "12"),
-        *("--ckpt.every", "4", "--eval.every", "6", "--work-dir", str(work_dir)),
+        *("--ckpt.every", "4", "--eval.every", "6", "--log.sample-tokens", "4"),
+        *("--work-dir", str(work_dir)),
         *more,
     ]
 
@@ -76,13 +77,16 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
     )
     assert (path / "plots" / "loss.png").stat().st_size > 1000
     assert "continued by the model" in (path / "sample.txt").read_text()
+    (path / "sample.txt").unlink()
     config = json.loads((path / "config.json").read_text())
     assert config["data"]["path"] == ["synthetic"]
     assert [row["step"] for row in read_computed(path)] == list(range(1, 13))
 
-    assert train.main(flags(path, "--steps", "14")) == ending.DONE
+    more = ["--steps", "14", "--log.sample-tokens", "0"]
+    assert train.main(flags(path, *more)) == ending.DONE
     assert "resuming after step 12" in capsys.readouterr().out
     assert [row["step"] for row in read_computed(path)] == list(range(1, 15))
+    assert not (path / "sample.txt").exists()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ def run_both(
     """Train on two processes, each in a folder and with flags of its own."""
     coordinator = f"127.0.0.1:{free_port()}"
     common = ["--recipe", "debug", "--data.path", "synthetic", "--steps", "2"]
+    common += ["--log.sample-tokens", "4"]
     common += ["--simulate-devices", "2", "--distributed.coordinator", coordinator]
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     for rank in range(2):

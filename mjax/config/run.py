@@ -29,12 +29,18 @@ class LogConfig:
 
     every: int = 10
     """Steps between progress lines."""
+    sample_tokens: int = 200
+    """Of the text that the model continues at the end, in sample.txt; 0 for none."""
     tensorboard: bool = False
     """Write TensorBoard event files too (extra: track)."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"--log.every must be at least 1, got {self.every}")
+        if self.sample_tokens < 0:
+            raise ValueError(
+                f"--log.sample-tokens must be at least 0, got {self.sample_tokens}"
+            )
         if self.tensorboard and importlib.util.find_spec("tensorboardX") is None:
             raise ValueError(
                 "--log.tensorboard needs tensorboardX, which is not installed: "

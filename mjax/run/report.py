@@ -27,7 +27,7 @@ from mjax.model.counts import flops_per_token, num_params
 from mjax.processes import distributed
 from mjax.run import ending, loop, metrics
 
-_PROMPT_TOKENS, _SAMPLE_TOKENS = 64, 200
+_PROMPT_TOKENS = 64
 _ENDINGS = {
     ending.DONE: "done",
     ending.FAILED: "failed",
@@ -153,6 +153,7 @@ def sample(
     *,
     path: Path,
     num_rows: int,
+    num_tokens: int,
     seed: int,
     is_stopped: Callable[[], bool],
 ) -> bool:
@@ -168,9 +169,12 @@ def sample(
       recorder: that shows the text, on the process that writes.
       path: of the file.
       num_rows: a multiple of the data-parallel size.
+      num_tokens: to draw; without any nothing is written.
       seed: of the sampling.
       is_stopped: asked before each token.
     """
+    if not num_tokens:
+        return True
     tokens = dataset.held_out[0]["tokens"]
     prompt = tokens[: max(1, min(_PROMPT_TOKENS, len(tokens) // 2))]
     drawn = loop.generate(
@@ -179,7 +183,7 @@ def sample(
         prompt,
         num_rows=num_rows,
         seq_len=len(tokens),
-        num_tokens=_SAMPLE_TOKENS,
+        num_tokens=num_tokens,
         vocab_size=dataset.tokenizer.vocab_size,
         seed=seed,
         is_stopped=is_stopped,

@@ -17,6 +17,7 @@ from mjax.run.metrics import read_computed
 FLAGS = [
     *("--recipe", "debug", "--data.path", "synthetic", "--steps", "12"),
     *("--ckpt.every", "4", "--eval.every", "6", "--simulate-devices", "2"),
+    *("--log.sample-tokens", "4"),
 ]
 
 

@@ -29,7 +29,7 @@ def environment(tmp_path_factory):
 
 def start(work_dir, environment, *more):
     words = ["--recipe", "debug", "--data.path", "synthetic", "--simulate-devices", "2"]
-    words += ["--work-dir", str(work_dir), *more]
+    words += ["--log.sample-tokens", "4", "--work-dir", str(work_dir), *more]
     return subprocess.Popen(
         [sys.executable, "-m", "mjax.train", *words],
         cwd=REPOSITORY,
@@ -140,16 +140,15 @@ def test_a_signal_during_an_evaluation_or_the_sample_is_42_and_the_rest_comes_la
     tmp_path, environment
 ):
     path = tmp_path / "run"
-    # Of more batches than anybody waits for: it ends only if it is cut short.
-    endless = ["--eval.batches", "100000"]
-    process = start(path, environment, *EVALUATED, *endless)
+    # Longer than anybody waits: they end only if they are cut short.
+    process = start(path, environment, *EVALUATED, "--eval.batches", "100000")
     wait_for(process, "step 1/4")
     process.send_signal(signal.SIGTERM)
     code, said = end_of(process)
     assert code == ending.PREEMPTED, said
     assert json.loads((path / "summary.json").read_text())["exit"] == code
     assert "stopped and saved; the same command resumes" in said
-    process = start(path, environment, *EVALUATED)
+    process = start(path, environment, *EVALUATED, "--log.sample-tokens", "100000")
     wait_for(process, "step 4/4")
     process.send_signal(signal.SIGTERM)
     code, said = end_of(process)
