@@ -6,6 +6,8 @@ HF_PYTHON ?= python3
 ARGS ?=
 JAX_VERSION := 0.11.2
 PIP := -m pip --disable-pip-version-check
+# Python compiles a module when it is first imported; most of them never are.
+INSTALL := $(PIP) install --quiet --no-compile
 # Two processes: a test compiles more than it computes, and compiles on one core.
 PYTEST := -m pytest -n 2 --dist worksteal
 # What the newest releases are tried on, in about two minutes: each package where it is
@@ -44,14 +46,14 @@ env: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  echo "env: $$python" && "$$python" -m venv --clear .venv
-	.venv/bin/python $(PIP) install --quiet -c constraints.txt -e '.[data,dev]'
+	.venv/bin/python $(INSTALL) -c constraints.txt -e '.[data,dev]'
 	@touch $@
 
 env-plan: .venv/installed-plan
 
 # In the same folder, so that .venv made anew asks for it again.
 .venv/installed-plan: .venv/installed
-	.venv/bin/python $(PIP) install --quiet -c constraints.txt -e '.[plan]'
+	.venv/bin/python $(INSTALL) -c constraints.txt -e '.[plan]'
 	@touch $@
 
 env-hf: .venv-hf/installed
@@ -60,7 +62,7 @@ env-hf: .venv-hf/installed
 # folders, where .python-version does not choose, or HF_PYTHON=/path/to/python.
 .venv-hf/installed: constraints-hf.txt
 	@cd / && "$(HF_PYTHON)" -m venv --clear "$(CURDIR)/.venv-hf"
-	.venv-hf/bin/python $(PIP) install --quiet -c constraints-hf.txt torch transformers
+	.venv-hf/bin/python $(INSTALL) -c constraints-hf.txt torch transformers
 	@touch $@
 
 train: env
@@ -88,7 +90,7 @@ env-newest: .venv-newest/installed
 .venv-newest/installed: pyproject.toml
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  "$$python" -m venv --clear .venv-newest
-	.venv-newest/bin/python $(PIP) install --quiet --upgrade \
+	.venv-newest/bin/python $(INSTALL) --upgrade \
 	  --upgrade-strategy eager -e '.[data,dev]'
 	@touch $@
 
@@ -101,7 +103,7 @@ test-newest: env-newest
 lock:
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  "$$python" -m venv --clear .venv-lock
-	.venv-lock/bin/python $(PIP) install --quiet \
+	.venv-lock/bin/python $(INSTALL) \
 	  jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION) \
 	  jax-cuda13-plugin==$(JAX_VERSION) jax-cuda13-pjrt==$(JAX_VERSION) \
 	  -e '.[data,dev,track,plan]'
