@@ -47,7 +47,7 @@ install_import_hook(WITH_SHAPES, "beartype.beartype")
 
 # A loaded machine is no failure; the same examples in every session.
 hypothesis.settings.register_profile(
-    "mjax", deadline=None, max_examples=60, derandomize=True
+    "mjax", deadline=None, max_examples=30, derandomize=True
 )
 hypothesis.settings.load_profile("mjax")
 

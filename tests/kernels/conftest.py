@@ -9,22 +9,6 @@ from tests.kernels.interpreter.runner import Pool
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """Two workers for cases; they start with the first one."""
-    with Pool() as pool:
+    """A worker for cases beside this process, which waits; it starts with the first."""
+    with Pool(workers=1) as pool:
         yield pool
-
-
-@pytest.fixture(scope="module")
-def selected(request: pytest.FixtureRequest) -> list[str]:
-    """The values of `name` with which this module's tests are to run, in order.
-
-    With these a module submits its cases all at once, and two run at a time while the
-    tests wait for one after the other.
-    """
-    calls = (
-        item.callspec.params
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.module is request.module
-        if hasattr(item, "callspec")
-    )
-    return [str(params["name"]) for params in calls if "name" in params]

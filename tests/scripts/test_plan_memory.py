@@ -14,6 +14,7 @@ SMALL = (
 TOLERANCE = 0.15
 
 
+@pytest.mark.slow
 def test_a_process_grows_by_the_planned_memory_of_a_step():
     found = plan_memory.measure_alone(SMALL)
     # Parameters and two moments in float32; what is not state is well below 1%.

@@ -27,14 +27,16 @@ from tests.training import (
 TOLERANCE = 1e-5
 
 LAYOUTS = [
-    Layout((1, 1, 8, 1), zero=1),
     Layout((1, 1, 8, 1), zero=2),
-    Layout((1, 2, 4, 1), zero=2),
     Layout((1, 2, 2, 2), zero=0, microbatches=2),
     Layout((1, 1, 1, 8), zero=2),
+    Layout((1, 2, 2, 2), zero=3, microbatches=2),
+]
+MORE_LAYOUTS = [
+    Layout((1, 1, 8, 1), zero=1),
+    Layout((1, 2, 4, 1), zero=2),
     Layout((1, 1, 2, 4), zero=2, microbatches=4),
     Layout((1, 1, 4, 2), zero=3),
-    Layout((1, 2, 2, 2), zero=3, microbatches=2),
 ]
 
 
@@ -48,7 +50,11 @@ def one_device_every_option() -> np.ndarray:
     return losses(make_program(ONE_DEVICE, EVERY_OPTION))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [*LAYOUTS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_LAYOUTS)],
+    ids=str,
+)
 def test_a_sharded_run_has_the_losses_of_one_device(
     layout: Layout, one_device: np.ndarray
 ) -> None:
@@ -57,7 +63,12 @@ def test_a_sharded_run_has_the_losses_of_one_device(
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout((1, 1, 2, 4), zero=2, microbatches=2), Layout((1, 2, 2, 2), zero=3)],
+    [
+        pytest.param(
+            Layout((1, 1, 2, 4), zero=2, microbatches=2), marks=pytest.mark.slow
+        ),
+        Layout((1, 2, 2, 2), zero=3),
+    ],
     ids=str,
 )
 def test_every_option_of_the_model_agrees_with_one_device(
@@ -80,7 +91,12 @@ def test_every_loop_over_layers_and_microbatches_agrees_with_one_device() -> Non
 
 
 @pytest.mark.parametrize(
-    ("remat", "zero"), [("none", 2), ("attention", 1), ("offload", 3)]
+    ("remat", "zero"),
+    [
+        pytest.param("none", 2, marks=pytest.mark.slow),
+        ("attention", 1),
+        ("offload", 3),
+    ],
 )
 def test_remat_does_not_change_the_step(remat, zero, one_device: np.ndarray) -> None:
     model = dataclasses.replace(TINY, remat=remat)

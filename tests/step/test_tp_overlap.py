@@ -40,7 +40,11 @@ def find_gradients(model: ModelConfig, layout: Layout) -> Gradients:
     ("model", "layout"),
     [
         (TINY, Layout((1, 1, 1, 8), 0, tp_chunks=8)),
-        (EVERY_OPTION, Layout((1, 1, 2, 4), 3, microbatches=2, tp_chunks=3)),
+        pytest.param(
+            EVERY_OPTION,
+            Layout((1, 1, 2, 4), 3, microbatches=2, tp_chunks=3),
+            marks=pytest.mark.slow,
+        ),
         (
             FOUR_LAYERS,
             Layout((2, 1, 1, 4), 1, 4, PipelineConfig(chunks=2), tp_chunks=4),

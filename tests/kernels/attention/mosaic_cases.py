@@ -61,3 +61,12 @@ def name(case: Case) -> str:
 
 
 CASES = {name(case): case for case in _cases()}
+SHORT = (
+    *("T192-window1", "T192-window65", "T256-window197", "T256", "T1", "T65"),
+    *("T128-window129-float16", "T203-H128-window50", "T257-window70-float16"),
+    *("T130-N4-K2-window90", "T100-B2-N2-K2-window33-float16", "T130-H32-window50"),
+    *("T100-H96-sorted-float16", "T192-edge", "T150-B2-H128-window40-sorted"),
+    *("T201-N2-window65-scattered-float16", "T90-window1-tokens-float16"),
+    "T210-H128-window64-sorted-soft_cap20.0",
+)
+"""Of these, one for each value of each option; the others differ in one size."""

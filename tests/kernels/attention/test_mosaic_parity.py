@@ -6,7 +6,6 @@ the bound is 1 for everything.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,11 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.attention.mosaic_case import FUNCTION, Case, make_segments
-from tests.kernels.attention.mosaic_cases import CASES
+from tests.kernels.attention.mosaic_cases import CASES, SHORT
 from tests.kernels.attention.mosaic_truth import truth
 from tests.kernels.interpreter.runner import Pool
-
-Outcomes = Mapping[str, Future[Any]]
 
 
 def submit(pool: Pool, case: Case) -> Future[Any]:
@@ -33,14 +30,15 @@ def assert_explained_by_rounding(errors: dict[str, float]) -> None:
     assert {name: error for name, error in errors.items() if not error <= 1} == {}
 
 
-@pytest.fixture(scope="module")
-def outcomes(pool: Pool, selected: list[str]) -> Outcomes:
-    return {name: submit(pool, CASES[name]) for name in selected}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_kernels_agree_with_the_reference(outcomes: Outcomes, name: str) -> None:
-    assert_explained_by_rounding(outcomes[name].result()["errors"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in SHORT else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
+)
+def test_kernels_agree_with_the_reference(pool: Pool, name: str) -> None:
+    assert_explained_by_rounding(submit(pool, CASES[name]).result()["errors"])
 
 
 @st.composite
