@@ -12,7 +12,7 @@ from typing import Any
 from mjax.launch import policy, stacks
 from mjax.launch.messages import RankState
 from mjax.launch.policy import Cause
-from mjax.processes.progress import Phase
+from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _MAX_SHOWN = 8
 
@@ -92,7 +92,8 @@ def of_hang(
     places = {r: stacks.Place(step=s.step, phase=s.phase) for r, s in alive.items()}
     found = {rank: stacks.frames(text) for rank, text in shown.items()}
     stopped = [rank for rank, state in alive.items() if state.state in "Tt"]
-    verdict = stacks.judge(places, found, stopped)
+    mute = [rank for rank, text in shown.items() if LOCK_ANSWER not in text]
+    verdict = stacks.judge(places, found, stopped, mute)
     hosts = tuple(sorted({host_of(rank) for rank in verdict.ranks}))
     where, step = "all", min((state.step for state in alive.values()), default=0)
     if verdict.ranks:

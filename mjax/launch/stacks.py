@@ -61,23 +61,28 @@ def judge(
     places: Mapping[int, Place],
     stacks: Mapping[int, Frames],
     stopped: Sequence[int],
+    mute: Sequence[int] = (),
 ) -> Verdict:
     """Say which ranks hold up the others.
 
     In this order: ranks that the kernel has stopped; ranks without an answer where
-    others answered; ranks whose progress word is behind; ranks whose stacks differ from
-    those of most.
+    others answered; ranks whose interpreter lock is held where that of others is free;
+    ranks whose progress word is behind; ranks whose stacks differ from those of most.
 
     Args:
       places: of all ranks.
       stacks: of the ranks that answered.
       stopped: ranks whose processes are stopped (SIGSTOP, a debugger).
+      mute: ranks whose stacks came without LOCK_ANSWER.
     """
     if stopped and len(stopped) < len(places):
         return Verdict(ranks=tuple(sorted(stopped)), reason="stopped by a signal")
     silent = sorted(places.keys() - stacks.keys())
     if silent and len(silent) < len(places):
         return Verdict(ranks=tuple(silent), reason="no answer to a request for stacks")
+    if mute and len(mute) < len(places):
+        reason = "the interpreter lock is held"
+        return Verdict(ranks=tuple(sorted(mute)), reason=reason)
     furthest = max(places.values())
     behind = sorted(r for r, place in places.items() if place < furthest)
     if behind and len(behind) < len(places):

@@ -19,6 +19,7 @@ import mmap
 import os
 import signal
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,10 @@ GENERATION_VARIABLE = "MJAX_GENERATION"
 STACKS_VARIABLE = "MJAX_STACKS_FILE"
 """Environment variable: where the process writes its stacks at STACKS_SIGNAL."""
 STACKS_SIGNAL = signal.SIGUSR1
+LOCK_SIGNAL = signal.SIGRTMIN + 3
+"""A thread answers it with LOCK_ANSWER in the same file, if the interpreter lock is
+free: without the answer nothing of Python goes on in the process."""
+LOCK_ANSWER = "The interpreter lock is free.\n"
 
 _MAGIC = 0x6D6A617870726F31  # "mjaxpro1"
 _FORMAT = struct.Struct("<8q")
@@ -157,15 +162,26 @@ def show_stacks_on_signal(environment: Mapping[str, str] = os.environ) -> None:
     """Let STACKS_SIGNAL append the stacks of all threads to the file asked for.
 
     The C library calls the handler, so a process that holds the interpreter lock for
-    ever answers too. Call it before what may hang.
+    ever answers too; only LOCK_SIGNAL it does not answer. Call it before what may hang,
+    and before there are threads, which inherit that LOCK_SIGNAL is left to one.
 
     Raises:
       OSError: the file cannot be made.
     """
     path = environment.get(STACKS_VARIABLE)
     if path:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {LOCK_SIGNAL})
         file = open(path, "a")  # noqa: SIM115, it stays open until the process ends
+        threading.Thread(
+            target=_answer, args=(file.fileno(),), name="mjax-lock", daemon=True
+        ).start()
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+
+
+def _answer(descriptor: int) -> None:
+    while True:
+        signal.sigwait({LOCK_SIGNAL})
+        os.write(descriptor, LOCK_ANSWER.encode())
 
 
 def read(path: Path) -> Word | None:

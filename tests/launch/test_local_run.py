@@ -131,11 +131,14 @@ def test_a_rank_that_ends_costs_the_steps_since_the_last_save(tmp_path, what, ra
         assert "error: told to exit 1" in failure["text"]
 
 
-@pytest.mark.parametrize("what", ["sleep", "hold the lock", "stop"])
-def test_a_rank_that_hangs_is_named_and_the_run_goes_on(tmp_path, what):
-    launch = Launch(tmp_path / "run", hosts=3, step_s=2.0, faults={"1:1": [10, what]})
+@pytest.mark.parametrize(
+    ("what", "hosts"), [("sleep", 3), ("hold the lock", 2), ("stop", 2)]
+)
+def test_a_rank_that_hangs_is_named_and_the_run_goes_on(tmp_path, what, hosts):
+    faults = {"1:1": [10, what]}
+    launch = Launch(tmp_path / "run", hosts=hosts, step_s=2.0, faults=faults)
     assert launch.end() == 0, launch.err
-    launch.assert_trained(num_ranks=3)
+    launch.assert_trained(num_ranks=hosts)
     (failure,) = launch.events("failure")
     assert failure["data"]["cause"] == "hung"
     assert failure["data"]["ranks"] == [1]

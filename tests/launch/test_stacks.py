@@ -59,3 +59,18 @@ def test_groups_come_by_size():
 )
 def test_who_holds_up_the_others(where, stacks, stopped, ranks):
     assert judge(where, stacks, stopped).ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("where", "mute", "ranks"),
+    [
+        (places(5, 5), [1], (1,)),
+        (places(5, 4), [0], (0,)),
+        (places(5, 5, 5), [2, 0], (0, 2)),
+        (places(5, 5), [0, 1], ()),  # it says nothing of one alone
+        (places(5, 4), [0, 1], (1,)),
+    ],
+)
+def test_who_holds_an_interpreter_lock_is_named(where, mute, ranks):
+    verdict = judge(where, dict.fromkeys(where, A), [], mute)
+    assert verdict.ranks == ranks

@@ -83,24 +83,27 @@ def test_the_trainer_refuses_what_is_no_generation(monkeypatch, capsys):
 
 
 HANGS = """
-import ctypes, os
+import ctypes, os, sys, threading
 from mjax.processes import progress
 progress.show_stacks_on_signal()
 writer = progress.from_environment()
 writer.mark(progress.Phase.STEP, 9)
 def hold_the_lock():
-    ctypes.PyDLL(None).sleep(60)
-hold_the_lock()
+    (ctypes.PyDLL if sys.argv[1] == "held" else ctypes.CDLL)(None).sleep(60)
+thread = threading.Thread(target=hold_the_lock)
+thread.start()
+thread.join()
 """
 
 
-def test_a_process_that_holds_the_interpreter_lock_is_read_and_shows_its_stack(
-    tmp_path,
+@pytest.mark.parametrize("lock", ["held", "free"])
+def test_a_process_that_hangs_shows_its_stacks_and_whether_its_lock_is_free(
+    tmp_path, lock
 ):
     word, stacks = tmp_path / "word", tmp_path / "stacks"
     names = {progress.FILE_VARIABLE: str(word), progress.STACKS_VARIABLE: str(stacks)}
     process = subprocess.Popen(
-        [sys.executable, "-c", HANGS], env={**os.environ, **names}
+        [sys.executable, "-c", HANGS, lock], env={**os.environ, **names}
     )
     try:
         until_s = time.monotonic() + 30
@@ -115,6 +118,14 @@ def test_a_process_that_holds_the_interpreter_lock_is_read_and_shows_its_stack(
         while time.monotonic() < until_s and "hold_the_lock" not in stacks.read_text():
             time.sleep(0.01)
         assert "hold_the_lock" in stacks.read_text()
+        process.send_signal(progress.LOCK_SIGNAL)
+        until_s = time.monotonic() + (1 if lock == "held" else 30)
+        while (
+            time.monotonic() < until_s
+            and progress.LOCK_ANSWER not in stacks.read_text()
+        ):
+            time.sleep(0.01)
+        assert (progress.LOCK_ANSWER in stacks.read_text()) == (lock == "free")
     finally:
         process.kill()
         process.wait()
