@@ -40,7 +40,7 @@ from mjax.mesh.build import build_mesh, describe, devices_per_host
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
 from mjax.processes import distributed, progress
 from mjax.processes.agreement import Agreement
-from mjax.processes.comparison import check_same, code_facts
+from mjax.processes.comparison import check_same, code_facts, environment_facts
 from mjax.processes.config import DistributedConfig
 from mjax.processes.progress import Phase
 from mjax.recipes import RECIPES
@@ -53,7 +53,7 @@ from mjax.step.program import Program
 _IMPORTED_S = time.perf_counter()
 _BEGINNINGS = ("--recipe", "--restart-from-scratch")
 _SAME_COMMAND = (
-    "Start all processes with the same flags, code and versions; only "
+    "Start all processes with the same flags, environment, code and versions; only "
     "--distributed.process-id, and folders of one host, may differ"
 )
 
@@ -257,7 +257,7 @@ def _start_processes(config: TrainConfig, command: Command) -> Agreement:
     ending.watch_processes()
     agreement = Agreement("start")
     # Before the devices: unlike meshes would wait for each other there.
-    facts = shared_facts(config, command) | code_facts()
+    facts = shared_facts(config, command) | environment_facts() | code_facts()
     check_same(agreement, facts, _SAME_COMMAND)
     return agreement
 

@@ -72,7 +72,7 @@ def test_different_flags_are_refused_by_both_processes(tmp_path, flags, says):
         assert done.returncode == ending.BAD_INPUT, done
         assert done.stderr.endswith(
             "error: the processes of this run differ:\n" + says + "Start all "
-            "processes with the same flags, code and versions; only "
+            "processes with the same flags, environment, code and versions; only "
             "--distributed.process-id, and folders of one host, may differ\n"
         )
     assert [*tmp_path.glob("*/runs")] == []

@@ -8,6 +8,7 @@ No device is touched: processes of different meshes would wait for each other th
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,11 @@ _JAX_OPTIONS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion"),
     *("jax_default_prng_impl", "jax_threefry_partitionable"),
 )
+_VARIABLES = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "XLA_PYTHON_CLIENT_ALLOCATOR"),
+    *("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"),
+)
+"""Of the environment: how collectives are done, and how much memory there is."""
 _NAMED_DIFFERENCES = 10
 
 
@@ -38,6 +44,20 @@ def code_facts() -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     options = {name: getattr(jax.config, name) for name in _JAX_OPTIONS}
     return {**files, **versions, **options, "python": platform.python_version()}
+
+
+def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return what of the environment changes what is compiled, or how it runs.
+
+    Where XLA dumps what it compiles each process may choose for itself.
+    """
+    flags = environment.get("XLA_FLAGS", "").split()
+    facts = {
+        f"XLA_FLAGS {name}": value
+        for name, _, value in (flag.partition("=") for flag in flags)
+        if not name.startswith("--xla_dump_")
+    }
+    return facts | {name: environment.get(name) for name in _VARIABLES}
 
 
 def check_same(agreement: Agreement, facts: Mapping[str, Any], fix: str) -> None:

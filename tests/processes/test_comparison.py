@@ -4,7 +4,7 @@ from pathlib import Path
 
 import mjax
 from mjax.processes import comparison
-from mjax.processes.comparison import check_same, code_facts
+from mjax.processes.comparison import check_same, code_facts, environment_facts
 from tests.processes.test_agreement import ended, members
 
 
@@ -54,6 +54,18 @@ def test_many_differences_are_counted():
     assert lines[10].startswith("  9: ")
     assert lines[-2] == "  and 20 more"
     assert len(lines) == 13
+
+
+def test_the_environment_is_compared_but_for_where_xla_dumps():
+    environments = (
+        {"XLA_FLAGS": "--xla_a=1 --xla_dump_to=/tmp/0 --xla_b", "NCCL_ALGO": "Ring"},
+        {"XLA_FLAGS": "--xla_b --xla_a=2 --xla_dump_to=/tmp/1", "HOME": "/root"},
+    )
+    [message] = {*said([environment_facts(one) for one in environments])}
+    assert str(message).splitlines()[1:-1] == [
+        '  XLA_FLAGS --xla_a: "2" in process 1, "1" in process 0',
+        '  NCCL_ALGO: null in process 1, "Ring" in process 0',
+    ]
 
 
 def test_the_code_is_each_file_and_the_versions(tmp_path, monkeypatch):
