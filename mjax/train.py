@@ -359,6 +359,7 @@ def _make_loop(
             eval_every=config.eval.every,
             ckpt_every=config.ckpt.every,
             max_consecutive_skips=config.optim.max_consecutive_skips,
+            gc_every=config.gc_every,
         ),
         recorder=recorder,
         checkpoints=run.checkpoints,

@@ -100,6 +100,7 @@ def run_loop(program: Program, batches: loop.Batches, folder: Path) -> None:
                 eval_every=NUM_STEPS,
                 ckpt_every=NUM_STEPS,
                 max_consecutive_skips=NUM_STEPS,
+                gc_every=NUM_STEPS,
             ),
             recorder=recorder,
             checkpoints=checkpoints,

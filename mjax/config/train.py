@@ -44,6 +44,8 @@ class TrainConfig:
     """Peak dense TFLOP/s of one device, for MFU; None looks the device up."""
     device_memory_gib: float | None = None
     """GiB that a run may take of one device; None asks the device, if it knows."""
+    gc_every: int = 100
+    """Steps between garbage collections of Python, on all processes at once."""
     mesh: MeshConfig = MeshConfig()
     pipeline: PipelineConfig = PipelineConfig()
     distributed: DistributedConfig = DistributedConfig()
@@ -79,6 +81,11 @@ class TrainConfig:
             raise ValueError(
                 f"--simulate-devices must be at least 1, got {self.simulate_devices}; "
                 "leave it out to use the devices that exist"
+            )
+        if self.gc_every < 1:
+            raise ValueError(
+                f"--gc-every must be at least 1, got {self.gc_every}; with 1 Python "
+                "collects its garbage after every step"
             )
         for name in ("peak_tflops", "device_memory_gib"):
             number = getattr(self, name)
@@ -172,7 +179,7 @@ MAY_CHANGE = frozenset(
         *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops"),
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
         *("log", "batch.microbatches", "model.attention", "model.remat"),
-        "data.cache_dir",
+        *("data.cache_dir", "gc_every"),
     }
 )
 """Fields and groups that a resumed run may change: how it runs and reports, not what

@@ -24,6 +24,7 @@ from mjax.ckpt.manager import Answer, Checkpoints
 from mjax.ckpt.saving import Attempt
 from mjax.processes.progress import Phase, Writer
 from mjax.run.ending import DONE, FAILED, GAVE_UP, PREEMPTED, StopRequest
+from mjax.run.garbage import collections_every
 from mjax.run.metrics import Recorder, Row, bits_per_byte
 
 _TEMPERATURE = 0.8
@@ -86,6 +87,8 @@ class Cadence:
     """Between checkpoints; the last step is always saved."""
     max_consecutive_skips: int
     """The run gives up when so many steps in a row were skipped."""
+    gc_every: int
+    """Between garbage collections of Python."""
 
     @property
     def last_steps(self) -> int:
@@ -146,16 +149,18 @@ class Loop:
             saves first, if a step was taken.
         """
         step, exit_code = start_step, self._begin(start_step, stop)
-        self._finished_s = time.perf_counter()
-        while step < self.cadence.num_steps and exit_code == DONE:
-            self.marks.mark(Phase.STEP, step)
-            batch = next(self.batches)
-            self.state, metrics = self.program.train_step(self.state, batch)
-            step += 1
-            self.marks.mark(Phase.STEP, step)
-            self._finish()
-            self._unfinished = (step, metrics, self.batches.data_wait_s)
-            exit_code = self._after(step, stop)
+        with collections_every(self.cadence.gc_every) as collect:
+            self._finished_s = time.perf_counter()
+            while step < self.cadence.num_steps and exit_code == DONE:
+                self.marks.mark(Phase.STEP, step)
+                batch = next(self.batches)
+                self.state, metrics = self.program.train_step(self.state, batch)
+                step += 1
+                self.marks.mark(Phase.STEP, step)
+                collect(step)
+                self._finish()
+                self._unfinished = (step, metrics, self.batches.data_wait_s)
+                exit_code = self._after(step, stop)
         return Outcome(state=self.state, step=step, exit_code=exit_code)
 
     def _begin(self, step: int, stop: StopRequest) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 import resource
 import signal
@@ -148,6 +149,7 @@ def run(
             eval_every=4,
             ckpt_every=ckpt.every,
             max_consecutive_skips=max_consecutive_skips,
+            gc_every=4,
         ),
         recorder=recorder,
         checkpoints=checkpoints,
@@ -384,6 +386,25 @@ def test_a_finished_run_has_nothing_left_to_do(undisturbed, tmp_path):
     outcome = run(tmp_path / "undisturbed")
     assert (outcome.exit_code, outcome.step) == (loop_module.DONE, 10)
     assert read_computed(tmp_path / "undisturbed") == undisturbed[0]
+
+
+def test_python_collects_its_garbage_at_agreed_steps_only(work_dir):
+    batches = TinyBatches()
+    full = []
+
+    def note(phase, info):
+        if phase == "start":
+            full.append((batches.step, info["generation"]))
+
+    gc.callbacks.append(note)
+    try:
+        run(work_dir, batches, num_steps=10)
+    finally:
+        gc.callbacks.remove(note)
+    during = [(step, generation) for step, generation in full if 0 < step < 10]
+    assert during == [(4, 2), (8, 2)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_more_steps_may_be_asked_later(undisturbed, tmp_path):
