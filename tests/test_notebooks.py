@@ -48,8 +48,10 @@ def test_every_notebook_has_a_check() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        # It compiles for GPUs.
-        pytest.param(path, marks=pytest.mark.plan) if path.stem == "planning" else path
+        # It compiles for GPUs, what tests/scripts/test_tp_schedule.py compiles too.
+        pytest.param(path, marks=[pytest.mark.plan, pytest.mark.slow])
+        if path.stem == "planning"
+        else path
         for path in NOTEBOOKS
     ],
     ids=lambda path: path.stem,

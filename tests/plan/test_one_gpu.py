@@ -41,6 +41,7 @@ def compile_step(layers: int) -> Analysis:
 
 
 @pytest.mark.plan
+@pytest.mark.slow
 def test_one_gpu_multiplies_what_the_model_says_and_sends_nothing():
     """A parallel block: two products, each again for both gradients. A head: three."""
     few, many = compile_step(2), compile_step(5)

@@ -41,6 +41,7 @@ def collectives_of(optimizer: OptimName) -> Counter[tuple[str, tuple[str, ...]]]
 
 
 @pytest.mark.plan
+@pytest.mark.slow
 def test_lamb_adds_one_all_reduce_for_each_set_of_axes():
     """The lengths of all tensors that are sharded alike leave together, once."""
     added = collectives_of("lamb") - collectives_of("adamw")

@@ -5,6 +5,11 @@ dtypes, and those that meet in the kernels (window and length, segments and wind
 groups and window) occur together. Lengths stay small: the cost is per block.
 """
 
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
 from tests.kernels.attention.mosaic_case import Case, Segments
 
 BLOCK = 64
@@ -62,11 +67,17 @@ def name(case: Case) -> str:
 
 CASES = {name(case): case for case in _cases()}
 SHORT = (
-    *("T192-window1", "T192-window65", "T256-window197", "T256", "T1", "T65"),
-    *("T128-window129-float16", "T203-H128-window50", "T257-window70-float16"),
-    *("T130-N4-K2-window90", "T100-B2-N2-K2-window33-float16", "T130-H32-window50"),
-    *("T100-H96-sorted-float16", "T192-edge", "T150-B2-H128-window40-sorted"),
-    *("T201-N2-window65-scattered-float16", "T90-window1-tokens-float16"),
+    *("T256", "T1", "T192-window65", "T203-H128-window50", "T130-N4-K2-window90"),
+    *("T100-B2-N2-K2-window33-float16", "T130-H32-window50", "T100-H96-sorted-float16"),
+    *("T192-edge", "T90-window1-tokens-float16", "T201-N2-window65-scattered-float16"),
     "T210-H128-window64-sorted-soft_cap20.0",
 )
-"""Of these, one for each value of each option; the others differ in one size."""
+"""Of these, one or more for each value of each option."""
+
+
+def short(names: Iterable[str], chosen: Collection[str]) -> list[Any]:
+    """Return names as parameters of a test; those that are not chosen are slow."""
+    return [
+        name if name in chosen else pytest.param(name, marks=pytest.mark.slow)
+        for name in names
+    ]

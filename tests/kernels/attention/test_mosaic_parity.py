@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.attention.mosaic_case import FUNCTION, Case, make_segments
-from tests.kernels.attention.mosaic_cases import CASES, SHORT
+from tests.kernels.attention.mosaic_cases import CASES, SHORT, short
 from tests.kernels.attention.mosaic_truth import truth
 from tests.kernels.interpreter.runner import Pool
 
@@ -30,13 +30,7 @@ def assert_explained_by_rounding(errors: dict[str, float]) -> None:
     assert {name: error for name, error in errors.items() if not error <= 1} == {}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in SHORT else pytest.param(name, marks=pytest.mark.slow)
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("name", short(CASES, SHORT))
 def test_kernels_agree_with_the_reference(pool: Pool, name: str) -> None:
     assert_explained_by_rounding(submit(pool, CASES[name]).result()["errors"])
 
