@@ -26,6 +26,11 @@ CHECKS = {
     ),
 }
 """By notebook: what must hold after its last cell."""
+MARKS = {
+    "pipeline": pytest.mark.slow,
+    # It compiles for GPUs, what tests/scripts/test_tp_schedule.py does too.
+    "planning": [pytest.mark.plan, pytest.mark.slow],
+}
 
 
 def kinds_of_output(notebook: nbformat.NotebookNode) -> list[list[str]]:
@@ -47,13 +52,7 @@ def test_every_notebook_has_a_check() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        # It compiles for GPUs, what tests/scripts/test_tp_schedule.py compiles too.
-        pytest.param(path, marks=[pytest.mark.plan, pytest.mark.slow])
-        if path.stem == "planning"
-        else path
-        for path in NOTEBOOKS
-    ],
+    [pytest.param(path, marks=MARKS.get(path.stem, ())) for path in NOTEBOOKS],
     ids=lambda path: path.stem,
 )
 def test_a_notebook_runs(

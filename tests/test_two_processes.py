@@ -51,9 +51,10 @@ def run_both(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (
+        pytest.param(
             (["--optim.lr", "0.005"], ["--optim.lr", "0.1"]),
             "  --optim.lr: 0.1 in process 1, 0.005 in process 0\n",
+            marks=pytest.mark.slow,
         ),
         # Devices of two meshes would wait for each other.
         (
@@ -61,9 +62,10 @@ def run_both(
             "  --simulate-devices: 4 in process 1, 2 in process 0\n"
             "  --mesh.tp: 1 in process 1, 2 in process 0\n",
         ),
-        (
+        pytest.param(
             (["--dry-run"], []),
             "  --dry-run: false in process 1, true in process 0\n",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -67,7 +67,10 @@ def estimate(
         {"pp": 2, "pipeline": PipelineConfig(chunks=2)},
         {"pp": 2, "dp": 2, "remat": "full", "pipeline": PipelineConfig(stash="input")},
         {"dp": 2, "remat": "dots", "pipeline": PipelineConfig()},
-        {"dp": 4, "remat": "full", "microbatches": 1, "pipeline": PipelineConfig()},
+        pytest.param(
+            {"dp": 4, "remat": "full", "microbatches": 1, "pipeline": PipelineConfig()},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["interleaved", "input", "plain", "at once"],
 )

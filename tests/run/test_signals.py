@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mjax.ckpt.store import Store
 from mjax.run import ending
 from mjax.run.metrics import read_rows
 
@@ -58,9 +59,23 @@ def end_of(process):
     return process.returncode, said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    "line", ["mesh pp 1", "start-up: import", "memory of one", "start-up: build"]
+    ("line", "number"),
+    [
+        ("mesh pp 1", signal.SIGTERM),
+        ("memory of one", signal.SIGINT),
+        *(
+            pytest.param(line, number, marks=pytest.mark.slow)
+            for line, number in [
+                ("mesh pp 1", signal.SIGINT),
+                ("start-up: import", signal.SIGTERM),
+                ("start-up: import", signal.SIGINT),
+                ("memory of one", signal.SIGTERM),
+                ("start-up: build", signal.SIGTERM),
+                ("start-up: build", signal.SIGINT),
+            ]
+        ),
+    ],
 )
 def test_before_the_first_step_a_signal_ends_the_process_at_once(
     tmp_path, environment, line, number
@@ -136,6 +151,7 @@ def test_a_signal_while_the_state_is_restored_changes_nothing(tmp_path, environm
 EVALUATED = ["--steps", "4", "--eval.every", "2", "--log.every", "1"]
 
 
+@pytest.mark.slow
 def test_a_signal_during_an_evaluation_or_the_sample_is_42_and_the_rest_comes_later(
     tmp_path, environment
 ):
@@ -174,7 +190,7 @@ def together(work_dir, environment, *more):
     ]
 
 
-@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize("told", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_process_that_is_stopped_before_the_first_step_takes_the_others_along(
     tmp_path, environment, told
 ):
@@ -188,6 +204,7 @@ def test_a_process_that_is_stopped_before_the_first_step_takes_the_others_along(
     assert other in ends[1 - told][1]
 
 
+@pytest.mark.slow
 def test_a_work_dir_that_is_deleted_during_the_run_is_made_again(tmp_path, environment):
     path = tmp_path / "run"
     process = start(path, environment, *EVALUATED[2:], "--steps", "30")
@@ -209,6 +226,6 @@ def test_a_learning_rate_that_destroys_the_model_is_no_success(tmp_path, environ
     code, said = end_of(process)
     assert code == ending.GAVE_UP, said
     assert "gave up: the last 19 steps were skipped" in said
-    assert not any((tmp_path / "run" / "checkpoints").iterdir())
+    assert Store(tmp_path / "run" / "checkpoints").steps() == []
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["exit"] == ending.GAVE_UP

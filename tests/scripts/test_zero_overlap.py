@@ -37,6 +37,7 @@ def test_all_but_the_first_gathers_and_the_last_reductions_are_hidden(level_2):
     }
 
 
+@pytest.mark.slow
 def test_zero_3_hides_its_gathers_in_both_passes():
     found = read(LEVEL_3)
     assert list(find_faults(LEVEL_3, found)) == []

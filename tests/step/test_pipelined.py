@@ -54,7 +54,7 @@ HSDP_AND_TP = Layout(
 )
 CASES = [
     (DEEP, WITH_DP),
-    (DEEP, Layout((8, 1, 1, 1), 0, 16)),
+    pytest.param(DEEP, Layout((8, 1, 1, 1), 0, 16), marks=pytest.mark.slow),
     (EVERY_OPTION_DEEP, WITH_TP),
     pytest.param(EVERY_OPTION_DEEP, HSDP_AND_TP, marks=pytest.mark.slow),
 ]
@@ -108,6 +108,7 @@ def test_a_pipeline_has_the_loss_and_gradients_of_one_device(
     assert got.empty == 0
 
 
+@pytest.mark.slow
 def test_a_pipelined_run_has_the_losses_of_one_device(
     trained: Program, plain: Program
 ) -> None:

@@ -27,12 +27,12 @@ from tests.training import (
 TOLERANCE = 1e-5
 
 LAYOUTS = [
-    Layout((1, 1, 8, 1), zero=2),
     Layout((1, 2, 2, 2), zero=0, microbatches=2),
     Layout((1, 1, 1, 8), zero=2),
     Layout((1, 2, 2, 2), zero=3, microbatches=2),
 ]
 MORE_LAYOUTS = [
+    Layout((1, 1, 8, 1), zero=2),
     Layout((1, 1, 8, 1), zero=1),
     Layout((1, 2, 4, 1), zero=2),
     Layout((1, 1, 2, 4), zero=2, microbatches=4),
@@ -94,7 +94,7 @@ def test_every_loop_over_layers_and_microbatches_agrees_with_one_device() -> Non
     ("remat", "zero"),
     [
         pytest.param("none", 2, marks=pytest.mark.slow),
-        ("attention", 1),
+        pytest.param("attention", 1, marks=pytest.mark.slow),
         ("offload", 3),
     ],
 )

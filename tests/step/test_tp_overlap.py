@@ -45,9 +45,10 @@ def find_gradients(model: ModelConfig, layout: Layout) -> Gradients:
             Layout((1, 1, 2, 4), 3, microbatches=2, tp_chunks=3),
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             FOUR_LAYERS,
             Layout((2, 1, 1, 4), 1, 4, PipelineConfig(chunks=2), tp_chunks=4),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["parallel", "serial-zero3", "pipeline"],

@@ -65,6 +65,7 @@ def test_zero_3_sends_half_as_much_again_as_plain_data_parallelism():
     assert elements(zero_3, "all-reduce") == 0
 
 
+@pytest.mark.slow
 def test_accumulation_sends_once_a_step():
     kinds = "all-gather", "reduce-scatter", "all-reduce"
     one, four = (Layout((1, 2, 2, 1), zero=2, microbatches=m) for m in (1, 4))

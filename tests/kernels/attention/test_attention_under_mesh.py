@@ -72,7 +72,8 @@ def test_a_kernel_outside_shard_map_gathers_its_operands():
 # A whole step, with Optax.
 @pytest.mark.promotion(dtype="standard", rank="allow")
 @pytest.mark.parametrize(
-    ("backend", "num_kernels"), [("blocked", 1), ("mosaic_gpu", 5)]
+    ("backend", "num_kernels"),
+    [("blocked", 1), pytest.param("mosaic_gpu", 5, marks=pytest.mark.slow)],
 )
 def test_the_step_with_tp_8_sends_activations_and_no_heads(backend, num_kernels):
     program = build_program(

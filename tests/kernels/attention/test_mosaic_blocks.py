@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mjax.kernels.attention.mosaic_gpu import op, tiles
@@ -13,7 +13,9 @@ from tests.kernels.attention import mosaic_poison
 from tests.kernels.interpreter.runner import Pool
 
 
-@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize(
+    "segments", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_blocks_that_nobody_sees_are_not_computed(pool: Pool, segments: bool):
     finite = pool.submit(mosaic_poison.FUNCTION, segments=segments).result()
     assert {name for name, is_so in finite.items() if not is_so} == set()
@@ -77,6 +79,7 @@ def check(found, mask, block, *, complete):
 
 
 @pytest.mark.promotion(rank="allow")
+@settings(max_examples=10)
 @given(st.data())
 def test_segments_bound_the_blocks_for_any_ids(data):
     tile, block = data.draw(st.sampled_from([(128, 64), (128, 128), (64, 128)]))

@@ -52,6 +52,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(case=cases())
 def test_kernels_agree_with_the_reference_at_random_shapes(pool: Pool, case: Case):
