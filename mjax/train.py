@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(to_json(config), end="")
         return ending.DONE
     try:
-        agreement = _start_processes(config, command)
+        agreement, facts = _start_processes(config, command)
         if found is not None:
             report.say(
                 f"resuming the run in {config.work_dir}: its config.json gives the "
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
         marks.mark(Phase.BUILD)
-        run = prepare(config, command, devices, mesh, agreement, argv)
+        run = prepare(config, command, devices, mesh, agreement, facts, argv)
         report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except Exception as error:
         return _refused(error)
@@ -249,17 +249,23 @@ def _found_config(argv: Sequence[str]) -> TrainConfig | None:
     return dataclasses.replace(config, distributed=DistributedConfig())
 
 
-def _start_processes(config: TrainConfig, command: Command) -> Agreement:
-    """Join the other processes, and see that all were started alike."""
+def _start_processes(
+    config: TrainConfig, command: Command
+) -> tuple[Agreement, dict[str, Any]]:
+    """Join the other processes, and see that all were started alike.
+
+    Returns:
+      their agreement, and the facts of code and environment, the same in all.
+    """
     # Until the loop begins a signal is ours, see `ending`; then jax catches it.
     jax.config.update("jax_enable_preemption_service", False)
     distributed.start(config.distributed)
     ending.watch_processes()
     agreement = Agreement("start")
     # Before the devices: unlike meshes would wait for each other there.
-    facts = shared_facts(config, command) | environment_facts() | code_facts()
-    check_same(agreement, facts, _SAME_COMMAND)
-    return agreement
+    facts = environment_facts() | code_facts()
+    check_same(agreement, shared_facts(config, command) | facts, _SAME_COMMAND)
+    return agreement, facts
 
 
 def _start_devices(config: TrainConfig) -> Devices:
@@ -280,12 +286,19 @@ def _start_devices(config: TrainConfig) -> Devices:
 
 
 def _compile(run: Run) -> Program:
-    """Compile the training step ahead of time and say how long it took."""
-    started_s = time.perf_counter()
-    # gloo ends a process that waits 30 s for the others in the first collective.
-    compiled = run.agreement.together(lambda: run.step.lower().compile())
-    report.say(f"start-up: compile {time.perf_counter() - started_s:.1f} s")
-    return dataclasses.replace(run.program, train_step=compiled)
+    """Load the training step, or compile it ahead of time; say how long it took."""
+    started_s, program = time.perf_counter(), run.program
+    step, how = None, "load"
+    if run.step is None:
+        step = run.executables.load(program)
+    if step is None:
+        traced, how = run.step or program.trace(), "compile"
+        # gloo ends a process that waits 30 s for the others in the first collective.
+        step = run.agreement.together(
+            lambda: run.executables.compile(traced, run.memory)
+        )
+    report.say(f"start-up: {how} {time.perf_counter() - started_s:.1f} s")
+    return dataclasses.replace(program, train_step=step)
 
 
 def _first_state(run: Run) -> Start:

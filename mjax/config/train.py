@@ -46,6 +46,8 @@ class TrainConfig:
     """GiB that a run may take of one device; None asks the device, if it knows."""
     gc_every: int = 100
     """Steps between garbage collections of Python, on all processes at once."""
+    keep_compiled: bool = True
+    """Keep the compiled step on this host, for the next start."""
     mesh: MeshConfig = MeshConfig()
     pipeline: PipelineConfig = PipelineConfig()
     distributed: DistributedConfig = DistributedConfig()
@@ -179,7 +181,7 @@ MAY_CHANGE = frozenset(
         *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops"),
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
         *("log", "batch.microbatches", "model.attention", "model.remat"),
-        *("data.cache_dir", "gc_every"),
+        *("data.cache_dir", "gc_every", "keep_compiled"),
     }
 )
 """Fields and groups that a resumed run may change: how it runs and reports, not what

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from mjax.ckpt.manager import Checkpoints
@@ -26,9 +27,10 @@ from mjax.mesh.axes import AxisSizes
 from mjax.processes.agreement import DAY_S, Agreement
 from mjax.processes.comparison import check_same
 from mjax.run import report, report_pipeline, work_dir
+from mjax.run.executables import Executables
 from mjax.run.init_from import Weights, open_weights
 from mjax.step.program import Program
-from mjax.step.traced import trace_step
+from mjax.step.traced import program_of, trace_step
 
 _SAME_DATA = "Give all hosts the same files under --data.path"
 
@@ -42,8 +44,10 @@ class Built:
     sizes: AxisSizes
     dataset: Dataset
     program: Program
-    step: Any
-    """The training step, traced."""
+    step: jax.stages.Traced | None
+    """The training step; None: it was found, compiled."""
+    executables: Executables
+    """Where the compiled step is kept."""
     memory: memory.Estimate
     """Of one device."""
 
@@ -56,8 +60,12 @@ class Run:
     sizes: AxisSizes
     dataset: Dataset
     program: Program
-    step: Any
-    """The training step, traced."""
+    step: jax.stages.Traced | None
+    """The training step; None: it was found, compiled."""
+    executables: Executables
+    """Where the compiled step is kept."""
+    memory: memory.Estimate
+    """Of one device."""
     work_dir: Path
     checkpoints: Checkpoints | None
     """None in a dry run."""
@@ -73,6 +81,7 @@ def prepare(
     devices: Devices,
     mesh: Mesh,
     agreement: Agreement,
+    facts: Mapping[str, Any],
     argv: Sequence[str],
 ) -> Run:
     """Build the run, check it, and claim its work dir.
@@ -85,11 +94,17 @@ def prepare(
       devices: that the mesh takes.
       mesh: of all processes.
       agreement: likewise.
+      facts: of the code and the environment, the same in all processes.
       argv: the flags, to be repeated when the run is resumed.
     Raises:
       ValueError: bad input, with the value and the fix; see the docs of the parts.
     """
-    built = agreement.together(lambda: _build(config, devices, mesh), timeout_s=DAY_S)
+    config, dataset = agreement.together(lambda: _open(config), timeout_s=DAY_S)
+    sizes = agreement.together(lambda: sizes_of(config, devices))
+    executables = Executables(config, sizes, facts, agreement)
+    built = agreement.together(
+        lambda: _build(config, sizes, dataset, mesh, executables), timeout_s=DAY_S
+    )
     run = _check(built, command, mesh, agreement)
     for line in _describe(built):
         report.say(line)
@@ -103,19 +118,34 @@ def prepare(
 # ------------------------------------------------------------------------------- build
 
 
-def _build(config: TrainConfig, devices: Devices, mesh: Mesh) -> Built:
-    """Open the data and trace the step."""
+def _open(config: TrainConfig) -> tuple[TrainConfig, Dataset]:
+    """Open the data; return also the config with the vocabulary of the tokenizer."""
     dataset = open_dataset(config.data, seed=config.seed)
     config = with_tokenizer(config, dataset.tokenizer.vocab_size)
     dataset.check_vocab_size(config.model.vocab_size)
-    sizes = sizes_of(config, devices)
-    program, step, needed = trace_step(config, mesh)
+    return config, dataset
+
+
+def _build(
+    config: TrainConfig,
+    sizes: AxisSizes,
+    dataset: Dataset,
+    mesh: Mesh,
+    executables: Executables,
+) -> Built:
+    """Build the program, and trace its step if it has to be compiled."""
+    if executables.kept is not None:
+        step, needed = None, executables.kept.memory
+        program = program_of(config, mesh)
+    else:
+        program, step, needed = trace_step(config, mesh)
     return Built(
         config=config,
         sizes=sizes,
         dataset=dataset,
         program=program,
         step=step,
+        executables=executables,
         memory=needed,
     )
 
@@ -160,6 +190,8 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
         dataset=built.dataset,
         program=built.program,
         step=built.step,
+        executables=built.executables,
+        memory=built.memory,
         work_dir=path,
         checkpoints=checkpoints,
         agreement=agreement,

@@ -1,0 +1,191 @@
+"""The compiled step of a run, kept on this host for its next start.
+
+Enters: what the step is made of. Leaves: a file in the cache folder of the user, which
+the next start of the same step loads, in a fraction of the time of tracing, lowering
+and compiling. The name of the file is a hash of everything that goes into the step:
+config, mesh, code and versions, options of XLA, devices, the processor, and the number
+of the process. Whatever does not load is compiled.
+
+jax's own compilation cache begins after tracing and lowering, which take as long on
+a CPU as the compilation. And what jax has loaded from there cannot be serialized again
+(`NOT_FOUND: Function ... not found` at the next load), so it is off for a step that is
+to be kept.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pickle
+import platform
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from mjax.config.train import TrainConfig
+from mjax.estimate import memory
+from mjax.mesh.axes import AxisSizes
+from mjax.processes import distributed
+from mjax.processes.agreement import Agreement
+from mjax.run import report
+from mjax.step.program import Program
+
+_PARTS = ("model", "optim", "batch", "precision", "mesh", "pipeline")
+_CHECKSUM_BYTES = 32
+_MAX_FILES = 32
+"""Of a host; the oldest are deleted."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a file holds."""
+
+    memory: memory.Estimate
+    """Of one device, as when the step was traced."""
+    payload: bytes
+    metrics: tuple[str, ...]
+    """Names, in the order of jax."""
+
+
+class Executables:
+    """The file of one step in one process, and what was found in it."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        sizes: AxisSizes,
+        facts: Mapping[str, Any],
+        agreement: Agreement,
+    ) -> None:
+        """Name the file and read it. All processes have theirs, or none has.
+
+        Args:
+          config: of the run, its vocabulary settled.
+          sizes: of the mesh.
+          facts: of the code and the environment, see `processes.comparison`.
+          agreement: of all processes; to compile can be a matter of all of them.
+        """
+        self._agreement = agreement
+        self._path: Path | None = None
+        if config.keep_compiled and jax.config.jax_compilation_cache_dir:
+            folder = Path(jax.config.jax_compilation_cache_dir).with_name("steps")
+            self._path = folder / name_of(config, sizes, facts)
+        kept = self._read()
+        is_found = agreement.merge("found" * (kept is not None), _if_all)
+        self.kept = kept if is_found else None
+        """None: the step has to be traced and compiled."""
+
+    def load(self, program: Program) -> jax.stages.Compiled | None:
+        """Return the step that was found, ready to run; None if one cannot be."""
+        assert self.kept is not None
+        loaded, problem = None, ""
+        state = program.abstract_state
+        metrics = dict.fromkeys(self.kept.metrics, 0)
+        try:
+            loaded = serialize_executable.deserialize_and_load(
+                self.kept.payload,
+                jax.tree.structure(((state, program.abstract_batch), {})),
+                jax.tree.structure((state, metrics)),
+            )
+        except Exception as error:  # of whatever kind: it can be compiled
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        problem = self._agreement.merge(problem, _first)
+        if not problem:
+            return loaded
+        report.say(f"warning: the kept step does not load and is made anew ({problem})")
+        return None
+
+    def compile(
+        self, step: jax.stages.Traced, needed: memory.Estimate
+    ) -> jax.stages.Compiled:
+        """Compile the step, and keep it; what cannot be written is not kept.
+
+        Args:
+          step: traced.
+          needed: of one device.
+        """
+        if self._path is None:
+            return step.lower().compile()
+        with _without_cache():
+            compiled = step.lower().compile()
+        payload, _, out_tree = serialize_executable.serialize(compiled)
+        _, metrics = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
+        kept = Kept(memory=needed, payload=payload, metrics=tuple(metrics))
+        body = pickle.dumps(kept)
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+            new.write_bytes(hashlib.sha256(body).digest() + body)
+            new.replace(self._path)
+            files = sorted(self._path.parent.iterdir(), key=lambda p: p.stat().st_mtime)
+            for path in files[:-_MAX_FILES]:
+                path.unlink()
+        return compiled
+
+    def _read(self) -> Kept | None:
+        """Return what the file holds; None if it is absent or damaged."""
+        if self._path is None:
+            return None
+        try:
+            content = self._path.read_bytes()
+            os.utime(self._path)
+        except OSError:
+            return None
+        checksum, body = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+        if hashlib.sha256(body).digest() != checksum:
+            return None
+        return pickle.loads(body)
+
+
+def name_of(config: TrainConfig, sizes: AxisSizes, facts: Mapping[str, Any]) -> str:
+    """Hash all that goes into the step."""
+    parts = {name: getattr(config, name) for name in _PARTS}
+    ingredients = {
+        **{name: dataclasses.asdict(part) for name, part in parts.items()},
+        **{name: getattr(config, name) for name in ("steps", "seed", "zero")},
+        "data": [config.data.seq_len, config.data.isolate_documents],
+        "sizes": dataclasses.asdict(sizes),
+        "facts": dict(facts),
+        "devices": [(device.id, device.device_kind) for device in jax.devices()],
+        "processor": _processor(),
+        "process": [distributed.rank(), distributed.num_processes()],
+    }
+    text = json.dumps(ingredients, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _if_all(texts: Sequence[str]) -> str:
+    return texts[0] if all(texts) else ""
+
+
+def _first(texts: Sequence[str]) -> str:
+    return next((text for text in texts if text), "")
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Compile without jax's compilation cache."""
+    from jax._src import compilation_cache
+
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
+
+
+def _processor() -> str:
+    """Return what machine code for a CPU depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("flags")), "")

@@ -1,0 +1,100 @@
+"""The compiled step is kept for the next start, and nothing else is loaded for it."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mjax.ckpt.config import CkptConfig
+from mjax.mesh.axes import AxisSizes
+from mjax.recipes import RECIPES
+from mjax.run.executables import name_of
+from mjax.run.metrics import read_computed
+
+FLAGS = [
+    *("--recipe", "debug", "--data.path", "synthetic", "--steps", "6"),
+    *("--ckpt.every", "3", "--eval.every", "3", "--log.sample-tokens", "2"),
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def train(home, work_dir, *flags):
+    words = [*FLAGS, "--work-dir", str(work_dir), *flags]
+    done = subprocess.run(
+        [sys.executable, "-m", "mjax.train", *words],
+        env={**os.environ, "XDG_CACHE_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def kept(home):
+    return sorted((home / "mjax" / "steps").iterdir())
+
+
+def test_a_second_start_loads_the_step_and_computes_the_same(home, tmp_path):
+    first = train(home, tmp_path / "first")
+    assert "start-up: compile" in first
+    assert len(kept(home)) == 1
+    second = train(home, tmp_path / "second", "--log.every", "2", "--ckpt.every", "2")
+    assert "start-up: load" in second
+    assert "warning" not in second
+    for line in ("memory of a device", "model FLOPs"):  # what a trace would have told
+        said = [[w for w in text.splitlines() if line in w] for text in (first, second)]
+        assert said[0] == said[1]
+    rows = [read_computed(tmp_path / name) for name in ("first", "second")]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.slow
+def test_what_is_damaged_or_does_not_load_is_compiled(home, tmp_path):
+    train(home, tmp_path / "first")
+    for path in kept(home):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    assert "start-up: compile" in train(home, tmp_path / "damaged")
+    assert "start-up: load" in train(home, tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_it_may_be_switched_off(tmp_path):
+    output = train(tmp_path, tmp_path / "run", "--no-keep-compiled")
+    assert "start-up: compile" in output
+    assert not (tmp_path / "mjax" / "steps").exists()
+
+
+CONFIG = RECIPES["debug"]()
+ONE = {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1}
+
+
+@pytest.mark.parametrize(
+    ("is_same", "changes"),
+    [
+        (True, {"work_dir": "elsewhere", "gc_every": 7}),
+        (True, {"ckpt": CkptConfig(every=3)}),
+        (False, {"steps": CONFIG.steps + 1}),  # the learning rate decays until then
+        (False, {"seed": 1}),
+        (False, {"zero": 3}),
+        (False, {"optim": dataclasses.replace(CONFIG.optim, lr=1.0)}),
+        (False, {"model": dataclasses.replace(CONFIG.model, rope_base=1e6)}),
+        (False, {"data": dataclasses.replace(CONFIG.data, isolate_documents=False)}),
+    ],
+)
+def test_the_file_is_of_what_goes_into_the_step_and_nothing_else(is_same, changes):
+    sizes, facts = AxisSizes(**ONE), {"mjax/step/plain.py": "a1"}
+    before = name_of(CONFIG, sizes, facts)
+    assert (
+        name_of(dataclasses.replace(CONFIG, **changes), sizes, facts) == before
+    ) is (is_same)
+    assert name_of(CONFIG, AxisSizes(**ONE | {"tp": 2}), facts) != before
+    assert name_of(CONFIG, sizes, {"mjax/step/plain.py": "a2"}) != before
