@@ -9,114 +9,23 @@ Source: the executor of MegaScale, arXiv:2402.15627, section 4.1.
 
 import asyncio
 import contextlib
-import ctypes
-import dataclasses
 import os
 import platform
 import signal
 import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
 from mjax.launch import messages
-from mjax.launch.messages import RankSpec, RankState
+from mjax.launch.messages import RankState
+from mjax.launch.ranks import Rank, Starter, oom_kills
 from mjax.processes import progress
-from mjax.processes.progress import Phase, Word
 
 BEAT_S = 1.0
 _RETRY_S = 0.5
 _STACKS_S = 1.0
-_LAST_LINES, _LAST_BYTES = 10, 4096
-"""Of the log of a rank that has ended."""
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclasses.dataclass(kw_only=True)
-class Rank:
-    """A rank process of this host."""
-
-    spec: RankSpec
-    generation: int
-    process: subprocess.Popen[bytes]
-    started_ns: int
-    """By the monotonic clock."""
-    oom_kills: int
-    """That the kernel had counted when it started."""
-    word: Word | None = None
-    """The last that could be read."""
-    step_s: float | None = None
-    end: RankState | None = None
-    """The last that is to be said of it."""
-
-    @property
-    def progress_path(self) -> Path:
-        """Its progress word."""
-        return Path(self.spec.folder) / f"progress-{self.spec.rank}"
-
-    @property
-    def stacks_path(self) -> Path:
-        """Where it writes its stacks."""
-        return Path(self.spec.folder) / f"stacks-{self.spec.rank}.txt"
-
-    @property
-    def log_path(self) -> Path:
-        """Its output."""
-        return log_path(Path(self.spec.folder), self.spec.rank)
-
-    def look(self) -> RankState:
-        """Return what is seen of it now; once it has ended, what was seen then."""
-        if self.end is not None:
-            return self.end
-        code = self.process.poll()
-        state = self._look(code)
-        if code is not None:
-            self.end = msgspec.structs.replace(
-                state,
-                ended_ns=time.time_ns(),
-                out_of_memory=oom_kills() > self.oom_kills,
-                last_lines=self._last_lines(),
-            )
-        return self.end or state
-
-    def _look(self, code: int | None) -> RankState:
-        self._read_word()
-        word = self.word
-        written_ns = self.started_ns if word is None else word.monotonic_ns
-        return RankState(
-            rank=self.spec.rank,
-            generation=self.generation,
-            pid=self.process.pid,
-            code=code,
-            state="?" if code is not None else process_state(self.process.pid),
-            phase=Phase.IMPORT if word is None else word.phase,
-            step=0 if word is None else word.step,
-            microstep=0 if word is None else word.microstep,
-            age_s=(time.monotonic_ns() - written_ns) / 1e9,
-            step_s=self.step_s,
-            saved_step=-1 if word is None else word.saved_step,
-        )
-
-    def _last_lines(self) -> str:
-        with self.log_path.open("rb") as file:
-            file.seek(max(0, self.log_path.stat().st_size - _LAST_BYTES))
-            text = file.read().decode(errors="replace")
-        return "\n".join(text.splitlines()[-_LAST_LINES:])
-
-    def _read_word(self) -> None:
-        new, old = progress.read(self.progress_path), self.word
-        if new is None or new.generation != self.generation:
-            return
-        both = (old, new)
-        if old is not None and all(word.phase is Phase.STEP for word in both if word):
-            num_steps = new.step - old.step
-            if num_steps > 0:
-                self.step_s = (new.monotonic_ns - old.monotonic_ns) / num_steps / 1e9
-        self.word = new
 
 
 class Agent:
@@ -143,6 +52,7 @@ class Agent:
         self._driver, self._token = driver, token
         self._host, self._address, self._orphan_s = host, address, orphan_s
         self._ranks: dict[int, Rank] = {}
+        self._starter = Starter()
         self._writer: asyncio.StreamWriter | None = None
         self._wake = asyncio.Event()
 
@@ -196,6 +106,8 @@ class Agent:
                     generation=message.generation, coordinator=free_port()
                 )
                 self._say(ports)
+            case messages.Prepare():
+                self._starter.prepare(message.module)
             case messages.Start():
                 await self._start(message)
             case messages.Signal():
@@ -215,9 +127,13 @@ class Agent:
             while rank.process.poll() is None:
                 await asyncio.sleep(0.01)
         self._ranks = {
-            spec.rank: start_rank(spec, message.generation) for spec in message.ranks
+            spec.rank: Rank(
+                spec=spec, generation=message.generation, oom_kills=oom_kills()
+            )
+            for spec in message.ranks
         }
         for rank in self._ranks.values():
+            await self._starter.start(rank)
             asyncio.create_task(self._wait_for(rank))  # noqa: RUF006
         self._wake.set()
 
@@ -296,71 +212,11 @@ class Agent:
         self._writer.write(messages.encode(message))
 
 
-def start_rank(spec: RankSpec, generation: int) -> Rank:
-    """Start a rank process; its output goes to a file of its own."""
-    folder = Path(spec.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {
-        **os.environ,
-        **spec.environment,
-        progress.FILE_VARIABLE: str(folder / f"progress-{spec.rank}"),
-        progress.GENERATION_VARIABLE: str(generation),
-        progress.STACKS_VARIABLE: str(folder / f"stacks-{spec.rank}.txt"),
-    }
-    agent = os.getpid()
-
-    def die_with_the_agent() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != agent:  # it died before the call
-            os._exit(1)
-
-    with log_path(folder, spec.rank).open("ab") as log:
-        process = subprocess.Popen(
-            spec.argv,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with_the_agent,
-        )
-    return Rank(
-        spec=spec,
-        generation=generation,
-        process=process,
-        started_ns=time.monotonic_ns(),
-        oom_kills=oom_kills(),
-    )
-
-
-def log_path(folder: Path, rank: int) -> Path:
-    """Return where the output of a rank goes."""
-    return folder / f"rank-{rank}.log"
-
-
 def free_port() -> int:
     """Return a TCP port that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
-
-
-def process_state(pid: int) -> str:
-    """Return the letter of /proc/PID/stat, ? without one."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
-        return "?"
-
-
-def oom_kills() -> int:
-    """Count processes of this host that the kernel has killed for their memory."""
-    try:
-        text = Path("/proc/vmstat").read_text()
-    except OSError:
-        return 0
-    found = [line.split()[1] for line in text.splitlines() if "oom_kill " in line]
-    return int(found[0]) if found else 0
 
 
 def host_facts() -> dict[str, str]:

@@ -59,6 +59,8 @@ class RestartConfig:
     """Seconds that killed ranks have to end before their host counts as lost."""
     stop_s: float = 120.0
     """Seconds that ranks have to save and end after SIGTERM."""
+    warm: bool = True
+    """Import the trainer ahead on each host, in a process that forks the ranks."""
 
     def __post_init__(self) -> None:
         if self.max_fruitless < 1:
@@ -104,6 +106,8 @@ def _check_positive(config: "LimitsConfig | RestartConfig", group: str) -> None:
     """
     for field in dataclasses.fields(config):
         number = getattr(config, field.name)
+        if isinstance(number, bool):
+            continue
         if not 0 < number < float("inf"):
             flag = f"--{group}.{field.name.replace('_', '-')}"
             raise ValueError(f"{flag} must be positive and finite, got {number}")

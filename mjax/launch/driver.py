@@ -24,6 +24,7 @@ from mjax.launch.events import Event
 from mjax.launch.journal import Journal
 from mjax.launch.messages import Answer, Command, Hello, Message, RankSpec, Refused
 from mjax.launch.supervisor import Supervisor
+from mjax.processes import progress
 
 TRAINER = (sys.executable, "-m", "mjax.train")
 """The command of a rank, without flags."""
@@ -61,8 +62,14 @@ class Driver:
         self._token, self._bind, self._trainer = token, bind, trainer
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._journal = Journal(work_dir)
+        is_module = [*trainer[:2]] == [sys.executable, "-m"]
         self._supervisor = Supervisor(
-            config, self._make_rank, self._send, self._record, time.monotonic()
+            config,
+            self._make_rank,
+            self._send,
+            self._record,
+            time.monotonic(),
+            module=trainer[2] if is_module and config.restart.warm else "",
         )
         self._is_saved = False
         self._saved_place: tuple[str, int] | None = None
@@ -297,7 +304,7 @@ class Driver:
             flags += ["--distributed.coordinator", coordinator]
             flags += ["--distributed.num-processes", str(num_ranks)]
             flags += ["--distributed.process-id", str(rank)]
-        environment = {}
+        environment = {progress.LAUNCH_VARIABLE: self._journal.name}
         if per_host > 1 and "--simulate-devices" not in self._flags:
             environment["JAX_LOCAL_DEVICE_IDS"] = str(rank % per_host)
         return RankSpec(
@@ -316,6 +323,8 @@ class Driver:
     def _record(self, event: Event) -> None:
         self._journal.record(event, self._supervisor.generation)
         self._is_saved = False
+        if event.severity == "debug":
+            return
         mark = "" if event.severity == "info" else f"{event.severity}: "
         print(f"launch: {mark}{event.text}", file=sys.stderr, flush=True)
 

@@ -7,6 +7,7 @@ it, one object a line, for whoever computes from it.
 
 import contextlib
 import json
+import secrets
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -64,6 +65,10 @@ class Journal:
                 f"{self.path} has version {version}; this mjax writes {VERSION} and "
                 f"reads {VERSION - 1}; use the version of mjax that wrote it"
             )
+        if self.fact("name") is None:
+            self.set_fact("name", secrets.token_hex(8))
+        self.name: str = self.fact("name")
+        """Of the launch: as long as there is this journal its generations count on."""
         self._lines = (work_dir / "events.jsonl").open("a", encoding="utf-8")
 
     def fact(self, name: str) -> Any:

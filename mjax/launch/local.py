@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjax.launch.agent import log_path
 from mjax.launch.client import read_token, write_private
 from mjax.launch.config import RunConfig
 from mjax.launch.driver import TRAINER, Driver, generation_folder
+from mjax.launch.ranks import log_path
 
 _POLL_S = 0.1
 _RESPAWN_S = 1.0

@@ -11,6 +11,8 @@ import hmac
 
 import msgspec
 
+from mjax.processes.progress import Phase
+
 VERSION = 1
 MAX_LINE_BYTES = 16 * 2**20
 """Of one message: the stacks of the ranks of a host are the largest."""
@@ -43,6 +45,12 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     step_s: float | None = None
     """Seconds a step lately took."""
     saved_step: int = -1
+    start_step: int = -1
+    """Steps that the state had seen when it began."""
+    spent_s: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(Phase))
+    """Seconds in each phase since it was to be started."""
+    first_step_s: float | None = None
+    """Seconds since then until its first step was dispatched."""
     last_lines: str = ""
     """Of its log, once it has ended."""
 
@@ -104,6 +112,13 @@ class FindPorts(Message, tag="find_ports"):
     generation: int
 
 
+class Prepare(Message, tag="prepare"):
+    """Import what ranks will need, so that they start warm."""
+
+    module: str
+    """That `python -m` names; empty: no longer."""
+
+
 class Start(Message, tag="start"):
     """Start ranks. Those of older generations are killed before."""
 
@@ -150,7 +165,7 @@ First = Hello | Command
 """What a connection to the driver begins with."""
 FromAgent = Beat | Ports | Stacks
 """What an agent says after its hello."""
-ToAgent = Refused | FindPorts | Start | Signal | Dump | Quit
+ToAgent = Refused | FindPorts | Prepare | Start | Signal | Dump | Quit
 """What a driver says to an agent."""
 ToPerson = Answer | Refused
 """What a driver says to a command."""

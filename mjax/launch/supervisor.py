@@ -28,6 +28,7 @@ from mjax.launch.messages import (
     Hello,
     Message,
     Ports,
+    Prepare,
     Quit,
     RankSpec,
     RankState,
@@ -37,6 +38,7 @@ from mjax.launch.messages import (
 )
 from mjax.launch.policy import Action, Cause
 from mjax.launch.restarts import Restarts
+from mjax.launch.times import Times
 
 _SETTLE_S = 0.3
 """What ends within this time of the first end is looked at with it."""
@@ -71,6 +73,7 @@ class Supervisor:
         send: Send,
         record: Callable[[Event], None],
         now_s: float,
+        module: str = "",
     ) -> None:
         """Begin with no host.
 
@@ -81,8 +84,9 @@ class Supervisor:
           send: for messages to agents.
           record: for events.
           now_s: the time.
+          module: that hosts import before they start ranks of it; empty: none.
         """
-        self.config = config
+        self.config, self._module = config, module
         self.hosts: dict[str, Host] = {}
         self.generation = 0
         """Counts from 1; 0 before the first."""
@@ -102,6 +106,7 @@ class Supervisor:
         self._liveness = Liveness(config.limits)
         self._stacks: dict[int, str] = {}
         self._answered: set[str] = set()
+        self._times = Times(self._tell)
 
     # -------------------------------------------------------------- what agents say
 
@@ -119,6 +124,7 @@ class Supervisor:
         if self.state is State.ENDED:
             self._send(host.name, Quit())
             return
+        self._send(host.name, Prepare(module=self._module))
         is_over = self.state is State.STOPPING or host.name not in self.placement
         if hello.ranks and is_over:
             self._send(
@@ -141,6 +147,8 @@ class Supervisor:
             for state in beat.ranks
             if state.generation == self.generation
         }
+        if len(states := self._states()) == self.config.num_ranks:
+            self._times.look(states)
         for rank, state in host.ranks.items():
             old = before.get(rank)
             if old is None or old.step != state.step:
@@ -303,9 +311,10 @@ class Supervisor:
         names = [host.name for host in chosen]
         self.placement = hosts.place(names, self.placement)
         self.generation += 1
+        self._enter(State.PORTS, now_s)
+        self._times.begin()
         self._restarts.begin()
         self._failure, self._first_end_s = None, None
-        self._enter(State.PORTS, now_s)
         self._send(self.placement[0], FindPorts(generation=self.generation))
 
     def _watch(self, now_s: float) -> None:
@@ -401,6 +410,7 @@ class Supervisor:
 
     def _decide(self, failure: Failure, now_s: float) -> None:
         """Apply the policy."""
+        self._times.ended(self._states())
         rule = policy.TABLE[failure.cause]
         if self._is_asked_to_stop and failure.cause is not Cause.DONE:
             self._end(Cause.PREEMPTED, now_s)
@@ -491,4 +501,5 @@ class Supervisor:
             self._send(name, Signal(generation=self.generation, number=number))
 
     def _enter(self, state: State, now_s: float) -> None:
+        self._tell("state", state, "debug")
         self.state, self._since_s, self._until_s = state, now_s, math.inf

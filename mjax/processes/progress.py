@@ -1,14 +1,16 @@
 """The progress word: where a process of a run is, in a file that others can read.
 
 Enters: a path that whoever starts the process puts into `MJAX_PROGRESS_FILE`. Leaves:
-64 bytes mapped into memory: what the process does, its step, and when it said so last.
-Writing takes no lock and no system call. The reader needs nothing of Python in the
-process, so it also sees one that hangs with the interpreter lock held.
+168 bytes mapped into memory: what the process does, its step, when it said so last, and
+how long it has spent in each phase. Writing takes no lock and no system call. The
+reader needs nothing of Python in the process, so it also sees one that hangs with the
+interpreter lock held.
 
-A word is eight little-endian int64: magic, generation, phase, step, microstep,
-monotonic_ns, saved_step, sequence. The sequence is odd while the others change, and a
-reader takes a word only if it was even and the same before and after (a seqlock; x86
-and Arm as Python uses them order these stores, because each is a call of the
+A word is 21 little-endian int64: magic, generation, phase, step, microstep,
+monotonic_ns, saved_step, sequence, began_ns, start_step, first_step_ns, and the
+nanoseconds spent in each of ten phases. The sequence is odd while the others change,
+and a reader takes a word only if it was even and the same before and after (a seqlock;
+x86 and Arm as Python uses them order these stores, because each is a call of the
 interpreter).
 """
 
@@ -28,6 +30,8 @@ FILE_VARIABLE = "MJAX_PROGRESS_FILE"
 """Environment variable: path of the file; absent: nobody reads, nothing is written."""
 GENERATION_VARIABLE = "MJAX_GENERATION"
 """Environment variable: how often the run has been started before this time."""
+LAUNCH_VARIABLE = "MJAX_LAUNCH"
+"""Environment variable: a name of the launch that counts the generations."""
 STACKS_VARIABLE = "MJAX_STACKS_FILE"
 """Environment variable: where the process writes its stacks at STACKS_SIGNAL."""
 STACKS_SIGNAL = signal.SIGUSR1
@@ -36,9 +40,10 @@ LOCK_SIGNAL = signal.SIGRTMIN + 3
 free: without the answer nothing of Python goes on in the process."""
 LOCK_ANSWER = "The interpreter lock is free.\n"
 
-_MAGIC = 0x6D6A617870726F31  # "mjaxpro1"
-_FORMAT = struct.Struct("<8q")
+_MAGIC = 0x6D6A617870726F32  # "mjaxpro2"
+_FORMAT = struct.Struct("<21q")
 _GENERATION, _PHASE, _STEP, _MICROSTEP, _TIME, _SAVED, _SEQUENCE = range(1, 8)
+_BEGAN, _START_STEP, _FIRST_STEP, _SPENT = 8, 9, 10, 11
 _TRIES = 100
 
 
@@ -74,6 +79,15 @@ class Word:
     """Newest step that this generation has restored or saved; -1 for none."""
     sequence: int
     """Twice the number of words written before this one."""
+    began_ns: int
+    """When the first word was written, by the same clock."""
+    start_step: int
+    """Steps that the state had seen when this process began; -1 before it is known."""
+    first_step_ns: int
+    """When the first step of this process was dispatched, by the same clock; 0 before.
+    """
+    spent_ns: tuple[int, ...]
+    """In each `Phase`, until `monotonic_ns`."""
 
 
 class Writer:
@@ -83,11 +97,12 @@ class Writer:
         """Make or take over the file.
 
         Args:
-          path: 64 bytes, made if absent; None writes nothing.
+          path: of the file, made if absent; None writes nothing.
           generation: of the run.
         Raises:
           OSError: the file cannot be made or mapped.
         """
+        self.generation = generation
         self._map: mmap.mmap | None = None
         self._sequence = 0
         if path is None:
@@ -97,8 +112,12 @@ class Writer:
             self._map = mmap.mmap(file.fileno(), _FORMAT.size)
         self._words = memoryview(self._map).cast("q")
         self._words[_SEQUENCE] = 1
+        for index in range(_GENERATION, len(self._words)):
+            if index != _SEQUENCE:
+                self._words[index] = 0
         self._words[_GENERATION] = generation
-        self._words[_SAVED] = -1
+        self._words[_SAVED] = self._words[_START_STEP] = -1
+        self._words[_BEGAN] = self._words[_TIME] = time.monotonic_ns()
         self._sequence = 1
         self._words[0] = _MAGIC
         self.mark(Phase.IMPORT)
@@ -114,9 +133,14 @@ class Writer:
         if self._map is None:
             return
         words = self._begin()
+        now_ns = self._count_time(words)
         words[_PHASE] = phase
         if step is not None:
             words[_STEP] = step
+            if words[_START_STEP] < 0:
+                words[_START_STEP] = step
+            elif step > words[_START_STEP] and not words[_FIRST_STEP]:
+                words[_FIRST_STEP] = now_ns
         words[_MICROSTEP] = microstep
         self._end()
 
@@ -124,7 +148,9 @@ class Writer:
         """Say that a step is in the store: it was saved, or restored."""
         if self._map is None:
             return
-        self._begin()[_SAVED] = step
+        words = self._begin()
+        self._count_time(words)
+        words[_SAVED] = step
         self._end()
 
     def _begin(self) -> memoryview:
@@ -132,8 +158,14 @@ class Writer:
         self._words[_SEQUENCE] = self._sequence
         return self._words
 
+    def _count_time(self, words: memoryview) -> int:
+        """Count the time since the last word to its phase; return the time."""
+        now_ns = time.monotonic_ns()
+        words[_SPENT + words[_PHASE]] += now_ns - words[_TIME]
+        words[_TIME] = now_ns
+        return now_ns
+
     def _end(self) -> None:
-        self._words[_TIME] = time.monotonic_ns()
         self._sequence += 1
         self._words[_SEQUENCE] = self._sequence
 
@@ -202,20 +234,22 @@ def read(path: Path) -> Word | None:
             return None
         if len(before) != _FORMAT.size:
             raise ValueError(f"{path} holds {len(before)} bytes, not {_FORMAT.size}")
-        magic, generation, phase, step, microstep, time_ns, saved, sequence = (
-            _FORMAT.unpack(before)
-        )
-        if sequence % 2 or before != after:
+        words = _FORMAT.unpack(before)
+        if words[_SEQUENCE] % 2 or before != after:
             continue
-        if magic != _MAGIC:
+        if words[0] != _MAGIC:
             raise ValueError(f"{path} is no progress word of this version of mjax")
         return Word(
-            generation=generation,
-            phase=Phase(phase),
-            step=step,
-            microstep=microstep,
-            monotonic_ns=time_ns,
-            saved_step=saved,
-            sequence=sequence,
+            generation=words[_GENERATION],
+            phase=Phase(words[_PHASE]),
+            step=words[_STEP],
+            microstep=words[_MICROSTEP],
+            monotonic_ns=words[_TIME],
+            saved_step=words[_SAVED],
+            sequence=words[_SEQUENCE],
+            began_ns=words[_BEGAN],
+            start_step=words[_START_STEP],
+            first_step_ns=words[_FIRST_STEP],
+            spent_ns=words[_SPENT:],
         )
     return None

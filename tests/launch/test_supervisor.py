@@ -19,6 +19,7 @@ from mjax.launch.messages import (
     FindPorts,
     Hello,
     Ports,
+    Prepare,
     Quit,
     RankSpec,
     RankState,
@@ -367,7 +368,7 @@ def test_ranks_that_go_on_by_themselves_are_left_alone():
     cluster.all_ranks(age_s=0.1, step=8)
     cluster.go(5)
     assert cluster.supervisor.state is State.RUNNING
-    assert [event.kind for event in cluster.events][-1] == "hang_over"
+    assert [event.kind for event in cluster.events][-2:] == ["hang_over", "state"]
     cluster.all_ranks(age_s=6.0)
     cluster.go(0.25)
     cluster.all_ranks(code=0)  # they end while their stacks are collected
@@ -491,6 +492,8 @@ def test_impossible_runs_are_refused(config, message):
         RunConfig(**config)
     for part, cls in (("limits", LimitsConfig), ("restart", RestartConfig)):
         for field in dataclasses.fields(cls):
+            if field.type is bool:
+                continue
             flag = f"--{part}.{field.name.replace('_', '-')} must be"
             with pytest.raises(ValueError, match=flag):
                 cls(**{field.name: type(getattr(cls(), field.name))(0)})
@@ -500,3 +503,53 @@ def test_the_table_of_the_docs_is_the_policy():
     text = (Path(__file__).parents[2] / "docs" / "resilience.md").read_text()
     for cause, rule in policy.TABLE.items():
         assert f"| {cause} | {rule.action} | {rule.reason} |\n" in text
+
+
+def test_hosts_are_told_at_once_what_to_import():
+    cluster = Cluster(num_agents=0)
+    cluster.supervisor = Supervisor(
+        *(cluster.config, cluster.make_rank, cluster.send, cluster.events.append, 0.0),
+        module="package.program",
+    )
+    cluster.join("host-0")
+    assert cluster.messages(Prepare) == [("host-0", Prepare(module="package.program"))]
+
+
+def spent(**seconds):
+    return [seconds.get(phase.name.lower(), 0.0) for phase in Phase]
+
+
+def test_the_time_until_the_first_step_is_told_once_as_of_the_last_rank():
+    cluster = running()
+    cluster.rank(0, first_step_s=6.0, spent_s=spent(build=5.0, step=1.5))
+    cluster.go()
+    assert cluster.kinds("under_way") == []
+    early = spent(init=1.0, build=6.0, step=1.5)
+    cluster.rank(1, first_step_s=7.5, spent_s=early)
+    cluster.go()
+    cluster.rank(1, first_step_s=7.5, spent_s=spent(init=1.0, build=6.0, step=90.0))
+    cluster.go()
+    (event,) = cluster.kinds("under_way")
+    assert (event.rank, event.data["first_step_s"]) == (1, 7.5)
+    assert event.data["spent_s"] == {
+        **{"import": 0.0, "init": 1.0, "build": 6.0, "compile": 0.0, "restore": 0.0},
+        "step": 0.5,
+    }
+    assert sum(event.data["spent_s"].values()) == event.data["first_step_s"]
+
+
+def test_how_rank_0_spent_its_time_is_told_when_its_generation_has_ended():
+    cluster = running()
+    cluster.rank(0, spent_s=spent(restore=2.0, step=30.0, save=1.0), saved_step=4)
+    cluster.rank(1, code=-signal.SIGKILL)
+    cluster.go(3)
+    (event,) = cluster.kinds("times")
+    data = event.data
+    assert (event.rank, data["step"], data["saved_step"]) == (0, 7, 4)
+    assert data["spent_s"]["step"] == 30.0
+    assert sum(data["spent_s"].values()) == 33.0
+    states = [event.text for event in cluster.kinds("state")]
+    assert states == [
+        *(State.PORTS, State.RUNNING, State.STOPPING, State.PAUSING),
+        *(State.GATHERING, State.PORTS, State.RUNNING),
+    ]

@@ -29,6 +29,17 @@ def test_what_is_marked_is_read_with_its_time(tmp_path):
     assert last is not None
     assert (last.phase, last.step, last.microstep) == (Phase.EVAL, 7, 2)
     assert (last.saved_step, last.sequence) == (5, first.sequence + 6)
+    assert (first.start_step, last.start_step, last.first_step_ns) == (-1, 7, 0)
+    writer.mark(Phase.STEP, 7)
+    writer.mark(Phase.STEP, 8)
+    writer.mark(Phase.STEP, 9)
+    stepped = read(path)
+    assert stepped is not None
+    assert last.monotonic_ns < stepped.first_step_ns < stepped.monotonic_ns
+    assert sum(stepped.spent_ns) == stepped.monotonic_ns - stepped.began_ns
+    assert {Phase(i) for i, spent in enumerate(stepped.spent_ns) if spent} == {
+        *(Phase.IMPORT, Phase.STEP, Phase.EVAL)
+    }
     assert before_ns <= first.monotonic_ns <= last.monotonic_ns <= time.monotonic_ns()
 
 
@@ -38,7 +49,7 @@ def test_a_file_that_nobody_has_written_says_nothing(tmp_path):
     assert read(tmp_path / "new") is None
 
 
-@pytest.mark.parametrize("content", [b"x" * 64, b"short"])
+@pytest.mark.parametrize("content", [b"x" * 168, b"short"])
 def test_another_file_is_no_word(tmp_path, content):
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(ValueError, match=r"other (is no progress word|holds 5 bytes)"):
@@ -49,7 +60,7 @@ def test_a_word_that_is_being_written_is_not_read(tmp_path):
     path = tmp_path / "word"
     Writer(path).mark(Phase.STEP, 7)
     word = bytearray(path.read_bytes())
-    word[56:] = struct.pack("<q", 5)  # odd: in the middle
+    word[56:64] = struct.pack("<q", 5)  # odd: in the middle
     path.write_bytes(word)
     assert read(path) is None
 

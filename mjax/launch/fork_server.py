@@ -1,0 +1,158 @@
+"""A process that has imported the trainer already, and forks ranks: a warm start.
+
+Enters: a module, and requests of the agent, one JSON line each on a socket. Leaves: for
+each the process id of a rank, which is what `python -m MODULE` with those arguments
+would be, without the seconds that its imports take. The server itself starts no
+thread and touches no device: whatever does either cannot be forked.
+
+A rank is no child of the server but of the agent, which sees how it ends: the server
+forks a process that forks the rank and ends, and the agent takes orphans in
+(PR_SET_CHILD_SUBREAPER). So a server that dies takes nothing along.
+
+The idea: Android's zygote, and Python's `multiprocessing.forkserver`, which hands over
+functions where a rank is a command.
+"""
+
+import ctypes
+import gc
+import importlib
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+_PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Request(msgspec.Struct, kw_only=True, frozen=True):
+    """A rank to fork."""
+
+    arguments: list[str]
+    """Behind the name of the module."""
+    environment: dict[str, str]
+    """All of it. What the imports have read of the server's is as it was there."""
+    log: str
+    """File to which the output is appended."""
+
+
+class Forked(msgspec.Struct, kw_only=True, frozen=True):
+    """The answer: of a request, or, with 0, that the imports are done."""
+
+    pid: int = 0
+    error: str = ""
+    """Why there is no rank: then the server ends."""
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends; to be called in it."""
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(1)
+
+
+def serve(module: str, connection: socket.socket) -> None:
+    """Import a module, then fork ranks until the agent is gone."""
+    agent = os.getppid()
+    importlib.import_module(module)
+    stamps = _stamps(module)
+    gc.collect()
+    gc.freeze()  # a collection in a rank would copy all pages
+    _say(connection, Forked())
+    with connection.makefile("rb") as lines:
+        for line in lines:
+            request = msgspec.json.decode(line, type=Request)
+            error = _why_not(module, stamps)
+            if error:
+                _say(connection, Forked(error=error))
+                return
+            reading, writing = os.pipe()
+            middle = os.fork()
+            if not middle:
+                os.close(reading)
+                _fork_again(module, request, connection, agent, writing)
+                return  # in the rank, when it has ended without an exit
+            os.close(writing)
+            os.waitpid(middle, 0)
+            pid = int(os.read(reading, 16) or b"0")
+            os.close(reading)
+            _say(connection, Forked(pid=pid) if pid else Forked(error="fork failed"))
+
+
+def _fork_again(
+    module: str,
+    request: Request,
+    connection: socket.socket,
+    agent: int,
+    writing: int,
+) -> None:
+    """Fork the rank, and leave it to the agent."""
+    middle, rank = os.getpid(), os.fork()
+    if rank:
+        os.write(writing, str(rank).encode())
+        os._exit(0)
+    os.close(writing)
+    connection.close()
+    while os.getppid() == middle:  # whose end must not be taken for the agent's
+        os.sched_yield()
+    die_with(agent)
+    _become(module, request)
+
+
+def _become(module: str, request: Request) -> None:
+    """Be `python -m MODULE ARGUMENTS`."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    sys.argv = [module, *request.arguments]
+    importlib.reload(sys.modules[module.partition(".")[0]])  # it notes when it began
+    del sys.modules[module]  # its program runs, what it imports is there
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _why_not(module: str, stamps: Mapping[str, float]) -> str:
+    """Say why no rank can be forked; empty if one can."""
+    if stamps != _stamps(module):
+        return f"the files of {module} have changed"
+    # OpenBLAS has threads too; it stops them before a fork.
+    if threading.active_count() > 1:
+        names = ", ".join(thread.name for thread in threading.enumerate())
+        return f"{module} has started threads: {names}"
+    return ""
+
+
+def _stamps(module: str) -> dict[str, float]:
+    """Return when each imported file of the module's package was changed."""
+    package = module.partition(".")[0]
+    files = {
+        one.__file__
+        for name, one in sys.modules.items()
+        if name.partition(".")[0] == package and getattr(one, "__file__", None)
+    }
+    return {file: Path(file).stat().st_mtime for file in files if file}
+
+
+def _say(connection: socket.socket, answer: Forked) -> None:
+    connection.sendall(msgspec.json.encode(answer) + b"\n")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve: `python -m mjax.launch.fork_server MODULE DESCRIPTOR`."""
+    module, descriptor = argv
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(module, socket.socket(fileno=int(descriptor)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

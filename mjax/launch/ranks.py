@@ -1,0 +1,319 @@
+"""The rank processes of a host: how they are started, and what is seen of them.
+
+Enters: what a driver wants started. Leaves: processes that die with this one, and their
+states. A fork server that has imported the trainer makes them where it can, within a
+tenth of a second; else each begins with its own imports.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from mjax.launch.fork_server import (
+    PR_SET_CHILD_SUBREAPER,
+    Forked,
+    Request,
+    die_with,
+    libc,
+)
+from mjax.launch.messages import RankSpec, RankState
+from mjax.processes import progress
+from mjax.processes.progress import Phase, Word
+
+_LAST_LINES, _LAST_BYTES = 10, 4096
+"""Of the log of a rank that has ended."""
+
+
+class Adopted:
+    """A process that a fork server has made: a child of this one all the same."""
+
+    def __init__(self, pid: int) -> None:
+        """Know its number, which stays its own until `poll` has seen its end."""
+        self.pid, self._code = pid, None
+
+    def poll(self) -> int | None:
+        """Return the exit code, a signal as a negative one; None while it runs."""
+        if self._code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+class NotYet:
+    """A process that waits for the imports of a fork server."""
+
+    pid = 0
+
+    def poll(self) -> int | None:
+        """Return None: it has not ended."""
+
+    def send_signal(self, sig: int) -> None:
+        """Do nothing: who orders its end does so again when it is there."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Rank:
+    """A rank process of this host."""
+
+    spec: RankSpec
+    generation: int
+    oom_kills: int
+    """That the kernel had counted when it started."""
+    asked_ns: int = dataclasses.field(default_factory=time.monotonic_ns)
+    """When it was to be started."""
+    process: subprocess.Popen[bytes] | Adopted | NotYet = dataclasses.field(
+        default_factory=NotYet
+    )
+    word: Word | None = None
+    """The last that could be read."""
+    step_s: float | None = None
+    end: RankState | None = None
+    """The last that is to be said of it."""
+
+    @property
+    def progress_path(self) -> Path:
+        """Its progress word."""
+        return Path(self.spec.folder) / f"progress-{self.spec.rank}"
+
+    @property
+    def stacks_path(self) -> Path:
+        """Where it writes its stacks."""
+        return Path(self.spec.folder) / f"stacks-{self.spec.rank}.txt"
+
+    @property
+    def log_path(self) -> Path:
+        """Its output."""
+        return log_path(Path(self.spec.folder), self.spec.rank)
+
+    def look(self) -> RankState:
+        """Return what is seen of it now; once it has ended, what was seen then."""
+        if self.end is not None:
+            return self.end
+        code = self.process.poll()
+        state = self._look(code)
+        if code is not None:
+            self.end = msgspec.structs.replace(
+                state,
+                ended_ns=time.time_ns(),
+                out_of_memory=oom_kills() > self.oom_kills,
+                last_lines=self._last_lines(),
+            )
+        return self.end or state
+
+    def _look(self, code: int | None) -> RankState:
+        self._read_word()
+        word = self.word
+        said_ns = self.asked_ns if word is None else word.monotonic_ns
+        age_s = (time.monotonic_ns() - said_ns) / 1e9
+        first_step_s = None
+        if word is not None and word.first_step_ns:
+            first_step_s = (word.first_step_ns - self.asked_ns) / 1e9
+        return RankState(
+            rank=self.spec.rank,
+            generation=self.generation,
+            pid=self.process.pid,
+            code=code,
+            state="?" if code is not None else process_state(self.process.pid),
+            phase=Phase.IMPORT if word is None else word.phase,
+            step=0 if word is None else word.step,
+            microstep=0 if word is None else word.microstep,
+            age_s=age_s,
+            step_s=self.step_s,
+            saved_step=-1 if word is None else word.saved_step,
+            start_step=-1 if word is None else word.start_step,
+            spent_s=self._spent_s(age_s),
+            first_step_s=first_step_s,
+        )
+
+    def _spent_s(self, age_s: float) -> list[float]:
+        """Return the seconds in each phase since it was to be started."""
+        word = self.word
+        if word is None:
+            return [age_s if phase is Phase.IMPORT else 0.0 for phase in Phase]
+        spent_s = [spent_ns / 1e9 for spent_ns in word.spent_ns]
+        spent_s[Phase.IMPORT] += (word.began_ns - self.asked_ns) / 1e9
+        spent_s[word.phase] += age_s
+        return spent_s
+
+    def _last_lines(self) -> str:
+        with self.log_path.open("rb") as file:
+            file.seek(max(0, self.log_path.stat().st_size - _LAST_BYTES))
+            text = file.read().decode(errors="replace")
+        return "\n".join(text.splitlines()[-_LAST_LINES:])
+
+    def _read_word(self) -> None:
+        new, old = progress.read(self.progress_path), self.word
+        if new is None or new.generation != self.generation:
+            return
+        both = (old, new)
+        if old is not None and all(word.phase is Phase.STEP for word in both if word):
+            num_steps = new.step - old.step
+            if num_steps > 0:
+                self.step_s = (new.monotonic_ns - old.monotonic_ns) / num_steps / 1e9
+        self.word = new
+
+
+class Starter:
+    """Starts ranks; with a fork server, if it was told which module to import."""
+
+    def __init__(self) -> None:
+        """Take in the orphans of a fork server."""
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._module = ""
+        self._server: _Server | None = None
+
+    def prepare(self, module: str) -> None:
+        """Import a module now, for ranks that are started later; "" ends that."""
+        if module == self._module and self._server is not None:
+            return
+        self.end()
+        self._module = module
+        if module:
+            self._server = _Server(module)
+
+    async def start(self, rank: Rank) -> None:
+        """Start the process of a rank; its output goes to a file of its own."""
+        spec, folder = rank.spec, Path(rank.spec.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ,
+            **spec.environment,
+            progress.FILE_VARIABLE: str(rank.progress_path),
+            progress.GENERATION_VARIABLE: str(rank.generation),
+            progress.STACKS_VARIABLE: str(rank.stacks_path),
+        }
+        process = await self._fork(spec, environment, rank.log_path)
+        rank.process = process or _start(spec, environment, rank.log_path)
+
+    def end(self) -> None:
+        """End the fork server; ranks go on."""
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+    async def _fork(
+        self, spec: RankSpec, environment: Mapping[str, str], log: Path
+    ) -> Adopted | None:
+        """Let the fork server make the process; None without one that can."""
+        words = [sys.executable, "-m", self._module]
+        if not self._module or spec.argv[: len(words)] != words:
+            return None
+        request = Request(
+            arguments=spec.argv[len(words) :],
+            environment={**environment},
+            log=str(log.absolute()),
+        )
+        for _ in range(2):  # a server that has ended, or is outdated, is replaced once
+            if self._server is None:
+                self._server = _Server(self._module)
+            try:
+                return Adopted(await self._server.fork(request))
+            except OSError as error:
+                print(f"the fork server ended: {error}", file=sys.stderr, flush=True)
+                self.end()
+        return None
+
+
+class _Server:
+    """A fork server of this process."""
+
+    def __init__(self, module: str) -> None:
+        """Start it; it begins to import."""
+        self._socket, theirs = socket.socketpair()
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        words = ["-m", "mjax.launch.fork_server", module, str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                preexec_fn=functools.partial(die_with, os.getpid()),
+            )
+
+    async def fork(self, request: Request) -> int:
+        """Return the process of a new rank.
+
+        Raises:
+          OSError: there is none; the server has ended.
+        """
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(sock=self._socket)
+            await self._answer()  # when the imports are done
+        self._streams[1].write(msgspec.json.encode(request) + b"\n")
+        return (await self._answer()).pid
+
+    async def _answer(self) -> Forked:
+        assert self._streams is not None
+        line = await self._streams[0].readline()
+        if not line:
+            raise ConnectionError("it has closed the connection")
+        answer = msgspec.json.decode(line, type=Forked)
+        if answer.error:
+            raise ChildProcessError(answer.error)
+        return answer
+
+    def end(self) -> None:
+        """End it."""
+        if self._streams is not None:
+            self._streams[1].close()
+        self._socket.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+
+def _start(
+    spec: RankSpec, environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process that begins with its imports."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            spec.argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with, os.getpid()),
+        )
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    """Return where the output of a rank goes."""
+    return folder / f"rank-{rank}.log"
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of /proc/PID/stat, ? without one."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return "?"
+
+
+def oom_kills() -> int:
+    """Count processes of this host that the kernel has killed for their memory."""
+    try:
+        text = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in text.splitlines() if "oom_kill " in line]
+    return int(found[0]) if found else 0
