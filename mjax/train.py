@@ -115,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     marks.mark(Phase.RESTORE)
     try:
         start = _first_state(run)
+        assert run.checkpoints is not None
+        launch = os.environ.get(progress.LAUNCH_VARIABLE, "")
+        run.checkpoints.claim(launch, marks.generation)
         if start.step:
             marks.saved(start.step)
     except Exception as error:

@@ -97,6 +97,8 @@ class Checkpoints:
             return Answer.ACCEPTED
         unsaved = step - self._last_good_step
         is_failing = self._error is not None or self._writer.is_stalled
+        if self.store.fence.problem is not None:
+            return Answer.HOPELESS
         if is_failing and unsaved > self._config.unsaved_limit:
             return Answer.HOPELESS
         return Answer.ACCEPTED if self._writer.claim() else Answer.BUSY
@@ -211,6 +213,8 @@ class Checkpoints:
 
     def why_unsaved(self, step: int) -> str:
         """Say for how long nothing was saved, and why; on process 0."""
+        if self.store.fence.problem is not None:
+            return self.store.fence.problem
         stalled = f"a write has not ended after {self._config.timeout_s} s"
         reason = stalled if self._writer.is_stalled else self._error
         return (
@@ -267,6 +271,25 @@ class Checkpoints:
         if self._copies is not None:
             self._copies.discard_after(0 if restored is None else restored.step)
         return restored
+
+    def claim(self, launch: str, generation: int) -> None:
+        """Be the start of the run that saves; arguments as of `Fence.claim`.
+
+        Raises:
+          RuntimeError: a later start does, or the store refuses.
+        """
+
+        def act() -> str:
+            try:
+                self.store.fence.claim(launch, generation)
+            except OSError as error:
+                raise RuntimeError(
+                    f"cannot write to {self.store.directory} ({error}); make it "
+                    "writable, or give another --ckpt.dir"
+                ) from error
+            return ""
+
+        self._agreement.decide(act)
 
     def _run_name(self) -> str:
         """Name the run for its copies; one whose work dir was copied is another."""

@@ -3,6 +3,7 @@
     120/                      a step: complete, read back, renamed into place
     160.unfinished-5f0c/      being written, or left by a process that died
     80.damaged/               quarantined, with the reason in damaged.json
+    owner.json                which start of the run may change the folder, see `fence`
 
 A step appears under its number by one rename, after everything in it is on the disk. It
 disappears by a rename too, before its files are deleted. So a process that is killed at
@@ -23,6 +24,7 @@ from etils import epath
 
 from mjax import checked_json
 from mjax.ckpt.config import Retention
+from mjax.ckpt.fence import Fence
 from mjax.ckpt.manifest import (
     MAIN_FILE,
     DamagedError,
@@ -58,6 +60,7 @@ class Store:
           ValueError: it is a URL of a kind that no installed library opens.
         """
         self.directory = located(directory)
+        self.fence = Fence(self.directory)
 
     def steps(self) -> list[int]:
         """List the steps that were committed, oldest first, damaged or not."""
@@ -91,7 +94,9 @@ class Store:
           num_bytes: of all arrays.
         Raises:
           OSError: the folder cannot be written, or has no space for so many bytes.
+          TakenOverError: another start of the run has the folder now.
         """
+        self.fence.check()
         self.directory.mkdir(parents=True, exist_ok=True)
         self.clean()
         self._check_space(int(num_bytes * _MARGIN))
@@ -104,8 +109,10 @@ class Store:
 
         Raises:
           OSError: it cannot be renamed.
+          TakenOverError: another start of the run has the folder now.
         """
         _sync_tree(unfinished)
+        self.fence.check()
         target = self.path(step)
         if target.exists():  # of no use, or the run would have gone on from it
             self.quarantine(step, "another save of this step has taken its place")

@@ -1,0 +1,102 @@
+"""One start of a run changes the folder of its steps: the one that came last.
+
+Enters: the folder. Leaves: `owner.json` in it, which names the process 0 of that start.
+A process that was cut off from everybody but the store, and goes on, finds another name
+there and is refused. The name is read just before each change; a change that was begun
+before it was replaced still goes through.
+"""
+
+import dataclasses
+import json
+import os
+import secrets
+import socket
+import time
+
+from etils import epath
+
+from mjax import checked_json
+
+_FILE = "owner.json"
+
+
+class TakenOverError(RuntimeError):
+    """Another start of the run has the folder now."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Owner:
+    """What the file says."""
+
+    owner: str
+    launch: str
+    generation: int
+    host: str
+    pid: int
+    time: str
+
+
+class Fence:
+    """The fence around one folder, as one process sees it."""
+
+    def __init__(self, folder: epath.Path) -> None:
+        """Name the folder; it need not exist. Without a claim nothing is refused."""
+        self._folder, self._owner = folder, ""
+        self.problem: str | None = None
+        """Who has taken over, once it was seen."""
+
+    def claim(self, launch: str, generation: int) -> None:
+        """Own the folder from now on.
+
+        Args:
+          launch: which has started this process; empty: a person has.
+          generation: of the launch.
+        Raises:
+          TakenOverError: a later generation of the same launch owns it.
+          OSError: the store refuses.
+        """
+        found = self._read()
+        is_ours = found is not None and found.launch == launch != ""
+        if found is not None and is_ours and found.generation > generation:
+            self._refuse(found)
+        ours = _Owner(
+            owner=secrets.token_hex(8),
+            launch=launch,
+            generation=generation,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            time=time.strftime("%FT%T%z"),
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        new = self._folder / f"{_FILE}.{ours.owner}"
+        new.write_text(json.dumps(dataclasses.asdict(ours)) + "\n")
+        new.replace(self._folder / _FILE)
+        self._owner = ours.owner
+
+    def check(self) -> None:
+        """See that the folder is still this start's.
+
+        Raises:
+          TakenOverError: it is not.
+          OSError: the store does not answer.
+        """
+        if not self._owner:
+            return
+        found = self._read()
+        # Without the file the folder was deleted or moved away: nobody else is there.
+        if found is not None and found.owner != self._owner:
+            self._refuse(found)
+
+    def _refuse(self, found: _Owner) -> None:
+        self.problem = (
+            f"another start of this run has taken over {self._folder}: process "
+            f"{found.pid} on {found.host} at {found.time}"
+        )
+        raise TakenOverError(self.problem)
+
+    def _read(self) -> _Owner | None:
+        try:
+            text = (self._folder / _FILE).read_bytes()
+            return checked_json.read(text, _Owner)
+        except (FileNotFoundError, ValueError):
+            return None

@@ -1,0 +1,88 @@
+"""Of two starts of a run that live at once the one that came last may save."""
+
+import os
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import pytest
+
+from mjax.ckpt.config import CkptConfig
+from mjax.ckpt.fence import TakenOverError
+from mjax.ckpt.manager import Answer, Checkpoints
+from mjax.ckpt.store import Store
+from mjax.processes import progress
+
+
+def save(checkpoints, step):
+    checkpoints.save(step, lambda: {"w": jnp.full(4, step, jnp.float32)}, {})
+    checkpoints.wait()
+    return checkpoints.attempts()
+
+
+def test_the_older_start_can_neither_save_nor_delete(tmp_path):
+    older = Checkpoints(tmp_path, CkptConfig(keep=1))
+    older.claim("", 0)
+    assert [attempt.error for attempt in save(older, 1)] == [None]
+    newer = Checkpoints(tmp_path, CkptConfig(keep=1))
+    newer.claim("", 0)
+    unfinished = newer.store.begin(3, 100)  # which the older one would have deleted
+    older.save(2, lambda: {"w": jnp.zeros(4)}, {}, is_last=True)
+    time.sleep(0.5)
+    older.close()
+    assert newer.store.steps() == [1]
+    assert unfinished.exists()
+    assert older.ask(3) is Answer.HOPELESS
+    assert "another start of this run has taken over" in older.why_unsaved(3)
+    assert [attempt.error for attempt in save(newer, 4)] == [None]
+    newer.close()
+    assert newer.store.steps() == [4]
+
+
+def test_a_commit_that_was_begun_before_is_refused_after(tmp_path):
+    older, newer = Store(tmp_path), Store(tmp_path)
+    older.fence.claim("", 0)
+    folder = older.begin(1, 100)
+    newer.fence.claim("", 0)
+    with pytest.raises(TakenOverError, match=rf"process {os.getpid()} on "):
+        older.commit(folder, 1)
+    assert older.steps() == []
+
+
+def test_an_order_that_came_late_starts_nothing(tmp_path):
+    newer, late, other = Store(tmp_path), Store(tmp_path), Store(tmp_path)
+    newer.fence.claim("launch", 4)
+    with pytest.raises(TakenOverError):
+        late.fence.claim("launch", 3)
+    newer.fence.check()
+    other.fence.claim("another launch", 1)  # the journal was moved away
+    with pytest.raises(TakenOverError):
+        newer.fence.check()
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"owner": 3}'])
+def test_a_folder_without_an_owner_is_anyones(tmp_path, content):
+    store = Store(tmp_path)
+    store.fence.check()
+    store.fence.claim("", 0)
+    (tmp_path / "owner.json").unlink()
+    if content is not None:
+        (tmp_path / "owner.json").write_text(content)
+    store.fence.check()
+    Store(tmp_path).fence.claim("", 0)
+
+
+def test_the_trainer_claims_its_store_at_the_start(tmp_path):
+    Store(tmp_path / "checkpoints").fence.claim("launch", 4)
+    words = ["--recipe", "debug", "--data.path", "synthetic", "--steps", "4"]
+    names = {progress.LAUNCH_VARIABLE: "launch", progress.GENERATION_VARIABLE: "3"}
+    late = subprocess.run(
+        [sys.executable, "-m", "mjax.train", *words, "--work-dir", str(tmp_path)],
+        env={**os.environ, **names},
+        capture_output=True,
+        text=True,
+    )
+    assert late.returncode == 1, late.stdout + late.stderr
+    assert "error: another start of this run has taken over" in late.stderr
+    assert "Traceback" not in late.stderr
