@@ -336,6 +336,7 @@ def test_a_run_begins_with_what_another_has_exported(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_parameters_of_another(finished, tmp_path, capsys):
     path = tmp_path / "run"
     still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(finished)]

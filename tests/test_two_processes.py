@@ -80,6 +80,7 @@ def test_different_flags_are_refused_by_both_processes(tmp_path, flags, says):
     assert [*tmp_path.glob("*/runs")] == []
 
 
+@pytest.mark.slow
 def test_different_numbers_of_processes_are_refused_by_both(tmp_path):
     for done in run_both(tmp_path, [], [], counts=(2, 3)):
         assert done.returncode == ending.BAD_INPUT, done
@@ -98,6 +99,7 @@ def test_different_data_are_refused_by_both(tmp_path):
         assert "Give all hosts the same files under --data.path\n" in done.stderr
 
 
+@pytest.mark.slow
 def test_data_that_one_process_has_not_are_refused_by_both(tmp_path):
     folder = tmp_path / "0" / "text"
     folder.mkdir(parents=True)

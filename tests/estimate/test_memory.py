@@ -65,8 +65,19 @@ def estimate(
     "layout",
     [
         {"pp": 2, "pipeline": PipelineConfig(chunks=2)},
-        {"pp": 2, "dp": 2, "remat": "full", "pipeline": PipelineConfig(stash="input")},
-        {"dp": 2, "remat": "dots", "pipeline": PipelineConfig()},
+        pytest.param(
+            {
+                "pp": 2,
+                "dp": 2,
+                "remat": "full",
+                "pipeline": PipelineConfig(stash="input"),
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"dp": 2, "remat": "dots", "pipeline": PipelineConfig()},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"dp": 4, "remat": "full", "microbatches": 1, "pipeline": PipelineConfig()},
             marks=pytest.mark.slow,

@@ -41,6 +41,7 @@ def kept(home):
     return sorted((home / "mjax" / "steps").iterdir())
 
 
+@pytest.mark.slow
 def test_a_second_start_loads_the_step_and_computes_the_same(home, tmp_path):
     first = train(home, tmp_path / "first")
     assert "start-up: compile" in first

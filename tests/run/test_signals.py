@@ -136,9 +136,7 @@ def test_a_signal_while_the_state_is_restored_changes_nothing(tmp_path, environm
     process = start(tmp_path / "run", environment, "--steps", "2")
     assert end_of(process)[0] == ending.DONE
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    process = start(
-        tmp_path / "run", environment, "--steps", "4", "--no-keep-compiled"
-    )
+    process = start(tmp_path / "run", environment, "--steps", "4", "--no-keep-compiled")
     wait_for(process, "start-up: compile")
     process.send_signal(signal.SIGTERM)
     code, said = end_of(process)

@@ -155,6 +155,7 @@ class _Importable(Part):
     module = planted_part  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
 
+@pytest.mark.slow
 def test_processes_that_cannot_start_are_not_started_for_ever():
     rows = []
     path = "scripts.gpu.no_such_part"

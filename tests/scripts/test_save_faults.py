@@ -1,8 +1,11 @@
 """A save that fails on one of two processes that train together over gloo."""
 
+import pytest
+
 from scripts.faults import save_faults
 
 
+@pytest.mark.slow
 def test_a_phase_that_fails_on_one_process_stops_no_training_and_is_saved_later(
     tmp_path, monkeypatch
 ):

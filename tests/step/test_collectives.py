@@ -87,6 +87,7 @@ def test_zero_2_scatters_gradients_and_zero_1_all_reduces_them() -> None:
     assert result_bytes(2, "all-reduce") < num_bytes / 8
 
 
+@pytest.mark.slow
 def test_zero_3_gathers_a_layer_in_the_loop_and_again_in_the_backward_pass() -> None:
     for remat in ("full", "dots"):
         model = dataclasses.replace(MODEL, remat=remat)

@@ -131,6 +131,7 @@ def test_a_pipeline_predicts_the_token_that_one_device_does(
 # ----------------------------------------------------------------------- the same state
 
 
+@pytest.mark.slow
 def test_a_pipelined_step_leaves_the_state_where_it_is_declared(
     trained: Program,
 ) -> None:

@@ -73,6 +73,7 @@ def test_accumulation_sends_once_a_step():
         assert elements(four, *kinds, tier=tier) == elements(one, *kinds, tier=tier)
 
 
+@pytest.mark.slow
 def test_zero_3_crosses_the_replicas_once_a_step():
     """MiCS: each microbatch stays in the node, the sum of them crosses."""
     one, three = (Layout((1, 2, 2, 1), zero=3, microbatches=m) for m in (1, 4))

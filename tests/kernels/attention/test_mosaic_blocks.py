@@ -13,9 +13,8 @@ from tests.kernels.attention import mosaic_poison
 from tests.kernels.interpreter.runner import Pool
 
 
-@pytest.mark.parametrize(
-    "segments", [pytest.param(False, marks=pytest.mark.slow), True]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("segments", [False, True])
 def test_blocks_that_nobody_sees_are_not_computed(pool: Pool, segments: bool):
     finite = pool.submit(mosaic_poison.FUNCTION, segments=segments).result()
     assert {name for name, is_so in finite.items() if not is_so} == set()
