@@ -1,9 +1,9 @@
 """Train a model: `python -m mjax.train --recipe NAME [flags]`.
 
 Enters: the command line. Leaves: a work dir with config.json, metrics.jsonl,
-summary.json, checkpoints/, plots/loss.png and sample.txt, and an exit code: 0 done, 2
-bad input, 42 preempted and saved, 93 gave up, 1 anything else. `--work-dir DIR` alone
-resumes the run in DIR.
+summary.json, checkpoints/, plots/loss.png, sample.txt, a record of each start in
+starts/, and an exit code: 0 done, 2 bad input, 42 preempted and saved, 93 gave up, 1
+anything else. `--work-dir DIR` alone resumes the run in DIR.
 
 Read `main`, then `prepare.prepare`, then `train`: one run from flags to summary.
 """
@@ -44,7 +44,7 @@ from mjax.processes.comparison import check_same, code_facts, environment_facts
 from mjax.processes.config import DistributedConfig
 from mjax.processes.progress import Phase
 from mjax.recipes import RECIPES
-from mjax.run import ending, loop, metrics, report, work_dir
+from mjax.run import ending, loop, metrics, record, report, work_dir
 from mjax.run.ending import is_ours
 from mjax.run.init_from import initial_params
 from mjax.run.prepare import Run, check_facts, claim_work_dir, init_from, prepare
@@ -118,6 +118,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         assert run.checkpoints is not None
         launch = os.environ.get(progress.LAUNCH_VARIABLE, "")
         run.checkpoints.claim(launch, marks.generation)
+        record.write(
+            *(run.work_dir, mesh, agreement, facts, argv),
+            launch=launch,
+            generation=marks.generation,
+            start_step=start.step,
+        )
         if start.step:
             marks.saved(start.step)
     except Exception as error:

@@ -1,0 +1,100 @@
+"""A record of each start of a run: which code ran where, with which settings.
+
+Enters: what the start is made of. Leaves: `starts/0001.json` in the work dir, one file
+for each start, never changed afterwards. Under a launch it names the generation too.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+import mjax
+from mjax.processes.agreement import Agreement
+from mjax.run.metrics import write_json
+
+_PREFIXES = ("JAX_", "XLA_", "NCCL_", "CUDA_", "MJAX_", "SLURM_", "OMP_")
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "JWT")
+_GIT_S = 5
+
+
+def write(
+    work_dir: Path,
+    mesh: Mesh,
+    agreement: Agreement,
+    facts: Mapping[str, Any],
+    argv: Sequence[str],
+    **more: Any,
+) -> None:
+    """Write the record of this start; every process calls it, process 0 writes.
+
+    Args:
+      work_dir: of the run.
+      mesh: of all processes.
+      agreement: likewise.
+      facts: of code and environment, see `processes.comparison`.
+      argv: the flags of process 0.
+      more: JSON that belongs to this start: `launch`, `generation`, `start_step`.
+    Raises:
+      RuntimeError: the work dir cannot be written, on all processes.
+    """
+    own = {"host": socket.gethostname(), "pid": os.getpid()}
+
+    def merge(processes: Sequence[str]) -> str:
+        folder = work_dir / "starts"
+        folder.mkdir(exist_ok=True)
+        numbers = [int(path.stem) for path in folder.glob("[0-9]*.json")]
+        record = {
+            "time": time.strftime("%FT%T%z"),
+            **more,
+            "argv": [*argv],
+            "mjax": mjax.__version__,
+            "commit": _commit(),
+            "code": _digest(facts),
+            "facts": {name: v for name, v in facts.items() if not _is_file(name)},
+            "environment": _environment(),
+            "mesh": dict(mesh.shape),
+            "device": jax.devices()[0].device_kind,
+            "processes": [json.loads(text) for text in processes],
+        }
+        write_json(folder / f"{max(numbers, default=0) + 1:04d}.json", record)
+        return ""
+
+    agreement.merge(json.dumps(own), merge)
+
+
+def _is_file(name: str) -> bool:
+    return name.startswith("mjax/")
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """Hash the files of mjax, whether git knows them or not."""
+    files = {name: value for name, value in facts.items() if _is_file(name)}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables that may change a run; none that may hold a secret."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_PREFIXES) and not any(word in name for word in _SECRETS)
+    }
+
+
+def _commit() -> str:
+    """Return the commit of the checkout that mjax is in; "" for an installed one."""
+    command = ["git", "-C", str(Path(mjax.__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
