@@ -28,6 +28,8 @@ _OWN_FLAGS = (
     "--distributed.coordinator",
     "--distributed.num-processes",
     "--distributed.process-id",
+    "--distributed.serves",
+    "--distributed.no-serves",
 )
 
 

@@ -13,19 +13,22 @@ import os
 import platform
 import signal
 import socket
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 
-from mjax.launch import messages
+from mjax.launch import checks, messages
 from mjax.launch.messages import RankState
-from mjax.launch.ranks import Rank, Starter, oom_kills
+from mjax.launch.ranks import Adopted, Rank, Starter, oom_kills
 from mjax.processes import progress
 
 BEAT_S = 1.0
 _RETRY_S = 0.5
 _STACKS_S = 1.0
+_POLL_S = 0.02
 
 
 class Agent:
@@ -53,6 +56,9 @@ class Agent:
         self._host, self._address, self._orphan_s = host, address, orphan_s
         self._ranks: dict[int, Rank] = {}
         self._starter = Starter()
+        self._coordinator: subprocess.Popen[bytes] | Adopted | None = None
+        self._coordinated = 0
+        self._checking: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._wake = asyncio.Event()
 
@@ -102,10 +108,10 @@ class Agent:
                 self._kill(self._newest(), signal.SIGKILL)
                 return 2
             case messages.FindPorts():
-                ports = messages.Ports(
-                    generation=message.generation, coordinator=free_port()
+                port = await self._coordinate(message)
+                self._say(
+                    messages.Ports(generation=message.generation, coordinator=port)
                 )
-                self._say(ports)
             case messages.Prepare():
                 self._starter.prepare(message.module)
             case messages.Start():
@@ -116,10 +122,40 @@ class Agent:
             case messages.Dump():
                 stacks = await self._stacks(message.generation)
                 self._say(messages.Stacks(generation=message.generation, stacks=stacks))
+            case messages.Check():
+                self._checking = asyncio.create_task(self._check(message))
             case messages.Quit():
                 self._kill(self._newest(), signal.SIGKILL)
                 return 0
         return None
+
+    async def _coordinate(self, message: messages.FindPorts) -> int:
+        """Find a port, and start the coordinator there if one is wanted."""
+        self._end_coordinator()
+        self._coordinated, port = message.generation, free_port()
+        if not message.coordinator:
+            return port
+        folder = Path(message.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        argv = [*message.coordinator, f"{self._address}:{port}"]
+        self._coordinator = await self._starter.run(
+            argv, os.environ, folder / "coordinator.log"
+        )
+        while self._coordinator.poll() is None:
+            try:
+                _, writer = await asyncio.open_connection("localhost", port)
+            except OSError:
+                await asyncio.sleep(_POLL_S)
+            else:
+                writer.close()
+                return port
+        return 0
+
+    def _end_coordinator(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.send_signal(signal.SIGKILL)
+            self._coordinator.poll()
+            self._coordinator = None
 
     async def _start(self, message: messages.Start) -> None:
         self._kill(message.generation - 1, signal.SIGKILL)
@@ -139,7 +175,10 @@ class Agent:
 
     async def _wait_for(self, rank: Rank) -> None:
         """Beat at once when a rank ends."""
-        descriptor = os.pidfd_open(rank.process.pid)
+        try:
+            descriptor = os.pidfd_open(rank.process.pid)
+        except ProcessLookupError:  # it has ended, and a heartbeat has said so
+            return
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(descriptor, ended.set)
@@ -177,8 +216,22 @@ class Agent:
                 found[index] = text
         return found
 
+    async def _check(self, order: messages.Check) -> None:
+        """Run the check; what it says is lost if the driver is gone by then."""
+        is_healthy, text = await checks.run(order.command, order.timeout_s)
+        if self._writer is not None:
+            answer = messages.Checked(
+                number=order.number, is_healthy=is_healthy, text=text
+            )
+            self._say(answer)
+
     def _kill(self, generation: int, number: int) -> None:
-        """Send a signal to the ranks of a generation and of those before."""
+        """Send a signal to the ranks of a generation and of those before.
+
+        The coordinator is killed with them.
+        """
+        if number == signal.SIGKILL and generation >= self._coordinated:
+            self._end_coordinator()
         for rank in self._ranks.values():
             if rank.generation <= generation and rank.process.poll() is None:
                 rank.process.send_signal(number)

@@ -1,6 +1,7 @@
 """What a launch is told: hosts, limits, and how often it tries."""
 
 import dataclasses
+import shlex
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,16 +52,23 @@ class RestartConfig:
     """The longest pause."""
     wait_s: float = 600.0
     """Seconds to wait for hosts before the run gives up."""
+    shrink_s: float = 10.0
+    """Seconds to wait for a spare before a run goes on with fewer hosts."""
     lost_s: float = 4.0
     """Seconds without a heartbeat after which a host is lost."""
     stacks_s: float = 3.0
     """Seconds that hanging ranks have to show their stacks."""
     kill_s: float = 20.0
     """Seconds that killed ranks have to end before their host counts as lost."""
+    check_s: float = 120.0
+    """Seconds that the check of a host may take; the pause before it is repeated."""
     stop_s: float = 120.0
     """Seconds that ranks have to save and end after SIGTERM."""
     warm: bool = True
     """Import the trainer ahead on each host, in a process that forks the ranks."""
+
+    coordinator: bool = True
+    """Run jax's coordinator in a process of its own, instead of in rank 0."""
 
     def __post_init__(self) -> None:
         if self.max_fruitless < 1:
@@ -80,8 +88,12 @@ class RunConfig:
     """Hosts that train."""
     spares: int = 0
     """Hosts that wait to replace one."""
+    min_hosts: int | None = None
+    """Go on with as few when no spare is left, with more microbatches; None: hosts."""
     ranks_per_host: int = 1
     """Processes of the trainer on each host."""
+    check_command: str = ""
+    """Run on a host that may be broken: exit code 0 if it is healthy."""
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     restart: RestartConfig = dataclasses.field(default_factory=RestartConfig)
 
@@ -91,11 +103,17 @@ class RunConfig:
             if number < least:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} must be at least {least}, got {number}")
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes of the trainer on all hosts."""
-        return self.hosts * self.ranks_per_host
+        if self.min_hosts is not None and not 1 <= self.min_hosts <= self.hosts:
+            raise ValueError(
+                f"--min-hosts must be from 1 to --hosts {self.hosts}, got "
+                f"{self.min_hosts}"
+            )
+        try:
+            shlex.split(self.check_command)
+        except ValueError as error:
+            raise ValueError(
+                f"--check-command {self.check_command!r} is no command: {error}"
+            ) from error
 
 
 def _check_positive(config: "LimitsConfig | RestartConfig", group: str) -> None:

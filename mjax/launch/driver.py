@@ -8,6 +8,7 @@ the journal says where the run was, agents call again, ranks never notice.
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import sys
 import time
@@ -17,19 +18,30 @@ from typing import Any
 
 import msgspec
 
-from mjax.launch import messages
+from mjax.launch import elastic, messages
 from mjax.launch.client import write_private
 from mjax.launch.config import RunConfig
 from mjax.launch.events import Event
 from mjax.launch.journal import Journal
-from mjax.launch.messages import Answer, Command, Hello, Message, RankSpec, Refused
+from mjax.launch.messages import (
+    Answer,
+    Command,
+    FindPorts,
+    Hello,
+    Message,
+    Prepare,
+    RankSpec,
+    Refused,
+)
 from mjax.launch.supervisor import Supervisor
 from mjax.processes import progress
 
 TRAINER = (sys.executable, "-m", "mjax.train")
 """The command of a rank, without flags."""
+_COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 _TICK_S = 0.1
 _LAST_WORDS_S = 1.0
+_BACKLOG = 1024
 
 
 class Driver:
@@ -63,6 +75,8 @@ class Driver:
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._journal = Journal(work_dir)
         is_module = [*trainer[:2]] == [sys.executable, "-m"]
+        self._is_coordinated = is_module and config.restart.coordinator
+        self._sizes = self._fitting_sizes()
         self._supervisor = Supervisor(
             config,
             self._make_rank,
@@ -70,6 +84,8 @@ class Driver:
             self._record,
             time.monotonic(),
             module=trainer[2] if is_module and config.restart.warm else "",
+            find_ports=self._find_ports,
+            sizes=self._sizes,
         )
         self._is_saved = False
         self._saved_place: tuple[str, int] | None = None
@@ -113,19 +129,21 @@ class Driver:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each agent
         host, port = self._bind
         known = self._journal.fact("address")
         if port == 0 and known is not None:
             port = known[1]
         try:
             server = await asyncio.start_server(
-                self._serve, host, port, limit=messages.MAX_LINE_BYTES
+                self._serve, host, port, limit=messages.MAX_LINE_BYTES, backlog=_BACKLOG
             )
         except OSError:
             if self._bind[1] != 0 or port == 0:
                 raise
             server = await asyncio.start_server(
-                self._serve, host, 0, limit=messages.MAX_LINE_BYTES
+                self._serve, host, 0, limit=messages.MAX_LINE_BYTES, backlog=_BACKLOG
             )
         self.address = (host, server.sockets[0].getsockname()[1])
         self._journal.set_fact("address", self.address)
@@ -216,6 +234,8 @@ class Driver:
                         self._supervisor.ports(name, message, now_s)
                     case messages.Stacks():
                         self._supervisor.shown(name, message, now_s)
+                    case messages.Checked():
+                        self._supervisor.checked(name, message, now_s)
         finally:
             if self._writers.get(name) is writer:
                 del self._writers[name]
@@ -297,13 +317,33 @@ class Driver:
 
     # ------------------------------------------------------------------------ effects
 
-    def _make_rank(self, generation: int, rank: int, coordinator: str) -> RankSpec:
-        num_ranks, per_host = self._config.num_ranks, self._config.ranks_per_host
-        flags = [*self._flags]
+    def _fitting_sizes(self) -> dict[int, dict[str, str]]:
+        """Return the numbers of hosts on which the run can go on, and their flags."""
+        config = self._config
+        if config.min_hosts is None or config.min_hosts == config.hosts:
+            return {config.hosts: {}}
+        found = elastic.trainer_config(
+            [*self._trainer, *self._flags], config.limits.import_s
+        )
+        return elastic.sizes(
+            found,
+            hosts=config.hosts,
+            least=config.min_hosts,
+            devices_per_host=elastic.devices_per_host(found, config.ranks_per_host),
+        )
+
+    def _make_rank(
+        self, generation: int, rank: int, num_hosts: int, coordinator: str
+    ) -> RankSpec:
+        per_host = self._config.ranks_per_host
+        num_ranks = num_hosts * per_host
+        flags = elastic.with_flags(self._flags, self._sizes[num_hosts])
         if num_ranks > 1:
             flags += ["--distributed.coordinator", coordinator]
             flags += ["--distributed.num-processes", str(num_ranks)]
             flags += ["--distributed.process-id", str(rank)]
+            if self._is_coordinated:
+                flags += ["--distributed.no-serves"]
         environment = {progress.LAUNCH_VARIABLE: self._journal.name}
         if per_host > 1 and "--simulate-devices" not in self._flags:
             environment["JAX_LOCAL_DEVICE_IDS"] = str(rank % per_host)
@@ -314,8 +354,20 @@ class Driver:
             folder=str(generation_folder(self._work_dir, generation).absolute()),
         )
 
+    def _find_ports(self, generation: int, num_hosts: int) -> FindPorts:
+        """Ask for a coordinator of its own, if there is to be one."""
+        folder = generation_folder(self._work_dir, generation).absolute()
+        num_ranks = num_hosts * self._config.ranks_per_host
+        is_wanted = self._is_coordinated and num_ranks > 1
+        return FindPorts(
+            generation=generation,
+            coordinator=[*_COORDINATOR, str(num_ranks)] if is_wanted else [],
+            folder=str(folder),
+        )
+
     def _send(self, host: str, message: Message) -> None:
-        self._save()
+        if not isinstance(message, Prepare):  # of which a new driver need not know
+            self._save()
         writer = self._writers.get(host)
         if writer is not None and not writer.is_closing():
             writer.write(messages.encode(message))

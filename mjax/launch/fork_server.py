@@ -34,8 +34,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 class Request(msgspec.Struct, kw_only=True, frozen=True):
     """A rank to fork."""
 
+    module: str
+    """That is run: the imported one, or another of its package."""
     arguments: list[str]
-    """Behind the name of the module."""
+    """Behind its name."""
     environment: dict[str, str]
     """All of it. What the imports have read of the server's is as it was there."""
     log: str
@@ -76,7 +78,7 @@ def serve(module: str, connection: socket.socket) -> None:
             middle = os.fork()
             if not middle:
                 os.close(reading)
-                _fork_again(module, request, connection, agent, writing)
+                _fork_again(request, connection, agent, writing)
                 return  # in the rank, when it has ended without an exit
             os.close(writing)
             os.waitpid(middle, 0)
@@ -86,11 +88,7 @@ def serve(module: str, connection: socket.socket) -> None:
 
 
 def _fork_again(
-    module: str,
-    request: Request,
-    connection: socket.socket,
-    agent: int,
-    writing: int,
+    request: Request, connection: socket.socket, agent: int, writing: int
 ) -> None:
     """Fork the rank, and leave it to the agent."""
     middle, rank = os.getpid(), os.fork()
@@ -102,11 +100,12 @@ def _fork_again(
     while os.getppid() == middle:  # whose end must not be taken for the agent's
         os.sched_yield()
     die_with(agent)
-    _become(module, request)
+    _become(request)
 
 
-def _become(module: str, request: Request) -> None:
+def _become(request: Request) -> None:
     """Be `python -m MODULE ARGUMENTS`."""
+    module = request.module
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -117,7 +116,7 @@ def _become(module: str, request: Request) -> None:
     os.environ.update(request.environment)
     sys.argv = [module, *request.arguments]
     importlib.reload(sys.modules[module.partition(".")[0]])  # it notes when it began
-    del sys.modules[module]  # its program runs, what it imports is there
+    sys.modules.pop(module, None)  # its program runs, what it imports is there
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -19,6 +19,8 @@ class HostState(enum.StrEnum):
     ACTIVE = "active"
     LOST = "lost"
     """It may come back, as a spare."""
+    SICK = "sick"
+    """It did not pass its check, and is checked again when hosts are missing."""
     EVICTED = "evicted"
 
 
@@ -79,9 +81,12 @@ def ready(hosts: Mapping[str, Host], now_s: float, limit_s: float) -> list[Host]
 def place(chosen: Collection[str], before: Sequence[str]) -> list[str]:
     """Return the chosen hosts in the order of their ranks.
 
-    Hosts that stay keep their place, so that neighbours stay neighbours.
+    Hosts that stay keep their place, so that neighbours stay neighbours, unless there
+    are fewer places than before: then they move up.
     """
     new = iter(sorted(set(chosen) - set(before)))
     kept = [name if name in chosen else None for name in before]
+    if len(kept) > len(chosen):
+        kept = [name for name in kept if name is not None]
     kept += [None] * (len(chosen) - len(kept))
     return [name or next(new) for name in kept]

@@ -11,6 +11,7 @@ from mjax.launch.messages import RankState
 from mjax.processes.progress import Phase
 
 _NUM_STEP_TIMES = 256
+_SORT_EVERY = 32
 
 
 class Liveness:
@@ -22,11 +23,16 @@ class Liveness:
         self._step_times_s: collections.deque[float] = collections.deque(
             maxlen=_NUM_STEP_TIMES
         )
+        self._num_taken, self._p99_s = 0, 0.0
 
     def took(self, state: RankState) -> None:
         """Note the time of the step that a rank has just taken, if it says one."""
         if state.step_s is not None:
             self._step_times_s.append(state.step_s)
+            self._num_taken += 1
+            if self._num_taken <= _SORT_EVERY or self._num_taken % _SORT_EVERY == 0:
+                ordered = sorted(self._step_times_s)
+                self._p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1]
 
     def limit_s(self, state: RankState) -> float:
         """Return the seconds without progress after which a rank in `state` hangs."""
@@ -35,6 +41,4 @@ class Liveness:
             return getattr(self._limits, f"{phase.name.lower()}_s")
         if state.step_s is None:
             return max(self._limits.first_step_s, self._limits.step_s)
-        ordered = sorted(self._step_times_s)
-        p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
-        return max(self._limits.step_s, self._limits.factor * p99_s)
+        return max(self._limits.step_s, self._limits.factor * self._p99_s)

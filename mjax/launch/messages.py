@@ -80,6 +80,7 @@ class Ports(Message, tag="ports"):
 
     generation: int
     coordinator: int
+    """At which one listens, if it was asked for; 0: it could not be started."""
 
 
 class Stacks(Message, tag="stacks"):
@@ -107,9 +108,13 @@ class Refused(Message, tag="refused"):
 
 
 class FindPorts(Message, tag="find_ports"):
-    """Ask for ports, for the ranks of a generation."""
+    """Ask for ports for the ranks of a generation, and for their coordinator."""
 
     generation: int
+    coordinator: list[str] = []
+    """Its command, to which host:port is added; empty: rank 0 is the coordinator."""
+    folder: str = ""
+    """For its log."""
 
 
 class Prepare(Message, tag="prepare"):
@@ -139,6 +144,24 @@ class Dump(Message, tag="dump"):
     generation: int
 
 
+class Check(Message, tag="check"):
+    """Run a command that says whether the host is healthy."""
+
+    number: int
+    command: list[str]
+    timeout_s: float
+
+
+class Checked(Message, tag="checked"):
+    """What the command said."""
+
+    number: int
+    """Of the order."""
+    is_healthy: bool
+    text: str
+    """Why it is not."""
+
+
 class Quit(Message, tag="quit"):
     """End the agent; its ranks are killed first."""
 
@@ -163,9 +186,9 @@ class Answer(Message, tag="answer"):
 
 First = Hello | Command
 """What a connection to the driver begins with."""
-FromAgent = Beat | Ports | Stacks
+FromAgent = Beat | Ports | Stacks | Checked
 """What an agent says after its hello."""
-ToAgent = Refused | FindPorts | Prepare | Start | Signal | Dump | Quit
+ToAgent = Refused | FindPorts | Prepare | Start | Signal | Dump | Check | Quit
 """What a driver says to an agent."""
 ToPerson = Answer | Refused
 """What a driver says to a command."""

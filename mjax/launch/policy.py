@@ -31,6 +31,7 @@ class Action(enum.StrEnum):
 
     END = "end the run with the code of its processes"
     RESTART = "restart on the same hosts"
+    CHECK = "check the host, then restart"
     EVICT = "replace the host, then restart"
 
 
@@ -50,9 +51,9 @@ TABLE: dict[Cause, Rule] = {
     Cause.BAD_INPUT: Rule(Action.END, "only a person can change the flags"),
     Cause.OUT_OF_MEMORY: Rule(Action.RESTART, "other programs may have filled it"),
     Cause.KILLED: Rule(Action.RESTART, "the process did nothing wrong"),
-    Cause.CRASHED: Rule(Action.RESTART, "nothing tells yet whether the host is broken"),
+    Cause.CRASHED: Rule(Action.CHECK, "nothing tells yet whether the host is broken"),
     Cause.FAILED: Rule(Action.RESTART, "an error of the network or the store passes"),
-    Cause.HUNG: Rule(Action.RESTART, "nothing tells yet whether the host is broken"),
+    Cause.HUNG: Rule(Action.CHECK, "nothing tells yet whether the host is broken"),
     Cause.HOST_LOST: Rule(Action.EVICT, "nothing can be asked of it"),
     Cause.EVICTED: Rule(Action.EVICT, "a person knows more"),
 }

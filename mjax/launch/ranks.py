@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -198,8 +198,21 @@ class Starter:
             progress.GENERATION_VARIABLE: str(rank.generation),
             progress.STACKS_VARIABLE: str(rank.stacks_path),
         }
-        process = await self._fork(spec, environment, rank.log_path)
-        rank.process = process or _start(spec, environment, rank.log_path)
+        rank.process = await self.run(spec.argv, environment, rank.log_path)
+
+    async def run(
+        self, argv: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> subprocess.Popen[bytes] | Adopted:
+        """Start a process that ends with this one.
+
+        Args:
+          argv: its command.
+          environment: all of it.
+          log: file to which its output is appended.
+        """
+        return await self._fork(argv, environment, log) or _start(
+            argv, environment, log
+        )
 
     def end(self) -> None:
         """End the fork server; ranks go on."""
@@ -208,14 +221,17 @@ class Starter:
             self._server = None
 
     async def _fork(
-        self, spec: RankSpec, environment: Mapping[str, str], log: Path
+        self, argv: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> Adopted | None:
-        """Let the fork server make the process; None without one that can."""
-        words = [sys.executable, "-m", self._module]
-        if not self._module or spec.argv[: len(words)] != words:
+        """Let the fork server make a process; None without one that can."""
+        if not self._module or [*argv[:2]] != [sys.executable, "-m"]:
+            return None
+        module, *arguments = argv[2:]
+        if module.partition(".")[0] != self._module.partition(".")[0]:
             return None
         request = Request(
-            arguments=spec.argv[len(words) :],
+            module=module,
+            arguments=arguments,
             environment={**environment},
             log=str(log.absolute()),
         )
@@ -281,12 +297,12 @@ class _Server:
 
 
 def _start(
-    spec: RankSpec, environment: Mapping[str, str], log: Path
+    argv: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
     """Start a process that begins with its imports."""
     with log.open("ab") as output:
         return subprocess.Popen(
-            spec.argv,
+            argv,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,

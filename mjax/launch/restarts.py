@@ -41,10 +41,14 @@ class Restarts:
         """Begin a generation."""
         self._saved_before = self.saved_step
 
+    @property
+    def is_fruitless(self) -> bool:
+        """Whether the present generation has saved nothing new yet."""
+        return self.saved_step <= self._saved_before
+
     def end(self, cause: Cause) -> None:
         """Count a generation that has ended."""
-        is_fruitless = self.saved_step <= self._saved_before
-        if is_fruitless and cause not in _NOTHING_FAILED:
+        if self.is_fruitless and cause not in _NOTHING_FAILED:
             self.num_fruitless += 1
         else:
             self.num_fruitless = 0

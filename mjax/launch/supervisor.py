@@ -12,17 +12,20 @@ says so, started again as the next generation, which resumes from the newest che
 import enum
 import math
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mjax.launch import failures, hosts, policy
+from mjax.launch.checks import Checks
 from mjax.launch.config import RunConfig
+from mjax.launch.elastic import Sizes
 from mjax.launch.events import Event, teller
 from mjax.launch.failures import Failure
 from mjax.launch.hosts import Host, HostState
 from mjax.launch.liveness import Liveness
 from mjax.launch.messages import (
     Beat,
+    Checked,
     Dump,
     FindPorts,
     Hello,
@@ -42,7 +45,8 @@ from mjax.launch.times import Times
 
 _SETTLE_S = 0.3
 """What ends within this time of the first end is looked at with it."""
-_PORTS_S = 10.0
+_LOOKS_PER_S = 20_000
+"""At the ranks of a run that goes well, together."""
 _STARTED_S = 15.0
 """After which a rank must be known to its host."""
 
@@ -55,6 +59,7 @@ class State(enum.StrEnum):
     RUNNING = "running"
     STACKS = "collecting stacks"
     STOPPING = "ending the ranks"
+    CHECKING = "checking hosts"
     PAUSING = "pausing before a restart"
     ENDED = "ended"
 
@@ -69,24 +74,31 @@ class Supervisor:
     def __init__(
         self,
         config: RunConfig,
-        make_rank: Callable[[int, int, str], RankSpec],
+        make_rank: Callable[[int, int, int, str], RankSpec],
         send: Send,
         record: Callable[[Event], None],
         now_s: float,
         module: str = "",
+        find_ports: Callable[[int, int], FindPorts] = lambda generation, _: FindPorts(
+            generation=generation
+        ),
+        sizes: Collection[int] = (),
     ) -> None:
         """Begin with no host.
 
         Args:
           config: of the run.
-          make_rank: from generation, rank and the coordinator's host:port to what an
-            agent starts.
+          make_rank: from generation, rank, number of hosts and the coordinator's
+            host:port to what an agent starts.
           send: for messages to agents.
           record: for events.
           now_s: the time.
           module: that hosts import before they start ranks of it; empty: none.
+          find_ports: from generation and number of hosts to what its first host is
+            asked for.
+          sizes: numbers of hosts, besides config.hosts, on which the run can go on.
         """
-        self.config, self._module = config, module
+        self.config, self._module, self._find_ports = config, module, find_ports
         self.hosts: dict[str, Host] = {}
         self.generation = 0
         """Counts from 1; 0 before the first."""
@@ -94,6 +106,7 @@ class Supervisor:
         self.exit_code: int | None = None
         self.placement: list[str] = []
         """Active hosts, in the order of their ranks."""
+        self._placed: set[str] = set()
         self._restarts = Restarts(config.restart)
         self._make_rank, self._send = make_rank, send
         self._tell = teller(record)
@@ -107,6 +120,11 @@ class Supervisor:
         self._stacks: dict[int, str] = {}
         self._answered: set[str] = set()
         self._times = Times(self._tell)
+        self._sizes = Sizes(config.hosts, sizes)
+        self._is_growing = False
+        self._checks = Checks(config.check_command, config.restart.check_s, send)
+        self._check_again_s = math.inf
+        self._next_scan_s = -math.inf
 
     # -------------------------------------------------------------- what agents say
 
@@ -118,21 +136,21 @@ class Supervisor:
             self.hosts[hello.host] = host
         host.address, host.is_connected = hello.address, True
         if host.state is HostState.LOST:
-            host.state, host.why = HostState.SPARE, ""
+            self._come_back(host)
         text = f"{host.name} joined as {host.state}"
         self._tell("host", text, host=host.name, data=hello.facts)
         if self.state is State.ENDED:
             self._send(host.name, Quit())
             return
         self._send(host.name, Prepare(module=self._module))
-        is_over = self.state is State.STOPPING or host.name not in self.placement
+        is_over = self.state is State.STOPPING or host.name not in self._placed
         if hello.ranks and is_over:
             self._send(
                 host.name, Signal(generation=self.generation, number=signal.SIGKILL)
             )
         is_new = self.state is State.RUNNING and bool(host.ranks) and not hello.ranks
         self.beat(hello.host, Beat(ranks=hello.ranks), now_s)
-        if is_new and host.name in self.placement:
+        if is_new and host.name in self._placed:
             text = f"the agent of {host.name} was started again, without its ranks"
             failure = Failure(cause=Cause.KILLED, text=text, hosts=(host.name,))
             self._fail(failure, now_s)
@@ -141,14 +159,15 @@ class Supervisor:
         """Note what the ranks of a host do."""
         host = self.hosts[name]
         host.heard_s = now_s
+        if host.state is HostState.LOST:  # it was silent, and its connection lives
+            self._come_back(host)
         before = host.ranks
         host.ranks = {
             state.rank: state
             for state in beat.ranks
             if state.generation == self.generation
         }
-        if len(states := self._states()) == self.config.num_ranks:
-            self._times.look(states)
+        self._times.look(host.ranks)
         for rank, state in host.ranks.items():
             old = before.get(rank)
             if old is None or old.step != state.step:
@@ -172,6 +191,10 @@ class Supervisor:
             return
         if name != self.placement[0]:
             return
+        if not ports.coordinator:
+            text = f"the coordinator could not be started on {name}"
+            self._fail(Failure(cause=Cause.FAILED, text=text, hosts=(name,)), now_s)
+            return
         address = self.hosts[name].address
         coordinator = f"{address}:{ports.coordinator}"
         self._enter(State.RUNNING, now_s)
@@ -183,7 +206,10 @@ class Supervisor:
         for index, active in enumerate(self.placement):
             first = index * self.config.ranks_per_host
             ranks = range(first, first + self.config.ranks_per_host)
-            specs = [self._make_rank(self.generation, r, coordinator) for r in ranks]
+            specs = [
+                self._make_rank(self.generation, r, len(self.placement), coordinator)
+                for r in ranks
+            ]
             self._send(active, Start(generation=self.generation, ranks=specs))
 
     def shown(self, name: str, shown: Stacks, now_s: float) -> None:
@@ -192,6 +218,11 @@ class Supervisor:
             self._stacks |= shown.stacks
             self._answered.add(name)
             self.tick(now_s)
+
+    def checked(self, name: str, answer: Checked, now_s: float) -> None:
+        """Take what the check of a host has said."""
+        self._checks.said(name, answer)
+        self.tick(now_s)
 
     def left(self, name: str, now_s: float) -> None:
         """Note that the connection to a host has ended; it may come back."""
@@ -221,6 +252,7 @@ class Supervisor:
         """
         self.generation = snapshot["generation"]
         self.placement = [*snapshot["placement"]]
+        self._placed = {*self.placement}
         self._restarts.take_up(snapshot)
         self._is_asked_to_stop = snapshot["is_asked_to_stop"]
         for name, fields in snapshot["hosts"].items():
@@ -272,7 +304,8 @@ class Supervisor:
             case State.GATHERING:
                 self._gather(now_s)
             case State.PORTS:
-                if self._lost(now_s) or now_s - self._since_s > _PORTS_S:
+                limit_s = self.config.limits.import_s
+                if self._lost(now_s) or now_s - self._since_s > limit_s:
                     self._enter(State.GATHERING, now_s)
             case State.RUNNING:
                 self._watch(now_s)
@@ -282,6 +315,11 @@ class Supervisor:
                     self._judge(now_s)
             case State.STOPPING:
                 self._wait_for_ends(now_s)
+            case State.CHECKING:
+                lost = self._lost(now_s, active_only=False)
+                if self._checks.is_over(now_s, lost):
+                    self._take_results(now_s)
+                    self._pause(now_s)
             case State.PAUSING:
                 if now_s >= self._until_s:
                     self._enter(State.GATHERING, now_s)
@@ -291,34 +329,57 @@ class Supervisor:
     def _gather(self, now_s: float) -> None:
         """Place the ranks if there are hosts enough; hosts of before stay."""
         ready = hosts.ready(self.hosts, now_s, self.config.restart.lost_s)
-        missing = self.config.hosts - len(ready)
-        if missing > 0:
-            if now_s - self._since_s > self.config.restart.wait_s:
+        waited_s, limits = now_s - self._since_s, self.config.restart
+        patience_s = limits.shrink_s if self.generation else limits.wait_s
+        size = self._sizes.best(len(ready), waits=waited_s < patience_s)
+        if size is None:
+            self._check_again(now_s)
+            if waited_s > limits.wait_s:
+                least = self._sizes.least
                 self._tell(
                     "gave_up",
-                    f"gave up: {missing} of {self.config.hosts} hosts did not come in "
-                    f"{self.config.restart.wait_s:.0f} s; start agents there, or lower "
-                    "--hosts",
+                    f"gave up: {least - len(ready)} of {least} hosts did not come in "
+                    f"{limits.wait_s:.0f} s; start agents there, or lower --hosts or "
+                    "--min-hosts",
                     "error",
                 )
                 self._end(Cause.GAVE_UP, now_s)
             return
-        chosen = ready[: self.config.hosts]
-        for host in ready:
-            host.state = HostState.ACTIVE if host in chosen else HostState.SPARE
+        if size < self.config.hosts:
+            text = f"the run goes on with {size} of {self.config.hosts} hosts"
+            self._tell("shrink", text, "warning", data={"hosts": size})
+        for index, host in enumerate(ready):
+            host.state = HostState.ACTIVE if index < size else HostState.SPARE
         for host in self.hosts.values():
             host.ranks = {}
-        names = [host.name for host in chosen]
+        names = {host.name for host in ready[:size]}
         self.placement = hosts.place(names, self.placement)
+        self._placed = {*self.placement}
         self.generation += 1
         self._enter(State.PORTS, now_s)
-        self._times.begin()
+        self._times.begin(self.num_ranks)
         self._restarts.begin()
         self._failure, self._first_end_s = None, None
-        self._send(self.placement[0], FindPorts(generation=self.generation))
+        self._is_growing, self._stop_by_s = False, math.inf
+        self._send(self.placement[0], self._find_ports(self.generation, size))
+
+    def _grow(self, now_s: float) -> None:
+        """Let the ranks of a run that has shrunk save and end, if more hosts came."""
+        if len(self.placement) >= self.config.hosts or self._is_growing:
+            return
+        ready = hosts.ready(self.hosts, now_s, self.config.restart.lost_s)
+        size = self._sizes.best(len(ready), waits=False) or 0
+        if size > len(self.placement) and not self._restarts.is_fruitless:
+            self._is_growing = True
+            self._tell("grow", f"the run can go on with {size} hosts: it saves")
+            self._signal(signal.SIGTERM)
+            self._stop_by_s = now_s + self.config.restart.stop_s
 
     def _watch(self, now_s: float) -> None:
         """Look for what has failed; the first of these."""
+        if self._first_end_s is None and now_s < self._next_scan_s:
+            return
+        self._next_scan_s = now_s + self.num_ranks / _LOOKS_PER_S
         lost = self._lost(now_s)
         if lost:
             limit_s = self.config.restart.lost_s
@@ -330,10 +391,10 @@ class Supervisor:
         settled = self._first_end_s is not None and (
             now_s - self._first_end_s >= _SETTLE_S
         )
-        if len(ended) == self.config.num_ranks or (is_bad and settled):
+        if len(ended) == self.num_ranks or (is_bad and settled):
             self._fail(failures.of_ends(ended, self.host_of), now_s)
             return
-        missing = tuple(r for r in range(self.config.num_ranks) if r not in states)
+        missing = tuple(r for r in range(self.num_ranks) if r not in states)
         if missing and now_s - self._since_s > _STARTED_S:
             text = f"rank {missing[0]} was not started by {self.host_of(missing[0])}"
             self._fail(Failure(cause=Cause.FAILED, text=text, ranks=missing), now_s)
@@ -341,6 +402,8 @@ class Supervisor:
         hanging = self._hanging(now_s)
         if hanging:
             self._ask_for_stacks(hanging, now_s)
+            return
+        self._grow(now_s)
 
     def _hanging(self, now_s: float) -> list[int]:
         """Return the ranks that should have gone on, or ended, by now."""
@@ -415,6 +478,9 @@ class Supervisor:
         if self._is_asked_to_stop and failure.cause is not Cause.DONE:
             self._end(Cause.PREEMPTED, now_s)
             return
+        if failure.cause is Cause.BAD_INPUT and self._is_smaller_in_vain(failure):
+            self._pause(now_s)
+            return
         if rule.action is Action.END:
             self._end(failure.cause, now_s)
             return
@@ -432,9 +498,54 @@ class Supervisor:
             )
             self._end(Cause.GAVE_UP, now_s)
             return
+        if rule.action is Action.CHECK and self._checks.command:
+            # Where no host is to blame all of them may be.
+            names = [*(failure.hosts or self.placement)]
+            suspects = {n for n in names if self.hosts[n].state is HostState.ACTIVE}
+            self._tell("check", f"{rule.action}: {', '.join(sorted(suspects))}")
+            self._enter(State.CHECKING, now_s)
+            self._checks.begin(suspects, now_s)
+            return
+        self._pause(now_s)
+
+    def _is_smaller_in_vain(self, failure: Failure) -> bool:
+        """Try no more with so few hosts, if the trainer refuses it there."""
+        size = len(self.placement)
+        if size == self.config.hosts:
+            return False
+        self._sizes.discard(size)
+        self._tell("shrink", f"{size} hosts do not fit: {failure.text}", "warning")
+        return True
+
+    def _take_results(self, now_s: float) -> None:
+        """Put aside the hosts that have not passed their check."""
+        for name, why in self._checks.results().items():
+            if why:
+                self._evict(self.hosts[name], why, HostState.SICK)
+                self._check_again_s = now_s + self.config.restart.check_s
+            else:
+                self._tell("check", f"{name} has passed its check", host=name)
+
+    def _check_again(self, now_s: float) -> None:
+        """Bring back the hosts that pass their check by now."""
+        if not self._checks.is_over(now_s):
+            return
+        sick = {n for n, host in self.hosts.items() if host.state is HostState.SICK}
+        for name, why in self._checks.results().items():
+            if name in sick and not why:
+                self.hosts[name].state, self.hosts[name].why = HostState.SPARE, ""
+                self._tell("check", f"{name} has passed its check", host=name)
+        if now_s >= self._check_again_s:
+            self._check_again_s = now_s + self.config.restart.check_s
+            self._checks.begin(sick, now_s)
+
+    def _pause(self, now_s: float) -> None:
+        """Let time pass, then begin the next generation."""
         pause_s = self._restarts.pause_s
         self._tell(
-            "restart", f"{rule.action}, in {pause_s:g} s", data={"pause_s": pause_s}
+            "restart",
+            f"the next generation in {pause_s:g} s",
+            data={"pause_s": pause_s},
         )
         self._enter(State.PAUSING, now_s)
         self._until_s = now_s + pause_s
@@ -452,6 +563,11 @@ class Supervisor:
     def host_of(self, rank: int) -> str:
         """Return the host of a rank of the present generation."""
         return self.placement[rank // self.config.ranks_per_host]
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the trainer in the present generation."""
+        return len(self.placement) * self.config.ranks_per_host
 
     @property
     def saved_step(self) -> int:
@@ -489,6 +605,13 @@ class Supervisor:
     ) -> None:
         host.state, host.why = state, why
         self._tell("evict", f"{host.name} is {state}: {why}", "warning", host=host.name)
+
+    def _come_back(self, host: Host) -> None:
+        """Make a lost host a spare; what still runs there is of a generation before."""
+        host.state, host.why = HostState.SPARE, ""
+        self._tell("host", f"{host.name} is back as a spare", host=host.name)
+        order = Signal(generation=self.generation, number=signal.SIGKILL)
+        self._send(host.name, order)
 
     def _note_saved(self, state: RankState) -> None:
         step = state.saved_step

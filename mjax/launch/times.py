@@ -24,30 +24,38 @@ class Times:
           tell: records an event, see `events.teller`.
         """
         self._tell = tell
-        self._is_under_way = False
+        self._waiting: set[int] = set()
+        self._last: RankState | None = None
 
-    def begin(self) -> None:
+    def begin(self, num_ranks: int) -> None:
         """Begin a generation."""
-        self._is_under_way = False
+        self._waiting, self._last = set(range(num_ranks)), None
 
     def look(self, states: Mapping[int, RankState]) -> None:
         """Say once that all ranks have taken a step.
 
         Args:
-          states: of all ranks.
+          states: of those of one host.
         """
-        if self._is_under_way or any(s.first_step_s is None for s in states.values()):
-            return
-        self._is_under_way = True
-        times_s = {rank: state.first_step_s or 0.0 for rank, state in states.items()}
-        last = max(times_s, key=lambda rank: times_s[rank])
-        by_phase = _until_first_step(states[last])
+        for rank in self._waiting & states.keys():
+            state = states[rank]
+            if state.first_step_s is None:
+                continue
+            self._waiting.discard(rank)
+            last_s = 0.0 if self._last is None else self._last.first_step_s or 0.0
+            if self._last is None or state.first_step_s > last_s:
+                self._last = state
+            if not self._waiting:
+                self._tell_start(self._last)
+
+    def _tell_start(self, last: RankState) -> None:
+        by_phase = _until_first_step(last)
         shown = ", ".join(f"{name} {spent_s:.2f}" for name, spent_s in by_phase.items())
         self._tell(
             "under_way",
-            f"first step {times_s[last]:.2f} s after the start: {shown}",
-            rank=last,
-            data={"first_step_s": times_s[last], "spent_s": by_phase},
+            f"first step {last.first_step_s:.2f} s after the start: {shown}",
+            rank=last.rank,
+            data={"first_step_s": last.first_step_s, "spent_s": by_phase},
         )
 
     def ended(self, states: Mapping[int, RankState]) -> None:

@@ -8,11 +8,13 @@ class DistributedConfig:
     """How processes find each other; all None: ask the launcher, else one process."""
 
     coordinator: str | None = None
-    """host:port of process 0."""
+    """host:port of process 0, or of a coordinator of its own."""
     num_processes: int | None = None
     """Processes in the run; 1 alone ignores the launcher."""
     process_id: int | None = None
     """Index of this process, from 0."""
+    serves: bool = True
+    """Process 0 is the coordinator; else `mjax.processes.coordinator` runs there."""
     timeout_s: int = 300
     """Seconds to wait until all processes have met."""
 
@@ -45,6 +47,10 @@ class DistributedConfig:
             raise ValueError(
                 f"got {' '.join(given)} without {' and '.join(missing)}; give all "
                 "three, or none to ask the launcher"
+            )
+        if not self.serves and self.coordinator is None:
+            raise ValueError(
+                "--distributed.no-serves needs the --distributed.coordinator that does"
             )
         if self.process_id is None or self.num_processes is None:
             return

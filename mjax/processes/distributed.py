@@ -7,6 +7,7 @@ devices of all. Call it before anything touches a device.
 On CPU the processes talk over gloo, which is what jax chooses by itself.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import jax
 
 from mjax.processes.config import DistributedConfig, split_address
+from mjax.processes.coordinator import without_service
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +68,10 @@ def start(config: DistributedConfig) -> None:
         *(found.source, found.process_id, found.num_processes, found.coordinator),
         found.local_device_ids or os.environ.get("JAX_LOCAL_DEVICE_IDS", "all"),
     )
-    if found.process_id == 0:
+    serves = found.process_id == 0 and config.serves
+    if serves:
         _check_port_is_free(found.coordinator)
-    _join(found, config.timeout_s)
+    _join(found, config.timeout_s, serves=serves)
 
 
 def rank() -> int:
@@ -152,20 +155,21 @@ def _local_devices(local_rank: int | None) -> list[int] | None:
     return [local_rank]
 
 
-def _join(found: _Rendezvous, timeout_s: int) -> None:
+def _join(found: _Rendezvous, timeout_s: int, *, serves: bool) -> None:
     """Start jax, and raise when the processes do not meet within timeout_s."""
     failures: list[Exception] = []
 
     def initialize() -> None:
         try:
-            jax.distributed.initialize(
-                coordinator_address=found.coordinator,
-                num_processes=found.num_processes,
-                process_id=found.process_id,
-                local_device_ids=found.local_device_ids,
-                cluster_detection_method="deactivate",
-                initialization_timeout=timeout_s + 3600,
-            )
+            with contextlib.nullcontext() if serves else without_service():
+                jax.distributed.initialize(
+                    coordinator_address=found.coordinator,
+                    num_processes=found.num_processes,
+                    process_id=found.process_id,
+                    local_device_ids=found.local_device_ids,
+                    cluster_detection_method="deactivate",
+                    initialization_timeout=timeout_s + 3600,
+                )
         except Exception as error:  # every failure is raised again by the caller
             failures.append(error)
 

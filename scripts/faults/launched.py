@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,29 @@ class Launched:
     """A launch of a trainer on simulated hosts."""
 
     def __init__(
-        self, work_dir: Path, hosts: int, spares: int, flags: list[str]
+        self,
+        work_dir: Path,
+        hosts: int,
+        spares: int,
+        flags: Sequence[str],
+        own: Sequence[str] = (),
     ) -> None:
-        """Start it."""
+        """Start it.
+
+        Args:
+          work_dir: of the run.
+          hosts: that train.
+          spares: that wait.
+          flags: of the trainer.
+          own: further flags of the launch.
+        """
         self.work_dir = work_dir
         work_dir.mkdir(parents=True, exist_ok=True)
         words = ["--hosts", str(hosts), "--spares", str(spares)]
         words += ["--limits.step-s", "4", "--limits.first-step-s", "60"]
         # Faults come faster than saves do.
         words += ["--restart.pause-s", "0.1", "--restart.max-fruitless", "20"]
-        words += ["--", *flags]
+        words += [*own, "--", *flags]
         self._command = [sys.executable, "-m", "mjax.launch", *words]
         self._command += ["--work-dir", str(work_dir)]
         self.start()

@@ -145,7 +145,7 @@ def test_where_nothing_can_be_forked_ranks_start_by_themselves(package, broken, 
 def test_another_command_is_no_matter_of_the_fork_server(package):
     async def play():
         starter = Starter()
-        starter.prepare("package.other")
+        starter.prepare("another.program")
         one = rank(package, 0, "5")
         await starter.start(one)
         assert isinstance(one.process, subprocess.Popen)

@@ -1,5 +1,6 @@
 """Every decision of a driver, played without sockets, processes or a clock."""
 
+import asyncio
 import dataclasses
 import json
 import signal
@@ -9,12 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from mjax.launch import policy
+from mjax.launch import checks, policy
 from mjax.launch.config import LimitsConfig, RestartConfig, RunConfig
 from mjax.launch.hosts import HostState
 from mjax.launch.liveness import Liveness
 from mjax.launch.messages import (
     Beat,
+    Check,
+    Checked,
     Dump,
     FindPorts,
     Hello,
@@ -29,7 +32,7 @@ from mjax.launch.messages import (
 )
 from mjax.launch.policy import Action, Cause
 from mjax.launch.supervisor import State, Supervisor
-from mjax.processes.progress import Phase
+from mjax.processes.progress import LOCK_ANSWER, Phase
 from mjax.run import ending
 
 WAITING = """Current thread 0x01 (most recent call first):
@@ -59,7 +62,8 @@ class Cluster:
 
     def driver(self):
         return Supervisor(
-            self.config, self.make_rank, self.send, self.events.append, self.now_s
+            *(self.config, self.make_rank, self.send, self.events.append, self.now_s),
+            sizes=range(self.config.min_hosts or self.config.hosts, self.config.hosts),
         )
 
     def look(self):
@@ -72,8 +76,9 @@ class Cluster:
         assert place != self.seen[0] or snapshot == self.seen[1]
         self.seen = place, snapshot
 
-    def make_rank(self, generation, rank, coordinator):
+    def make_rank(self, generation, rank, num_hosts, coordinator):
         assert coordinator
+        self.num_hosts = num_hosts
         return RankSpec(rank=rank, argv=[], environment={}, folder=str(generation))
 
     def send(self, host, message):
@@ -553,3 +558,183 @@ def test_how_rank_0_spent_its_time_is_told_when_its_generation_has_ended():
         *(State.PORTS, State.RUNNING, State.STOPPING, State.PAUSING),
         *(State.GATHERING, State.PORTS, State.RUNNING),
     ]
+
+
+def crash(cluster, rank):
+    cluster.rank(rank, code=-signal.SIGSEGV, ended_ns=1)
+    cluster.go(1)
+
+
+def checked(cluster, host, is_healthy, text=""):
+    number = cluster.messages(Check)[-1][1].number
+    answer = Checked(number=number, is_healthy=is_healthy, text=text)
+    cluster.supervisor.checked(host, answer, cluster.now_s)
+
+
+def test_the_host_of_a_crash_is_checked_before_the_restart():
+    cluster = running(check_command="check --all 'a b'")
+    crash(cluster, 1)
+    assert cluster.supervisor.state is State.CHECKING
+    ((host, order),) = cluster.messages(Check)
+    assert (host, order.command) == ("host-1", ["check", "--all", "a b"])
+    checked(cluster, "host-1", True)
+    cluster.go(3)
+    assert cluster.supervisor.state is State.RUNNING
+    assert cluster.supervisor.placement == ["host-0", "host-1"]
+
+
+def test_a_host_that_does_not_pass_is_replaced_and_comes_back_when_it_does():
+    cluster = running(check_command="check", restart=RestartConfig(check_s=5.0))
+    crash(cluster, 1)
+    checked(cluster, "host-1", False, "3 ECC errors")
+    cluster.go(3)
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    assert cluster.supervisor.hosts["host-1"].why == "3 ECC errors"
+    cluster.all_ranks(phase=Phase.STEP, step=9, saved_step=8)
+    cluster.go()
+    crash(cluster, 0)
+    checked(cluster, "host-0", False, "no fan")
+    cluster.go(8)  # no spare is left: the sick ones are checked once more
+    assert cluster.supervisor.state is State.GATHERING
+    assert [host for host, _ in cluster.messages(Check)][-2:] == ["host-0", "host-1"]
+    checked(cluster, "host-1", True)
+    checked(cluster, "host-0", False, "no fan")
+    cluster.go(3)
+    assert cluster.supervisor.state is State.RUNNING
+    assert sorted(cluster.supervisor.placement) == ["host-1", "host-2"]
+    assert cluster.supervisor.hosts["host-0"].state is HostState.SICK
+
+
+def test_a_host_that_does_not_answer_has_not_passed():
+    cluster = running(check_command="check", restart=RestartConfig(check_s=5.0))
+    crash(cluster, 1)
+    cluster.go(8)
+    assert "did not answer in 5 s" in cluster.supervisor.hosts["host-1"].why
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+
+
+def test_where_no_host_is_to_blame_all_are_checked():
+    cluster = running(check_command="check", restart=RestartConfig(stacks_s=1.0))
+    cluster.all_ranks(age_s=1e4)
+    cluster.go(0.5)
+    for host in ("host-0", "host-1"):
+        ranks = {int(host[-1]): WAITING + LOCK_ANSWER}
+        shown = Stacks(generation=1, stacks=ranks)
+        cluster.supervisor.shown(host, shown, cluster.now_s)
+    assert cluster.kinds("failure")[0].data["hosts"] == []
+    cluster.go(1)
+    assert [host for host, _ in cluster.messages(Check)] == ["host-0", "host-1"]
+
+
+def test_a_killed_rank_needs_no_check():
+    cluster = running(check_command="check")
+    cluster.rank(1, code=-signal.SIGKILL, ended_ns=1)
+    cluster.go(4)
+    assert cluster.supervisor.state is State.RUNNING
+    assert cluster.messages(Check) == []
+
+
+def test_a_command_that_cannot_be_read_is_refused():
+    with pytest.raises(ValueError, match='--check-command "check \'a" is no command'):
+        RunConfig(check_command="check 'a")
+
+
+@pytest.mark.parametrize(
+    ("script", "is_healthy", "text"),
+    [
+        ("exit 0", True, ""),
+        ("echo broken; exit 1", False, "broken"),
+        ("exit 3", False, "the check ended with 3"),
+        ("sleep 60", False, "the check did not end in 0.5 s"),
+        (
+            'echo \'{"checks": [{"name": "ecc", "state": "fail", "reason": "3 errors"},'
+            ' {"name": "fan", "state": "ok", "reason": ""}]}\'; exit 1',
+            False,
+            "ecc: 3 errors",
+        ),
+    ],
+)
+def test_a_check_is_its_exit_code_and_its_reasons(script, is_healthy, text):
+    found = asyncio.run(checks.run(["sh", "-c", script], 0.5))
+    assert found == (is_healthy, text)
+
+
+def test_a_check_that_is_not_there_fails():
+    assert asyncio.run(checks.run(["/no/check"], 5.0)) == (
+        False,
+        "the check cannot be run: [Errno 2] No such file or directory: '/no/check'",
+    )
+
+
+def shrunk(**config):
+    """Return a cluster of two hosts, without a spare, that has lost one of them."""
+    cluster = Cluster(num_agents=2, hosts=2, spares=0, min_hosts=1, **config)
+    cluster.go()
+    assert cluster.supervisor.state is State.RUNNING
+    cluster.all_ranks(phase=Phase.STEP, step=7, step_s=1.0, saved_step=4)
+    cluster.go()
+    cluster.silent.add("host-1")
+    return cluster
+
+
+def test_a_run_without_a_spare_goes_on_with_fewer_hosts_after_a_while():
+    cluster = shrunk()
+    cluster.go(10)
+    assert cluster.supervisor.state is State.GATHERING
+    cluster.go(10)
+    assert cluster.supervisor.state is State.RUNNING
+    assert (cluster.supervisor.placement, cluster.num_hosts) == (["host-0"], 1)
+    (event,) = cluster.kinds("shrink")
+    assert event.text == "the run goes on with 1 of 2 hosts"
+    cluster.all_ranks(code=0)
+    cluster.go()
+    assert cluster.supervisor.exit_code == 0
+
+
+def test_it_grows_again_when_the_host_is_back_and_a_step_was_saved():
+    cluster = shrunk()
+    cluster.go(20)
+    cluster.silent.clear()
+    cluster.join("host-1")
+    cluster.all_ranks(phase=Phase.STEP, step=9, step_s=1.0, saved_step=4)
+    cluster.go(3)
+    assert cluster.kinds("grow") == []
+    cluster.all_ranks(step=12, saved_step=12)
+    cluster.go(4)
+    assert len(cluster.kinds("grow")) == 1
+    assert cluster.supervisor.state is State.RUNNING
+    assert cluster.supervisor.placement == ["host-0", "host-1"]
+    assert cluster.num_hosts == 2
+    assert cluster.kinds("failure")[-1].data["cause"] == Cause.PREEMPTED
+
+
+def test_a_size_that_the_trainer_refuses_is_not_tried_again():
+    cluster = shrunk(restart=RestartConfig(wait_s=30.0))
+    cluster.go(20)
+    cluster.all_ranks(code=2, ended_ns=1)
+    cluster.go(10)
+    assert cluster.supervisor.state is State.GATHERING
+    assert "1 hosts do not fit" in cluster.kinds("shrink")[-1].text
+    cluster.go(40)
+    assert cluster.supervisor.exit_code == 93
+
+
+def test_a_run_that_begins_waits_for_all_its_hosts():
+    cluster = Cluster(num_agents=1, hosts=2, spares=0, min_hosts=1)
+    cluster.go(60)
+    assert cluster.supervisor.state is State.GATHERING
+    cluster.join("host-1")
+    cluster.go()
+    assert cluster.supervisor.placement == ["host-0", "host-1"]
+
+
+def test_a_host_that_was_silent_and_speaks_again_is_a_spare_without_old_ranks():
+    cluster = running()
+    cluster.silent.add("host-1")
+    cluster.go(12)
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    cluster.silent.clear()
+    cluster.go()
+    assert cluster.supervisor.hosts["host-1"].state is HostState.SPARE
+    assert cluster.states["host-1"][1].code == -signal.SIGKILL
+    assert cluster.supervisor.state is State.RUNNING

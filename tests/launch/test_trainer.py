@@ -78,3 +78,10 @@ def test_a_killed_rank_costs_no_row_and_every_phase_is_marked(
     assert (failure["rank"], failure["data"]["cause"]) == (0, "killed")
     assert [event["generation"] for event in events(launched, "generation")] == [1, 2]
     assert read_computed(launched) == read_computed(alone)
+    folder = launched / "launch" / "generation-0002"
+    assert "start-up: load" in (folder / "rank-0.log").read_text()
+    (under_way,) = [e for e in events(launched, "under_way") if e["generation"] == 2]
+    spent_s = under_way["data"]["spent_s"]
+    assert spent_s["import"] < 0.1 * sum(spent_s.values()), "it was not forked"
+    starts = [json.loads(p.read_text()) for p in (launched / "starts").iterdir()]
+    assert sorted(start["generation"] for start in starts) == [1, 2]

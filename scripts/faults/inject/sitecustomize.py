@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 _POLL_S = 0.01
+_VARIABLE = "MJAX_PROGRESS_FILE"
 
 
 def _happen(what: str) -> None:
@@ -28,7 +29,10 @@ def _happen(what: str) -> None:
             os._exit(int(what.removeprefix("exit ")))
 
 
-def _wait(path: Path) -> None:
+def _wait() -> None:
+    while _VARIABLE not in os.environ:
+        time.sleep(_POLL_S)
+    path = Path(f"{os.environ[_VARIABLE]}.fault")
     while not path.exists():
         time.sleep(_POLL_S)
     _happen(path.read_text())
@@ -40,6 +44,16 @@ def _SLEEP(_: object) -> int:
         time.sleep(3600)
 
 
-_word = os.environ.get("MJAX_PROGRESS_FILE")
-if _word:
-    threading.Thread(target=_wait, args=(Path(f"{_word}.fault"),), daemon=True).start()
+def _begin() -> None:
+    threading.Thread(target=_wait, daemon=True).start()
+
+
+def _setsid() -> None:
+    """Begin in a rank that was forked: it calls this before it gets its variables."""
+    _of_the_system()
+    _begin()
+
+
+_of_the_system, os.setsid = os.setsid, _setsid
+if _VARIABLE in os.environ:
+    _begin()

@@ -1,0 +1,105 @@
+"""Checks of hosts by a command, before ranks are started there again.
+
+Enters: hosts that may be broken. Leaves: orders to their agents, and which hosts have
+not passed. A host that does not answer in time has not passed.
+"""
+
+import asyncio
+import json
+import math
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from mjax.launch.messages import Check, Checked, Message
+
+_SHOWN_CHARS = 500
+
+
+class Checks:
+    """One round of checks after the other."""
+
+    def __init__(
+        self, command: str, limit_s: float, send: Callable[[str, Message], None]
+    ) -> None:
+        """Begin with none.
+
+        Args:
+          command: of the check; empty: there is none.
+          limit_s: seconds that it may take.
+          send: (host, message): hands an order to an agent.
+        """
+        self.command = shlex.split(command)
+        self._limit_s, self._send = limit_s, send
+        self._number, self._until_s = 0, -math.inf
+        self._asked: set[str] = set()
+        self._said: dict[str, Checked] = {}
+
+    def begin(self, names: Collection[str], now_s: float) -> None:
+        """Order a check of these hosts."""
+        self._number += 1
+        self._asked, self._said = set(names), {}
+        self._until_s = now_s + self._limit_s
+        order = Check(
+            number=self._number, command=self.command, timeout_s=self._limit_s
+        )
+        for name in sorted(names):
+            self._send(name, order)
+
+    def said(self, name: str, answer: Checked) -> None:
+        """Take the answer of a host."""
+        if answer.number == self._number:
+            self._said[name] = answer
+
+    def is_over(self, now_s: float, lost: Collection[str] = ()) -> bool:
+        """Say whether all have answered, or the time is over."""
+        return now_s > self._until_s or not self._asked - self._said.keys() - {*lost}
+
+    def results(self) -> Mapping[str, str]:
+        """Return, by host, why it has not passed; empty where it has."""
+        found = {}
+        for name in sorted(self._asked):
+            answer = self._said.get(name)
+            if answer is None:
+                found[name] = f"its check did not answer in {self._limit_s:g} s"
+            else:
+                found[name] = "" if answer.is_healthy else answer.text
+        return found
+
+
+async def run(command: Sequence[str], timeout_s: float) -> tuple[bool, str]:
+    """Run the command on this host.
+
+    Returns:
+      whether it ended with 0 in time, and what it says: the reasons of the checks that
+      failed, if it printed JSON (`checks: [{name, state, reason}]`), else its output.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        return False, f"the check cannot be run: {error}"
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return False, f"the check did not end in {timeout_s:g} s"
+    text = _reasons(output.decode(errors="replace"))
+    if process.returncode:
+        return False, text or f"the check ended with {process.returncode}"
+    return True, text
+
+
+def _reasons(output: str) -> str:
+    """Return what a person should read of the output of a check."""
+    try:
+        checks = json.loads(output)["checks"]
+        failed = [one for one in checks if one["state"] not in ("ok", "pass")]
+        text = "; ".join(f"{one['name']}: {one['reason']}" for one in failed)
+    except (ValueError, TypeError, KeyError):
+        text = output.strip()
+    return text[-_SHOWN_CHARS:]

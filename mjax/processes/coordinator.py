@@ -1,0 +1,67 @@
+"""jax's coordination service in a process of its own.
+
+    python -m mjax.processes.coordinator NUM_PROCESSES HOST:PORT
+
+jax runs it in process 0. Then all others end with that one, and all wait until it has
+come as far as to listen: a client that finds nobody tries again after a second. Here it
+listens before the first process has come, and outlives each of them. The processes are
+started with `--distributed.no-serves`.
+
+One function of jax starts both the service and the client of process 0. Either half is
+left out by a stand-in for what makes it.
+"""
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from mjax.processes.config import split_address
+
+_MADE_BY = "jax._src.distributed._jax.get_distributed_runtime"
+
+
+@contextlib.contextmanager
+def without_service() -> Iterator[None]:
+    """Let `jax.distributed.initialize` in process 0 start a client alone."""
+    with mock.patch(f"{_MADE_BY}_service", return_value=None):
+        yield
+
+
+def serve(num_processes: int, address: str) -> Any:
+    """Listen for the processes of a run; return the service, which ends with its owner.
+
+    Args:
+      num_processes: of the run.
+      address: host:port by which they reach it; it listens on all addresses.
+    """
+    import jax
+    from jax._src.distributed import State
+
+    jax.config.update("jax_enable_preemption_service", False)
+    state = State()
+    with mock.patch(f"{_MADE_BY}_client"):
+        state.initialize(
+            coordinator_address=address,
+            num_processes=num_processes,
+            process_id=0,
+            cluster_detection_method="deactivate",
+        )
+    return state.service
+
+
+def main(argv: list[str]) -> int:
+    """Serve until a signal comes."""
+    num_processes, address = argv
+    split_address(address)
+    service = serve(int(num_processes), address)
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    del service
+    return 0
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    sys.exit(main(sys.argv[1:]))

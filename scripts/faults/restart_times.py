@@ -1,0 +1,140 @@
+"""From the kill of a rank to its next step: how long, and where the time goes.
+
+    python -m scripts.faults.restart_times --kills 30
+
+A launch of two hosts trains the `debug` recipe. One rank after the other is killed,
+rank 0 too, and the time until the next generation has completed a step is taken apart
+by the events of the launch. Three launches: warm as by default; each rank by itself,
+with jax's compilation cache; and without that. Writes
+docs/benchmarks/restart_times.md.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mjax.launch.elastic import with_flags
+from scripts.evidence import Table, commit, write_page
+from scripts.faults.launch_faults import RUN, XLA_FLAGS
+from scripts.faults.launched import Launched
+
+HOSTS = 2
+COLD = ("--restart.no-warm", "--restart.no-coordinator")
+MODES: Mapping[str, tuple[Sequence[str], Sequence[str], Mapping[str, str]]] = {
+    "warm": ((), (), {}),
+    "cold, jax's cache": (COLD, ("--no-keep-compiled",), {}),
+    "cold, no cache": (
+        COLD,
+        ("--no-keep-compiled",),
+        {"JAX_ENABLE_COMPILATION_CACHE": "false"},
+    ),
+}
+"""By name: flags of the launch, flags of the trainer, environment."""
+PHASES = ("notice", "stop and place", "import", "init", "build", "compile", "restore")
+
+
+def restart(launched: Launched, rank: int) -> dict[str, float]:
+    """Kill a rank; return the seconds until the next step, and those of each phase."""
+    generation = launched.generation
+    launched.wait_for(lambda: _steps(launched) >= 4, "steps")
+    killed_ns, killed_s = time.time_ns(), time.monotonic()
+    os.kill(launched.rank_pid(rank), signal.SIGKILL)
+    launched.wait_for(lambda: launched.generation > generation, "a restart")
+    launched.wait_for(lambda: _steps(launched) >= 2, "a step")
+    total_s = time.monotonic() - killed_s
+    launched.wait_for(
+        lambda: launched.events("under_way")[-1]["generation"] > generation, "an event"
+    )
+    failure = launched.events("failure")[-1]["time_ns"]
+    start = launched.events("generation")[-1]["time_ns"]
+    spent = launched.events("under_way")[-1]["data"]["spent_s"]
+    return {
+        "notice": (failure - killed_ns) / 1e9,
+        "stop and place": (start - failure) / 1e9,
+        **{phase: spent[phase] for phase in PHASES[2:]},
+        "total": total_s,
+    }
+
+
+def _steps(launched: Launched) -> int:
+    """Return how many steps the present generation has begun, of its slowest rank.
+
+    A step is complete when the next but one begins: the loop then has its metrics.
+    """
+    words = [launched.word(rank) for rank in range(HOSTS)]
+    return min(
+        0 if word is None or word.start_step < 0 else word.step - word.start_step
+        for word in words
+    )
+
+
+def measure(mode: str, kills: int, folder: Path) -> list[dict[str, float]]:
+    """Kill ranks in a launch of this mode."""
+    own, train, environment = MODES[mode]
+    for name, value in environment.items():
+        os.environ[name] = value
+    flags = with_flags([*RUN, *train], {"--steps": "5000"})
+    launched = Launched(folder / mode.replace(" ", "-"), HOSTS, 0, flags, own)
+    try:
+        launched.wait_for_row(4)
+        found = []
+        for number in range(kills):
+            found.append(restart(launched, number % HOSTS))
+            print(
+                mode, {name: round(s, 2) for name, s in found[-1].items()}, flush=True
+            )
+        return found
+    finally:
+        launched.end()
+        for name in environment:
+            del os.environ[name]
+
+
+def _p95(values: Sequence[float]) -> float:
+    return sorted(values)[max(0, round(0.95 * len(values)) - 1)]
+
+
+def main() -> int:
+    """Measure all modes and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--modes", nargs="+", default=[*MODES], choices=[*MODES])
+    args = parser.parse_args()
+    os.environ["XLA_FLAGS"] = XLA_FLAGS
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
+        for mode in args.modes:
+            found = measure(mode, args.kills, Path(folder))
+            totals = [one["total"] for one in found]
+            rest = [one["total"] - sum(one[phase] for phase in PHASES) for one in found]
+            medians = [statistics.median(one[p] for one in found) for p in PHASES]
+            numbers = [statistics.median(totals), _p95(totals), *medians]
+            numbers.append(statistics.median(rest))
+            rows.append([mode, str(len(found)), *(f"{s:.2f}" for s in numbers)])
+    table = Table(
+        title="Seconds from the kill of a rank to the next step",
+        text=(
+            f"{HOSTS} hosts with a rank each, `{' '.join(RUN)}`, compiled without "
+            f"LLVM's passes, commit {commit()}. Ranks are killed in turn. All but the "
+            "second and third column are medians of the slowest rank: `notice` until "
+            "the launch has a cause, `stop and place` until the order to start, then "
+            "the phases of the trainer; `rest` is the first step and what the clocks "
+            "of the processes do not cover."
+        ),
+        header=["launch", "kills", "median", "p95", *PHASES, "rest"],
+        rows=rows,
+    )
+    command = f"python -m scripts.faults.restart_times --kills {args.kills}"
+    print(write_page("restart_times", "Restarts", command, [table]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
