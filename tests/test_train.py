@@ -207,6 +207,7 @@ STAGED = [
 ]
 
 
+@pytest.mark.slow
 def test_a_pipeline_says_what_it_will_do_and_need(tmp_path, capsys):
     assert train.main(flags(tmp_path / "run", *STAGED)) == ending.DONE
     out = capsys.readouterr().out
@@ -246,6 +247,7 @@ def test_printing_config_and_mesh_leaves_nothing(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_starting_from_scratch_keeps_the_old_run(tmp_path):
     path, store = tmp_path / "run", tmp_path / "store"
     two_steps = ["--steps", "2", "--ckpt.dir", str(store)]

@@ -88,6 +88,7 @@ def test_different_numbers_of_processes_are_refused_by_both(tmp_path):
         assert says in done.stderr
 
 
+@pytest.mark.slow
 def test_different_data_are_refused_by_both(tmp_path):
     for rank, letter in enumerate("ab"):
         folder = tmp_path / str(rank) / "text"

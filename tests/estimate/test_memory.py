@@ -61,6 +61,7 @@ def estimate(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

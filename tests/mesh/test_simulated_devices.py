@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mjax.config.command_line import parse
 from mjax.mesh.axes import resolve
 from mjax.mesh.build import build_mesh
@@ -27,6 +29,7 @@ def test_the_collectives_of_gradients_have_one_order():
     assert unordered(str(lowered.compile().as_text())) == []
 
 
+@pytest.mark.slow
 def test_gradients_can_be_called_again_and_again_on_a_part_of_the_devices():
     flags = os.environ["XLA_FLAGS"]
     limit = "--xla_cpu_collective_call_terminate_timeout_seconds=60"

@@ -92,6 +92,7 @@ def run_one(config: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_four_processes_of_two_devices_sum_over_one_mesh(tmp_path: pathlib.Path):
     coordinator = f"127.0.0.1:{free_port()}"
     configs = [

@@ -221,6 +221,7 @@ def test_a_work_dir_that_is_deleted_during_the_run_is_made_again(tmp_path, envir
     assert (path / "checkpoints" / "30").is_dir()
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_destroys_the_model_is_no_success(tmp_path, environment):
     process = start(tmp_path / "run", environment, "--optim.lr", "1e9")
     code, said = end_of(process)

@@ -92,6 +92,7 @@ def run_planted(**changes) -> tuple[dict, list]:
     return {row["case"]: row for row in rows}, rows
 
 
+@pytest.mark.slow
 def test_a_case_that_fails_is_a_row_and_the_rest_goes_on():
     rows, in_order = run_planted()
     assert [row["case"] for row in in_order] == list(planted_part.ORDER)

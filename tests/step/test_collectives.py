@@ -69,6 +69,7 @@ def test_cross_entropy_sends_numbers_per_position_not_logits() -> None:
     assert not [c for c in found for x in c.results if x.dims[-3:] in logits]
 
 
+@pytest.mark.slow
 def test_zero_2_scatters_gradients_and_zero_1_all_reduces_them() -> None:
     def result_bytes(zero: int, kind: str) -> int:
         """Of a layer after the loop and the ends, and of one in the loop each turn."""

@@ -90,6 +90,7 @@ def test_every_loop_over_layers_and_microbatches_agrees_with_one_device() -> Non
         np.testing.assert_allclose(got, want, rtol=TOLERANCE, err_msg=str(layout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "zero"),
     [
@@ -161,6 +162,7 @@ def test_dropout_changes_from_step_to_step_and_is_off_in_evaluation() -> None:
     assert float(first["loss"]) != float(second["loss"])
 
 
+@pytest.mark.slow
 def test_bfloat16_compute_stays_near_float32(one_device: np.ndarray) -> None:
     got = losses(make_program(Layout((1, 1, 2, 2), zero=2), compute="bfloat16"))
     # bfloat16 keeps 8 bits; losses of about 4.6 nats move in the third digit.

@@ -46,6 +46,7 @@ def count(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.slow
 def test_zero_3_sends_half_as_much_again_as_plain_data_parallelism():
     """1.5 x for the layers; the ends are gathered once, and cost what they cost there.
 

@@ -161,6 +161,7 @@ def test_large_scores_neither_overflow_nor_give_nan():
     np.testing.assert_allclose(got[0], want[0], atol=5e-2)
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(
     T=st.integers(1, 40),

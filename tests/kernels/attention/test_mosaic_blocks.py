@@ -77,6 +77,7 @@ def check(found, mask, block, *, complete):
         assert set(whole) <= set(range(int(some.full_low), int(some.full_high)))
 
 
+@pytest.mark.slow
 @pytest.mark.promotion(rank="allow")
 @settings(max_examples=10)
 @given(st.data())

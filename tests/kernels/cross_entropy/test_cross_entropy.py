@@ -73,6 +73,7 @@ def test_loss_and_gradients_are_the_reference(num_chunks, with_bias) -> None:
     assert_close(got, run(dense, x, w, bias), F32_TOLERANCE)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(T=st.integers(1, 12), V=st.integers(4, 40), num_chunks=st.integers(1, 6))
 def test_any_shape_agrees_with_the_reference(T, V, num_chunks) -> None:
