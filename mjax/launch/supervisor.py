@@ -473,7 +473,9 @@ class Supervisor:
 
     def _decide(self, failure: Failure, now_s: float) -> None:
         """Apply the policy."""
-        self._times.ended(self._states())
+        self._times.ended(
+            self._states(), lambda rank: now_s - self.hosts[self.host_of(rank)].heard_s
+        )
         rule = policy.TABLE[failure.cause]
         if self._is_asked_to_stop and failure.cause is not Cause.DONE:
             self._end(Cause.PREEMPTED, now_s)

@@ -58,8 +58,15 @@ class Times:
             data={"first_step_s": last.first_step_s, "spent_s": by_phase},
         )
 
-    def ended(self, states: Mapping[int, RankState]) -> None:
-        """Say how the lowest rank of a generation that has ended spent its time."""
+    def ended(
+        self, states: Mapping[int, RankState], silent_s: Callable[[int], float]
+    ) -> None:
+        """Say how the lowest rank of a generation that has ended spent its time.
+
+        Args:
+          states: of all ranks, as they were last seen.
+          silent_s: from a rank to the seconds since its host was heard.
+        """
         if not states:
             return
         state = states[min(states)]
@@ -72,6 +79,7 @@ class Times:
                 "spent_s": by_phase,
                 "phase": Phase(state.phase).name.lower(),
                 "age_s": state.age_s,
+                "silent_s": 0.0 if state.code is not None else silent_s(state.rank),
                 "start_step": state.start_step,
                 "step": state.step,
                 "saved_step": state.saved_step,

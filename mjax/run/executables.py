@@ -26,10 +26,10 @@ from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
+from jax.sharding import Mesh
 
 from mjax.config.train import TrainConfig
 from mjax.estimate import memory
-from mjax.mesh.axes import AxisSizes
 from mjax.processes import distributed
 from mjax.processes.agreement import Agreement
 from mjax.run import report
@@ -37,7 +37,7 @@ from mjax.step.program import Program
 
 _PARTS = ("model", "optim", "batch", "precision", "mesh", "pipeline")
 _CHECKSUM_BYTES = 32
-_MAX_FILES = 32
+_MAX_FILES = 64
 """Of a host; the oldest are deleted."""
 
 
@@ -58,7 +58,7 @@ class Executables:
     def __init__(
         self,
         config: TrainConfig,
-        sizes: AxisSizes,
+        mesh: Mesh,
         facts: Mapping[str, Any],
         agreement: Agreement,
     ) -> None:
@@ -66,15 +66,15 @@ class Executables:
 
         Args:
           config: of the run, its vocabulary settled.
-          sizes: of the mesh.
+          mesh: of all processes.
           facts: of the code and the environment, see `processes.comparison`.
           agreement: of all processes; to compile can be a matter of all of them.
         """
         self._agreement = agreement
         self._path: Path | None = None
-        if config.keep_compiled and jax.config.jax_compilation_cache_dir:
+        if config.keep_compiled and _is_wanted():
             folder = Path(jax.config.jax_compilation_cache_dir).with_name("steps")
-            self._path = folder / name_of(config, sizes, facts)
+            self._path = folder / name_of(config, mesh, facts)
         kept = self._read()
         is_found = agreement.merge("found" * (kept is not None), _if_all)
         self.kept = kept if is_found else None
@@ -113,7 +113,12 @@ class Executables:
             return step.lower().compile()
         with _without_cache():
             compiled = step.lower().compile()
-        payload, _, out_tree = serialize_executable.serialize(compiled)
+        try:
+            payload, _, out_tree = serialize_executable.serialize(compiled)
+        except Exception as error:  # of whatever kind: the step runs all the same
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            report.say(f"warning: the compiled step cannot be kept ({reason})")
+            return compiled
         _, metrics = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
         kept = Kept(memory=needed, payload=payload, metrics=tuple(metrics))
         body = pickle.dumps(kept)
@@ -142,16 +147,29 @@ class Executables:
         return pickle.loads(body)
 
 
-def name_of(config: TrainConfig, sizes: AxisSizes, facts: Mapping[str, Any]) -> str:
-    """Hash all that goes into the step."""
+def _is_wanted() -> bool:
+    """Say whether jax may keep what it compiles, and nobody wants to see it compile."""
+    is_dumped = "--xla_dump_" in os.environ.get("XLA_FLAGS", "")
+    cache_dir = jax.config.jax_compilation_cache_dir
+    return bool(cache_dir) and jax.config.jax_enable_compilation_cache and not is_dumped
+
+
+def name_of(config: TrainConfig, mesh: Mesh, facts: Mapping[str, Any]) -> str:
+    """Hash all that goes into the step.
+
+    Which device stands where in the mesh depends on the hosts of the processes, too.
+    """
     parts = {name: getattr(config, name) for name in _PARTS}
     ingredients = {
         **{name: dataclasses.asdict(part) for name, part in parts.items()},
         **{name: getattr(config, name) for name in ("steps", "seed", "zero")},
         "data": [config.data.seq_len, config.data.isolate_documents],
-        "sizes": dataclasses.asdict(sizes),
         "facts": dict(facts),
-        "devices": [(device.id, device.device_kind) for device in jax.devices()],
+        "mesh_shape": dict(mesh.shape),
+        "devices": [
+            (device.id, device.process_index, device.device_kind)
+            for device in mesh.devices.flat
+        ],
         "processor": _processor(),
         "process": [distributed.rank(), distributed.num_processes()],
     }

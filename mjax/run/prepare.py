@@ -101,7 +101,7 @@ def prepare(
     """
     config, dataset = agreement.together(lambda: _open(config), timeout_s=DAY_S)
     sizes = agreement.together(lambda: sizes_of(config, devices))
-    executables = Executables(config, sizes, facts, agreement)
+    executables = Executables(config, mesh, facts, agreement)
     built = agreement.together(
         lambda: _build(config, sizes, dataset, mesh, executables), timeout_s=DAY_S
     )

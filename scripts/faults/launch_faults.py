@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from mjax.run.metrics import read_computed
 from scripts.evidence import BENCHMARKS_DIR, Table, commit, read_metrics, write_page
 from scripts.faults.chaos import differences
 from scripts.faults.launched import Launched, StuckError
+from scripts.faults.wall_time import ledger
 
 HOSTS, SPARES, STEPS, SAVE_EVERY = 2, 1, 200, 3
 RUN = (
@@ -204,9 +205,23 @@ def reference(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def run_all(
-    kinds: list[Kind], folder: Path, rng: random.Random, until_s: float, first_run: int
+    kinds: list[Kind],
+    folder: Path,
+    rng: random.Random,
+    until_s: float,
+    first_run: int,
+    spent: Callable[[int, Launched], None],
 ) -> Iterator[Found]:
-    """Let every fault happen; a run that has ended, or that fails, begins anew."""
+    """Let every fault happen; a run that has ended, or that fails, begins anew.
+
+    Args:
+      kinds: what happens; those that have happened are taken out.
+      folder: for the runs.
+      rng: draws moments and ranks.
+      until_s: by the monotonic clock, when to begin no further fault.
+      first_run: its number.
+      spent: takes the number of each run that has ended, and its launch.
+    """
     expected = reference(folder)
     print(f"undisturbed: {len(expected)} rows", flush=True)
     run = first_run
@@ -222,6 +237,8 @@ def run_all(
                 problems = found.problems + differences(rows, expected)
                 yield dataclasses.replace(found, problems=problems)
                 kinds.pop(0)
+            launched.stop()
+            spent(run, launched)
         except StuckError as error:
             log = (launched.work_dir / "launch.log").read_text()[-1500:]
             problem = f"{error}; {launched.events()[-1]['text']}; {log}"
@@ -245,7 +262,34 @@ def draw(number: int, rng: random.Random) -> list[Kind]:
     return kinds
 
 
-def write_report(args: argparse.Namespace, found: list[Found]) -> Path:
+def add_up(runs: list[dict[str, float]]) -> Table:
+    """Make the table of where the time of all runs went."""
+    total: dict[str, float] = collections.defaultdict(float)
+    for buckets in runs:
+        for bucket, seconds in buckets.items():
+            total[bucket] += seconds
+    wall_s = sum(total.values()) or 1.0
+    return Table(
+        title="Where the time went",
+        text=(
+            f"{len(runs)} runs, {wall_s:.0f} s of wall time, from their events alone "
+            "(scripts/faults/wall_time.py). The states of the driver tile the time; "
+            "while ranks live it is that of rank 0 by its own clock. `unexplained` is "
+            "what is left between the two: an order on its way, a rank that has ended "
+            "and is not yet heard of."
+        ),
+        header=["bucket", "s", "share"],
+        rows=[
+            [bucket, f"{seconds:.1f}", f"{seconds / wall_s:.2%}"]
+            for bucket, seconds in sorted(total.items(), key=lambda item: -item[1])
+            if abs(seconds) >= 0.05
+        ],
+    )
+
+
+def write_report(
+    args: argparse.Namespace, found: list[Found], runs: list[dict[str, float]]
+) -> Path:
     """Write the page."""
     by_kind: dict[str, list[Found]] = collections.defaultdict(list)
     for one in found:
@@ -273,8 +317,7 @@ def write_report(args: argparse.Namespace, found: list[Found]) -> Path:
         "compiled without LLVM's passes. Each row of metrics.jsonl is compared with "
         "that of a run that was left alone, all fields but the timing, exactly. "
         "Seconds are median and largest: until the launch had a cause (the limit of "
-        "a step is 4 s), and until the next row. A restart is cold but for the "
-        "compilation cache."
+        "a step is 4 s), and until the next row."
     )
     table = Table(
         title="What was done, and what followed",
@@ -287,7 +330,8 @@ def write_report(args: argparse.Namespace, found: list[Found]) -> Path:
     )
     command = f"python -m scripts.faults.launch_faults --faults {args.faults} --seed "
     return write_page(
-        "launch_faults", "Runs that heal themselves", f"{command}{args.seed}", [table]
+        *("launch_faults", "Runs that heal themselves", f"{command}{args.seed}"),
+        [table, add_up(runs)],
     )
 
 
@@ -306,24 +350,33 @@ def main() -> int:
     args = parser.parse_args()
     os.environ["XLA_FLAGS"] = XLA_FLAGS
     log, rng = Path(args.log), random.Random(args.seed)
-    found = []
+    times = log.with_name(f"{log.stem}_time.jsonl")
+    found: list[Found] = []
     if args.more:
         found = [Found(**json.loads(line)) for line in log.read_text().splitlines()]
     else:
         log.write_text("")
+        times.write_text("")
+
+    def spent(run: int, launched: Launched) -> None:
+        buckets = ledger(launched.events())
+        with times.open("a") as file:
+            file.write(json.dumps({"run": run, "seconds": buckets}) + "\n")
+
     kinds = draw(args.faults, rng)[len(found) :]
     first_run = max((one.run + 1 for one in found), default=0)
     rng = random.Random(f"{args.seed} {len(found)}")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
         until_s = time.monotonic() + args.limit_s
-        for one in run_all(kinds, Path(folder), rng, until_s, first_run):
+        for one in run_all(kinds, Path(folder), rng, until_s, first_run, spent):
             found.append(one)
             line = json.dumps(dataclasses.asdict(one))
             print(line, flush=True)
             with log.open("a") as file:
                 file.write(line + "\n")
-    print(write_report(args, found))
+    lines = times.read_text().splitlines()
+    print(write_report(args, found, [json.loads(line)["seconds"] for line in lines]))
     return int(any(one.problems for one in found) or len(found) < args.faults)
 
 

@@ -163,6 +163,18 @@ class Launched:
         self.process.wait()
         self.start()
 
+    def stop(self) -> None:
+        """Let the run save and end.
+
+        Raises:
+          StuckError: it does not.
+        """
+        client.ask(self.work_dir, "stop")
+        try:
+            self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise StuckError("the launch did not stop") from error
+
     def end(self) -> None:
         """Kill everything that is left."""
         if self.process.poll() is None:

@@ -34,7 +34,7 @@ def ledger(events: Sequence[Event]) -> dict[str, float]:
     """Return the seconds of a run that has ended, by bucket; they add up to its time.
 
     Args:
-      events: of one launch, oldest first; its last one is of kind `end`.
+      events: of one launch, oldest first.
     """
     buckets: dict[str, float] = collections.defaultdict(float)
     live_s: dict[int, float] = collections.defaultdict(float)
@@ -92,6 +92,8 @@ def _of_rank(
     if data["age_s"] > _HUNG_S and data["phase"] in spent:
         spent[data["phase"]] -= data["age_s"]
         found["hung"] = data["age_s"]
+    if data["silent_s"]:
+        found["host silent"] = data["silent_s"]
     first, last = data["start_step"], data["step"]
     num_taken, num_lost = last - first, max(0, last - max(first, kept[generation]))
     share = num_lost / num_taken if num_taken > 0 else 0.0

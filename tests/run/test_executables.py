@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from mjax.ckpt.config import CkptConfig
-from mjax.mesh.axes import AxisSizes
 from mjax.recipes import RECIPES
 from mjax.run.executables import name_of
 from mjax.run.metrics import read_computed
@@ -75,7 +77,11 @@ def test_it_may_be_switched_off(tmp_path):
 
 
 CONFIG = RECIPES["debug"]()
-ONE = {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1}
+
+
+def mesh_of(order, axes=("pp", "tp")):
+    devices = np.array([jax.devices()[index] for index in order])
+    return Mesh(devices.reshape(1, 2), axes)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +98,11 @@ ONE = {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1}
     ],
 )
 def test_the_file_is_of_what_goes_into_the_step_and_nothing_else(is_same, changes):
-    sizes, facts = AxisSizes(**ONE), {"mjax/step/plain.py": "a1"}
-    before = name_of(CONFIG, sizes, facts)
-    assert (
-        name_of(dataclasses.replace(CONFIG, **changes), sizes, facts) == before
-    ) is (is_same)
-    assert name_of(CONFIG, AxisSizes(**ONE | {"tp": 2}), facts) != before
-    assert name_of(CONFIG, sizes, {"mjax/step/plain.py": "a2"}) != before
+    mesh, facts = mesh_of([0, 1]), {"mjax/step/plain.py": "a1"}
+    before = name_of(CONFIG, mesh, facts)
+    assert (name_of(dataclasses.replace(CONFIG, **changes), mesh, facts) == before) is (
+        is_same
+    )
+    assert name_of(CONFIG, mesh_of([1, 0]), facts) != before
+    assert name_of(CONFIG, mesh_of([0, 1], ("tp", "pp")), facts) != before
+    assert name_of(CONFIG, mesh, {"mjax/step/plain.py": "a2"}) != before

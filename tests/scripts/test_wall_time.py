@@ -20,9 +20,12 @@ def state(second, generation, text):
     return event(second, "state", generation, text)
 
 
-def times(second, generation, *, start, step, age=0.0, phase="step", **seconds):
+def times(
+    second, generation, *, start, step, age=0.0, phase="step", silent=0.0, **seconds
+):
     spent = {phase.name.lower(): 0.0 for phase in Phase} | seconds
     facts = {"start_step": start, "step": step, "age_s": age, "phase": phase}
+    facts["silent_s"] = silent
     return event(second, "times", generation, spent_s=spent, **facts)
 
 
@@ -65,6 +68,17 @@ def test_every_second_is_in_one_bucket():
         }
     )
     assert sum(found.values()) == pytest.approx(84.0)
+
+
+def test_the_silence_of_the_host_of_rank_0_is_told_apart():
+    events = [
+        event(0, "host", 0),
+        state(0, 1, "running"),
+        times(9, 1, start=0, step=8, silent=3.5, build=5.0),
+        event(9, "end", 1),
+    ]
+    found = ledger(events)
+    assert (found["host silent"], found["unexplained"]) == (3.5, pytest.approx(0.5))
 
 
 def test_a_generation_that_took_no_step_loses_none():
