@@ -7,7 +7,9 @@ not passed. A host that does not answer in time has not passed.
 import asyncio
 import json
 import math
+import os
 import shlex
+import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mjax.launch.messages import Check, Checked, Message
@@ -79,13 +81,14 @@ async def run(command: Sequence[str], timeout_s: float) -> tuple[bool, str]:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
         )
     except OSError as error:
         return False, f"the check cannot be run: {error}"
     try:
         output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its children hold the pipe
         await process.wait()
         return False, f"the check did not end in {timeout_s:g} s"
     text = _reasons(output.decode(errors="replace"))

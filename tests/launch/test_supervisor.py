@@ -639,13 +639,14 @@ def test_a_command_that_cannot_be_read_is_refused():
         RunConfig(check_command="check 'a")
 
 
+@pytest.mark.timeout(40)  # no child of a check is waited for
 @pytest.mark.parametrize(
     ("script", "is_healthy", "text"),
     [
         ("exit 0", True, ""),
         ("echo broken; exit 1", False, "broken"),
         ("exit 3", False, "the check ended with 3"),
-        ("sleep 60", False, "the check did not end in 0.5 s"),
+        ("sleep 60; true", False, "the check did not end in 0.5 s"),
         (
             'echo \'{"checks": [{"name": "ecc", "state": "fail", "reason": "3 errors"},'
             ' {"name": "fan", "state": "ok", "reason": ""}]}\'; exit 1',
