@@ -272,6 +272,7 @@ def test_checkpoints_of_another_run_are_refused(finished, tmp_path, capsys):
     assert "seed: 0 there, 5 in this run" in error
 
 
+@pytest.mark.slow
 def test_data_are_shown_only_if_they_are_those_that_the_run_has_read(tmp_path, capsys):
     corpus, path = tmp_path / "text", tmp_path / "run"
     corpus.mkdir()

@@ -148,6 +148,7 @@ def test_a_pipelined_step_leaves_the_state_where_it_is_declared(
         assert not np.asarray(leaf)[empty].any()
 
 
+@pytest.mark.slow
 def test_a_bad_gradient_of_one_stage_is_skipped_by_all(trained: Program) -> None:
     state = trained.init()
     blocks = state.params["blocks"]
