@@ -42,7 +42,8 @@ PHASES = ("notice", "stop and place", "import", "init", "build", "compile", "res
 def restart(launched: Launched, rank: int) -> dict[str, float]:
     """Kill a rank; return the seconds until the next step, and those of each phase."""
     generation = launched.generation
-    launched.wait_for(lambda: _steps(launched) >= 4, "steps")
+    # Without a new saved step the launch would pause before the next restart.
+    launched.wait_for(lambda: _has_saved(launched), "a save")
     killed_ns, killed_s = time.time_ns(), time.monotonic()
     os.kill(launched.rank_pid(rank), signal.SIGKILL)
     launched.wait_for(lambda: launched.generation > generation, "a restart")
@@ -72,6 +73,13 @@ def _steps(launched: Launched) -> int:
         0 if word is None or word.start_step < 0 else word.step - word.start_step
         for word in words
     )
+
+
+def _has_saved(launched: Launched) -> bool:
+    """Say whether the launch knows of a step that this generation has saved."""
+    generation = launched.generation
+    saves = [e for e in launched.events("save") if e["generation"] == generation]
+    return len(saves) > int(generation > 1)  # the first is what it has restored
 
 
 def measure(mode: str, kills: int, folder: Path) -> list[dict[str, float]]:
@@ -132,6 +140,8 @@ def main() -> int:
         rows=rows,
     )
     command = f"python -m scripts.faults.restart_times --kills {args.kills}"
+    if args.modes != [*MODES]:
+        command += " --modes " + " ".join(f"'{mode}'" for mode in args.modes)
     print(write_page("restart_times", "Restarts", command, [table]))
     return 0
 
