@@ -116,16 +116,19 @@ class Reader:
         self._context = ts.Context()
         self._opened: dict[str, Any] = {}
 
-    def read(self, name: str, box: Box) -> Shaped[ndarray, "..."]:
+    def read(self, name: str, leaf: Leaf, box: Box) -> Shaped[ndarray, "..."]:
         """Return a box of a leaf.
 
         Raises:
-          ValueError: the files are missing or damaged, as far as TensorStore sees it.
+          ValueError: the files are missing or damaged, as far as TensorStore sees it,
+            or hold an array of another shape or dtype.
         """
         if name not in self._opened:
             spec = {
                 "driver": "zarr",
                 "kvstore": {"driver": "ocdbt", "base": self._base, "path": name},
+                "dtype": leaf.dtype,
+                "metadata": {"shape": leaf.shape},
             }
             opening = ts.open(spec, read=True, open=True, context=self._context)
             self._opened[name] = opening.result()

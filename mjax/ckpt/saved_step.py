@@ -140,21 +140,19 @@ def read_checked(
       RuntimeError: the store does not answer; nothing is known of the piece.
     """
     where = f"{where}: {name} {list(piece.box)}"
-    data = _read_patiently(reader, name, piece, where)
-    if data.shape != boxes.shape_of(piece.box) or str(data.dtype) != leaf.dtype:
-        raise DamagedError(f"{where} is {data.dtype}{list(data.shape)}, not {leaf}")
+    data = _read_patiently(reader, name, leaf, piece, where)
     if manifest.crc32c(data) != piece.crc32c:
         raise DamagedError(f"{where} differs from what was saved (CRC32C)")
     return data
 
 
 def _read_patiently(
-    reader: arrays.Reader, name: str, piece: Piece, where: str
+    reader: arrays.Reader, name: str, leaf: Leaf, piece: Piece, where: str
 ) -> Shaped[np.ndarray, "..."]:
     """Read a piece, several times where what goes wrong may pass."""
     for pause_s in (*_PAUSES_S, None):
         try:
-            return reader.read(name, piece.box)
+            return reader.read(name, leaf, piece.box)
         except (ValueError, OSError, IndexError) as error:
             reason = str(error).splitlines()[0]
             # The rest of the text may hold any path.

@@ -286,8 +286,8 @@ def test_what_the_store_gives_back_is_compared_with_the_host_copy(
 ):
     read = arrays.Reader.read
 
-    def flip(self, name, box):
-        values = read(self, name, box)
+    def flip(self, name, leaf, box):
+        values = read(self, name, leaf, box)
         return values + 1 if name == "b" else values
 
     with monkeypatch.context() as patched:

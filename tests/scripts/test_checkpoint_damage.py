@@ -1,5 +1,7 @@
 """Damaged steps: every file of one, in every way, is noticed or does no harm."""
 
+from functools import partial
+
 import pytest
 
 from mjax.ckpt import manifest
@@ -10,7 +12,9 @@ from scripts.faults.checkpoint_damage import (
     NEW,
     NOTICED,
     WHOLE_FILE,
+    Case,
     cases,
+    flip,
     kind,
     outcome,
     save_two_steps,
@@ -69,6 +73,20 @@ def test_what_verify_does_not_notice_orbax_restores_bitwise(saved, file):
     if file == "state/_METADATA":  # which mjax needs for nothing else
         assert {verdicts[damage] == {NOTICED} for damage in WHOLE_FILE} == {True}
         assert NOTICED in verdicts[FLIPPED]
+
+
+# An array that says to be larger reads right where it was written: Orbax reads beyond.
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+@pytest.mark.parametrize("shape", ['"shape":[16,8]', '"shape":[6]'])
+def test_no_bit_of_the_shape_of_an_array_can_change_without_notice(saved, shape):
+    step_dir = saved / "checkpoints" / str(NEW)
+    files = [*(step_dir / "state").rglob("d/*")]
+    [path] = [path for path in files if shape.encode() in path.read_bytes()]
+    first = path.read_bytes().index(shape.encode())
+    for bit in range(8 * first, 8 * (first + len(shape))):
+        case = Case(str(path.relative_to(step_dir)), FLIPPED, partial(flip, bit=bit))
+        verdict, message = verify_outcome(saved, case)
+        assert verdict == NOTICED, f"bit {bit - 8 * first}: {message}"
 
 
 def test_no_bit_of_a_sealed_text_can_change_without_notice():
