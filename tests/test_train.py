@@ -59,7 +59,7 @@ def start_and_signal(work_dir, number, at_row, log):
             if len(read_rows(work_dir / "metrics.jsonl")) >= at_row:
                 os.kill(process.pid, number)
                 break
-            time.sleep(0.002)
+            time.sleep(0.02)
         return process.wait(timeout=120)
 
 
