@@ -111,7 +111,7 @@ class Runner:
         if self._process is None:
             path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.kernels.interpreter.worker"],
+                [sys.executable, "-u", "-m", "tests.kernels.interpreter.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
