@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Int, PyTree
+from jax.sharding import NamedSharding
+from jaxtyping import PyTree
 
 from mjax.ckpt.manager import Answer, Checkpoints
 from mjax.ckpt.saving import Attempt
@@ -27,7 +25,6 @@ from mjax.run.ending import DONE, FAILED, GAVE_UP, PREEMPTED, StopRequest
 from mjax.run.garbage import collections_every
 from mjax.run.metrics import Recorder, Row, bits_per_byte
 
-_TEMPERATURE = 0.8
 _AGAIN = (
     "Checkpoints saved before stay as they are. The same command would do the same: "
     "start another run, in another --work-dir, "
@@ -436,63 +433,3 @@ def evaluate(
         "eval_loss": nll / tokens,
         "eval_bits_per_byte": bits_per_byte(nll, num_bytes),
     }
-
-
-def generate(
-    program: Program,
-    params: PyTree,
-    prompt: Int[np.ndarray, "n"],
-    *,
-    num_rows: int,
-    seq_len: int,
-    num_tokens: int,
-    vocab_size: int,
-    seed: int,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> Int[np.ndarray, "m"] | None:
-    """Continue a prompt by sampling at a fixed temperature.
-
-    The whole prefix is computed again for each token: this is a look at the model, not
-    a way to serve it.
-
-    Args:
-      program: its `next_token_logits` is used.
-      params: of the state, with its shardings.
-      prompt: token ids, at least one.
-      num_rows: rows of the token array, a multiple of the data-parallel size; all hold
-        the same prompt and the first is returned.
-      seq_len: columns of the token array; a longer text is continued from its last
-        seq_len tokens.
-      num_tokens: to draw.
-      vocab_size: ids that the tokenizer can decode.
-      seed: of the sampling.
-      is_stopped: asked before each token.
-    Returns:
-      The continuation, without the prompt; None if it was stopped.
-    """
-    sharding = program.batch_sharding
-    whole = NamedSharding(sharding.mesh, PartitionSpec())
-
-    # The key is made inside: jax cannot put one on the devices of other processes.
-    def draw(logits, count):
-        known = jnp.arange(logits.shape[-1]) < vocab_size
-        logits = jnp.where(known, logits.astype(jnp.float32) / _TEMPERATURE, -jnp.inf)
-        return jax.random.categorical(
-            jax.random.fold_in(jax.random.key(seed), count), logits[0]
-        )
-
-    draw = jax.jit(draw, out_shardings=whole)
-    shape = (num_rows, seq_len)
-    seen = prompt.tolist()
-    for count in range(num_tokens):
-        if is_stopped():
-            return None
-        context = np.asarray(seen[-seq_len:], np.int32)
-        rows = np.broadcast_to(np.pad(context, (0, seq_len - len(context))), shape)
-        tokens = jax.make_array_from_callback(shape, sharding, rows.__getitem__)
-        logits = program.next_token_logits(params, tokens, len(context))
-        # Read one by one. Simulated devices share few threads: with all tokens queued,
-        # collectives that wait for each other took them all, and XLA aborted after
-        # 40 s (seen with 8 devices on 2 cores, jax 0.11.2).
-        seen.append(int(draw(logits, count)))
-    return np.asarray(seen[len(prompt) :])

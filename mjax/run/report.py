@@ -25,7 +25,7 @@ from mjax.kernels.target import target
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.model.counts import flops_per_token, num_params
 from mjax.processes import distributed
-from mjax.run import ending, loop, metrics
+from mjax.run import ending, loop, metrics, sampling
 
 _PROMPT_TOKENS = 64
 _ENDINGS = {
@@ -177,7 +177,7 @@ def sample(
         return True
     tokens = dataset.held_out[0]["tokens"]
     prompt = tokens[: max(1, min(_PROMPT_TOKENS, len(tokens) // 2))]
-    drawn = loop.generate(
+    drawn = sampling.generate(
         program,
         params,
         prompt,

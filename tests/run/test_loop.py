@@ -21,6 +21,7 @@ from mjax.ckpt.manager import Checkpoints
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
 from mjax.run import loop as loop_module
+from mjax.run import sampling
 from mjax.run.loop import Cadence, Loop, StopRequest
 from mjax.run.metrics import Recorder, make_row, read_computed
 
@@ -489,7 +490,7 @@ def test_a_save_without_room_on_the_devices_is_a_warning_and_the_run_goes_on(
 
 def test_generation_continues_the_prompt_beyond_the_length_of_the_sequence():
     program = TinyProgram()
-    ids = loop_module.generate(
+    ids = sampling.generate(
         program,
         {},
         np.array([3, 4, 5]),
@@ -511,7 +512,7 @@ def test_generation_ends_before_the_next_token_when_it_is_stopped():
         asked.append(None)
         return len(asked) == 3
 
-    drawn = loop_module.generate(
+    drawn = sampling.generate(
         program,
         {},
         np.array([3]),
@@ -529,7 +530,7 @@ def test_generation_ends_before_the_next_token_when_it_is_stopped():
 def test_generation_draws_only_ids_that_the_tokenizer_knows():
     program = TinyProgram()
     program.next_token_logits = lambda params, tokens, length: jnp.zeros((8, 100))
-    ids = loop_module.generate(
+    ids = sampling.generate(
         program,
         {},
         np.array([1]),

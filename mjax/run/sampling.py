@@ -1,0 +1,77 @@
+"""Let the model of a run continue a text: a look at it after the last step.
+
+Enters: a program, parameters and a prompt. Leaves: the tokens that were drawn. For each
+of them the whole prefix is computed again.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Int, PyTree
+
+from mjax.run.loop import Program
+
+_TEMPERATURE = 0.8
+
+
+def generate(
+    program: Program,
+    params: PyTree,
+    prompt: Int[np.ndarray, "n"],
+    *,
+    num_rows: int,
+    seq_len: int,
+    num_tokens: int,
+    vocab_size: int,
+    seed: int,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Int[np.ndarray, "m"] | None:
+    """Continue a prompt by sampling at a fixed temperature.
+
+    The whole prefix is computed again for each token: this is a look at the model, not
+    a way to serve it.
+
+    Args:
+      program: its `next_token_logits` is used.
+      params: of the state, with its shardings.
+      prompt: token ids, at least one.
+      num_rows: rows of the token array, a multiple of the data-parallel size; all hold
+        the same prompt and the first is returned.
+      seq_len: columns of the token array; a longer text is continued from its last
+        seq_len tokens.
+      num_tokens: to draw.
+      vocab_size: ids that the tokenizer can decode.
+      seed: of the sampling.
+      is_stopped: asked before each token.
+    Returns:
+      The continuation, without the prompt; None if it was stopped.
+    """
+    sharding = program.batch_sharding
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+
+    # The key is made inside: jax cannot put one on the devices of other processes.
+    def draw(logits, count):
+        known = jnp.arange(logits.shape[-1]) < vocab_size
+        logits = jnp.where(known, logits.astype(jnp.float32) / _TEMPERATURE, -jnp.inf)
+        return jax.random.categorical(
+            jax.random.fold_in(jax.random.key(seed), count), logits[0]
+        )
+
+    draw = jax.jit(draw, out_shardings=whole)
+    shape = (num_rows, seq_len)
+    seen = prompt.tolist()
+    for count in range(num_tokens):
+        if is_stopped():
+            return None
+        context = np.asarray(seen[-seq_len:], np.int32)
+        rows = np.broadcast_to(np.pad(context, (0, seq_len - len(context))), shape)
+        tokens = jax.make_array_from_callback(shape, sharding, rows.__getitem__)
+        logits = program.next_token_logits(params, tokens, len(context))
+        # Read one by one. Simulated devices share few threads: with all tokens queued,
+        # collectives that wait for each other took them all, and XLA aborted after
+        # 40 s (seen with 8 devices on 2 cores, jax 0.11.2).
+        seen.append(int(draw(logits, count)))
+    return np.asarray(seen[len(prompt) :])
