@@ -78,17 +78,18 @@ class Executables:
         kept = self._read()
         is_found = agreement.merge("found" * (kept is not None), _if_all)
         self.kept = kept if is_found else None
-        """None: the step has to be traced and compiled."""
+        """None: the step has to be traced and compiled, or is loaded."""
 
     def load(self, program: Program) -> jax.stages.Compiled | None:
         """Return the step that was found, ready to run; None if one cannot be."""
-        assert self.kept is not None
+        kept, self.kept = self.kept, None  # as large as the program of a GPU
+        assert kept is not None
         loaded, problem = None, ""
         state = program.abstract_state
-        metrics = dict.fromkeys(self.kept.metrics, 0)
+        metrics = dict.fromkeys(kept.metrics, 0)
         try:
             loaded = serialize_executable.deserialize_and_load(
-                self.kept.payload,
+                kept.payload,
                 jax.tree.structure(((state, program.abstract_batch), {})),
                 jax.tree.structure((state, metrics)),
             )
