@@ -2,8 +2,8 @@
 
 Enters: the folder. Leaves: `owner.json` in it, which names the process 0 of that start.
 A process that was cut off from everybody but the store, and goes on, finds another name
-there and is refused. The name is read just before each change; a change that was begun
-before it was replaced still goes through.
+there and is refused. The name is read just before a save is begun and before it
+is committed; what was begun before it was replaced still goes through.
 """
 
 import dataclasses
