@@ -11,7 +11,7 @@ import difflib
 import itertools
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import tyro
@@ -82,6 +82,22 @@ def given(argv: Sequence[str], flag: str) -> str | None:
         if written.replace("_", "-") == flag:
             found = value if has_value else following
     return found
+
+
+def with_flags(words: Sequence[str], changes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the words of a command line with other values for some flags.
+
+    Args:
+      words: each flag begins with two hyphens; what follows are its values.
+      changes: from flags to their values.
+    """
+    kept, is_changed = [], False
+    for word in words:
+        if word.startswith("--"):
+            is_changed = word.partition("=")[0].replace("_", "-") in changes
+        if not is_changed:
+            kept.append(word)
+    return kept + [word for flag, new in changes.items() for word in (flag, *new)]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

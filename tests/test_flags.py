@@ -99,3 +99,12 @@ def test_a_field_keeps_its_documentation(capsys: pytest.CaptureFixture[str]):
     text = capsys.readouterr().out
     assert "Must not be negative." in text
     assert "part options" in text
+
+
+def test_flags_are_replaced_wherever_they_stand():
+    words = ["--batch.microbatches", "4", "--mesh.dp=8", "--seed", "1"]
+    changes = {"--mesh.dp": ["6"], "--batch.microbatches": ["5"]}
+    assert flags.with_flags(words, changes) == [
+        *("--seed", "1", "--mesh.dp", "6", "--batch.microbatches", "5")
+    ]
+    assert flags.with_flags(words, {}) == words

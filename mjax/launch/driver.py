@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from mjax.flags import with_flags
 from mjax.launch import elastic, messages
 from mjax.launch.client import write_private
 from mjax.launch.config import RunConfig
@@ -317,7 +318,7 @@ class Driver:
 
     # ------------------------------------------------------------------------ effects
 
-    def _fitting_sizes(self) -> dict[int, dict[str, str]]:
+    def _fitting_sizes(self) -> dict[int, dict[str, list[str]]]:
         """Return the numbers of hosts on which the run can go on, and their flags."""
         config = self._config
         if config.min_hosts is None or config.min_hosts == config.hosts:
@@ -337,7 +338,7 @@ class Driver:
     ) -> RankSpec:
         per_host = self._config.ranks_per_host
         num_ranks = num_hosts * per_host
-        flags = elastic.with_flags(self._flags, self._sizes[num_hosts])
+        flags = with_flags(self._flags, self._sizes[num_hosts])
         if num_ranks > 1:
             flags += ["--distributed.coordinator", coordinator]
             flags += ["--distributed.num-processes", str(num_ranks)]

@@ -44,7 +44,7 @@ def trainer_config(command: Sequence[str], timeout_s: float) -> Mapping[str, Any
 
 def sizes(
     config: Mapping[str, Any], *, hosts: int, least: int, devices_per_host: int | None
-) -> dict[int, dict[str, str]]:
+) -> dict[int, dict[str, list[str]]]:
     """Return the numbers of hosts that fit, most first, with the flags that differ.
 
     Args:
@@ -64,7 +64,7 @@ def sizes(
                 "--simulate-devices"
             )
         dp = hosts * devices_per_host // (mesh["pp"] * mesh["tp"])
-    found: dict[int, dict[str, str]] = {hosts: {}}
+    found: dict[int, dict[str, list[str]]] = {hosts: {}}
     for fewer in range(hosts - 1, least - 1, -1):
         smaller, rest = divmod(dp * fewer, hosts)
         shard = mesh["dp_shard"]
@@ -73,9 +73,9 @@ def sizes(
         microbatches = _microbatches(batch["size"], batch["microbatches"], dp, smaller)
         if microbatches is None:
             continue
-        found[fewer] = {_MICROBATCHES: str(microbatches)}
+        found[fewer] = {_MICROBATCHES: [str(microbatches)]}
         if mesh["dp"] != -1:
-            found[fewer][_DP] = str(smaller)
+            found[fewer][_DP] = [str(smaller)]
     return found
 
 
@@ -86,20 +86,6 @@ def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
         if size % (smaller * number) == 0 and size / (smaller * number) <= rows:
             return number
     return None
-
-
-def with_flags(words: Sequence[str], changes: Mapping[str, str]) -> list[str]:
-    """Return the trainer's flags with other values for some."""
-    kept, skip = [], False
-    for word in words:
-        name, has_value, _ = word.partition("=")
-        if skip:
-            skip = False
-        elif name.replace("_", "-") in changes:
-            skip = not has_value
-        else:
-            kept.append(word)
-    return kept + [part for change in changes.items() for part in change]
 
 
 def devices_per_host(config: Mapping[str, Any], ranks_per_host: int) -> int | None:
@@ -138,6 +124,9 @@ class Sizes:
         fitting = [size for size in self._fitting if size <= num_ready]
         return None if waits or not fitting else max(fitting)
 
-    def discard(self, size: int) -> None:
-        """Try no more with so many hosts."""
+    def discard(self, size: int) -> bool:
+        """Try no more with so few hosts; False, and nothing done, if all are there."""
+        if size == self._wanted:
+            return False
         self._fitting.discard(size)
+        return True

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mjax.launch.elastic import with_flags
+from mjax.flags import with_flags
 from scripts.evidence import Table, commit, write_page
 from scripts.faults.launch_faults import RUN, XLA_FLAGS
 from scripts.faults.launched import Launched
@@ -87,7 +87,7 @@ def measure(mode: str, kills: int, folder: Path) -> list[dict[str, float]]:
     own, train, environment = MODES[mode]
     for name, value in environment.items():
         os.environ[name] = value
-    flags = with_flags([*RUN, *train], {"--steps": "5000"})
+    flags = with_flags([*RUN, *train], {"--steps": ["5000"]})
     launched = Launched(folder / mode.replace(" ", "-"), HOSTS, 0, flags, own)
     try:
         launched.wait_for_row(4)
