@@ -10,9 +10,10 @@ import math
 import os
 import shlex
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from mjax.launch.messages import Check, Checked, Message
+from mjax.launch.hosts import Fleet, HostState
+from mjax.launch.messages import Check, Checked
 
 _SHOWN_CHARS = 500
 
@@ -21,18 +22,19 @@ class Checks:
     """One round of checks after the other."""
 
     def __init__(
-        self, command: str, limit_s: float, send: Callable[[str, Message], None]
+        self, command: str, limit_s: float, fleet: Fleet, tell: Callable[..., None]
     ) -> None:
         """Begin with none.
 
         Args:
           command: of the check; empty: there is none.
-          limit_s: seconds that it may take.
-          send: (host, message): hands an order to an agent.
+          limit_s: seconds that it may take, and before it is repeated.
+          fleet: of the hosts.
+          tell: records an event, see `events.teller`.
         """
         self.command = shlex.split(command)
-        self._limit_s, self._send = limit_s, send
-        self._number, self._until_s = 0, -math.inf
+        self._limit_s, self._fleet, self._tell = limit_s, fleet, tell
+        self._number, self._until_s, self._again_s = 0, -math.inf, math.inf
         self._asked: set[str] = set()
         self._said: dict[str, Checked] = {}
 
@@ -45,7 +47,7 @@ class Checks:
             number=self._number, command=self.command, timeout_s=self._limit_s
         )
         for name in sorted(names):
-            self._send(name, order)
+            self._fleet.send(name, order)
 
     def said(self, name: str, answer: Checked) -> None:
         """Take the answer of a host."""
@@ -56,16 +58,35 @@ class Checks:
         """Say whether all have answered, or the time is over."""
         return now_s > self._until_s or not self._asked - self._said.keys() - {*lost}
 
-    def results(self) -> Mapping[str, str]:
-        """Return, by host, why it has not passed; empty where it has."""
-        found = {}
+    def take_results(self, now_s: float) -> None:
+        """Put aside the hosts that have not passed; sick ones that have are spares."""
         for name in sorted(self._asked):
-            answer = self._said.get(name)
-            if answer is None:
-                found[name] = f"its check did not answer in {self._limit_s:g} s"
-            else:
-                found[name] = "" if answer.is_healthy else answer.text
-        return found
+            host, why = self._fleet.hosts[name], self._why_not(name)
+            if not why:
+                self._tell("check", f"{name} has passed its check", host=name)
+                if host.state is HostState.SICK:
+                    host.state, host.why = HostState.SPARE, ""
+            elif host.state is HostState.ACTIVE:
+                self._fleet.evict(host, why, HostState.SICK)
+                self._again_s = now_s + self._limit_s
+        self._asked = set()
+
+    def repeat(self, now_s: float) -> None:
+        """Bring back the hosts that pass by now: for when hosts are missing."""
+        if not self.is_over(now_s):
+            return
+        self.take_results(now_s)
+        if now_s >= self._again_s:
+            self._again_s = now_s + self._limit_s
+            hosts = self._fleet.hosts.values()
+            self.begin({h.name for h in hosts if h.state is HostState.SICK}, now_s)
+
+    def _why_not(self, name: str) -> str:
+        """Say why a host has not passed; empty if it has."""
+        answer = self._said.get(name)
+        if answer is None:
+            return f"its check did not answer in {self._limit_s:g} s"
+        return "" if answer.is_healthy else answer.text
 
 
 async def run(command: Sequence[str], timeout_s: float) -> tuple[bool, str]:

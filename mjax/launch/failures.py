@@ -15,6 +15,10 @@ from mjax.launch.policy import Cause
 from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _MAX_SHOWN = 8
+_SETTLE_S = 0.3
+"""What ends within this time of the first end is looked at with it."""
+_STARTED_S = 15.0
+"""After which a rank must be known to its host."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,32 @@ def of_silence(lost: Collection[str], limit_s: float) -> Failure:
     return Failure(cause=Cause.HOST_LOST, text=text, hosts=hosts)
 
 
+def of_ranks(
+    states: Mapping[int, RankState],
+    hosts: Sequence[str],
+    *,
+    age_s: float,
+    since_end_s: float,
+) -> Failure | None:
+    """Find what ended a generation, or that a part of it never began.
+
+    Args:
+      states: what is known of its ranks.
+      hosts: of each rank.
+      age_s: of the generation, since its hosts were told to start it.
+      since_end_s: since the first end; negative without one.
+    """
+    ended = {rank: state for rank, state in states.items() if state.code is not None}
+    is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
+    if len(ended) == len(hosts) or (is_bad and since_end_s >= _SETTLE_S):
+        return of_ends(ended, hosts.__getitem__)
+    missing = tuple(rank for rank in range(len(hosts)) if rank not in states)
+    if missing and age_s > _STARTED_S:
+        text = f"rank {missing[0]} was not started by {hosts[missing[0]]}"
+        return Failure(cause=Cause.FAILED, text=text, ranks=missing)
+    return None
+
+
 def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Failure:
     """Find the end that explains the others: by rank of cause, then by time.
 
@@ -72,7 +102,12 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     is_mute = code == -signal.SIGKILL or not policy.is_failure(code)
     if not is_mute and first.last_lines:
         text += f"; the last lines of its log:\n{first.last_lines}"
-    return Failure(cause=causes[rank], text=text, hosts=(host,), ranks=(rank,))
+    return Failure(
+        cause=causes[rank],
+        text=text,
+        hosts=(host,),
+        ranks=(rank,),
+    )
 
 
 def of_hang(

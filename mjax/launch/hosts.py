@@ -1,15 +1,16 @@
 """The hosts of a run, and which of them have which ranks.
 
-Enters: what agents have said. Leaves: which hosts are silent, and a placement: active
-hosts in the order of their ranks.
+Enters: what agents have said. Leaves: which hosts are silent, a placement (active hosts
+in the order of their ranks), and messages to those that have ranks.
 """
 
 import dataclasses
 import enum
-from collections.abc import Collection, Mapping, Sequence
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from mjax.launch.messages import RankState
+from mjax.launch.messages import Message, RankState, Signal
 
 
 class HostState(enum.StrEnum):
@@ -56,26 +57,145 @@ def from_json(name: str, fields: Mapping[str, Any], now_s: float) -> Host:
     )
 
 
-def silent(
-    hosts: Mapping[str, Host], names: Collection[str], now_s: float, limit_s: float
-) -> set[str]:
-    """Return the hosts of these names that have not been heard for limit_s."""
-    return {name for name in names if now_s - hosts[name].heard_s > limit_s}
+class Fleet:
+    """All hosts, and the ranks on some of them."""
 
+    def __init__(
+        self,
+        ranks_per_host: int,
+        lost_s: float,
+        send: Callable[[str, Message], None],
+        tell: Callable[..., None],
+    ) -> None:
+        """Begin without a host.
 
-def ready(hosts: Mapping[str, Host], now_s: float, limit_s: float) -> list[Host]:
-    """Return the hosts that can have ranks, those that have some first."""
-    unheard = silent(hosts, hosts.keys(), now_s, limit_s)
-    found = [
-        host
-        for host in hosts.values()
-        if host.state in (HostState.SPARE, HostState.ACTIVE)
-        and host.is_connected
-        and host.name not in unheard
-    ]
-    return sorted(
-        found, key=lambda host: (host.state is not HostState.ACTIVE, host.name)
-    )
+        Args:
+          ranks_per_host: processes of the trainer on each host that has some.
+          lost_s: seconds of silence after which a host is lost.
+          send: (host, message): hands a message to a connection, never waits.
+          tell: records an event, see `events.teller`.
+        """
+        self.hosts: dict[str, Host] = {}
+        self.placement: list[str] = []
+        """Active hosts, in the order of their ranks."""
+        self.send = send
+        self._placed: set[str] = set()
+        self._ranks_per_host, self._lost_s, self._tell = ranks_per_host, lost_s, tell
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the trainer in the present generation."""
+        return len(self.placement) * self._ranks_per_host
+
+    def host_of(self, rank: int) -> str:
+        """Return the host of a rank of the present generation."""
+        return self.placement[rank // self._ranks_per_host]
+
+    def ranks_of(self, index: int) -> range:
+        """Return the ranks of a host, by its place in the placement."""
+        first = index * self._ranks_per_host
+        return range(first, first + self._ranks_per_host)
+
+    def has_ranks(self, name: str) -> bool:
+        """Say whether a host is in the placement."""
+        return name in self._placed
+
+    def states(self) -> dict[int, RankState]:
+        """Return what is known of the ranks of the present generation."""
+        return {
+            rank: state
+            for name in self.placement
+            for rank, state in self.hosts[name].ranks.items()
+        }
+
+    def alive(self) -> dict[int, RankState]:
+        """Return those of `states` that have not ended."""
+        return {r: state for r, state in self.states().items() if state.code is None}
+
+    def active(self, names: Collection[str]) -> list[Host]:
+        """Return those of these hosts that have ranks and were not put aside."""
+        found = (self.hosts[name] for name in names)
+        return [host for host in found if host.state is HostState.ACTIVE]
+
+    def silent_s(self, rank: int, now_s: float) -> float:
+        """Return the seconds since the host of a rank was heard."""
+        return now_s - self.hosts[self.host_of(rank)].heard_s
+
+    def lost(self, now_s: float, *, active_only: bool = True) -> set[str]:
+        """Return hosts that have not been heard for too long."""
+        names = self.placement if active_only else self.hosts.keys()
+        return {n for n in names if now_s - self.hosts[n].heard_s > self._lost_s}
+
+    def ready(self, now_s: float) -> list[Host]:
+        """Return the hosts that can have ranks, those that have some first."""
+        unheard = self.lost(now_s, active_only=False)
+        found = [
+            host
+            for host in self.hosts.values()
+            if host.state in (HostState.SPARE, HostState.ACTIVE)
+            and host.is_connected
+            and host.name not in unheard
+        ]
+        return sorted(
+            found, key=lambda host: (host.state is not HostState.ACTIVE, host.name)
+        )
+
+    def place(self, ready: Sequence[Host], size: int) -> None:
+        """Give ranks to the first `size` hosts of these; the others are spares."""
+        for index, host in enumerate(ready):
+            host.state = HostState.ACTIVE if index < size else HostState.SPARE
+        for host in self.hosts.values():
+            host.ranks = {}
+        names = {host.name for host in ready[:size]}
+        self._place(place(names, self.placement))
+
+    def _place(self, placement: Sequence[str]) -> None:
+        self.placement, self._placed = [*placement], {*placement}
+
+    def evict(self, host: Host, why: str, state: HostState = HostState.EVICTED) -> None:
+        """Let a host have no ranks any more."""
+        host.state, host.why = state, why
+        self._tell("evict", f"{host.name} is {state}: {why}", "warning", host=host.name)
+
+    def join(self, name: str, address: str, now_s: float) -> Host:
+        """Return the host of this name, connected; a new one is a spare."""
+        host = self.hosts.setdefault(
+            name, Host(name=name, address=address, heard_s=now_s)
+        )
+        host.address, host.is_connected = address, True
+        return host
+
+    def come_back(self, host: Host, generation: int) -> None:
+        """Make a lost host a spare; what still runs there is of a generation before."""
+        host.state, host.why = HostState.SPARE, ""
+        self._tell("host", f"{host.name} is back as a spare", host=host.name)
+        self.kill(host, generation)
+
+    def kill(self, host: Host, generation: int) -> None:
+        """Kill the ranks of a host."""
+        self.send(host.name, Signal(generation=generation, number=signal.SIGKILL))
+
+    def signal(self, generation: int, number: int) -> None:
+        """Send a signal to all ranks."""
+        self.send_all(Signal(generation=generation, number=number))
+
+    def send_all(self, message: Message) -> None:
+        """Send a message to all hosts that have ranks."""
+        for name in self.placement:
+            self.send(name, message)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a new driver must know."""
+        return {
+            "placement": self.placement,
+            "hosts": {host.name: host.to_json() for host in self.hosts.values()},
+        }
+
+    def take_up(self, fields: Mapping[str, Any], now_s: float) -> None:
+        """Go on with what `to_json` returned; other fields are ignored."""
+        self._place(fields["placement"])
+        for name, host in fields["hosts"].items():
+            self.hosts[name] = from_json(name, host, now_s)
 
 
 def place(chosen: Collection[str], before: Sequence[str]) -> list[str]:

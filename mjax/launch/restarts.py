@@ -54,9 +54,13 @@ class Restarts:
             self.num_fruitless = 0
 
     @property
-    def is_useless(self) -> bool:
-        """Whether there is no use in a further generation."""
-        return self.num_fruitless >= self._config.max_fruitless
+    def why_useless(self) -> str:
+        """Why there is no use in a further generation; empty if there may be."""
+        if self.num_fruitless < self._config.max_fruitless:
+            return ""
+        return (
+            f"{self.num_fruitless} generations in a row ended without a new saved step"
+        )
 
     @property
     def pause_s(self) -> float:

@@ -12,21 +12,20 @@ says so, started again as the next generation, which resumes from the newest che
 import enum
 import math
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from mjax.launch import failures, hosts, policy
+from mjax.launch import failures, policy
 from mjax.launch.checks import Checks
 from mjax.launch.config import RunConfig
 from mjax.launch.elastic import Sizes
 from mjax.launch.events import Event, teller
 from mjax.launch.failures import Failure
-from mjax.launch.hosts import Host, HostState
-from mjax.launch.liveness import Liveness
+from mjax.launch.hangs import Hangs
+from mjax.launch.hosts import Fleet, HostState
 from mjax.launch.messages import (
     Beat,
     Checked,
-    Dump,
     FindPorts,
     Hello,
     Message,
@@ -34,8 +33,6 @@ from mjax.launch.messages import (
     Prepare,
     Quit,
     RankSpec,
-    RankState,
-    Signal,
     Stacks,
     Start,
 )
@@ -43,12 +40,8 @@ from mjax.launch.policy import Action, Cause
 from mjax.launch.restarts import Restarts
 from mjax.launch.times import Times
 
-_SETTLE_S = 0.3
-"""What ends within this time of the first end is looked at with it."""
 _LOOKS_PER_S = 20_000
 """At the ranks of a run that goes well, together."""
-_STARTED_S = 15.0
-"""After which a rank must be known to its host."""
 
 
 class State(enum.StrEnum):
@@ -64,10 +57,6 @@ class State(enum.StrEnum):
     ENDED = "ended"
 
 
-Send = Callable[[str, Message], None]
-"""(host, message): hands a message to a connection, never waits."""
-
-
 class Supervisor:
     """Decides what happens to a run. Every call gives the time, in seconds."""
 
@@ -75,7 +64,7 @@ class Supervisor:
         self,
         config: RunConfig,
         make_rank: Callable[[int, int, int, str], RankSpec],
-        send: Send,
+        send: Callable[[str, Message], None],
         record: Callable[[Event], None],
         now_s: float,
         module: str = "",
@@ -90,7 +79,7 @@ class Supervisor:
           config: of the run.
           make_rank: from generation, rank, number of hosts and the coordinator's
             host:port to what an agent starts.
-          send: for messages to agents.
+          send: (host, message): hands a message to a connection, never waits.
           record: for events.
           now_s: the time.
           module: that hosts import before they start ranks of it; empty: none.
@@ -99,58 +88,49 @@ class Supervisor:
           sizes: numbers of hosts, besides config.hosts, on which the run can go on.
         """
         self.config, self._module, self._find_ports = config, module, find_ports
-        self.hosts: dict[str, Host] = {}
         self.generation = 0
         """Counts from 1; 0 before the first."""
         self.state = State.GATHERING
         self.exit_code: int | None = None
-        self.placement: list[str] = []
-        """Active hosts, in the order of their ranks."""
-        self._placed: set[str] = set()
         self._restarts = Restarts(config.restart)
         self._make_rank, self._send = make_rank, send
         self._tell = teller(record)
         self._since_s = now_s
         self._until_s = math.inf
         self._failure: Failure | None = None
-        self._first_end_s: float | None = None
-        self._is_asked_to_stop = False
-        self._stop_by_s = math.inf
-        self._liveness = Liveness(config.limits)
-        self._stacks: dict[int, str] = {}
-        self._answered: set[str] = set()
+        self._is_asked_to_stop = self._is_growing = False
+        self._first_end_s = self._stop_by_s = math.inf
         self._times = Times(self._tell)
         self._sizes = Sizes(config.hosts, sizes)
-        self._is_growing = False
-        self._checks = Checks(config.check_command, config.restart.check_s, send)
-        self._check_again_s = math.inf
+        self._fleet = Fleet(
+            config.ranks_per_host, config.restart.lost_s, send, self._tell
+        )
+        self.hosts = self._fleet.hosts
+        self._hangs = Hangs(config, self._fleet, self._tell)
+        self._checks = Checks(
+            config.check_command, config.restart.check_s, self._fleet, self._tell
+        )
         self._next_scan_s = -math.inf
 
     # -------------------------------------------------------------- what agents say
 
     def joined(self, hello: Hello, now_s: float) -> None:
         """Take a host in, or back after its agent or this driver was started again."""
-        host = self.hosts.get(hello.host)
-        if host is None:
-            host = Host(name=hello.host, address=hello.address, heard_s=now_s)
-            self.hosts[hello.host] = host
-        host.address, host.is_connected = hello.address, True
+        host = self._fleet.join(hello.host, hello.address, now_s)
         if host.state is HostState.LOST:
-            self._come_back(host)
+            self._fleet.come_back(host, self.generation)
         text = f"{host.name} joined as {host.state}"
         self._tell("host", text, host=host.name, data=hello.facts)
         if self.state is State.ENDED:
             self._send(host.name, Quit())
             return
         self._send(host.name, Prepare(module=self._module))
-        is_over = self.state is State.STOPPING or host.name not in self._placed
+        is_over = self.state is State.STOPPING or not self._fleet.has_ranks(host.name)
         if hello.ranks and is_over:
-            self._send(
-                host.name, Signal(generation=self.generation, number=signal.SIGKILL)
-            )
+            self._fleet.kill(host, self.generation)
         is_new = self.state is State.RUNNING and bool(host.ranks) and not hello.ranks
         self.beat(hello.host, Beat(ranks=hello.ranks), now_s)
-        if is_new and host.name in self._placed:
+        if is_new and self._fleet.has_ranks(host.name):
             text = f"the agent of {host.name} was started again, without its ranks"
             failure = Failure(cause=Cause.KILLED, text=text, hosts=(host.name,))
             self._fail(failure, now_s)
@@ -160,7 +140,7 @@ class Supervisor:
         host = self.hosts[name]
         host.heard_s = now_s
         if host.state is HostState.LOST:  # it was silent, and its connection lives
-            self._come_back(host)
+            self._fleet.come_back(host, self.generation)
         before = host.ranks
         host.ranks = {
             state.rank: state
@@ -171,52 +151,43 @@ class Supervisor:
         for rank, state in host.ranks.items():
             old = before.get(rank)
             if old is None or old.step != state.step:
-                self._liveness.took(state)
-            self._note_saved(state)
+                self._hangs.took(state)
+            if (step := state.saved_step) > self.saved_step:
+                self._restarts.saved_step = step
+                self._tell("save", f"step {step} is saved", data={"step": step})
             if state.code is not None and (old is None or old.code is None):
-                self._tell(
-                    "rank_end",
-                    failures.describe_end(state),
-                    host=name,
-                    rank=rank,
-                    data={"code": state.code, "step": state.step},
-                )
-                if self._first_end_s is None:
-                    self._first_end_s = now_s
+                text = failures.describe_end(state)
+                end = {"code": state.code, "step": state.step}
+                self._tell("rank_end", text, host=name, rank=rank, data=end)
+                self._first_end_s = min(self._first_end_s, now_s)
                 self.tick(now_s)
 
     def ports(self, name: str, ports: Ports, now_s: float) -> None:
         """Start the generation whose coordinator can listen there."""
-        if self.state is not State.PORTS or ports.generation != self.generation:
-            return
-        if name != self.placement[0]:
+        is_wanted = self.state is State.PORTS and ports.generation == self.generation
+        if not is_wanted or name != self.placement[0]:
             return
         if not ports.coordinator:
             text = f"the coordinator could not be started on {name}"
             self._fail(Failure(cause=Cause.FAILED, text=text, hosts=(name,)), now_s)
             return
-        address = self.hosts[name].address
-        coordinator = f"{address}:{ports.coordinator}"
+        coordinator = f"{self.hosts[name].address}:{ports.coordinator}"
         self._enter(State.RUNNING, now_s)
-        self._tell(
-            "generation",
-            f"generation {self.generation} starts on {', '.join(self.placement)}",
-            data={"hosts": self.placement, "coordinator": coordinator},
-        )
+        text = f"generation {self.generation} starts on {', '.join(self.placement)}"
+        data = {"hosts": self.placement, "coordinator": coordinator}
+        self._tell("generation", text, data=data)
+        size = len(self.placement)
         for index, active in enumerate(self.placement):
-            first = index * self.config.ranks_per_host
-            ranks = range(first, first + self.config.ranks_per_host)
             specs = [
-                self._make_rank(self.generation, r, len(self.placement), coordinator)
-                for r in ranks
+                self._make_rank(self.generation, rank, size, coordinator)
+                for rank in self._fleet.ranks_of(index)
             ]
             self._send(active, Start(generation=self.generation, ranks=specs))
 
     def shown(self, name: str, shown: Stacks, now_s: float) -> None:
         """Take the stacks of a host."""
         if self.state is State.STACKS and shown.generation == self.generation:
-            self._stacks |= shown.stacks
-            self._answered.add(name)
+            self._hangs.shown(name, shown.stacks)
             self.tick(now_s)
 
     def checked(self, name: str, answer: Checked, now_s: float) -> None:
@@ -239,10 +210,9 @@ class Supervisor:
         return {
             "generation": self.generation,
             "state": self.state.value,
-            "placement": self.placement,
             "is_asked_to_stop": self._is_asked_to_stop,
             **self._restarts.to_json(),
-            "hosts": {host.name: host.to_json() for host in self.hosts.values()},
+            **self._fleet.to_json(),
         }
 
     def resume(self, snapshot: Mapping[str, Any], now_s: float) -> None:
@@ -251,12 +221,9 @@ class Supervisor:
         Agents that do not come back in time count as lost.
         """
         self.generation = snapshot["generation"]
-        self.placement = [*snapshot["placement"]]
-        self._placed = {*self.placement}
         self._restarts.take_up(snapshot)
+        self._fleet.take_up(snapshot, now_s)
         self._is_asked_to_stop = snapshot["is_asked_to_stop"]
-        for name, fields in snapshot["hosts"].items():
-            self.hosts[name] = hosts.from_json(name, fields, now_s)
         state = State(snapshot["state"])
         self._tell("driver", f"a driver was started again; the run was {state}")
         if state is State.RUNNING:
@@ -281,7 +248,7 @@ class Supervisor:
                 f"no host {name}; the hosts are {', '.join(sorted(self.hosts))}"
             )
         is_active = host.state is HostState.ACTIVE
-        self._evict(host, reason)
+        self._fleet.evict(host, reason)
         if is_active and self.state in (State.PORTS, State.RUNNING, State.STACKS):
             text = f"{name} was evicted: {reason}"
             self._fail(Failure(cause=Cause.EVICTED, text=text), now_s)
@@ -291,8 +258,7 @@ class Supervisor:
         self._is_asked_to_stop = True
         self._tell("stop", "asked to stop")
         if self.state is State.RUNNING:
-            self._signal(signal.SIGTERM)
-            self._stop_by_s = now_s + self.config.restart.stop_s
+            self._let_save(now_s)
         elif self.state not in (State.STOPPING, State.ENDED):
             self._end(Cause.PREEMPTED, now_s)
 
@@ -305,20 +271,19 @@ class Supervisor:
                 self._gather(now_s)
             case State.PORTS:
                 limit_s = self.config.limits.import_s
-                if self._lost(now_s) or now_s - self._since_s > limit_s:
+                if self._fleet.lost(now_s) or now_s - self._since_s > limit_s:
                     self._enter(State.GATHERING, now_s)
             case State.RUNNING:
                 self._watch(now_s)
             case State.STACKS:
-                missing = set(self.placement) - self._answered - self._lost(now_s)
-                if not missing or now_s > self._until_s:
+                if self._hangs.is_answered(now_s):
                     self._judge(now_s)
             case State.STOPPING:
                 self._wait_for_ends(now_s)
             case State.CHECKING:
-                lost = self._lost(now_s, active_only=False)
+                lost = self._fleet.lost(now_s, active_only=False)
                 if self._checks.is_over(now_s, lost):
-                    self._take_results(now_s)
+                    self._checks.take_results(now_s)
                     self._pause(now_s)
             case State.PAUSING:
                 if now_s >= self._until_s:
@@ -328,38 +293,30 @@ class Supervisor:
 
     def _gather(self, now_s: float) -> None:
         """Place the ranks if there are hosts enough; hosts of before stay."""
-        ready = hosts.ready(self.hosts, now_s, self.config.restart.lost_s)
+        ready = self._fleet.ready(now_s)
         waited_s, limits = now_s - self._since_s, self.config.restart
         patience_s = limits.shrink_s if self.generation else limits.wait_s
         size = self._sizes.best(len(ready), waits=waited_s < patience_s)
         if size is None:
-            self._check_again(now_s)
+            self._checks.repeat(now_s)
             if waited_s > limits.wait_s:
                 least = self._sizes.least
-                self._tell(
-                    "gave_up",
-                    f"gave up: {least - len(ready)} of {least} hosts did not come in "
+                self._give_up(
+                    f"{least - len(ready)} of {least} hosts did not come in "
                     f"{limits.wait_s:.0f} s; start agents there, or lower --hosts or "
                     "--min-hosts",
-                    "error",
+                    now_s,
                 )
-                self._end(Cause.GAVE_UP, now_s)
             return
         if size < self.config.hosts:
             text = f"the run goes on with {size} of {self.config.hosts} hosts"
             self._tell("shrink", text, "warning", data={"hosts": size})
-        for index, host in enumerate(ready):
-            host.state = HostState.ACTIVE if index < size else HostState.SPARE
-        for host in self.hosts.values():
-            host.ranks = {}
-        names = {host.name for host in ready[:size]}
-        self.placement = hosts.place(names, self.placement)
-        self._placed = {*self.placement}
+        self._fleet.place(ready, size)
         self.generation += 1
         self._enter(State.PORTS, now_s)
-        self._times.begin(self.num_ranks)
+        self._times.begin(self._fleet.num_ranks)
         self._restarts.begin()
-        self._failure, self._first_end_s = None, None
+        self._failure, self._first_end_s = None, math.inf
         self._is_growing, self._stop_by_s = False, math.inf
         self._send(self.placement[0], self._find_ports(self.generation, size))
 
@@ -367,72 +324,47 @@ class Supervisor:
         """Let the ranks of a run that has shrunk save and end, if more hosts came."""
         if len(self.placement) >= self.config.hosts or self._is_growing:
             return
-        ready = hosts.ready(self.hosts, now_s, self.config.restart.lost_s)
-        size = self._sizes.best(len(ready), waits=False) or 0
+        size = self._sizes.best(len(self._fleet.ready(now_s)), waits=False) or 0
         if size > len(self.placement) and not self._restarts.is_fruitless:
             self._is_growing = True
             self._tell("grow", f"the run can go on with {size} hosts: it saves")
-            self._signal(signal.SIGTERM)
-            self._stop_by_s = now_s + self.config.restart.stop_s
+            self._let_save(now_s)
+
+    def _let_save(self, now_s: float) -> None:
+        """Let all ranks save and end."""
+        self._fleet.signal(self.generation, signal.SIGTERM)
+        self._stop_by_s = now_s + self.config.restart.stop_s
 
     def _watch(self, now_s: float) -> None:
         """Look for what has failed; the first of these."""
-        if self._first_end_s is None and now_s < self._next_scan_s:
+        if now_s < self._next_scan_s and math.isinf(self._first_end_s):
             return
-        self._next_scan_s = now_s + self.num_ranks / _LOOKS_PER_S
-        lost = self._lost(now_s)
+        self._next_scan_s = now_s + self._fleet.num_ranks / _LOOKS_PER_S
+        lost = self._fleet.lost(now_s)
         if lost:
             limit_s = self.config.restart.lost_s
             self._fail(failures.of_silence(lost, limit_s), now_s)
             return
-        states = self._states()
-        ended = {r: state for r, state in states.items() if state.code is not None}
-        is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
-        settled = self._first_end_s is not None and (
-            now_s - self._first_end_s >= _SETTLE_S
+        failure = failures.of_ranks(
+            self._fleet.states(),
+            [self.host_of(rank) for rank in range(self._fleet.num_ranks)],
+            age_s=now_s - self._since_s,
+            since_end_s=now_s - self._first_end_s,
         )
-        if len(ended) == self.num_ranks or (is_bad and settled):
-            self._fail(failures.of_ends(ended, self.host_of), now_s)
-            return
-        missing = tuple(r for r in range(self.num_ranks) if r not in states)
-        if missing and now_s - self._since_s > _STARTED_S:
-            text = f"rank {missing[0]} was not started by {self.host_of(missing[0])}"
-            self._fail(Failure(cause=Cause.FAILED, text=text, ranks=missing), now_s)
+        if failure:
+            self._fail(failure, now_s)
             return
         hanging = self._hanging(now_s)
         if hanging:
-            self._ask_for_stacks(hanging, now_s)
+            self._enter(State.STACKS, now_s)
+            self._hangs.ask(hanging, self.generation, now_s)
             return
         self._grow(now_s)
 
     def _hanging(self, now_s: float) -> list[int]:
         """Return the ranks that should have gone on, or ended, by now."""
-        ends_late = now_s > self._stop_by_s
-        if self._first_end_s is not None:
-            ends_late |= now_s - self._first_end_s > self.config.limits.exit_s
-        return [
-            rank
-            for rank, state in self._alive().items()
-            if ends_late or self._hangs(state, now_s)
-        ]
-
-    def _hangs(self, state: RankState, now_s: float) -> bool:
-        host = self.hosts[self.host_of(state.rank)]
-        age_s = state.age_s + now_s - host.heard_s
-        return age_s > self._liveness.limit_s(state)
-
-    def _ask_for_stacks(self, hanging: Sequence[int], now_s: float) -> None:
-        self._tell(
-            "hang",
-            f"no progress of rank {failures.join(hanging)}",
-            "error",
-            data={"ranks": [*hanging]},
-        )
-        self._stacks, self._answered = {}, set()
-        self._enter(State.STACKS, now_s)
-        self._until_s = now_s + self.config.restart.stacks_s
-        for name in self.placement:
-            self._send(name, Dump(generation=self.generation))
+        exit_by_s = self._first_end_s + self.config.limits.exit_s
+        return self._hangs.find(now_s, min(self._stop_by_s, exit_by_s))
 
     def _judge(self, now_s: float) -> None:
         """Name who holds up the run, if it has not gone on meanwhile."""
@@ -440,7 +372,7 @@ class Supervisor:
             self._tell("hang_over", "the ranks went on by themselves", "warning")
             self._enter(State.RUNNING, now_s)
             return
-        failure, evidence = failures.of_hang(self._alive(), self._stacks, self.host_of)
+        failure, evidence = self._hangs.judge()
         self._tell("stacks", failure.text, "error", data=evidence)
         self._fail(failure, now_s)
 
@@ -452,12 +384,12 @@ class Supervisor:
             self._tell("failure", text, "error", **failure.fields())
         self._enter(State.STOPPING, now_s)
         self._until_s = now_s + self.config.restart.kill_s
-        self._signal(signal.SIGKILL)
+        self._fleet.signal(self.generation, signal.SIGKILL)
         self._wait_for_ends(now_s)
 
     def _wait_for_ends(self, now_s: float) -> None:
-        lost = self._lost(now_s)
-        alive = [rank for rank in self._alive() if self.host_of(rank) not in lost]
+        lost = self._fleet.lost(now_s)
+        alive = [rank for rank in self._fleet.alive() if self.host_of(rank) not in lost]
         away = [
             name
             for name in self.placement
@@ -468,90 +400,57 @@ class Supervisor:
         assert self._failure is not None
         for name in sorted({self.host_of(rank) for rank in alive} | lost):
             why = "no heartbeat" if name in lost else "its ranks do not end"
-            self._evict(self.hosts[name], why, HostState.LOST)
+            self._fleet.evict(self.hosts[name], why, HostState.LOST)
         self._decide(self._failure, now_s)
 
     def _decide(self, failure: Failure, now_s: float) -> None:
         """Apply the policy."""
         self._times.ended(
-            self._states(), lambda rank: now_s - self.hosts[self.host_of(rank)].heard_s
+            self._fleet.states(), lambda rank: self._fleet.silent_s(rank, now_s)
         )
         rule = policy.TABLE[failure.cause]
         if self._is_asked_to_stop and failure.cause is not Cause.DONE:
             self._end(Cause.PREEMPTED, now_s)
             return
-        if failure.cause is Cause.BAD_INPUT and self._is_smaller_in_vain(failure):
+        size = len(self.placement)
+        if failure.cause is Cause.BAD_INPUT and self._sizes.discard(size):
+            text = f"{size} hosts do not fit: {failure.text}"
+            self._tell("shrink", text, "warning")
             self._pause(now_s)
             return
         if rule.action is Action.END:
             self._end(failure.cause, now_s)
             return
         if rule.action is Action.EVICT:
-            for name in failure.hosts:
-                if self.hosts[name].state is HostState.ACTIVE:
-                    self._evict(self.hosts[name], failure.text)
+            for host in self._fleet.active(failure.hosts):
+                self._fleet.evict(host, failure.text)
         self._restarts.end(failure.cause)
-        if self._restarts.is_useless:
-            self._tell(
-                "gave_up",
-                f"gave up: {self.num_fruitless} generations in a row ended without a "
-                f"new saved step; the last: {failure.cause}: {failure.text}",
-                "error",
-            )
-            self._end(Cause.GAVE_UP, now_s)
+        why = self._restarts.why_useless
+        if why:
+            self._give_up(f"{why}; the last: {failure.cause}: {failure.text}", now_s)
             return
         if rule.action is Action.CHECK and self._checks.command:
             # Where no host is to blame all of them may be.
-            names = [*(failure.hosts or self.placement)]
-            suspects = {n for n in names if self.hosts[n].state is HostState.ACTIVE}
-            self._tell("check", f"{rule.action}: {', '.join(sorted(suspects))}")
+            suspects = self._fleet.active(failure.hosts or self.placement)
+            names = sorted(host.name for host in suspects)
+            self._tell("check", f"{rule.action}: {', '.join(names)}")
             self._enter(State.CHECKING, now_s)
-            self._checks.begin(suspects, now_s)
+            self._checks.begin(names, now_s)
             return
         self._pause(now_s)
-
-    def _is_smaller_in_vain(self, failure: Failure) -> bool:
-        """Try no more with so few hosts, if the trainer refuses it there."""
-        size = len(self.placement)
-        if size == self.config.hosts:
-            return False
-        self._sizes.discard(size)
-        self._tell("shrink", f"{size} hosts do not fit: {failure.text}", "warning")
-        return True
-
-    def _take_results(self, now_s: float) -> None:
-        """Put aside the hosts that have not passed their check."""
-        for name, why in self._checks.results().items():
-            if why:
-                self._evict(self.hosts[name], why, HostState.SICK)
-                self._check_again_s = now_s + self.config.restart.check_s
-            else:
-                self._tell("check", f"{name} has passed its check", host=name)
-
-    def _check_again(self, now_s: float) -> None:
-        """Bring back the hosts that pass their check by now."""
-        if not self._checks.is_over(now_s):
-            return
-        sick = {n for n, host in self.hosts.items() if host.state is HostState.SICK}
-        for name, why in self._checks.results().items():
-            if name in sick and not why:
-                self.hosts[name].state, self.hosts[name].why = HostState.SPARE, ""
-                self._tell("check", f"{name} has passed its check", host=name)
-        if now_s >= self._check_again_s:
-            self._check_again_s = now_s + self.config.restart.check_s
-            self._checks.begin(sick, now_s)
 
     def _pause(self, now_s: float) -> None:
         """Let time pass, then begin the next generation."""
         pause_s = self._restarts.pause_s
-        self._tell(
-            "restart",
-            f"the next generation in {pause_s:g} s",
-            data={"pause_s": pause_s},
-        )
+        text = f"the next generation in {pause_s:g} s"
+        self._tell("restart", text, data={"pause_s": pause_s})
         self._enter(State.PAUSING, now_s)
         self._until_s = now_s + pause_s
         self.tick(now_s)
+
+    def _give_up(self, why: str, now_s: float) -> None:
+        self._tell("gave_up", f"gave up: {why}", "error")
+        self._end(Cause.GAVE_UP, now_s)
 
     def _end(self, cause: Cause, now_s: float) -> None:
         self.exit_code = code = policy.EXIT_CODES[cause]
@@ -562,68 +461,24 @@ class Supervisor:
 
     # ----------------------------------------------------------------------- pieces
 
+    @property
+    def placement(self) -> list[str]:
+        """Active hosts, in the order of their ranks."""
+        return self._fleet.placement
+
     def host_of(self, rank: int) -> str:
         """Return the host of a rank of the present generation."""
-        return self.placement[rank // self.config.ranks_per_host]
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes of the trainer in the present generation."""
-        return len(self.placement) * self.config.ranks_per_host
+        return self._fleet.host_of(rank)
 
     @property
     def saved_step(self) -> int:
         """The newest step that is known to be saved; -1 for none."""
         return self._restarts.saved_step
 
-    @property
-    def num_fruitless(self) -> int:
-        """Generations in a row that ended without a new saved step."""
-        return self._restarts.num_fruitless
-
     def is_lost(self, name: str, now_s: float) -> bool:
         """Say whether a host is unknown, or has not been heard for too long."""
-        return name not in self.hosts or name in self._lost(now_s, active_only=False)
-
-    def _states(self) -> dict[int, RankState]:
-        """Return what is known of the ranks of the present generation."""
-        return {
-            rank: state
-            for name in self.placement
-            for rank, state in self.hosts[name].ranks.items()
-        }
-
-    def _alive(self) -> dict[int, RankState]:
-        """Return those of `_states` that have not ended."""
-        return {r: state for r, state in self._states().items() if state.code is None}
-
-    def _lost(self, now_s: float, *, active_only: bool = True) -> set[str]:
-        """Return hosts that have not been heard for too long."""
-        names = self.placement if active_only else self.hosts.keys()
-        return hosts.silent(self.hosts, names, now_s, self.config.restart.lost_s)
-
-    def _evict(
-        self, host: Host, why: str, state: HostState = HostState.EVICTED
-    ) -> None:
-        host.state, host.why = state, why
-        self._tell("evict", f"{host.name} is {state}: {why}", "warning", host=host.name)
-
-    def _come_back(self, host: Host) -> None:
-        """Make a lost host a spare; what still runs there is of a generation before."""
-        host.state, host.why = HostState.SPARE, ""
-        self._tell("host", f"{host.name} is back as a spare", host=host.name)
-        order = Signal(generation=self.generation, number=signal.SIGKILL)
-        self._send(host.name, order)
-
-    def _note_saved(self, state: RankState) -> None:
-        step = state.saved_step
-        if step > self.saved_step:
-            self._restarts.saved_step = step
-            self._tell("save", f"step {step} is saved", data={"step": step})
-
-    def _signal(self, number: int) -> None:
-        for name in self.placement:
-            self._send(name, Signal(generation=self.generation, number=number))
+        lost = self._fleet.lost(now_s, active_only=False)
+        return name not in self.hosts or name in lost
 
     def _enter(self, state: State, now_s: float) -> None:
         self._tell("state", state, "debug")

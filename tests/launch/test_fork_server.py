@@ -73,6 +73,15 @@ async def ended(one):
     raise AssertionError("it goes on")
 
 
+async def starts_by_itself(one, prepared, code):
+    starter = Starter()
+    starter.prepare(prepared)
+    await starter.start(one)
+    assert isinstance(one.process, subprocess.Popen)
+    assert await ended(one) == code
+    starter.end()
+
+
 def test_forked_ranks_are_the_command_and_imports_are_shared(package):
     async def play():
         starter = Starter()
@@ -130,29 +139,11 @@ def test_where_nothing_can_be_forked_ranks_start_by_themselves(package, broken, 
     text = (package / "slow.py").read_text()
     (package / "slow.py").write_text(text + broken.replace("t()", thread) + "\n")
 
-    async def play():
-        starter = Starter()
-        starter.prepare("package.program")
-        one = rank(package, 0, "0")
-        await starter.start(one)
-        assert isinstance(one.process, subprocess.Popen)
-        assert await ended(one) == code
-        starter.end()
-
-    asyncio.run(play())
+    asyncio.run(starts_by_itself(rank(package, 0, "0"), "package.program", code))
 
 
 def test_another_command_is_no_matter_of_the_fork_server(package):
-    async def play():
-        starter = Starter()
-        starter.prepare("another.program")
-        one = rank(package, 0, "5")
-        await starter.start(one)
-        assert isinstance(one.process, subprocess.Popen)
-        assert await ended(one) == 5
-        starter.end()
-
-    asyncio.run(play())
+    asyncio.run(starts_by_itself(rank(package, 0, "5"), "another.program", 5))
 
 
 def test_forked_ranks_and_their_server_end_with_the_agent(package):

@@ -1,0 +1,84 @@
+"""Ranks that do not go on: found by their progress, told apart by their stacks.
+
+Enters: the states of all ranks, and how long a step lately took. Leaves: which ranks
+hang, orders to show stacks, and the failure with its evidence.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mjax.launch import failures
+from mjax.launch.config import RunConfig
+from mjax.launch.failures import Failure
+from mjax.launch.hosts import Fleet
+from mjax.launch.liveness import Liveness
+from mjax.launch.messages import Dump, RankState
+
+
+class Hangs:
+    """Watches the ranks of a run."""
+
+    def __init__(
+        self, config: RunConfig, fleet: Fleet, tell: Callable[..., None]
+    ) -> None:
+        """Know of no step.
+
+        Args:
+          config: with the limits.
+          fleet: of the hosts.
+          tell: records an event, see `events.teller`.
+        """
+        self._fleet, self._tell = fleet, tell
+        self._liveness = Liveness(config.limits)
+        self._stacks_s = config.restart.stacks_s
+        self._until_s = 0.0
+        self._stacks: dict[int, str] = {}
+        self._answered: set[str] = set()
+
+    def took(self, state: RankState) -> None:
+        """Note the time of the step that a rank has just taken, if it says one."""
+        self._liveness.took(state)
+
+    def find(self, now_s: float, ends_by_s: float) -> list[int]:
+        """Return the ranks that should have gone on, or ended, by now.
+
+        Args:
+          now_s: the time.
+          ends_by_s: when all ranks must have ended.
+        """
+        return [
+            rank
+            for rank, state in self._fleet.alive().items()
+            if now_s > ends_by_s or self._hangs(state, now_s)
+        ]
+
+    def _hangs(self, state: RankState, now_s: float) -> bool:
+        age_s = state.age_s + self._fleet.silent_s(state.rank, now_s)
+        return age_s > self._liveness.limit_s(state)
+
+    def ask(self, hanging: Sequence[int], generation: int, now_s: float) -> None:
+        """Ask all ranks for their stacks, because some hang."""
+        self._tell(
+            "hang",
+            f"no progress of rank {failures.join(hanging)}",
+            "error",
+            data={"ranks": [*hanging]},
+        )
+        self._stacks, self._answered = {}, set()
+        self._until_s = now_s + self._stacks_s
+        self._fleet.send_all(Dump(generation=generation))
+
+    def shown(self, name: str, stacks: Mapping[int, str]) -> None:
+        """Take the stacks of a host."""
+        self._stacks |= stacks
+        self._answered.add(name)
+
+    def is_answered(self, now_s: float) -> bool:
+        """Say whether all hosts that live have answered, or the time is over."""
+        missing = {*self._fleet.placement} - self._answered - self._fleet.lost(now_s)
+        return not missing or now_s > self._until_s
+
+    def judge(self) -> tuple[Failure, dict[str, Any]]:
+        """Name who holds up the others; see `failures.of_hang`."""
+        alive, host_of = self._fleet.alive(), self._fleet.host_of
+        return failures.of_hang(alive, self._stacks, host_of)
