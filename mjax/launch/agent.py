@@ -141,7 +141,8 @@ class Agent:
         self._coordinator = await self._starter.run(
             argv, os.environ, folder / "coordinator.log"
         )
-        while self._coordinator.poll() is None:
+        until_s = time.monotonic() + message.timeout_s
+        while self._coordinator.poll() is None and time.monotonic() < until_s:
             try:
                 _, writer = await asyncio.open_connection("localhost", port)
             except OSError:
@@ -149,6 +150,7 @@ class Agent:
             else:
                 writer.close()
                 return port
+        self._end_coordinator()
         return 0
 
     def _end_coordinator(self) -> None:

@@ -364,6 +364,7 @@ class Driver:
             generation=generation,
             coordinator=[*_COORDINATOR, str(num_ranks)] if is_wanted else [],
             folder=str(folder),
+            timeout_s=self._config.limits.import_s,
         )
 
     def _send(self, host: str, message: Message) -> None:

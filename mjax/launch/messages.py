@@ -115,6 +115,8 @@ class FindPorts(Message, tag="find_ports"):
     """Its command, to which host:port is added; empty: rank 0 is the coordinator."""
     folder: str = ""
     """For its log."""
+    timeout_s: float = 60.0
+    """That the coordinator may take to listen."""
 
 
 class Prepare(Message, tag="prepare"):

@@ -117,7 +117,8 @@ class Supervisor:
     def joined(self, hello: Hello, now_s: float) -> None:
         """Take a host in, or back after its agent or this driver was started again."""
         host = self._fleet.join(hello.host, hello.address, now_s)
-        if host.state is HostState.LOST:
+        was_lost = host.state is HostState.LOST
+        if was_lost:
             self._fleet.come_back(host, self.generation)
         text = f"{host.name} joined as {host.state}"
         self._tell("host", text, host=host.name, data=hello.facts)
@@ -126,7 +127,7 @@ class Supervisor:
             return
         self._send(host.name, Prepare(module=self._module))
         is_over = self.state is State.STOPPING or not self._fleet.has_ranks(host.name)
-        if hello.ranks and is_over:
+        if hello.ranks and is_over and not was_lost:
             self._fleet.kill(host, self.generation)
         is_new = self.state is State.RUNNING and bool(host.ranks) and not hello.ranks
         self.beat(hello.host, Beat(ranks=hello.ranks), now_s)
@@ -270,9 +271,7 @@ class Supervisor:
             case State.GATHERING:
                 self._gather(now_s)
             case State.PORTS:
-                limit_s = self.config.limits.import_s
-                if self._fleet.lost(now_s) or now_s - self._since_s > limit_s:
-                    self._enter(State.GATHERING, now_s)
+                self._wait_for_ports(now_s)
             case State.RUNNING:
                 self._watch(now_s)
             case State.STACKS:
@@ -319,6 +318,14 @@ class Supervisor:
         self._failure, self._first_end_s = None, math.inf
         self._is_growing, self._stop_by_s = False, math.inf
         self._send(self.placement[0], self._find_ports(self.generation, size))
+
+    def _wait_for_ports(self, now_s: float) -> None:
+        limit_s, first = self.config.limits.import_s, self.placement[0]
+        if self._fleet.lost(now_s):
+            self._enter(State.GATHERING, now_s)
+        elif now_s - self._since_s > limit_s:
+            text = f"{first} has found no port in {limit_s:g} s"
+            self._fail(Failure(cause=Cause.FAILED, text=text, hosts=(first,)), now_s)
 
     def _grow(self, now_s: float) -> None:
         """Let the ranks of a run that has shrunk save and end, if more hosts came."""

@@ -55,6 +55,7 @@ class Cluster:
         self.events, self.sent = [], []
         self.states: dict[str, dict[int, RankState]] = {}
         self.silent: set[str] = set()
+        self.finds_ports = True
         self.seen: tuple[Any, str] = (None, "")
         self.supervisor = self.driver()
         for index in range(num_agents):
@@ -100,7 +101,7 @@ class Cluster:
                     if state.code is None and state.generation <= message.generation:
                         code = 42 if number == signal.SIGTERM else -number
                         self.set(host, rank, code=code, ended_ns=10**18)
-            case FindPorts(generation=generation):
+            case FindPorts(generation=generation) if self.finds_ports:
                 ports = Ports(generation=generation, coordinator=4321)
                 self.supervisor.ports(host, ports, self.now_s)
 
@@ -178,6 +179,16 @@ def test_a_run_begins_when_there_are_all_its_hosts(changes):
     assert cluster.supervisor.placement == ["host-0", "host-7"]
 
 
+def test_a_host_that_finds_no_port_is_not_asked_for_ever():
+    limits = LimitsConfig(import_s=5.0)
+    cluster = Cluster(restart=RestartConfig(pause_s=0.1), limits=limits)
+    cluster.finds_ports = False
+    cluster.go(30)
+    assert cluster.supervisor.exit_code == 93
+    texts = [event.text for event in cluster.kinds("failure")]
+    assert texts == ["failed: host-0 has found no port in 5 s"] * 3
+
+
 def test_without_hosts_the_run_gives_up_and_says_how_many_are_missing():
     cluster = Cluster(num_agents=1, restart=RestartConfig(wait_s=5.0))
     cluster.go(10)
@@ -238,9 +249,11 @@ def test_a_host_without_heartbeat_is_replaced_and_may_come_back_as_a_spare():
     assert cluster.supervisor.hosts["host-1"].ranks == {}
     assert cluster.kinds("failure")[0].data["hosts"] == ["host-1"]
     cluster.silent.clear()
+    before = len(cluster.messages(Signal))
     cluster.join("host-1")
     # What still ran there is killed: two processes must not write one checkpoint.
-    assert cluster.sent[-1] == ("host-1", Signal(generation=2, number=signal.SIGKILL))
+    kill = Signal(generation=2, number=signal.SIGKILL)
+    assert cluster.messages(Signal)[before:] == [("host-1", kill)]
     assert cluster.supervisor.hosts["host-1"].state is HostState.SPARE
 
 
