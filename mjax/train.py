@@ -34,6 +34,7 @@ from mjax.ckpt.recovery import LostError
 from mjax.config.command_line import Command, parse, shared_facts
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, from_json, to_json
+from mjax.data import skips
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.build import build_mesh, describe, devices_per_host
@@ -204,6 +205,8 @@ def _take_steps(
         steps = _make_loop(run, start, loader, recorder, marks)
         outcome = steps.run(start.step, stop)
     exit_code = outcome.exit_code
+    if outcome.has_diverged:
+        _tell_ways_back(run, outcome.step, recorder, marks)
     marks.mark(Phase.SAMPLE)
     if exit_code == ending.DONE and not report.sample(
         run.program,
@@ -221,6 +224,21 @@ def _take_steps(
     run.checkpoints.close()
     steps.report_saves()
     return exit_code
+
+
+def _tell_ways_back(
+    run: Run, step: int, recorder: metrics.Recorder, marks: progress.Writer
+) -> None:
+    """Say from which steps the run could go on, without the data that followed."""
+    assert run.checkpoints is not None
+    before = skips.read(run.config.data.skip)
+    saved = [s for s in run.checkpoints.store.steps() if s < step] or [0]
+    ways = {to: [str(s) for s in skips.roll_back(before, to, step)] for to in saved}
+    marks.diverged(step, ways)
+    recorder.say(
+        f"to go back to step {saved[-1]} and leave out the data since, add --data.skip "
+        f"{' '.join(ways[saved[-1]])}"
+    )
 
 
 def _refused(error: Exception) -> int:
@@ -319,7 +337,7 @@ def _first_state(run: Run) -> Start:
     if restored is None:
         return Start(step=0, state=_new_state(run), is_evaluated=True)
     for lost in restored.put_aside:
-        report.say(f"warning: a damaged checkpoint was put aside: {lost}")
+        report.say(f"warning: a checkpoint was put aside: {lost}")
     report.say(
         f"resuming after step {restored.step}, from {restored.source}; restored in "
         f"{time.perf_counter() - started_s:.2f} s, process 0 read "

@@ -272,6 +272,26 @@ def test_checkpoints_of_another_run_are_refused(finished, tmp_path, capsys):
     assert "seed: 0 there, 5 in this run" in error
 
 
+def test_a_run_goes_back_behind_data_that_it_leaves_out(finished, tmp_path, capsys):
+    path = tmp_path / "run"
+    shutil.copytree(finished, path)
+    skip = ["--data.skip", "8:3", "--log.sample-tokens", "0"]
+    assert train.main(flags(path, *skip)) == ending.DONE
+    out = capsys.readouterr().out
+    assert "data: 3 batches after step 8 left out" in out
+    aside = path / "checkpoints" / "12.rolled-back"
+    why = "it has read data that --data.skip 8:3 leaves out"
+    assert f"warning: a checkpoint was put aside: {aside}: {why}" in out
+    assert "resuming after step 8" in out
+    before, after = read_computed(finished), read_computed(path)
+    assert [row["step"] for row in after] == list(range(1, 13))
+    assert after[:8] == before[:8]
+    assert after[8]["loss"] != before[8]["loss"]
+    # What the run has left out it cannot read after all.
+    assert train.main(flags(path)) == ending.BAD_INPUT
+    assert 'data.skip: ["8:3"] there, [] in this run' in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_data_are_shown_only_if_they_are_those_that_the_run_has_read(tmp_path, capsys):
     corpus, path = tmp_path / "text", tmp_path / "run"

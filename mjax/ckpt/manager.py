@@ -30,7 +30,7 @@ from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.orbax_save import Job
 from mjax.ckpt.phases import open_agreement
-from mjax.ckpt.recovery import LostError, Recovery, Restored, by_path
+from mjax.ckpt.recovery import LostError, Recovery, Restored, Unfit, by_path
 from mjax.ckpt.saving import Attempt, Writer
 from mjax.ckpt.store import Store
 from mjax.processes.agreement import DAY_S, Agreement
@@ -55,13 +55,20 @@ class Checkpoints:
     Every process of the run makes the same calls in the same order.
     """
 
-    def __init__(self, work_dir: Path, config: CkptConfig) -> None:
+    def __init__(
+        self,
+        work_dir: Path,
+        config: CkptConfig,
+        unfit: Unfit = lambda step, run: "",
+    ) -> None:
         """Open the folder of the checkpoints; nothing is made or changed.
 
         Args:
           work_dir: of the run; the journal is there.
           config: where the steps are, and which are kept.
+          unfit: of which steps the run makes no use.
         """
+        self._unfit = unfit
         self.store = Store(config.dir or work_dir / "checkpoints")
         self._config = config
         self._work_dir = work_dir
@@ -308,4 +315,4 @@ class Checkpoints:
         return secrets.token_hex(8)
 
     def _recovery(self, copies: LocalCopies | None) -> Recovery:
-        return Recovery(self.store, self._journal, self._agreement, copies)
+        return Recovery(self.store, self._journal, self._agreement, copies, self._unfit)

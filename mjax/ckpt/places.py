@@ -217,7 +217,7 @@ def _entry(folder: epath.Path, reason: str | None, records: Records) -> Entry:
         state, reason = "newer", reason or str(error)
     except RuntimeError as error:
         state, reason = "unreadable", reason or str(error)
-    if kind == "damaged":
+    if kind == "quarantined":
         state = "quarantined"
     if kind == "step":
         step = int(folder.name)

@@ -1,13 +1,14 @@
 """Find the newest intact state and bring it onto the devices.
 
 All processes agree on the step. A step of the store that is damaged gets another name;
-one that cannot be renamed is written down in the journal, and not looked at again.
+one that cannot be renamed is written down in the journal, and not looked at again. So
+does a step behind which the run goes back (`Unfit`).
 """
 
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,6 +23,10 @@ from mjax.ckpt.store import Store
 from mjax.processes.agreement import Agreement
 
 _NAMED_DIFFERENCES = 5
+
+Unfit = Callable[[int, Mapping[str, Any]], str]
+"""From a step and the facts saved with it: why the run does not go on from it, or "".
+All processes must answer alike."""
 
 
 class LostError(RuntimeError):
@@ -41,7 +46,7 @@ class Restored:
     bytes_read: int
     """Bytes of pieces that this process read."""
     put_aside: tuple[str, ...]
-    """Newer steps that were damaged: where they are now and why."""
+    """Steps that were damaged or unfit: where they are now and why."""
     store_step: int
     """The newest step of the store that may be restored; 0: none."""
 
@@ -66,27 +71,38 @@ class Recovery:
         journal: Journal,
         agreement: Agreement,
         copies: LocalCopies | None,
+        unfit: Unfit,
     ) -> None:
         """Look nowhere yet; copies are those of this process' host."""
         self._store, self._journal = store, journal
         self._agreement, self._copies = agreement, copies
+        self._unfit = unfit
 
     def newest(self) -> Manifest | None:
         """Return what the newest step of the store says; its arrays are not read.
 
-        Steps whose manifest is damaged are passed over, and stay where they are.
+        Steps whose manifest is damaged, or that are unfit, are passed over, and stay
+        where they are.
 
         Raises:
           LostError: the run has saved steps, and the store has none of them.
-          ValueError: a newer version of mjax wrote the step, or another run saved it.
+          ValueError: a newer version of mjax wrote the step, or another run saved it;
+            or no step is fit.
         """
 
         def find() -> str:
+            unfit = ""
             for step in reversed(self._steps()):
                 with contextlib.suppress(DamagedError):
                     found = self._store.manifest(step)
                     self._check_own(found)
-                    return manifest.write_manifest(found)
+                    unfit = self._unfit(step, found.run)
+                    if not unfit:
+                        return manifest.write_manifest(found)
+            if unfit:
+                raise ValueError(
+                    f"no step of {self._store.directory} is of use: {unfit}"
+                )
             return ""
 
         text = self._agreement.decide(find)
@@ -108,7 +124,7 @@ class Recovery:
         wanted = by_path(abstract_state)
         structure = jax.tree.structure(abstract_state)
         offers = self._offers()
-        put_aside: list[str] = []
+        put_aside = self._roll_back()
         while True:
             step = self._newest_step(has_copies=bool(offers))
             if offers and offers[-1].step > (step or 0):
@@ -130,6 +146,22 @@ class Recovery:
                 + "\nBegin anew with --restart-from-scratch"
             )
         return None
+
+    def _roll_back(self) -> list[str]:
+        """Put aside the steps that are unfit; return where they are now and why."""
+
+        def move() -> str:
+            unfit: dict[int, str] = {}
+            with contextlib.suppress(LostError):  # which is said when it matters
+                for step in self._steps():
+                    with contextlib.suppress(DamagedError, ValueError):
+                        found = self._store.manifest(step)
+                        if why := self._unfit(step, found.run):
+                            unfit[step] = why
+            moved = [self._move(s, why, is_damaged=False) for s, why in unfit.items()]
+            return json.dumps(moved)
+
+        return json.loads(self._agreement.decide(move))
 
     def _newest_step(self, *, has_copies: bool) -> int | None:
         """Return the newest step of the store that may be restored."""
@@ -253,18 +285,17 @@ class Recovery:
             return ""
 
     def _put_aside(self, step: int, reason: str) -> str:
-        """Quarantine a step; return where it is now and why."""
+        """Quarantine a damaged step; return where it is now and why."""
+        return self._agreement.decide(lambda: self._move(step, reason))
 
-        def move() -> str:
-            save_id = self._id(step)
-            try:
-                where = str(self._store.quarantine(step, reason))
-            except OSError as error:
-                where = f"{self._store.path(step)} (not renamed: {error.strerror})"
-                self._journal.write(QUARANTINED, step, save_id=save_id, reason=reason)
-            return f"{where}: {reason}"
-
-        return self._agreement.decide(move)
+    def _move(self, step: int, reason: str, *, is_damaged: bool = True) -> str:
+        save_id = self._id(step)
+        try:
+            where = str(self._store.quarantine(step, reason, is_damaged=is_damaged))
+        except OSError as error:
+            where = f"{self._store.path(step)} (not renamed: {error.strerror})"
+            self._journal.write(QUARANTINED, step, save_id=save_id, reason=reason)
+        return f"{where}: {reason}"
 
     # -------------------------------------------------------------- copies on hosts
 
@@ -297,13 +328,17 @@ class Recovery:
             first = next(damage for damage in damages if damage)
             put_aside.append(f"the copies of step {offer.step} on the hosts: {first}")
             return None
-        run = self._agreement.from_rank(min(holders), json.dumps(dict(found.run)))
+        text = self._agreement.from_rank(min(holders), json.dumps(dict(found.run)))
+        run = json.loads(text)
+        if why := self._unfit(offer.step, run):
+            put_aside.append(f"the copies of step {offer.step} on the hosts: {why}")
+            return None
         lost = sorted({*range(self._agreement.num)} - holders)
         peers = f"; processes {lost} had none and got their peers'" if lost else ""
         return Restored(
             step=offer.step,
             state=placing.place(found.host, wanted, holders),
-            run=json.loads(run),
+            run=run,
             source=f"copies on the hosts{peers}",
             bytes_read=found.bytes_read,
             put_aside=tuple(put_aside),

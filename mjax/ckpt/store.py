@@ -3,6 +3,7 @@
     120/                      a step: complete, read back, renamed into place
     160.unfinished-5f0c/      being written, or left by a process that died
     80.damaged/               quarantined, with the reason in damaged.json
+    90.rolled-back/           quarantined too: the run has gone back behind it
     owner.json                which start of the run may change the folder, see `fence`
 
 A step appears under its number by one rename, after everything in it is on the disk. It
@@ -38,16 +39,15 @@ from mjax.ckpt.manifest import (
 )
 
 _UNFINISHED = ".unfinished-"
-_DAMAGED = ".damaged"
 _NAME = re.compile(
-    rf"(0|[1-9][0-9]*)(?P<suffix>|{re.escape(_DAMAGED)}(-[0-9]+)?"
+    rf"(0|[1-9][0-9]*)(?P<suffix>|\.(damaged|rolled-back)(-[0-9]+)?"
     rf"|{re.escape(_UNFINISHED)}[0-9a-f]+)"
 )
 _REASON_FILE = "damaged.json"
 _MARGIN = 1.02  # of the arrays' bytes: what the files around them take
 
 
-Kind = Literal["step", "damaged", "unfinished"]
+Kind = Literal["step", "quarantined", "unfinished"]
 
 
 class Store:
@@ -170,15 +170,21 @@ class Store:
             self.remove(step)
         return removed
 
-    def quarantine(self, step: int, reason: str) -> epath.Path:
-        """Give a damaged step another name, with the reason inside; delete nothing.
+    def quarantine(
+        self, step: int, reason: str, *, is_damaged: bool = True
+    ) -> epath.Path:
+        """Give a step another name, with the reason inside; delete nothing.
 
         Of a link only the link is renamed; what it points to stays as it is.
 
+        Args:
+          step: that is not to be restored.
+          reason: why.
+          is_damaged: False: it is what was saved, and the run goes back behind it.
         Raises:
           OSError: it cannot be renamed, as on a store that is read-only.
         """
-        aside = self._free(step)
+        aside = self._free(f"{step}.{'damaged' if is_damaged else 'rolled-back'}")
         self.path(step).rename(aside)
         record = {"step": step, "reason": reason, "time": time.strftime("%FT%T%z")}
         if not _is_link(aside):
@@ -191,7 +197,7 @@ class Store:
         found = {}
         if self.directory.exists():
             for path in self.directory.iterdir():
-                if kind_of(path.name) == "damaged":
+                if kind_of(path.name) == "quarantined":
                     found[path.name] = _reason(path)
         return dict(sorted(found.items()))
 
@@ -213,11 +219,11 @@ class Store:
                 "keep fewer steps (--ckpt.keep)"
             )
 
-    def _free(self, step: int) -> epath.Path:
-        number, path = 1, self.directory / f"{step}{_DAMAGED}"
+    def _free(self, name: str) -> epath.Path:
+        number, path = 1, self.directory / name
         while path.exists() or _is_link(path):
             number += 1
-            path = self.directory / f"{step}{_DAMAGED}-{number}"
+            path = self.directory / f"{name}-{number}"
         return path
 
 
@@ -229,7 +235,7 @@ def kind_of(name: str) -> Kind | None:
     suffix = found["suffix"]
     if not suffix:
         return "step"
-    return "damaged" if suffix.startswith(_DAMAGED) else "unfinished"
+    return "unfinished" if suffix.startswith(_UNFINISHED) else "quarantined"
 
 
 def manifest_in(step_dir: epath.Path) -> Manifest:

@@ -200,17 +200,20 @@ def run_differences(
       new: the config of this start, its vocabulary settled as it was in the old one.
     Returns:
       (field, old value, new value), sorted by field, without those in `MAY_CHANGE`;
-      a field that no longer exists has None as new value.
+      a field that no longer exists has None as new value. `data.skip` may grow, see
+      `skips.continues`.
     """
     defaults = _flatten(json.loads(to_json(TrainConfig())))
     before = defaults | _flatten(old)
     after = _flatten(json.loads(to_json(new)))
+    may_change = {*MAY_CHANGE}
+    if new.data.goes_on(before["data.skip"]):
+        may_change.add("data.skip")
     return [
         (field, before[field], after.get(field))
         for field in sorted(before)
         if before[field] != after.get(field)
-        and field not in MAY_CHANGE
-        and field.partition(".")[0] not in MAY_CHANGE
+        and not may_change & {field, field.partition(".")[0]}
     ]
 
 

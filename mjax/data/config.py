@@ -3,9 +3,10 @@
 import dataclasses
 import fractions
 import math
+from collections.abc import Sequence
 from typing import Literal
 
-from mjax.data import corpora, mixture
+from mjax.data import corpora, mixture, skips
 from mjax.data.tokenizers import trained_vocab_size
 
 
@@ -33,6 +34,8 @@ class DataConfig:
     """Field or column that holds the text in JSONL and parquet."""
     vocab: Literal["tokenizer", "model"] = "tokenizer"
     """Whose vocabulary size counts: tokenizer, or model (--model.vocab-size)."""
+    skip: tuple[str, ...] = ()
+    """Batches to leave out: 40:12 goes on behind the 12 that follow step 40."""
     cache_dir: str | None = None
     """Folder of token files; None is the user's cache folder."""
 
@@ -61,6 +64,27 @@ class DataConfig:
                 f"{self.held_out_fraction}; 0.05 keeps a twentieth"
             )
         trained_vocab_size(self.tokenizer)  # refuses a bad N
+        skips.read(self.skip)  # refuses bad ones
+
+    def goes_on(self, skip: Sequence[str]) -> bool:
+        """Say whether a run that left out these batches may go on with this config.
+
+        Raises:
+          ValueError: a text is not of the form of the flag.
+        """
+        return skips.continues(skips.read(skip), skips.read(self.skip))
+
+    def has_read(self, step: int, skip: Sequence[str]) -> bool:
+        """Say whether a state has read just what this config reads until there.
+
+        Args:
+          step: optimizer steps that the state has seen.
+          skip: what its run left out.
+        Raises:
+          ValueError: a text is not of the form of the flag.
+        """
+        before, now = skips.read(skip), skips.read(self.skip)
+        return skips.seen(step, before) == skips.seen(step, now)
 
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:

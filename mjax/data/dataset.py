@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from mjax.data import corpora, mixture, synthetic
+from mjax.data import corpora, mixture, skips, synthetic
 from mjax.data.config import DataConfig
 from mjax.data.documents import DocumentSamples
 from mjax.data.file_hashes import hash_files
@@ -160,7 +160,7 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
     return Dataset(
         tokenizer=tokenizer,
         tokenizer_path=str(files[0].trained_tokenizer or config.tokenizer),
-        train=Stream(samples["train"], config.weights, seed),
+        train=Stream(samples["train"], config.weights, seed, skips.read(config.skip)),
         held_out=HeldOut(samples["held_out"], config.weights),
         corpora=found,
         corpus_hash=corpus_hash,
@@ -266,7 +266,9 @@ def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
     return Dataset(
         tokenizer=BytesTokenizer(),
         tokenizer_path=config.tokenizer,
-        train=Stream((samples["train"],), config.weights, seed),
+        train=Stream(
+            (samples["train"],), config.weights, seed, skips.read(config.skip)
+        ),
         held_out=HeldOut((samples["held_out"],), config.weights),
         corpora=(found,),
         corpus_hash=corpus_hash,

@@ -1,9 +1,10 @@
 """What is read at which step: samples of one corpus, or of several in a mixture.
 
-Row r of step n is number n * batch_size + r of an endless stream of samples. Which
-corpus a number comes from is decided by `mixture`, which sample of the corpus by
-`sampler`. Both are pure functions, so nothing depends on what was read before, on the
-number of processes, or on how rows are divided among them. JAX is not needed here.
+Row r of step n is number p * batch_size + r of an endless stream of samples; p is n,
+and more if batches are left out (`skips`). Which corpus a number comes from is decided
+by `mixture`, which sample of the corpus by `sampler`. All are pure functions, so
+nothing depends on what was read before, on the number of processes, or on how rows are
+divided among them. JAX is not needed here.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from jaxtyping import Int, Int32, Int64
 from mjax.data import mixture
 from mjax.data.sampler import epoch_indices, held_out_indices
 from mjax.data.samples import Samples, one_sample
+from mjax.data.skips import Skip, place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Stream:
     """Of the corpora, in any unit: see `mixture.shares`."""
     seed: int
     """Decides the order inside each epoch of each corpus."""
+    skips: tuple[Skip, ...] = ()
+    """Batches that are left out."""
 
     def __post_init__(self) -> None:
         """Check that corpora and weights fit each other.
@@ -66,7 +70,8 @@ class Stream:
         """
         if step < 0:
             raise ValueError(f"step must be at least 0, got {step}")
-        numbers = np.arange(batch_size)[rows] + step * batch_size
+        first = place(step, self.skips) * batch_size
+        numbers = np.arange(batch_size)[rows] + first
         corpora, places = mixture.places(numbers, self.weights)
         ids = np.stack([corpora, places], axis=1)
         for corpus in np.unique(corpora).tolist():

@@ -17,13 +17,14 @@ interpreter).
 import dataclasses
 import enum
 import faulthandler
+import json
 import mmap
 import os
 import signal
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FILE_VARIABLE = "MJAX_PROGRESS_FILE"
@@ -103,6 +104,7 @@ class Writer:
           OSError: the file cannot be made or mapped.
         """
         self.generation = generation
+        self._path = path
         self._map: mmap.mmap | None = None
         self._sequence = 0
         if path is None:
@@ -153,6 +155,21 @@ class Writer:
         words[_SAVED] = step
         self._end()
 
+    def diverged(self, step: int, ways: Mapping[int, Sequence[str]]) -> None:
+        """Say in a file beside the word that the run cannot go on, but back.
+
+        Args:
+          step: optimizer steps that the state has seen.
+          ways: from steps that were saved to the values of `--data.skip` with which the
+            run goes on from there, behind the data that it has read since.
+        """
+        if self._path is None:
+            return
+        facts = {"step": step, "ways": {str(to): [*w] for to, w in ways.items()}}
+        new = diverged_path(self._path).with_suffix(".new")
+        new.write_text(json.dumps(facts))
+        new.rename(diverged_path(self._path))
+
     def _begin(self) -> memoryview:
         self._sequence |= 1
         self._words[_SEQUENCE] = self._sequence
@@ -168,6 +185,11 @@ class Writer:
     def _end(self) -> None:
         self._sequence += 1
         self._words[_SEQUENCE] = self._sequence
+
+
+def diverged_path(path: Path) -> Path:
+    """Return the file of `Writer.diverged`, beside that of the word."""
+    return path.with_name(f"{path.name}.diverged")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:

@@ -103,6 +103,8 @@ class Outcome:
     """Optimizer steps that it has seen."""
     exit_code: int
     """DONE, FAILED, PREEMPTED or GAVE_UP."""
+    has_diverged: bool = False
+    """It gave up for what the steps have made of the state; a way back is open."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -132,6 +134,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._is_first = True
         self._is_overdue = False
+        self._has_diverged = False
         self._eval_loss: float | None = None
         self._save_facts: Row = {}
         self._unfinished: tuple[int, Mapping[str, Any], float] | None = None
@@ -158,7 +161,12 @@ class Loop:
                 self._finish()
                 self._unfinished = (step, metrics, self.batches.data_wait_s)
                 exit_code = self._after(step, stop)
-        return Outcome(state=self.state, step=step, exit_code=exit_code)
+        return Outcome(
+            state=self.state,
+            step=step,
+            exit_code=exit_code,
+            has_diverged=self._has_diverged,
+        )
 
     def _begin(self, step: int, stop: StopRequest) -> int:
         """Do what is left to do for the state that the run starts with.
@@ -252,7 +260,8 @@ class Loop:
             )
         if problem is not None:
             self.recorder.say(f"gave up: {problem}")
-        return problem is not None
+        self._has_diverged = problem is not None
+        return self._has_diverged
 
     def _finish(self, is_stopped: Callable[[], bool] | None = None) -> None:
         """Wait for the step whose metrics are outstanding, and write its row.

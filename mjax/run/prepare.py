@@ -6,6 +6,7 @@ process.
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -176,7 +177,8 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
     path = Path(found["path" if agreement.rank == 0 else "absolute_path"])
     checkpoints, saved = None, None
     if not command.dry_run:
-        checkpoints = Checkpoints(path, config.ckpt)
+        unfit = functools.partial(_has_read_what_is_skipped, config)
+        checkpoints = Checkpoints(path, config.ckpt, unfit)
         if not command.restart_from_scratch:
             saved = _check_newest(built, checkpoints, agreement)
     # A run that has begun may have copies on the hosts: the restore finds out.
@@ -212,6 +214,15 @@ def _check_newest(
             lambda: check_facts(config, dataset, saved.step, saved.run, where)
         )
     return saved
+
+
+def _has_read_what_is_skipped(
+    config: TrainConfig, step: int, facts: Mapping[str, Any]
+) -> str:
+    """Say why the run does not go on from a step: it goes back behind it."""
+    if config.data.has_read(step, facts["config"]["data"].get("skip", ())):
+        return ""
+    return f"it has read data that --data.skip {' '.join(config.data.skip)} leaves out"
 
 
 def check_facts(

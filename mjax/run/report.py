@@ -50,6 +50,8 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
         f"{dataset.bytes_per_token:.2f} bytes per token, "
         f"hash {dataset.corpus_hash[:12]}",
     ]
+    for skip in dataset.train.skips:
+        lines.append(f"data: {skip.batches} batches after step {skip.after} left out")
     for window in dict.fromkeys(model.window):
         choice = choose(
             target=target(),

@@ -13,10 +13,10 @@ from mjax.ckpt.manager import Checkpoints
 def opened(tmp_path):
     managers = []
 
-    def open_(**config):
+    def open_(unfit=lambda step, run: "", **config):
         for manager in managers:
             manager.wait()
-        managers.append(Checkpoints(tmp_path, CkptConfig(**config)))
+        managers.append(Checkpoints(tmp_path, CkptConfig(**config), unfit))
         return managers[-1]
 
     yield open_

@@ -13,6 +13,7 @@ import pytest
 from mjax.ckpt import arrays
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.recovery import LostError
+from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store
 from tests.ckpt.states import (
     abstract,
@@ -236,11 +237,43 @@ def test_newest_passes_over_a_damaged_manifest_and_changes_nothing(opened):
     assert manager.store.steps() == [1, 2]
 
 
+def test_steps_behind_which_the_run_goes_back_are_renamed_and_not_deleted(opened):
+    manager, states = two_steps(opened)
+    again = opened(unfit=lambda step, run: "it is too new" if step > 1 else "")
+    assert again.newest().step == 1
+    assert again.store.steps() == [1, 2]
+    restored = again.restore(abstract(states[1]))
+    assert restored.step == 1
+    assert_same(restored.state, states[1])
+    aside = manager.store.directory / "2.rolled-back"
+    assert restored.put_aside == (f"{aside}: it is too new",)
+    assert again.store.quarantined() == {"2.rolled-back": "it is too new"}
+    SavedStep(aside).verify()
+    saved(again, states[2], 2)
+    assert opened().restore(abstract(states[2])).put_aside == ()
+
+
+def test_a_run_that_would_go_back_behind_all_steps_is_refused(opened):
+    manager, _ = two_steps(opened)
+    again = opened(unfit=lambda step, run: f"step {step} is too new")
+    with pytest.raises(ValueError, match="checkpoints is of use: step 1 is too new"):
+        again.newest()
+    assert manager.store.steps() == [1, 2]
+
+
+def test_a_step_to_go_back_behind_stays_on_a_read_only_store(opened, read_only):
+    manager, states = two_steps(opened)
+    again = opened(unfit=lambda step, run: "it is too new" if step > 1 else "")
+    assert again.restore(abstract(states[1])).step == 1
+    assert manager.store.steps() == [1, 2]
+    assert opened().restore(abstract(states[1])).step == 1
+
+
 @pytest.fixture
 def read_only(monkeypatch):
     """Refuse every rename in the store, as a read-only mount does."""
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Store, "quarantine", refuse)

@@ -26,7 +26,8 @@ def names(store):
     ("name", "kind"),
     [
         *((name, "step") for name in ("0", "7", "120")),
-        *((name, "damaged") for name in ("7.damaged", "7.damaged-2")),
+        *((name, "quarantined") for name in ("7.damaged", "7.damaged-2")),
+        *((name, "quarantined") for name in ("7.rolled-back", "7.rolled-back-2")),
         ("7.unfinished-00ff", "unfinished"),
         *(
             (name, None)

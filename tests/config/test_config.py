@@ -363,7 +363,9 @@ def every_field_changed() -> dict[str, Any]:
             return {key: change(part) for key, part in value.items()}
         return f"not {value}"
 
-    return change(json.loads(to_json(TrainConfig())))
+    changed = change(json.loads(to_json(TrainConfig())))
+    changed["data"]["skip"] = ["4:1"]  # which is read, and may grow
+    return changed
 
 
 def test_a_config_survives_json_exactly():

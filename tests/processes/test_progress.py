@@ -1,6 +1,7 @@
 """The progress word, as it is written and as others read it."""
 
 import faulthandler
+import json
 import os
 import signal
 import struct
@@ -41,6 +42,14 @@ def test_what_is_marked_is_read_with_its_time(tmp_path):
         *(Phase.IMPORT, Phase.STEP, Phase.EVAL)
     }
     assert before_ns <= first.monotonic_ns <= last.monotonic_ns <= time.monotonic_ns()
+
+
+def test_ways_back_from_a_divergence_are_a_file_beside_the_word(tmp_path):
+    path = tmp_path / "word"
+    Writer(None).diverged(9, {6: ["6:3"]})
+    Writer(path).diverged(9, {3: ["3:6"], 6: ["4:1", "6:3"]})
+    said = json.loads(progress.diverged_path(path).read_text())
+    assert said == {"step": 9, "ways": {"3": ["3:6"], "6": ["4:1", "6:3"]}}
 
 
 def test_a_file_that_nobody_has_written_says_nothing(tmp_path):

@@ -299,6 +299,7 @@ def test_a_state_that_is_not_finite_is_not_saved_and_the_run_gives_up(
     for start in range(2):
         outcome = run(work_dir, diverges_at=diverges_at, max_consecutive_skips=20)
         assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, seen_at)
+        assert outcome.has_diverged
         (work_dir / "checkpoints").mkdir(exist_ok=True)
         assert saved_steps(work_dir) == saved
         said = f"gave up: the state after step {seen_at} holds NaN or infinity"
@@ -444,6 +445,7 @@ def test_a_run_that_cannot_save_goes_on_for_a_while_and_gives_up(work_dir, capsy
         batches = TinyBatches(at_step={3: limit})
         outcome = run(work_dir, batches, num_steps=100, ckpt=ckpt)
     assert outcome.exit_code == loop_module.GAVE_UP
+    assert not outcome.has_diverged
     assert outcome.step == 8
     out = capsys.readouterr().out
     assert "gave up: nothing was saved since step 2, 6 steps ago" in out

@@ -1,0 +1,86 @@
+"""Batches that a run leaves out of the order of its data.
+
+Enters: texts STEP:N, the flag `--data.skip`: the state after STEP steps goes on behind
+the next N batches of the order. Leaves: the place in the order of the batch of a step,
+and what a state has to do with other skips. All is a function of these texts, so a run
+that is started again reads what it would have read.
+
+A training that diverges is often healed by going back a few saves and leaving out the
+data that followed: PaLM, arXiv:2204.02311, section 5.1, where the same data did no harm
+from another state.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Skip:
+    """One part that is left out."""
+
+    after: int
+    """Optimizer steps that are taken before it."""
+    batches: int
+
+    def __str__(self) -> str:
+        return f"{self.after}:{self.batches}"
+
+
+def read(texts: Sequence[str]) -> tuple[Skip, ...]:
+    """Read texts STEP:N.
+
+    Raises:
+      ValueError: one is not of this form, or they are not in order.
+    """
+    found: list[Skip] = []
+    for text in texts:
+        after, _, batches = text.partition(":")
+        are_numbers = all(
+            word.isascii() and word.isdigit() for word in (after, batches)
+        )
+        if not are_numbers or int(batches) < 1:
+            raise ValueError(
+                f"--data.skip must be STEP:N with whole numbers, N at least 1, got "
+                f"{text!r}; 40:12 leaves out 12 batches after step 40"
+            )
+        skip = Skip(int(after), int(batches))
+        if found and skip.after <= found[-1].after:
+            raise ValueError(
+                f"--data.skip must name steps in order, each once, got "
+                f"{' '.join(texts)}"
+            )
+        found.append(skip)
+    return tuple(found)
+
+
+def place(step: int, skips: Sequence[Skip]) -> int:
+    """Return the place in the order of the batch that follows `step` steps."""
+    return step + sum(skip.batches for skip in skips if skip.after <= step)
+
+
+def seen(step: int, skips: Sequence[Skip]) -> tuple[Skip, ...]:
+    """Return the skips that a state after `step` steps has passed."""
+    return tuple(skip for skip in skips if skip.after < step)
+
+
+def roll_back(skips: Sequence[Skip], to: int, step: int) -> tuple[Skip, ...]:
+    """Return the skips of a run that goes back, and leaves out what it had read since.
+
+    Args:
+      skips: until now.
+      to: steps that the state has seen from which it goes on.
+      step: steps that the state has seen which cannot go on.
+    """
+    kept = seen(to, skips)
+    first = to + sum(skip.batches for skip in kept)
+    return (*kept, Skip(to, max(1, place(step - 1, skips) + 1 - first)))
+
+
+def continues(old: Sequence[Skip], new: Sequence[Skip]) -> bool:
+    """Say whether a run with the old skips may go on with the new ones.
+
+    It may pass further ones, and go back behind old ones; it cannot forget any.
+    """
+    last = new[-1].after if new else math.inf
+    return all(skip in new or last <= skip.after for skip in old)
