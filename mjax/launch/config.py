@@ -64,6 +64,10 @@ class RestartConfig:
     """Seconds that the check of a host may take; the pause before it is repeated."""
     stop_s: float = 120.0
     """Seconds that ranks have to save and end after SIGTERM."""
+    rollback_saves: int = 1
+    """Saves to go back when the run diverges; again as many if it does so again."""
+    max_rollbacks: int = 3
+    """End the run when it diverges more often."""
     warm: bool = True
     """Import the trainer ahead on each host, in a process that forks the ranks."""
 

@@ -118,6 +118,7 @@ class Driver:
             self._supervisor.resume(snapshot, time.monotonic())
         else:  # the work dir is trained further: generations count on
             self._supervisor.generation = snapshot["generation"]
+            self._supervisor.rollbacks.skip = snapshot.get("skip")
 
     async def run(self) -> int:
         """Serve until the run has ended; return its exit code.
@@ -339,6 +340,8 @@ class Driver:
         per_host = self._config.ranks_per_host
         num_ranks = num_hosts * per_host
         flags = with_flags(self._flags, self._sizes[num_hosts])
+        if self._supervisor.rollbacks.skip is not None:
+            flags = with_flags(flags, {"--data.skip": self._supervisor.rollbacks.skip})
         if num_ranks > 1:
             flags += ["--distributed.coordinator", coordinator]
             flags += ["--distributed.num-processes", str(num_ranks)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mjax.launch import policy, stacks
-from mjax.launch.messages import RankState
+from mjax.launch.messages import Divergence, RankState
 from mjax.launch.policy import Cause
 from mjax.processes.progress import LOCK_ANSWER, Phase
 
@@ -30,6 +30,8 @@ class Failure:
     hosts: tuple[str, ...] = ()
     """Those that are to blame."""
     ranks: tuple[int, ...] = ()
+    diverged: Divergence | None = None
+    """What the rank has said of it."""
 
     def fields(self) -> dict[str, Any]:
         """Return what an event says of it: host and rank, if it is one."""
@@ -85,7 +87,11 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
       host_of: from a rank to its host.
     """
     causes = {
-        rank: policy.cause_of(state.code, out_of_memory=state.out_of_memory)
+        rank: policy.cause_of(
+            state.code,
+            out_of_memory=state.out_of_memory,
+            diverged=state.diverged is not None,
+        )
         for rank, state in ended.items()
         if state.code is not None
     }
@@ -107,6 +113,7 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
         text=text,
         hosts=(host,),
         ranks=(rank,),
+        diverged=first.diverged,
     )
 
 

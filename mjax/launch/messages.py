@@ -22,6 +22,15 @@ class Message(msgspec.Struct, kw_only=True, tag_field="type"):
     """What all messages are."""
 
 
+class Divergence(msgspec.Struct, kw_only=True, frozen=True):
+    """Why a rank gave up: what the steps have made of its state."""
+
+    step: int
+    """Optimizer steps that the state has seen."""
+    ways: dict[str, list[str]]
+    """From steps that were saved to values of `--data.skip`, see `progress.Writer`."""
+
+
 class RankState(msgspec.Struct, kw_only=True, frozen=True):
     """A rank process, as its agent sees it."""
 
@@ -53,6 +62,8 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     """Seconds since then until its first step was dispatched."""
     last_lines: str = ""
     """Of its log, once it has ended."""
+    diverged: Divergence | None = None
+    """Said by a rank that has ended with 93."""
 
 
 class Hello(Message, tag="hello"):

@@ -16,6 +16,7 @@ class Cause(enum.StrEnum):
     DONE = "done"
     PREEMPTED = "preempted"
     GAVE_UP = "gave up"
+    DIVERGED = "diverged"
     BAD_INPUT = "bad input"
     OUT_OF_MEMORY = "out of memory"
     KILLED = "killed"
@@ -33,6 +34,7 @@ class Action(enum.StrEnum):
     RESTART = "restart on the same hosts"
     CHECK = "check the host, then restart"
     EVICT = "replace the host, then restart"
+    ROLL_BACK = "go back some saves and leave out the data since, then restart"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,9 @@ TABLE: dict[Cause, Rule] = {
     Cause.DONE: Rule(Action.END, "every process has taken its last step"),
     Cause.PREEMPTED: Rule(Action.RESTART, "a signal from outside; the state is saved"),
     Cause.GAVE_UP: Rule(Action.END, "the same command would fail the same way"),
+    Cause.DIVERGED: Rule(
+        Action.ROLL_BACK, "other data from an older state may do no harm"
+    ),
     Cause.BAD_INPUT: Rule(Action.END, "only a person can change the flags"),
     Cause.OUT_OF_MEMORY: Rule(Action.RESTART, "other programs may have filled it"),
     Cause.KILLED: Rule(Action.RESTART, "the process did nothing wrong"),
@@ -63,16 +68,19 @@ EXIT_CODES = {
     Cause.BAD_INPUT: 2,
     Cause.PREEMPTED: 42,
     Cause.GAVE_UP: 93,
+    Cause.DIVERGED: 93,
 }
 """Of `python -m mjax.train`, and of a launch that ends for this cause."""
 _KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # as a container reports it too
 _CAUSES = {code: cause for cause, code in EXIT_CODES.items()} | {
-    _KILLED_IN_A_SHELL: Cause.KILLED
+    EXIT_CODES[Cause.GAVE_UP]: Cause.GAVE_UP,
+    _KILLED_IN_A_SHELL: Cause.KILLED,
 }
 _KILLS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 
 RANKING = (
     Cause.BAD_INPUT,
+    Cause.DIVERGED,
     Cause.GAVE_UP,
     Cause.OUT_OF_MEMORY,
     Cause.KILLED,
@@ -84,13 +92,18 @@ RANKING = (
 """Causes of ends that come together, the one that explains the others first."""
 
 
-def cause_of(code: int, *, out_of_memory: bool = False) -> Cause:
+def cause_of(
+    code: int, *, out_of_memory: bool = False, diverged: bool = False
+) -> Cause:
     """Name the cause of an exit code.
 
     Args:
       code: as of `subprocess.Popen.returncode`: a signal is negative.
       out_of_memory: the kernel has killed a process of the host for its memory.
+      diverged: the process has said that it gave up for that.
     """
+    if diverged and code == EXIT_CODES[Cause.DIVERGED]:
+        return Cause.DIVERGED
     if out_of_memory and code in (-signal.SIGKILL, _KILLED_IN_A_SHELL):
         return Cause.OUT_OF_MEMORY
     if code in _KILLS:

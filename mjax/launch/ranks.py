@@ -26,7 +26,7 @@ from mjax.launch.fork_server import (
     die_with,
     libc,
 )
-from mjax.launch.messages import RankSpec, RankState
+from mjax.launch.messages import Divergence, RankSpec, RankState
 from mjax.processes import progress
 from mjax.processes.progress import Phase, Word
 
@@ -113,6 +113,7 @@ class Rank:
                 ended_ns=time.time_ns(),
                 out_of_memory=oom_kills() > self.oom_kills,
                 last_lines=self._last_lines(),
+                diverged=self._diverged(),
             )
         return self.end or state
 
@@ -150,6 +151,12 @@ class Rank:
         spent_s[Phase.IMPORT] += (word.began_ns - self.asked_ns) / 1e9
         spent_s[word.phase] += age_s
         return spent_s
+
+    def _diverged(self) -> Divergence | None:
+        path = progress.diverged_path(self.progress_path)
+        if not path.exists():
+            return None
+        return msgspec.json.decode(path.read_bytes(), type=Divergence)
 
     def _last_lines(self) -> str:
         with self.log_path.open("rb") as file:

@@ -22,11 +22,13 @@ class Restarts:
         """The newest step that is known to be saved."""
         self.num_fruitless = 0
         self._saved_before = -1
+        self._goes_back_to: int | None = None
 
     def to_json(self) -> dict[str, int]:
         """Return what a new driver must know."""
+        to = self._goes_back_to
         return {
-            "saved_step": self.saved_step,
+            "saved_step": self.saved_step if to is None else to,
             "saved_before": self._saved_before,
             "num_fruitless": self.num_fruitless,
         }
@@ -39,7 +41,13 @@ class Restarts:
 
     def begin(self) -> None:
         """Begin a generation."""
+        if self._goes_back_to is not None:
+            self.saved_step, self._goes_back_to = self._goes_back_to, None
         self._saved_before = self.saved_step
+
+    def go_back(self, step: int) -> None:
+        """Let the next generation begin at a step that was saved long ago."""
+        self._goes_back_to = step
 
     @property
     def is_fruitless(self) -> bool:

@@ -38,6 +38,7 @@ from mjax.launch.messages import (
 )
 from mjax.launch.policy import Action, Cause
 from mjax.launch.restarts import Restarts
+from mjax.launch.rollback import RollBacks
 from mjax.launch.times import Times
 
 _LOOKS_PER_S = 20_000
@@ -95,6 +96,7 @@ class Supervisor:
         self._restarts = Restarts(config.restart)
         self._make_rank, self._send = make_rank, send
         self._tell = teller(record)
+        self.rollbacks = RollBacks(config.restart, self._tell)
         self._since_s = now_s
         self._until_s = math.inf
         self._failure: Failure | None = None
@@ -213,6 +215,7 @@ class Supervisor:
             "state": self.state.value,
             "is_asked_to_stop": self._is_asked_to_stop,
             **self._restarts.to_json(),
+            **self.rollbacks.to_json(),
             **self._fleet.to_json(),
         }
 
@@ -223,6 +226,7 @@ class Supervisor:
         """
         self.generation = snapshot["generation"]
         self._restarts.take_up(snapshot)
+        self.rollbacks.take_up(snapshot)
         self._fleet.take_up(snapshot, now_s)
         self._is_asked_to_stop = snapshot["is_asked_to_stop"]
         state = State(snapshot["state"])
@@ -433,6 +437,9 @@ class Supervisor:
                 self._fleet.evict(host, failure.text)
         self._restarts.end(failure.cause)
         why = self._restarts.why_useless
+        if not why and rule.action is Action.ROLL_BACK:
+            why = self.rollbacks.go_back(failure.diverged)
+            self._restarts.go_back(self.rollbacks.to)
         if why:
             self._give_up(f"{why}; the last: {failure.cause}: {failure.text}", now_s)
             return

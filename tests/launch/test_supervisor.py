@@ -18,6 +18,7 @@ from mjax.launch.messages import (
     Beat,
     Check,
     Checked,
+    Divergence,
     Dump,
     FindPorts,
     Hello,
@@ -177,6 +178,62 @@ def test_a_run_begins_when_there_are_all_its_hosts(changes):
     cluster.join("host-7")
     cluster.go()
     assert cluster.supervisor.placement == ["host-0", "host-7"]
+
+
+def diverge(cluster, step, ways):
+    ways = {str(to): skip for to, skip in ways.items()}
+    said = Divergence(step=step, ways=ways)
+    cluster.all_ranks(code=93, ended_ns=1, diverged=said, step=step)
+    cluster.go(10)
+
+
+def test_a_run_that_diverges_goes_back_a_save_and_leaves_out_the_data_since():
+    cluster = running()
+    cluster.all_ranks(saved_step=6)
+    cluster.go()
+    diverge(cluster, 8, {3: ["3:5"], 6: ["6:2"]})
+    assert cluster.supervisor.state is State.RUNNING
+    assert cluster.kinds("failure")[0].data["cause"] == Cause.DIVERGED
+    (event,) = cluster.kinds("roll_back")
+    assert event.data == {"number": 1, "to": 6, "skip": ["6:2"]}
+    assert "from step 8 to 6; without the data since: --data.skip 6:2" in event.text
+    assert cluster.supervisor.rollbacks.skip == ["6:2"]
+    resumed = cluster.driver()
+    resumed.resume(cluster.supervisor.snapshot(), cluster.now_s)
+    assert resumed.rollbacks.skip == ["6:2"]
+
+
+def test_a_run_that_diverges_at_the_same_place_goes_back_further_each_time():
+    cluster = running(restart=RestartConfig(pause_s=0.1, rollback_saves=2))
+    saved = {3: ["3:6"], 6: ["6:3"], 9: ["9:1"]}
+    diverge(cluster, 10, saved)
+    cluster.all_ranks(saved_step=9)
+    diverge(cluster, 10, saved)
+    cluster.all_ranks(saved_step=6)
+    cluster.go()
+    diverge(cluster, 14, saved | {12: ["6:3", "12:2"]})
+    went_to = [event.data["to"] for event in cluster.kinds("roll_back")]
+    assert went_to == [6, 3, 9]
+    assert cluster.supervisor.exit_code is None
+    diverge(cluster, 14, saved)
+    assert cluster.supervisor.exit_code == 93
+    assert "has diverged 4 times (--restart.max-rollbacks 3)" in (
+        cluster.kinds("gave_up")[0].text
+    )
+
+
+def test_a_save_after_a_roll_back_is_new_although_its_step_was_saved_before():
+    cluster = running(restart=RestartConfig(pause_s=0.1, max_fruitless=2))
+    cluster.all_ranks(saved_step=9)
+    cluster.go()
+    diverge(cluster, 11, {3: ["3:8"]})
+    for step in (5, 7):
+        cluster.all_ranks(saved_step=step)
+        cluster.go()
+        cluster.rank(0, code=-9)
+        cluster.go(10)
+    assert cluster.supervisor.state is State.RUNNING
+    assert [event.data["step"] for event in cluster.kinds("save")] == [9, 5, 7]
 
 
 def test_a_host_that_finds_no_port_is_not_asked_for_ever():
@@ -495,7 +552,11 @@ def test_every_cause_has_a_row_and_every_exit_code_a_cause():
         Cause.BAD_INPUT: ending.BAD_INPUT,
         Cause.PREEMPTED: ending.PREEMPTED,
         Cause.GAVE_UP: ending.GAVE_UP,
+        Cause.DIVERGED: ending.GAVE_UP,
     }
+    assert found[93] == Cause.GAVE_UP
+    assert policy.cause_of(93, diverged=True) == Cause.DIVERGED
+    assert policy.cause_of(-9, diverged=True) == Cause.KILLED
 
 
 @pytest.mark.parametrize(
