@@ -4,8 +4,10 @@
 
 A launch of two hosts and a spare trains the `debug` recipe. At moments that are drawn
 (in compiling, restoring, steps and saves) something happens to it: to a rank, to an
-agent, to the driver, to the newest checkpoint. Every row is compared with that of a run
-that was left alone, the cause and the guilty rank with what was done. Writes
+agent, to the driver, to the newest checkpoint, to the disk, to the network. Every row
+is compared with that of a run that was left alone (and leaves out the same data), the
+cause and the guilty rank with what was done. The checkpoints are on a small tmpfs,
+whose mounting needs root. Writes
 docs/benchmarks/launch_faults.md and launch_faults.jsonl, a line for each fault, and
 ends with 1 if anything differs. What was done before --limit-s is in the log: --more
 goes on from there.
@@ -17,21 +19,22 @@ import dataclasses
 import json
 import os
 import random
-import signal
+import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax.launch.policy import Cause
-from mjax.processes.progress import Phase
 from mjax.run.metrics import read_computed
 from scripts.evidence import BENCHMARKS_DIR, Table, commit, read_metrics, write_page
 from scripts.faults.chaos import differences
+from scripts.faults.cut_off import CutOff
+from scripts.faults.fault_kinds import KINDS, Found, Kind, suffer
 from scripts.faults.launched import Launched, StuckError
+from scripts.faults.store_faults import tmpfs
 from scripts.faults.wall_time import ledger
 
 HOSTS, SPARES, STEPS, SAVE_EVERY = 2, 1, 200, 3
@@ -40,173 +43,59 @@ RUN = (
     *("--simulate-devices", "1", "--ckpt.every", str(SAVE_EVERY)),
     *("--eval.every", "20", "--steps", str(STEPS)),
 )
+_STORE_MB = 64
 XLA_FLAGS = "--xla_backend_optimization_level=0"
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """One kind of fault."""
-
-    name: str
-    causes: tuple[Cause, ...]
-    """What the launch may call it; empty: the run must not notice."""
-    phase: Phase = Phase.STEP
-    names_rank: bool = True
-    """Whether the launch must name the very rank."""
-    is_at_once: bool = True
-    """Whether the steps since the last save are all that may be lost."""
+Rows = dict[int, dict[str, Any]]
 
 
-KINDS = (
-    Kind("SIGKILL", (Cause.KILLED,)),
-    Kind("SIGSEGV", (Cause.CRASHED,)),
-    Kind("SIGSTOP", (Cause.HUNG,)),
-    Kind("SIGTERM", (Cause.PREEMPTED,), names_rank=False),
-    Kind("exception", (Cause.FAILED,)),
-    Kind("exit 137", (Cause.KILLED, Cause.OUT_OF_MEMORY)),
-    Kind("sleep", (Cause.HUNG,)),
-    Kind("hold the lock", (Cause.HUNG,)),
-    Kind("SIGKILL in compile", (Cause.KILLED,), Phase.COMPILE),
-    Kind("SIGKILL in restore", (Cause.KILLED,), Phase.RESTORE),
-    Kind("SIGKILL in save", (Cause.KILLED,), Phase.SAVE),
-    Kind("damaged checkpoint", (Cause.KILLED,), is_at_once=False),
-    Kind("agent SIGKILL", (Cause.KILLED, Cause.HOST_LOST), names_rank=False),
-    Kind("agent SIGSTOP", (Cause.HOST_LOST,), names_rank=False),
-    Kind("driver SIGKILL", ()),
-)
+class References:
+    """Rows of runs that were left alone, on the same mesh, by the data left out."""
+
+    def __init__(self, folder: Path) -> None:
+        """Know none yet; folder is for the runs."""
+        self._folder = folder
+        self._rows: dict[tuple[str, ...], Rows] = {}
+
+    def __contains__(self, skip: tuple[str, ...]) -> bool:
+        return skip in self._rows
+
+    def rows(self, skip: tuple[str, ...]) -> Rows:
+        """Return the rows of a run with these values of `--data.skip`."""
+        if skip not in self._rows:
+            more = ["--data.skip", *skip] if skip else []
+            folder = self._folder / f"reference-{len(self._rows)}"
+            launched = Launched(folder, HOSTS, SPARES, [*RUN, *more])
+            try:
+                if launched.process.wait(timeout=900) != 0:
+                    log = (launched.work_dir / "launch.log").read_text()
+                    raise RuntimeError(log[-2000:])
+            finally:
+                launched.end()
+            rows = read_computed(launched.work_dir)
+            self._rows[skip] = {row["step"]: row for row in rows}
+            print(f"left alone, {skip or 'all data'}: {len(rows)} rows", flush=True)
+        return self._rows[skip]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
-    """What followed one fault."""
-
-    commit: str
-    kind: str
-    rank: int
-    run: int
-    step: int
-    """Of the last row when it happened."""
-    cause: str = ""
-    ranks: list[int] = dataclasses.field(default_factory=list)
-    """That the launch named."""
-    detect_s: float | None = None
-    """Until the launch had a cause."""
-    restart_s: float | None = None
-    """Until the next new row."""
-    lost: int = 0
-    """Rows that were computed again."""
-    problems: list[str] = dataclasses.field(default_factory=list)
+def left_out(launched: Launched) -> tuple[str, ...]:
+    """Return the values of `--data.skip` with which a launch goes on."""
+    events = launched.events("roll_back")
+    return tuple(events[-1]["data"]["skip"]) if events else ()
 
 
-def happen(launched: Launched, kind: Kind, rank: int) -> None:
-    """Let a fault happen now."""
-    name = kind.name.removesuffix(f" in {kind.phase.name.lower()}")
-    host = launched.hosts()[rank]
-    if name == "driver SIGKILL":
-        launched.kill_driver()
-    elif name.startswith("agent "):
-        os.kill(launched.agent_pid(host), getattr(signal, name.removeprefix("agent ")))
-    elif name == "damaged checkpoint":
-        launched.damage_newest_checkpoint()
-        os.kill(launched.rank_pid(rank), signal.SIGKILL)
-    elif name.startswith("SIG"):
-        os.kill(launched.rank_pid(rank), getattr(signal, name))
-    else:
-        launched.inject(rank, name)
-
-
-def suffer(launched: Launched, kind: Kind, rng: random.Random, run: int) -> Found:
-    """Wait for the moment of a fault, let it happen, and see what follows."""
-    rank, count = rng.randrange(HOSTS), rng.randint(2, 5)
-    generation, first = launched.generation, launched.last_step()
-    if kind.phase in (Phase.COMPILE, Phase.RESTORE):
-        # The moment lies in the next start, which a kill brings about.
-        launched.wait_for_row(first + count)
-        os.kill(launched.rank_pid(rank), signal.SIGKILL)
-        launched.wait_for(lambda: launched.generation > generation, "a restart")
-        generation = launched.generation
-        launched.wait_for(
-            lambda: (w := launched.word(rank)) is not None and w.phase >= kind.phase,
-            kind.phase.name,
-        )
-    else:
-        launched.wait_for_row(first + count)
-        launched.wait_for(
-            lambda: (w := launched.word(rank)) is not None and w.phase is kind.phase,
-            kind.phase.name,
-        )
-    time.sleep(rng.random() * 0.3)
-    step, saved = launched.last_step(), max(launched.saved_steps(), default=0)
-    num_failures = len(launched.events("failure"))
-    num_drivers = len(launched.events("driver"))
-    at_s, at_ns = time.monotonic(), time.time_ns()
-    happen(launched, kind, rank)
-    report: dict[str, Any] = {"commit": commit(), "kind": kind.name, "rank": rank}
-    report |= {"run": run, "step": step}
-    if not kind.causes:
-        launched.wait_for(
-            lambda: len(launched.events("driver")) > num_drivers, "driver"
-        )
-        launched.wait_for_row(step + 1)
-        problems = []
-        if launched.generation != generation:
-            problems.append("the ranks were started again")
-        return Found(
-            **report, restart_s=round(time.monotonic() - at_s, 2), problems=problems
-        )
-    launched.wait_for(lambda: len(launched.events("failure")) > num_failures, "failure")
-    failure = launched.events("failure")[num_failures]
-    launched.wait_for(lambda: launched.generation > generation, "a restart")
-    before = launched.last_step()
-    launched.wait_for(
-        lambda: (
-            (w := launched.word(0)) is not None
-            and w.phase is Phase.STEP
-            and w.generation == launched.generation
-        ),
-        "steps",
-    )
-    resumed = max((int(s) for s in launched.saved_steps() if s <= before), default=0)
-    word = launched.word(0)
-    assert word is not None
-    resumed = min(resumed, word.step)
-    launched.wait_for_row(resumed + 1)
-    problems = []
-    cause, ranks = failure["data"]["cause"], failure["data"]["ranks"]
-    if cause not in kind.causes:
-        problems.append(f"cause {cause}: {failure['text']}")
-    if kind.names_rank and ranks != [rank]:
-        problems.append(f"rank {rank}, named {ranks}: {failure['text']}")
-    lost = max(0, before - resumed)
-    if kind.is_at_once and resumed < saved:
-        problems.append(f"resumed at {resumed} although {saved} was saved")
-    if kind.name == "SIGTERM" and lost:
-        problems.append(f"{lost} steps were lost by a SIGTERM")
-    return Found(
-        **report,
-        cause=cause,
-        ranks=ranks,
-        detect_s=round((failure["time_ns"] - at_ns) / 1e9, 3),
-        restart_s=round(time.monotonic() - at_s, 2),
-        lost=lost,
-        problems=problems,
-    )
-
-
-def reference(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the rows of a run that is left alone, on the same mesh."""
-    launched = Launched(folder / "reference", HOSTS, SPARES, [*RUN])
-    try:
-        if launched.process.wait(timeout=900) != 0:
-            raise RuntimeError((launched.work_dir / "launch.log").read_text()[-2000:])
-    finally:
-        launched.end()
-    return {row["step"]: row for row in read_computed(launched.work_dir)}
+def begin(folder: Path, store: Path, kind: Kind, run: int) -> Launched:
+    """Start a launch to which faults of a kind can happen."""
+    flags = [*RUN, "--ckpt.dir", str(store / f"run-{run}")]
+    cls = CutOff if kind.is_apart else Launched
+    return cls(folder / f"run-{run}", HOSTS, SPARES, flags)
 
 
 def run_all(
     kinds: list[Kind],
     folder: Path,
+    store: Path,
     rng: random.Random,
     until_s: float,
     first_run: int,
@@ -217,26 +106,35 @@ def run_all(
     Args:
       kinds: what happens; those that have happened are taken out.
       folder: for the runs.
+      store: a small file system for their checkpoints.
       rng: draws moments and ranks.
       until_s: by the monotonic clock, when to begin no further fault.
       first_run: its number.
       spent: takes the number of each run that has ended, and its launch.
     """
-    expected = reference(folder)
-    print(f"undisturbed: {len(expected)} rows", flush=True)
+    references = References(folder)
+    references.rows(())
     run = first_run
     while kinds and time.monotonic() < until_s:
-        launched = Launched(folder / f"run-{run}", HOSTS, SPARES, [*RUN])
+        first = kinds[0]
+        launched = begin(folder, store, first, run)
         try:
             launched.wait_for_row(1)
             while kinds and time.monotonic() < until_s:
-                if launched.last_step() > STEPS - 40:
+                is_late = launched.last_step() > STEPS - 40
+                if is_late or kinds[0].is_apart != first.is_apart:
                     break
-                found = suffer(launched, kinds[0], rng, run)
+                found = suffer(launched, kinds[0], HOSTS, rng, run)
+                skip = left_out(launched)
+                if skip not in references:
+                    launched.stop()  # or it would end by itself meanwhile
                 rows = read_metrics(launched.work_dir)
+                expected = references.rows(skip)
                 problems = found.problems + differences(rows, expected)
                 yield dataclasses.replace(found, problems=problems)
                 kinds.pop(0)
+                if launched.process.poll() is not None:
+                    break
             launched.stop()
             spent(run, launched)
         except StuckError as error:
@@ -252,14 +150,18 @@ def run_all(
             )
         finally:
             launched.end()
+            shutil.rmtree(store / f"run-{run}", ignore_errors=True)
         run += 1
 
 
-def draw(number: int, rng: random.Random) -> list[Kind]:
-    """Draw kinds, each as often as any other, in a random order."""
-    kinds = [KINDS[index % len(KINDS)] for index in range(number)]
-    rng.shuffle(kinds)
-    return kinds
+def draw(kinds: Sequence[Kind], number: int, rng: random.Random) -> list[Kind]:
+    """Draw kinds, each as often as any other, in a random order.
+
+    Those that need a launch of their own come last.
+    """
+    drawn = [kinds[index % len(kinds)] for index in range(number)]
+    rng.shuffle(drawn)
+    return sorted(drawn, key=lambda kind: kind.is_apart)
 
 
 def add_up(runs: list[dict[str, float]]) -> Table:
@@ -347,6 +249,8 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--more", action="store_true", help="go on with the log")
     parser.add_argument("--log", default=str(BENCHMARKS_DIR / "launch_faults.jsonl"))
+    names = {kind.name: kind for kind in KINDS}
+    parser.add_argument("--kinds", nargs="+", choices=names, default=[*names])
     args = parser.parse_args()
     os.environ["XLA_FLAGS"] = XLA_FLAGS
     log, rng = Path(args.log), random.Random(args.seed)
@@ -363,18 +267,23 @@ def main() -> int:
         with times.open("a") as file:
             file.write(json.dumps({"run": run, "seconds": buckets}) + "\n")
 
-    kinds = draw(args.faults, rng)[len(found) :]
+    chosen = [names[name] for name in args.kinds]
+    kinds = draw(chosen, args.faults, rng)[len(found) :]
     first_run = max((one.run + 1 for one in found), default=0)
     rng = random.Random(f"{args.seed} {len(found)}")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
         until_s = time.monotonic() + args.limit_s
-        for one in run_all(kinds, Path(folder), rng, until_s, first_run, spent):
-            found.append(one)
-            line = json.dumps(dataclasses.asdict(one))
-            print(line, flush=True)
-            with log.open("a") as file:
-                file.write(line + "\n")
+        store = Path(folder) / "store"
+        with tmpfs(store, _STORE_MB):
+            for one in run_all(
+                kinds, Path(folder), store, rng, until_s, first_run, spent
+            ):
+                found.append(one)
+                line = json.dumps(dataclasses.asdict(one))
+                print(line, flush=True)
+                with log.open("a") as file:
+                    file.write(line + "\n")
     lines = times.read_text().splitlines()
     print(write_report(args, found, [json.loads(line)["seconds"] for line in lines]))
     return int(any(one.problems for one in found) or len(found) < args.faults)

@@ -4,25 +4,31 @@ Enters: flags of the trainer. Leaves: what the launch says in its files, and the
 to harm its processes.
 """
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mjax.ckpt.store import Store
+from mjax.flags import given
 from mjax.launch import client
 from mjax.launch.driver import generation_folder
+from mjax.launch.ranks import log_path
 from mjax.processes import progress
 from mjax.processes.progress import Word
 from scripts.evidence import REPOSITORY, read_metrics
 
 LIMIT_S = 240.0
 """For whatever is waited for."""
+_LEFT_BYTES = 200_000
+"""In a full store: less than a checkpoint takes."""
 INJECT = REPOSITORY / "scripts" / "faults" / "inject"
 Event = dict[str, Any]
 
@@ -52,6 +58,7 @@ class Launched:
           own: further flags of the launch.
         """
         self.work_dir = work_dir
+        self._store = Path(given(flags, "--ckpt.dir") or work_dir / "checkpoints")
         work_dir.mkdir(parents=True, exist_ok=True)
         words = ["--hosts", str(hosts), "--spares", str(spares)]
         words += ["--limits.step-s", "4", "--limits.first-step-s", "60"]
@@ -64,10 +71,14 @@ class Launched:
 
     def start(self) -> None:
         """Start the driver, for the first time or again."""
+        self.process = self.popen(self._command)
+
+    def popen(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start a process of the launch."""
         paths = [str(INJECT), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
         with (self.work_dir / "launch.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command,
+            return subprocess.Popen(
+                command,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -97,7 +108,7 @@ class Launched:
 
     def saved_steps(self) -> list[int]:
         """Return the steps in its store."""
-        return Store(self.work_dir / "checkpoints").steps()
+        return Store(self._store).steps()
 
     def word_path(self, rank: int) -> Path:
         """Return the progress word of a rank of the present generation."""
@@ -106,6 +117,11 @@ class Launched:
     def word(self, rank: int) -> Word | None:
         """Return what a rank of the present generation is doing."""
         return progress.read(self.word_path(rank))
+
+    def log(self, rank: int) -> str:
+        """Return what a rank of the present generation has printed."""
+        folder = generation_folder(self.work_dir, self.generation)
+        return log_path(folder, rank).read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until something is so.
@@ -148,9 +164,25 @@ class Launched:
         new.write_text(what)
         new.rename(path)
 
+    def order_wrong_flags(self, rank: int) -> None:
+        """Let a rank have another flag than the others, at its next start."""
+        (self.work_dir / "launch" / f"wrong-flags-{rank}").touch()
+
+    @contextlib.contextmanager
+    def full_store(self) -> Iterator[None]:
+        """Fill the file system of the store, which should be a small one, meanwhile."""
+        filler = self._store.parent / "filler"
+        with filler.open("wb") as file:
+            free = shutil.disk_usage(self._store).free - _LEFT_BYTES
+            os.posix_fallocate(file.fileno(), 0, max(1, free))
+        try:
+            yield
+        finally:
+            filler.unlink()
+
     def damage_newest_checkpoint(self) -> None:
         """Flip a bit in the largest file of the newest saved step."""
-        folder = self.work_dir / "checkpoints" / str(self.saved_steps()[-1])
+        folder = self._store / str(self.saved_steps()[-1])
         files = [path for path in folder.rglob("*") if path.is_file()]
         largest = max(files, key=lambda path: path.stat().st_size)
         content = bytearray(largest.read_bytes())
@@ -164,11 +196,13 @@ class Launched:
         self.start()
 
     def stop(self) -> None:
-        """Let the run save and end.
+        """Let the run save and end, if it has not ended.
 
         Raises:
           StuckError: it does not.
         """
+        if self.process.poll() is not None:
+            return
         client.ask(self.work_dir, "stop")
         try:
             self.process.wait(LIMIT_S)

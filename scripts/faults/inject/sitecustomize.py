@@ -5,10 +5,14 @@ thread then waits for `<progress file>.fault`, whose text names what is to happe
 """
 
 import ctypes
+import dataclasses
 import os
+import runpy
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 _POLL_S = 0.01
 _VARIABLE = "MJAX_PROGRESS_FILE"
@@ -22,11 +26,51 @@ def _happen(what: str) -> None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main or 0), error)
         case "sleep":
             ctypes.pythonapi.Py_AddPendingCall(_SLEEP, None)
+        case "NaN":
+            _poison()
         case "hold the lock":
             while True:  # a signal ends each sleep
                 ctypes.PyDLL(None).sleep(3600)
         case _:
             os._exit(int(what.removeprefix("exit ")))
+
+
+def _poison() -> None:
+    """Make the parameters of this process NaN, before its next step."""
+    from mjax.run.loop import Loop
+
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    while not isinstance(loop := frame.f_locals.get("self"), Loop):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    loop.batches = _PoisonedBatches(loop)
+
+
+class _PoisonedBatches:
+    """Batches whose next one comes with a state that is NaN."""
+
+    data_wait_s = 0.0
+
+    def __init__(self, loop: Any) -> None:
+        self._loop, self._batches = loop, loop.batches
+
+    def __next__(self) -> Any:
+        import jax
+        import numpy as np
+
+        def poison(leaf: Any) -> Any:
+            own = [
+                jax.device_put(np.full_like(shard.data, np.nan), shard.device)
+                for shard in leaf.addressable_shards
+            ]
+            return jax.make_array_from_single_device_arrays(
+                leaf.shape, leaf.sharding, own
+            )
+
+        self._loop.batches, state = self._batches, self._loop.state
+        params = jax.tree.map(poison, state.params)
+        self._loop.state = dataclasses.replace(state, params=params)
+        return next(self._batches)
 
 
 def _wait() -> None:
@@ -54,6 +98,18 @@ def _setsid() -> None:
     _begin()
 
 
+def _run_module(*args: Any, **more: Any) -> Any:
+    """Run the program of a rank, once with a flag that the others do not have."""
+    if _VARIABLE in os.environ:  # and not the coordinator
+        word = Path(os.environ[_VARIABLE])
+        order = word.parents[1] / f"wrong-flags-{word.name.rpartition('-')[2]}"
+        if order.exists():
+            order.unlink()
+            sys.argv += ["--optim.lr", "0.125"]
+    return _run_of_the_system(*args, **more)
+
+
 _of_the_system, os.setsid = os.setsid, _setsid
+_run_of_the_system, runpy.run_module = runpy.run_module, _run_module
 if _VARIABLE in os.environ:
     _begin()

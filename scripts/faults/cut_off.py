@@ -1,0 +1,125 @@
+"""A launch whose hosts can be cut off from the driver, each behind a proxy of its own.
+
+Enters: flags of the trainer. Leaves: a launch as of `launched`, its driver and agents
+started by hand, as on machines of their own.
+"""
+
+import contextlib
+import selectors
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from mjax.launch.client import write_private
+from scripts.faults.launched import Launched
+
+_CHUNK_BYTES = 65536
+_POLL_S = 0.1
+
+
+class Proxy:
+    """Hands TCP bytes on in both directions, unless it is cut."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        """Listen on a port of its own.
+
+        Args:
+          target: host and port behind it.
+        """
+        self._target, self._is_cut = target, False
+        self._selector = selectors.DefaultSelector()
+        self._others: dict[socket.socket, socket.socket] = {}
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self._selector.register(self._server, selectors.EVENT_READ)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def cut(self) -> None:
+        """Hand on nothing more; nobody is told."""
+        self._is_cut = True
+
+    def heal(self) -> None:
+        """Hand on what comes; connections that lost something are ended."""
+        if self._is_cut:
+            for one in [*self._others]:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+        self._is_cut = False
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select(_POLL_S):
+                one = key.fileobj
+                assert isinstance(one, socket.socket)
+                if one is self._server:
+                    self._accept()
+                elif one in self._others:
+                    self._hand_on(one)
+
+    def _accept(self) -> None:
+        near, _ = self._server.accept()
+        try:
+            far = socket.create_connection(self._target)
+        except OSError:
+            near.close()
+            return
+        self._others |= {near: far, far: near}
+        for one in (near, far):
+            self._selector.register(one, selectors.EVENT_READ)
+
+    def _hand_on(self, one: socket.socket) -> None:
+        try:
+            data = one.recv(_CHUNK_BYTES)
+            if data and not self._is_cut:
+                self._others[one].sendall(data)
+        except OSError:
+            data = b""
+        if data:
+            return
+        for end in (one, self._others[one]):
+            self._selector.unregister(end)
+            del self._others[end]
+            end.close()
+
+
+class CutOff(Launched):
+    """A launch with a proxy between the driver and the agent of each host."""
+
+    def __init__(
+        self, work_dir: Path, hosts: int, spares: int, flags: Sequence[str]
+    ) -> None:
+        """Start it; arguments as of `Launched`."""
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        self._bind = f"127.0.0.1:{port}"
+        self._proxies = {
+            f"host-{index}": Proxy(("127.0.0.1", port))
+            for index in range(hosts + spares)
+        }
+        (work_dir / "launch").mkdir(parents=True)
+        self._token = work_dir / "launch" / "token"
+        write_private(self._token, "a token of this run alone")
+        super().__init__(work_dir, hosts, spares, flags)
+        for name, proxy in self._proxies.items():
+            words = ["--driver", f"127.0.0.1:{proxy.port}", "--host", name]
+            words += ["--token-file", str(self._token), "--address", "127.0.0.1"]
+            agent = self.popen([sys.executable, "-m", "mjax.launch", "agent", *words])
+            pid_path = work_dir / "launch" / f"agent-{name}.pid"
+            pid_path.write_text(str(agent.pid))
+
+    def start(self) -> None:
+        """Start the driver alone."""
+        own = ["driver", "--bind", self._bind, "--token-file", str(self._token)]
+        at = self._command.index("mjax.launch") + 1
+        self.process = self.popen([*self._command[:at], *own, *self._command[at:]])
+
+    def cut_off(self, host: str) -> None:
+        """Cut a host off from the driver; its ranks go on."""
+        self._proxies[host].cut()
+
+    def heal(self) -> None:
+        """Undo all cuts."""
+        for proxy in self._proxies.values():
+            proxy.heal()

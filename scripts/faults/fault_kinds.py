@@ -1,0 +1,261 @@
+"""The kinds of faults that `launch_faults` brings about, and what must follow each.
+
+Enters: a launch that is under way. Leaves: what it made of one fault, and what is wrong
+with that.
+"""
+
+import dataclasses
+import os
+import random
+import signal
+import time
+from typing import Any
+
+from mjax.launch.policy import Cause
+from mjax.processes.progress import Phase
+from scripts.evidence import commit
+from scripts.faults.cut_off import CutOff
+from scripts.faults.launched import Event, Launched
+
+WRONG_FLAG = "--optim.lr"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One kind of fault."""
+
+    name: str
+    causes: tuple[Cause, ...]
+    """What the launch may call it; empty: the run must not notice."""
+    phase: Phase = Phase.STEP
+    names_rank: bool = True
+    """Whether the launch must name the very rank."""
+    is_at_once: bool = True
+    """Whether the steps since the last save are all that may be lost."""
+    is_apart: bool = False
+    """Whether it needs a launch whose hosts can be cut off."""
+
+
+KINDS = (
+    Kind("SIGKILL", (Cause.KILLED,)),
+    Kind("SIGSEGV", (Cause.CRASHED,)),
+    Kind("SIGSTOP", (Cause.HUNG,)),
+    Kind("SIGTERM", (Cause.PREEMPTED,), names_rank=False),
+    Kind("exception", (Cause.FAILED,)),
+    Kind("exit 137", (Cause.KILLED, Cause.OUT_OF_MEMORY)),
+    Kind("sleep", (Cause.HUNG,)),
+    Kind("hold the lock", (Cause.HUNG,)),
+    Kind("SIGKILL in compile", (Cause.KILLED,), Phase.COMPILE),
+    Kind("SIGKILL in restore", (Cause.KILLED,), Phase.RESTORE),
+    Kind("SIGKILL in save", (Cause.KILLED,), Phase.SAVE),
+    Kind("damaged checkpoint", (Cause.KILLED,), is_at_once=False),
+    Kind("NaN", (Cause.DIVERGED,), names_rank=False),
+    Kind("wrong flags", (Cause.BAD_INPUT,), names_rank=False),
+    Kind("full disk", ()),
+    Kind("agent SIGKILL", (Cause.KILLED, Cause.HOST_LOST), names_rank=False),
+    Kind("agent SIGSTOP", (Cause.HOST_LOST,), names_rank=False),
+    Kind("partition", (Cause.HOST_LOST,), names_rank=False, is_apart=True),
+    Kind("driver SIGKILL", ()),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """What followed one fault."""
+
+    commit: str
+    kind: str
+    rank: int
+    run: int
+    step: int
+    """Of the last row when it happened."""
+    cause: str = ""
+    ranks: list[int] = dataclasses.field(default_factory=list)
+    """That the launch named."""
+    detect_s: float | None = None
+    """Until the launch had a cause."""
+    restart_s: float | None = None
+    """Until the next new row."""
+    lost: int = 0
+    """Rows that were computed again."""
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+def suffer(
+    launched: Launched, kind: Kind, hosts: int, rng: random.Random, run: int
+) -> Found:
+    """Wait for the moment of a fault, let it happen, and see what follows.
+
+    Args:
+      launched: under way.
+      kind: of the fault.
+      hosts: with a rank each.
+      rng: draws the moment and the rank.
+      run: its number, for the report.
+    Raises:
+      StuckError: what had to follow did not.
+    """
+    rank = rng.randrange(hosts)
+    generation = _wait_for_moment(launched, kind, rank, rng.randint(2, 5))
+    time.sleep(rng.random() * 0.3)
+    step = launched.last_step()
+    about = Found(commit=commit(), kind=kind.name, rank=rank, run=run, step=step)
+    if kind.name == "wrong flags":
+        return _suffer_wrong_flags(launched, about)
+    if not kind.causes:
+        return _go_on_unharmed(launched, about, generation)
+    saved = max(launched.saved_steps(), default=0)
+    num_failures = len(launched.events("failure"))
+    at_s, at_ns = time.monotonic(), time.time_ns()
+    _happen(launched, kind, rank)
+    launched.wait_for(lambda: len(launched.events("failure")) > num_failures, "failure")
+    failure = launched.events("failure")[num_failures]
+    launched.wait_for(lambda: launched.generation > generation, "a restart")
+    before = launched.last_step()
+    resumed = _resumed(launched, before)
+    launched.wait_for_row(resumed + 1)
+    restart_s = round(time.monotonic() - at_s, 2)
+    if isinstance(launched, CutOff):
+        launched.heal()
+    lost = max(0, before - resumed)
+    problems = [*_wrong_names(kind, rank, failure)]
+    if kind.is_at_once and resumed < saved:
+        problems.append(f"resumed at {resumed} although {saved} was saved")
+    if kind.name == "SIGTERM" and lost:
+        problems.append(f"{lost} steps were lost by a SIGTERM")
+    return dataclasses.replace(
+        about,
+        cause=failure["data"]["cause"],
+        ranks=failure["data"]["ranks"],
+        detect_s=round((failure["time_ns"] - at_ns) / 1e9, 3),
+        restart_s=restart_s,
+        lost=lost,
+        problems=problems,
+    )
+
+
+def _wait_for_moment(launched: Launched, kind: Kind, rank: int, count: int) -> int:
+    """Wait for some rows, and for the phase of the fault; return the generation."""
+    generation, first = launched.generation, launched.last_step()
+    launched.wait_for_row(first + count)
+    phase = kind.phase
+    if phase in (Phase.COMPILE, Phase.RESTORE):
+        # The moment lies in the next start, which a kill brings about.
+        os.kill(launched.rank_pid(rank), signal.SIGKILL)
+        launched.wait_for(lambda: launched.generation > generation, "a restart")
+        launched.wait_for(
+            lambda: (w := launched.word(rank)) is not None and w.phase >= phase,
+            phase.name,
+        )
+    else:
+        launched.wait_for(
+            lambda: (w := launched.word(rank)) is not None and w.phase is phase,
+            phase.name,
+        )
+    return launched.generation
+
+
+def _happen(launched: Launched, kind: Kind, rank: int) -> None:
+    """Let a fault happen now."""
+    name = kind.name.removesuffix(f" in {kind.phase.name.lower()}")
+    host = launched.hosts()[rank]
+    if name.startswith("agent "):
+        os.kill(launched.agent_pid(host), getattr(signal, name.removeprefix("agent ")))
+    elif name == "partition":
+        assert isinstance(launched, CutOff)
+        launched.cut_off(host)
+    elif name == "damaged checkpoint":
+        launched.damage_newest_checkpoint()
+        os.kill(launched.rank_pid(rank), signal.SIGKILL)
+    elif name.startswith("SIG"):
+        os.kill(launched.rank_pid(rank), getattr(signal, name))
+    else:
+        launched.inject(rank, name)
+
+
+def _resumed(launched: Launched, before: int) -> int:
+    """Wait for the steps of the new generation; return where it began."""
+    launched.wait_for(
+        lambda: (
+            (w := launched.word(0)) is not None
+            and w.phase is Phase.STEP
+            and w.generation == launched.generation
+        ),
+        "steps",
+    )
+    word = launched.word(0)
+    assert word is not None
+    saved = max((int(s) for s in launched.saved_steps() if s <= before), default=0)
+    return min(saved, word.step)
+
+
+def _wrong_names(kind: Kind, rank: int, failure: Event) -> list[str]:
+    cause, ranks = failure["data"]["cause"], failure["data"]["ranks"]
+    problems = []
+    if cause not in kind.causes:
+        problems.append(f"cause {cause}: {failure['text']}")
+    if kind.names_rank and ranks != [rank]:
+        problems.append(f"rank {rank}, named {ranks}: {failure['text']}")
+    return problems
+
+
+def _go_on_unharmed(launched: Launched, about: Found, generation: int) -> Found:
+    """Let what must not end the generation happen."""
+    at_s = time.monotonic()
+    if about.kind == "full disk":
+        _fill_store_for_a_while(launched)
+    else:
+        num_drivers = len(launched.events("driver"))
+        launched.kill_driver()
+        launched.wait_for(
+            lambda: len(launched.events("driver")) > num_drivers, "driver"
+        )
+    launched.wait_for_row(about.step + 1)
+    problems = []
+    if launched.generation != generation:
+        problems.append("the ranks were started again")
+    restart_s = round(time.monotonic() - at_s, 2)
+    return dataclasses.replace(about, restart_s=restart_s, problems=problems)
+
+
+def _fill_store_for_a_while(launched: Launched) -> None:
+    """Fill the disk until a save has failed; the next one must succeed."""
+    num_warnings = launched.log(0).count("was not saved")
+    with launched.full_store():
+        launched.wait_for(
+            lambda: launched.log(0).count("was not saved") > num_warnings,
+            "a save that fails",
+        )
+    newest = max(launched.saved_steps(), default=0)
+    launched.wait_for(
+        lambda: max(launched.saved_steps(), default=0) > newest, "a save that succeeds"
+    )
+
+
+def _suffer_wrong_flags(launched: Launched, about: Found) -> Found:
+    """Let a rank of the next start have another flag: the run must end, and say so."""
+    num_failures, first = len(launched.events("failure")), launched.last_step()
+    launched.order_wrong_flags(about.rank)
+    at_s, at_ns = time.monotonic(), time.time_ns()
+    os.kill(launched.rank_pid(about.rank), signal.SIGKILL)
+    code = launched.process.wait(timeout=240)
+    failure: dict[str, Any] = launched.events("failure")[num_failures:][-1]
+    problems = _wrong_names(
+        Kind("wrong flags", (Cause.BAD_INPUT,), names_rank=False), about.rank, failure
+    )
+    if code != 2:
+        problems.append(f"the launch ended with {code}")
+    said = f"{WRONG_FLAG}: "
+    if said not in failure["text"] or f"process {about.rank}" not in failure["text"]:
+        problems.append(f"the flag is not named: {failure['text']}")
+    launched.start()
+    launched.wait_for_row(first + 1)
+    return dataclasses.replace(
+        about,
+        cause=failure["data"]["cause"],
+        ranks=failure["data"]["ranks"],
+        detect_s=round((failure["time_ns"] - at_ns) / 1e9, 3),
+        restart_s=round(time.monotonic() - at_s, 2),
+        lost=max(0, first - min(first, max(launched.saved_steps(), default=0))),
+        problems=problems,
+    )
