@@ -3,9 +3,9 @@
     python -m scripts.faults.wall_time runs/a
 
 Enters: events.jsonl of a launch. Leaves: seconds by bucket, and what no event explains.
-The driver's states tile the time of the run. While ranks run, the time is that of rank
-0, by the clock of its own host: the phases that it counted in its progress word. What
-is left between the two is reported as `unexplained`.
+The driver's states tile the time of the run. While rank 0 runs, the time is that of the
+rank, by the clock of its own host: the phases that it counted in its progress word.
+What is left between the two is reported as `unexplained`.
 
 Steps after the newest saved step of a generation that failed are lost: of the time in
 steps their share counts as lost. The time since the last mark of a rank that hung, or
@@ -39,17 +39,24 @@ def ledger(events: Sequence[Event]) -> dict[str, float]:
     buckets: dict[str, float] = collections.defaultdict(float)
     live_s: dict[int, float] = collections.defaultdict(float)
     state, since_ns, generation = State.GATHERING, events[0]["time_ns"], 0
+    has_rank_0 = False
     for event in events:
-        if event["kind"] not in ("state", "end"):
+        kind = event["kind"]
+        is_end = kind == "rank_end" and event["rank"] == 0
+        if not is_end and kind not in ("state", "end"):
             continue
         seconds = (event["time_ns"] - since_ns) / 1e9
-        if state in _RANKS_LIVE:
+        if state in _RANKS_LIVE and has_rank_0:
             live_s[generation] += seconds
+        elif state in _RANKS_LIVE:
+            buckets[f"driver: {State.STOPPING}"] += seconds
         else:
             buckets[f"driver: {state}"] += seconds
         since_ns, generation = event["time_ns"], event["generation"]
-        if event["kind"] == "state":
+        if kind == "state":
             state = State(event["text"])
+        has_rank_0 = not is_end and (has_rank_0 or state is State.RUNNING)
+        has_rank_0 &= state in _RANKS_LIVE
     kept = _kept_steps(events)
     for event in events:
         if event["kind"] == "times":
