@@ -207,6 +207,9 @@ def _take_steps(
     exit_code = outcome.exit_code
     if outcome.has_diverged:
         _tell_ways_back(run, outcome.step, recorder, marks)
+    if outcome.corruption is not None:
+        found = outcome.corruption
+        marks.corrupted(outcome.step, found.processes, is_sure=found.is_sure)
     marks.mark(Phase.SAMPLE)
     if exit_code == ending.DONE and not report.sample(
         run.program,
@@ -400,6 +403,7 @@ def _make_loop(
             ckpt_every=config.ckpt.every,
             max_consecutive_skips=config.optim.max_consecutive_skips,
             gc_every=config.gc_every,
+            replica_check_every=config.replica_check_every,
         ),
         recorder=recorder,
         checkpoints=run.checkpoints,

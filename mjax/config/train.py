@@ -44,6 +44,8 @@ class TrainConfig:
     """Peak dense TFLOP/s of one device, for MFU; None looks the device up."""
     device_memory_gib: float | None = None
     """GiB that a run may take of one device; None asks the device, if it knows."""
+    replica_check_every: int = 100
+    """Steps between comparisons of the replicas of HSDP; a save compares them too."""
     gc_every: int = 100
     """Steps between garbage collections of Python, on all processes at once."""
     keep_compiled: bool = True
@@ -83,6 +85,11 @@ class TrainConfig:
             raise ValueError(
                 f"--simulate-devices must be at least 1, got {self.simulate_devices}; "
                 "leave it out to use the devices that exist"
+            )
+        if self.replica_check_every < 1:
+            raise ValueError(
+                "--replica-check-every must be at least 1, got "
+                f"{self.replica_check_every}; 1 compares after each step"
             )
         if self.gc_every < 1:
             raise ValueError(
@@ -181,7 +188,7 @@ MAY_CHANGE = frozenset(
         *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops"),
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
         *("log", "batch.microbatches", "model.attention", "model.remat"),
-        *("data.cache_dir", "gc_every", "keep_compiled"),
+        *("data.cache_dir", "gc_every", "keep_compiled", "replica_check_every"),
     }
 )
 """Fields and groups that a resumed run may change: how it runs and reports, not what

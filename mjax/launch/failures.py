@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mjax.launch import policy, stacks
-from mjax.launch.messages import Divergence, RankState
+from mjax.launch.messages import Divergence, LastWords, RankState
 from mjax.launch.policy import Cause
 from mjax.processes.progress import LOCK_ANSWER, Phase
 
@@ -90,7 +90,7 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
         rank: policy.cause_of(
             state.code,
             out_of_memory=state.out_of_memory,
-            diverged=state.diverged is not None,
+            last_words=state.last_words,
         )
         for rank, state in ended.items()
         if state.code is not None
@@ -108,12 +108,13 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     is_mute = code == -signal.SIGKILL or not policy.is_failure(code)
     if not is_mute and first.last_lines:
         text += f"; the last lines of its log:\n{first.last_lines}"
+    words = first.last_words or LastWords()
+    ranks, hosts = (rank,), (host,)
+    if words.corrupted is not None:
+        ranks = tuple(words.corrupted.processes)
+        hosts = tuple(sorted({host_of(one) for one in ranks}))
     return Failure(
-        cause=causes[rank],
-        text=text,
-        hosts=(host,),
-        ranks=(rank,),
-        diverged=first.diverged,
+        cause=causes[rank], text=text, hosts=hosts, ranks=ranks, diverged=words.diverged
     )
 
 

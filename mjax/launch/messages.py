@@ -31,6 +31,23 @@ class Divergence(msgspec.Struct, kw_only=True, frozen=True):
     """From steps that were saved to values of `--data.skip`, see `progress.Writer`."""
 
 
+class Corruption(msgspec.Struct, kw_only=True, frozen=True):
+    """Why a rank gave up: replicas of the state differ."""
+
+    step: int
+    processes: list[int]
+    """Ranks whose devices hold other bits than most, or all that disagree."""
+    is_sure: bool
+    """Whether most replicas agree."""
+
+
+class LastWords(msgspec.Struct, kw_only=True, frozen=True):
+    """What a rank says of why it gave up; see `progress.Writer`."""
+
+    diverged: Divergence | None = None
+    corrupted: Corruption | None = None
+
+
 class RankState(msgspec.Struct, kw_only=True, frozen=True):
     """A rank process, as its agent sees it."""
 
@@ -62,8 +79,8 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     """Seconds since then until its first step was dispatched."""
     last_lines: str = ""
     """Of its log, once it has ended."""
-    diverged: Divergence | None = None
-    """Said by a rank that has ended with 93."""
+    last_words: LastWords | None = None
+    """Of a rank that has ended with 93."""
 
 
 class Hello(Message, tag="hello"):

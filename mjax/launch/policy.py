@@ -9,6 +9,8 @@ import dataclasses
 import enum
 import signal
 
+from mjax.launch.messages import LastWords
+
 
 class Cause(enum.StrEnum):
     """Why a generation of the run ended."""
@@ -17,6 +19,8 @@ class Cause(enum.StrEnum):
     PREEMPTED = "preempted"
     GAVE_UP = "gave up"
     DIVERGED = "diverged"
+    CORRUPTED = "replicas differ, most agree"
+    SUSPECTED = "replicas differ"
     BAD_INPUT = "bad input"
     OUT_OF_MEMORY = "out of memory"
     KILLED = "killed"
@@ -53,6 +57,8 @@ TABLE: dict[Cause, Rule] = {
     Cause.DIVERGED: Rule(
         Action.ROLL_BACK, "other data from an older state may do no harm"
     ),
+    Cause.CORRUPTED: Rule(Action.EVICT, "what computes wrong once does so again"),
+    Cause.SUSPECTED: Rule(Action.CHECK, "nothing tells yet which one is wrong"),
     Cause.BAD_INPUT: Rule(Action.END, "only a person can change the flags"),
     Cause.OUT_OF_MEMORY: Rule(Action.RESTART, "other programs may have filled it"),
     Cause.KILLED: Rule(Action.RESTART, "the process did nothing wrong"),
@@ -69,6 +75,8 @@ EXIT_CODES = {
     Cause.PREEMPTED: 42,
     Cause.GAVE_UP: 93,
     Cause.DIVERGED: 93,
+    Cause.CORRUPTED: 93,
+    Cause.SUSPECTED: 93,
 }
 """Of `python -m mjax.train`, and of a launch that ends for this cause."""
 _KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # as a container reports it too
@@ -80,6 +88,8 @@ _KILLS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 
 RANKING = (
     Cause.BAD_INPUT,
+    Cause.CORRUPTED,
+    Cause.SUSPECTED,
     Cause.DIVERGED,
     Cause.GAVE_UP,
     Cause.OUT_OF_MEMORY,
@@ -93,17 +103,19 @@ RANKING = (
 
 
 def cause_of(
-    code: int, *, out_of_memory: bool = False, diverged: bool = False
+    code: int, *, out_of_memory: bool = False, last_words: LastWords | None = None
 ) -> Cause:
     """Name the cause of an exit code.
 
     Args:
       code: as of `subprocess.Popen.returncode`: a signal is negative.
       out_of_memory: the kernel has killed a process of the host for its memory.
-      diverged: the process has said that it gave up for that.
+      last_words: of the process.
     """
-    if diverged and code == EXIT_CODES[Cause.DIVERGED]:
-        return Cause.DIVERGED
+    if last_words is not None and code == EXIT_CODES[Cause.GAVE_UP]:
+        if last_words.corrupted is None:
+            return Cause.DIVERGED
+        return Cause.CORRUPTED if last_words.corrupted.is_sure else Cause.SUSPECTED
     if out_of_memory and code in (-signal.SIGKILL, _KILLED_IN_A_SHELL):
         return Cause.OUT_OF_MEMORY
     if code in _KILLS:

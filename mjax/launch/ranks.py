@@ -26,7 +26,7 @@ from mjax.launch.fork_server import (
     die_with,
     libc,
 )
-from mjax.launch.messages import Divergence, RankSpec, RankState
+from mjax.launch.messages import LastWords, RankSpec, RankState
 from mjax.processes import progress
 from mjax.processes.progress import Phase, Word
 
@@ -113,7 +113,7 @@ class Rank:
                 ended_ns=time.time_ns(),
                 out_of_memory=oom_kills() > self.oom_kills,
                 last_lines=self._last_lines(),
-                diverged=self._diverged(),
+                last_words=self._last_words(),
             )
         return self.end or state
 
@@ -152,11 +152,11 @@ class Rank:
         spent_s[word.phase] += age_s
         return spent_s
 
-    def _diverged(self) -> Divergence | None:
-        path = progress.diverged_path(self.progress_path)
+    def _last_words(self) -> LastWords | None:
+        path = progress.last_words_path(self.progress_path)
         if not path.exists():
             return None
-        return msgspec.json.decode(path.read_bytes(), type=Divergence)
+        return msgspec.json.decode(path.read_bytes(), type=LastWords)
 
     def _last_lines(self) -> str:
         with self.log_path.open("rb") as file:

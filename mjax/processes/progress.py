@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 FILE_VARIABLE = "MJAX_PROGRESS_FILE"
 """Environment variable: path of the file; absent: nobody reads, nothing is written."""
@@ -163,12 +164,27 @@ class Writer:
           ways: from steps that were saved to the values of `--data.skip` with which the
             run goes on from there, behind the data that it has read since.
         """
+        named = {str(to): [*words] for to, words in ways.items()}
+        self._tell("diverged", {"step": step, "ways": named})
+
+    def corrupted(self, step: int, processes: Sequence[int], *, is_sure: bool) -> None:
+        """Say in the same file that the replicas of the state differ.
+
+        Args:
+          step: optimizer steps that the state has seen.
+          processes: whose devices hold other bits than most; all that disagree, if
+            there is no majority.
+          is_sure: there is one.
+        """
+        facts = {"step": step, "processes": [*processes], "is_sure": is_sure}
+        self._tell("corrupted", facts)
+
+    def _tell(self, what: str, facts: Mapping[str, Any]) -> None:
         if self._path is None:
             return
-        facts = {"step": step, "ways": {str(to): [*w] for to, w in ways.items()}}
-        new = diverged_path(self._path).with_suffix(".new")
-        new.write_text(json.dumps(facts))
-        new.rename(diverged_path(self._path))
+        new = self._path.with_name(f"{self._path.name}.new")
+        new.write_text(json.dumps({what: facts}))
+        new.rename(last_words_path(self._path))
 
     def _begin(self) -> memoryview:
         self._sequence |= 1
@@ -187,9 +203,9 @@ class Writer:
         self._words[_SEQUENCE] = self._sequence
 
 
-def diverged_path(path: Path) -> Path:
-    """Return the file of `Writer.diverged`, beside that of the word."""
-    return path.with_name(f"{path.name}.diverged")
+def last_words_path(path: Path) -> Path:
+    """Return the file that says why a process gave up, beside that of the word."""
+    return path.with_name(f"{path.name}.last")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:

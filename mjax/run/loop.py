@@ -32,6 +32,21 @@ _AGAIN = (
 
 
 @runtime_checkable
+class Corruption(Protocol):
+    """What the loop needs of `mjax.step.replicas.Corruption`."""
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Those whose devices hold other bits than they should."""
+        ...
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether most replicas agree."""
+        ...
+
+
+@runtime_checkable
 class Program(Protocol):
     """What the loop needs of `mjax.step.program.Program`."""
 
@@ -46,6 +61,11 @@ class Program(Protocol):
 
     def is_finite(self, state: Any, /) -> jax.Array:
         """Say whether no float of the state is NaN or infinite."""
+        ...
+
+    @property
+    def find_corruption(self) -> Callable[[Any], Corruption | None] | None:
+        """Compare the replicas of a state; None where there is one only."""
         ...
 
     def train_step(self, state: Any, batch: Any, /) -> tuple[Any, Mapping[str, Any]]:
@@ -86,6 +106,8 @@ class Cadence:
     """The run gives up when so many steps in a row were skipped."""
     gc_every: int
     """Between garbage collections of Python."""
+    replica_check_every: int = 100
+    """Between comparisons of the replicas; they are compared before saves too."""
 
     @property
     def last_steps(self) -> int:
@@ -105,6 +127,8 @@ class Outcome:
     """DONE, FAILED, PREEMPTED or GAVE_UP."""
     has_diverged: bool = False
     """It gave up for what the steps have made of the state; a way back is open."""
+    corruption: Corruption | None = None
+    """It gave up because replicas differ."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -135,6 +159,7 @@ class Loop:
         self._is_first = True
         self._is_overdue = False
         self._has_diverged = False
+        self._corruption: Corruption | None = None
         self._eval_loss: float | None = None
         self._save_facts: Row = {}
         self._unfinished: tuple[int, Mapping[str, Any], float] | None = None
@@ -166,6 +191,7 @@ class Loop:
             step=step,
             exit_code=exit_code,
             has_diverged=self._has_diverged,
+            corruption=self._corruption,
         )
 
     def _begin(self, step: int, stop: StopRequest) -> int:
@@ -206,7 +232,10 @@ class Loop:
         if answer is Answer.HOPELESS:
             self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
             return GAVE_UP
-        if self._gives_up(step, is_last=is_last, keeps=save_due or copy_due):
+        keeps = save_due or copy_due
+        if self._is_corrupted(step, keeps=keeps):
+            return GAVE_UP
+        if self._gives_up(step, is_last=is_last, keeps=keeps):
             return GAVE_UP
         if save_due:
             self._save(step, is_last=ends)
@@ -262,6 +291,23 @@ class Loop:
             self.recorder.say(f"gave up: {problem}")
         self._has_diverged = problem is not None
         return self._has_diverged
+
+    def _is_corrupted(self, step: int, *, keeps: bool) -> bool:
+        """Compare the replicas, if that is due; every process finds the same."""
+        find = self.program.find_corruption
+        is_due = keeps or step % self.cadence.replica_check_every == 0
+        if find is None or not is_due:
+            return False
+        self._corruption = found = find(self.state)
+        if found is not None:
+            named = ", ".join(map(str, found.processes))
+            who = f"process {named} from most" if found.is_sure else f"those of {named}"
+            self.recorder.say(
+                f"gave up: after step {step} the replicas of the state differ, {who}; "
+                "it is not saved. Start again on other hosts: the newest checkpoint is "
+                "from before"
+            )
+        return found is not None
 
     def _finish(self, is_stopped: Callable[[], bool] | None = None) -> None:
         """Wait for the step whose metrics are outstanding, and write its row.

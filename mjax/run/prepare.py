@@ -159,6 +159,13 @@ def _describe(built: Built) -> Iterator[str]:
     yield report.describe_tp(config, sizes)
     yield from built.program.xla_options.describe()
     yield report.describe_memory(config, sizes, built.memory)
+    if sizes.dp_replicate > 1:
+        yield (
+            f"replicas: {sizes.dp_replicate}, compared every "
+            f"{config.replica_check_every} steps and before each save"
+        )
+    else:
+        yield "replicas: one, silent data corruption is not looked for"
 
 
 # ------------------------------------------------------------------------------- check

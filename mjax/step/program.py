@@ -30,6 +30,7 @@ from mjax.step import optim
 from mjax.step.forward import Batch, Forward
 from mjax.step.pipelined import Pipelined
 from mjax.step.plain import Plain
+from mjax.step.replicas import Corruption, make_find_corruption
 from mjax.step.state import (
     TrainState,
     new_state,
@@ -85,6 +86,8 @@ class Program:
     """Of (params, rng, step, batch); the same with and without a pipeline."""
     is_finite: Jitted[[TrainState], Bool[Array, ""]]
     """Whether no float of a state is NaN or infinite."""
+    find_corruption: Callable[[TrainState], Corruption | None] | None
+    """Compares the replicas of a state; None where there is one only."""
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     """(state, batch) -> (state, metrics); jitted, or compiled; donates the state."""
     eval_step: Jitted[[Params, Batch], Metrics]
@@ -196,6 +199,7 @@ def build_program(
         from_saved=saved.to_run,
         gradients=jax.jit(forward.gradients, compiler_options=options),
         is_finite=jax.jit(_make_is_finite(shardings, mesh)),
+        find_corruption=make_find_corruption(shardings, mesh),
         train_step=jax.jit(
             _make_train_step(forward, tx, optimizer, num_steps),
             donate_argnums=0,

@@ -18,10 +18,12 @@ from mjax.launch.messages import (
     Beat,
     Check,
     Checked,
+    Corruption,
     Divergence,
     Dump,
     FindPorts,
     Hello,
+    LastWords,
     Ports,
     Prepare,
     Quit,
@@ -182,8 +184,8 @@ def test_a_run_begins_when_there_are_all_its_hosts(changes):
 
 def diverge(cluster, step, ways):
     ways = {str(to): skip for to, skip in ways.items()}
-    said = Divergence(step=step, ways=ways)
-    cluster.all_ranks(code=93, ended_ns=1, diverged=said, step=step)
+    said = LastWords(diverged=Divergence(step=step, ways=ways))
+    cluster.all_ranks(code=93, ended_ns=1, last_words=said, step=step)
     cluster.go(10)
 
 
@@ -234,6 +236,26 @@ def test_a_save_after_a_roll_back_is_new_although_its_step_was_saved_before():
         cluster.go(10)
     assert cluster.supervisor.state is State.RUNNING
     assert [event.data["step"] for event in cluster.kinds("save")] == [9, 5, 7]
+
+
+def test_of_replicas_that_differ_the_hosts_of_the_fewest_are_replaced():
+    cluster = running()
+    wrong = Corruption(step=8, processes=[1], is_sure=True)
+    cluster.all_ranks(code=93, ended_ns=1, last_words=LastWords(corrupted=wrong))
+    cluster.go(5)
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.host) == (Cause.CORRUPTED, "host-1")
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    assert cluster.supervisor.hosts["host-1"].state is HostState.EVICTED
+
+
+def test_of_two_replicas_that_differ_both_are_checked():
+    cluster = running(check_command="check-it")
+    wrong = Corruption(step=8, processes=[0, 1], is_sure=False)
+    cluster.all_ranks(code=93, ended_ns=1, last_words=LastWords(corrupted=wrong))
+    cluster.go(2)
+    assert cluster.kinds("failure")[0].data["cause"] == Cause.SUSPECTED
+    assert {host for host, _ in cluster.messages(Check)} == {"host-0", "host-1"}
 
 
 def test_a_host_that_finds_no_port_is_not_asked_for_ever():
@@ -536,6 +558,19 @@ def test_a_rank_that_was_never_started_is_noticed():
     assert "rank 1 was not started by host-1" in cluster.kinds("failure")[0].text
 
 
+REASONS_TO_GIVE_UP = [
+    (LastWords(diverged=Divergence(step=1, ways={})), Cause.DIVERGED),
+    (
+        LastWords(corrupted=Corruption(step=1, processes=[0], is_sure=True)),
+        Cause.CORRUPTED,
+    ),
+    (
+        LastWords(corrupted=Corruption(step=1, processes=[0, 1], is_sure=False)),
+        Cause.SUSPECTED,
+    ),
+]
+
+
 def test_every_cause_has_a_row_and_every_exit_code_a_cause():
     assert set(policy.TABLE) == set(Cause)
     assert set(policy.RANKING) < set(Cause)
@@ -547,16 +582,18 @@ def test_every_cause_has_a_row_and_every_exit_code_a_cause():
     assert set(found.values()) <= set(policy.RANKING)
     ends = {cause for cause, rule in policy.TABLE.items() if rule.action is Action.END}
     assert ends < set(policy.EXIT_CODES)
-    assert policy.EXIT_CODES == {
+    codes = {
         Cause.DONE: ending.DONE,
         Cause.BAD_INPUT: ending.BAD_INPUT,
         Cause.PREEMPTED: ending.PREEMPTED,
         Cause.GAVE_UP: ending.GAVE_UP,
-        Cause.DIVERGED: ending.GAVE_UP,
     }
+    codes |= {cause: ending.GAVE_UP for _, cause in REASONS_TO_GIVE_UP}
+    assert codes == policy.EXIT_CODES
     assert found[93] == Cause.GAVE_UP
-    assert policy.cause_of(93, diverged=True) == Cause.DIVERGED
-    assert policy.cause_of(-9, diverged=True) == Cause.KILLED
+    for words, cause in REASONS_TO_GIVE_UP:
+        assert policy.cause_of(93, last_words=words) == cause
+        assert policy.cause_of(-9, last_words=words) == Cause.KILLED
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,12 @@ def test_ways_back_from_a_divergence_are_a_file_beside_the_word(tmp_path):
     path = tmp_path / "word"
     Writer(None).diverged(9, {6: ["6:3"]})
     Writer(path).diverged(9, {3: ["3:6"], 6: ["4:1", "6:3"]})
-    said = json.loads(progress.diverged_path(path).read_text())
-    assert said == {"step": 9, "ways": {"3": ["3:6"], "6": ["4:1", "6:3"]}}
+    said = json.loads(progress.last_words_path(path).read_text())
+    ways = {"3": ["3:6"], "6": ["4:1", "6:3"]}
+    assert said == {"diverged": {"step": 9, "ways": ways}}
+    Writer(path).corrupted(8, (1,), is_sure=True)
+    said = json.loads(progress.last_words_path(path).read_text())
+    assert said == {"corrupted": {"step": 8, "processes": [1], "is_sure": True}}
 
 
 def test_a_file_that_nobody_has_written_says_nothing(tmp_path):

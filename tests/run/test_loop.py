@@ -24,6 +24,7 @@ from mjax.run import loop as loop_module
 from mjax.run import sampling
 from mjax.run.loop import Cadence, Loop, StopRequest
 from mjax.run.metrics import Recorder, make_row, read_computed
+from mjax.step.replicas import Corruption
 
 VOCAB = 16
 WIDTH = 4096
@@ -66,6 +67,8 @@ class TinyProgram:
 
     def to_saved(self, state):
         return state
+
+    find_corruption = None
 
     def is_finite(self, state):
         return jnp.isfinite(state.params["w"]).all()
@@ -125,6 +128,7 @@ def run(
     held_out=lambda: [np.ones(WIDTH, np.float32)] * 2,
     diverges_at=None,
     stop=None,
+    replica_check_every=100,
 ):
     """Start or resume a run in work_dir, as train does."""
     program = TinyProgram(diverges_at)
@@ -151,6 +155,7 @@ def run(
             ckpt_every=ckpt.every,
             max_consecutive_skips=max_consecutive_skips,
             gc_every=4,
+            replica_check_every=replica_check_every,
         ),
         recorder=recorder,
         checkpoints=checkpoints,
@@ -304,6 +309,26 @@ def test_a_state_that_is_not_finite_is_not_saved_and_the_run_gives_up(
         assert saved_steps(work_dir) == saved
         said = f"gave up: the state after step {seen_at} holds NaN or infinity"
         assert capsys.readouterr().out.count(said) == 1, start
+
+
+@pytest.mark.parametrize(
+    ("wrong_at", "every", "seen_at", "saved"), [(5, 100, 6, [3]), (7, 1, 7, [3, 6])]
+)
+def test_a_state_whose_replicas_differ_is_not_saved(
+    work_dir, monkeypatch, capsys, wrong_at, every, seen_at, saved
+):
+    found = Corruption((1,), is_sure=True)
+
+    def find(program, state):
+        return found if state.step >= wrong_at else None
+
+    monkeypatch.setattr(TinyProgram, "find_corruption", find)
+    outcome = run(work_dir, replica_check_every=every)
+    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, seen_at)
+    assert (outcome.corruption, outcome.has_diverged) == (found, False)
+    assert saved_steps(work_dir) == saved
+    said = f"after step {seen_at} the replicas of the state differ, process 1 from most"
+    assert said in capsys.readouterr().out
 
 
 def test_a_state_that_is_not_finite_is_not_begun_with(work_dir, monkeypatch, capsys):

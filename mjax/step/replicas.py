@@ -1,0 +1,111 @@
+"""Silent data corruption: replicas that should hold the same bits, and do not.
+
+Enters: a state. Leaves: the processes whose devices hold other bits than the devices at
+the same place of the other replicas. Each device hashes its own shards; only the hashes
+travel. Source: ByteRobust, arXiv:2509.16293, whose machines with silent corruption
+were found by replaying steps; here replicas of the run itself are compared.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jaxtyping import Array, UInt32
+
+from mjax.mesh.axes import AXES, DP_REPLICATE
+from mjax.mesh.collectives import vary
+
+_REPLICA = AXES.index(DP_REPLICATE)
+# Odd numbers: a changed bit of one element always changes the sum.
+_PLACE, _MIX, _LEAF = 0x9E3779B9, 0x85EBCA6B, 0x01000193
+
+
+@dataclasses.dataclass(frozen=True)
+class Corruption:
+    """Devices that hold other bits than they should."""
+
+    processes: tuple[int, ...]
+    """Of these devices; of all that disagree, if there is no majority."""
+    is_sure: bool
+    """Whether most replicas agree, so that the others are wrong."""
+
+
+def make_find_corruption(
+    shardings: Any, mesh: Mesh | AbstractMesh
+) -> Callable[[Any], Corruption | None] | None:
+    """Return what compares the replicas of a state; None where there is one only.
+
+    Every process gets the same answer. One all-gather of a number for each device.
+
+    Args:
+      shardings: of the state; nothing of it is sharded over `dp_replicate`.
+      mesh: with all axes.
+    """
+    if mesh.shape[DP_REPLICATE] < 2:
+        return None
+    specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    hashes = jax.jit(
+        jax.shard_map(
+            _gathered_hash, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec()
+        )
+    )
+
+    def find(state: Any) -> Corruption | None:
+        assert isinstance(mesh, Mesh)
+        processes = np.vectorize(lambda device: device.process_index, otypes=[int])(
+            mesh.devices
+        )
+        return judge(np.asarray(hashes(state)), processes)
+
+    return find
+
+
+def judge(
+    hashes: UInt32[np.ndarray, "pp r s tp"], processes: np.ndarray
+) -> Corruption | None:
+    """Name the processes whose devices differ; None if none does.
+
+    Args:
+      hashes: of each device, at its place in the mesh.
+      processes: of the devices.
+    """
+    num_replicas = hashes.shape[_REPLICA]
+    by_place = np.moveaxis(hashes, _REPLICA, -1).reshape(-1, num_replicas)
+    owners = np.moveaxis(processes, _REPLICA, -1).reshape(-1, num_replicas)
+    wrong: set[int] = set()
+    is_sure = True
+    for row, owner in zip(by_place, owners, strict=True):
+        values, counts = np.unique(row, return_counts=True)
+        if len(values) == 1:
+            continue
+        has_majority = 2 * counts.max() > num_replicas
+        is_sure &= bool(has_majority)
+        is_wrong = row != values[counts.argmax()] if has_majority else row == row
+        wrong |= {int(process) for process in owner[is_wrong]}
+    return Corruption(tuple(sorted(wrong)), is_sure) if wrong else None
+
+
+def _gathered_hash(state: Any) -> UInt32[Array, "pp r s tp"]:
+    """Hash this device's shards, and return the hashes of all devices."""
+    total = jnp.uint32(0)
+    for leaf in jax.tree.leaves(state):
+        total = total * jnp.uint32(_LEAF) + _hash(leaf)
+    found = vary(total)
+    for axis in reversed(AXES):
+        found = lax.all_gather(found, axis, to="invarying")
+    return found
+
+
+def _hash(leaf: Array) -> UInt32[Array, ""]:
+    """Sum the bits of an array, each element mixed with its place."""
+    width = leaf.dtype.itemsize * 8
+    bits = lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
+    places = jnp.arange(leaf.size, dtype=jnp.uint32).reshape(leaf.shape)
+    mixed = (bits ^ (places * jnp.uint32(_PLACE))) * jnp.uint32(_MIX)
+    mixed = mixed ^ (mixed >> 13)
+    return jnp.sum(mixed, dtype=jnp.uint32)
