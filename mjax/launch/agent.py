@@ -25,7 +25,6 @@ from mjax.launch.messages import RankState
 from mjax.launch.ranks import Adopted, Rank, Starter, oom_kills
 from mjax.processes import progress
 
-BEAT_S = 1.0
 _RETRY_S = 0.5
 _STACKS_S = 1.0
 _POLL_S = 0.02
@@ -246,7 +245,7 @@ class Agent:
             self._wake.clear()
             self._say(messages.Beat(ranks=self._states()))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), BEAT_S)
+                await asyncio.wait_for(self._wake.wait(), messages.BEAT_S)
 
     def _states(self) -> list[RankState]:
         return [rank.look() for rank in self._ranks.values()]

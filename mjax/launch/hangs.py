@@ -12,7 +12,9 @@ from mjax.launch.config import RunConfig
 from mjax.launch.failures import Failure
 from mjax.launch.hosts import Fleet
 from mjax.launch.liveness import Liveness
-from mjax.launch.messages import Dump, RankState
+from mjax.launch.messages import BEAT_S, Dump, RankState
+
+_SILENT_BEATS = 2
 
 
 class Hangs:
@@ -53,8 +55,9 @@ class Hangs:
         ]
 
     def _hangs(self, state: RankState, now_s: float) -> bool:
-        age_s = state.age_s + self._fleet.silent_s(state.rank, now_s)
-        return age_s > self._liveness.limit_s(state)
+        # Of a host that is silent for longer nothing is known: it may be lost.
+        silent_s = min(self._fleet.silent_s(state.rank, now_s), BEAT_S)
+        return state.age_s + silent_s > self._liveness.limit_s(state)
 
     def ask(self, hanging: Sequence[int], generation: int, now_s: float) -> None:
         """Ask all ranks for their stacks, because some hang."""
@@ -74,9 +77,14 @@ class Hangs:
         self._answered.add(name)
 
     def is_answered(self, now_s: float) -> bool:
-        """Say whether all hosts that live have answered, or the time is over."""
+        """Say whether all hosts that live have answered, or the time is over.
+
+        A host that is silent is soon lost, or speaks: that is waited for.
+        """
         missing = {*self._fleet.placement} - self._answered - self._fleet.lost(now_s)
-        return not missing or now_s > self._until_s
+        heard_s = [self._fleet.hosts[name].heard_s for name in missing]
+        is_silent = any(now_s - s > _SILENT_BEATS * BEAT_S for s in heard_s)
+        return not missing or (now_s > self._until_s and not is_silent)
 
     def judge(self) -> tuple[Failure, dict[str, Any]]:
         """Name who holds up the others; see `failures.of_hang`."""

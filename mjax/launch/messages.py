@@ -22,6 +22,10 @@ class Message(msgspec.Struct, kw_only=True, tag_field="type"):
     """What all messages are."""
 
 
+BEAT_S = 1.0
+"""Between heartbeats of a host."""
+
+
 class Divergence(msgspec.Struct, kw_only=True, frozen=True):
     """Why a rank gave up: what the steps have made of its state."""
 

@@ -168,11 +168,11 @@ class Rank:
         new, old = progress.read(self.progress_path), self.word
         if new is None or new.generation != self.generation:
             return
-        both = (old, new)
-        if old is not None and all(word.phase is Phase.STEP for word in both if word):
-            num_steps = new.step - old.step
-            if num_steps > 0:
-                self.step_s = (new.monotonic_ns - old.monotonic_ns) / num_steps / 1e9
+        num_steps = 0 if old is None else new.step - old.step
+        if old is not None and old.first_step_ns and num_steps > 0:
+            # Evaluations and saves between them are no part of steps.
+            spent_ns = new.spent_ns[Phase.STEP] - old.spent_ns[Phase.STEP]
+            self.step_s = spent_ns / num_steps / 1e9
         self.word = new
 
 

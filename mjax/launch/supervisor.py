@@ -279,7 +279,7 @@ class Supervisor:
             case State.RUNNING:
                 self._watch(now_s)
             case State.STACKS:
-                if self._hangs.is_answered(now_s):
+                if not self._has_lost(now_s) and self._hangs.is_answered(now_s):
                     self._judge(now_s)
             case State.STOPPING:
                 self._wait_for_ends(now_s)
@@ -291,8 +291,6 @@ class Supervisor:
             case State.PAUSING:
                 if now_s >= self._until_s:
                     self._enter(State.GATHERING, now_s)
-            case State.ENDED:
-                pass
 
     def _gather(self, now_s: float) -> None:
         """Place the ranks if there are hosts enough; hosts of before stay."""
@@ -351,10 +349,7 @@ class Supervisor:
         if now_s < self._next_scan_s and math.isinf(self._first_end_s):
             return
         self._next_scan_s = now_s + self._fleet.num_ranks / _LOOKS_PER_S
-        lost = self._fleet.lost(now_s)
-        if lost:
-            limit_s = self.config.restart.lost_s
-            self._fail(failures.of_silence(lost, limit_s), now_s)
+        if self._has_lost(now_s):
             return
         failure = failures.of_ranks(
             self._fleet.states(),
@@ -371,6 +366,14 @@ class Supervisor:
             self._hangs.ask(hanging, self.generation, now_s)
             return
         self._grow(now_s)
+
+    def _has_lost(self, now_s: float) -> bool:
+        """End the generation if a host is lost; say whether one is."""
+        lost = self._fleet.lost(now_s)
+        if lost:
+            limit_s = self.config.restart.lost_s
+            self._fail(failures.of_silence(lost, limit_s), now_s)
+        return bool(lost)
 
     def _hanging(self, now_s: float) -> list[int]:
         """Return the ranks that should have gone on, or ended, by now."""

@@ -458,6 +458,19 @@ def test_agents_that_do_not_show_stacks_do_not_hold_up_the_restart():
     assert cluster.supervisor.generation == 2
 
 
+@pytest.mark.parametrize("age_s", [0.0, 6.0])
+def test_a_silent_host_is_lost_and_does_not_hang(age_s):
+    """Also if the ranks of the others hang because of it, and show their stacks."""
+    cluster = running(limits=LimitsConfig(step_s=3.0))
+    cluster.silent.add("host-1")
+    cluster.set("host-0", 0, age_s=age_s)
+    cluster.go(8)
+    causes = [event.data["cause"] for event in cluster.kinds("failure")]
+    assert causes == [Cause.HOST_LOST]
+    assert len(cluster.kinds("hang")) == (age_s > 0)
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+
+
 def test_ranks_that_go_on_by_themselves_are_left_alone():
     cluster = running(limits=LimitsConfig(step_s=5.0))
     cluster.all_ranks(age_s=6.0)

@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -89,7 +90,10 @@ def _SLEEP(_: object) -> int:
 
 
 def _begin() -> None:
+    """Wait in a thread that leaves all signals to the main one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     threading.Thread(target=_wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _setsid() -> None:

@@ -1,0 +1,53 @@
+"""What an agent sees of a rank, by its progress word."""
+
+import time
+
+import pytest
+
+from mjax.launch.messages import RankSpec
+from mjax.launch.ranks import Rank
+from mjax.processes.progress import Phase, Writer
+
+SECOND_NS = 10**9
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let time pass on request."""
+
+    class Clock:
+        now_ns = 10**12
+
+        def go(self, seconds):
+            self.now_ns += int(seconds * SECOND_NS)
+
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: clock.now_ns)
+    return clock
+
+
+def test_the_time_of_a_step_is_without_evaluations_and_saves(tmp_path, clock):
+    spec = RankSpec(rank=0, argv=[], environment={}, folder=str(tmp_path))
+    rank = Rank(spec=spec, generation=1, oom_kills=0)
+    word = Writer(rank.progress_path, 1)
+    for phase in (Phase.INIT, Phase.BUILD, Phase.COMPILE, Phase.RESTORE):
+        clock.go(1)
+        word.mark(phase)
+    word.mark(Phase.STEP, 20)
+    clock.go(5)  # the first step
+    word.mark(Phase.STEP, 21)
+    assert rank.look().step_s is None
+    clock.go(1)
+    word.mark(Phase.STEP, 22)
+    assert rank.look().step_s == 1.0
+    word.mark(Phase.EVAL, 22)
+    clock.go(60)
+    word.mark(Phase.SAVE, 22)
+    assert rank.look().step_s == 1.0
+    clock.go(30)
+    for step in (23, 24):
+        word.mark(Phase.STEP, step - 1)
+        clock.go(2)
+        word.mark(Phase.STEP, step)
+    assert rank.look().step_s == 2.0
+    assert rank.look().spent_s[Phase.EVAL] == 60.0
