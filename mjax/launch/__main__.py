@@ -1,8 +1,8 @@
 """Launch a run that heals itself: `python -m mjax.launch --hosts 2 -- <train's flags>`.
 
 Without a command everything runs on this machine, with simulated hosts. `driver` and
-`agent` are started by hand, by Slurm or by Kubernetes. `status`, `evict`, `stop` and
-`journal` speak of a run that is under way. See docs/resilience.md.
+`agent` are started by hand, by Slurm or by Kubernetes. `status`, `evict`, `drain`,
+`update`, `stop` and `journal` speak of a run that is under way. See docs/resilience.md.
 """
 
 import asyncio
@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from mjax import flags
-from mjax.launch import client, local
+from mjax.launch import client, elastic, local
 from mjax.launch.agent import Agent
 from mjax.launch.config import RunConfig
 from mjax.launch.driver import Driver
 from mjax.launch.journal import read_events
+from mjax.launch.messages import Answer
+from mjax.launch.trainer_flags import changes
 from mjax.processes.config import split_address
 
 _PROG = "python -m mjax.launch"
@@ -83,6 +85,21 @@ class EvictFlags(RunFlags):
     """Why; it goes into the journal."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrainFlags(EvictFlags):
+    """Take a host out of a run that saves first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UpdateFlags(RunFlags):
+    """Let a run save, and go on with new code and the flags that follow `--`."""
+
+    reason: str
+    """Why; it goes into the journal."""
+    check_s: float = 120.0
+    """Seconds that the trainer may take to read the flags."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code: of the run, or 2 after bad input."""
     words = sys.argv[1:] if argv is None else argv
@@ -91,6 +108,8 @@ def main(argv: list[str] | None = None) -> int:
         "agent": _agent,
         "status": _status,
         "evict": _evict,
+        "drain": _drain,
+        "update": _update,
         "stop": _stop,
         "journal": _journal,
     }
@@ -154,6 +173,24 @@ def _evict(words: list[str]) -> int:
     return _ask(config, "evict", host=config.host, reason=config.reason)
 
 
+def _drain(words: list[str]) -> int:
+    config: DrainFlags = _read(DrainFlags, words, " drain")
+    return _ask(config, "drain", host=config.host, reason=config.reason)
+
+
+def _update(words: list[str]) -> int:
+    """Let the trainer read the flags here, before the run is told."""
+    own, train = _split(words) if "--" in words else (words, [])
+    config: UpdateFlags = _read(UpdateFlags, own, " update")
+    _check_train_flags(train)
+    if flags.given(train, "--work-dir") is not None:
+        raise ValueError("--work-dir is that of the run; leave it out behind --")
+    status: Any = _answer(config, "status").data
+    command = [*status["trainer"], *flags.with_flags(status["flags"], changes(train))]
+    elastic.trainer_config(command, config.check_s)
+    return _ask(config, "update", reason=config.reason, flags=train)
+
+
 def _journal(words: list[str]) -> int:
     """Print the events of a run; its driver need not run."""
     config: RunFlags = _read(RunFlags, words, " journal")
@@ -167,18 +204,21 @@ def _journal(words: list[str]) -> int:
     return 0
 
 
-def _ask(config: RunFlags, name: str, *, host: str = "", reason: str = "") -> int:
+def _ask(config: RunFlags, name: str, **facts: Any) -> int:
     """Send a command to the driver and print its answer."""
-    answer = client.ask(
+    answer = _answer(config, name, **facts)
+    print(json.dumps(answer.data) if config.json else answer.text)
+    return 0
+
+
+def _answer(config: RunFlags, name: str, **facts: Any) -> Answer:
+    return client.ask(
         config.work_dir,
         name,
         driver=split_address(config.driver, "--driver") if config.driver else None,
         token_file=config.token_file,
-        host=host,
-        reason=reason,
+        **facts,
     )
-    print(json.dumps(answer.data) if config.json else answer.text)
-    return 0
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -195,7 +235,19 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _train_flags(words: list[str]) -> tuple[list[str], Path]:
-    """Check the trainer's flags, and settle the work dir.
+    """Check the trainer's flags, and settle the work dir; raises as the check does."""
+    _check_train_flags(words)
+    work_dir = flags.given(words, "--work-dir")
+    if not work_dir:
+        work_dir = f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}"
+        words = [*words, "--work-dir", work_dir]
+    if "://" in work_dir:
+        raise ValueError(f"--work-dir must be a folder, got the URL {work_dir}")
+    return words, Path(work_dir)
+
+
+def _check_train_flags(words: list[str]) -> None:
+    """Refuse flags of the trainer that a launch cannot give.
 
     Raises:
       ValueError: a flag that the launch sets, or that cannot be repeated.
@@ -208,13 +260,6 @@ def _train_flags(words: list[str]) -> tuple[list[str], Path]:
             "--restart-from-scratch would discard the run at every restart; give "
             "another --work-dir, or move the old one away"
         )
-    work_dir = flags.given(words, "--work-dir")
-    if not work_dir:
-        work_dir = f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}"
-        words = [*words, "--work-dir", work_dir]
-    if "://" in work_dir:
-        raise ValueError(f"--work-dir must be a folder, got the URL {work_dir}")
-    return words, Path(work_dir)
 
 
 def _read(

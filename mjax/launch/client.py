@@ -9,6 +9,7 @@ import getpass
 import json
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ def ask(
     token_file: Path | None = None,
     host: str = "",
     reason: str = "",
+    flags: Sequence[str] = (),
 ) -> messages.Answer:
     """Send a command and return the answer.
 
@@ -34,6 +36,7 @@ def ask(
       token_file: None reads launch/token.
       host: that the command is about.
       reason: for the journal.
+      flags: of the trainer.
     Raises:
       ValueError: nobody answers, or the driver refuses; the message says why.
     """
@@ -46,6 +49,7 @@ def ask(
         actor=f"{getpass.getuser()}@{socket.gethostname()}",
         host=host,
         reason=reason,
+        flags=[*flags],
     )
     answer = asyncio.run(_exchange(address, command))
     if isinstance(answer, messages.Refused):

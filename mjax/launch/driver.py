@@ -35,6 +35,7 @@ from mjax.launch.messages import (
     Refused,
 )
 from mjax.launch.supervisor import Supervisor
+from mjax.launch.trainer_flags import TrainerFlags
 from mjax.processes import progress
 
 TRAINER = (sys.executable, "-m", "mjax.train")
@@ -71,7 +72,8 @@ class Driver:
         Raises:
           ValueError: the journal is another run's.
         """
-        self._config, self._flags, self._work_dir = config, [*flags], work_dir
+        self._config, self._work_dir = config, work_dir
+        self._flags = TrainerFlags(flags)
         self._token, self._bind, self._trainer = token, bind, trainer
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._journal = Journal(work_dir)
@@ -87,6 +89,7 @@ class Driver:
             module=trainer[2] if is_module and config.restart.warm else "",
             find_ports=self._find_ports,
             sizes=self._sizes,
+            take_back=self._flags.take_back,
         )
         self._is_saved = False
         self._saved_place: tuple[str, int] | None = None
@@ -101,7 +104,7 @@ class Driver:
         shape = {
             "hosts": self._config.hosts,
             "ranks_per_host": self._config.ranks_per_host,
-            "flags": self._flags,
+            "flags": self._flags.words,
         }
         before, snapshot = self._journal.fact("run"), self._journal.fact("snapshot")
         is_running = snapshot is not None and snapshot["state"] != "ended"
@@ -115,6 +118,7 @@ class Driver:
         if snapshot is None:
             return
         if is_running:
+            self._flags.take_up(self._journal.fact("flags") or self._flags.to_json())
             self._supervisor.resume(snapshot, time.monotonic())
         else:  # the work dir is trained further: generations count on
             self._supervisor.generation = snapshot["generation"]
@@ -267,6 +271,16 @@ class Driver:
                     self._audit(command)
                     self._supervisor.stop(now_s)
                     return Answer(text="the run saves and ends", data={})
+                case "drain":
+                    self._audit(command)
+                    self._supervisor.drain(command.host, command.reason, now_s)
+                    return Answer(text=f"{command.host} leaves the run", data={})
+                case "update":
+                    self._flags.update(command.flags, self._supervisor.generation)
+                    self._audit(command)
+                    self._supervisor.update(now_s)
+                    text = "the run saves and goes on with what is new"
+                    return Answer(text=text, data={})
                 case _:
                     return Refused(reason=f"unknown command {command.name}")
         except ValueError as error:
@@ -278,7 +292,11 @@ class Driver:
             Event(
                 kind="audit",
                 text=f"{text}: {command.reason or 'no reason given'}",
-                data={"command": command.name, "actor": command.actor},
+                data={
+                    "command": command.name,
+                    "actor": command.actor,
+                    "flags": command.flags,
+                },
             )
         )
 
@@ -286,6 +304,8 @@ class Driver:
         """Return what the run is doing, as JSON."""
         now_s = time.monotonic()
         return self._supervisor.snapshot() | {
+            "trainer": self._trainer,
+            "flags": self._flags.words,
             "heard_s": {
                 host.name: round(now_s - host.heard_s, 3)
                 for host in self._supervisor.hosts.values()
@@ -325,7 +345,7 @@ class Driver:
         if config.min_hosts is None or config.min_hosts == config.hosts:
             return {config.hosts: {}}
         found = elastic.trainer_config(
-            [*self._trainer, *self._flags], config.limits.import_s
+            [*self._trainer, *self._flags.words], config.limits.import_s
         )
         return elastic.sizes(
             found,
@@ -339,7 +359,7 @@ class Driver:
     ) -> RankSpec:
         per_host = self._config.ranks_per_host
         num_ranks = num_hosts * per_host
-        flags = with_flags(self._flags, self._sizes[num_hosts])
+        flags = with_flags(self._flags.words, self._sizes[num_hosts])
         if self._supervisor.rollbacks.skip is not None:
             flags = with_flags(flags, {"--data.skip": self._supervisor.rollbacks.skip})
         if num_ranks > 1:
@@ -349,7 +369,7 @@ class Driver:
             if self._is_coordinated:
                 flags += ["--distributed.no-serves"]
         environment = {progress.LAUNCH_VARIABLE: self._journal.name}
-        if per_host > 1 and "--simulate-devices" not in self._flags:
+        if per_host > 1 and "--simulate-devices" not in flags:
             environment["JAX_LOCAL_DEVICE_IDS"] = str(rank % per_host)
         return RankSpec(
             rank=rank,
@@ -380,6 +400,8 @@ class Driver:
     def _record(self, event: Event) -> None:
         self._journal.record(event, self._supervisor.generation)
         self._is_saved = False
+        if event.kind == "under_way":
+            self._flags.keep(self._supervisor.generation)
         if event.severity == "debug":
             return
         mark = "" if event.severity == "info" else f"{event.severity}: "
@@ -395,6 +417,7 @@ class Driver:
             return
         self._is_saved, self._saved_place = True, place
         self._journal.set_fact("snapshot", self._supervisor.snapshot())
+        self._journal.set_fact("flags", self._flags.to_json())
 
 
 def generation_folder(work_dir: Path, generation: int) -> Path:

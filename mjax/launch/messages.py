@@ -209,6 +209,8 @@ class Command(Message, tag="command"):
     host: str = ""
     reason: str = ""
     actor: str = ""
+    flags: list[str] = []
+    """Of the trainer, with other values than before."""
 
 
 class Answer(Message, tag="answer"):

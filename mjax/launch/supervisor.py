@@ -7,6 +7,9 @@ number of hosts.
 A run is a series of generations. In each, every active host has `ranks_per_host` ranks.
 When one of them fails the others cannot go on: all are killed and, if `policy.TABLE`
 says so, started again as the next generation, which resumes from the newest checkpoint.
+
+This is one machine of states, and longer than other modules so that all its transitions
+are read in one place.
 """
 
 import enum
@@ -22,7 +25,7 @@ from mjax.launch.elastic import Sizes
 from mjax.launch.events import Event, teller
 from mjax.launch.failures import Failure
 from mjax.launch.hangs import Hangs
-from mjax.launch.hosts import Fleet, HostState
+from mjax.launch.hosts import Fleet, Host, HostState
 from mjax.launch.messages import (
     Beat,
     Checked,
@@ -73,6 +76,7 @@ class Supervisor:
             generation=generation
         ),
         sizes: Collection[int] = (),
+        take_back: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin with no host.
 
@@ -87,7 +91,10 @@ class Supervisor:
           find_ports: from generation and number of hosts to what its first host is
             asked for.
           sizes: numbers of hosts, besides config.hosts, on which the run can go on.
+          take_back: undoes an update of the trainer's flags that no rank has taken a
+            step with; says whether there was one.
         """
+        self._take_back = take_back
         self.config, self._module, self._find_ports = config, module, find_ports
         self.generation = 0
         """Counts from 1; 0 before the first."""
@@ -101,6 +108,7 @@ class Supervisor:
         self._until_s = math.inf
         self._failure: Failure | None = None
         self._is_asked_to_stop = self._is_growing = False
+        self._draining: dict[str, str] = {}
         self._first_end_s = self._stop_by_s = math.inf
         self._times = Times(self._tell)
         self._sizes = Sizes(config.hosts, sizes)
@@ -179,10 +187,9 @@ class Supervisor:
         text = f"generation {self.generation} starts on {', '.join(self.placement)}"
         data = {"hosts": self.placement, "coordinator": coordinator}
         self._tell("generation", text, data=data)
-        size = len(self.placement)
         for index, active in enumerate(self.placement):
             specs = [
-                self._make_rank(self.generation, rank, size, coordinator)
+                self._make_rank(self.generation, rank, len(self.placement), coordinator)
                 for rank in self._fleet.ranks_of(index)
             ]
             self._send(active, Start(generation=self.generation, ranks=specs))
@@ -247,16 +254,39 @@ class Supervisor:
         Raises:
           ValueError: no such host.
         """
-        host = self.hosts.get(name)
-        if host is None:
-            raise ValueError(
-                f"no host {name}; the hosts are {', '.join(sorted(self.hosts))}"
-            )
+        host = self._known(name)
         is_active = host.state is HostState.ACTIVE
         self._fleet.evict(host, reason)
         if is_active and self.state in (State.PORTS, State.RUNNING, State.STACKS):
             text = f"{name} was evicted: {reason}"
             self._fail(Failure(cause=Cause.EVICTED, text=text), now_s)
+
+    def drain(self, name: str, reason: str, now_s: float) -> None:
+        """Let the ranks save and end, then take a host out of the run.
+
+        Raises:
+          ValueError: no such host.
+        """
+        host = self._known(name)
+        if self.state is not State.RUNNING or host.state is not HostState.ACTIVE:
+            self.evict(name, reason, now_s)
+            return
+        self._draining[name] = reason
+        self._tell("drain", f"{name} leaves at the next save: {reason}", host=name)
+        self._let_save(now_s)
+
+    def update(self, now_s: float) -> None:
+        """Let the ranks save and end; the next generation starts what is new."""
+        self._tell("update", "the next generation starts with new flags and code")
+        if self.state is State.RUNNING:
+            self._let_save(now_s)
+
+    def _known(self, name: str) -> Host:
+        if name not in self.hosts:
+            raise ValueError(
+                f"no host {name}; the hosts are {', '.join(sorted(self.hosts))}"
+            )
+        return self.hosts[name]
 
     def stop(self, now_s: float) -> None:
         """Let the ranks save and end; the run ends with 42."""
@@ -426,6 +456,14 @@ class Supervisor:
         if self._is_asked_to_stop and failure.cause is not Cause.DONE:
             self._end(Cause.PREEMPTED, now_s)
             return
+        for name, reason in self._draining.items():
+            self._fleet.evict(self.hosts[name], reason)
+        self._draining = {}
+        if failure.cause is Cause.BAD_INPUT and self._take_back():
+            text = f"the update is taken back: {failure.text}"
+            self._tell("update", text, "error")
+            self._pause(now_s)
+            return
         size = len(self.placement)
         if failure.cause is Cause.BAD_INPUT and self._sizes.discard(size):
             text = f"{size} hosts do not fit: {failure.text}"
@@ -476,8 +514,6 @@ class Supervisor:
         for name in self.hosts:
             self._send(name, Quit())
 
-    # ----------------------------------------------------------------------- pieces
-
     @property
     def placement(self) -> list[str]:
         """Active hosts, in the order of their ranks."""
@@ -494,8 +530,8 @@ class Supervisor:
 
     def is_lost(self, name: str, now_s: float) -> bool:
         """Say whether a host is unknown, or has not been heard for too long."""
-        lost = self._fleet.lost(now_s, active_only=False)
-        return name not in self.hosts or name in lost
+        known = self.hosts.keys() - self._fleet.lost(now_s, active_only=False)
+        return name not in known
 
     def _enter(self, state: State, now_s: float) -> None:
         self._tell("state", state, "debug")

@@ -227,6 +227,61 @@ def test_people_ask_evict_and_stop(tmp_path, capsys):
     assert "no driver answers at 127.0.0.1" in capsys.readouterr().err
 
 
+def test_an_update_is_checked_and_starts_after_a_save(tmp_path, capsys):
+    launch = Launch(tmp_path / "run", pace_s=0.1)
+    launch.wait_for(lambda: len(launch.rows()) > 4)
+
+    def update(*words):
+        own = ["--work-dir", str(launch.work_dir), "--reason", "to see"]
+        return command.main(["update", *own, "--", *words])
+
+    assert update("--seed", "13") == 2
+    assert "error: --seed must not be 13" in capsys.readouterr().err
+    assert update("--work-dir", "elsewhere") == 2
+    assert "--work-dir is that of the run" in capsys.readouterr().err
+    assert update("--seed", "5") == 0
+    assert "goes on with what is new" in capsys.readouterr().out
+    launch.wait_for(lambda: launch.events("generation")[-1]["generation"] == 2)
+    assert command.main(["status", "--work-dir", str(launch.work_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["flags"][-2:] == ["--seed", "5"]
+    assert launch.end() == 0, launch.err
+    launch.assert_trained()
+    assert {(r, g) for r, g, _ in launch.rows()} == {(0, 1), (1, 1), (0, 2), (1, 2)}
+    (audit,) = launch.events("audit")
+    assert audit["data"]["flags"] == ["--seed", "5"]
+
+
+def test_an_update_that_ranks_refuse_is_taken_back(tmp_path):
+    launch = Launch(tmp_path / "run", pace_s=0.1)
+    launch.wait_for(lambda: len(launch.rows()) > 4)
+    own = ["--work-dir", str(launch.work_dir), "--reason", "to see"]
+    assert command.main(["update", *own, "--", "--seed", "17"]) == 0
+    assert launch.end() == 0, launch.err
+    launch.assert_trained()
+    assert {generation for _, generation, _ in launch.rows()} == {1, 3}
+    text = launch.events("update")[-1]["text"]
+    assert text.startswith("the update is taken back: rank ")
+    assert "--seed must not be 17" in text
+
+
+def test_a_drained_host_leaves_when_the_ranks_have_saved(tmp_path):
+    launch = Launch(tmp_path / "run", spares=1, pace_s=0.1)
+    launch.wait_for(lambda: len(launch.rows()) > 4)
+    first = launch.events("generation")[0]["data"]["hosts"]
+    spare = ({"host-0", "host-1", "host-2"} - {*first}).pop()
+    own = ["--work-dir", str(launch.work_dir), "--host", first[1], "--reason", "a fan"]
+    assert command.main(["drain", *own]) == 0
+    assert launch.end() == 0, launch.err
+    launch.assert_trained()
+    hosts = [event["data"]["hosts"] for event in launch.events("generation")]
+    assert hosts == [first, [first[0], spare]]
+    assert [event["data"]["cause"] for event in launch.events("failure")] == [
+        "preempted"
+    ]
+    resumed = min(s for r, g, s in launch.rows() if (r, g) == (0, 2))
+    assert resumed == 1 + max(s for r, g, s in launch.rows() if (r, g) == (0, 1))
+
+
 def test_who_has_not_the_token_is_told_nothing(tmp_path, capsys):
     work_dir = tmp_path / "run"
     launch = Launch(work_dir, pace_s=1.0)

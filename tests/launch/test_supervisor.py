@@ -59,6 +59,7 @@ class Cluster:
         self.states: dict[str, dict[int, RankState]] = {}
         self.silent: set[str] = set()
         self.finds_ports = True
+        self.updates: list[bool] = []
         self.seen: tuple[Any, str] = (None, "")
         self.supervisor = self.driver()
         for index in range(num_agents):
@@ -68,6 +69,7 @@ class Cluster:
         return Supervisor(
             *(self.config, self.make_rank, self.send, self.events.append, self.now_s),
             sizes=range(self.config.min_hosts or self.config.hosts, self.config.hosts),
+            take_back=lambda: bool(self.updates) and self.updates.pop(),
         )
 
     def look(self):
@@ -409,6 +411,43 @@ def test_a_stop_lets_the_ranks_save_and_ends_with_42():
     assert {m.number for _, m in cluster.messages(Signal)} == {signal.SIGTERM}
     cluster.go(2)
     assert cluster.supervisor.exit_code == 42
+
+
+def test_a_drained_host_leaves_when_all_have_saved():
+    cluster = running()
+    cluster.supervisor.drain("host-1", "a fan", cluster.now_s)
+    assert {m.number for _, m in cluster.messages(Signal)} == {signal.SIGTERM}
+    assert cluster.supervisor.hosts["host-1"].state is HostState.ACTIVE
+    cluster.go(5)
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    host = cluster.supervisor.hosts["host-1"]
+    assert (host.state, host.why) == (HostState.EVICTED, "a fan")
+
+
+def test_a_spare_is_drained_at_once():
+    cluster = running()
+    cluster.supervisor.drain("host-2", "a fan", cluster.now_s)
+    assert cluster.supervisor.hosts["host-2"].state is HostState.EVICTED
+    cluster.go(5)
+    assert cluster.supervisor.generation == 1
+    with pytest.raises(ValueError, match="no host host-9; the hosts are host-0, "):
+        cluster.supervisor.drain("host-9", "a fan", cluster.now_s)
+
+
+def test_an_update_that_the_trainer_refuses_is_taken_back_once():
+    cluster = running()
+    cluster.updates.append(True)
+    cluster.supervisor.update(cluster.now_s)
+    assert {m.number for _, m in cluster.messages(Signal)} == {signal.SIGTERM}
+    cluster.go(3)
+    assert cluster.supervisor.generation == 2
+    cluster.all_ranks(code=2, ended_ns=1)
+    cluster.go(3)
+    assert cluster.supervisor.generation == 3
+    assert "the update is taken back: rank 0" in cluster.kinds("update")[-1].text
+    cluster.all_ranks(code=2, ended_ns=1)
+    cluster.go(3)
+    assert cluster.supervisor.exit_code == 2
 
 
 def test_a_signal_from_outside_is_no_end_of_the_run():

@@ -1,0 +1,34 @@
+"""Flags of the trainer that change while it runs."""
+
+import pytest
+
+from mjax.launch.trainer_flags import TrainerFlags, changes
+
+
+def test_the_flags_of_a_command_line_have_all_their_values():
+    words = ["--data.path", "a", "b", "--seed=3", "--no-warm", "--optim.lr_x", "-1"]
+    assert changes(words) == {
+        "--data.path": ["a", "b"],
+        "--seed": ["3"],
+        "--no-warm": [],
+        "--optim.lr-x": ["-1"],
+    }
+    assert changes([]) == {}
+    with pytest.raises(ValueError, match="flags begin with two hyphens, got seed"):
+        changes(["seed", "3"])
+
+
+def test_an_update_is_taken_back_until_it_is_kept():
+    flags = TrainerFlags(["--seed", "1", "--steps", "9"])
+    assert not flags.take_back()
+    flags.update(["--seed", "2"], 4)
+    flags.keep(4)  # a late word of the generation before
+    again = TrainerFlags([])
+    again.take_up(flags.to_json())
+    assert again.words == ["--steps", "9", "--seed", "2"]
+    assert again.take_back()
+    assert again.words == ["--seed", "1", "--steps", "9"]
+    assert not again.take_back()
+    flags.keep(5)
+    assert not flags.take_back()
+    assert flags.words == ["--steps", "9", "--seed", "2"]
