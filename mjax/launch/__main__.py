@@ -59,6 +59,12 @@ class AgentFlags:
     """At which other hosts reach this one; absent: its host name."""
     orphan_s: float = 3600.0
     """Seconds without a driver after which the agent and its ranks end."""
+    log_mib: float = 256.0
+    """MiB of a rank's log; then it is put aside, and the one put aside before goes."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.log_mib < float("inf"):
+            raise ValueError(f"--log-mib must be positive, got {self.log_mib:g}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,6 +162,7 @@ def _agent(words: list[str]) -> int:
         host=config.host,
         address=config.address or socket.gethostname(),
         orphan_s=config.orphan_s,
+        log_bytes=int(config.log_mib * 2**20),
     )
     return asyncio.run(agent.run())
 

@@ -22,7 +22,7 @@ import msgspec
 
 from mjax.launch import checks, messages
 from mjax.launch.messages import RankState
-from mjax.launch.ranks import Adopted, Rank, Starter, oom_kills
+from mjax.launch.ranks import Adopted, Rank, Starter, oom_kills, rotate
 from mjax.processes import progress
 
 _RETRY_S = 0.5
@@ -41,6 +41,7 @@ class Agent:
         host: str,
         address: str,
         orphan_s: float,
+        log_bytes: int = 256 * 2**20,
     ) -> None:
         """Know the driver; connect to nothing yet.
 
@@ -50,7 +51,9 @@ class Agent:
           host: name of this host.
           address: at which other hosts reach it.
           orphan_s: seconds without a driver after which it ends, with its ranks.
+          log_bytes: of the log of a rank, before it is put aside.
         """
+        self._log_bytes = log_bytes
         self._driver, self._token = driver, token
         self._host, self._address, self._orphan_s = host, address, orphan_s
         self._ranks: dict[int, Rank] = {}
@@ -244,6 +247,8 @@ class Agent:
         while True:
             self._wake.clear()
             self._say(messages.Beat(ranks=self._states()))
+            for rank in self._ranks.values():
+                rotate(rank.log_path, self._log_bytes)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), messages.BEAT_S)
 

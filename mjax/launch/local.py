@@ -153,6 +153,8 @@ async def follow(driver: Driver, work_dir: Path) -> None:
         path = log_path(generation_folder(work_dir, generation), 0)
         try:
             with path.open("rb") as file:
+                if path.stat().st_size < place:  # it was rotated
+                    place = 0
                 file.seek(place)
                 data = file.read()
         except OSError:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -322,6 +323,25 @@ def _start(
 def log_path(folder: Path, rank: int) -> Path:
     """Return where the output of a rank goes."""
     return folder / f"rank-{rank}.log"
+
+
+def rotate(log: Path, limit_bytes: int) -> None:
+    """Put a log that is too long beside itself, as `<log>.1`; its writer goes on.
+
+    What is written in the moment between is lost.
+
+    Args:
+      log: written by appending.
+      limit_bytes: of it; as many are kept from before.
+    """
+    try:
+        if log.stat().st_size <= limit_bytes:
+            return
+        before = log.with_name(f"{log.name}.1")
+        shutil.copyfile(log, before)
+        os.truncate(log, 0)
+    except OSError:
+        return  # a log that is gone, or a disk that is full, must not end the agent
 
 
 def process_state(pid: int) -> str:

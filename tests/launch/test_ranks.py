@@ -5,7 +5,7 @@ import time
 import pytest
 
 from mjax.launch.messages import RankSpec
-from mjax.launch.ranks import Rank
+from mjax.launch.ranks import Rank, rotate
 from mjax.processes.progress import Phase, Writer
 
 SECOND_NS = 10**9
@@ -51,3 +51,19 @@ def test_the_time_of_a_step_is_without_evaluations_and_saves(tmp_path, clock):
         word.mark(Phase.STEP, step)
     assert rank.look().step_s == 2.0
     assert rank.look().spent_s[Phase.EVAL] == 60.0
+
+
+def test_a_long_log_is_put_aside_and_written_further(tmp_path):
+    log, before = tmp_path / "rank-0.log", tmp_path / "rank-0.log.1"
+    with log.open("ab", buffering=0) as writer:
+        for text, kept, aside in [
+            (b"short", b"short", None),
+            (b" and too long", b"", b"short and too long"),
+            (b"new", b"new", b"short and too long"),
+            (b" and again too long", b"", b"new and again too long"),
+        ]:
+            writer.write(text)
+            rotate(log, 10)
+            assert log.read_bytes() == kept
+            assert (before.read_bytes() if before.exists() else None) == aside
+    rotate(tmp_path / "absent", 10)
