@@ -2,7 +2,8 @@
 
 Without a command everything runs on this machine, with simulated hosts. `driver` and
 `agent` are started by hand, by Slurm or by Kubernetes. `status`, `evict`, `drain`,
-`update`, `stop` and `journal` speak of a run that is under way. See docs/resilience.md.
+`update`, `stop`, `journal` and `first-error` speak of a run that is under way. See
+docs/resilience.md.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from mjax.launch import client, elastic, local
 from mjax.launch.agent import Agent
 from mjax.launch.config import RunConfig
 from mjax.launch.driver import Driver
+from mjax.launch.first_error import describe, first_error
 from mjax.launch.journal import read_events
 from mjax.launch.messages import Answer
 from mjax.launch.trainer_flags import changes
@@ -92,6 +94,14 @@ class EvictFlags(RunFlags):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FirstErrorFlags(RunFlags):
+    """Say which end of a rank came first, and which follow from it."""
+
+    generation: int | None = None
+    """That failed; absent: the last that did."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DrainFlags(EvictFlags):
     """Take a host out of a run that saves first."""
 
@@ -118,6 +128,7 @@ def main(argv: list[str] | None = None) -> int:
         "update": _update,
         "stop": _stop,
         "journal": _journal,
+        "first-error": _first_error,
     }
     try:
         if words and words[0] in commands:
@@ -208,6 +219,14 @@ def _journal(words: list[str]) -> int:
     for event in events:
         when = time.strftime("%H:%M:%S", time.localtime(event["time_ns"] / 1e9))
         print(f"{when}  {event['generation']:>3}  {event['kind']:<10}  {event['text']}")
+    return 0
+
+
+def _first_error(words: list[str]) -> int:
+    """Say what a generation failed of; its driver need not run."""
+    config: FirstErrorFlags = _read(FirstErrorFlags, words, " first-error")
+    found = first_error(read_events(config.work_dir), config.generation)
+    print(json.dumps(found) if config.json else describe(found))
     return 0
 
 

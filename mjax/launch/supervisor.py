@@ -44,6 +44,7 @@ from mjax.launch.restarts import Restarts
 from mjax.launch.rollback import RollBacks
 from mjax.launch.times import Times
 
+_END_FIELDS = ("code", "step", "ended_ns")
 _LOOKS_PER_S = 20_000
 """At the ranks of a run that goes well, together."""
 
@@ -168,7 +169,7 @@ class Supervisor:
                 self._tell("save", f"step {step} is saved", data={"step": step})
             if state.code is not None and (old is None or old.code is None):
                 text = failures.describe_end(state)
-                end = {"code": state.code, "step": state.step}
+                end = {name: getattr(state, name) for name in _END_FIELDS}
                 self._tell("rank_end", text, host=name, rank=rank, data=end)
                 self._first_end_s = min(self._first_end_s, now_s)
                 self.tick(now_s)

@@ -13,6 +13,7 @@ import pytest
 
 from mjax.launch import __main__ as command
 from mjax.launch import messages
+from mjax.launch.first_error import describe, first_error
 from mjax.launch.messages import VERSION
 from mjax.processes.progress import Phase
 
@@ -129,6 +130,10 @@ def test_a_rank_that_ends_costs_the_steps_since_the_last_save(tmp_path, what, ra
     assert next(step for r, g, step in launch.rows() if (r, g) == (0, 2)) == 8
     if what == "exit 1":
         assert "error: told to exit 1" in failure["text"]
+    found = first_error(launch.events())
+    assert (found["generation"], found["ranks"]) == (1, [rank])
+    assert (found["ends"][0]["rank"], found["text"]) == (rank, failure["text"])
+    assert f"+0.000 s  rank {rank} on host-" in describe(found)
 
 
 @pytest.mark.parametrize(

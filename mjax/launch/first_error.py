@@ -1,0 +1,69 @@
+"""What came first when a generation failed: the cause, then the ends of all ranks.
+
+Enters: the events of a run. Leaves: the verdict of the launch, and each rank's end in
+the order of time, with whether it follows from another one. The clocks of hosts may
+differ by some milliseconds; a consequence takes longer than that.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mjax.launch import failures, policy
+
+Event = Mapping[str, Any]
+
+
+def first_error(events: Sequence[Event], generation: int | None = None) -> Event:
+    """Return what a generation failed of, as JSON.
+
+    Args:
+      events: of a run, oldest first.
+      generation: None takes the last that failed.
+    Raises:
+      ValueError: it has not failed, or there is none.
+    """
+    failed = {
+        event["generation"]: event for event in events if event["kind"] == "failure"
+    }
+    if not failed:
+        raise ValueError("no generation of this run has failed")
+    number = max(failed) if generation is None else generation
+    if number not in failed:
+        known = ", ".join(map(str, sorted(failed)))
+        raise ValueError(f"generation {number} has not failed; these have: {known}")
+    verdict = failed[number]
+    ends = [
+        {
+            "rank": event["rank"],
+            "host": event["host"],
+            "code": event["data"]["code"],
+            "step": event["data"]["step"],
+            "ended_ns": event["data"].get("ended_ns") or event["time_ns"],
+            "is_consequence": policy.is_consequence(event["data"]["code"]),
+        }
+        for event in events
+        if event["kind"] == "rank_end" and event["generation"] == number
+    ]
+    ends.sort(key=lambda end: end["ended_ns"])
+    return {
+        "generation": number,
+        "cause": verdict["data"]["cause"],
+        "ranks": verdict["data"]["ranks"],
+        "hosts": verdict["data"]["hosts"],
+        "text": verdict["text"],
+        "ends": ends,
+    }
+
+
+def describe(found: Event) -> str:
+    """Write it for people."""
+    lines = [f"generation {found['generation']}: {found['text']}"]
+    for end in found["ends"]:
+        after_s = (end["ended_ns"] - found["ends"][0]["ended_ns"]) / 1e9
+        follows = ", which follows from another" if end["is_consequence"] else ""
+        code = failures.describe_code(end["code"])
+        lines.append(
+            f"  +{after_s:.3f} s  rank {end['rank']} on {end['host']} ended with {code}"
+            f" after step {end['step']}{follows}"
+        )
+    return "\n".join(lines)
