@@ -84,6 +84,25 @@ def given(argv: Sequence[str], flag: str) -> str | None:
     return found
 
 
+def values(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the flags of a command line with their values.
+
+    Raises:
+      ValueError: it does not begin with a flag.
+    """
+    found: dict[str, list[str]] = {}
+    latest: list[str] | None = None
+    for word in words:
+        if word.startswith("--"):
+            name, has_value, value = word.partition("=")
+            latest = found[name.replace("_", "-")] = [value] if has_value else []
+        elif latest is None:
+            raise ValueError(f"flags begin with two hyphens, got {word}")
+        else:
+            latest.append(word)
+    return found
+
+
 def with_flags(words: Sequence[str], changes: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the words of a command line with other values for some flags.
 

@@ -108,3 +108,16 @@ def test_flags_are_replaced_wherever_they_stand():
         *("--seed", "1", "--mesh.dp", "6", "--batch.microbatches", "5")
     ]
     assert flags.with_flags(words, {}) == words
+
+
+def test_the_flags_of_a_command_line_have_all_their_values():
+    words = ["--data.path", "a", "b", "--seed=3", "--no-warm", "--optim.lr_x", "-1"]
+    assert flags.values(words) == {
+        "--data.path": ["a", "b"],
+        "--seed": ["3"],
+        "--no-warm": [],
+        "--optim.lr-x": ["-1"],
+    }
+    assert flags.values([]) == {}
+    with pytest.raises(ValueError, match="flags begin with two hyphens, got seed"):
+        flags.values(["seed", "3"])

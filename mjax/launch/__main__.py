@@ -24,7 +24,6 @@ from mjax.launch.driver import Driver
 from mjax.launch.first_error import describe, first_error
 from mjax.launch.journal import read_events
 from mjax.launch.messages import Answer
-from mjax.launch.trainer_flags import changes
 from mjax.processes.config import split_address
 
 _PROG = "python -m mjax.launch"
@@ -204,7 +203,10 @@ def _update(words: list[str]) -> int:
     if flags.given(train, "--work-dir") is not None:
         raise ValueError("--work-dir is that of the run; leave it out behind --")
     status: Any = _answer(config, "status").data
-    command = [*status["trainer"], *flags.with_flags(status["flags"], changes(train))]
+    command = [
+        *status["trainer"],
+        *flags.with_flags(status["flags"], flags.values(train)),
+    ]
     elastic.trainer_config(command, config.check_s)
     return _ask(config, "update", reason=config.reason, flags=train)
 

@@ -118,7 +118,7 @@ class Driver:
         if snapshot is None:
             return
         if is_running:
-            self._flags.take_up(self._journal.fact("flags") or self._flags.to_json())
+            self._flags.take_up(snapshot.get("flags", self._flags.to_json()))
             self._supervisor.resume(snapshot, time.monotonic())
         else:  # the work dir is trained further: generations count on
             self._supervisor.generation = snapshot["generation"]
@@ -416,8 +416,8 @@ class Driver:
         if self._is_saved and place == self._saved_place:
             return
         self._is_saved, self._saved_place = True, place
-        self._journal.set_fact("snapshot", self._supervisor.snapshot())
-        self._journal.set_fact("flags", self._flags.to_json())
+        snapshot = self._supervisor.snapshot() | {"flags": self._flags.to_json()}
+        self._journal.set_fact("snapshot", snapshot)
 
 
 def generation_folder(work_dir: Path, generation: int) -> Path:

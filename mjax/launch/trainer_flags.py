@@ -8,7 +8,7 @@ taken back.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mjax.flags import with_flags
+from mjax.flags import values, with_flags
 
 
 class TrainerFlags:
@@ -26,7 +26,7 @@ class TrainerFlags:
         Raises:
           ValueError: the words do not begin with a flag.
         """
-        changed = with_flags(self.words, changes(words))
+        changed = with_flags(self.words, values(words))
         self._before, self.words = self.words, changed
         self._updated = generation
 
@@ -54,22 +54,3 @@ class TrainerFlags:
         """Go on with what `to_json` returned."""
         self.words, self._before = fields["words"], fields["before"]
         self._updated = fields["updated"]
-
-
-def changes(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the flags of a command line with their values.
-
-    Raises:
-      ValueError: it does not begin with a flag.
-    """
-    found: dict[str, list[str]] = {}
-    values: list[str] | None = None
-    for word in words:
-        if word.startswith("--"):
-            name, has_value, value = word.partition("=")
-            values = found[name.replace("_", "-")] = [value] if has_value else []
-        elif values is None:
-            raise ValueError(f"flags begin with two hyphens, got {word}")
-        else:
-            values.append(word)
-    return found

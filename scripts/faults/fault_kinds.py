@@ -101,7 +101,7 @@ def suffer(
     step = launched.last_step()
     about = Found(commit=commit(), kind=kind.name, rank=rank, run=run, step=step)
     if kind.name == "wrong flags":
-        return _suffer_wrong_flags(launched, about)
+        return _suffer_wrong_flags(launched, kind, about)
     if not kind.causes:
         return _go_on_unharmed(launched, about, generation)
     saved = max(launched.saved_steps(), default=0)
@@ -232,7 +232,7 @@ def _fill_store_for_a_while(launched: Launched) -> None:
     )
 
 
-def _suffer_wrong_flags(launched: Launched, about: Found) -> Found:
+def _suffer_wrong_flags(launched: Launched, kind: Kind, about: Found) -> Found:
     """Let a rank of the next start have another flag: the run must end, and say so."""
     num_failures, first = len(launched.events("failure")), launched.last_step()
     launched.order_wrong_flags(about.rank)
@@ -240,9 +240,7 @@ def _suffer_wrong_flags(launched: Launched, about: Found) -> Found:
     os.kill(launched.rank_pid(about.rank), signal.SIGKILL)
     code = launched.process.wait(timeout=240)
     failure: dict[str, Any] = launched.events("failure")[num_failures:][-1]
-    problems = _wrong_names(
-        Kind("wrong flags", (Cause.BAD_INPUT,), names_rank=False), about.rank, failure
-    )
+    problems = _wrong_names(kind, about.rank, failure)
     if code != 2:
         problems.append(f"the launch ended with {code}")
     said = f"{WRONG_FLAG}: "
