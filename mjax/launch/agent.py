@@ -207,7 +207,7 @@ class Agent:
             sizes[index] = path.stat().st_size if path.exists() else -1
             if sizes[index] >= 0:  # else it would die of the signal
                 rank.process.send_signal(progress.STACKS_SIGNAL)
-                rank.process.send_signal(progress.LOCK_SIGNAL)
+                progress.ask_for_lock(path)
         await asyncio.sleep(_STACKS_S)
         found = {}
         for index, rank in asked.items():

@@ -14,6 +14,7 @@ x86 and Arm as Python uses them order these stores, because each is a call of th
 interpreter).
 """
 
+import contextlib
 import dataclasses
 import enum
 import faulthandler
@@ -37,10 +38,9 @@ LAUNCH_VARIABLE = "MJAX_LAUNCH"
 STACKS_VARIABLE = "MJAX_STACKS_FILE"
 """Environment variable: where the process writes its stacks at STACKS_SIGNAL."""
 STACKS_SIGNAL = signal.SIGUSR1
-LOCK_SIGNAL = signal.SIGRTMIN + 3
-"""A thread answers it with LOCK_ANSWER in the same file, if the interpreter lock is
-free: without the answer nothing of Python goes on in the process."""
 LOCK_ANSWER = "The interpreter lock is free.\n"
+"""What a thread answers to `ask_for_lock` in the same file: without it nothing of
+Python goes on in the process."""
 
 _MAGIC = 0x6D6A617870726F32  # "mjaxpro2"
 _FORMAT = struct.Struct("<21q")
@@ -232,26 +232,47 @@ def show_stacks_on_signal(environment: Mapping[str, str] = os.environ) -> None:
     """Let STACKS_SIGNAL append the stacks of all threads to the file asked for.
 
     The C library calls the handler, so a process that holds the interpreter lock for
-    ever answers too; only LOCK_SIGNAL it does not answer. Call it before what may hang,
-    and before there are threads, which inherit that LOCK_SIGNAL is left to one.
+    ever answers too; only `ask_for_lock` it does not answer. Call it before what may
+    hang.
 
     Raises:
-      OSError: the file cannot be made.
+      OSError: the file cannot be made, or its file system has no named pipes.
     """
     path = environment.get(STACKS_VARIABLE)
     if path:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {LOCK_SIGNAL})
+        # A pipe and not a signal: of one that no thread may have unblocked, those of a
+        # library included, a process could die.
+        question = _question_path(Path(path))
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(question, 0o600)
+        asked = os.open(question, os.O_RDWR)  # it never ends: this process may write
         file = open(path, "a")  # noqa: SIM115, it stays open until the process ends
         threading.Thread(
-            target=_answer, args=(file.fileno(),), name="mjax-lock", daemon=True
+            target=_answer, args=(asked, file.fileno()), name="mjax-lock", daemon=True
         ).start()
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
 
 
-def _answer(descriptor: int) -> None:
-    while True:
-        signal.sigwait({LOCK_SIGNAL})
+def _answer(asked: int, descriptor: int) -> None:
+    while os.read(asked, 1):
         os.write(descriptor, LOCK_ANSWER.encode())
+
+
+def ask_for_lock(stacks: Path) -> None:
+    """Ask the process that writes its stacks to a file for LOCK_ANSWER.
+
+    Nothing happens if it has ended.
+    """
+    with contextlib.suppress(OSError):
+        question = os.open(_question_path(stacks), os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(question, b"?")
+        finally:
+            os.close(question)
+
+
+def _question_path(stacks: Path) -> Path:
+    return stacks.with_name(f"{stacks.name}.ask")
 
 
 def read(path: Path) -> Word | None:

@@ -142,7 +142,7 @@ def test_a_process_that_hangs_shows_its_stacks_and_whether_its_lock_is_free(
         while time.monotonic() < until_s and "hold_the_lock" not in stacks.read_text():
             time.sleep(0.01)
         assert "hold_the_lock" in stacks.read_text()
-        process.send_signal(progress.LOCK_SIGNAL)
+        progress.ask_for_lock(stacks)
         until_s = time.monotonic() + (1 if lock == "held" else 30)
         while (
             time.monotonic() < until_s
@@ -150,9 +150,11 @@ def test_a_process_that_hangs_shows_its_stacks_and_whether_its_lock_is_free(
         ):
             time.sleep(0.01)
         assert (progress.LOCK_ANSWER in stacks.read_text()) == (lock == "free")
+        assert process.poll() is None
     finally:
         process.kill()
         process.wait()
+    progress.ask_for_lock(stacks)  # nobody is there: that is no error, and no wait
 
 
 def test_stacks_are_not_registered_without_the_variable(monkeypatch):
