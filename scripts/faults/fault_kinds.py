@@ -45,6 +45,7 @@ KINDS = (
     Kind("exit 137", (Cause.KILLED, Cause.OUT_OF_MEMORY)),
     Kind("sleep", (Cause.HUNG,)),
     Kind("hold the lock", (Cause.HUNG,)),
+    Kind("skip a collective", (Cause.HUNG,)),
     Kind("SIGKILL in compile", (Cause.KILLED,), Phase.COMPILE),
     Kind("SIGKILL in restore", (Cause.KILLED,), Phase.RESTORE),
     Kind("SIGKILL in save", (Cause.KILLED,), Phase.SAVE),

@@ -29,6 +29,9 @@ def _happen(what: str) -> None:
             ctypes.pythonapi.Py_AddPendingCall(_SLEEP, None)
         case "NaN":
             _poison()
+        case "skip a collective":
+            loop = _loop()
+            loop.program = _Skipping(loop.program)
         case "hold the lock":
             while True:  # a signal ends each sleep
                 ctypes.PyDLL(None).sleep(3600)
@@ -36,15 +39,39 @@ def _happen(what: str) -> None:
             os._exit(int(what.removeprefix("exit ")))
 
 
-def _poison() -> None:
-    """Make the parameters of this process NaN, before its next step."""
+def _loop() -> Any:
+    """Find the loop that the main thread is in."""
     from mjax.run.loop import Loop
 
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     while not isinstance(loop := frame.f_locals.get("self"), Loop):
         assert frame.f_back is not None
         frame = frame.f_back
+    return loop
+
+
+def _poison() -> None:
+    """Make the parameters of this process NaN, before its next step."""
+    loop = _loop()
     loop.batches = _PoisonedBatches(loop)
+
+
+class _Skipping:
+    """A program whose next step this process leaves out: it waits for something else.
+
+    The others wait in the collectives of that step, and nobody comes.
+    """
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+    def train_step(self, *_: Any) -> Any:
+        from mjax.processes import distributed
+
+        distributed.client().wait_at_barrier("nobody else comes here", 3_600_000)
 
 
 class _PoisonedBatches:
