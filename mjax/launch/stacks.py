@@ -13,6 +13,8 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x\w+.*\(most recent call firs
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>.+)$')
 _DEPTH = 12
 """Frames that are compared, from the innermost."""
+_WAITING = re.compile(r"(^|/)(jax/_src|jaxlib)/")
+"""Files whose functions wait for devices, and so for other ranks."""
 
 Frames = tuple[str, ...]
 """`file:function`, innermost first."""
@@ -67,7 +69,8 @@ def judge(
 
     In this order: ranks that the kernel has stopped; ranks without an answer where
     others answered; ranks whose interpreter lock is held where that of others is free;
-    ranks whose progress word is behind; ranks whose stacks differ from those of most.
+    ranks whose progress word is behind; ranks that do something else where others wait
+    for their devices; ranks whose stacks differ from those of most.
 
     Args:
       places: of all ranks.
@@ -89,6 +92,14 @@ def judge(
         least = min(places[rank] for rank in behind)
         last = tuple(rank for rank in behind if places[rank] == least)
         return Verdict(ranks=last, reason="progress behind that of the others")
+    others = sorted(
+        rank
+        for rank, frames in stacks.items()
+        if frames and not _WAITING.search(frames[0])
+    )
+    if others and len(others) < len(stacks):
+        reason = "does not wait for its devices as the others do"
+        return Verdict(ranks=tuple(others), reason=reason)
     found = groups(stacks)
     if len(found) > 1 and len(found[0][1]) * 2 > len(stacks):
         odd = sorted(rank for _, ranks in found[1:] for rank in ranks)

@@ -36,6 +36,7 @@ def places(*steps, phase=5):
 
 
 A, B, C = ("a.py:wait",), ("b.py:sleep",), ("c.py:read",)
+JAX = ("/site-packages/jax/_src/array.py:_value", "/mjax/run/loop.py:_finish")
 
 
 def test_groups_come_by_size():
@@ -52,6 +53,9 @@ def test_groups_come_by_size():
         (places(5, 5, 5), {0: A, 1: A, 2: B}, [], (2,)),
         (places(5, 5, 5, 5, 5), {0: A, 1: A, 2: B, 3: C, 4: A}, [], (2, 3)),
         (places(5, 5), {0: A, 1: B}, [], ()),  # one against one
+        (places(5, 5), {0: JAX, 1: B}, [], (1,)),
+        (places(5, 5, 5), {0: B, 1: JAX, 2: C}, [], (0, 2)),
+        (places(5, 4), {0: B, 1: JAX}, [], (1,)),  # it waits for nobody but a device
         (places(5, 5, 5), {0: A, 1: A, 2: A}, [], ()),
         (places(5, 5), {}, [], ()),
         (places(5, 5), {0: A, 1: A}, [0, 1], ()),  # a person has stopped all
