@@ -59,6 +59,7 @@ def of_ranks(
     *,
     age_s: float,
     since_end_s: float,
+    are_heard: bool,
 ) -> Failure | None:
     """Find what ended a generation, or that a part of it never began.
 
@@ -67,9 +68,13 @@ def of_ranks(
       hosts: of each rank.
       age_s: of the generation, since its hosts were told to start it.
       since_end_s: since the first end; negative without one.
+      are_heard: every host is connected and was heard since the first end: ranks end in
+        less time because a host is gone than a host must be silent to be lost.
     """
     ended = {rank: state for rank, state in states.items() if state.code is not None}
     is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
+    if all(policy.is_consequence(state.code or 0) for state in ended.values()):
+        is_bad = is_bad and are_heard
     if len(ended) == len(hosts) or (is_bad and since_end_s >= _SETTLE_S):
         return of_ends(ended, hosts.__getitem__)
     missing = tuple(rank for rank in range(len(hosts)) if rank not in states)

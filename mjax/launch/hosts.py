@@ -121,6 +121,11 @@ class Fleet:
         """Return the seconds since the host of a rank was heard."""
         return now_s - self.hosts[self.host_of(rank)].heard_s
 
+    def are_heard_since(self, since_s: float) -> bool:
+        """Say whether all hosts with ranks are connected and said something since."""
+        hosts = (self.hosts[name] for name in self.placement)
+        return all(host.is_connected and host.heard_s >= since_s for host in hosts)
+
     def lost(self, now_s: float, *, active_only: bool = True) -> set[str]:
         """Return hosts that have not been heard for too long."""
         names = self.placement if active_only else self.hosts.keys()

@@ -387,6 +387,7 @@ class Supervisor:
             [self.host_of(rank) for rank in range(self._fleet.num_ranks)],
             age_s=now_s - self._since_s,
             since_end_s=now_s - self._first_end_s,
+            are_heard=self._fleet.are_heard_since(self._first_end_s),
         )
         if failure:
             self._fail(failure, now_s)

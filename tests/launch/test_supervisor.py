@@ -184,6 +184,42 @@ def test_a_run_begins_when_there_are_all_its_hosts(changes):
     assert cluster.supervisor.placement == ["host-0", "host-7"]
 
 
+@pytest.mark.parametrize("code", [1, -signal.SIGABRT])
+def test_a_rank_that_ends_because_a_host_is_gone_is_not_to_blame(code):
+    cluster = running()
+    cluster.silent.add("host-1")
+    cluster.rank(0, code=code, ended_ns=1)
+    cluster.go(10)
+    (failure,) = cluster.kinds("failure")
+    assert failure.data["cause"] == Cause.HOST_LOST
+    assert failure.data["hosts"] == ["host-1"]
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+
+
+def test_nor_is_it_if_the_agent_of_that_host_is_started_again():
+    cluster = running()
+    cluster.supervisor.left("host-1", cluster.now_s)
+    cluster.rank(0, code=1, ended_ns=1)
+    cluster.silent.add("host-1")
+    cluster.go(1)
+    assert cluster.kinds("failure") == []
+    cluster.silent.clear()
+    cluster.states["host-1"] = {}
+    cluster.join("host-1")
+    cluster.go(1)
+    (failure,) = cluster.kinds("failure")
+    assert failure.data["cause"] == Cause.KILLED
+    assert failure.data["hosts"] == ["host-1"]
+
+
+def test_a_rank_that_fails_while_all_hosts_are_well_is_to_blame_within_a_beat():
+    cluster = running()
+    cluster.rank(0, code=1, ended_ns=1)
+    cluster.go(1)
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.rank) == (Cause.FAILED, 0)
+
+
 def diverge(cluster, step, ways):
     ways = {str(to): skip for to, skip in ways.items()}
     said = LastWords(diverged=Divergence(step=step, ways=ways))
