@@ -5,6 +5,7 @@ to harm its processes.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -172,10 +173,9 @@ class Launched:
     def full_store(self) -> Iterator[None]:
         """Fill the file system of the store, which should be a small one, meanwhile."""
         filler = self._store.parent / "filler"
-        with filler.open("wb") as file:
-            free = shutil.disk_usage(self._store).free - _LEFT_BYTES
-            os.posix_fallocate(file.fileno(), 0, max(1, free))
         try:
+            with filler.open("wb") as file:
+                _fill(file.fileno(), self._store)
             yield
         finally:
             filler.unlink()
@@ -219,3 +219,16 @@ class Launched:
                 os.kill(int(path.read_text()), signal.SIGKILL)
             except (ProcessLookupError, ValueError):
                 continue
+
+
+def _fill(descriptor: int, folder: Path) -> None:
+    """Make a file so long that the file system is full but for _LEFT_BYTES."""
+    while True:
+        free = shutil.disk_usage(folder).free - _LEFT_BYTES
+        try:
+            os.posix_fallocate(descriptor, 0, max(1, free))
+        except OSError as error:  # a save has taken some of it meanwhile
+            if error.errno != errno.ENOSPC:
+                raise
+        else:
+            return
