@@ -22,9 +22,11 @@ import msgspec
 
 from mjax.launch import checks, messages
 from mjax.launch.messages import RankState
+from mjax.launch.policy import EXIT_CODES, Cause
 from mjax.launch.ranks import Adopted, Rank, Starter, oom_kills, rotate
 from mjax.processes import progress
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _RETRY_S = 0.5
 _STACKS_S = 1.0
 _POLL_S = 0.02
@@ -60,12 +62,19 @@ class Agent:
         self._starter = Starter()
         self._coordinator: subprocess.Popen[bytes] | Adopted | None = None
         self._coordinated = 0
+        self._leaving = ""
         self._checking: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._wake = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve drivers until one says that the run is over; return the exit code."""
+        """Serve drivers until one says that the run is over; return the exit code.
+
+        SIGINT and SIGTERM let this host leave the run: its ranks save first, and a
+        spare takes its place.
+        """
+        for number in _SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._leave, number)
         alone_s = time.monotonic()
         decoder = msgspec.json.Decoder(messages.ToAgent)
         while time.monotonic() - alone_s < self._orphan_s:
@@ -74,6 +83,8 @@ class Agent:
                     *self._driver, limit=messages.MAX_LINE_BYTES
                 )
             except OSError:
+                if self._leaving and not self._has_ranks():
+                    return EXIT_CODES[Cause.PREEMPTED]
                 await asyncio.sleep(_RETRY_S)
                 continue
             try:
@@ -128,8 +139,20 @@ class Agent:
                 self._checking = asyncio.create_task(self._check(message))
             case messages.Quit():
                 self._kill(self._newest(), signal.SIGKILL)
-                return 0
+                return EXIT_CODES[Cause.PREEMPTED if self._leaving else Cause.DONE]
         return None
+
+    def _leave(self, number: int) -> None:
+        """Tell the driver that this host goes; a second signal ends the agent."""
+        for one in _SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(one)
+        self._leaving = f"its agent got {signal.Signals(number).name}"
+        if self._writer is None:  # no driver says it to the ranks
+            self._kill(self._newest(), signal.SIGTERM)
+        self._wake.set()
+
+    def _has_ranks(self) -> bool:
+        return any(rank.process.poll() is None for rank in self._ranks.values())
 
     async def _coordinate(self, message: messages.FindPorts) -> int:
         """Find a port, and start the coordinator there if one is wanted."""
@@ -246,7 +269,8 @@ class Agent:
     async def _beat(self) -> None:
         while True:
             self._wake.clear()
-            self._say(messages.Beat(ranks=self._states()))
+            beat = messages.Beat(ranks=self._states(), leaving=self._leaving)
+            self._say(beat)
             for rank in self._ranks.values():
                 rotate(rank.log_path, self._log_bytes)
             with contextlib.suppress(TimeoutError):

@@ -39,6 +39,8 @@ class Host:
     """Of the present generation."""
     why: str = ""
     """Why it was evicted."""
+    is_leaving: bool = False
+    """Its agent has said so."""
 
     def to_json(self) -> dict[str, str]:
         """Return what a new driver must know of it."""
@@ -167,7 +169,7 @@ class Fleet:
         host = self.hosts.setdefault(
             name, Host(name=name, address=address, heard_s=now_s)
         )
-        host.address, host.is_connected = address, True
+        host.address, host.is_connected, host.is_leaving = address, True, False
         return host
 
     def come_back(self, host: Host, generation: int) -> None:

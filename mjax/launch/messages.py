@@ -105,6 +105,8 @@ class Beat(Message, tag="beat"):
     """Heartbeat of a host, once a second and when a rank ends."""
 
     ranks: list[RankState]
+    leaving: str = ""
+    """Why the host is about to go; empty: it stays."""
 
 
 class Ports(Message, tag="ports"):

@@ -36,6 +36,7 @@ from mjax.launch.messages import (
     Prepare,
     Quit,
     RankSpec,
+    Signal,
     Stacks,
     Start,
 )
@@ -140,6 +141,10 @@ class Supervisor:
         is_over = self.state is State.STOPPING or not self._fleet.has_ranks(host.name)
         if hello.ranks and is_over and not was_lost:
             self._fleet.kill(host, self.generation)
+        elif hello.ranks and math.isfinite(self._stop_by_s):
+            # The driver before this one may have been killed before it said so.
+            order = Signal(generation=self.generation, number=signal.SIGTERM)
+            self._send(host.name, order)
         is_new = self.state is State.RUNNING and bool(host.ranks) and not hello.ranks
         self.beat(hello.host, Beat(ranks=hello.ranks), now_s)
         if is_new and self._fleet.has_ranks(host.name):
@@ -151,7 +156,11 @@ class Supervisor:
         """Note what the ranks of a host do."""
         host = self.hosts[name]
         host.heard_s = now_s
-        if host.state is HostState.LOST:  # it was silent, and its connection lives
+        if beat.leaving and not host.is_leaving:
+            host.is_leaving = True
+            self.drain(name, beat.leaving, now_s)
+        elif host.state is HostState.LOST and not host.is_leaving:
+            # It was silent, and its connection lives.
             self._fleet.come_back(host, self.generation)
         before = host.ranks
         host.ranks = {
@@ -222,6 +231,8 @@ class Supervisor:
             "generation": self.generation,
             "state": self.state.value,
             "is_asked_to_stop": self._is_asked_to_stop,
+            "draining": self._draining,
+            "is_saving": math.isfinite(self._stop_by_s),
             **self._restarts.to_json(),
             **self.rollbacks.to_json(),
             **self._fleet.to_json(),
@@ -237,10 +248,13 @@ class Supervisor:
         self.rollbacks.take_up(snapshot)
         self._fleet.take_up(snapshot, now_s)
         self._is_asked_to_stop = snapshot["is_asked_to_stop"]
+        self._draining = dict(snapshot["draining"])
         state = State(snapshot["state"])
         self._tell("driver", f"a driver was started again; the run was {state}")
         if state is State.RUNNING:
             self._enter(State.RUNNING, now_s)
+            if snapshot["is_saving"]:
+                self._stop_by_s = now_s + self.config.restart.stop_s
         elif state in (State.GATHERING, State.PAUSING):
             self._enter(State.GATHERING, now_s)
         else:
@@ -257,7 +271,7 @@ class Supervisor:
         """
         host = self._known(name)
         is_active = host.state is HostState.ACTIVE
-        self._fleet.evict(host, reason)
+        self._let_go(host, reason)
         if is_active and self.state in (State.PORTS, State.RUNNING, State.STACKS):
             text = f"{name} was evicted: {reason}"
             self._fail(Failure(cause=Cause.EVICTED, text=text), now_s)
@@ -275,6 +289,15 @@ class Supervisor:
         self._draining[name] = reason
         self._tell("drain", f"{name} leaves at the next save: {reason}", host=name)
         self._let_save(now_s)
+
+    def _let_go(self, host: Host, reason: str) -> None:
+        """Take a host out of the run; one that leaves by itself may come back."""
+        if host.is_leaving and host.state is not HostState.EVICTED:
+            self._fleet.evict(host, reason, HostState.LOST)
+        else:
+            self._fleet.evict(host, reason)
+        if host.is_leaving:
+            self._send(host.name, Quit())
 
     def update(self, now_s: float) -> None:
         """Let the ranks save and end; the next generation starts what is new."""
@@ -371,9 +394,11 @@ class Supervisor:
             self._let_save(now_s)
 
     def _let_save(self, now_s: float) -> None:
-        """Let all ranks save and end."""
-        self._fleet.signal(self.generation, signal.SIGTERM)
+        """Let all ranks save and end, unless they were told to."""
+        if math.isfinite(self._stop_by_s):
+            return
         self._stop_by_s = now_s + self.config.restart.stop_s
+        self._fleet.signal(self.generation, signal.SIGTERM)
 
     def _watch(self, now_s: float) -> None:
         """Look for what has failed; the first of these."""
@@ -459,7 +484,7 @@ class Supervisor:
             self._end(Cause.PREEMPTED, now_s)
             return
         for name, reason in self._draining.items():
-            self._fleet.evict(self.hosts[name], reason)
+            self._let_go(self.hosts[name], reason)
         self._draining = {}
         if failure.cause is Cause.BAD_INPUT and self._take_back():
             text = f"the update is taken back: {failure.text}"

@@ -269,13 +269,18 @@ def test_an_update_that_ranks_refuse_is_taken_back(tmp_path):
     assert "--seed must not be 17" in text
 
 
-def test_a_drained_host_leaves_when_the_ranks_have_saved(tmp_path):
+@pytest.mark.parametrize("by", ["a person", "its agent"])
+def test_a_drained_host_leaves_when_the_ranks_have_saved(tmp_path, by):
     launch = Launch(tmp_path / "run", spares=1, pace_s=0.1)
     launch.wait_for(lambda: len(launch.rows()) > 4)
     first = launch.events("generation")[0]["data"]["hosts"]
     spare = ({"host-0", "host-1", "host-2"} - {*first}).pop()
     own = ["--work-dir", str(launch.work_dir), "--host", first[1], "--reason", "a fan"]
-    assert command.main(["drain", *own]) == 0
+    if by == "a person":
+        assert command.main(["drain", *own]) == 0
+    else:
+        pid = (launch.work_dir / "launch" / f"agent-{first[1]}.pid").read_text()
+        os.kill(int(pid), signal.SIGTERM)
     assert launch.end() == 0, launch.err
     launch.assert_trained()
     hosts = [event["data"]["hosts"] for event in launch.events("generation")]

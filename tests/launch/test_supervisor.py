@@ -470,6 +470,76 @@ def test_a_spare_is_drained_at_once():
         cluster.supervisor.drain("host-9", "a fan", cluster.now_s)
 
 
+def leave(cluster, *names):
+    """Let heartbeats of hosts say, once and again, that they are about to go."""
+    for _ in range(2):
+        for name in names:
+            ranks = list(cluster.states.get(name, {}).values())
+            beat = Beat(ranks=ranks, leaving="its agent got SIGTERM")
+            cluster.supervisor.beat(name, beat, cluster.now_s)
+
+
+def test_a_host_that_leaves_goes_when_all_have_saved_and_may_come_back():
+    cluster = running()
+    leave(cluster, "host-1")
+    assert len(cluster.messages(Signal)) == 2  # one for each host with ranks
+    assert cluster.messages(Quit) == []
+    cluster.silent.add("host-1")
+    leave(cluster, "host-1")
+    cluster.go(3)
+    assert [host for host, _ in cluster.messages(Quit)] == ["host-1"]
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    host = cluster.supervisor.hosts["host-1"]
+    assert (host.state, host.why) == (HostState.LOST, "its agent got SIGTERM")
+    assert "preempted" in [f.data["cause"] for f in cluster.kinds("failure")]
+    cluster.silent.clear()
+    cluster.join("host-1")
+    assert cluster.supervisor.hosts["host-1"].state is HostState.SPARE
+
+
+def test_a_spare_that_leaves_goes_at_once_and_an_evicted_host_stays_out():
+    cluster = running()
+    leave(cluster, "host-2")
+    assert [host for host, _ in cluster.messages(Quit)] == ["host-2"]
+    assert cluster.supervisor.hosts["host-2"].state is HostState.LOST
+    cluster = running()
+    cluster.supervisor.evict("host-2", "a fan", cluster.now_s)
+    leave(cluster, "host-2")
+    cluster.join("host-2")
+    assert cluster.supervisor.hosts["host-2"].state is HostState.EVICTED
+
+
+def test_hosts_that_all_leave_save_once():
+    cluster = running()
+    leave(cluster, "host-0", "host-1")
+    cluster.silent |= {"host-0", "host-1"}
+    cluster.go(3)
+    numbers = [m.number for _, m in cluster.messages(Signal)]
+    assert numbers.count(signal.SIGTERM) == 2  # one for each host
+    assert {host for host, _ in cluster.messages(Quit)} == {"host-0", "host-1"}
+    assert cluster.supervisor.state is State.GATHERING
+
+
+def test_a_driver_that_is_killed_while_a_host_drains_drains_it_nevertheless():
+    cluster = running()
+    cluster.finds_ports = False
+    cluster.supervisor.drain("host-1", "a fan", cluster.now_s)
+    snapshot = cluster.supervisor.snapshot()
+    for state in ("host-0", "host-1"):  # what was sent has not arrived
+        cluster.set(state, int(state[-1]), code=None)
+    cluster.sent.clear()
+    cluster.supervisor = cluster.driver()
+    cluster.supervisor.resume(snapshot, cluster.now_s)
+    for name in ("host-0", "host-1", "host-2"):
+        cluster.join(name)
+    sent = [(host, m.number) for host, m in cluster.messages(Signal)]
+    assert sent == [("host-0", signal.SIGTERM), ("host-1", signal.SIGTERM)]
+    cluster.go(3)
+    host = cluster.supervisor.hosts["host-1"]
+    assert (host.state, host.why) == (HostState.EVICTED, "a fan")
+    assert cluster.supervisor.state is State.PORTS
+
+
 def test_an_update_that_the_trainer_refuses_is_taken_back_once():
     cluster = running()
     cluster.updates.append(True)
