@@ -54,6 +54,7 @@ KINDS = (
     Kind("wrong flags", (Cause.BAD_INPUT,), names_rank=False),
     Kind("full disk", ()),
     Kind("agent SIGKILL", (Cause.KILLED, Cause.HOST_LOST), names_rank=False),
+    Kind("agent SIGTERM", (Cause.PREEMPTED,), names_rank=False),
     Kind("agent SIGSTOP", (Cause.HOST_LOST,), names_rank=False),
     Kind("partition", (Cause.HOST_LOST,), names_rank=False, is_apart=True),
     Kind("driver SIGKILL", ()),
@@ -122,7 +123,7 @@ def suffer(
     problems = [*_wrong_names(kind, rank, failure)]
     if kind.is_at_once and resumed < saved:
         problems.append(f"resumed at {resumed} although {saved} was saved")
-    if kind.name == "SIGTERM" and lost:
+    if kind.name.endswith("SIGTERM") and lost:
         problems.append(f"{lost} steps were lost by a SIGTERM")
     return dataclasses.replace(
         about,

@@ -59,10 +59,13 @@ class Launched:
           own: further flags of the launch.
         """
         self.work_dir = work_dir
+        self._events: list[Event] = []
+        self._num_read = 0
         self._store = Path(given(flags, "--ckpt.dir") or work_dir / "checkpoints")
         work_dir.mkdir(parents=True, exist_ok=True)
         words = ["--hosts", str(hosts), "--spares", str(spares)]
         words += ["--limits.step-s", "4", "--limits.first-step-s", "60"]
+        words += ["--limits.eval-s", "8", "--limits.save-s", "8"]
         # Faults come faster than saves do.
         words += ["--restart.pause-s", "0.1", "--restart.max-fruitless", "20"]
         words += [*own, "--", *flags]
@@ -90,9 +93,14 @@ class Launched:
     def events(self, *kinds: str) -> list[Event]:
         """Return its events so far."""
         path = self.work_dir / "events.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        events = [json.loads(line) for line in lines]
-        return [event for event in events if not kinds or event["kind"] in kinds]
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._num_read)
+                new = file.read()
+            new = new[: new.rfind(b"\n") + 1]
+            self._num_read += len(new)
+            self._events += [json.loads(line) for line in new.splitlines()]
+        return [one for one in self._events if not kinds or one["kind"] in kinds]
 
     @property
     def generation(self) -> int:
@@ -136,7 +144,7 @@ class Launched:
                 raise StuckError(f"the launch ended before {what}")
             if time.monotonic() > until_s:
                 raise StuckError(f"{what} did not come in {LIMIT_S:g} s")
-            time.sleep(0.005)
+            time.sleep(0.01)
 
     def wait_for_row(self, step: int) -> None:
         """Wait until there is a row of this step.
