@@ -109,6 +109,9 @@ def suffer(
     saved = max(launched.saved_steps(), default=0)
     num_failures = len(launched.events("failure"))
     at_s, at_ns = time.monotonic(), time.time_ns()
+    stopped = None
+    if kind.name == "agent SIGSTOP":
+        stopped = launched.agent_pid(launched.hosts()[rank])
     _happen(launched, kind, rank)
     launched.wait_for(lambda: len(launched.events("failure")) > num_failures, "failure")
     failure = launched.events("failure")[num_failures]
@@ -119,6 +122,8 @@ def suffer(
     restart_s = round(time.monotonic() - at_s, 2)
     if isinstance(launched, CutOff):
         launched.heal()
+    if stopped is not None:  # its host comes back as a spare
+        os.kill(stopped, signal.SIGCONT)
     lost = max(0, before - resumed)
     problems = [*_wrong_names(kind, rank, failure)]
     if kind.is_at_once and resumed < saved:
