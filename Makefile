@@ -26,7 +26,8 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
   tests/step/test_pipelined.py::test_a_pipeline_has_the_loss_and_gradients_of_one_device[dp] \
   tests/step/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
-.PHONY: help env env-plan env-hf env-newest train test test-plan test-hf test-newest \
+.PHONY: help env env-plan env-hf env-newest train test test-plan test-hf test-slurm \
+  test-newest \
   lock clean
 
 help:
@@ -38,6 +39,7 @@ help:
 	@echo "make test         the gate: format, lint, types, tests"
 	@echo "make test-plan    compile for described GPUs, and read what came out"
 	@echo "make test-hf      compare with transformers, in both directions"
+	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
 	@echo "make test-newest  a short suite on the newest releases"
 	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
@@ -85,6 +87,11 @@ test-plan: env-plan
 # In one process: what transformers makes is made once.
 test-hf: env env-hf
 	.venv/bin/python -m pytest tests/hugging_face -m hf $(ARGS)
+
+# A real Slurm with several nodes on this machine. It needs root and, of Debian:
+# apt-get install slurmctld slurmd slurm-client munge
+test-slurm: env
+	.venv/bin/python -m pytest tests/launch/test_slurm.py -m slurm $(ARGS)
 
 env-newest: .venv-newest/installed
 

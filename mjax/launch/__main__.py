@@ -1,7 +1,8 @@
 """Launch a run that heals itself: `python -m mjax.launch --hosts 2 -- <train's flags>`.
 
-Without a command everything runs on this machine, with simulated hosts. `driver` and
-`agent` are started by hand, by Slurm or by Kubernetes. `status`, `evict`, `drain`,
+Without a command everything runs on this machine, with simulated hosts; `slurm` does
+the same on the nodes of an allocation. `driver` and `agent` are started by hand or by
+Kubernetes. `status`, `evict`, `drain`,
 `update`, `stop`, `journal` and `first-error` speak of a run that is under way. See
 docs/resilience.md.
 """
@@ -9,6 +10,7 @@ docs/resilience.md.
 import asyncio
 import dataclasses
 import json
+import os
 import socket
 import sys
 import time
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mjax import flags
-from mjax.launch import client, elastic, local
+from mjax.launch import client, elastic, local, slurm
 from mjax.launch.agent import Agent
 from mjax.launch.config import RunConfig
 from mjax.launch.driver import Driver
@@ -54,7 +56,9 @@ class AgentFlags:
     """host:port of the driver."""
     token_file: Path
     """File of mode 0600 with the token of the run."""
-    host: str = dataclasses.field(default_factory=socket.gethostname)
+    host: str = dataclasses.field(
+        default_factory=lambda: os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    )
     """Name of this host in the run."""
     address: str | None = None
     """At which other hosts reach this one; absent: its host name."""
@@ -121,6 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "driver": _driver,
         "agent": _agent,
+        "slurm": _slurm,
         "status": _status,
         "evict": _evict,
         "drain": _drain,
@@ -148,6 +153,13 @@ def _local(words: list[str]) -> int:
     config: RunConfig = _read(RunConfig, own, "", __doc__)
     train, work_dir = _train_flags(train)
     return asyncio.run(local.run(config, train, work_dir))
+
+
+def _slurm(words: list[str]) -> int:
+    own, train = _split(words)
+    config: RunConfig = _read(RunConfig, own, " slurm")
+    train, work_dir = _train_flags(train)
+    return asyncio.run(slurm.run(config, train, work_dir))
 
 
 def _driver(words: list[str]) -> int:

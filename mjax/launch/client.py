@@ -95,7 +95,7 @@ def _address(folder: Path) -> tuple[str, int]:
             f"{folder} does not say where the driver listens ({error}); give "
             "--driver HOST:PORT"
         ) from error
-    return "127.0.0.1" if host == "0.0.0.0" else host, port
+    return host, port
 
 
 async def _exchange(

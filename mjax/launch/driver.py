@@ -10,6 +10,7 @@ import contextlib
 import json
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -154,7 +155,8 @@ class Driver:
         self.address = (host, server.sockets[0].getsockname()[1])
         self._journal.set_fact("address", self.address)
         folder = self._work_dir / "launch"
-        write_private(folder / "address.json", json.dumps(self.address))
+        known_as = socket.gethostname() if host == "0.0.0.0" else host
+        write_private(folder / "address.json", json.dumps([known_as, self.address[1]]))
         self.is_listening = True
         try:
             exit_code = await self._watch(stop)

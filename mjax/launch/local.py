@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from mjax.launch.client import read_token, write_private
 from mjax.launch.config import RunConfig
@@ -55,7 +56,28 @@ async def run(
         trainer=trainer,
     )
     names = [f"host-{index}" for index in range(config.hosts + config.spares)]
-    agents = Agents(names, work_dir, token_path)
+    return await serve(driver, Agents(names, work_dir, token_path), work_dir)
+
+
+@runtime_checkable
+class AgentsOfRun(Protocol):
+    """Agents that a launch starts by itself."""
+
+    async def keep(self, driver: tuple[str, int]) -> None:
+        """Start them, and again those that die, until it is cancelled."""
+        ...
+
+    async def end(self) -> None:
+        """Wait until they have ended, then kill those that have not."""
+        ...
+
+
+async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
+    """Run a driver and its agents to the end; return the exit code of the run.
+
+    Raises:
+      OSError: the port of the driver cannot be had.
+    """
     helpers: list[asyncio.Task[None]] = []
     serving = asyncio.create_task(driver.run())
     try:

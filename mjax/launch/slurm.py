@@ -1,0 +1,141 @@
+"""A whole launch inside an allocation of Slurm: `python -m mjax.launch slurm`.
+
+Enters: a run's config, the trainer's flags, and the variables that Slurm sets in a
+batch script. Leaves: the exit code of the run. The driver is this process, on the first
+node; `srun` starts one agent on each node, spare ones too. Nodes fail and ranks are
+started again inside the allocation: a job that Slurm puts back into its queue waits for
+minutes at least.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mjax.launch.config import RunConfig
+from mjax.launch.driver import TRAINER, Driver
+from mjax.launch.local import serve, token_of
+
+_POLL_S = 0.1
+_RESPAWN_S = 5.0
+_PARTING_S = 10.0
+_KEEP = """
+trap : TERM INT
+while :; do
+  "$@"
+  code=$?
+  [ $code -gt 128 ] || exit $code
+  sleep 1
+done
+"""
+"""Starts an agent again that was killed, not one that has ended. A signal to all
+processes of the node must not end this shell before its agent."""
+
+
+async def run(
+    config: RunConfig,
+    flags: Sequence[str],
+    work_dir: Path,
+    trainer: Sequence[str] = TRAINER,
+) -> int:
+    """Launch a run on the nodes of this allocation and wait for its end.
+
+    Args:
+      config: hosts and limits; hosts and spares are the nodes.
+      flags: of `python -m mjax.train`.
+      work_dir: of the run, on a file system of all nodes.
+      trainer: the command of a rank, without flags.
+    Raises:
+      ValueError: this is no allocation, or one of another size; the work dir belongs to
+        another run.
+      OSError: a port, a file or srun cannot be had.
+    """
+    num_nodes = nodes_of(config)
+    token_path = work_dir / "launch" / "token"
+    driver = Driver(
+        config,
+        flags,
+        work_dir=work_dir,
+        token=token_of(token_path),
+        bind=("0.0.0.0", 0),
+        trainer=trainer,
+    )
+    return await serve(driver, Agents(num_nodes, work_dir, token_path), work_dir)
+
+
+def nodes_of(config: RunConfig, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of nodes of this allocation, if it is right for the run.
+
+    Raises:
+      ValueError: it is not, or there is no allocation.
+    """
+    words = environment.get("SLURM_JOB_NUM_NODES", "")
+    if not words.isdigit():
+        raise ValueError(
+            "this is no allocation of Slurm: SLURM_JOB_NUM_NODES is not set; submit a "
+            "script (deploy/slurm/mjax.sbatch), or leave out slurm for simulated hosts"
+        )
+    num_nodes, wanted = int(words), config.hosts + config.spares
+    if num_nodes != wanted:
+        raise ValueError(
+            f"--hosts {config.hosts} and --spares {config.spares} are {wanted} nodes, "
+            f"this allocation has {num_nodes}; change them, or --nodes of sbatch"
+        )
+    return num_nodes
+
+
+class Agents:
+    """The agents of all nodes: one step of the job, in which nodes may fail."""
+
+    def __init__(self, num_nodes: int, work_dir: Path, token: Path) -> None:
+        """Start nothing yet."""
+        self._num_nodes, self._token = num_nodes, token.absolute()
+        self._log = work_dir / "launch" / "agent-%N.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def keep(self, driver: tuple[str, int]) -> None:
+        """Start the step, now and whenever it ends."""
+        address = f"{socket.gethostname()}:{driver[1]}"
+        while True:
+            if not self._runs():
+                self._process = subprocess.Popen(
+                    self.command(address), stdin=subprocess.DEVNULL
+                )
+            await asyncio.sleep(_RESPAWN_S)
+
+    def command(self, driver: str) -> list[str]:
+        """Return what starts an agent on each node.
+
+        Args:
+          driver: its host:port.
+        """
+        step = {
+            "nodes": self._num_nodes,
+            "ntasks": self._num_nodes,
+            "ntasks-per-node": 1,
+            "kill-on-bad-exit": 0,  # one agent that ends ends no other
+            "wait": 0,
+            "cpu-bind": "none",  # an agent shares the cores of its ranks
+            "mpi": "none",
+            "output": self._log,
+            "open-mode": "append",
+        }
+        srun = ["srun", "--no-kill", *(f"--{name}={step[name]}" for name in step)]
+        agent = [sys.executable, "-m", "mjax.launch", "agent", "--driver", driver]
+        agent += ["--token-file", str(self._token)]
+        return [*srun, "sh", "-c", _KEEP, "agent", *agent]
+
+    async def end(self) -> None:
+        """Wait until the step has ended, then end it."""
+        for _ in range(int(_PARTING_S / _POLL_S)):
+            if not self._runs():
+                return
+            await asyncio.sleep(_POLL_S)
+        assert self._process is not None
+        self._process.terminate()
+
+    def _runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
