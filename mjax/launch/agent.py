@@ -10,17 +10,20 @@ Source: the executor of MegaScale, arXiv:2402.15627, section 4.1.
 import asyncio
 import contextlib
 import os
-import platform
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
 from mjax.launch import checks, messages
+from mjax.launch.facts import host_facts, rdma_bytes
+from mjax.launch.log_rules import KernelLog
 from mjax.launch.messages import RankState
 from mjax.launch.policy import EXIT_CODES, Cause
 from mjax.launch.ranks import Adopted, Rank, Starter, oom_kills, rotate
@@ -63,6 +66,7 @@ class Agent:
         self._coordinator: subprocess.Popen[bytes] | Adopted | None = None
         self._coordinated = 0
         self._leaving = ""
+        self._kernel_log = KernelLog()
         self._checking: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._wake = asyncio.Event()
@@ -134,7 +138,11 @@ class Agent:
                 self._wake.set()
             case messages.Dump():
                 stacks = await self._stacks(message.generation)
-                self._say(messages.Stacks(generation=message.generation, stacks=stacks))
+                spied = await self._spied(stacks, message.generation)
+                shown = messages.Stacks(
+                    generation=message.generation, stacks=stacks, spied=spied
+                )
+                self._say(shown)
             case messages.Check():
                 self._checking = asyncio.create_task(self._check(message))
             case messages.Quit():
@@ -243,6 +251,27 @@ class Agent:
                 found[index] = text
         return found
 
+    async def _spied(
+        self, answered: Collection[int], generation: int
+    ) -> dict[int, str]:
+        """Let py-spy look at the ranks that did not answer, if it is installed."""
+        program = shutil.which("py-spy", path=_programs())
+        if program is None:
+            return {}
+        pids = {
+            index: rank.process.pid
+            for index, rank in self._ranks.items()
+            if rank.generation == generation
+            and rank.process.poll() is None
+            and index not in answered
+        }
+        looks = (
+            checks.run([program, "dump", "--nonblocking", "--pid", str(pid)], _STACKS_S)
+            for pid in pids.values()
+        )
+        texts = [text for _, text in await asyncio.gather(*looks)]
+        return dict(zip(pids, texts, strict=True))
+
     async def _check(self, order: messages.Check) -> None:
         """Run the check; what it says is lost if the driver is gone by then."""
         is_healthy, text = await checks.run(order.command, order.timeout_s)
@@ -269,12 +298,24 @@ class Agent:
     async def _beat(self) -> None:
         while True:
             self._wake.clear()
-            beat = messages.Beat(ranks=self._states(), leaving=self._leaving)
+            beat = messages.Beat(
+                ranks=self._states(),
+                leaving=self._leaving,
+                matches=self._matches(),
+                rdma_bytes=rdma_bytes(),
+            )
             self._say(beat)
             for rank in self._ranks.values():
                 rotate(rank.log_path, self._log_bytes)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), messages.BEAT_S)
+
+    def _matches(self) -> list[messages.Match]:
+        """Return what rules find in what the logs say since the last heartbeat."""
+        found = self._kernel_log.read()
+        for rank in self._ranks.values():
+            found += rank.log_reader.read(is_over=rank.end is not None)
+        return found
 
     def _states(self) -> list[RankState]:
         return [rank.look() for rank in self._ranks.values()]
@@ -286,7 +327,7 @@ class Agent:
             host=self._host,
             address=self._address,
             pid=os.getpid(),
-            facts=host_facts(),
+            facts=host_facts() | {"kernel_log": self._kernel_log.access},
             ranks=self._states(),
         )
 
@@ -295,20 +336,13 @@ class Agent:
         self._writer.write(messages.encode(message))
 
 
+def _programs() -> str:
+    """Return where programs are looked for: beside this Python first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
 def free_port() -> int:
     """Return a TCP port that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
-
-
-def host_facts() -> dict[str, str]:
-    """Return what the journal keeps of a host."""
-    return {
-        "hostname": socket.gethostname(),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "cpus": str(os.cpu_count()),
-        "pod": os.environ.get("POD_NAME", ""),
-    }

@@ -9,8 +9,8 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from mjax.launch import policy, stacks
-from mjax.launch.messages import Divergence, LastWords, RankState
+from mjax.launch import log_rules, policy, stacks
+from mjax.launch.messages import Divergence, LastWords, Match, RankState
 from mjax.launch.policy import Cause
 from mjax.processes.progress import LOCK_ANSWER, Phase
 
@@ -19,6 +19,9 @@ _SETTLE_S = 0.3
 """What ends within this time of the first end is looked at with it."""
 _STARTED_S = 15.0
 """After which a rank must be known to its host."""
+_UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
+_OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT)
+_EXPLAINING = (*_OF_HARDWARE, Cause.OUT_OF_MEMORY, Cause.NETWORK, Cause.STORE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,6 +124,33 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     return Failure(
         cause=causes[rank], text=text, hosts=hosts, ranks=ranks, diverged=words.diverged
     )
+
+
+def explained(failure: Failure, matches: Mapping[str, Sequence[Match]]) -> Failure:
+    """Return the failure with the cause that the logs of the hosts give, if any do.
+
+    A fault of hardware explains any end but one that explains itself. Other lines count
+    on the hosts that are to blame only: where one rank fails, others complain too.
+
+    Args:
+      failure: as its exit code or its stacks say.
+      matches: lately, by host.
+    """
+    if failure.cause not in _UNEXPLAINED:
+        return failure
+    found: dict[Cause, dict[str, str]] = {}
+    for host, lines in matches.items():
+        for one in lines:
+            cause = log_rules.CAUSES.get(one.rule)
+            if cause and (cause in _OF_HARDWARE or host in failure.hosts):
+                found.setdefault(cause, {}).setdefault(host, one.line)
+    for cause in _EXPLAINING:
+        if cause in found:
+            hosts = tuple(sorted(found[cause]))
+            told = "; ".join(f"{host} says: {found[cause][host]}" for host in hosts)
+            text = f"{told}; {failure.text}"
+            return dataclasses.replace(failure, cause=cause, hosts=hosts, text=text)
+    return failure
 
 
 def of_hang(

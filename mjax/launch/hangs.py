@@ -4,7 +4,7 @@ Enters: the states of all ranks, and how long a step lately took. Leaves: which 
 hang, orders to show stacks, and the failure with its evidence.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mjax.launch import failures
@@ -12,7 +12,7 @@ from mjax.launch.config import RunConfig
 from mjax.launch.failures import Failure
 from mjax.launch.hosts import Fleet
 from mjax.launch.liveness import Liveness
-from mjax.launch.messages import BEAT_S, Dump, RankState
+from mjax.launch.messages import BEAT_S, Dump, RankState, Stacks
 
 _SILENT_BEATS = 2
 
@@ -35,6 +35,7 @@ class Hangs:
         self._stacks_s = config.restart.stacks_s
         self._until_s = 0.0
         self._stacks: dict[int, str] = {}
+        self._spied: dict[int, str] = {}
         self._answered: set[str] = set()
 
     def took(self, state: RankState) -> None:
@@ -65,15 +66,22 @@ class Hangs:
             "hang",
             f"no progress of rank {failures.join(hanging)}",
             "error",
-            data={"ranks": [*hanging]},
+            data={"ranks": [*hanging], "rdma_bytes_per_s": self._traffic()},
         )
-        self._stacks, self._answered = {}, set()
+        self._stacks, self._spied, self._answered = {}, {}, set()
         self._until_s = now_s + self._stacks_s
         self._fleet.send_all(Dump(generation=generation))
 
-    def shown(self, name: str, stacks: Mapping[int, str]) -> None:
+    def _traffic(self) -> dict[str, float]:
+        """Return the bytes per second of hosts whose counters are known."""
+        hosts = (self._fleet.hosts[name] for name in self._fleet.placement)
+        rates = {host.name: host.rdma_bytes_per_s for host in hosts}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+    def shown(self, name: str, shown: Stacks) -> None:
         """Take the stacks of a host."""
-        self._stacks |= stacks
+        self._stacks |= shown.stacks
+        self._spied |= shown.spied
         self._answered.add(name)
 
     def is_answered(self, now_s: float) -> bool:
@@ -89,4 +97,6 @@ class Hangs:
     def judge(self) -> tuple[Failure, dict[str, Any]]:
         """Name who holds up the others; see `failures.of_hang`."""
         alive, host_of = self._fleet.alive(), self._fleet.host_of
-        return failures.of_hang(alive, self._stacks, host_of)
+        failure, evidence = failures.of_hang(alive, self._stacks, host_of)
+        spied = {str(rank): text for rank, text in self._spied.items()}
+        return failure, evidence | {"spied": spied}

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from mjax.launch.messages import Message, RankState, Signal
+from mjax.launch.messages import Match, Message, RankState, Signal
 
 
 class HostState(enum.StrEnum):
@@ -41,6 +41,22 @@ class Host:
     """Why it was evicted."""
     is_leaving: bool = False
     """Its agent has said so."""
+    matches: list[tuple[float, Match]] = dataclasses.field(default_factory=list)
+    """Lines of its logs that a rule has found in this generation, and when."""
+    rdma_bytes_per_s: float | None = None
+    """Sent and received by its RDMA ports, lately."""
+    _rdma: tuple[float, int] | None = dataclasses.field(default=None, init=False)
+
+    def note_traffic(
+        self, rdma_bytes: Mapping[str, Sequence[int]], now_s: float
+    ) -> None:
+        """Take the counters of its ports."""
+        if rdma_bytes:
+            total = sum(map(sum, rdma_bytes.values()))
+            if self._rdma is not None and now_s > self._rdma[0]:
+                before_s, before = self._rdma
+                self.rdma_bytes_per_s = (total - before) / (now_s - before_s)
+            self._rdma = now_s, total
 
     def to_json(self) -> dict[str, str]:
         """Return what a new driver must know of it."""
@@ -128,6 +144,15 @@ class Fleet:
         hosts = (self.hosts[name] for name in self.placement)
         return all(host.is_connected and host.heard_s >= since_s for host in hosts)
 
+    def matches(self, since_s: float) -> dict[str, list[Match]]:
+        """Return what rules have found on hosts with ranks since then."""
+        found = {}
+        for name in self.placement:
+            late = [one for at_s, one in self.hosts[name].matches if at_s >= since_s]
+            if late:
+                found[name] = late
+        return found
+
     def lost(self, now_s: float, *, active_only: bool = True) -> set[str]:
         """Return hosts that have not been heard for too long."""
         names = self.placement if active_only else self.hosts.keys()
@@ -152,7 +177,7 @@ class Fleet:
         for index, host in enumerate(ready):
             host.state = HostState.ACTIVE if index < size else HostState.SPARE
         for host in self.hosts.values():
-            host.ranks = {}
+            host.ranks, host.matches = {}, []
         names = {host.name for host in ready[:size]}
         self._place(place(names, self.placement))
 

@@ -87,6 +87,15 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     """Of a rank that has ended with 93."""
 
 
+class Match(msgspec.Struct, kw_only=True, frozen=True):
+    """A line of a log that matches one of `log_rules.RULES`."""
+
+    rule: str
+    line: str
+    rank: int | None = None
+    """In whose log; None: in the kernel's."""
+
+
 class Hello(Message, tag="hello"):
     """An agent introduces itself, also when it comes back to a new driver."""
 
@@ -107,6 +116,10 @@ class Beat(Message, tag="beat"):
     ranks: list[RankState]
     leaving: str = ""
     """Why the host is about to go; empty: it stays."""
+    matches: list[Match] = []
+    """Since the heartbeat before."""
+    rdma_bytes: dict[str, list[int]] = {}
+    """From device/port to bytes sent and received since the host was started."""
 
 
 class Ports(Message, tag="ports"):
@@ -122,6 +135,8 @@ class Stacks(Message, tag="stacks"):
 
     generation: int
     stacks: dict[int, str]
+    spied: dict[int, str] = {}
+    """What py-spy says of those that did not answer, where it is installed."""
 
 
 class RankSpec(msgspec.Struct, kw_only=True, frozen=True):

@@ -27,6 +27,10 @@ class Cause(enum.StrEnum):
     CRASHED = "crashed"
     FAILED = "failed"
     HUNG = "hung"
+    GPU_FAULT = "GPU fault"
+    HOST_FAULT = "host fault"
+    NETWORK = "network error"
+    STORE = "file system error"
     HOST_LOST = "host lost"
     EVICTED = "evicted by a person"
 
@@ -65,6 +69,10 @@ TABLE: dict[Cause, Rule] = {
     Cause.CRASHED: Rule(Action.CHECK, "nothing tells yet whether the host is broken"),
     Cause.FAILED: Rule(Action.RESTART, "an error of the network or the store passes"),
     Cause.HUNG: Rule(Action.CHECK, "nothing tells yet whether the host is broken"),
+    Cause.GPU_FAULT: Rule(Action.EVICT, "a GPU that has failed does so again"),
+    Cause.HOST_FAULT: Rule(Action.EVICT, "hardware that has failed does so again"),
+    Cause.NETWORK: Rule(Action.CHECK, "nothing tells yet whose port is broken"),
+    Cause.STORE: Rule(Action.RESTART, "file systems come back"),
     Cause.HOST_LOST: Rule(Action.EVICT, "nothing can be asked of it"),
     Cause.EVICTED: Rule(Action.EVICT, "a person knows more"),
 }

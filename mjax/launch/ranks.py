@@ -27,6 +27,7 @@ from mjax.launch.fork_server import (
     die_with,
     libc,
 )
+from mjax.launch.log_rules import LogReader
 from mjax.launch.messages import LastWords, RankSpec, RankState
 from mjax.processes import progress
 from mjax.processes.progress import Phase, Word
@@ -86,6 +87,9 @@ class Rank:
     step_s: float | None = None
     end: RankState | None = None
     """The last that is to be said of it."""
+
+    def __post_init__(self) -> None:
+        self.log_reader = LogReader(self.log_path, self.spec.rank)
 
     @property
     def progress_path(self) -> Path:

@@ -46,6 +46,8 @@ from mjax.launch.rollback import RollBacks
 from mjax.launch.times import Times
 
 _END_FIELDS = ("code", "step", "ended_ns")
+_EXPLAINS_S = 600.0
+"""For which a line of a log may explain a failure."""
 _LOOKS_PER_S = 20_000
 """At the ranks of a run that goes well, together."""
 
@@ -162,6 +164,12 @@ class Supervisor:
         elif host.state is HostState.LOST and not host.is_leaving:
             # It was silent, and its connection lives.
             self._fleet.come_back(host, self.generation)
+        host.note_traffic(beat.rdma_bytes, now_s)
+        for one in beat.matches:
+            host.matches.append((now_s, one))
+            text = f"{one.rule}: {one.line}"
+            data = {"rule": one.rule}
+            self._tell("log", text, "warning", host=name, rank=one.rank, data=data)
         before = host.ranks
         host.ranks = {
             state.rank: state
@@ -207,7 +215,7 @@ class Supervisor:
     def shown(self, name: str, shown: Stacks, now_s: float) -> None:
         """Take the stacks of a host."""
         if self.state is State.STACKS and shown.generation == self.generation:
-            self._hangs.shown(name, shown.stacks)
+            self._hangs.shown(name, shown)
             self.tick(now_s)
 
     def checked(self, name: str, answer: Checked, now_s: float) -> None:
@@ -449,6 +457,7 @@ class Supervisor:
 
     def _fail(self, failure: Failure, now_s: float) -> None:
         """End the generation; what follows is decided when all ranks have ended."""
+        failure = failures.explained(failure, self._fleet.matches(now_s - _EXPLAINS_S))
         self._failure = failure
         if failure.cause is not Cause.DONE:
             text = f"{failure.cause}: {failure.text}"

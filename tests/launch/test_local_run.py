@@ -139,7 +139,14 @@ def test_a_rank_that_ends_costs_the_steps_since_the_last_save(tmp_path, what, ra
 @pytest.mark.parametrize(
     ("what", "hosts"), [("sleep", 3), ("hold the lock", 2), ("stop", 2)]
 )
-def test_a_rank_that_hangs_is_named_and_the_run_goes_on(tmp_path, what, hosts):
+def test_a_rank_that_hangs_is_named_and_the_run_goes_on(
+    tmp_path, monkeypatch, what, hosts
+):
+    spy = tmp_path / "bin" / "py-spy"
+    spy.parent.mkdir()
+    spy.write_text('#!/bin/sh\necho "looked: $*"\n')
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{spy.parent}{os.pathsep}{os.environ['PATH']}")
     faults = {"1:1": [10, what]}
     launch = Launch(tmp_path / "run", hosts=hosts, step_s=2.0, faults=faults)
     assert launch.end() == 0, launch.err
@@ -150,6 +157,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on(tmp_path, what, hosts):
     (shown,) = launch.events("stacks")
     if what == "stop":
         assert "stopped by a signal" in failure["text"]
+        assert "looked: dump --nonblocking --pid " in shown["data"]["spied"]["1"]
     else:
         assert "fail" in shown["data"]["stacks"]["1"]
 

@@ -24,6 +24,7 @@ from mjax.launch.messages import (
     FindPorts,
     Hello,
     LastWords,
+    Match,
     Ports,
     Prepare,
     Quit,
@@ -828,6 +829,85 @@ def test_how_rank_0_spent_its_time_is_told_when_its_generation_has_ended():
         *(State.PORTS, State.RUNNING, State.STOPPING, State.PAUSING),
         *(State.GATHERING, State.PORTS, State.RUNNING),
     ]
+
+
+def says(cluster, host, *rules):
+    """Let a heartbeat of a host carry lines of its logs."""
+    ranks = list(cluster.states.get(host, {}).values())
+    matches = [Match(rule=rule, line=f"a line of {rule}") for rule in rules]
+    beat = Beat(ranks=ranks, matches=matches)
+    cluster.supervisor.beat(host, beat, cluster.now_s)
+
+
+@pytest.mark.parametrize(
+    ("host", "rule", "cause", "hosts"),
+    [
+        ("host-1", "Xid", Cause.GPU_FAULT, ["host-1"]),
+        ("host-0", "Xid", Cause.GPU_FAULT, ["host-0"]),  # though rank 1 has crashed
+        ("host-0", "machine check", Cause.HOST_FAULT, ["host-0"]),
+        ("host-1", "file system", Cause.STORE, ["host-1"]),
+        ("host-1", "network", Cause.NETWORK, ["host-1"]),
+        ("host-0", "network", Cause.CRASHED, ["host-1"]),  # a consequence
+        ("host-1", "Xid of a program", Cause.CRASHED, ["host-1"]),
+        ("host-1", "a rule of a later version", Cause.CRASHED, ["host-1"]),
+        ("host-2", "Xid", Cause.CRASHED, ["host-1"]),  # a spare has no part in it
+    ],
+)
+def test_what_logs_say_explains_a_crash(host, rule, cause, hosts):
+    cluster = running()
+    says(cluster, host, rule)
+    crash(cluster, 1)
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.data["hosts"]) == (cause, hosts)
+    (line,) = cluster.kinds("log")
+    assert (line.host, line.data) == (host, {"rule": rule})
+    cluster.go(3)
+    is_evicted = cause in (Cause.GPU_FAULT, Cause.HOST_FAULT)
+    assert (hosts[0] not in cluster.supervisor.placement) == is_evicted
+
+
+def test_what_logs_said_long_ago_or_in_another_generation_explains_nothing():
+    cluster = running()
+    says(cluster, "host-1", "Xid")
+    cluster.go(700)
+    crash(cluster, 1)
+    assert cluster.kinds("failure")[-1].data["cause"] == Cause.CRASHED
+    cluster = running()
+    says(cluster, "host-1", "file system")
+    crash(cluster, 1)
+    cluster.go(3)
+    crash(cluster, 1)
+    causes = [failure.data["cause"] for failure in cluster.kinds("failure")]
+    assert causes == [Cause.STORE, Cause.CRASHED]
+
+
+def test_what_an_exit_code_explains_needs_no_log():
+    cluster = running()
+    says(cluster, "host-1", "Xid")
+    cluster.all_ranks(code=2, ended_ns=1)
+    cluster.go()
+    assert cluster.supervisor.exit_code == 2
+
+
+def test_a_hang_tells_what_the_network_carries_and_what_py_spy_saw():
+    cluster = running(restart=RestartConfig(stacks_s=1.0))
+    for number in (0, 5_000_000):
+        cluster.now_s += 1.0
+        beat = Beat(
+            ranks=list(cluster.states["host-1"].values()),
+            rdma_bytes={"mlx5_0/1": [number, 2 * number]},
+        )
+        cluster.supervisor.beat("host-1", beat, cluster.now_s)
+    cluster.all_ranks(age_s=1e4)
+    cluster.go(0.5)
+    (hang,) = cluster.kinds("hang")
+    assert hang.data["rdma_bytes_per_s"] == {"host-1": pytest.approx(15e6)}
+    shown = Stacks(generation=1, stacks={}, spied={1: "Thread 7 (idle)"})
+    cluster.supervisor.shown("host-1", shown, cluster.now_s)
+    shown = Stacks(generation=1, stacks={0: WAITING + LOCK_ANSWER})
+    cluster.supervisor.shown("host-0", shown, cluster.now_s)
+    (stacks,) = cluster.kinds("stacks")
+    assert stacks.data["spied"] == {"1": "Thread 7 (idle)"}
 
 
 def crash(cluster, rank):

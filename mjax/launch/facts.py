@@ -1,0 +1,60 @@
+"""What is known of this host: hardware, software, and what its RDMA ports have carried.
+
+Enters: /sys, the environment and, where nvidia-ml-py is installed, NVIDIA's management
+library. Leaves: texts for the journal and counters for heartbeats. What cannot be asked
+is "unknown", and why.
+"""
+
+import contextlib
+import importlib
+import os
+import platform
+import socket
+from pathlib import Path
+
+_INFINIBAND = Path("/sys/class/infiniband")
+_WORD_BYTES = 4
+"""port_xmit_data and port_rcv_data count words (InfiniBand specification, 16.1.3.5)."""
+
+
+def host_facts() -> dict[str, str]:
+    """Return what the journal keeps of a host."""
+    return {
+        "hostname": socket.gethostname(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "cpus": str(os.cpu_count()),
+        "pod": os.environ.get("POD_NAME", ""),
+        "rdma_ports": ", ".join(rdma_bytes()),
+        **gpu_facts(),
+    }
+
+
+def gpu_facts() -> dict[str, str]:
+    """Name the GPUs and their driver."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return {"gpus": "unknown: nvidia-ml-py is not installed"}
+    try:
+        nvml.nvmlInit()
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        return {
+            "gpus": ", ".join(str(nvml.nvmlDeviceGetName(one)) for one in handles),
+            "driver": str(nvml.nvmlSystemGetDriverVersion()),
+        }
+    except nvml.NVMLError as error:
+        return {"gpus": f"unknown: {error}"}
+
+
+def rdma_bytes(folder: Path = _INFINIBAND) -> dict[str, list[int]]:
+    """Return bytes sent and received, by device/port; without RDMA nothing."""
+    found = {}
+    for port in sorted(folder.glob("*/ports/*")):
+        names = ("port_xmit_data", "port_rcv_data")
+        with contextlib.suppress(OSError, ValueError):
+            words = [int((port / "counters" / name).read_text()) for name in names]
+            name = f"{port.parents[1].name}/{port.name}"
+            found[name] = [_WORD_BYTES * number for number in words]
+    return found
