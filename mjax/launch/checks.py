@@ -34,7 +34,7 @@ class Checks:
         """
         self.command = shlex.split(command)
         self._limit_s, self._fleet, self._tell = limit_s, fleet, tell
-        self._number, self._until_s, self._again_s = 0, -math.inf, math.inf
+        self._number, self._until_s, self._again_s = 0, -math.inf, -math.inf
         self._asked: set[str] = set()
         self._said: dict[str, Checked] = {}
 
@@ -72,14 +72,15 @@ class Checks:
         self._asked = set()
 
     def repeat(self, now_s: float) -> None:
-        """Bring back the hosts that pass by now: for when hosts are missing."""
-        if not self.is_over(now_s):
+        """Bring back the sick hosts that pass by now; ask them now and then."""
+        if not self.command or not self.is_over(now_s):
             return
         self.take_results(now_s)
-        if now_s >= self._again_s:
+        hosts = self._fleet.hosts.values()
+        sick = {host.name for host in hosts if host.state is HostState.SICK}
+        if sick and now_s >= self._again_s:
             self._again_s = now_s + self._limit_s
-            hosts = self._fleet.hosts.values()
-            self.begin({h.name for h in hosts if h.state is HostState.SICK}, now_s)
+            self.begin(sick, now_s)
 
     def _why_not(self, name: str) -> str:
         """Say why a host has not passed; empty if it has."""

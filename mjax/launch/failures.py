@@ -33,6 +33,8 @@ class Failure:
     hosts: tuple[str, ...] = ()
     """Those that are to blame."""
     ranks: tuple[int, ...] = ()
+    suspects: tuple[str, ...] = ()
+    """Where nobody is to blame, the fewest hosts that differ from the others."""
     diverged: Divergence | None = None
     """What the rank has said of it."""
 
@@ -179,14 +181,21 @@ def of_hang(
         phase, step = Phase(first.phase).name.lower(), first.step
         where = f"rank {join(verdict.ranks)} on {', '.join(hosts)} in {phase}"
     text = f"{where}: {verdict.reason}, step {step}"
+    groups = stacks.groups(found)
+    odd = groups[-1][1] if len(groups) > 1 else []
     evidence = {
         "groups": [
-            {"ranks": ranks, "frames": list(frames)}
-            for frames, ranks in stacks.groups(found)
+            {"ranks": ranks, "frames": list(frames)} for frames, ranks in groups
         ],
         "stacks": {str(rank): text for rank, text in shown.items()},
     }
-    failure = Failure(cause=Cause.HUNG, text=text, hosts=hosts, ranks=verdict.ranks)
+    failure = Failure(
+        cause=Cause.HUNG,
+        text=text,
+        hosts=hosts,
+        ranks=verdict.ranks,
+        suspects=tuple(sorted({host_of(rank) for rank in odd})),
+    )
     return failure, evidence
 
 

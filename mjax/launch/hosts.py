@@ -172,6 +172,10 @@ class Fleet:
             found, key=lambda host: (host.state is not HostState.ACTIVE, host.name)
         )
 
+    def num_spares(self, now_s: float) -> int:
+        """Count the hosts that could take the place of others."""
+        return sum(host.state is HostState.SPARE for host in self.ready(now_s))
+
     def place(self, ready: Sequence[Host], size: int) -> None:
         """Give ranks to the first `size` hosts of these; the others are spares."""
         for index, host in enumerate(ready):

@@ -113,6 +113,7 @@ class Supervisor:
         self._failure: Failure | None = None
         self._is_asked_to_stop = self._is_growing = False
         self._draining: dict[str, str] = {}
+        self._suspected: set[str] = set()
         self._first_end_s = self._stop_by_s = math.inf
         self._times = Times(self._tell)
         self._sizes = Sizes(config.hosts, sizes)
@@ -430,6 +431,7 @@ class Supervisor:
             self._enter(State.STACKS, now_s)
             self._hangs.ask(hanging, self.generation, now_s)
             return
+        self._checks.repeat(now_s)
         self._grow(now_s)
 
     def _has_lost(self, now_s: float) -> bool:
@@ -520,15 +522,34 @@ class Supervisor:
         if why:
             self._give_up(f"{why}; the last: {failure.cause}: {failure.text}", now_s)
             return
-        if rule.action is Action.CHECK and self._checks.command:
-            # Where no host is to blame all of them may be.
-            suspects = self._fleet.active(failure.hosts or self.placement)
-            names = sorted(host.name for host in suspects)
-            self._tell("check", f"{rule.action}: {', '.join(names)}")
-            self._enter(State.CHECKING, now_s)
-            self._checks.begin(names, now_s)
+        if rule.action is Action.CHECK and self._suspects(failure, now_s):
             return
         self._pause(now_s)
+
+    def _suspects(self, failure: Failure, now_s: float) -> bool:
+        """Replace or check the hosts that may be broken; say whether that takes time.
+
+        Those of a cause that names no single host are replaced at once, if there are
+        spares for all, and checked while the run goes on; so are those that were
+        suspected before and let the run save nothing since.
+        """
+        # Where no host is to blame all of them may be.
+        names = failure.hosts or failure.suspects or self.placement
+        hosts = self._fleet.active(names)
+        names = sorted(host.name for host in hosts)
+        is_again = self._restarts.num_fruitless > 1 and self._suspected >= {*names}
+        self._suspected = {*names}
+        is_group = len(names) > 1 and bool(self._checks.command)
+        if (is_again or is_group) and len(names) <= self._fleet.num_spares(now_s):
+            for host in hosts:
+                self._fleet.evict(host, failure.text, HostState.SICK)
+            return False
+        if not self._checks.command:
+            return False
+        self._tell("check", f"{Action.CHECK}: {', '.join(names)}")
+        self._enter(State.CHECKING, now_s)
+        self._checks.begin(names, now_s)
+        return True
 
     def _pause(self, now_s: float) -> None:
         """Let time pass, then begin the next generation."""

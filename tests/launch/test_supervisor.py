@@ -40,7 +40,7 @@ from mjax.processes.progress import LOCK_ANSWER, Phase
 from mjax.run import ending
 
 WAITING = """Current thread 0x01 (most recent call first):
-  File "jax/array.py", line 1 in _value
+  File "jax/_src/array.py", line 1 in _value
   File "mjax/run/loop.py", line 2 in _finish
 """
 SLEEPING = """Current thread 0x01 (most recent call first):
@@ -414,7 +414,8 @@ def test_three_generations_without_a_saved_step_end_the_run_with_the_cause():
         cluster.rank(1, code=-11)
         cluster.go(8)
     assert cluster.supervisor.exit_code == 93
-    assert "crashed: rank 1 on host-1 ended with SIGSEGV" in (
+    # The second crash of the same host took the spare in: it was not the host.
+    assert "crashed: rank 1 on host-2 ended with SIGSEGV" in (
         cluster.kinds("gave_up")[0].text
     )
     assert [event.data["pause_s"] for event in cluster.kinds("restart")] == [1.0, 2.0]
@@ -571,7 +572,7 @@ def test_a_signal_from_outside_is_no_end_of_the_run():
         ({"state": "T"}, {}, "stopped by a signal"),
         ({}, {0: WAITING, 2: WAITING}, "no answer to a request for stacks"),
         ({"step": 6}, {0: WAITING, 1: WAITING, 2: WAITING}, "progress behind"),
-        ({}, {0: WAITING, 1: SLEEPING, 2: WAITING}, "stacks differ"),
+        ({}, {0: WAITING, 1: SLEEPING, 2: WAITING}, "does not wait for its devices"),
     ],
 )
 def test_a_hang_is_found_and_the_guilty_rank_is_named(changes, stacks, reason):
@@ -974,6 +975,110 @@ def test_where_no_host_is_to_blame_all_are_checked():
     assert cluster.kinds("failure")[0].data["hosts"] == []
     cluster.go(1)
     assert [host for host, _ in cluster.messages(Check)] == ["host-0", "host-1"]
+
+
+def hang(cluster, **texts):
+    """Let all ranks hang, with these stacks by host."""
+    cluster.all_ranks(age_s=1e4)
+    cluster.go(0.5)
+    for host, text in texts.items():
+        name = host.replace("_", "-")
+        shown = dict.fromkeys(cluster.states[name], text + LOCK_ANSWER)
+        stacks = Stacks(generation=cluster.supervisor.generation, stacks=shown)
+        cluster.supervisor.shown(name, stacks, cluster.now_s)
+
+
+READING = SLEEPING.replace("sleep", "read")
+
+
+def large(num_agents, **config):
+    """Return a run on four hosts; the other agents are spares."""
+    restart = RestartConfig(stacks_s=1.0, check_s=5.0, pause_s=0.1)
+    cluster = Cluster(
+        num_agents=num_agents,
+        hosts=4,
+        spares=num_agents - 4,
+        check_command="check",
+        restart=restart,
+        **config,
+    )
+    cluster.go()
+    assert cluster.supervisor.placement == [f"host-{i}" for i in range(4)]
+    cluster.all_ranks(phase=Phase.STEP, step=7, step_s=1.0)
+    cluster.go()
+    return cluster
+
+
+def test_of_hosts_that_may_all_be_guilty_all_are_replaced_and_those_that_pass_return():
+    cluster = large(6)
+    hang(cluster, host_0=WAITING, host_1=SLEEPING, host_2=READING, host_3=WAITING)
+    (failure,) = cluster.kinds("failure")
+    assert failure.data["hosts"] == ["host-1", "host-2"]
+    cluster.go(2)
+    assert cluster.supervisor.state is State.RUNNING
+    assert cluster.supervisor.placement == ["host-0", "host-4", "host-5", "host-3"]
+    asked = [host for host, _ in cluster.messages(Check)]
+    assert asked == ["host-1", "host-2"]
+    checked(cluster, "host-1", True)
+    checked(cluster, "host-2", False, "no fan")
+    cluster.go(1)
+    hosts = cluster.supervisor.hosts
+    assert hosts["host-1"].state is HostState.SPARE
+    assert (hosts["host-2"].state, hosts["host-2"].why[:4]) == (HostState.SICK, "rank")
+    cluster.go(6)
+    assert [host for host, _ in cluster.messages(Check)][2:] == ["host-2"]
+    assert cluster.supervisor.generation == 2
+
+
+def test_without_spares_for_all_of_them_they_are_checked_first():
+    cluster = large(5)
+    hang(cluster, host_0=WAITING, host_1=SLEEPING, host_2=READING, host_3=WAITING)
+    cluster.go(0.5)
+    assert cluster.supervisor.state is State.CHECKING
+    assert [host for host, _ in cluster.messages(Check)] == ["host-1", "host-2"]
+
+
+def test_where_nobody_is_named_the_fewest_that_differ_are_replaced():
+    cluster = large(6)
+    hang(cluster, host_0=SLEEPING, host_1=SLEEPING, host_2=READING, host_3=READING)
+    (failure,) = cluster.kinds("failure")
+    assert failure.data["hosts"] == []
+    cluster.go(2)
+    assert cluster.supervisor.placement == ["host-0", "host-1", "host-4", "host-5"]
+
+
+@pytest.mark.parametrize("command", ["", "check"])
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_host_that_fails_again_is_replaced_though_it_seems_well(command, saves):
+    cluster = running(check_command=command, restart=RestartConfig(pause_s=0.1))
+    for number in (1, 2):
+        crash(cluster, 1)
+        if cluster.supervisor.state is State.CHECKING:
+            checked(cluster, "host-1", True)
+        cluster.go(3)
+        assert cluster.supervisor.state is State.RUNNING
+        if saves:
+            cluster.all_ranks(phase=Phase.STEP, step=9, saved_step=8 + number)
+            cluster.go()
+    assert ("host-1" in cluster.supervisor.placement) == saves
+
+
+def test_a_sick_host_is_asked_again_by_the_next_driver():
+    cluster = running(check_command="check", restart=RestartConfig(check_s=5.0))
+    crash(cluster, 1)
+    checked(cluster, "host-1", False, "no fan")
+    cluster.go(3)
+    snapshot = cluster.supervisor.snapshot()
+    cluster.sent.clear()
+    cluster.supervisor = cluster.driver()
+    cluster.supervisor.resume(snapshot, cluster.now_s)
+    for name in ("host-0", "host-1", "host-2"):
+        cluster.join(name)
+    cluster.go(2)
+    assert [host for host, _ in cluster.messages(Check)] == ["host-1"]
+    checked(cluster, "host-1", True)
+    cluster.go(1)
+    assert cluster.supervisor.hosts["host-1"].state is HostState.SPARE
 
 
 def test_a_killed_rank_needs_no_check():
