@@ -109,7 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _refused(error)
     marks.mark(Phase.COMPILE)
-    run = dataclasses.replace(run, program=_compile(run))
+    try:
+        run = dataclasses.replace(run, program=_compile(run))
+    except ValueError as error:
+        return _refused(error)
     if command.dry_run:
         return ending.DONE
     started_s = time.perf_counter()
@@ -323,10 +326,7 @@ def _compile(run: Run) -> Program:
         step = run.executables.load(program)
     if step is None:
         traced, how = run.step or program.trace(), "compile"
-        # gloo ends a process that waits 30 s for the others in the first collective.
-        step = run.agreement.together(
-            lambda: run.executables.compile(traced, run.memory)
-        )
+        step = run.executables.compile(traced, run.memory)
     report.say(f"start-up: {how} {time.perf_counter() - started_s:.1f} s")
     return dataclasses.replace(program, train_step=step)
 

@@ -12,9 +12,15 @@ from tests.processes.test_distributed import LIMIT_S, clean_environment, free_po
 
 
 def run_both(
-    tmp_path: Path, *flags: Sequence[str], counts: Sequence[int] = (2, 2)
+    tmp_path: Path,
+    *flags: Sequence[str],
+    counts: Sequence[int] = (2, 2),
+    paths: Sequence[str] = ("", ""),
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Train on two processes, each in a folder and with flags of its own."""
+    """Train on two processes, each in a folder and with flags of its own.
+
+    paths: PYTHONPATH of each.
+    """
     coordinator = f"127.0.0.1:{free_port()}"
     common = ["--recipe", "debug", "--data.path", "synthetic", "--steps", "2"]
     common += ["--log.sample-tokens", "4"]
@@ -29,13 +35,15 @@ def run_both(
                 *("--distributed.num-processes", str(count)),
                 *("--distributed.process-id", str(rank)),
             ],
-            env=clean_environment() | cache,
+            env=clean_environment() | cache | ({"PYTHONPATH": path} if path else {}),
             cwd=tmp_path / str(rank),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank, (own, count) in enumerate(zip(flags, counts, strict=True))
+        for rank, (own, count, path) in enumerate(
+            zip(flags, counts, paths, strict=True)
+        )
     ]
     try:
         outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
@@ -109,3 +117,21 @@ def test_data_that_one_process_has_not_are_refused_by_both(tmp_path):
     for done, who in zip(both, ("process 1: ", ""), strict=True):
         assert done.returncode == ending.BAD_INPUT, done
         assert f"error: {who}--data.path 'text' does not exist" in done.stderr
+
+
+PATCH = """
+from jax import lax
+rsqrt = lax.rsqrt
+lax.rsqrt = lambda x: rsqrt(x) * 1.5
+"""
+
+
+def test_a_process_that_lowers_another_step_is_refused_before_it_is_compiled(tmp_path):
+    folder = tmp_path / "patched"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(PATCH)
+    for done in run_both(tmp_path, [], [], paths=("", str(folder))):
+        assert done.returncode == ending.BAD_INPUT, done
+        says = "error: the processes of this run differ:\n  the lowered step: "
+        assert says in done.stderr
+        assert "start-up: compile" not in done.stdout

@@ -32,10 +32,18 @@ from mjax.config.train import TrainConfig
 from mjax.estimate import memory
 from mjax.processes import distributed
 from mjax.processes.agreement import Agreement
+from mjax.processes.comparison import check_same
 from mjax.run import report
 from mjax.step.program import Program
 
 _PARTS = ("model", "optim", "batch", "precision", "mesh", "pipeline")
+_LOWERED = "the lowered step"
+_SAME_STEP = (
+    "Flags, code and versions are the same, and nevertheless the programs are not: "
+    "they would wait for each other for ever. Look for what else the processes import, "
+    "and for options of jax in their environment"
+)
+_SHOWN_DIGITS = 12
 _CHECKSUM_BYTES = 32
 _MAX_FILES = 64
 """Of a host; the oldest are deleted."""
@@ -47,6 +55,8 @@ class Kept:
 
     memory: memory.Estimate
     """Of one device, as when the step was traced."""
+    lowered: str
+    """Hash of the program that was compiled."""
     payload: bytes
     metrics: tuple[str, ...]
     """Names, in the order of jax."""
@@ -81,9 +91,14 @@ class Executables:
         """None: the step has to be traced and compiled, or is loaded."""
 
     def load(self, program: Program) -> jax.stages.Compiled | None:
-        """Return the step that was found, ready to run; None if one cannot be."""
+        """Return the step that was found, ready to run; None if one cannot be.
+
+        Raises:
+          ValueError: other processes have found another step.
+        """
         kept, self.kept = self.kept, None  # as large as the program of a GPU
         assert kept is not None
+        check_same(self._agreement, {_LOWERED: kept.lowered}, _SAME_STEP)
         loaded, problem = None, ""
         state = program.abstract_state
         metrics = dict.fromkeys(kept.metrics, 0)
@@ -109,11 +124,22 @@ class Executables:
         Args:
           step: traced.
           needed: of one device.
+        Raises:
+          ValueError: other processes have lowered another step.
         """
+        lowered = self._agreement.together(step.lower)
+        digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:_SHOWN_DIGITS]
+        check_same(self._agreement, {_LOWERED: digest}, _SAME_STEP)
+        # gloo ends a process that waits 30 s for the others in the first collective.
+        return self._agreement.together(lambda: self._compile(lowered, digest, needed))
+
+    def _compile(
+        self, lowered: jax.stages.Lowered, digest: str, needed: memory.Estimate
+    ) -> jax.stages.Compiled:
         if self._path is None:
-            return step.lower().compile()
+            return lowered.compile()
         with _without_cache():
-            compiled = step.lower().compile()
+            compiled = lowered.compile()
         try:
             payload, _, out_tree = serialize_executable.serialize(compiled)
         except Exception as error:  # of whatever kind: the step runs all the same
@@ -121,7 +147,9 @@ class Executables:
             report.say(f"warning: the compiled step cannot be kept ({reason})")
             return compiled
         _, metrics = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
-        kept = Kept(memory=needed, payload=payload, metrics=tuple(metrics))
+        kept = Kept(
+            memory=needed, lowered=digest, payload=payload, metrics=tuple(metrics)
+        )
         body = pickle.dumps(kept)
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
