@@ -228,11 +228,13 @@ def _go_on_unharmed(launched: Launched, about: Found, generation: int) -> Found:
 def _fill_store_for_a_while(launched: Launched) -> None:
     """Fill the disk until a save has failed; the next one must succeed."""
     num_warnings = launched.log(0).count("was not saved")
-    with launched.full_store():
-        launched.wait_for(
-            lambda: launched.log(0).count("was not saved") > num_warnings,
-            "a save that fails",
-        )
+    with launched.full_store() as fill:
+
+        def has_failed() -> bool:
+            fill()  # a step that was deleted has left room for another
+            return launched.log(0).count("was not saved") > num_warnings
+
+        launched.wait_for(has_failed, "a save that fails")
     newest = max(launched.saved_steps(), default=0)
     launched.wait_for(
         lambda: max(launched.saved_steps(), default=0) > newest, "a save that succeeds"

@@ -6,6 +6,7 @@ to harm its processes.
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import shutil
@@ -178,13 +179,15 @@ class Launched:
         (self.work_dir / "launch" / f"wrong-flags-{rank}").touch()
 
     @contextlib.contextmanager
-    def full_store(self) -> Iterator[None]:
-        """Fill the file system of the store, which should be a small one, meanwhile."""
+    def full_store(self) -> Iterator[Callable[[], None]]:
+        """Yield what fills the file system of the store, which should be a small one.
+
+        It may be called again; in the end all is taken away.
+        """
         filler = self._store.parent / "filler"
         try:
             with filler.open("wb") as file:
-                _fill(file.fileno(), self._store)
-            yield
+                yield functools.partial(_fill, file.fileno(), self._store)
         finally:
             filler.unlink()
 
@@ -230,13 +233,10 @@ class Launched:
 
 
 def _fill(descriptor: int, folder: Path) -> None:
-    """Make a file so long that the file system is full but for _LEFT_BYTES."""
-    while True:
-        free = shutil.disk_usage(folder).free - _LEFT_BYTES
+    """Make a file longer, until the file system is full but for _LEFT_BYTES."""
+    while (free := shutil.disk_usage(folder).free - _LEFT_BYTES) > 0:
         try:
-            os.posix_fallocate(descriptor, 0, max(1, free))
+            os.posix_fallocate(descriptor, os.fstat(descriptor).st_size, free)
         except OSError as error:  # a save has taken some of it meanwhile
             if error.errno != errno.ENOSPC:
                 raise
-        else:
-            return
