@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from mjax import flags
-from mjax.launch import client, elastic, local, slurm
+from mjax.launch import client, elastic, kubernetes, local, slurm
 from mjax.launch.agent import Agent
-from mjax.launch.config import RunConfig
+from mjax.launch.config import KubernetesConfig, RunConfig
 from mjax.launch.driver import Driver
 from mjax.launch.first_error import describe, first_error
 from mjax.launch.journal import read_events
@@ -46,6 +46,7 @@ class DriverFlags(RunConfig):
     """Address and port to listen on."""
     token_file: Path
     """File of mode 0600 with a long random word, the same on all hosts."""
+    kubernetes: KubernetesConfig = dataclasses.field(default_factory=KubernetesConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,12 +167,14 @@ def _driver(words: list[str]) -> int:
     own, train = _split(words)
     config: DriverFlags = _read(DriverFlags, own, " driver")
     train, work_dir = _train_flags(train)
+    has_pods = config.kubernetes.namespace is not None
     driver = Driver(
         config,
         train,
         work_dir=work_dir,
         token=client.read_token(config.token_file),
         bind=split_address(config.bind, "--bind", least_port=0),
+        api=kubernetes.connect(config.kubernetes) if has_pods else None,
     )
     return asyncio.run(driver.run())
 

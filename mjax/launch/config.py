@@ -85,6 +85,35 @@ class RestartConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class KubernetesConfig:
+    """Which pods run the agents; without a namespace the API is not used."""
+
+    namespace: str | None = None
+    """Of the pods of the agents."""
+    selector: str | None = None
+    """Label selector of the pods of the agents of this run."""
+    cordon: bool = False
+    """Also cordon the node of a host that is evicted."""
+    poll_s: float = 30.0
+    """Seconds between complete lists of the pods; in between they are watched."""
+    timeout_s: float = 10.0
+    """Seconds that the API may take to answer."""
+
+    def __post_init__(self) -> None:
+        if self.namespace is None and (self.selector is not None or self.cordon):
+            raise ValueError(
+                "--kubernetes.selector and --kubernetes.cordon need "
+                "--kubernetes.namespace"
+            )
+        if self.namespace is not None and not self.selector:
+            raise ValueError(
+                "--kubernetes.namespace needs --kubernetes.selector, the labels of the "
+                "pods of the agents, for example jobset.sigs.k8s.io/jobset-name=mjax"
+            )
+        _check_positive(self, "kubernetes")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A run as its driver sees it: so many hosts, and the trainer's flags."""
 
@@ -120,15 +149,17 @@ class RunConfig:
             ) from error
 
 
-def _check_positive(config: "LimitsConfig | RestartConfig", group: str) -> None:
+def _check_positive(
+    config: "LimitsConfig | RestartConfig | KubernetesConfig", group: str
+) -> None:
     """Refuse what is no time.
 
     Raises:
-      ValueError: a field is not positive, or not finite.
+      ValueError: a number is not positive, or not finite.
     """
     for field in dataclasses.fields(config):
         number = getattr(config, field.name)
-        if isinstance(number, bool):
+        if isinstance(number, bool) or not isinstance(number, int | float):
             continue
         if not 0 < number < float("inf"):
             flag = f"--{group}.{field.name.replace('_', '-')}"

@@ -23,8 +23,9 @@ from mjax.flags import with_flags
 from mjax.launch import elastic, messages
 from mjax.launch.client import write_private
 from mjax.launch.config import RunConfig
-from mjax.launch.events import Event
+from mjax.launch.events import Event, teller
 from mjax.launch.journal import Journal
+from mjax.launch.kubernetes import Api
 from mjax.launch.messages import (
     Answer,
     Command,
@@ -35,6 +36,7 @@ from mjax.launch.messages import (
     RankSpec,
     Refused,
 )
+from mjax.launch.pods import Pods
 from mjax.launch.supervisor import Supervisor
 from mjax.launch.trainer_flags import TrainerFlags
 from mjax.processes import progress
@@ -59,6 +61,7 @@ class Driver:
         token: str,
         bind: tuple[str, int],
         trainer: Sequence[str] = TRAINER,
+        api: Api | None = None,
     ) -> None:
         """Open the journal, and go on where it ends.
 
@@ -70,6 +73,7 @@ class Driver:
           bind: address and port to listen on; port 0 takes that of the driver before
             this one, or any.
           trainer: the command of a rank, without flags.
+          api: of Kubernetes, if the agents run in pods.
         Raises:
           ValueError: the journal is another run's.
         """
@@ -92,6 +96,7 @@ class Driver:
             sizes=self._sizes,
             take_back=self._flags.take_back,
         )
+        self._pods = None if api is None else self._make_pods(api)
         self._is_saved = False
         self._saved_place: tuple[str, int] | None = None
         self._pids: dict[str, int] = {}
@@ -124,6 +129,20 @@ class Driver:
         else:  # the work dir is trained further: generations count on
             self._supervisor.generation = snapshot["generation"]
             self._supervisor.rollbacks.skip = snapshot.get("skip")
+
+    def _make_pods(self, api: Api) -> Pods:
+        """Know what the driver before this one knew of the pods."""
+        pods = Pods(
+            api,
+            run=str(self._work_dir),
+            tell=teller(self._record),
+            gone=lambda name, why: self._supervisor.gone(name, why, time.monotonic()),
+            save=lambda fields: self._journal.set_fact("pods", fields),
+        )
+        before = self._journal.fact("pods")
+        if before is not None:
+            pods.take_up(before)
+        return pods
 
     async def run(self) -> int:
         """Serve until the run has ended; return its exit code.
@@ -158,6 +177,8 @@ class Driver:
         known_as = socket.gethostname() if host == "0.0.0.0" else host
         write_private(folder / "address.json", json.dumps([known_as, self.address[1]]))
         self.is_listening = True
+        if self._pods is not None:
+            self._pods.start()
         try:
             exit_code = await self._watch(stop)
             with contextlib.suppress(TimeoutError):
@@ -165,6 +186,8 @@ class Driver:
                     while self._writers:  # agents leave when they have read the end
                         await asyncio.sleep(0.01)
         finally:
+            if self._pods is not None:
+                self._pods.stop()
             server.close()
             for writer in self._writers.values():
                 writer.close()
@@ -229,6 +252,8 @@ class Driver:
             writer.write(messages.encode(Refused(reason=reason)))
             return
         self._writers[name], self._pids[name] = writer, hello.pid
+        if self._pods is not None:
+            self._pods.joined(name, hello.facts.get("pod_uid", ""))
         self._supervisor.joined(hello, time.monotonic())
         decoder = msgspec.json.Decoder(messages.FromAgent)
         try:
@@ -404,6 +429,8 @@ class Driver:
         self._is_saved = False
         if event.kind == "under_way":
             self._flags.keep(self._supervisor.generation)
+        if event.kind == "evict" and event.host and self._pods is not None:
+            self._pods.put_aside(event.host, event.data["state"], event.data["why"])
         if event.severity == "debug":
             return
         mark = "" if event.severity == "info" else f"{event.severity}: "

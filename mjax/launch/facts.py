@@ -26,6 +26,7 @@ def host_facts() -> dict[str, str]:
         "python": platform.python_version(),
         "cpus": str(os.cpu_count()),
         "pod": os.environ.get("POD_NAME", ""),
+        "pod_uid": os.environ.get("POD_UID", ""),
         "rdma_ports": ", ".join(rdma_bytes()),
         **gpu_facts(),
     }

@@ -158,6 +158,10 @@ class Fleet:
         names = self.placement if active_only else self.hosts.keys()
         return {n for n in names if now_s - self.hosts[n].heard_s > self._lost_s}
 
+    def silence(self, host: Host, now_s: float) -> None:
+        """Count a host as one that has not been heard for too long."""
+        host.heard_s = now_s - 2 * self._lost_s
+
     def ready(self, now_s: float) -> list[Host]:
         """Return the hosts that can have ranks, those that have some first."""
         unheard = self.lost(now_s, active_only=False)
@@ -191,7 +195,11 @@ class Fleet:
     def evict(self, host: Host, why: str, state: HostState = HostState.EVICTED) -> None:
         """Let a host have no ranks any more."""
         host.state, host.why = state, why
-        self._tell("evict", f"{host.name} is {state}: {why}", "warning", host=host.name)
+        text, data = (
+            f"{host.name} is {state}: {why}",
+            {"state": state.value, "why": why},
+        )
+        self._tell("evict", text, "warning", host=host.name, data=data)
 
     def join(self, name: str, address: str, now_s: float) -> Host:
         """Return the host of this name, connected; a new one is a spare."""

@@ -232,6 +232,21 @@ class Supervisor:
         self._tell("host", f"{name} is not connected", "warning", host=name)
         self.tick(now_s)
 
+    def gone(self, name: str, why: str, now_s: float) -> None:
+        """Count a host as lost at once: it has ended, so nobody waits to hear it."""
+        host, has_place = self.hosts.get(name), (HostState.ACTIVE, HostState.SPARE)
+        if self.state is State.ENDED or host is None or host.state not in has_place:
+            return
+        text = f"{name} is gone: {why}"
+        self._tell("host", text, "warning", host=name)
+        self._fleet.silence(host, now_s)
+        has_ranks = self._fleet.has_ranks(name)
+        if has_ranks and self.state in (State.RUNNING, State.STACKS):
+            failure = Failure(cause=Cause.HOST_LOST, text=text, hosts=(name,))
+            self._fail(failure, now_s)
+        else:
+            self.tick(now_s)
+
     # --------------------------------------------------------- a driver that comes back
 
     def snapshot(self) -> dict[str, Any]:

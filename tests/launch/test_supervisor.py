@@ -462,6 +462,57 @@ def test_a_drained_host_leaves_when_all_have_saved():
     assert (host.state, host.why) == (HostState.EVICTED, "a fan")
 
 
+def test_a_host_that_is_known_to_be_gone_is_replaced_without_waiting_for_silence():
+    cluster = running(restart=RestartConfig(pause_s=0.1, lost_s=3600.0))
+    cluster.silent.add("host-1")
+    cluster.supervisor.gone("host-1", "its pod was deleted", cluster.now_s)
+    cluster.go()
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.host) == (Cause.HOST_LOST, "host-1")
+    assert "host-1 is gone: its pod was deleted" in failure.text
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    host = cluster.supervisor.hosts["host-1"]
+    assert host.state is HostState.LOST
+    cluster.supervisor.gone("host-1", "told twice", cluster.now_s)
+    assert len(cluster.kinds("failure")) == 1
+    cluster.silent.clear()
+    cluster.join("host-1")
+    assert host.state is HostState.SPARE
+
+
+def test_a_spare_that_is_gone_takes_no_place():
+    cluster = running()
+    cluster.silent.add("host-2")
+    cluster.supervisor.gone("host-2", "its pod was deleted", cluster.now_s)
+    assert cluster.kinds("failure") == []
+    cluster.rank(0, code=-9)
+    cluster.silent.add("host-0")
+    cluster.supervisor.gone("host-0", "its pod was deleted", cluster.now_s)
+    cluster.go(3)
+    assert cluster.supervisor.state is State.GATHERING
+
+
+def test_a_host_that_is_gone_while_ports_are_looked_for_has_the_others_placed():
+    cluster = Cluster()
+    cluster.finds_ports = False
+    cluster.go()
+    assert cluster.supervisor.state is State.PORTS
+    cluster.silent.add("host-0")
+    cluster.finds_ports = True
+    cluster.supervisor.gone("host-0", "its pod was deleted", cluster.now_s)
+    cluster.go()
+    assert cluster.supervisor.placement == ["host-2", "host-1"]
+    assert cluster.supervisor.state is State.RUNNING
+
+
+def test_an_evicted_host_that_is_gone_stays_evicted():
+    cluster = running()
+    cluster.supervisor.evict("host-2", "a fan", cluster.now_s)
+    cluster.supervisor.gone("host-2", "its pod was deleted", cluster.now_s)
+    assert cluster.supervisor.hosts["host-2"].state is HostState.EVICTED
+    assert not [e for e in cluster.kinds("host") if "is gone" in e.text]
+
+
 def test_a_spare_is_drained_at_once():
     cluster = running()
     cluster.supervisor.drain("host-2", "a fan", cluster.now_s)

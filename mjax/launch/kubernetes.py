@@ -1,0 +1,295 @@
+"""Talk to the API of Kubernetes about the pods of agents and their nodes.
+
+Enters: a namespace and a label selector. Leaves: pods, and what happens to them; pods
+that are deleted, and nodes that are cordoned. Each call is one request: nothing is
+repeated here, and every way to fail is an `ApiError`.
+
+The package `kubernetes` is imported when `connect` is called, and only then.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mjax.launch.config import KubernetesConfig
+
+ANNOTATION = "mjax/cordoned"
+"""Of a node that a driver has cordoned: JSON with run, host, reason and time."""
+GONE = 410
+_MAY_PASS = (0, 401, 408, 409, GONE, 429)
+"""0: no answer. 401: a token that has run out is read anew by the client."""
+_OVER = ("Failed", "Succeeded")
+"""Phases of a pod that never runs again."""
+_SHOWN_CHARS = 300
+
+
+class ApiError(Exception):
+    """The API has refused a request, or has not answered."""
+
+    def __init__(
+        self, text: str, status: int = 0, retry_after_s: float | None = None
+    ) -> None:
+        """Keep the HTTP status, 0 without an answer, and when to ask again."""
+        super().__init__(text)
+        self.status, self.retry_after_s = status, retry_after_s
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status in _MAY_PASS or self.status >= 500
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pod:
+    """What a driver knows of a pod."""
+
+    name: str
+    uid: str
+    """Of this pod alone: one that replaces it under the same name has another."""
+    node: str | None
+    """None until it is scheduled."""
+    is_leaving: bool
+    """Whether it is being deleted; its processes may have time to end."""
+    is_over: bool
+    """Whether its processes have ended for good."""
+    why: str
+    """Why it leaves or is over, as far as the API says so."""
+
+
+class Api:
+    """The pods of one run's agents, and the nodes below them."""
+
+    def __init__(self, core: Any, errors: tuple[Any, ...], config: KubernetesConfig):
+        """Use a client.
+
+        Args:
+          core: `kubernetes.client.CoreV1Api`.
+          errors: exceptions of the client and of its connections.
+          config: namespace, selector and times.
+        """
+        self._core, self._errors, self.config = core, errors, config
+        self._scope = {
+            "namespace": config.namespace,
+            "label_selector": config.selector,
+        }
+
+    def pods(self) -> tuple[list[Pod], str]:
+        """Return all pods, and the version of this list, for `watch`."""
+        found = self._json(self._core.list_namespaced_pod, **self._scope)
+        with _read("a list of pods"):
+            pods = [_pod(item) for item in found["items"]]
+            return pods, found["metadata"]["resourceVersion"]
+
+    def find(self, name: str) -> Pod | None:
+        """Return the pod of this name, if there is one and the selector fits it."""
+        found = self._json(
+            self._core.list_namespaced_pod,
+            field_selector=f"metadata.name={name}",
+            **self._scope,
+        )
+        with _read("a list of pods"):
+            return _pod(found["items"][0]) if found["items"] else None
+
+    def watch(self, version: str) -> Iterator[tuple[str, Pod]]:
+        """Yield (kind, pod) for each change since a version, for about poll_s.
+
+        It ends early when the connection does. A watch that is silent ends too: the
+        caller lists the pods again.
+        """
+        limit_s = self.config.poll_s
+        until_s = time.monotonic() + limit_s
+        response = self._send(
+            self._core.list_namespaced_pod,
+            **self._scope,
+            watch=True,
+            allow_watch_bookmarks=True,
+            resource_version=version,
+            timeout_seconds=max(1, round(limit_s)),
+            _request_timeout=(self.config.timeout_s, limit_s),
+        )
+        try:
+            for line in self._lines(response):
+                event = _parsed(line)
+                with _read("an event of a watch"):
+                    kind, found = event["type"], event["object"]
+                    if kind == "ERROR":
+                        raise ApiError(str(found["message"]), found["code"])
+                    pod = None if kind == "BOOKMARK" else _pod(found)
+                if pod is not None:
+                    yield kind, pod
+                if time.monotonic() > until_s:
+                    return
+        finally:
+            response.close()
+
+    def delete(self, pod: Pod) -> None:
+        """Delete this pod, and no other that has taken its name.
+
+        Raises:
+          ApiError: status 409 if there is another pod of this name by now.
+        """
+        body = {"preconditions": {"uid": pod.uid}}
+        try:
+            found = self._json(
+                self._core.delete_namespaced_pod,
+                name=pod.name,
+                namespace=self.config.namespace,
+                body=body,
+            )
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return
+        _check_kind(found, "a deleted pod")
+
+    def cordon(self, node: str, note: Mapping[str, str]) -> bool:
+        """Let no further pod onto a node; return False if that was so before."""
+        found = self._json(self._core.read_node, name=node)
+        with _read("a node"):
+            if found["spec"].get("unschedulable"):
+                return False
+        body = {
+            "metadata": {"annotations": {ANNOTATION: json.dumps(dict(note))}},
+            "spec": {"unschedulable": True},
+        }
+        _check_kind(self._json(self._core.patch_node, name=node, body=body), "a node")
+        return True
+
+    def _json(self, call: Callable[..., Any], **options: Any) -> Any:
+        """Send a request and read its whole answer."""
+        limit_s = self.config.timeout_s
+        response = self._send(call, **options, _request_timeout=(limit_s, limit_s))
+        try:
+            return _parsed(response.data)
+        except self._errors as error:
+            raise _told(error) from error
+        finally:
+            response.close()
+
+    def _send(self, call: Callable[..., Any], **options: Any) -> Any:
+        """Send a request and return its answer, of which nothing was read yet.
+
+        The models of the client are not used: they refuse answers with a value that a
+        newer API has added.
+        """
+        try:
+            return call(**options, _preload_content=False)
+        except self._errors as error:
+            raise _told(error) from error
+
+    def _lines(self, response: Any) -> Iterator[bytes]:
+        """Yield whole lines until the connection ends, however it does."""
+        rest = b""
+        try:
+            for part in response.stream(amt=None, decode_content=False):
+                *lines, rest = (rest + part).split(b"\n")
+                yield from (line for line in lines if line.strip())
+        except self._errors:
+            return
+
+
+def connect(config: KubernetesConfig) -> Api:
+    """Find credentials, of this pod or in a kubeconfig; send nothing yet.
+
+    Raises:
+      ValueError: the client is not installed, or there are no credentials.
+    """
+    try:
+        import kubernetes.client as kubernetes_client
+        import kubernetes.config as credentials
+        import urllib3
+    except ImportError as error:
+        raise ValueError(
+            "--kubernetes.namespace needs the client of Kubernetes; install it with "
+            "pip install 'mjax[kubernetes]'"
+        ) from error
+    settings = kubernetes_client.Configuration()
+    try:
+        credentials.load_incluster_config(client_configuration=settings)
+    except credentials.ConfigException:
+        try:
+            credentials.load_kube_config(
+                config_file=os.environ.get("KUBECONFIG"),
+                client_configuration=settings,
+            )
+        except credentials.ConfigException as error:
+            raise ValueError(
+                "--kubernetes.namespace finds no credentials for the API of Kubernetes "
+                f"({error}); start the driver in a pod with a service account, or set "
+                "KUBECONFIG"
+            ) from error
+    settings.retries = False  # the caller repeats, and says so
+    core = kubernetes_client.CoreV1Api(kubernetes_client.ApiClient(settings))
+    errors = (kubernetes_client.ApiException, urllib3.exceptions.HTTPError, OSError)
+    return Api(core, errors, config)
+
+
+def _pod(fields: Mapping[str, Any]) -> Pod:
+    """Read what a driver needs from the JSON of a pod."""
+    metadata, status = fields["metadata"], fields.get("status") or {}
+    phase = status.get("phase", "")
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node=fields["spec"].get("nodeName"),
+        is_leaving="deletionTimestamp" in metadata,
+        is_over=phase in _OVER,
+        why=_why(status, phase),
+    )
+
+
+@contextlib.contextmanager
+def _read(what: str) -> Iterator[None]:
+    """Turn the errors of an answer that has another form into an ApiError."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ApiError(f"the answer is not {what}: {error!r}") from error
+
+
+def _check_kind(answer: Any, what: str) -> None:
+    """Refuse what no API of Kubernetes has answered, a proxy perhaps."""
+    with _read(what):
+        answer["kind"]
+
+
+def _why(status: Mapping[str, Any], phase: str) -> str:
+    """Say why a pod leaves or is over, in the words of Kubernetes."""
+    found = [
+        f"{one.get('reason')}: {one.get('message')}"
+        for one in status.get("conditions") or []
+        if one.get("type") == "DisruptionTarget" and one.get("status") == "True"
+    ]
+    if status.get("reason"):
+        found.append(f"{status['reason']}: {status.get('message', '')}")
+    found.append(phase if phase in _OVER else "no reason given")
+    return found[0][:_SHOWN_CHARS]
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise ApiError(f"the answer is not JSON: {data[:80]!r}") from error
+
+
+def _told(error: Any) -> ApiError:
+    """Read an exception of the client; those of its connections have no status."""
+    status = getattr(error, "status", None) or 0
+    if not status:
+        return ApiError(f"no answer: {error}"[:_SHOWN_CHARS])
+    body = error.body or ""
+    try:
+        text = json.loads(body)["message"]
+    except (ValueError, TypeError, KeyError):
+        text = body.strip()
+    wait = (error.headers or {}).get("Retry-After", "")
+    return ApiError(
+        f"{status} {text}"[:_SHOWN_CHARS],
+        status,
+        float(wait) if wait.isdigit() else None,
+    )

@@ -1,0 +1,282 @@
+"""Keep a run and the pods of its agents in step.
+
+Enters: pods as the API tells them, hosts with the uid of their pod, and hosts that
+were put aside. Leaves: which hosts are gone; pods deleted and nodes cordoned, once
+each, also across drivers. That a pod is about to go is told by its agent, which gets
+SIGTERM.
+
+The API is asked in threads of their own. The driver's loop never waits for it, and no
+error of it ends a run: errors are events, and requests are repeated.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mjax.launch.hosts import HostState
+from mjax.launch.kubernetes import GONE, Api, ApiError, Pod
+
+_FIRST_PAUSE_S = 0.5
+_MAX_PAUSE_S = 30.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """A pod that is to be deleted, because its host was put aside."""
+
+    host: str
+    """Name of the host, and of the pod."""
+    uid: str
+    """Of the pod that the host was put aside with."""
+    reason: str
+    time: str
+    """When, in UTC."""
+
+
+class Living:
+    """The pods that live, as a list and a watch tell them.
+
+    Each pod that has ended is told once. Pods that were never seen alive are told too
+    if they are over, because their hosts may be known from before.
+    """
+
+    def __init__(self, gone: Callable[[Pod, str], None]) -> None:
+        """Know no pod.
+
+        Args:
+          gone: (pod, why): its processes have ended.
+        """
+        self._gone = gone
+        self.pods: dict[str, Pod] = {}
+        self._over: set[str] = set()
+
+    def look(self, pods: Sequence[Pod]) -> None:
+        """Compare with a complete list."""
+        listed = {pod.name for pod in pods}
+        for name in self.pods.keys() - listed:
+            self._gone(self.pods.pop(name), "its pod was deleted")
+        self._over &= {pod.uid for pod in pods}
+        for pod in pods:
+            self.note("MODIFIED", pod)
+
+    def note(self, kind: str, pod: Pod) -> None:
+        """Take a change of a pod."""
+        before = self.pods.get(pod.name)
+        if kind == "DELETED":  # another uid: it was told when its successor was seen
+            if before is not None and before.uid == pod.uid:
+                del self.pods[pod.name]
+                self._gone(pod, f"its pod was deleted ({pod.why})")
+            return
+        if before is not None and before.uid != pod.uid:
+            self._gone(self.pods.pop(pod.name), "its pod was replaced")
+        if not pod.is_over:
+            self.pods[pod.name] = pod
+        elif pod.uid not in self._over:
+            self.pods.pop(pod.name, None)
+            self._over.add(pod.uid)
+            self._gone(pod, f"its pod has ended ({pod.why})")
+
+
+class Pods:
+    """The pods of a run's agents. Its methods are called in the loop of the driver."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        run: str,
+        tell: Callable[..., None],
+        gone: Callable[[str, str], None],
+        save: Callable[[dict[str, Any]], None],
+        first_pause_s: float = _FIRST_PAUSE_S,
+    ) -> None:
+        """Know no host; start nothing yet.
+
+        Args:
+          api: of Kubernetes; its config says whether to cordon.
+          run: name of the run, for the annotation of a node.
+          tell: records an event, see `events.teller`.
+          gone: (host, why): its pod is no more.
+          save: keeps what `take_up` of the next driver gets.
+          first_pause_s: after an error; doubled for each further, up to 30 s.
+        """
+        self._api, self._config, self._run = api, api.config, run
+        self._tell, self._save, self._first_pause_s = tell, save, first_pause_s
+        self._host_gone = gone
+        self._uids: dict[str, str] = {}
+        self._orders: dict[str, Order] = {}
+        self._over = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.living = Living(lambda pod, why: self._post(self._ended, pod, why))
+        """Of the thread that watches."""
+
+    def take_up(self, fields: Mapping[str, Any]) -> None:
+        """Go on with what a driver before this one has saved."""
+        self._uids = dict(fields["uids"])
+        orders = [Order(**order) for order in fields["orders"]]
+        self._orders = {order.uid: order for order in orders}
+
+    def start(self) -> None:
+        """Watch the pods, and go on with what was ordered, until `stop`."""
+        self._loop = asyncio.get_running_loop()
+        self._spawn(self._watch)
+        for order in self._orders.values():
+            self._spawn(self._remove, order)
+
+    def stop(self) -> None:
+        """Tell nothing any more; requests that are under way are not waited for."""
+        self._over.set()
+
+    def joined(self, host: str, uid: str) -> None:
+        """Note in which pod the agent of a host runs; empty: in none."""
+        if uid != self._uids.get(host, ""):
+            self._uids[host] = uid
+            self._keep()
+
+    def put_aside(self, host: str, state: str, reason: str) -> None:
+        """Have the pod of a host deleted, if the host does not come back.
+
+        A lost host may come back. So may a sick one, which the run checks again: it may
+        be suspected along with others, and a new pod could run on its node unchecked.
+        """
+        if state != HostState.EVICTED:
+            return
+        uid = self._uids.get(host)
+        if not uid:
+            text = f"the pod of {host} is not deleted: its agent had no POD_UID"
+            self._tell("pod", text, "warning", host=host)
+            return
+        if uid in self._orders:
+            return
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._orders[uid] = order = Order(host=host, uid=uid, reason=reason, time=now)
+        self._keep()
+        if self._loop is not None:
+            self._spawn(self._remove, order)
+
+    def _keep(self) -> None:
+        orders = [dataclasses.asdict(order) for order in self._orders.values()]
+        self._save({"uids": self._uids, "orders": orders})
+
+    def _ended(self, pod: Pod, why: str) -> None:
+        """Tell of a pod if the agent of that host runs in it, and in no other."""
+        if self._uids.get(pod.name) == pod.uid:
+            self._host_gone(pod.name, why)
+
+    def _done(self, order: Order, text: str, severity: str) -> None:
+        del self._orders[order.uid]
+        self._keep()
+        data = {"uid": order.uid}
+        self._tell("pod", text, severity, host=order.host, data=data)
+
+    # --------------------------------------------------------------------- in threads
+
+    def _spawn(self, work: Callable[..., None], *words: Any) -> None:
+        # Not asyncio.to_thread: the end of the loop would wait for it.
+        threading.Thread(target=work, args=words, daemon=True).start()
+
+    def _post(self, call: Callable[..., None], *words: Any) -> None:
+        """Let the loop of the driver call something, unless it has ended."""
+
+        def unless_over() -> None:
+            if not self._over.is_set():
+                call(*words)
+
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(unless_over)
+
+    def _post_event(self, *words: Any) -> None:
+        self._post(self._tell, *words)
+
+    def _watch(self) -> None:
+        """List the pods, watch them for a while, and again."""
+        pauses, is_failing = Pauses(self._first_pause_s), False
+        while not self._over.is_set():
+            until_s = time.monotonic() + self._first_pause_s
+            try:
+                pods, version = self._api.pods()
+                self.living.look(pods)
+                for kind, pod in self._api.watch(version):
+                    self.living.note(kind, pod)
+            except ApiError as error:
+                if error.status != GONE:
+                    if not is_failing:
+                        text = f"the pods cannot be watched, trying again: {error}"
+                        self._post_event("kubernetes", text, "warning")
+                    is_failing = True
+                    self._over.wait(pauses.next_s(error))
+                    continue
+            else:
+                pauses = Pauses(self._first_pause_s)
+                if is_failing:
+                    self._post_event("kubernetes", "the pods are watched again")
+                is_failing = False
+            self._over.wait(max(0.0, until_s - time.monotonic()))
+
+    def _remove(self, order: Order) -> None:
+        """Delete the pod of an order, however often that must be tried."""
+        pauses, severity = Pauses(self._first_pause_s), "info"
+        while not self._over.is_set():
+            try:
+                text = self._try(order)
+            except ApiError as error:
+                text = f"the pod of {order.host} is not deleted"
+                if error.may_pass:
+                    if pauses.is_first:
+                        warning = f"{text} yet, trying again: {error}"
+                        self._post_event("kubernetes", warning, "warning")
+                    self._over.wait(pauses.next_s(error))
+                    continue
+                text, severity = f"{text}: {error}", "error"
+            self._post(self._done, order, text, severity)
+            return
+
+    def _try(self, order: Order) -> str:
+        """Do what an order says and is not done yet; return what was done."""
+        pod = self._api.find(order.host)
+        if pod is None or pod.uid != order.uid:
+            return f"the pod of {order.host} is gone already"
+        if pod.is_leaving:
+            return f"the pod of {order.host} is being deleted already"
+        if self._config.cordon and pod.node is not None:
+            self._cordon(pod.node, order)
+        self._api.delete(pod)
+        return f"the pod of {order.host} on {pod.node} is deleted: {order.reason}"
+
+    def _cordon(self, node: str, order: Order) -> None:
+        """Cordon a node. Without the right to do so its pod is deleted all the same."""
+        note = {"run": self._run, "host": order.host}
+        note |= {"reason": order.reason, "time": order.time}
+        try:
+            if self._api.cordon(node, note):
+                text = f"node {node} is cordoned: {order.reason}"
+                self._post_event("cordon", text, "warning")
+        except ApiError as error:
+            if error.may_pass:
+                raise
+            text = f"node {node} is not cordoned: {error}"
+            self._post_event("cordon", text, "error")
+
+
+class Pauses:
+    """The pauses between attempts: doubled each time, or as long as the API says."""
+
+    def __init__(self, first_s: float) -> None:
+        """Begin with the first pause."""
+        self._first_s, self._number = first_s, 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether there was no pause yet."""
+        return self._number == 0
+
+    def next_s(self, error: ApiError) -> float:
+        """Return the seconds to wait after an error."""
+        pause_s = min(self._first_s * 2**self._number, _MAX_PAUSE_S)
+        self._number = min(self._number + 1, 30)
+        return max(pause_s, error.retry_after_s or 0.0)
