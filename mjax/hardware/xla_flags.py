@@ -103,6 +103,13 @@ TABLE = (
         applies=lambda use: _has_pipeline(use) or _has_chunks(use),
     ),
     Option(
+        name="xla_gpu_execution_terminate_timeout",
+        value="1200s",
+        why="a step that hangs for 20 minutes ends its process",
+        since="0.11.2",
+        applies=lambda use: use.sizes.num_devices > 1,
+    ),
+    Option(
         name="xla_cpu_scheduler_type",
         value="CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
         why="otherwise independent collectives start in another order on each "
@@ -112,8 +119,8 @@ TABLE = (
         platform="cpu",
     ),
 )
-"""GPU: read from the schedules that XLA makes for H200s (docs/overlap.md). CPU:
-docs/parallelism.md, "Simulated devices"."""
+"""GPU: read from schedules that XLA makes for H200s (docs/overlap.md), but the limit
+of an execution: docs/resilience.md. CPU: docs/parallelism.md, "Simulated devices"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from mjax.mesh.build import build_mesh
 LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 EARLY = "xla_gpu_experimental_collective_start_as_early_as_possible"
 MERGER = "xla_gpu_dot_merger_threshold_mb"
+END = {"xla_gpu_execution_terminate_timeout": "1200s"}
 
 
 def wanted(pp: int, tp_chunks: int) -> dict[str, xla_flags.Value]:
@@ -25,9 +26,9 @@ def wanted(pp: int, tp_chunks: int) -> dict[str, xla_flags.Value]:
 
 
 def test_a_step_has_the_options_of_what_it_does():
-    assert wanted(pp=1, tp_chunks=1) == {}
-    assert wanted(pp=1, tp_chunks=8) == {MERGER: 0, LIMIT: 16, EARLY: True}
-    assert wanted(pp=2, tp_chunks=1) == {LIMIT: 4, EARLY: True}
+    assert wanted(pp=1, tp_chunks=1) == END
+    assert wanted(pp=1, tp_chunks=8) == {MERGER: 0, LIMIT: 16, EARLY: True} | END
+    assert wanted(pp=2, tp_chunks=1) == {LIMIT: 4, EARLY: True} | END
     assert wanted(pp=2, tp_chunks=8) == wanted(pp=1, tp_chunks=8)
 
 
@@ -55,7 +56,7 @@ def test_the_compiler_knows_all_and_what_it_does_not_know_is_left_out(monkeypatc
     )
     monkeypatch.setattr(xla_flags, "TABLE", (*xla_flags.TABLE, gone))
     chosen = xla_flags.choose(mesh, tp_chunks=4)
-    assert {LIMIT, MERGER} <= set(chosen.as_compiler_options())
+    assert {LIMIT, MERGER, *END} <= set(chosen.as_compiler_options())
     assert chosen.unknown == (gone,)
     assert "xla_gpu_gone=0 left out" in chosen.describe()[-1]
 

@@ -1034,7 +1034,8 @@ def hang(cluster, **texts):
     cluster.go(0.5)
     for host, text in texts.items():
         name = host.replace("_", "-")
-        shown = dict.fromkeys(cluster.states[name], text + LOCK_ANSWER)
+        shown: dict[int, str] = {}
+        shown |= dict.fromkeys(cluster.states[name], f"{text}{LOCK_ANSWER}")
         stacks = Stacks(generation=cluster.supervisor.generation, stacks=shown)
         cluster.supervisor.shown(name, stacks, cluster.now_s)
 
