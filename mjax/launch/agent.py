@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from mjax.launch import checks, messages
+from mjax.launch import checks, messages, nccl_ras
 from mjax.launch.facts import host_facts, rdma_bytes
 from mjax.launch.log_rules import KernelLog
 from mjax.launch.messages import RankState
@@ -138,9 +138,14 @@ class Agent:
                 self._wake.set()
             case messages.Dump():
                 stacks = await self._stacks(message.generation)
-                spied = await self._spied(stacks, message.generation)
+                spied, nccl = await asyncio.gather(
+                    self._spied(stacks, message.generation), nccl_ras.status()
+                )
                 shown = messages.Stacks(
-                    generation=message.generation, stacks=stacks, spied=spied
+                    generation=message.generation,
+                    stacks=stacks,
+                    spied=spied,
+                    nccl=nccl,
                 )
                 self._say(shown)
             case messages.Check():

@@ -36,6 +36,7 @@ class Hangs:
         self._until_s = 0.0
         self._stacks: dict[int, str] = {}
         self._spied: dict[int, str] = {}
+        self._nccl: dict[str, str] = {}
         self._answered: set[str] = set()
 
     def took(self, state: RankState) -> None:
@@ -68,7 +69,8 @@ class Hangs:
             "error",
             data={"ranks": [*hanging], "rdma_bytes_per_s": self._traffic()},
         )
-        self._stacks, self._spied, self._answered = {}, {}, set()
+        self._stacks, self._spied, self._nccl = {}, {}, {}
+        self._answered = set()
         self._until_s = now_s + self._stacks_s
         self._fleet.send_all(Dump(generation=generation))
 
@@ -82,6 +84,8 @@ class Hangs:
         """Take the stacks of a host."""
         self._stacks |= shown.stacks
         self._spied |= shown.spied
+        if shown.nccl:
+            self._nccl[name] = shown.nccl
         self._answered.add(name)
 
     def is_answered(self, now_s: float) -> bool:
@@ -99,4 +103,4 @@ class Hangs:
         alive, host_of = self._fleet.alive(), self._fleet.host_of
         failure, evidence = failures.of_hang(alive, self._stacks, host_of)
         spied = {str(rank): text for rank, text in self._spied.items()}
-        return failure, evidence | {"spied": spied}
+        return failure, evidence | {"spied": spied, "nccl": self._nccl}

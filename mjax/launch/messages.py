@@ -137,6 +137,8 @@ class Stacks(Message, tag="stacks"):
     stacks: dict[int, str]
     spied: dict[int, str] = {}
     """What py-spy says of those that did not answer, where it is installed."""
+    nccl: str = ""
+    """What NCCL's RAS service of the host says, if there is one."""
 
 
 class RankSpec(msgspec.Struct, kw_only=True, frozen=True):

@@ -956,9 +956,10 @@ def test_a_hang_tells_what_the_network_carries_and_what_py_spy_saw():
     assert hang.data["rdma_bytes_per_s"] == {"host-1": pytest.approx(15e6)}
     shown = Stacks(generation=1, stacks={}, spied={1: "Thread 7 (idle)"})
     cluster.supervisor.shown("host-1", shown, cluster.now_s)
-    shown = Stacks(generation=1, stacks={0: WAITING + LOCK_ANSWER})
+    shown = Stacks(generation=1, stacks={0: WAITING + LOCK_ANSWER}, nccl="RUNNING")
     cluster.supervisor.shown("host-0", shown, cluster.now_s)
     (stacks,) = cluster.kinds("stacks")
+    assert stacks.data["nccl"] == {"host-0": "RUNNING"}
     assert stacks.data["spied"] == {"1": "Thread 7 (idle)"}
 
 

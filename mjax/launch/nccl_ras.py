@@ -1,0 +1,32 @@
+"""Ask NCCL of this host what its communicators do: its RAS service.
+
+Enters: a port of this host. Leaves: the report, as text for people. It is evidence and
+decides nothing: RAS counts operations that were launched, and has called a run well
+that hung (NVIDIA/nccl issue 1730). Not yet seen on a GPU.
+
+Source: NCCL user guide, "RAS"; the service listens since NCCL 2.24.
+"""
+
+import asyncio
+
+PORT = 28028
+"""NCCL_RAS_ADDR names another."""
+_QUESTION = b"verbose status\n"
+_MOST_BYTES = 2**18
+
+
+async def status(port: int = PORT, timeout_s: float = 1.0) -> str:
+    """Return the report; empty if nobody listens, or answers in time."""
+    report = b""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection("localhost", port)
+            try:
+                writer.write(_QUESTION)
+                while len(report) < _MOST_BYTES and (part := await reader.read(2**16)):
+                    report += part
+            finally:
+                writer.transport.abort()
+    except (OSError, TimeoutError):
+        pass  # what has come by now is told
+    return report[:_MOST_BYTES].decode(errors="replace")
