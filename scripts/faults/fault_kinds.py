@@ -145,6 +145,8 @@ def _wait_for_moment(launched: Launched, kind: Kind, rank: int, count: int) -> i
     """Wait for some rows, and for the phase of the fault; return the generation."""
     generation, first = launched.generation, launched.last_step()
     launched.wait_for_row(first + count)
+    if kind.name == "damaged checkpoint":  # without another the run gives up, rightly
+        launched.wait_for(lambda: len(launched.saved_steps()) > 1, "a second save")
     phase = kind.phase
     if phase in (Phase.COMPILE, Phase.RESTORE):
         # The moment lies in the next start, which a kill brings about.
