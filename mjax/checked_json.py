@@ -8,6 +8,7 @@ parses JSON that it has not written itself in the same process.
 
 import collections.abc
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -141,11 +142,14 @@ def _items(value: Any, origin: Any, inner: tuple[Any, ...], name: str) -> Any:
     return tuple(found) if origin is tuple else list(found)
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _fields(value: Any, kind: Any, name: str) -> Any:
     """Make a dataclass of an object; fields with a default may be absent."""
     if not isinstance(value, dict):
         raise _MismatchError(name, "an object", value)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for key in value:
         if key not in hints:
             raise _MismatchError(name, f"an object of {', '.join(hints)}", value)

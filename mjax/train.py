@@ -308,6 +308,8 @@ def _start_devices(config: TrainConfig) -> Devices:
         simulate_devices(config.simulate_devices)
     cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
+    # Small programs too: a restart compiles a dozen of them.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     count, per_host = jax.device_count(), devices_per_host(jax.devices())
     can_simulate = jax.default_backend() == "cpu" and per_host == count
     return Devices(

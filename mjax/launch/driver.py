@@ -44,7 +44,7 @@ from mjax.processes import progress
 TRAINER = (sys.executable, "-m", "mjax.train")
 """The command of a rank, without flags."""
 _COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
-_TICK_S = 0.1
+_TICK_S = 0.05
 _LAST_WORDS_S = 1.0
 _BACKLOG = 1024
 

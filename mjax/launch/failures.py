@@ -11,12 +11,14 @@ from typing import Any
 
 from mjax.launch import log_rules, policy, stacks
 from mjax.launch.messages import Divergence, LastWords, Match, RankState
-from mjax.launch.policy import Cause
+from mjax.launch.policy import Cause, is_consequence
 from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _MAX_SHOWN = 8
 _SETTLE_S = 0.3
 """What ends within this time of the first end is looked at with it."""
+_SIGNAL_SETTLE_S = 0.05
+"""The same, if one was ended by a signal: what follows does not explain it."""
 _STARTED_S = 15.0
 """After which a rank must be known to its host."""
 _UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
@@ -78,9 +80,11 @@ def of_ranks(
     """
     ended = {rank: state for rank, state in states.items() if state.code is not None}
     is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
-    if all(policy.is_consequence(state.code or 0) for state in ended.values()):
+    causes = [c for c in (s.code or 0 for s in ended.values()) if not is_consequence(c)]
+    if not causes:
         is_bad = is_bad and are_heard
-    if len(ended) == len(hosts) or (is_bad and since_end_s >= _SETTLE_S):
+    settle_s = _SIGNAL_SETTLE_S if min(causes, default=0) < 0 else _SETTLE_S
+    if len(ended) == len(hosts) or (is_bad and since_end_s >= settle_s):
         return of_ends(ended, hosts.__getitem__)
     missing = tuple(rank for rank in range(len(hosts)) if rank not in states)
     if missing and age_s > _STARTED_S:
@@ -107,9 +111,9 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     }
 
     def key(rank: int) -> tuple[bool, int, int]:
-        is_consequence = policy.is_consequence(ended[rank].code or 0)
+        follows = is_consequence(ended[rank].code or 0)
         order = policy.RANKING.index(causes[rank])
-        return is_consequence, order, ended[rank].ended_ns or 0
+        return follows, order, ended[rank].ended_ns or 0
 
     rank = min(causes, key=key)
     first, host = ended[rank], host_of(rank)

@@ -1,11 +1,14 @@
 """Counts of a model: parameters, visible pairs, FLOPs. No array is made."""
 
+import functools
+
 import jax
 
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import abstract_params
 
 
+@functools.cache
 def num_params(config: ModelConfig) -> int:
     """Count stored parameters, padding of the vocabulary included."""
     return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)[1]))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mjax.launch import checks, policy
+from mjax.launch import checks, failures, policy
 from mjax.launch.config import LimitsConfig, RestartConfig, RunConfig
 from mjax.launch.hosts import HostState
 from mjax.launch.liveness import Liveness
@@ -183,6 +183,17 @@ def test_a_run_begins_when_there_are_all_its_hosts(changes):
     cluster.join("host-7")
     cluster.go()
     assert cluster.supervisor.placement == ["host-0", "host-7"]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_found"), [(-9, True), (-11, True), (3, False), (1, False), (-6, False)]
+)
+def test_only_an_end_by_a_signal_needs_no_look_at_the_others(code, is_found):
+    states = {0: RankState(rank=0, generation=1, pid=1, code=code)}
+    found = failures.of_ranks(
+        states, ["a", "b"], age_s=9.0, since_end_s=0.1, are_heard=True
+    )
+    assert (found is not None) == is_found
 
 
 @pytest.mark.parametrize("code", [1, -signal.SIGABRT])
