@@ -13,8 +13,8 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x\w+.*\(most recent call firs
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>.+)$')
 _DEPTH = 12
 """Frames that are compared, from the innermost."""
-_WAITING = re.compile(r"(^|/)(jax/_src|jaxlib)/")
-"""Files whose functions wait for devices, and so for other ranks."""
+_WAITING = re.compile(r"(^|/)(jax/_src|jaxlib|mjax/processes)/")
+"""Files whose functions wait for other ranks: in devices, or in an agreement."""
 
 Frames = tuple[str, ...]
 """`file:function`, innermost first."""
@@ -70,7 +70,7 @@ def judge(
     In this order: ranks that the kernel has stopped; ranks without an answer where
     others answered; ranks whose interpreter lock is held where that of others is free;
     ranks whose progress word is behind; ranks that do something else where others wait
-    for their devices; ranks whose stacks differ from those of most.
+    for each other; ranks whose stacks differ from those of most.
 
     Args:
       places: of all ranks.
@@ -98,7 +98,7 @@ def judge(
         if frames and not _WAITING.search(frames[0])
     )
     if others and len(others) < len(stacks):
-        reason = "does not wait for its devices as the others do"
+        reason = "does not wait for the others, which wait"
         return Verdict(ranks=tuple(others), reason=reason)
     found = groups(stacks)
     if len(found) > 1 and len(found[0][1]) * 2 > len(stacks):

@@ -36,6 +36,7 @@ def places(*steps, phase=5):
 
 
 A, B, C = ("a.py:wait",), ("b.py:sleep",), ("c.py:read",)
+AGREEING = ("/mjax/processes/key_value.py:read", "/mjax/run/loop.py:_ask_to_save")
 JAX = ("/site-packages/jax/_src/array.py:_value", "/mjax/run/loop.py:_finish")
 
 
@@ -54,6 +55,8 @@ def test_groups_come_by_size():
         (places(5, 5, 5, 5, 5), {0: A, 1: A, 2: B, 3: C, 4: A}, [], (2, 3)),
         (places(5, 5), {0: A, 1: B}, [], ()),  # one against one
         (places(5, 5), {0: JAX, 1: B}, [], (1,)),
+        (places(5, 5), {0: B, 1: AGREEING}, [], (0,)),
+        (places(5, 5), {0: JAX, 1: AGREEING}, [], ()),
         (places(5, 5, 5), {0: B, 1: JAX, 2: C}, [], (0, 2)),
         (places(5, 4), {0: B, 1: JAX}, [], (1,)),  # it waits for nobody but a device
         (places(5, 5, 5), {0: A, 1: A, 2: A}, [], ()),

@@ -634,7 +634,7 @@ def test_a_signal_from_outside_is_no_end_of_the_run():
         ({"state": "T"}, {}, "stopped by a signal"),
         ({}, {0: WAITING, 2: WAITING}, "no answer to a request for stacks"),
         ({"step": 6}, {0: WAITING, 1: WAITING, 2: WAITING}, "progress behind"),
-        ({}, {0: WAITING, 1: SLEEPING, 2: WAITING}, "does not wait for its devices"),
+        ({}, {0: WAITING, 1: SLEEPING, 2: WAITING}, "does not wait for the others"),
     ],
 )
 def test_a_hang_is_found_and_the_guilty_rank_is_named(changes, stacks, reason):
