@@ -22,7 +22,7 @@ class LimitsConfig:
     restore_s: float = 1800.0
     """To restore or draw the state."""
     first_step_s: float = 900.0
-    """For the first step of a generation, which connects all devices."""
+    """For the first step of a generation, which connects all devices, until it ends."""
     step_s: float = 30.0
     """At least, for a step."""
     factor: float = 5.0

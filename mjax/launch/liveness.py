@@ -39,6 +39,6 @@ class Liveness:
         phase = Phase(state.phase)
         if phase is not Phase.STEP:
             return getattr(self._limits, f"{phase.name.lower()}_s")
-        if state.step_s is None:
+        if state.first_step_s is None:
             return max(self._limits.first_step_s, self._limits.step_s)
         return max(self._limits.step_s, self._limits.factor * self._p99_s)

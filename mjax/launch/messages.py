@@ -80,7 +80,7 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     spent_s: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(Phase))
     """Seconds in each phase since it was to be started."""
     first_step_s: float | None = None
-    """Seconds since then until its first step was dispatched."""
+    """Seconds since then until its first step ended."""
     last_lines: str = ""
     """Of its log, once it has ended."""
     last_words: LastWords | None = None

@@ -86,8 +86,7 @@ class Word:
     start_step: int
     """Steps that the state had seen when this process began; -1 before it is known."""
     first_step_ns: int
-    """When the first step of this process was dispatched, by the same clock; 0 before.
-    """
+    """When the first step of this process ended, by the same clock; 0 before."""
     spent_ns: tuple[int, ...]
     """In each `Phase`, until `monotonic_ns`."""
 
@@ -136,15 +135,21 @@ class Writer:
         if self._map is None:
             return
         words = self._begin()
-        now_ns = self._count_time(words)
+        self._count_time(words)
         words[_PHASE] = phase
         if step is not None:
             words[_STEP] = step
             if words[_START_STEP] < 0:
                 words[_START_STEP] = step
-            elif step > words[_START_STEP] and not words[_FIRST_STEP]:
-                words[_FIRST_STEP] = now_ns
         words[_MICROSTEP] = microstep
+        self._end()
+
+    def ended_first_step(self) -> None:
+        """Say that devices have ended the first step; others may be dispatched."""
+        if self._map is None:
+            return
+        words = self._begin()
+        words[_FIRST_STEP] = self._count_time(words)
         self._end()
 
     def saved(self, step: int) -> None:

@@ -323,6 +323,7 @@ class Loop:
         now_s = time.perf_counter()
         if self._is_first:
             self.recorder.say(f"start-up: first step {now_s - self._finished_s:.2f} s")
+            self.marks.ended_first_step()
             self._is_first = False
         row = self.make_row(
             step, metrics, step_s=now_s - self._finished_s, data_wait_s=data_wait_s

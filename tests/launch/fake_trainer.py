@@ -68,6 +68,7 @@ def main() -> None:
     marks.mark(Phase.RESTORE)
     saved = work_dir / "saved"
     step = int(saved.read_text()) if saved.exists() else 0
+    is_first = True
     while step < NUM_STEPS and not is_stopped:
         marks.mark(Phase.STEP, step)
         if step == at:
@@ -79,6 +80,9 @@ def main() -> None:
         with (work_dir / "rows.txt").open("a") as rows:
             rows.write(f"{rank} {generation} {step}\n")
         step += 1
+        if is_first:
+            marks.ended_first_step()
+            is_first = False
         marks.mark(Phase.STEP, step)
         if step % SAVE_EVERY == 0:
             marks.mark(Phase.SAVE, step)

@@ -34,18 +34,24 @@ def test_the_time_of_a_step_is_without_evaluations_and_saves(tmp_path, clock):
         clock.go(1)
         word.mark(phase)
     word.mark(Phase.STEP, 20)
-    clock.go(5)  # the first step
-    word.mark(Phase.STEP, 21)
+    for step in (21, 22):  # dispatched; then the end of the first is waited for
+        word.mark(Phase.STEP, step)
+        assert rank.look().step_s is None
+    clock.go(300)
+    word.ended_first_step()
     assert rank.look().step_s is None
+    assert rank.look().first_step_s is not None
+    word.mark(Phase.STEP, 23)
+    assert rank.look().step_s == 0.0
     clock.go(1)
-    word.mark(Phase.STEP, 22)
+    word.mark(Phase.STEP, 24)
     assert rank.look().step_s == 1.0
-    word.mark(Phase.EVAL, 22)
+    word.mark(Phase.EVAL, 24)
     clock.go(60)
-    word.mark(Phase.SAVE, 22)
+    word.mark(Phase.SAVE, 24)
     assert rank.look().step_s == 1.0
     clock.go(30)
-    for step in (23, 24):
+    for step in (25, 26):
         word.mark(Phase.STEP, step - 1)
         clock.go(2)
         word.mark(Phase.STEP, step)

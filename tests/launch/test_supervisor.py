@@ -155,7 +155,7 @@ def running(**config):
     cluster.go()
     assert cluster.supervisor.state is State.RUNNING
     assert cluster.supervisor.placement == ["host-0", "host-1"]
-    cluster.all_ranks(phase=Phase.STEP, step=7, step_s=1.0)
+    cluster.all_ranks(phase=Phase.STEP, step=7, first_step_s=2.0, step_s=1.0)
     cluster.go()
     return cluster
 
@@ -640,7 +640,7 @@ def test_a_signal_from_outside_is_no_end_of_the_run():
 def test_a_hang_is_found_and_the_guilty_rank_is_named(changes, stacks, reason):
     cluster = Cluster(hosts=3, spares=0, limits=LimitsConfig(step_s=5.0))
     cluster.go()
-    cluster.all_ranks(phase=Phase.STEP, step=7, step_s=0.1, state="S")
+    cluster.all_ranks(phase=Phase.STEP, step=7, first_step_s=2.0, step_s=0.1, state="S")
     cluster.rank(1, **changes)
     cluster.go(1)
     cluster.all_ranks(age_s=6.0)
@@ -718,8 +718,10 @@ def test_the_limit_of_a_step_follows_the_steps_before_it():
             liveness.took(msgspec.structs.replace(state, step_s=step_s))
         return liveness.limit_s(state)
 
-    assert limit_s(state) == 100
-    state = msgspec.structs.replace(state, step_s=1.0)
+    # Others are dispatched before the first has ended.
+    assert limit_s(msgspec.structs.replace(state, step=2, step_s=0.1), 1.0) == 100
+    state = msgspec.structs.replace(state, first_step_s=60.0)
+    assert limit_s(state) == 10  # the agent has seen no two steps yet
     assert limit_s(state, *[1.0] * 99, 50.0) == 10
     assert limit_s(state, *[4.0] * 100) == 20
     assert limit_s(msgspec.structs.replace(state, phase=Phase.EVAL), 4.0) == 60
@@ -859,7 +861,9 @@ def spent(**seconds):
 
 
 def test_the_time_until_the_first_step_is_told_once_as_of_the_last_rank():
-    cluster = running()
+    cluster = Cluster()
+    cluster.go()
+    cluster.all_ranks(phase=Phase.STEP, step=0)
     cluster.rank(0, first_step_s=6.0, spent_s=spent(build=5.0, step=1.5))
     cluster.go()
     assert cluster.kinds("under_way") == []
@@ -1068,7 +1072,7 @@ def large(num_agents, **config):
     )
     cluster.go()
     assert cluster.supervisor.placement == [f"host-{i}" for i in range(4)]
-    cluster.all_ranks(phase=Phase.STEP, step=7, step_s=1.0)
+    cluster.all_ranks(phase=Phase.STEP, step=7, first_step_s=2.0, step_s=1.0)
     cluster.go()
     return cluster
 
@@ -1191,7 +1195,9 @@ def shrunk(**config):
     cluster = Cluster(num_agents=2, hosts=2, spares=0, min_hosts=1, **config)
     cluster.go()
     assert cluster.supervisor.state is State.RUNNING
-    cluster.all_ranks(phase=Phase.STEP, step=7, step_s=1.0, saved_step=4)
+    cluster.all_ranks(
+        phase=Phase.STEP, step=7, first_step_s=2.0, step_s=1.0, saved_step=4
+    )
     cluster.go()
     cluster.silent.add("host-1")
     return cluster
@@ -1216,7 +1222,9 @@ def test_it_grows_again_when_the_host_is_back_and_a_step_was_saved():
     cluster.go(20)
     cluster.silent.clear()
     cluster.join("host-1")
-    cluster.all_ranks(phase=Phase.STEP, step=9, step_s=1.0, saved_step=4)
+    cluster.all_ranks(
+        phase=Phase.STEP, step=9, first_step_s=2.0, step_s=1.0, saved_step=4
+    )
     cluster.go(3)
     assert cluster.kinds("grow") == []
     cluster.all_ranks(step=12, saved_step=12)

@@ -33,6 +33,7 @@ def test_what_is_marked_is_read_with_its_time(tmp_path):
     assert (first.start_step, last.start_step, last.first_step_ns) == (-1, 7, 0)
     writer.mark(Phase.STEP, 7)
     writer.mark(Phase.STEP, 8)
+    writer.ended_first_step()
     writer.mark(Phase.STEP, 9)
     stepped = read(path)
     assert stepped is not None
