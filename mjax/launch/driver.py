@@ -45,6 +45,8 @@ TRAINER = (sys.executable, "-m", "mjax.train")
 """The command of a rank, without flags."""
 _COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 _TICK_S = 0.05
+_CALM_S = 0.25
+"""Instead of _TICK_S, while ranks run and nothing happens."""
 _LAST_WORDS_S = 1.0
 _BACKLOG = 1024
 
@@ -98,6 +100,7 @@ class Driver:
         )
         self._pods = None if api is None else self._make_pods(api)
         self._is_saved = False
+        self._has_news = asyncio.Event()
         self._saved_place: tuple[str, int] | None = None
         self._pids: dict[str, int] = {}
         self.address: tuple[str, int] = bind
@@ -204,6 +207,10 @@ class Driver:
             self._supervisor.tick(time.monotonic())
             self._save()
             await asyncio.sleep(_TICK_S)
+            if self._supervisor.is_calm:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_news.wait(), _CALM_S - _TICK_S)
+            self._has_news.clear()
         self._save()
         return self._supervisor.exit_code
 
@@ -427,6 +434,7 @@ class Driver:
     def _record(self, event: Event) -> None:
         self._journal.record(event, self._supervisor.generation)
         self._is_saved = False
+        self._has_news.set()
         if event.kind == "under_way":
             self._flags.keep(self._supervisor.generation)
         if event.kind == "evict" and event.host and self._pods is not None:

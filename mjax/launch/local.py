@@ -23,6 +23,8 @@ from mjax.launch.driver import TRAINER, Driver, generation_folder
 from mjax.launch.ranks import log_path
 
 _POLL_S = 0.1
+_FOLLOW_S = 0.25
+"""Between looks at what rank 0 prints; they are most of what an idle launch does."""
 _RESPAWN_S = 1.0
 _PARTING_S = 5.0
 LOOPBACK = "127.0.0.1"
@@ -89,7 +91,7 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
                 asyncio.create_task(follow(driver, work_dir)),
             ]
         code = await serving
-        await asyncio.sleep(2 * _POLL_S)  # for the last lines
+        await asyncio.sleep(2 * _FOLLOW_S)  # for the last lines
         return code
     finally:
         for helper in helpers:
@@ -187,4 +189,4 @@ async def follow(driver: Driver, work_dir: Path) -> None:
         if not data and generation != driver.generation:
             generation, place = driver.generation, 0
             continue
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_FOLLOW_S)

@@ -8,8 +8,8 @@ A run is a series of generations. In each, every active host has `ranks_per_host
 When one of them fails the others cannot go on: all are killed and, if `policy.TABLE`
 says so, started again as the next generation, which resumes from the newest checkpoint.
 
-This is one machine of states, and longer than other modules so that all its transitions
-are read in one place.
+This module has more than 500 lines because it is one state machine: hosts, hangs,
+checks and restarts are in modules of their own, and all transitions are read here.
 """
 
 import enum
@@ -346,6 +346,11 @@ class Supervisor:
             self._end(Cause.PREEMPTED, now_s)
 
     # -------------------------------------------------------------------- the clock
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether ranks run and none has ended: nothing is due within a beat."""
+        return self.state is State.RUNNING and math.isinf(self._first_end_s)
 
     def tick(self, now_s: float) -> None:
         """Do what is due."""

@@ -729,6 +729,14 @@ def test_the_limit_of_a_step_follows_the_steps_before_it():
         assert limit_s(msgspec.structs.replace(state, phase=phase)) > 0
 
 
+def test_a_run_is_calm_until_a_rank_ends():
+    cluster = running()
+    assert cluster.supervisor.is_calm
+    cluster.rank(1, code=-9)
+    cluster.go(0.25)
+    assert not cluster.supervisor.is_calm
+
+
 def test_one_slow_phase_is_no_hang():
     cluster = running(limits=LimitsConfig(step_s=5.0, eval_s=100.0))
     cluster.all_ranks(phase=Phase.EVAL, age_s=50.0)
