@@ -39,6 +39,7 @@ from mjax.data.cache_files import DamagedFileError
 from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
 from mjax.mesh.build import build_mesh, describe, devices_per_host
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
+from mjax.plan import operations
 from mjax.processes import distributed, progress
 from mjax.processes.agreement import Agreement
 from mjax.processes.comparison import check_same, code_facts, environment_facts
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refused(error)
     marks.mark(Phase.COMPILE)
     try:
-        run = dataclasses.replace(run, program=_compile(run))
+        run = dataclasses.replace(run, program=_compile(run, marks))
     except ValueError as error:
         return _refused(error)
     if command.dry_run:
@@ -320,7 +321,7 @@ def _start_devices(config: TrainConfig) -> Devices:
     )
 
 
-def _compile(run: Run) -> Program:
+def _compile(run: Run, marks: progress.Writer) -> Program:
     """Load the training step, or compile it ahead of time; say how long it took."""
     started_s, program = time.perf_counter(), run.program
     step, how = None, "load"
@@ -329,8 +330,19 @@ def _compile(run: Run) -> Program:
     if step is None:
         traced, how = run.step or program.trace(), "compile"
         step = run.executables.compile(traced, run.memory)
+    _tell_operations(step, marks)
     report.say(f"start-up: {how} {time.perf_counter() - started_s:.1f} s")
     return dataclasses.replace(program, train_step=step)
+
+
+def _tell_operations(step: jax.stages.Compiled, marks: progress.Writer) -> None:
+    """Say what the operations are of which XLA would tell that they hang."""
+    if not operations.are_tracked():
+        return
+    try:
+        marks.operations(operations.places_of(step.as_text() or ""))
+    except ValueError as error:
+        report.say(f"warning: the places of operations are not known ({error})")
 
 
 def _first_state(run: Run) -> Start:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from mjax.launch import log_rules, policy, stacks
+from mjax.launch import log_rules, policy, stacks, thunks
 from mjax.launch.messages import Divergence, LastWords, Match, RankState
 from mjax.launch.policy import Cause, is_consequence
 from mjax.processes.progress import LOCK_ANSWER, Phase
@@ -85,6 +85,8 @@ def of_ranks(
         is_bad = is_bad and are_heard
     settle_s = _SIGNAL_SETTLE_S if min(causes, default=0) < 0 else _SETTLE_S
     if len(ended) == len(hosts) or (is_bad and since_end_s >= settle_s):
+        if not causes and any(state.devices for state in ended.values()):
+            return of_devices(states, hosts.__getitem__)
         return of_ends(ended, hosts.__getitem__)
     missing = tuple(rank for rank in range(len(hosts)) if rank not in states)
     if missing and age_s > _STARTED_S:
@@ -130,6 +132,25 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     return Failure(
         cause=causes[rank], text=text, hosts=hosts, ranks=ranks, diverged=words.diverged
     )
+
+
+def of_devices(
+    states: Mapping[int, RankState], host_of: Callable[[int], str]
+) -> Failure:
+    """Name who holds up the others by what XLA has said of their devices.
+
+    Args:
+      states: of all ranks; XLA has ended one at least.
+      host_of: from a rank to its host.
+    """
+    devices = {rank: state.devices for rank, state in states.items() if state.devices}
+    ranks = thunks.behind(devices)
+    hosts = tuple(sorted({host_of(rank) for rank in ranks}))
+    first = ranks[0] if ranks else min(devices)
+    where = f"rank {join(ranks)} on {', '.join(hosts)}" if ranks else "all"
+    step, phase = states[first].step, Phase(states[first].phase).name.lower()
+    text = f"{where} in {phase}, step {step}: {thunks.describe(devices[first])}"
+    return Failure(cause=Cause.HUNG, text=text, hosts=hosts, ranks=ranks)
 
 
 def explained(failure: Failure, matches: Mapping[str, Sequence[Match]]) -> Failure:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mjax.launch.messages import Match
 from mjax.launch.policy import Cause
+from mjax.launch.thunks import Reader
 
 KERNEL_LOG = Path("/dev/kmsg")
 _MOST_BYTES = 2**20
@@ -107,6 +108,7 @@ class LogReader:
     def __init__(self, path: Path, rank: int) -> None:
         """Begin at its first line."""
         self._path, self._rank = path, rank
+        self.thunks = Reader()
         self._place, self._rest = 0, b""
         self._told: dict[str, int] = {}
 
@@ -131,6 +133,8 @@ class LogReader:
         if is_over:
             text, self._rest = text + b"\n" + self._rest, b""
         lines = text.decode(errors="replace").splitlines()
+        for line in lines:
+            self.thunks.feed(line)
         return _few((match(line, self._rank) for line in lines), self._told)
 
 

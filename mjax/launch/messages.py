@@ -52,6 +52,19 @@ class LastWords(msgspec.Struct, kw_only=True, frozen=True):
     corrupted: Corruption | None = None
 
 
+class DeviceProgress(msgspec.Struct, kw_only=True):
+    """How far a device is in a step that XLA has given up; see `thunks`."""
+
+    device: int
+    limit: str
+    """Of a step, as XLA writes it: 20m."""
+    completed: int = 0
+    total: int = 0
+    """Operations that were launched; 0 if XLA does not track them."""
+    pending: list[str] = []
+    """The first that are not done."""
+
+
 class RankState(msgspec.Struct, kw_only=True, frozen=True):
     """A rank process, as its agent sees it."""
 
@@ -85,6 +98,8 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     """Of its log, once it has ended."""
     last_words: LastWords | None = None
     """Of a rank that has ended with 93."""
+    devices: list[DeviceProgress] = []
+    """Of a rank whose step XLA has given up."""
 
 
 class Match(msgspec.Struct, kw_only=True, frozen=True):

@@ -145,6 +145,9 @@ class Rank:
             start_step=-1 if word is None else word.start_step,
             spent_s=self._spent_s(age_s),
             first_step_s=first_step_s,
+            devices=self.log_reader.thunks.devices(
+                progress.operations_path(self.progress_path)
+            ),
         )
 
     def _spent_s(self, age_s: float) -> list[float]:

@@ -19,7 +19,7 @@ from mjax.mesh.axes import AxisSizes
 from mjax.model.counts import flops_per_token, visible_pairs
 from mjax.pipeline.schedule import Schedule, build
 from mjax.plan.hlo.analysis import Analysis, Collective
-from mjax.plan.hlo.parse import Module
+from mjax.plan.hlo.parse import Module, short_name
 from mjax.plan.hlo.work import KERNELS
 from mjax.plan.replay import Replay
 from mjax.plan.result import (
@@ -193,22 +193,9 @@ def memory_bound(module: Module, found: Replay, taken: Runs) -> dict[str, float]
             if event.stream == "compute" and event.kind == "memory":
                 origin = module.computations[name].by_name[event.name].op_name
                 took = taken[name] * (event.stop_s - event.start_s)
-                seconds[_short(origin) or event.name] += took
+                seconds[short_name(origin) or event.name] += took
     ranked = sorted(seconds.items(), key=lambda item: -item[1])
     return dict(ranked[:_MEMORY_BOUND])
-
-
-def _short(op_name: str) -> str:
-    """Leave out of an op_name what every part of a step has in common."""
-    common = (
-        "jit(train_step)",
-        "shard_map",
-        "eval_jaxpr",
-        "while",
-        "body",
-        "closed_call",
-    )
-    return "/".join(part for part in op_name.split("/") if part not in common)
 
 
 def pictures(found: Replay, runs: Runs) -> tuple[Picture, ...]:

@@ -184,6 +184,15 @@ class Writer:
         facts = {"step": step, "processes": [*processes], "is_sure": is_sure}
         self._tell("corrupted", facts)
 
+    def operations(self, places: Mapping[str, str]) -> None:
+        """Say where in the traced step each operation of the compiled one comes from.
+
+        Args:
+          places: from the names that XLA gives operations, in a file beside the word.
+        """
+        if self._path is not None:
+            operations_path(self._path).write_text(json.dumps(dict(places)))
+
     def _tell(self, what: str, facts: Mapping[str, Any]) -> None:
         if self._path is None:
             return
@@ -211,6 +220,11 @@ class Writer:
 def last_words_path(path: Path) -> Path:
     """Return the file that says why a process gave up, beside that of the word."""
     return path.with_name(f"{path.name}.last")
+
+
+def operations_path(path: Path) -> Path:
+    """Return the file that says what operations are, beside that of the word."""
+    return path.with_name(f"{path.name}.operations")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:

@@ -249,6 +249,19 @@ def parse(text: str) -> Module:
     )
 
 
+def short_name(op_name: str) -> str:
+    """Leave out of an op_name what every part of a step has in common."""
+    common = (
+        "jit(train_step)",
+        "shard_map",
+        "eval_jaxpr",
+        "while",
+        "body",
+        "closed_call",
+    )
+    return "/".join(part for part in op_name.split("/") if part not in common)
+
+
 def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
     """Yield the computations, and whether one is the entry."""
     header, inside = None, []

@@ -1,0 +1,126 @@
+"""What XLA says of a GPU whose step takes too long: how far it is, what it waits for.
+
+Enters: lines of the log of a rank whose step has passed the limit of XLA
+(xla_gpu_execution_terminate_timeout), with xla_gpu_execution_progress_tracking. Leaves:
+of each device, the operations that are done and the first that are not, with their
+places in the traced step; and the ranks that are behind the others. XLA writes this ten
+seconds before it ends the process, so the agents of all hosts have read it by then.
+
+Source: what openxla/xla logs in gpu_executable.cc and hang_watchdog.cc (2026). Not yet
+seen on a GPU.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mjax.launch.messages import DeviceProgress
+
+_LINE = re.compile(r"[EF]\d{4} [\d:.]+ +(?P<thread>\d+) [\w.]+:\d+\] (?P<text>.*)")
+"""Of absl's log. Devices of one process write at once, each from a thread."""
+_EXPIRED = re.compile(
+    r"\[(?P<device>\d+)\] XLA GPU execution `[^`]*` failed to finish in "
+    r"(?P<limit>\S+)\."
+)
+_COUNT = re.compile(r"\[\d+\] Completed thunks: (?P<completed>\d+)/(?P<total>\d+) ")
+_LIST = re.compile(r"\[\d+\] (?P<name>\w+ \w+) thunks: size=\d+")
+_THUNK = re.compile(
+    r"  - exec\[\d+\] thunk\[\d+/\d+\] (?P<kind>\S+): (?P<name>\S+) at [\d-]+ [\d:.]+"
+    r"(?P<loops>.*)"
+)
+_LOOP = re.compile(r"\[(?P<name>\S+) iter=(?P<turn>\d+)\]")
+_PENDING = "First pending"
+_MOST = 3
+"""Operations that are kept of a device."""
+
+
+class Reader:
+    """Reads what XLA says of the devices of one rank, line by line."""
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._devices: dict[str, DeviceProgress] = {}
+        self._lists: dict[str, str] = {}
+
+    def feed(self, line: str) -> None:
+        """Take a line of the log; most say nothing of this."""
+        found = _LINE.match(line)
+        if found is None:
+            return
+        thread, text = found["thread"], found["text"]
+        if expired := _EXPIRED.match(text):
+            device = int(expired["device"])
+            self._devices[thread] = DeviceProgress(
+                device=device, limit=expired["limit"]
+            )
+        elif (known := self._devices.get(thread)) is None:
+            return
+        elif count := _COUNT.match(text):
+            known.completed, known.total = int(count["completed"]), int(count["total"])
+        elif part := _LIST.match(text):
+            self._lists[thread] = part["name"]
+        elif (thunk := _THUNK.match(text)) and self._lists.get(thread) == _PENDING:
+            loops = [f"{x['name']} {x['turn']}" for x in _LOOP.finditer(thunk["loops"])]
+            if len(known.pending) < _MOST:
+                known.pending.append(" ".join([thunk["name"], *loops]))
+
+    def devices(self, operations: Path) -> list[DeviceProgress]:
+        """Return what is known by now; empty if XLA has said nothing.
+
+        Args:
+          operations: file that says where in the traced step an operation comes from,
+            see `progress.Writer.operations`; it may be absent.
+        """
+        if not self._devices:
+            return []
+        try:
+            places = json.loads(operations.read_text())
+        except (OSError, ValueError):
+            places = {}
+        return [
+            DeviceProgress(
+                device=one.device,
+                limit=one.limit,
+                completed=one.completed,
+                total=one.total,
+                pending=[_placed(name, places) for name in one.pending],
+            )
+            for one in sorted(self._devices.values(), key=lambda one: one.device)
+        ]
+
+
+def _placed(pending: str, places: Mapping[str, str]) -> str:
+    name, *loops = pending.split(" ", 1)
+    about = [places[name]] if name in places else []
+    about += [f"in turn {loops[0]}"] if loops else []
+    return f"{name} ({', '.join(about)})" if about else name
+
+
+def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
+    """Return the ranks that hold up the others, ascending; empty if none differ.
+
+    All devices run one program, so who waits for others in a collective has done more
+    of it than who never came there. Where half of more than two ranks are behind, that
+    tells nothing: the others may have passed a collective that these are in.
+
+    Args:
+      devices: of each rank of which XLA has told something, at least one.
+    """
+    least = {rank: min(one.completed for one in told) for rank, told in devices.items()}
+    last = [rank for rank in sorted(least) if least[rank] == min(least.values())]
+    tells = len(last) < len(least) and (len(least) == 2 or 2 * len(last) < len(least))
+    return tuple(last) if tells else ()
+
+
+def describe(told: Sequence[DeviceProgress]) -> str:
+    """Say where the last device of a rank is; told is not empty."""
+    one = min(told, key=lambda one: one.completed)
+    text = f"XLA ended a step that took more than {one.limit}"
+    if not one.total:
+        return text  # without progress tracking
+    waits = "; ".join(one.pending) or "nothing"
+    return (
+        f"{text}; device {one.device} has done {one.completed} of {one.total} "
+        f"operations and waits for {waits}"
+    )

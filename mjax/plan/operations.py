@@ -1,0 +1,33 @@
+"""Where the operations of a compiled step come from in the traced one.
+
+Enters: a compiled step. Leaves: places by the names that XLA gives operations, which
+are those that it tells of a GPU that hangs (xla_gpu_execution_progress_tracking).
+"""
+
+import os
+from collections.abc import Mapping
+
+from mjax.plan.hlo.parse import parse, short_name
+
+_TRACKING = "--xla_gpu_execution_progress_tracking="
+
+
+def are_tracked(environment: Mapping[str, str] = os.environ) -> bool:
+    """Say whether XLA is asked to tell which operations a GPU that hangs waits for."""
+    return _TRACKING in environment.get("XLA_FLAGS", "")
+
+
+def places_of(text: str) -> dict[str, str]:
+    """Return the place in the traced step of each operation that has one.
+
+    Args:
+      text: of the scheduled module.
+    Raises:
+      ValueError: it cannot be read, see `plan.hlo.parse`.
+    """
+    places = {
+        instruction.name: short_name(instruction.op_name)
+        for computation in parse(text).computations.values()
+        for instruction in computation.instructions
+    }
+    return {name: place for name, place in places.items() if place}
