@@ -8,9 +8,9 @@ agent, to the driver, to the newest checkpoint, to the disk, to the network. Eve
 is compared with that of a run that was left alone (and leaves out the same data), the
 cause and the guilty rank with what was done. The checkpoints are on a small tmpfs,
 whose mounting needs root. Writes
-docs/benchmarks/launch_faults.md and launch_faults.jsonl, a line for each fault, and
-ends with 1 if anything differs. What was done before --limit-s is in the log: --more
-goes on from there.
+docs/benchmarks/launch_faults.md and launch_faults.jsonl (other names with --page), a
+line for each fault, and ends with 1 if anything differs. What was done before --limit-s
+is in the log: --more goes on from there.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import dataclasses
 import json
 import os
 import random
+import shlex
 import shutil
 import statistics
 import sys
@@ -43,6 +44,7 @@ RUN = (
     *("--simulate-devices", "1", "--ckpt.every", str(SAVE_EVERY)),
     *("--eval.every", "20", "--steps", str(STEPS)),
 )
+PAGE = "launch_faults"
 _STORE_MB = 64
 XLA_FLAGS = "--xla_backend_optimization_level=0"
 
@@ -113,7 +115,8 @@ def run_all(
       spent: takes the number of each run that has ended, and its launch.
     """
     references = References(folder)
-    references.rows(())
+    if kinds:
+        references.rows(())  # before anything else needs the processor
     run = first_run
     while kinds and time.monotonic() < until_s:
         first = kinds[0]
@@ -199,6 +202,8 @@ def write_report(
     rows = []
     for kind in KINDS:
         mine = by_kind[kind.name]
+        if not mine:
+            continue
         detect = [one.detect_s for one in mine if one.detect_s is not None]
         restart = [one.restart_s for one in mine if one.restart_s is not None]
         named = sum(one.ranks == [one.rank] for one in mine)
@@ -214,7 +219,7 @@ def write_report(
         )
     commits = ", ".join(dict.fromkeys(one.commit for one in found))
     text = (
-        f"{len(found)} faults of {len(by_kind)} kinds on the commit {commits}: "
+        f"{len(found)} faults of {len(rows)} kinds on the commit {commits}: "
         f"{HOSTS} hosts with a rank each and {SPARES} spare, `{' '.join(RUN)}`, "
         "compiled without LLVM's passes. Each row of metrics.jsonl is compared with "
         "that of a run that was left alone, all fields but the timing, exactly. "
@@ -230,11 +235,14 @@ def write_report(
         ),
         rows=rows,
     )
-    command = f"python -m scripts.faults.launch_faults --faults {args.faults} --seed "
-    return write_page(
-        *("launch_faults", "Runs that heal themselves", f"{command}{args.seed}"),
-        [table, add_up(runs)],
-    )
+    words = ["--faults", str(args.faults), "--seed", str(args.seed)]
+    if len(args.kinds) < len(KINDS):
+        words += ["--kinds", *args.kinds]
+    if args.page != PAGE:
+        words += ["--page", args.page]
+    command = f"python -m scripts.faults.launch_faults {shlex.join(words)}"
+    title = "Runs that heal themselves"
+    return write_page(args.page, title, command, [table, add_up(runs)])
 
 
 def _times(values: list[float]) -> str:
@@ -248,12 +256,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--more", action="store_true", help="go on with the log")
-    parser.add_argument("--log", default=str(BENCHMARKS_DIR / "launch_faults.jsonl"))
+    parser.add_argument("--page", default=PAGE, help="its name, and that of the log")
     names = {kind.name: kind for kind in KINDS}
     parser.add_argument("--kinds", nargs="+", choices=names, default=[*names])
     args = parser.parse_args()
     os.environ["XLA_FLAGS"] = XLA_FLAGS
-    log, rng = Path(args.log), random.Random(args.seed)
+    log, rng = BENCHMARKS_DIR / f"{args.page}.jsonl", random.Random(args.seed)
     times = log.with_name(f"{log.stem}_time.jsonl")
     found: list[Found] = []
     if args.more:

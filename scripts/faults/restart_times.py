@@ -5,11 +5,12 @@
 A launch of two hosts trains the `debug` recipe. One rank after the other is killed,
 rank 0 too, and the time until the next generation has completed a step is taken apart
 by the events of the launch. Three launches: warm as by default; each rank by itself,
-with jax's compilation cache; and without that. Writes
-docs/benchmarks/restart_times.md.
+with jax's compilation cache; and without that. Writes docs/benchmarks/restart_times.md
+and restart_times.jsonl, a line for each kill; modes that are not measured again stay.
 """
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -18,12 +19,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mjax.flags import with_flags
-from scripts.evidence import Table, commit, write_page
+from scripts.evidence import BENCHMARKS_DIR, Table, commit, write_page
 from scripts.faults.launch_faults import RUN, XLA_FLAGS
 from scripts.faults.launched import Launched
 
+LOG = BENCHMARKS_DIR / "restart_times.jsonl"
 HOSTS = 2
 COLD = ("--restart.no-warm", "--restart.no-coordinator")
 MODES: Mapping[str, tuple[Sequence[str], Sequence[str], Mapping[str, str]]] = {
@@ -47,7 +50,7 @@ def restart(launched: Launched, rank: int) -> dict[str, float]:
     killed_ns, killed_s = time.time_ns(), time.monotonic()
     os.kill(launched.rank_pid(rank), signal.SIGKILL)
     launched.wait_for(lambda: launched.generation > generation, "a restart")
-    launched.wait_for(lambda: _steps(launched) >= 2, "a step")
+    launched.wait_for(lambda: _has_stepped(launched), "a step")
     total_s = time.monotonic() - killed_s
     launched.wait_for(
         lambda: launched.events("under_way")[-1]["generation"] > generation, "an event"
@@ -63,14 +66,13 @@ def restart(launched: Launched, rank: int) -> dict[str, float]:
     }
 
 
-def _steps(launched: Launched) -> int:
-    """Return how many steps the present generation has begun, of its slowest rank.
-
-    A step is complete when the next but one begins: the loop then has its metrics.
-    """
+def _has_stepped(launched: Launched) -> bool:
+    """Say whether the first step of the present generation has ended on all ranks."""
     words = [launched.word(rank) for rank in range(HOSTS)]
-    return min(
-        0 if word is None or word.start_step < 0 else word.step - word.start_step
+    return all(
+        word is not None
+        and word.generation == launched.generation
+        and word.first_step_ns > 0
         for word in words
     )
 
@@ -93,10 +95,9 @@ def measure(mode: str, kills: int, folder: Path) -> list[dict[str, float]]:
         launched.wait_for_row(4)
         found = []
         for number in range(kills):
-            found.append(restart(launched, number % HOSTS))
-            print(
-                mode, {name: round(s, 2) for name, s in found[-1].items()}, flush=True
-            )
+            seconds = restart(launched, number % HOSTS)
+            found.append({name: round(s, 2) for name, s in seconds.items()})
+            print(mode, found[-1], flush=True)
         return found
     finally:
         launched.end()
@@ -108,40 +109,47 @@ def _p95(values: Sequence[float]) -> float:
     return sorted(values)[max(0, round(0.95 * len(values)) - 1)]
 
 
+def _row(mode: str, kills: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = [kill["seconds"] for kill in kills]
+    totals = [one["total"] for one in found]
+    rest = [one["total"] - sum(one[phase] for phase in PHASES) for one in found]
+    medians = [statistics.median(one[p] for one in found) for p in PHASES]
+    numbers = [statistics.median(totals), _p95(totals), *medians]
+    numbers.append(statistics.median(rest))
+    commits = ", ".join(dict.fromkeys(kill["commit"] for kill in kills))
+    return [mode, commits, str(len(found)), *(f"{s:.2f}" for s in numbers)]
+
+
 def main() -> int:
-    """Measure all modes and write the page."""
+    """Measure, and write log and page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--modes", nargs="+", default=[*MODES], choices=[*MODES])
     args = parser.parse_args()
     os.environ["XLA_FLAGS"] = XLA_FLAGS
-    rows = []
+    lines = LOG.read_text().splitlines() if LOG.exists() else []
+    kills = [one for one in map(json.loads, lines) if one["mode"] not in args.modes]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
         for mode in args.modes:
-            found = measure(mode, args.kills, Path(folder))
-            totals = [one["total"] for one in found]
-            rest = [one["total"] - sum(one[phase] for phase in PHASES) for one in found]
-            medians = [statistics.median(one[p] for one in found) for p in PHASES]
-            numbers = [statistics.median(totals), _p95(totals), *medians]
-            numbers.append(statistics.median(rest))
-            rows.append([mode, str(len(found)), *(f"{s:.2f}" for s in numbers)])
+            for seconds in measure(mode, args.kills, Path(folder)):
+                kills.append({"commit": commit(), "mode": mode, "seconds": seconds})
+    LOG.write_text("".join(f"{json.dumps(kill)}\n" for kill in kills))
+    by_mode = {mode: [k for k in kills if k["mode"] == mode] for mode in MODES}
     table = Table(
-        title="Seconds from the kill of a rank to the next step",
+        title="Seconds from the kill of a rank to the end of the next step",
         text=(
             f"{HOSTS} hosts with a rank each, `{' '.join(RUN)}`, compiled without "
-            f"LLVM's passes, commit {commit()}. Ranks are killed in turn. All but the "
-            "second and third column are medians of the slowest rank: `notice` until "
-            "the launch has a cause, `stop and place` until the order to start, then "
-            "the phases of the trainer; `rest` is the first step and what the clocks "
-            "of the processes do not cover."
+            "LLVM's passes. Ranks are killed in turn. All but median and p95 are "
+            "medians of the slowest rank: `notice` until the launch has a cause, `stop "
+            "and place` until the order to start, then the phases of the trainer; "
+            "`rest` is the first step and what the clocks of the processes do not "
+            "cover."
         ),
-        header=["launch", "kills", "median", "p95", *PHASES, "rest"],
-        rows=rows,
+        header=["launch", "commit", "kills", "median", "p95", *PHASES, "rest"],
+        rows=[_row(mode, found) for mode, found in by_mode.items() if found],
     )
     command = f"python -m scripts.faults.restart_times --kills {args.kills}"
-    if args.modes != [*MODES]:
-        command += " --modes " + " ".join(f"'{mode}'" for mode in args.modes)
     print(write_page("restart_times", "Restarts", command, [table]))
     return 0
 
