@@ -252,7 +252,7 @@ def test_the_command_lines_are_read_by_the_parsers_of_launch_and_trainer():
     assert agent_flags().address == "10.1.2.3"
     checked, work_dir = command._train_flags(train)
     parsed, _ = command_line.parse(checked, RECIPES, "train")
-    assert str(work_dir).startswith("/work/")
+    assert str(work_dir).startswith("/runs/")
     assert parsed is not None
     assert config.kubernetes.namespace == KUSTOMIZATION["namespace"]
 
