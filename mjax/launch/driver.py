@@ -23,6 +23,7 @@ from mjax.flags import with_flags
 from mjax.launch import elastic, messages
 from mjax.launch.client import write_private
 from mjax.launch.config import RunConfig
+from mjax.launch.connections import Buffer, Connection
 from mjax.launch.events import Event, teller
 from mjax.launch.journal import Journal
 from mjax.launch.kubernetes import Api
@@ -30,6 +31,7 @@ from mjax.launch.messages import (
     Answer,
     Command,
     FindPorts,
+    FromAgent,
     Hello,
     Message,
     Prepare,
@@ -82,7 +84,9 @@ class Driver:
         self._config, self._work_dir = config, work_dir
         self._flags = TrainerFlags(flags)
         self._token, self._bind, self._trainer = token, bind, trainer
-        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._agents: dict[str, Connection] = {}
+        self._first = msgspec.json.Decoder(messages.First)
+        self._from_agent = msgspec.json.Decoder(messages.FromAgent)
         self._journal = Journal(work_dir)
         is_module = [*trainer[:2]] == [sys.executable, "-m"]
         self._is_coordinated = is_module and config.restart.coordinator
@@ -165,15 +169,11 @@ class Driver:
         if port == 0 and known is not None:
             port = known[1]
         try:
-            server = await asyncio.start_server(
-                self._serve, host, port, limit=messages.MAX_LINE_BYTES, backlog=_BACKLOG
-            )
+            server = await self._listen(host, port)
         except OSError:
             if self._bind[1] != 0 or port == 0:
                 raise
-            server = await asyncio.start_server(
-                self._serve, host, 0, limit=messages.MAX_LINE_BYTES, backlog=_BACKLOG
-            )
+            server = await self._listen(host, 0)
         self.address = (host, server.sockets[0].getsockname()[1])
         self._journal.set_fact("address", self.address)
         folder = self._work_dir / "launch"
@@ -186,14 +186,14 @@ class Driver:
             exit_code = await self._watch(stop)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    while self._writers:  # agents leave when they have read the end
+                    while self._agents:  # agents leave when they have read the end
                         await asyncio.sleep(0.01)
         finally:
             if self._pods is not None:
                 self._pods.stop()
             server.close()
-            for writer in self._writers.values():
-                writer.close()
+            for agent in self._agents.values():
+                agent.close()
             self._journal.close()
         return exit_code
 
@@ -221,65 +221,71 @@ class Driver:
 
     # ------------------------------------------------------------------ connections
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        decoder = msgspec.json.Decoder(messages.First)
-        try:
-            first = await messages.receive(reader, decoder)
-            problem = self._problem(first)
-            if problem is not None:
-                writer.write(messages.encode(Refused(reason=problem)))
-            elif isinstance(first, Command):
-                answer = self._command(first)
-                self._save()
-                writer.write(messages.encode(answer))
-            else:
-                await self._serve_agent(first, reader, writer)
-            with contextlib.suppress(OSError):
-                await writer.drain()
-        except (OSError, EOFError):
-            pass  # a stranger, or an agent that is gone; `left` has been called
-        finally:
-            writer.close()
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        buffer, loop = Buffer(), asyncio.get_running_loop()
+        return await loop.create_server(
+            lambda: Connection(buffer, self._take, self._ended),
+            *(host, port),
+            backlog=_BACKLOG,
+        )
 
-    async def _serve_agent(
-        self,
-        hello: Hello,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    def _take(self, connection: Connection, line: bytes) -> None:
+        """Do what a line says; whoever speaks another language is hung up on."""
+        try:
+            if connection.host:
+                self._hear(connection.host, self._from_agent.decode(line))
+            else:
+                self._greet(connection, self._first.decode(line))
+        except msgspec.DecodeError:
+            connection.close()
+
+    def _greet(self, connection: Connection, first: Hello | Command) -> None:
+        """Take an agent in, or answer a command."""
+        problem = self._problem(first)
+        if problem is None and isinstance(first, Hello):
+            problem = self._name_problem(first)
+        if problem is not None:
+            connection.send(Refused(reason=problem))
+            connection.close()
+        elif isinstance(first, Command):
+            answer = self._command(first)
+            self._save()
+            connection.send(answer)
+            connection.close()
+        else:
+            name = connection.host = first.host
+            self._agents[name], self._pids[name] = connection, first.pid
+            if self._pods is not None:
+                self._pods.joined(name, first.facts.get("pod_uid", ""))
+            self._supervisor.joined(first, time.monotonic())
+
+    def _hear(self, name: str, message: FromAgent) -> None:
+        now_s = time.monotonic()
+        match message:
+            case messages.Beat():
+                self._supervisor.beat(name, message, now_s)
+            case messages.Ports():
+                self._supervisor.ports(name, message, now_s)
+            case messages.Stacks():
+                self._supervisor.shown(name, message, now_s)
+            case messages.Checked():
+                self._supervisor.checked(name, message, now_s)
+
+    def _ended(self, connection: Connection) -> None:
+        if self._agents.get(connection.host) is connection:
+            del self._agents[connection.host]
+            self._supervisor.left(connection.host, time.monotonic())
+
+    def _name_problem(self, hello: Hello) -> str | None:
+        """Say why an agent cannot have the name that it gives."""
         name = hello.host
         is_heard = not self._supervisor.is_lost(name, time.monotonic())
-        if name in self._writers and self._pids[name] != hello.pid and is_heard:
-            reason = (
+        if name in self._agents and self._pids[name] != hello.pid and is_heard:
+            return (
                 f"an agent with the name {name} is connected; give this one another "
                 "--host"
             )
-            writer.write(messages.encode(Refused(reason=reason)))
-            return
-        self._writers[name], self._pids[name] = writer, hello.pid
-        if self._pods is not None:
-            self._pods.joined(name, hello.facts.get("pod_uid", ""))
-        self._supervisor.joined(hello, time.monotonic())
-        decoder = msgspec.json.Decoder(messages.FromAgent)
-        try:
-            while True:
-                message = await messages.receive(reader, decoder)
-                now_s = time.monotonic()
-                match message:
-                    case messages.Beat():
-                        self._supervisor.beat(name, message, now_s)
-                    case messages.Ports():
-                        self._supervisor.ports(name, message, now_s)
-                    case messages.Stacks():
-                        self._supervisor.shown(name, message, now_s)
-                    case messages.Checked():
-                        self._supervisor.checked(name, message, now_s)
-        finally:
-            if self._writers.get(name) is writer:
-                del self._writers[name]
-                self._supervisor.left(name, time.monotonic())
+        return None
 
     def _problem(self, first: Hello | Command) -> str | None:
         """Say why whoever says this first is not served."""
@@ -427,9 +433,8 @@ class Driver:
     def _send(self, host: str, message: Message) -> None:
         if not isinstance(message, Prepare):  # of which a new driver need not know
             self._save()
-        writer = self._writers.get(host)
-        if writer is not None and not writer.is_closing():
-            writer.write(messages.encode(message))
+        if host in self._agents:
+            self._agents[host].send(message)
 
     def _record(self, event: Event) -> None:
         self._journal.record(event, self._supervisor.generation)

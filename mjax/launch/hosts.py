@@ -156,7 +156,11 @@ class Fleet:
     def lost(self, now_s: float, *, active_only: bool = True) -> set[str]:
         """Return hosts that have not been heard for too long."""
         names = self.placement if active_only else self.hosts.keys()
-        return {n for n in names if now_s - self.hosts[n].heard_s > self._lost_s}
+        return {name for name in names if self.is_lost(name, now_s)}
+
+    def is_lost(self, name: str, now_s: float) -> bool:
+        """Say whether a host has not been heard for too long."""
+        return now_s - self.hosts[name].heard_s > self._lost_s
 
     def silence(self, host: Host, now_s: float) -> None:
         """Count a host as one that has not been heard for too long."""

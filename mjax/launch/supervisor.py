@@ -607,8 +607,7 @@ class Supervisor:
 
     def is_lost(self, name: str, now_s: float) -> bool:
         """Say whether a host is unknown, or has not been heard for too long."""
-        known = self.hosts.keys() - self._fleet.lost(now_s, active_only=False)
-        return name not in known
+        return name not in self.hosts or self._fleet.is_lost(name, now_s)
 
     def _enter(self, state: State, now_s: float) -> None:
         self._tell("state", state, "debug")

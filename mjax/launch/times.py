@@ -37,9 +37,10 @@ class Times:
         Args:
           states: of those of one host.
         """
-        for rank in self._waiting & states.keys():
-            state = states[rank]
-            if state.first_step_s is None:
+        if not self._waiting:
+            return
+        for rank, state in states.items():
+            if rank not in self._waiting or state.first_step_s is None:
                 continue
             self._waiting.discard(rank)
             last_s = 0.0 if self._last is None else self._last.first_step_s or 0.0
