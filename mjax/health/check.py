@@ -1,0 +1,131 @@
+"""A check, and how the checks of a host are run.
+
+A check is a small pure function over the whole output of one source. Sources are read
+once, each in a thread of its own and with its own time limit; the time of all together
+has a limit too. What was cut is `incomplete` before a parser sees it, and what a parser
+cannot read is `unknown`: nothing becomes `ok` by accident.
+"""
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from mjax.health.findings import (
+    Finding,
+    State,
+    UnreadableError,
+    Verdict,
+    failed,
+    incomplete,
+    unknown,
+)
+from mjax.health.settings import Settings
+from mjax.health.sources import Reading, Source
+
+Judge = Callable[[str, Settings], Verdict]
+SOURCE_S = 20.0
+"""For one source, chosen: `nvidia-smi -q -x` takes seconds where no process keeps the
+driver loaded."""
+TOTAL_S = 50.0
+"""For all, so that a host is judged in less than a minute."""
+_NUM_THREADS = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One question about a host."""
+
+    name: str
+    """group.what, in lower case."""
+    what: str
+    """What is true of a healthy host, in one line."""
+    source: Source
+    judge: Judge
+    """Raises `UnreadableError` for a format that it does not know."""
+    action: str
+    """What a person does when it fails."""
+    statuses: Collection[int] = (0,)
+    """With which the command says something; with others the answer is unknown."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What all checks of a host have found."""
+
+    findings: Sequence[Finding]
+    seconds: float
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the host may be used: nothing failed, nothing was cut off."""
+        bad = (State.FAILED, State.INCOMPLETE)
+        return not any(finding.state in bad for finding in self.findings)
+
+
+def judge(check: Check, reading: Reading, settings: Settings) -> Finding:
+    """Return what a check says of a reading."""
+    verdict = _verdict(check, reading, settings)
+    if verdict.state is State.UNKNOWN and settings.require(check.name):
+        verdict = failed(f"{verdict.reason}, and this check is required")
+    fields = {
+        field.name: getattr(verdict, field.name)
+        for field in dataclasses.fields(Verdict)
+    }
+    return Finding(name=check.name, **fields)
+
+
+def _verdict(check: Check, reading: Reading, settings: Settings) -> Verdict:
+    if reading.absent:
+        return unknown(reading.absent)
+    if reading.cut:
+        return incomplete(f"{check.source.shown}: {reading.cut}")
+    if reading.status not in check.statuses:
+        said = reading.error or reading.text.strip()[-200:]
+        text = f"{check.source.shown} ended with {reading.status}"
+        return unknown(f"{text}: {said}" if said else text)
+    try:
+        return check.judge(reading.text, settings)
+    except UnreadableError as error:
+        return unknown(f"{check.source.shown}: {error}")
+
+
+def run(
+    checks: Sequence[Check],
+    settings: Settings,
+    *,
+    source_s: float = SOURCE_S,
+    total_s: float = TOTAL_S,
+) -> Report:
+    """Read all sources and judge them; it takes total_s seconds at most."""
+    began_s = time.monotonic()
+    until_s = began_s + total_s
+    sources = [*dict.fromkeys(check.source for check in checks)]
+    readings = _read_all(sources, source_s, until_s)
+    findings = [judge(check, readings[check.source], settings) for check in checks]
+    return Report(findings=findings, seconds=time.monotonic() - began_s)
+
+
+def _read_all(
+    sources: Sequence[Source], source_s: float, until_s: float
+) -> Mapping[Source, Reading]:
+    """Read sources; those that the time did not suffice for were cut."""
+
+    def read(source: Source) -> Reading:
+        left_s = min(source_s, until_s - time.monotonic())
+        return Reading(status=None) if left_s <= 0 else source.read(left_s)
+
+    # A read of a file may hang for ever (a stale network file system), and then its
+    # thread too: nobody waits for it.
+    pool = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS)
+    futures = {source: pool.submit(read, source) for source in sources}
+    concurrent.futures.wait(
+        futures.values(), timeout=max(0.0, until_s - time.monotonic())
+    )
+    pool.shutdown(wait=False, cancel_futures=True)
+    return {
+        source: future.result()
+        if future.done() and not future.cancelled()
+        else Reading(status=None)
+        for source, future in futures.items()
+    }

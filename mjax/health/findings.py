@@ -1,0 +1,82 @@
+"""What a check has found: one of four states, with the value, the limit and the reason.
+
+A device or tool that is absent is `unknown`, never `ok`: whoever needs it says so in
+the expectations, and then it fails the host.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+
+
+class State(enum.StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    """The tool or the device is absent, or its output is in a format we cannot read."""
+    INCOMPLETE = "incomplete"
+    """The time limit passed, or the output was cut."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a check says of the output that it was given."""
+
+    state: State
+    value: str = ""
+    """What was read, with its unit; the worst of several devices."""
+    limit: str = ""
+    """What it was compared with."""
+    reason: str = ""
+    """Why it is not ok; names the device."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding(Verdict):
+    """A verdict with the name of its check."""
+
+    name: str
+
+
+class UnreadableError(ValueError):
+    """The output is not in a format that the parser knows."""
+
+
+def ok(value: object = "", limit: object = "") -> Verdict:
+    """Return that all is well."""
+    return Verdict(state=State.OK, value=str(value), limit=str(limit))
+
+
+def failed(reason: str, value: object = "", limit: object = "") -> Verdict:
+    """Return that the host should not be used."""
+    return Verdict(
+        state=State.FAILED, value=str(value), limit=str(limit), reason=reason
+    )
+
+
+def unknown(reason: str) -> Verdict:
+    """Return that nothing can be said."""
+    return Verdict(state=State.UNKNOWN, reason=reason)
+
+
+def incomplete(reason: str) -> Verdict:
+    """Return that there was not time enough, or not the whole output."""
+    return Verdict(state=State.INCOMPLETE, reason=reason)
+
+
+def judge_each(
+    problems: Iterable[tuple[str, str]], value: object = "", limit: object = ""
+) -> Verdict:
+    """Return ok if there is no problem, else failed with all of them.
+
+    Args:
+      problems: (device, what is wrong with it).
+      value: that was read, the worst.
+      limit: that it was compared with.
+    """
+    texts = [f"{device}: {text}" if device else text for device, text in problems]
+    if texts:
+        return failed("; ".join(texts), value, limit)
+    return ok(value, limit)

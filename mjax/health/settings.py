@@ -1,0 +1,123 @@
+"""What checks compare with: limits, and what this host is expected to have.
+
+`limits.toml` has the limits of all checks with their sources; a file of the user may
+change them. The expectations say what a host must have: numbers of devices, versions,
+and which checks may not be unknown.
+"""
+
+import dataclasses
+import difflib
+import fnmatch
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+LIMITS_PATH = Path(__file__).with_name("limits.toml")
+_ABOUT = ("source", "unit")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Limits by check, and what the host is expected to have."""
+
+    limits: Mapping[str, Mapping[str, Any]]
+    expect: Mapping[str, Any] = _NOTHING
+    """`gpus`, `ports`, `versions`, ...; see `EXPECTED`."""
+
+    def limit(self, check: str, name: str) -> Any:
+        """Return a limit of a check; every check that asks has one in limits.toml."""
+        return self.limits[check][name]
+
+    def require(self, check: str) -> bool:
+        """Say whether a check may not be unknown."""
+        patterns = self.expect.get("require", ())
+        return any(fnmatch.fnmatchcase(check, pattern) for pattern in patterns)
+
+
+EXPECTED: Mapping[str, tuple[type, str]] = MappingProxyType(
+    {
+        "gpus": (int, "GPUs of a host"),
+        "gpu_name": (str, "name of each GPU, as nvidia-smi writes it"),
+        "ports": (int, "InfiniBand or RoCE ports that must be active"),
+        "port_rate_gbps": (int, "rate of each of these ports, Gbit/s"),
+        "memory_gib": (int, "memory of the host, at least"),
+        "cpus": (int, "logical processors, at least"),
+        "hugepages": (int, "huge pages that are reserved"),
+        "mounts": (list, "file systems that must be mounted"),
+        "nodes_tb": (int, "capacity of all NVMe disks, at least, TB"),
+        "versions": (dict, "from a name to the version that must be installed"),
+        "services": (list, "systemd units that must be active"),
+        "sysctl": (dict, "from a kernel parameter to its value"),
+        "nccl": (dict, "from a variable to its value"),
+        "require": (list, "checks that may not be unknown: names, or patterns with *"),
+    }
+)
+
+
+def read_limits(path: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Return the limits of all checks, changed by those of a file.
+
+    Raises:
+      ValueError: the file is no TOML, or names a check or limit that there is not.
+    """
+    limits: dict[str, dict[str, Any]] = tomllib.loads(LIMITS_PATH.read_text())
+    if path is None:
+        return limits
+    for check, changed in _read(path).items():
+        _known(check, limits, f"{path}: no check")
+        if not isinstance(changed, dict):
+            raise ValueError(f"{path}: {check} must be a table, got {changed!r}")
+        for name, value in changed.items():
+            _known(name, limits[check], f"{path}: {check} has no limit")
+            wanted = limits[check][name]
+            is_number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
+            fits = int | float if is_number else type(wanted)
+            if not isinstance(value, fits) or isinstance(value, bool) != isinstance(
+                wanted, bool
+            ):
+                raise ValueError(
+                    f"{path}: {check}.{name} must be like {wanted!r}, got {value!r}"
+                )
+            limits[check][name] = value
+    return limits
+
+
+def read_expected(path: Path, names: Collection[str]) -> dict[str, Any]:
+    """Return the expectations of a file.
+
+    Args:
+      path: of a TOML file with keys of `EXPECTED`.
+      names: of all checks, for `require`.
+    Raises:
+      ValueError: the file is no TOML, or has a key or type that there is not.
+    """
+    expect = _read(path)
+    for key, value in expect.items():
+        _known(key, EXPECTED, f"{path}: no expectation")
+        wanted = EXPECTED[key][0]
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise ValueError(
+                f"{path}: {key} must be of type {wanted.__name__}, got {value!r}"
+            )
+    for pattern in expect.get("require", ()):
+        if not isinstance(pattern, str) or not fnmatch.filter(names, pattern):
+            raise ValueError(f"{path}: require: no check is named {pattern!r}")
+    return expect
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _known(name: str, names: Collection[str], what: str) -> None:
+    if name in names and name not in _ABOUT:
+        return
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"{what} {name}{hint}")

@@ -1,0 +1,1 @@
+"""Evidence about the checks of hosts."""
