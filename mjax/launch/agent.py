@@ -67,7 +67,7 @@ class Agent:
         self._coordinated = 0
         self._leaving = ""
         self._kernel_log = KernelLog()
-        self._checking: asyncio.Task[None] | None = None
+        self._checking: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None
         self._wake = asyncio.Event()
 
@@ -149,7 +149,9 @@ class Agent:
                 )
                 self._say(shown)
             case messages.Check():
-                self._checking = asyncio.create_task(self._check(message))
+                task = asyncio.create_task(self._check(message))
+                self._checking.add(task)
+                task.add_done_callback(self._checking.discard)
             case messages.Quit():
                 self._kill(self._newest(), signal.SIGKILL)
                 return EXIT_CODES[Cause.PREEMPTED if self._leaving else Cause.DONE]

@@ -1,4 +1,4 @@
-"""Checks of hosts by a command, before ranks are started there again.
+"""Checks of hosts by a command: before ranks start there again, and while they train.
 
 Enters: hosts that may be broken. Leaves: orders to their agents, and which hosts have
 not passed. A host that does not answer in time has not passed.
@@ -12,82 +12,133 @@ import shlex
 import signal
 from collections.abc import Callable, Collection, Sequence
 
-from mjax.launch.hosts import Fleet, HostState
+from mjax.launch.config import RunConfig
+from mjax.launch.hosts import Fleet, Host, HostState
 from mjax.launch.messages import Check, Checked
 
 _SHOWN_CHARS = 500
+_NUMBERS_PER_S = 1000
+_NO_FAULT = ("ok", "pass", "unknown")
+"""Of what a check found; a host is not put aside because a tool is not installed."""
 
 
-class Checks:
-    """One round of checks after the other."""
+class _Round:
+    """An order to some hosts, and their answers; one round after the other."""
 
-    def __init__(
-        self, command: str, limit_s: float, fleet: Fleet, tell: Callable[..., None]
-    ) -> None:
-        """Begin with none.
-
-        Args:
-          command: of the check; empty: there is none.
-          limit_s: seconds that it may take, and before it is repeated.
-          fleet: of the hosts.
-          tell: records an event, see `events.teller`.
-        """
-        self.command = shlex.split(command)
-        self._limit_s, self._fleet, self._tell = limit_s, fleet, tell
-        self._number, self._until_s, self._again_s = 0, -math.inf, -math.inf
+    def __init__(self, limit_s: float, fleet: Fleet) -> None:
+        self._limit_s, self._fleet = limit_s, fleet
+        self._number, self._until_s = 0, -math.inf
         self._asked: set[str] = set()
         self._said: dict[str, Checked] = {}
 
-    def begin(self, names: Collection[str], now_s: float) -> None:
-        """Order a check of these hosts."""
-        self._number += 1
-        self._asked, self._said = set(names), {}
+    def begin(
+        self, command: Sequence[str], names: Collection[str], now_s: float
+    ) -> None:
+        # Greater than those of the driver before this one, whose orders may be
+        # answered now, and than those of other rounds.
+        self._number = max(self._number + 1, int(now_s * _NUMBERS_PER_S))
+        self._asked, self._said = {*names}, {}
         self._until_s = now_s + self._limit_s
-        order = Check(
-            number=self._number, command=self.command, timeout_s=self._limit_s
-        )
+        order = Check(number=self._number, command=[*command], timeout_s=self._limit_s)
         for name in sorted(names):
             self._fleet.send(name, order)
 
     def said(self, name: str, answer: Checked) -> None:
-        """Take the answer of a host."""
         if answer.number == self._number:
             self._said[name] = answer
 
     def is_over(self, now_s: float, lost: Collection[str] = ()) -> bool:
-        """Say whether all have answered, or the time is over."""
         return now_s > self._until_s or not self._asked - self._said.keys() - {*lost}
 
-    def take_results(self, now_s: float) -> None:
-        """Put aside the hosts that have not passed; sick ones that have are spares."""
-        for name in sorted(self._asked):
-            host, why = self._fleet.hosts[name], self._why_not(name)
-            if not why:
-                self._tell("check", f"{name} has passed its check", host=name)
-                if host.state is HostState.SICK:
-                    host.state, host.why = HostState.SPARE, ""
-            elif host.state is HostState.ACTIVE:
-                self._fleet.evict(host, why, HostState.SICK)
-                self._again_s = now_s + self._limit_s
-        self._asked = set()
-
-    def repeat(self, now_s: float) -> None:
-        """Bring back the sick hosts that pass by now; ask them now and then."""
-        if not self.command or not self.is_over(now_s):
-            return
-        self.take_results(now_s)
-        hosts = self._fleet.hosts.values()
-        sick = {host.name for host in hosts if host.state is HostState.SICK}
-        if sick and now_s >= self._again_s:
-            self._again_s = now_s + self._limit_s
-            self.begin(sick, now_s)
+    def results(self) -> list[tuple[Host, str]]:
+        """Return the hosts, by name, and why they have not passed; and forget them."""
+        names, self._asked = sorted(self._asked), set()
+        return [(self._fleet.hosts[name], self._why_not(name)) for name in names]
 
     def _why_not(self, name: str) -> str:
-        """Say why a host has not passed; empty if it has."""
         answer = self._said.get(name)
         if answer is None:
             return f"its check did not answer in {self._limit_s:g} s"
         return "" if answer.is_healthy else answer.text
+
+
+class Checks:
+    """The checks of suspects, of sick hosts, and of those that train."""
+
+    def __init__(
+        self, config: RunConfig, fleet: Fleet, tell: Callable[..., None]
+    ) -> None:
+        """Begin with none.
+
+        Args:
+          config: with the commands and their times.
+          fleet: of the hosts.
+          tell: records an event, see `events.teller`.
+        """
+        self.command = shlex.split(config.check_command)
+        """Of a check; empty: there is none."""
+        self._return_command = shlex.split(config.return_command) or self.command
+        self._every_s, self._limit_s = config.check_every_s, config.restart.check_s
+        self._fleet, self._tell = fleet, tell
+        self._suspects = _Round(self._limit_s, fleet)
+        self._sick = _Round(self._limit_s, fleet)
+        self._active = _Round(self._limit_s, fleet)
+        self._sick_at_s = self._active_at_s = -math.inf
+
+    def begin(self, names: Collection[str], now_s: float) -> None:
+        """Order a check of hosts before they train again."""
+        self._suspects.begin(self.command, names, now_s)
+
+    def said(self, name: str, answer: Checked) -> None:
+        """Take the answer of a host."""
+        for one in (self._suspects, self._sick, self._active):
+            one.said(name, answer)
+
+    def is_over(self, now_s: float, lost: Collection[str] = ()) -> bool:
+        """Say whether all suspects have answered, or the time is over."""
+        return self._suspects.is_over(now_s, lost)
+
+    def take_results(self, now_s: float) -> None:
+        """Put aside the suspects that have not passed."""
+        for host, why in self._suspects.results():
+            if not why:
+                self._passed(host)
+            elif host.state is HostState.ACTIVE:
+                self._fleet.evict(host, why, HostState.SICK)
+                self._sick_at_s = now_s + self._limit_s
+
+    def repeat(self, now_s: float) -> None:
+        """Bring back the sick hosts that pass by now; ask them now and then."""
+        if not self._return_command or not self._sick.is_over(now_s):
+            return
+        for host, why in self._sick.results():
+            if host.state is HostState.SICK and not why:
+                self._passed(host)
+                host.state, host.why = HostState.SPARE, ""
+        hosts = self._fleet.hosts.values()
+        sick = {host.name for host in hosts if host.state is HostState.SICK}
+        if sick and now_s >= self._sick_at_s:
+            self._sick_at_s = now_s + self._limit_s
+            self._sick.begin(self._return_command, sick, now_s)
+
+    def watch(self, now_s: float) -> list[tuple[Host, str]]:
+        """Return hosts that train and do not pass; ask all of them now and then."""
+        if self._every_s is None or not self._active.is_over(now_s):
+            return []
+        found = [
+            (host, why)
+            for host, why in self._active.results()
+            if why and host.state is HostState.ACTIVE
+        ]
+        if found:
+            self._sick_at_s = now_s + self._limit_s
+        if now_s >= self._active_at_s + self._every_s:
+            self._active_at_s = now_s
+            self._active.begin(self.command, self._fleet.placement, now_s)
+        return found
+
+    def _passed(self, host: Host) -> None:
+        self._tell("check", f"{host.name} has passed its check", host=host.name)
 
 
 async def run(command: Sequence[str], timeout_s: float) -> tuple[bool, str]:
@@ -123,7 +174,7 @@ def _reasons(output: str) -> str:
     """Return what a person should read of the output of a check."""
     try:
         checks = json.loads(output)["checks"]
-        failed = [one for one in checks if one["state"] not in ("ok", "pass")]
+        failed = [one for one in checks if one["state"] not in _NO_FAULT]
         text = "; ".join(f"{one['name']}: {one['reason']}" for one in failed)
     except (ValueError, TypeError, KeyError):
         text = output.strip()

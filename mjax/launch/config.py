@@ -127,6 +127,12 @@ class RunConfig:
     """Processes of the trainer on each host."""
     check_command: str = ""
     """Run on a host that may be broken: exit code 0 if it is healthy."""
+    check_every_s: float | None = None
+    """Run it on all hosts that train, too; one that does not pass is replaced after a
+    save. None: only where something has failed."""
+    return_command: str = ""
+    """Run on a host that was put aside, until it passes and is a spare again; empty:
+    check_command. With it hosts whose hardware has failed may return, too."""
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     restart: RestartConfig = dataclasses.field(default_factory=RestartConfig)
 
@@ -141,12 +147,25 @@ class RunConfig:
                 f"--min-hosts must be from 1 to --hosts {self.hosts}, got "
                 f"{self.min_hosts}"
             )
-        try:
-            shlex.split(self.check_command)
-        except ValueError as error:
-            raise ValueError(
-                f"--check-command {self.check_command!r} is no command: {error}"
-            ) from error
+        for name in ("check_command", "return_command"):
+            command, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            try:
+                shlex.split(command)
+            except ValueError as error:
+                raise ValueError(
+                    f"{flag} {command!r} is no command: {error}"
+                ) from error
+        if self.check_every_s is not None:
+            if not 0 < self.check_every_s < float("inf"):
+                raise ValueError(
+                    "--check-every-s must be positive and finite, got "
+                    f"{self.check_every_s}"
+                )
+            if not self.check_command:
+                raise ValueError(
+                    "--check-every-s needs --check-command, for example "
+                    "'python -m mjax.health check --json'"
+                )
 
 
 def _check_positive(

@@ -84,6 +84,7 @@ class Fleet:
         lost_s: float,
         send: Callable[[str, Message], None],
         tell: Callable[..., None],
+        faults: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
         """Begin without a host.
 
@@ -92,7 +93,9 @@ class Fleet:
           lost_s: seconds of silence after which a host is lost.
           send: (host, message): hands a message to a connection, never waits.
           tell: records an event, see `events.teller`.
+          faults: from a host to how often it has failed.
         """
+        self._faults = faults
         self.hosts: dict[str, Host] = {}
         self.placement: list[str] = []
         """Active hosts, in the order of their ranks."""
@@ -167,7 +170,10 @@ class Fleet:
         host.heard_s = now_s - 2 * self._lost_s
 
     def ready(self, now_s: float) -> list[Host]:
-        """Return the hosts that can have ranks, those that have some first."""
+        """Return the hosts that can have ranks, those that have some first.
+
+        Then come those that have failed least.
+        """
         unheard = self.lost(now_s, active_only=False)
         found = [
             host
@@ -177,7 +183,12 @@ class Fleet:
             and host.name not in unheard
         ]
         return sorted(
-            found, key=lambda host: (host.state is not HostState.ACTIVE, host.name)
+            found,
+            key=lambda host: (
+                host.state is not HostState.ACTIVE,
+                self._faults(host.name),
+                host.name,
+            ),
         )
 
     def num_spares(self, now_s: float) -> int:

@@ -87,6 +87,8 @@ EXIT_CODES = {
     Cause.SUSPECTED: 93,
 }
 """Of `python -m mjax.train`, and of a launch that ends for this cause."""
+OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT, Cause.CORRUPTED)
+"""Causes after which a host may train again once it has passed a test under load."""
 _KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # as a container reports it too
 _CAUSES = {code: cause for cause, code in EXIT_CODES.items()} | {
     EXIT_CODES[Cause.GAVE_UP]: Cause.GAVE_UP,

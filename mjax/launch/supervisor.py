@@ -81,6 +81,7 @@ class Supervisor:
         ),
         sizes: Collection[int] = (),
         take_back: Callable[[], bool] = lambda: False,
+        faults: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
         """Begin with no host.
 
@@ -97,6 +98,8 @@ class Supervisor:
           sizes: numbers of hosts, besides config.hosts, on which the run can go on.
           take_back: undoes an update of the trainer's flags that no rank has taken a
             step with; says whether there was one.
+          faults: from a host to how often it has failed; those with the fewest are
+            taken first.
         """
         self._take_back = take_back
         self.config, self._module, self._find_ports = config, module, find_ports
@@ -112,19 +115,17 @@ class Supervisor:
         self._until_s = math.inf
         self._failure: Failure | None = None
         self._is_asked_to_stop = self._is_growing = False
-        self._draining: dict[str, str] = {}
+        self._draining: dict[str, tuple[str, HostState]] = {}
         self._suspected: set[str] = set()
         self._first_end_s = self._stop_by_s = math.inf
         self._times = Times(self._tell)
         self._sizes = Sizes(config.hosts, sizes)
         self._fleet = Fleet(
-            config.ranks_per_host, config.restart.lost_s, send, self._tell
+            config.ranks_per_host, config.restart.lost_s, send, self._tell, faults
         )
         self.hosts = self._fleet.hosts
         self._hangs = Hangs(config, self._fleet, self._tell)
-        self._checks = Checks(
-            config.check_command, config.restart.check_s, self._fleet, self._tell
-        )
+        self._checks = Checks(config, self._fleet, self._tell)
         self._next_scan_s = -math.inf
 
     # -------------------------------------------------------------- what agents say
@@ -255,7 +256,8 @@ class Supervisor:
             "generation": self.generation,
             "state": self.state.value,
             "is_asked_to_stop": self._is_asked_to_stop,
-            "draining": self._draining,
+            "draining": {name: why for name, (why, _) in self._draining.items()},
+            "draining_to": {name: to.value for name, (_, to) in self._draining.items()},
             "is_saving": math.isfinite(self._stop_by_s),
             **self._restarts.to_json(),
             **self.rollbacks.to_json(),
@@ -272,7 +274,11 @@ class Supervisor:
         self.rollbacks.take_up(snapshot)
         self._fleet.take_up(snapshot, now_s)
         self._is_asked_to_stop = snapshot["is_asked_to_stop"]
-        self._draining = dict(snapshot["draining"])
+        states = snapshot.get("draining_to", {})
+        self._draining = {
+            name: (reason, HostState(states.get(name, HostState.EVICTED)))
+            for name, reason in snapshot["draining"].items()
+        }
         state = State(snapshot["state"])
         self._tell("driver", f"a driver was started again; the run was {state}")
         if state is State.RUNNING:
@@ -300,9 +306,20 @@ class Supervisor:
             text = f"{name} was evicted: {reason}"
             self._fail(Failure(cause=Cause.EVICTED, text=text), now_s)
 
-    def drain(self, name: str, reason: str, now_s: float) -> None:
+    def drain(
+        self,
+        name: str,
+        reason: str,
+        now_s: float,
+        state: HostState = HostState.EVICTED,
+    ) -> None:
         """Let the ranks save and end, then take a host out of the run.
 
+        Args:
+          name: of the host.
+          reason: why.
+          now_s: the time.
+          state: in which it leaves.
         Raises:
           ValueError: no such host.
         """
@@ -310,16 +327,17 @@ class Supervisor:
         if self.state is not State.RUNNING or host.state is not HostState.ACTIVE:
             self.evict(name, reason, now_s)
             return
-        self._draining[name] = reason
+        self._draining[name] = (reason, state)
         self._tell("drain", f"{name} leaves at the next save: {reason}", host=name)
         self._let_save(now_s)
 
-    def _let_go(self, host: Host, reason: str) -> None:
+    def _let_go(
+        self, host: Host, reason: str, state: HostState = HostState.EVICTED
+    ) -> None:
         """Take a host out of the run; one that leaves by itself may come back."""
         if host.is_leaving and host.state is not HostState.EVICTED:
-            self._fleet.evict(host, reason, HostState.LOST)
-        else:
-            self._fleet.evict(host, reason)
+            state = HostState.LOST
+        self._fleet.evict(host, reason, state)
         if host.is_leaving:
             self._send(host.name, Quit())
 
@@ -452,6 +470,9 @@ class Supervisor:
             self._hangs.ask(hanging, self.generation, now_s)
             return
         self._checks.repeat(now_s)
+        for host, why in self._checks.watch(now_s):
+            if host.name not in self._draining:
+                self.drain(host.name, why, now_s, HostState.SICK)
         self._grow(now_s)
 
     def _has_lost(self, now_s: float) -> bool:
@@ -514,8 +535,8 @@ class Supervisor:
         if self._is_asked_to_stop and failure.cause is not Cause.DONE:
             self._end(Cause.PREEMPTED, now_s)
             return
-        for name, reason in self._draining.items():
-            self._let_go(self.hosts[name], reason)
+        for name, (reason, state) in self._draining.items():
+            self._let_go(self.hosts[name], reason, state)
         self._draining = {}
         if failure.cause is Cause.BAD_INPUT and self._take_back():
             text = f"the update is taken back: {failure.text}"
@@ -532,8 +553,11 @@ class Supervisor:
             self._end(failure.cause, now_s)
             return
         if rule.action is Action.EVICT:
+            state = HostState.EVICTED
+            if self.config.return_command and failure.cause in policy.OF_HARDWARE:
+                state = HostState.SICK
             for host in self._fleet.active(failure.hosts):
-                self._fleet.evict(host, failure.text)
+                self._fleet.evict(host, failure.text, state)
         self._restarts.end(failure.cause)
         why = self._restarts.why_useless
         if not why and rule.action is Action.ROLL_BACK:

@@ -14,11 +14,9 @@ from mjax.launch.messages import Refused
 class Listener:
     """A server that keeps what it is told."""
 
-    def __init__(self):
-        self.lines, self.ended = {}, []
-        self.connections = []
-        self.reply = None
-        self.closes_after = None
+    def __init__(self, reply: Refused | None = None, closes_after: int | None = None):
+        self.lines, self.ended, self.connections = {}, [], []
+        self.reply, self.closes_after = reply, closes_after
         self._buffer = Buffer()
 
     def connection(self):
@@ -106,8 +104,7 @@ def test_a_line_that_is_too_long_ends_the_connection(monkeypatch):
 
 
 def test_after_a_close_nothing_is_taken_and_what_was_said_arrives():
-    listener = Listener()
-    listener.reply, listener.closes_after = Refused(reason="no"), 2
+    listener = Listener(reply=Refused(reason="no"), closes_after=2)
 
     def play(address):
         with socket.create_connection(address, timeout=10) as peer:

@@ -60,6 +60,7 @@ class Cluster:
         self.states: dict[str, dict[int, RankState]] = {}
         self.silent: set[str] = set()
         self.finds_ports = True
+        self.faults: dict[str, float] = {}
         self.updates: list[bool] = []
         self.seen: tuple[Any, str] = (None, "")
         self.supervisor = self.driver()
@@ -71,6 +72,7 @@ class Cluster:
             *(self.config, self.make_rank, self.send, self.events.append, self.now_s),
             sizes=range(self.config.min_hosts or self.config.hosts, self.config.hosts),
             take_back=lambda: bool(self.updates) and self.updates.pop(),
+            faults=lambda name: self.faults.get(name, 0.0),
         )
 
     def look(self):
@@ -1155,6 +1157,125 @@ def test_a_sick_host_is_asked_again_by_the_next_driver():
     checked(cluster, "host-1", True)
     cluster.go(1)
     assert cluster.supervisor.hosts["host-1"].state is HostState.SPARE
+
+
+def watched(**config):
+    """Return a run whose hosts are checked every ten seconds."""
+    options: dict[str, Any] = {"check_command": "check", "check_every_s": 10.0}
+    restart = RestartConfig(check_s=5.0, pause_s=0.1)
+    return running(restart=restart, **options | config)
+
+
+def asked(cluster):
+    return [host for host, _ in cluster.messages(Check)]
+
+
+def answer(cluster, host, is_healthy, text=""):
+    """Answer the last order to this host."""
+    number = [one.number for name, one in cluster.messages(Check) if name == host][-1]
+    said = Checked(number=number, is_healthy=is_healthy, text=text)
+    cluster.supervisor.checked(host, said, cluster.now_s)
+
+
+def test_hosts_that_train_are_checked_now_and_then():
+    cluster = watched()
+    assert asked(cluster) == ["host-0", "host-1"]
+    for host in ("host-0", "host-1"):
+        answer(cluster, host, True)
+    cluster.go(8)
+    assert len(asked(cluster)) == 2
+    cluster.go(3)
+    assert asked(cluster)[2:] == ["host-0", "host-1"]
+    assert cluster.supervisor.generation == 1
+
+
+def test_a_host_that_turns_bad_is_replaced_after_a_save_and_returns_when_it_passes():
+    cluster = watched(return_command="burn --quick")
+    answer(cluster, "host-0", True)
+    answer(cluster, "host-1", False, "gpu.ecc: 3 errors")
+    cluster.all_ranks(saved_step=7)
+    cluster.go(0.25)
+    signals = [(host, one.number) for host, one in cluster.messages(Signal)]
+    assert signals == [("host-0", signal.SIGTERM), ("host-1", signal.SIGTERM)]
+    cluster.go(2)
+    assert cluster.supervisor.state is State.RUNNING
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    host = cluster.supervisor.hosts["host-1"]
+    assert (host.state, host.why) == (HostState.SICK, "gpu.ecc: 3 errors")
+    cluster.go(6)
+    burns = [host for host, one in cluster.messages(Check) if one.command[0] == "burn"]
+    assert burns == ["host-1"]
+    assert host.state is HostState.SICK
+    answer(cluster, "host-1", True)
+    cluster.go(1)
+    assert host.state is HostState.SPARE
+    causes = [failure.data["cause"] for failure in cluster.kinds("failure")]
+    assert causes == [Cause.PREEMPTED]
+
+
+def test_a_host_that_turns_bad_is_not_forgotten_with_the_driver():
+    cluster = watched()
+    answer(cluster, "host-0", True)
+    answer(cluster, "host-1", False, "no fan")
+    cluster.silent |= {"host-0", "host-1"}  # their ranks have not ended yet
+    cluster.now_s += 0.25
+    cluster.supervisor.tick(cluster.now_s)
+    assert cluster.kinds("drain")
+    snapshot = json.loads(json.dumps(cluster.supervisor.snapshot()))
+    cluster.silent.clear()
+    cluster.supervisor = cluster.driver()
+    cluster.supervisor.resume(snapshot, cluster.now_s)
+    for name in ("host-0", "host-1", "host-2"):
+        cluster.join(name)
+    cluster.go(3)
+    assert cluster.supervisor.hosts["host-1"].state is HostState.SICK
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+
+
+def test_an_answer_to_the_driver_before_is_no_answer_to_this_one():
+    cluster = watched()
+    ((_, old), *_) = cluster.messages(Check)
+    snapshot = cluster.supervisor.snapshot()
+    cluster.now_s += 1
+    cluster.supervisor = cluster.driver()
+    cluster.supervisor.resume(snapshot, cluster.now_s)
+    for name in ("host-0", "host-1", "host-2"):
+        cluster.join(name)
+    cluster.go(1)
+    bad = Checked(number=old.number, is_healthy=False, text="no fan")
+    cluster.supervisor.checked("host-0", bad, cluster.now_s)
+    for host in ("host-0", "host-1"):
+        answer(cluster, host, True)
+    cluster.go(2)
+    assert cluster.supervisor.placement == ["host-0", "host-1"]
+
+
+@pytest.mark.parametrize("command", ["", "burn"])
+def test_a_host_with_a_broken_gpu_may_return_only_if_there_is_a_test(command):
+    cluster = running(return_command=command)
+    says(cluster, "host-1", "Xid")
+    crash(cluster, 1)
+    cluster.go(3)
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    state = cluster.supervisor.hosts["host-1"].state
+    assert state is (HostState.SICK if command else HostState.EVICTED)
+
+
+def test_the_spare_that_has_failed_least_is_taken():
+    cluster = running(num_agents=4)
+    cluster.faults = {"host-2": 2.5, "host-3": 0.5}
+    cluster.supervisor.evict("host-1", "told so", cluster.now_s)
+    cluster.go(3)
+    assert cluster.supervisor.placement == ["host-0", "host-3"]
+
+
+def test_checks_of_hosts_that_train_need_a_command():
+    with pytest.raises(ValueError, match="--check-every-s needs --check-command"):
+        RunConfig(check_every_s=10.0)
+    with pytest.raises(ValueError, match="must be positive and finite, got 0"):
+        RunConfig(check_every_s=0.0, check_command="check")
+    with pytest.raises(ValueError, match='--return-command "a \'b" is no command'):
+        RunConfig(return_command="a 'b")
 
 
 def test_a_killed_rank_needs_no_check():
