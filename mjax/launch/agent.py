@@ -281,7 +281,7 @@ class Agent:
 
     async def _check(self, order: messages.Check) -> None:
         """Run the check; what it says is lost if the driver is gone by then."""
-        is_healthy, text = await checks.run(order.command, order.timeout_s)
+        is_healthy, text = await checks.run(order.command, order.timeout_s, self._host)
         if self._writer is not None:
             answer = messages.Checked(
                 number=order.number, is_healthy=is_healthy, text=text

@@ -16,6 +16,8 @@ from mjax.launch.config import RunConfig
 from mjax.launch.hosts import Fleet, Host, HostState
 from mjax.launch.messages import Check, Checked
 
+HOST_VARIABLE = "MJAX_HOST"
+"""Of the environment of a check: the host's name."""
 _SHOWN_CHARS = 500
 _NUMBERS_PER_S = 1000
 _NO_FAULT = ("ok", "pass", "unknown")
@@ -141,9 +143,15 @@ class Checks:
         self._tell("check", f"{host.name} has passed its check", host=host.name)
 
 
-async def run(command: Sequence[str], timeout_s: float) -> tuple[bool, str]:
+async def run(
+    command: Sequence[str], timeout_s: float, host: str = ""
+) -> tuple[bool, str]:
     """Run the command on this host.
 
+    Args:
+      command: as words.
+      timeout_s: that it may take.
+      host: its name in the run, which the command finds in `HOST_VARIABLE`.
     Returns:
       whether it ended with 0 in time, and what it says: the reasons of the checks that
       failed, if it printed JSON (`checks: [{name, state, reason}]`), else its output.
@@ -155,6 +163,7 @@ async def run(command: Sequence[str], timeout_s: float) -> tuple[bool, str]:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            env=os.environ | {HOST_VARIABLE: host},
         )
     except OSError as error:
         return False, f"the check cannot be run: {error}"

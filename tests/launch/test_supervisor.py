@@ -1312,6 +1312,17 @@ def test_a_check_is_its_exit_code_and_its_reasons(script, is_healthy, text):
     assert found == (is_healthy, text)
 
 
+def test_a_check_knows_the_name_of_its_host():
+    found = asyncio.run(checks.run(["sh", "-c", "echo $MJAX_HOST"], 5.0, "gpu-7"))
+    assert found == (True, "gpu-7")
+
+
+def test_what_is_unknown_is_no_reason(tmp_path):
+    script = """echo '{"checks": [{"name": "a", "state": "unknown", "reason": "x"},
+        {"name": "b", "state": "failed", "reason": "3 errors"}]}'; exit 1"""
+    assert asyncio.run(checks.run(["sh", "-c", script], 5.0)) == (False, "b: 3 errors")
+
+
 def test_a_check_that_is_not_there_fails():
     assert asyncio.run(checks.run(["/no/check"], 5.0)) == (
         False,
