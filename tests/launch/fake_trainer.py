@@ -99,13 +99,19 @@ def main() -> None:
 
 
 def wait_for_others(work_dir: Path, generation: int, step: int, num: int) -> bool:
-    """Say whether all came, or one was stopped before this step."""
-    names = [work_dir / f"at-{generation}-{step}-{rank}" for rank in range(num)]
-    while not (are_here := all(name.exists() for name in names)):
-        if any(work_dir.glob(f"stopped-{generation}-*")):
-            break
+    """Say whether all came, or one was stopped before this step.
+
+    Calls no other function in Python: the stacks of ranks that wait must be alike.
+    """
+    names = {f"at-{generation}-{step}-{rank}" for rank in range(num)}
+    prefix = f"stopped-{generation}-"
+    while True:
+        found = os.listdir(work_dir)
+        if names.issubset(found):
+            return True
+        if [name for name in found if name.startswith(prefix)]:
+            return False
         time.sleep(0.005)
-    return are_here
 
 
 if __name__ == "__main__":
