@@ -49,6 +49,7 @@ install_import_hook(WITH_SHAPES, "beartype.beartype")
 hypothesis.settings.register_profile(
     "mjax", deadline=None, max_examples=30, derandomize=True
 )
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=10_000)
 hypothesis.settings.load_profile("mjax")
 
 STRICT_FOLDERS = ("kernels", "layers", "model")

@@ -1,7 +1,7 @@
 """`python -m mjax.health`: is this host healthy?
 
     python -m mjax.health check [--json] [--expect FILE] [--limits FILE] [--only NAMES]
-    python -m mjax.health checks
+    python -m mjax.health checks [--markdown]
 
 Exit codes: 0 the host may be used, 1 something failed or was cut off, 2 bad input.
 """
@@ -33,10 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     _add_check(commands.add_parser("check", help="judge this host"))
-    commands.add_parser("checks", help="list all checks")
+    listing = commands.add_parser("checks", help="list all checks")
+    listing.add_argument("--markdown", action="store_true", help="as a table, for docs")
     args = parser.parse_args(argv)
     try:
-        return _check(args) if args.command == "check" else _list()
+        if args.command == "check":
+            return _check(args)
+        print(table() if args.markdown else listed())
+        return 0
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return _BAD_INPUT
@@ -132,10 +136,32 @@ def shown(report: Report, *, is_all: bool) -> str:
     return "\n".join(lines)
 
 
-def _list() -> int:
+def listed() -> str:
+    """Return all checks, a line each."""
+    return "\n".join(
+        f"{check.name:32} {check.what}  [{check.source.shown}]" for check in CHECKS
+    )
+
+
+def table() -> str:
+    """Return all checks as a table: what, where from, limits, their source, action."""
+    limits = read_limits()
+    lines = [
+        "| check | of a healthy host | read from | limit | its source | action |",
+        "|---|---|---|---|---|---|",
+    ]
     for check in CHECKS:
-        print(f"{check.name:32} {check.what}  [{check.source.shown}]")
-    return 0
+        mine = dict(limits.get(check.name, {}))
+        source = mine.pop("source", "")
+        numbers = ", ".join(f"{name} {_plain(one)}" for name, one in mine.items())
+        cells = (check.what, f"`{check.source.shown}`", numbers, source, check.action)
+        shown = " | ".join(cell.replace("|", "\\|") for cell in cells)
+        lines.append(f"| `{check.name}` | {shown} |")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from mjax.health.findings import (
     Finding,
@@ -47,6 +48,8 @@ class Check:
     """What a person does when it fails."""
     statuses: Collection[int] = (0,)
     """With which the command says something; with others the answer is unknown."""
+    failing: Mapping[int, str] = MappingProxyType({})
+    """Exit statuses that are a fault of the host by themselves, and their meaning."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,9 @@ def _verdict(check: Check, reading: Reading, settings: Settings) -> Verdict:
         return unknown(reading.absent)
     if reading.cut:
         return incomplete(f"{check.source.shown}: {reading.cut}")
+    if reading.status is not None and reading.status in check.failing:
+        text = f"{check.source.shown} ended with {reading.status}"
+        return failed(f"{text}: {check.failing[reading.status]}")
     if reading.status not in check.statuses:
         said = reading.error or reading.text.strip()[-200:]
         text = f"{check.source.shown} ended with {reading.status}"

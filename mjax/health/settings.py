@@ -41,6 +41,10 @@ EXPECTED: Mapping[str, tuple[type, str]] = MappingProxyType(
     {
         "gpus": (int, "GPUs of a host"),
         "gpu_name": (str, "name of each GPU, as nvidia-smi writes it"),
+        "gpu_pcie_gen": (int, "PCIe generation of the link of each GPU"),
+        "gpu_pcie_width": (int, "PCIe lanes of each GPU"),
+        "nvlinks": (int, "active NVLinks of each GPU; 0 if it has none"),
+        "modules": (list, "kernel modules that must be loaded"),
         "ports": (int, "InfiniBand or RoCE ports that must be active"),
         "port_rate_gbps": (int, "rate of each of these ports, Gbit/s"),
         "memory_gib": (int, "memory of the host, at least"),

@@ -30,6 +30,11 @@ class Case:
     file: str
     replace: Sequence[Sequence[str]] = ()
     """(old, new), in this order; each old must occur."""
+    after: str = ""
+    """Replace only in what follows this text, which must occur; for one of several
+    devices."""
+    before: str = ""
+    """Replace only in what stands in front of this text; sought behind `after`."""
     expect: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     status: int = 0
     value: str = ""
@@ -40,11 +45,19 @@ class Case:
     @property
     def text(self) -> str:
         """The output."""
-        text = fixture(self.group, self.file)
+        text, kept, rest = fixture(self.group, self.file), "", ""
+        if self.after:
+            assert self.after in text, f"{self.group}/{self.file}: {self.after!r}"
+            kept, _, text = text.partition(self.after)
+            kept += self.after
+        if self.before:
+            assert self.before in text, f"{self.group}/{self.file}: {self.before!r}"
+            text, _, rest = text.partition(self.before)
+            rest = self.before + rest
         for old, new in self.replace:
             assert old in text, f"{self.group}/{self.file} has no {old!r}"
             text = text.replace(old, new)
-        return text
+        return kept + text + rest
 
     def play(self, check: Check | None = None) -> Finding:
         """Let the check judge it; another one than that of the table, if given."""

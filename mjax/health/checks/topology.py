@@ -1,0 +1,195 @@
+"""Checks of how the GPUs of a host reach each other and its network cards.
+
+Enters: the matrices of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`. Leaves:
+verdicts. The header of a matrix names its columns and is underlined by escape codes.
+The paths, from the legend of the output: NV# is a bond of # NVLinks, PIX at most one
+PCIe bridge, PXB several without a host bridge, PHB a host bridge, NODE several of one
+NUMA node, SYS from one NUMA node to another.
+Source of the format: https://github.com/stas00/ml-engineering
+(compute/accelerator/nvidia/debug.md).
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+from mjax.health.check import Check
+from mjax.health.findings import UnreadableError, Verdict, failed, ok, unknown
+from mjax.health.settings import Settings
+from mjax.health.sources import Command
+
+MATRIX = Command(("nvidia-smi", "topo", "-m"))
+PEERS = Command(("nvidia-smi", "topo", "-p2p", "r"))
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;]{0,8}m")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,40}")
+_GPU = re.compile(r"GPU[0-9]{1,3}")
+_PATH = re.compile(r"SYS|NODE|PHB|PXB|PIX|NV[0-9]{1,3}")
+_STATUSES: Mapping[str, str] = {
+    "OK": "",
+    "CNS": "the chipset does not support it",
+    "GNS": "the GPU does not support it",
+    "TNS": "the topology does not support it",
+    "NS": "it is not supported",
+    "U": "unknown",
+}
+"""From the legend of the output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """What is between each two devices."""
+
+    names: Sequence[str]
+    cells: Mapping[tuple[str, str], str]
+    """Of each ordered pair of different devices."""
+
+    @property
+    def gpus(self) -> Sequence[str]:
+        """GPUs; all other devices are network cards."""
+        return [name for name in self.names if _GPU.fullmatch(name)]
+
+
+@functools.lru_cache
+def parse(text: str) -> Matrix:
+    """Return the matrix.
+
+    Raises:
+      UnreadableError: it is no square with rows in the order of its columns and X in
+      the diagonal.
+    """
+    lines = [_ESCAPE.sub("", line).split() for line in text.splitlines()]
+    header, *rest = [line for line in lines if line] or [[]]
+    names = header[: header.index("CPU")] if "CPU" in header else header
+    rows = rest[: len(names)]
+    if (
+        not names
+        or len(set(names)) != len(names)
+        or not all(map(_NAME.fullmatch, names))
+    ):
+        raise UnreadableError(f"no header of a matrix: {' '.join(header)!r:.60}")
+    if [line[:1] for line in rows] != [[name] for name in names]:
+        raise UnreadableError("its rows are not those of its header")
+    if ["Legend:"] not in rest:
+        raise UnreadableError("it has no legend, or ends early")
+    cells = {}
+    for name, line in zip(names, rows, strict=True):
+        if len(line) <= len(names):
+            raise UnreadableError(f"the row of {name} ends early")
+        for other, cell in zip(names, line[1:], strict=False):
+            if (cell == "X") != (name == other):
+                raise UnreadableError(f"{name} to {other} is {cell!r:.20}")
+            if name != other:
+                cells[name, other] = cell
+    return Matrix(names=names, cells=cells)
+
+
+def _paths(text: str) -> Matrix:
+    """Return a matrix of paths, which are the same both ways."""
+    matrix = parse(text)
+    for (one, other), path in matrix.cells.items():
+        if not _PATH.fullmatch(path) or matrix.cells[other, one] != path:
+            raise UnreadableError(f"{one} to {other} is {path!r:.20}, or not both ways")
+    return matrix
+
+
+def _missing(matrix: Matrix, settings: Settings) -> Sequence[str]:
+    wanted, has = settings.expect.get("gpus"), len(matrix.gpus)
+    if wanted is not None and has != wanted:
+        return [f"{has} GPUs of {wanted} are listed"]
+    if not has:
+        raise UnreadableError("it lists no GPU")
+    return []
+
+
+def peer_access(text: str, settings: Settings) -> Verdict:
+    """Each GPU can read the memory of each other one."""
+    matrix = parse(text)
+    bad, silent = list(_missing(matrix, settings)), []
+    for (one, other), status in matrix.cells.items():
+        if status not in _STATUSES:
+            raise UnreadableError(f"{one} to {other} is {status!r:.20}")
+        if status == "U":
+            silent.append(f"{one} to {other}: unknown")
+        elif status != "OK":
+            bad.append(f"{one} to {other}: {_STATUSES[status]} ({status})")
+    if bad:
+        return failed("; ".join(bad), f"{len(bad)} pairs cannot", "all pairs")
+    if silent:
+        return unknown("; ".join(silent))
+    return ok(f"{len(matrix.cells)} pairs", limit="all pairs")
+
+
+def nic_affinity(text: str, settings: Settings) -> Verdict:
+    """Each GPU has a network card under the same PCIe switch."""
+    matrix = _paths(text)
+    bad = list(_missing(matrix, settings))
+    near = settings.limit("topology.nic_affinity", "paths")
+    nics = [name for name in matrix.names if name not in matrix.gpus]
+    if not nics:
+        return unknown("it lists no network card")
+    for gpu in matrix.gpus:
+        paths = [matrix.cells[gpu, nic] for nic in nics]
+        if not any(path in near for path in paths):
+            bad.append(f"{gpu}: the paths to its network cards are {', '.join(paths)}")
+    if bad:
+        return failed("; ".join(bad), f"{len(nics)} cards", " or ".join(near))
+    return ok(f"{len(nics)} cards", " or ".join(near))
+
+
+def nvlink_pairs(text: str, settings: Settings) -> Verdict:
+    """Each GPU reaches as many others by NVLink as any GPU does.
+
+    A GPU that has lost its links reaches none, and the others reach one less: the GPUs
+    with the fewest NVLinks to peers are named.
+    """
+    matrix = _paths(text)
+    bad = list(_missing(matrix, settings))
+    bonds = {
+        gpu: sum(
+            int(matrix.cells[gpu, other][2:])
+            for other in matrix.gpus
+            if other != gpu and matrix.cells[gpu, other].startswith("NV")
+        )
+        for gpu in matrix.gpus
+    }
+    fewest = min(bonds.values(), default=0)
+    most = max(bonds.values(), default=fewest)
+    if fewest != most:
+        worst = [gpu for gpu, number in bonds.items() if number == fewest]
+        text = f"{fewest} NVLinks to others, some have {most}"
+        bad += [f"{gpu}: {text}" for gpu in worst]
+    wanted = settings.expect.get("nvlinks")
+    if len(matrix.gpus) > 1 and not most and wanted != 0:
+        if wanted is None:
+            return unknown("no GPU has NVLinks; nvlinks is not in the expectations")
+        bad.append("no GPU reaches another by NVLink")
+    if bad:
+        return failed("; ".join(bad), fewest, most)
+    return ok(fewest, most)
+
+
+CHECKS = (
+    Check(
+        name="topology.peer_access",
+        what="Each GPU can read the memory of each other one.",
+        source=PEERS,
+        judge=peer_access,
+        action="Turn off ACS and the translation of the IOMMU in BIOS and kernel.",
+    ),
+    Check(
+        name="topology.nvlink_pairs",
+        what="Each GPU reaches as many others by NVLink as any GPU does.",
+        source=MATRIX,
+        judge=nvlink_pairs,
+        action="Reset all GPUs; restart nvidia-fabricmanager; if it stays, replace.",
+    ),
+    Check(
+        name="topology.nic_affinity",
+        what="Each GPU has a network card under the same PCIe switch.",
+        source=MATRIX,
+        judge=nic_affinity,
+        action="Compare with a good host: a card is missing or in another slot.",
+    ),
+)

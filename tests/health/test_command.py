@@ -1,0 +1,117 @@
+"""`python -m mjax.health check` as a person and a launcher run it."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mjax.health import __main__ as command
+from mjax.health.checks.table import CHECKS
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def run(*words, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "mjax.health", *words],
+        cwd=REPOSITORY,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_this_host_is_judged_and_nothing_that_is_absent_is_ok():
+    done = run("check", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == (0 if found["ok"] else 1)
+    assert [one["name"] for one in found["checks"]] == [c.name for c in CHECKS]
+    for one in found["checks"]:
+        assert one["state"] in ("ok", "failed", "unknown", "incomplete")
+        assert (one["state"] == "ok") == (one["reason"] == "")
+        assert not (one["state"] == "ok" and one["name"].startswith("gpu."))
+    assert found["seconds"] < 60
+
+
+def test_what_is_required_fails_a_host_that_does_not_have_it(tmp_path):
+    expect = tmp_path / "expect.toml"
+    expect.write_text('require = ["memory.hugepages"]\n')
+    done = run("check", "--expect", str(expect), "--only", "memory.hugepages")
+    assert done.returncode == 1
+    assert "and this check is required" in done.stdout
+    assert "is NOT healthy" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "gpu.nonsense"], "--only gpu.nonsense: there is no such check"),
+        (["--seconds", "0"], "--seconds must be above 0, got 0"),
+        (["--expect", "/no/file"], "/no/file cannot be read"),
+        (["--out", "/no/folder/x"], "--out /no/folder/x cannot be written"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_2(words, message, capsys):
+    if "--only" not in words:
+        words = [*words, "--only", "memory.*"]
+    assert command.main(["check", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("--expect", "gpu = 8", "no expectation gpu; did you mean gpus?"),
+        ("--expect", "gpus = true", "gpus must be of type int, got True"),
+        ("--expect", 'require = ["gpux.*"]', "no check is named 'gpux.*'"),
+        ("--expect", "gpus = ", "cannot be read"),
+        ("--limits", "[memory]\nx = 1", "no check memory"),
+        ("--limits", '["memory.swap"]\nmax = 1', "memory.swap has no limit max"),
+        ("--limits", '["memory.swap"]\nmax_used_gib = "1"', "must be like 0, got '1'"),
+        (
+            "--limits",
+            '["memory.swap"]\nsource = "me"',
+            "memory.swap has no limit source",
+        ),
+    ],
+)
+def test_files_with_mistakes_are_refused(option, text, message, tmp_path, capsys):
+    path = tmp_path / "file.toml"
+    path.write_text(text + "\n")
+    words = ["check", "--only", "memory.*", option, str(path)]
+    assert command.main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_tool_that_hangs_is_incomplete_and_its_children_are_killed(tmp_path):
+    """A fake nvidia-smi that never ends, with a child that holds the pipe."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nsleep 12345 & echo $! > $0.pid\nwait\n")
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    gpu = next((c.name for c in CHECKS if c.source.shown.startswith("nvidia-smi")), "")
+    if not gpu:
+        pytest.fail("no check reads nvidia-smi")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = run("check", "--json", "--only", gpu, "--seconds", "1", PATH=path)
+    (finding,) = json.loads(done.stdout)["checks"]
+    assert (done.returncode, finding["state"]) == (1, "incomplete")
+    assert "time limit" in finding["reason"]
+    child = Path(f"/proc/{smi.with_suffix('.pid').read_text().strip()}/cmdline")
+    assert not child.exists() or "12345" not in child.read_text()
+
+
+def test_the_table_of_the_docs_is_that_of_the_code():
+    text = (REPOSITORY / "docs" / "hosts.md").read_text()
+    found = re.search(r"<!-- checks -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
+    assert found is not None
+    assert found[1].strip() == command.table(), (
+        "write it with `python -m scripts.health.check_table`"
+    )
