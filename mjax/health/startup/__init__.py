@@ -1,0 +1,1 @@
+"""How long a process group takes to start, phase by phase, and how that grows."""

@@ -1,0 +1,252 @@
+"""Say how a duration grows with the number of processes, or that it cannot be told.
+
+Enters: sizes and one duration at each. Leaves: a law or none, and for any other size a
+range. Pure.
+
+A law is a curve with two numbers, the value at the largest size and the share of it
+that grows: y(N) = value * (1 - share + share * g(N) / g(largest)), with share from 0 to
+1 and g(N) = 1, log N, N or N squared. Share 0 is the null model, a constant. Residuals
+are those of log y: a timing is off by a factor, not by a number of seconds. One
+duration a size is taken, the median of its repeats: repeats make that exact, but how
+far the sizes stray from a curve is what decides between curves.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+CONSTANT, LOGARITHMIC, LINEAR, QUADRATIC = (
+    "constant",
+    "logarithmic",
+    "linear",
+    "quadratic",
+)
+LAWS = (CONSTANT, LOGARITHMIC, LINEAR, QUADRATIC)
+LEAST_SIZES = 5
+"""The criterion is defined from here on, see `_aicc`."""
+LEAD = 4.0
+"""By which the criterion of a law must be below all others before it is named. Chosen:
+the data are then exp(LEAD / 2), more than 7, times likelier under it (the evidence
+ratio of Burnham, Anderson and Huyvaert 2011, doi:10.1007/s00265-010-1029-6)."""
+FLAT = 1.25
+"""A growth from the smallest to the largest size that counts as none. Chosen: less does
+not decide how to start 10,000 processes."""
+CONFIDENCE = 0.95
+LEAST_NOISE = 0.02
+"""Standard deviation of log y below which two fits are equally good. Chosen: medians of
+a few starts on one host repeat no better."""
+LEAST_S = 1e-6
+"""Shorter durations count as this one. Chosen: the clocks tick in nanoseconds, and a
+microsecond is lost in reading them."""
+_LOGITS = np.linspace(-25.0, 15.0, 4001)
+_SHARES = np.concatenate([[0.0], 1.0 / (1.0 + np.exp(-_LOGITS)), [1.0]])
+"""Steps of 1 percent in the odds, so close to 0 that no share is lost at 10,000."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """A duration at a size that was not measured."""
+
+    value_s: float | None
+    """By the law; None: there is none."""
+    low_s: float
+    high_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Curves:
+    """The curves of one law that the data do not exclude."""
+
+    law: str
+    largest: int
+    shares: np.ndarray
+    low: np.ndarray
+    """Of the value at the largest size, for each share."""
+    high: np.ndarray
+
+    def at(self, size: int) -> tuple[float, float]:
+        """Return the lowest and the highest of them at a size."""
+        shape = _shape(self.law, [size], self.largest, self.shares)[:, 0]
+        return float((self.low * shape).min()), float((self.high * shape).max())
+
+    def most_growth(self, smallest: int) -> float:
+        """Return the largest ratio of the values at the largest and smallest size."""
+        shape = _shape(self.law, [smallest], self.largest, self.shares)[:, 0]
+        return float(1 / max(shape.min(), 1e-300))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Growth:
+    """How a duration grows with the number of processes."""
+
+    law: str | None
+    """None: it cannot be told."""
+    candidates: tuple[str, ...]
+    """The laws that are about as good as the best; all, if there are too few sizes."""
+    criteria: Mapping[str, float]
+    """Of each law; the lowest is the best. Empty if there are too few sizes."""
+    value_s: float
+    """At the largest size, by the best law."""
+    share: float
+    """Of that value, what grows."""
+    largest: int
+    curves: tuple[_Curves, ...]
+
+    def at(self, size: int, *, most: str = QUADRATIC) -> Range:
+        """Return the duration at another size.
+
+        The range holds every curve of every law inside the joint confidence region of
+        value and share.
+
+        Args:
+          size: number of processes.
+          most: the steepest law that the work can follow, for reasons other than these
+            data; a law that the data name counts all the same.
+        """
+        last = max(LAWS.index(most), LAWS.index(self.law or CONSTANT))
+        ranges = [c.at(size) for c in self.curves if c.law in LAWS[: last + 1]]
+        value_s = None
+        if self.law is not None:
+            shape = _shape(self.law, [size], self.largest, np.array([self.share]))
+            value_s = self.value_s * float(shape[0, 0])
+        low_s = min((low for low, _ in ranges), default=0.0)
+        high_s = max((high for _, high in ranges), default=math.inf)
+        return Range(value_s=value_s, low_s=low_s, high_s=high_s)
+
+    def describe(self) -> str:
+        """Write the law, or which ones the data leave."""
+        if self.law is not None:
+            return self.law
+        if not self.criteria:
+            return f"cannot be told (fewer than {LEAST_SIZES} sizes)"
+        if len(self.candidates) == len(LAWS):
+            return "cannot be told"
+        return f"cannot be told ({' or '.join(self.candidates)})"
+
+
+def growth(sizes: Sequence[int], seconds: Sequence[float]) -> Growth:
+    """Compare the laws.
+
+    Args:
+      sizes: numbers of processes, distinct, at least 2 each.
+      seconds: a duration at each.
+    Raises:
+      ValueError: a size is too small or given twice, or a duration is no number.
+    """
+    _check(sizes, seconds)
+    largest, count = max(sizes), len(sizes)
+    logs = np.log(np.maximum(np.asarray(seconds, dtype=np.float64), LEAST_S))
+    if count < LEAST_SIZES:
+        return Growth(
+            law=None,
+            candidates=LAWS,
+            criteria={},
+            value_s=float(np.exp(logs.mean())),
+            share=0.0,
+            largest=largest,
+            curves=(),
+        )
+    least = count * LEAST_NOISE**2
+    fits = {law: _fit(law, sizes, largest, logs) for law in LAWS}
+    squares = {law: max(least, float(fits[law][2].min())) for law in LAWS}
+    # The joint region of two numbers: F(2, n - 2), whose quantiles have a closed form.
+    limit = min(squares.values()) * (1 - CONFIDENCE) ** (-2 / (count - 2))
+    curves = tuple(_inside(law, fits[law], limit, largest, count) for law in LAWS)
+    criteria = {law: _aicc(squares[law], count, law) for law in LAWS}
+    most = max(c.most_growth(min(sizes)) for c in curves if len(c.shares))
+    law, candidates = _decide(criteria, most)
+    best = law or min(criteria, key=lambda name: criteria[name])
+    shares, levels, sums = fits[best]
+    place = int(sums.argmin())
+    return Growth(
+        law=law,
+        candidates=candidates,
+        criteria=criteria,
+        value_s=float(np.exp(levels[place])),
+        share=float(shares[place]),
+        largest=largest,
+        curves=tuple(c for c in curves if len(c.shares)),
+    )
+
+
+def _check(sizes: Sequence[int], seconds: Sequence[float]) -> None:
+    if len(sizes) != len(seconds) or not sizes:
+        raise ValueError(f"{len(sizes)} sizes and {len(seconds)} durations do not pair")
+    if min(sizes) < 2 or len({*sizes}) != len(sizes):
+        raise ValueError(f"sizes must be distinct and at least 2, got {[*sizes]}")
+    if not all(math.isfinite(s) and s >= 0 for s in seconds):
+        raise ValueError(f"durations must be numbers from 0 on, got {[*seconds]}")
+
+
+def _shape(
+    law: str, sizes: Sequence[int], largest: int, shares: np.ndarray
+) -> np.ndarray:
+    """Return the curves of a law, relative to the largest size: [shares, sizes]."""
+    ratio = np.asarray(sizes, dtype=np.float64) / largest
+    if law == CONSTANT:
+        grown = np.ones_like(ratio)
+    elif law == LOGARITHMIC:
+        grown = 1 + np.log(ratio) / math.log(largest)
+    else:
+        grown = ratio if law == LINEAR else ratio**2
+    return 1 - shares[:, None] + shares[:, None] * grown
+
+
+def _fit(
+    law: str, sizes: Sequence[int], largest: int, logs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return shares, the log of the best value for each, and the sum of squares."""
+    shares = _SHARES if law != CONSTANT else np.zeros(1)
+    off = logs - np.log(_shape(law, sizes, largest, shares))
+    levels = off.mean(axis=1)
+    return shares, levels, ((off - levels[:, None]) ** 2).sum(axis=1)
+
+
+def _inside(
+    law: str,
+    fit: tuple[np.ndarray, np.ndarray, np.ndarray],
+    limit: float,
+    largest: int,
+    count: int,
+) -> _Curves:
+    shares, levels, sums = fit
+    left = limit - sums
+    kept = left >= 0
+    spread = np.sqrt(left[kept] / count)
+    return _Curves(
+        law=law,
+        largest=largest,
+        shares=shares[kept],
+        low=np.exp(levels[kept] - spread),
+        high=np.exp(levels[kept] + spread),
+    )
+
+
+def _aicc(squares: float, count: int, law: str) -> float:
+    """Return Akaike's criterion for few data, of least squares.
+
+    n ln(S / n) + 2k + 2k(k + 1) / (n - k - 1); the variance counts among the k.
+    Source: Hurvich and Tsai 1989, Biometrika 76(2), pages 297-307; Burnham, Anderson
+    and Huyvaert 2011, doi:10.1007/s00265-010-1029-6.
+    """
+    k = 2 if law == CONSTANT else 3
+    small = 2 * k * (k + 1) / (count - k - 1)
+    return count * math.log(squares / count) + 2 * k + small
+
+
+def _decide(
+    criteria: Mapping[str, float], most_growth: float
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the law, if one can be named, and the laws about as good as the best."""
+    growing = {law: value for law, value in criteria.items() if law != CONSTANT}
+    best = min(growing.values())
+    if criteria[CONSTANT] - best < LEAD:
+        if most_growth <= FLAT:
+            return CONSTANT, (CONSTANT,)
+        least = min(criteria.values())
+        close = tuple(law for law in LAWS if criteria[law] - least < LEAD)
+        return None, close if len(close) > 1 else LAWS
+    close = tuple(law for law in growing if growing[law] - best < LEAD)
+    return (close[0] if len(close) == 1 else None), close

@@ -1,0 +1,218 @@
+"""From starts on one host to a start on many, each process with cores of its own.
+
+Enters: the times of starts of several sizes. Leaves: how each phase grows here, and
+what it would take at another size. Pure.
+
+On one host the processes share its cores, so work that each of them does for itself
+takes the longer the more there are. On a cluster every host has its own. What grows
+there is the work of the one coordinator, and what a process does for each of the
+others. So the model of a phase adds three terms:
+
+- *own*: CPU seconds of one process, the larger of process 0 and the median other. In
+  a phase without messages this is the value at the smallest size.
+- *coordinator*: CPU seconds of the coordinator, one after the other. Its law comes
+  from light clients (`mjax.processes.timed_clients`), of which a host has a thousand.
+- *wait*: what is left of the slowest process at the smallest size: round trips over
+  the loopback interface, files, sleeping. It counts as constant: a barrier of the
+  coordination service is one request and one answer for each process. Where process 0
+  asks for something of every other, one after the other, it waits as many round trips.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from mjax.health.startup.laws import LINEAR, Growth, Range, growth
+
+LOCAL = ("spawn", "import")
+"""Phases of `mjax.processes.timed_start` that do not depend on other processes."""
+SILENT = (*LOCAL, "compile")
+"""Phases in which nobody asks the coordinator for anything."""
+ONE_BY_ONE = ("comparison",)
+"""Phases in which process 0 reads a text of each other process, one after the other:
+`mjax.processes.agreement`, `_collect`. (For the devices, jax reads in parallel.)"""
+CPU_ONLY = ("collective",)
+"""Phases that a run on GPUs has in another form: NCCL instead of gloo, which connects
+each process with each other (https://github.com/pytorch/gloo/issues/419)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseTimes:
+    """One phase of one start."""
+
+    name: str
+    wall_s: tuple[float, ...]
+    """By process, from its release to its end of the phase."""
+    cpu_s: tuple[float, ...]
+    """By process, all threads, user and system."""
+    coordinator_s: float
+    """CPU seconds of the coordinator, all threads."""
+
+
+Starts = Mapping[int, Sequence[tuple[PhaseTimes, ...]]]
+"""From numbers of processes to the phases of each repeat."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One phase at all sizes."""
+
+    name: str
+    slowest_s: Mapping[int, float]
+    """By size: wall seconds of the slowest process, median of the repeats."""
+    median_s: Mapping[int, float]
+    """By size: wall seconds of the median process, median of the repeats."""
+    wall: Growth
+    """Of the slowest process, on this host."""
+    first: Growth
+    """CPU seconds of process 0."""
+    others: Growth
+    """CPU seconds of the median process without process 0."""
+    coordinator: Growth
+    """CPU seconds of the coordinator: with light clients, if they have this phase."""
+    coordinator_s: Mapping[int, float]
+    """The same by size, with processes."""
+    clients_s: Mapping[int, float]
+    """The same by size, with light clients; empty: they do not have this phase."""
+    own_s: float
+    """At the smallest size: CPU seconds of one process."""
+    wait_s: float
+    """At the smallest size: of the slowest process, what is no CPU time."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody asks the coordinator for anything in it."""
+        return self.name in SILENT
+
+    @property
+    def is_cpu_only(self) -> bool:
+        """Whether runs on GPUs do something else instead."""
+        return self.name in CPU_ONLY
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One phase at a size that was not measured."""
+
+    own: Range
+    coordinator: Range
+    wait_s: float
+
+    @property
+    def total(self) -> Range:
+        """Sum of the terms; without a value if one has none."""
+        return add([self.own, self.coordinator, _exactly(self.wait_s)])
+
+
+def read_phases(starts: Starts, clients: Starts) -> tuple[Phase, ...]:
+    """Put the repeats of all sizes together.
+
+    Args:
+      starts: of processes.
+      clients: of light clients; may be empty.
+    Raises:
+      ValueError: the starts do not have the same phases.
+    """
+    names = {
+        tuple(phase.name for phase in start)
+        for repeats in starts.values()
+        for start in repeats
+    }
+    if len(names) != 1:
+        raise ValueError(f"the starts must have the same phases, got {sorted(names)}")
+    (order,) = names
+    return tuple(_phase(name, starts, clients) for name in order)
+
+
+def _by_size(
+    starts: Starts, name: str, number: Callable[[PhaseTimes], float]
+) -> dict[int, float]:
+    """Return the median of a number of one phase by size; nothing without the phase."""
+    found = {
+        size: [
+            number(phase) for start in repeats for phase in start if phase.name == name
+        ]
+        for size, repeats in sorted(starts.items())
+    }
+    return {size: statistics.median(values) for size, values in found.items() if values}
+
+
+def _law(seconds: Mapping[int, float]) -> Growth:
+    return growth([*seconds], [*seconds.values()])
+
+
+def _phase(name: str, starts: Starts, clients: Starts) -> Phase:
+    slowest_s = _by_size(starts, name, lambda times: max(times.wall_s))
+    first_s = _by_size(starts, name, lambda times: times.cpu_s[0])
+    others_s = _by_size(starts, name, lambda times: statistics.median(times.cpu_s[1:]))
+    coordinator_s = _by_size(starts, name, lambda times: times.coordinator_s)
+    clients_s = _by_size(clients, name, lambda times: times.coordinator_s)
+    if name in SILENT:
+        clients_s = {}
+    least = min(starts)
+    own_s = max(first_s[least], others_s[least])
+    wait_s = slowest_s[least] - own_s - coordinator_s[least]
+    return Phase(
+        name=name,
+        slowest_s=slowest_s,
+        median_s=_by_size(starts, name, lambda times: statistics.median(times.wall_s)),
+        wall=_law(slowest_s),
+        first=_law(first_s),
+        others=_law(others_s),
+        coordinator=_law(clients_s or coordinator_s),
+        coordinator_s=coordinator_s,
+        clients_s=clients_s,
+        own_s=own_s,
+        wait_s=max(0.0, wait_s),
+    )
+
+
+def predict(phase: Phase, size: int, round_trip_s: float) -> Prediction:
+    """Return what a phase would take with each process on cores of its own.
+
+    A process sends and receives no more than a constant for each other process in a
+    phase, so its own work grows linearly at most.
+
+    Args:
+      phase: as measured.
+      size: number of processes.
+      round_trip_s: of the network between two hosts.
+    """
+    own, coordinator = _exactly(phase.own_s), _exactly(0.0)
+    if phase.name not in LOCAL:
+        first = phase.first.at(size, most=LINEAR)
+        others = phase.others.at(size, most=LINEAR)
+        own = _larger(first, others)
+    if not phase.is_silent:
+        coordinator = phase.coordinator.at(size)
+    trips = size - 1 if phase.name in ONE_BY_ONE else 0
+    return Prediction(
+        own=own, coordinator=coordinator, wait_s=phase.wait_s + trips * round_trip_s
+    )
+
+
+def add(ranges: Sequence[Range]) -> Range:
+    """Add durations that follow each other; no value if one of them has none.
+
+    The bounds are added too, as if all were off in the same direction.
+    """
+    values = [r.value_s for r in ranges if r.value_s is not None]
+    return Range(
+        value_s=sum(values) if len(values) == len(ranges) else None,
+        low_s=sum(r.low_s for r in ranges),
+        high_s=sum(r.high_s for r in ranges),
+    )
+
+
+def _exactly(seconds: float) -> Range:
+    return Range(value_s=seconds, low_s=seconds, high_s=seconds)
+
+
+def _larger(one: Range, other: Range) -> Range:
+    """Return the duration of two works that go on at the same time."""
+    is_told = one.value_s is not None and other.value_s is not None
+    return Range(
+        value_s=max(one.value_s or 0.0, other.value_s or 0.0) if is_told else None,
+        low_s=max(one.low_s, other.low_s),
+        high_s=max(one.high_s, other.high_s),
+    )

@@ -1,0 +1,130 @@
+"""One process that joins a run as a training process does, and times each phase.
+
+    python -m mjax.processes.timed_start RANK NUM_PROCESSES HOST:PORT REPORT_FD BEGAN_S
+
+`mjax.health.startup` starts several. Enters: where the coordination service listens
+(`mjax.processes.coordinator`), and when this process was started, by the monotonic
+clock of the host. Leaves: one JSON object a line on the file descriptor REPORT_FD, at
+the end of each phase: its name, its seconds, and the CPU seconds of this process in it.
+
+Before the next phase the process waits for a byte on its standard input, so that no
+phase contains the wait for the slowest process of the one before. It ends when that
+input ends, whatever it is doing. The phases are those of `mjax.train` in its order, as
+far as they depend on the number of processes; there is no model.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+LIMIT_S = 3_600
+"""Chosen: above any limit of whoever starts the processes and ends them in time."""
+_FIX = "Do not change files of mjax while processes start"
+
+
+def phases(rank: int, num_processes: int, address: str) -> Iterator[str]:
+    """Start, one phase a turn; yield the name of the phase that has ended.
+
+    Raises:
+      RuntimeError: the processes did not meet, or what they hold together is wrong.
+      ValueError: the processes differ.
+    """
+    yield "spawn"
+    import jax
+    import numpy as np
+
+    from mjax.processes import distributed
+    from mjax.processes.agreement import Agreement
+    from mjax.processes.comparison import check_same, code_facts, environment_facts
+    from mjax.processes.config import DistributedConfig
+
+    yield "import"
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 1)
+    distributed.start(
+        DistributedConfig(
+            coordinator=address,
+            num_processes=num_processes,
+            process_id=rank,
+            serves=False,
+            timeout_s=LIMIT_S,
+        )
+    )
+    yield "connect"
+    distributed.client().wait_at_barrier("timed_start", 1_000 * LIMIT_S)
+    yield "barrier"
+    check_same(Agreement("start"), environment_facts() | code_facts(), _FIX)
+    yield "comparison"
+    devices = jax.devices()
+    if len(devices) != num_processes or len(jax.local_devices()) != 1:
+        raise RuntimeError(
+            f"process {rank} sees {len(devices)} devices, {len(jax.local_devices())} "
+            f"of its own; there must be one for each of {num_processes} processes"
+        )
+    yield "devices"
+    axis = jax.sharding.PartitionSpec("all")
+    mesh = jax.sharding.Mesh(np.asarray(devices), ("all",))
+    own = jax.make_array_from_callback(
+        (num_processes,),
+        jax.sharding.NamedSharding(mesh, axis),
+        lambda place: np.arange(1, num_processes + 1, dtype=np.float32)[place],
+    )
+
+    def total(x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x, "all")
+
+    summed = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=axis, out_specs=axis))
+    compiled = summed.lower(own).compile()
+    yield "compile"
+    (shard,) = compiled(own).addressable_shards
+    found, right = float(shard.data[0]), num_processes * (num_processes + 1) / 2
+    if found != right:
+        raise RuntimeError(f"the sum over all processes is {found:g}, not {right:g}")
+    yield "collective"
+    jax.distributed.shutdown()
+    yield "end"
+
+
+def report_phases(steps: Iterator[str], descriptor: int, began_s: float) -> int:
+    """Go through phases: report the end of each, and wait to be released.
+
+    Args:
+      steps: each turn is a phase, and yields its name.
+      descriptor: to write to.
+      began_s: when the first phase began, by the monotonic clock.
+    Returns:
+      exit code 0.
+    """
+    began_cpu_s = 0.0
+    released: queue.SimpleQueue[None] = queue.SimpleQueue()
+    with os.fdopen(descriptor, "w", buffering=1) as report:
+        threading.Thread(target=_listen, args=(released,), daemon=True).start()
+        while (name := next(steps, None)) is not None:
+            ended_s, ended_cpu_s = time.monotonic(), time.process_time()
+            times = {"wall_s": ended_s - began_s, "cpu_s": ended_cpu_s - began_cpu_s}
+            report.write(json.dumps({"phase": name, **times}) + "\n")
+            released.get()
+            began_s, began_cpu_s = time.monotonic(), time.process_time()
+    return 0
+
+
+def _listen(released: queue.SimpleQueue[None]) -> None:
+    while os.read(0, 1):  # sys.stdin has a lock that this thread would hold at the end
+        released.put(None)
+    os._exit(1)  # whoever started this process has gone
+
+
+def main(argv: list[str]) -> int:
+    """Go through the phases, and report each."""
+    rank, num_processes, address, descriptor, began = argv
+    steps = phases(int(rank), int(num_processes), address)
+    return report_phases(steps, int(descriptor), float(began))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
