@@ -61,7 +61,7 @@ def _retires_pages(gpu: Gpu) -> bool:
 
 
 def _remaps_rows(gpu: Gpu) -> bool:
-    """Say it of GPUs that show neither scheme, too: both are then unknown."""
+    """Return true also if neither scheme is shown: both are then unknown."""
     return gpu.has(_REMAPPED) or not gpu.has(_RETIRED)
 
 

@@ -59,7 +59,9 @@ def _loaded(text: str, settings: Settings, names: tuple[str, ...]) -> Verdict:
         return failed(f"{shown} is being loaded or unloaded", "not live", "loaded")
     if any(name in settings.expect.get("modules", ()) for name in names):
         return failed(f"{shown} is not loaded", "not loaded", "loaded")
-    return unknown(f"{shown} is not loaded; modules in the expectations has it not")
+    return unknown(
+        f"{shown} is not loaded, and modules of the expectations does not name it"
+    )
 
 
 def peermem(text: str, settings: Settings) -> Verdict:

@@ -90,7 +90,7 @@ def model(text: str, settings: Settings) -> Verdict:
 
 
 def same(text: str, settings: Settings) -> Verdict:
-    """All GPUs have the same model, memory, maximum clock and power limit."""
+    """All GPUs have the same model, memory and maximum clocks."""
     del settings
     bad = []
     for path in (

@@ -59,7 +59,7 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """Which GPU it is: to the driver, in logs, and to who replaces it."""
+        """Names the GPU for nvidia-smi (index), logs (bus id) and repair (serial)."""
         serial = self.fields.get("serial")
         shown = f", serial {serial}" if serial and serial not in _NO_VALUES else ""
         return f"GPU {self.index} ({self.bus_id}{shown})"
