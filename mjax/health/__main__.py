@@ -24,6 +24,8 @@ from mjax.health.settings import Settings, read_expected, read_limits
 
 _ORDER = (State.FAILED, State.INCOMPLETE, State.UNKNOWN, State.OK)
 _BAD_INPUT = 2
+_NAMES = 3
+"""Of checks that are unknown for the same reason."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,6 +120,9 @@ def shown(report: Report, *, is_all: bool) -> str:
         mine = [finding for finding in report.findings if finding.state is state]
         if state is State.OK and not is_all:
             mine = []
+        if state is State.UNKNOWN and not is_all:
+            lines += _grouped(mine)
+            mine = []
         for finding in mine:
             value = f" {finding.value}" if finding.value else ""
             limit = f" ({finding.limit})" if finding.limit else ""
@@ -134,6 +139,18 @@ def shown(report: Report, *, is_all: bool) -> str:
         f"{socket.gethostname()} is {answer}: {counts}, in {report.seconds:.1f} s"
     )
     return "\n".join(lines)
+
+
+def _grouped(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each reason, with the names that share it."""
+    names: dict[str, list[str]] = {}
+    for finding in findings:
+        names.setdefault(finding.reason, []).append(finding.name)
+    lines = []
+    for reason, mine in names.items():
+        more = f" and {len(mine) - _NAMES} more" if len(mine) > _NAMES else ""
+        lines.append(f"{State.UNKNOWN:10} {', '.join(mine[:_NAMES])}{more}: {reason}")
+    return lines
 
 
 def listed() -> str:

@@ -87,7 +87,7 @@ def _verdict(check: Check, reading: Reading, settings: Settings) -> Verdict:
         text = f"{check.source.shown} ended with {reading.status}"
         return failed(f"{text}: {check.failing[reading.status]}")
     if reading.status not in check.statuses:
-        said = reading.error or reading.text.strip()[-200:]
+        said = " ".join((reading.error or reading.text[-200:]).split())
         text = f"{check.source.shown} ended with {reading.status}"
         return unknown(f"{text}: {said}" if said else text)
     try:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from mjax.health.check import Check
 from mjax.health.checks import (
     dcgm,
+    ethernet,
     fabric_manager,
     gpu_memory,
     gpu_modes,
@@ -13,8 +14,18 @@ from mjax.health.checks import (
     gpu_power,
     gpudirect,
     gpus,
+    infiniband,
+    infiniband_tools,
+    lspci,
+    mellanox,
     memory,
+    nccl_environment,
     nvlink,
+    pcie,
+    port_counters,
+    resolver,
+    roce,
+    routes,
     topology,
 )
 
@@ -29,6 +40,17 @@ CHECKS: tuple[Check, ...] = (
     *fabric_manager.CHECKS,
     *gpudirect.CHECKS,
     *dcgm.CHECKS,
+    *infiniband.CHECKS,
+    *infiniband_tools.CHECKS,
+    *port_counters.CHECKS,
+    *roce.CHECKS,
+    *mellanox.CHECKS,
+    *ethernet.CHECKS,
+    *routes.CHECKS,
+    *resolver.CHECKS,
+    *pcie.CHECKS,
+    *lspci.CHECKS,
+    *nccl_environment.CHECKS,
     *memory.CHECKS,
 )
 

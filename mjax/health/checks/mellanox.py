@@ -1,0 +1,97 @@
+"""Checks of the driver of NVIDIA (Mellanox) adapters against what is expected.
+
+The firmware is in `infiniband`. Drivers of the kernel itself have no version file since
+they have the kernel's version; then the answer is unknown.
+
+Sources: Documentation/ABI/stable/sysfs-module at https://github.com/torvalds/linux;
+/proc/modules, which leaves out what is built into the kernel: proc_modules(5);
+`ofed_info -s` and its form: "Host Driver Version" in health_checks/config.json at
+https://github.com/imbue-ai/cluster-health
+"""
+
+import re
+
+from mjax.health.check import Check
+from mjax.health.checks import gpudirect
+from mjax.health.findings import (
+    UnreadableError,
+    Verdict,
+    failed,
+    judge_each,
+    ok,
+    unknown,
+)
+from mjax.health.settings import Settings
+from mjax.health.sources import Command, File
+
+_DRIVER = File("/sys/module/mlx5_core/version")
+_OFED = Command(("ofed_info", "-s"))
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+:-]{0,60}")
+_LIVE = "Live"
+_OFED_VERSION = re.compile(r"(?:MLNX_OFED_LINUX|OFED-internal|DOCA|OFED)-(\S+?):?")
+_SHOWN_CHARS = 60
+
+
+def driver(text: str, settings: Settings) -> Verdict:
+    """The driver mlx5_core has the version that is expected."""
+    version = text.strip()
+    if not _VERSION.fullmatch(version):
+        raise UnreadableError(f"no version: {text[:_SHOWN_CHARS]!r}")
+    return _compared(version, settings, "mlx5_core")
+
+
+def ofed(text: str, settings: Settings) -> Verdict:
+    """The installed OFED has the version that is expected."""
+    found = _OFED_VERSION.fullmatch(text.strip())
+    if found is None:
+        raise UnreadableError(f"no version: {text[:_SHOWN_CHARS]!r}")
+    return _compared(found[1], settings, "ofed")
+
+
+def _compared(version: str, settings: Settings, key: str) -> Verdict:
+    wanted = settings.expect.get("versions", {}).get(key)
+    if wanted is None:
+        return unknown(f"{version}; versions.{key} is not in the expectations")
+    if version != str(wanted):
+        return failed(f"{key} is {version}, not {wanted}", version, wanted)
+    return ok(version, wanted)
+
+
+def loaded(text: str, settings: Settings) -> Verdict:
+    """The modules that InfiniBand needs are loaded."""
+    states = gpudirect.modules(text)
+    needed = [str(name) for name in settings.limit("mellanox.modules", "needed")]
+    problems = [
+        (name, states.get(name, "not loaded"))
+        for name in needed
+        if states.get(name) != _LIVE
+    ]
+    if problems and not settings.expect.keys() & {"hcas", "ports"}:
+        shown = ", ".join(f"{name}: {state}" for name, state in problems)
+        return unknown(f"{shown}; neither hcas nor ports is in the expectations")
+    return judge_each(problems, f"{len(needed)} modules", _LIVE)
+
+
+CHECKS = (
+    Check(
+        name="mellanox.driver",
+        what="The driver mlx5_core has the expected version.",
+        source=_DRIVER,
+        judge=driver,
+        action="Install the expected driver, and reboot.",
+    ),
+    Check(
+        name="mellanox.ofed",
+        what="OFED has the expected version.",
+        source=_OFED,
+        judge=ofed,
+        action="Install the expected OFED, and reboot.",
+    ),
+    Check(
+        name="mellanox.modules",
+        what="The modules that InfiniBand needs are loaded.",
+        source=gpudirect.MODULES,
+        judge=loaded,
+        action="Load the module with `modprobe`; look at dmesg.",
+    ),
+)

@@ -1,0 +1,339 @@
+"""Checks of the NCCL variables in the environment that a run would have.
+
+NCCL waits `4.096 us * 2^NCCL_IB_TIMEOUT` for an acknowledgement, NCCL_IB_RETRY_CNT
+times; then the run fails. A link that flaps is away for seconds, so the product must be
+longer than that, and no longer than anybody wants to wait for a dead one. The defaults
+have changed with the version of NCCL (14, 18, 20), so an unset timeout is unknown.
+
+NCCL ignores a misspelt variable in silence: names that are nearly one of those that
+these checks know fail. /etc/nccl.conf is not read here.
+
+Sources: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html; how lists
+of devices are matched: src/misc/utils.cc (`parseStringList`, `matchIfList`) at
+https://github.com/NVIDIA/nccl; why the timeout matters: MegaScale (Jiang et al. 2024),
+https://www.usenix.org/conference/nsdi24/presentation/jiang-ziheng
+"""
+
+import dataclasses
+import difflib
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+from mjax.health import several
+from mjax.health.check import Check
+from mjax.health.checks import sysfs
+from mjax.health.checks.ports import ROOT
+from mjax.health.findings import (
+    UnreadableError,
+    Verdict,
+    failed,
+    judge_each,
+    ok,
+    unknown,
+)
+from mjax.health.settings import Settings
+from mjax.health.several import Several
+from mjax.health.sources import Environment, Files
+
+_ENVIRONMENT = Environment(("NCCL_",))
+_DEVICES = Several((_ENVIRONMENT, Files((f"{ROOT}/*/ports/*/state",))))
+_INTERFACES = Several((_ENVIRONMENT, Files(("/sys/class/net/*/operstate",))))
+_LINE = re.compile(r"(NCCL_[A-Za-z0-9_]*)=(.*)")
+_NUMBER = re.compile(r"[0-9]{1,6}")
+_PORT_PATH = re.compile(rf"{ROOT}/([^/]+)/ports/([0-9]{{1,4}})/state")
+_NET_PATH = re.compile(r"/sys/class/net/([^/]+)/operstate")
+_TIMEOUT, _RETRIES = "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"
+_TICK_S = 4.096e-6
+_NEVER = 0
+"""And from 32 on: NCCL waits for ever."""
+_MAX_TIMEOUT = 31
+_DEFAULT_RETRIES, _MAX_RETRIES = 7, 7
+_TRANSPORTS = (
+    "NCCL_P2P_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_NET_DISABLE_INTRA",
+)
+_LEVELS = ("VERSION", "WARN", "INFO", "TRACE", "")
+_KNOWN = (
+    _TIMEOUT,
+    _RETRIES,
+    *_TRANSPORTS,
+    "NCCL_IB_HCA",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_DEBUG",
+)
+_ALSO = ("NCCL_NVB_DISABLE", "NCCL_PXN_DISABLE", "NCCL_RMA_DISABLE")
+"""Of NCCL too, and nearly like one of those."""
+_SHOWN_CHARS = 60
+
+
+@functools.lru_cache(8)
+def variables(text: str) -> Mapping[str, str]:
+    """Return the NCCL variables.
+
+    Raises:
+      UnreadableError: a line is none: a value has several lines.
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None or match[1] in found:
+            raise UnreadableError(
+                f"no variable, or there twice: {line[:_SHOWN_CHARS]!r}"
+            )
+        found[match[1]] = match[2]
+    return found
+
+
+def _number(found: Mapping[str, str], name: str, default: int | None) -> int | None:
+    text = found.get(name)
+    if text is None:
+        return default
+    if not _NUMBER.fullmatch(text):
+        raise UnreadableError(f"{name} is no number: {text[:_SHOWN_CHARS]!r}")
+    return int(text)
+
+
+def timeout(text: str, settings: Settings) -> Verdict:
+    """NCCL waits longer for a link than a flap lasts, and not for ever."""
+    found = variables(text)
+    exponent = _number(found, _TIMEOUT, None)
+    tries = _number(found, _RETRIES, _DEFAULT_RETRIES) or 0
+    least_s = settings.limit("nccl.timeout", "min_s")
+    most_s = settings.limit("nccl.timeout", "max_s")
+    if exponent is None:
+        return unknown(
+            f"{_TIMEOUT} is not set: its default depends on the NCCL version"
+        )
+    limit = f"{least_s:g} s to {most_s:g} s"
+    if exponent == _NEVER or exponent > _MAX_TIMEOUT:
+        return failed(f"{_TIMEOUT}={exponent}: NCCL waits for ever", "no end", limit)
+    waits_s = _TICK_S * 2**exponent * tries
+    value = f"{waits_s:.1f} s"
+    if not least_s <= waits_s <= most_s:
+        reason = f"{_TIMEOUT}={exponent} and {tries} retries are {value}"
+        return failed(reason, value, limit)
+    return ok(value, limit)
+
+
+def retries(text: str, settings: Settings) -> Verdict:
+    """NCCL tries often enough to send again."""
+    count = _number(variables(text), _RETRIES, _DEFAULT_RETRIES) or 0
+    least = settings.limit("nccl.retries", "min")
+    if count > _MAX_RETRIES:
+        return failed(f"{_RETRIES}={count}: at most {_MAX_RETRIES} fit", count, least)
+    if count < least:
+        return failed(f"{_RETRIES}={count}", count, f"at least {least}")
+    return ok(count, f"at least {least}")
+
+
+def debug(text: str, settings: Settings) -> Verdict:
+    """NCCL does not write more than a run can bear."""
+    level = variables(text).get("NCCL_DEBUG", "").upper()
+    noisy = settings.limit("nccl.debug", "noisy")
+    if level not in _LEVELS:
+        return failed(f"NCCL_DEBUG={level} is no level", level, "VERSION, WARN or INFO")
+    if level in noisy:
+        return failed(f"NCCL_DEBUG={level} slows down every call", level)
+    return ok(level or "not set")
+
+
+def transports(text: str, settings: Settings) -> Verdict:
+    """No way of sending is turned off."""
+    del settings
+    found = variables(text)
+    switches = {n: _number(found, n, 0) for n in _TRANSPORTS}
+    problems = [("", f"{name}={value}") for name, value in switches.items() if value]
+    return judge_each(problems, f"{len(switches)} variables")
+
+
+def expected(text: str, settings: Settings) -> Verdict:
+    """Variables have the values that are expected."""
+    found, wanted = variables(text), settings.expect.get("nccl")
+    if not wanted:
+        return unknown(f"{len(found)} are set; nccl is not in the expectations")
+    problems = [
+        (name, f"is {found.get(name, 'not set')}, not {value}")
+        for name, value in wanted.items()
+        if found.get(name) != str(value)
+    ]
+    return judge_each(problems, f"{len(wanted)} variables")
+
+
+def names(text: str, settings: Settings) -> Verdict:
+    """No variable is misspelt."""
+    least = settings.limit("nccl.names", "min_likeness")
+    problems = []
+    for name in variables(text):
+        if name in (*_KNOWN, *_ALSO):
+            continue
+        near = difflib.get_close_matches(name, _KNOWN, cutoff=least)
+        if near:
+            problems.append((name, f"NCCL has no such variable; it has {near[0]}"))
+    return judge_each(problems, f"{len(variables(text))} variables")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A list of names as NCCL reads it: `^` excludes, `=` matches whole names."""
+
+    is_exclusion: bool
+    is_exact: bool
+    items: Sequence[tuple[str, str]]
+    """(name or its beginning, port or empty)"""
+
+    def matches(self, item: tuple[str, str], name: str, port: str = "") -> bool:
+        """Say whether one of the items names a device and port."""
+        begin, number = item
+        fits = name == begin if self.is_exact else name.startswith(begin)
+        return fits and number in ("", "-1", port)
+
+
+def choice(text: str) -> Choice:
+    """Read a list of names.
+
+    Raises:
+      UnreadableError: it names nothing.
+    """
+    is_exclusion = text.startswith("^")
+    rest = text.removeprefix("^")
+    is_exact = rest.startswith("=")
+    found = []
+    for entry in rest.removeprefix("=").split(","):
+        name, _, more = entry.partition(":")
+        if name:
+            found.append((name, more.partition(":")[0]))
+    if not found:
+        raise UnreadableError(f"the list names nothing: {text[:_SHOWN_CHARS]!r}")
+    return Choice(is_exclusion=is_exclusion, is_exact=is_exact, items=found)
+
+
+def hca(text: str, settings: Settings) -> Verdict:
+    """NCCL_IB_HCA names devices that are there, and just those that are meant."""
+    found, files, absent = _with_files(text)
+    if "NCCL_IB_HCA" not in found:
+        return unknown("NCCL_IB_HCA is not set: NCCL uses all devices")
+    listed = choice(found["NCCL_IB_HCA"])
+    if absent:
+        return failed(f"NCCL_IB_HCA={found['NCCL_IB_HCA']}, but {absent}")
+    matches = [m for path in files.paths if (m := _PORT_PATH.fullmatch(path))]
+    there = [(match[1], match[2]) for match in matches]
+    problems = []
+    for item in listed.items:
+        hits = {device for device, port in there if listed.matches(item, device, port)}
+        if not hits:
+            problems.append((":".join(filter(None, item)), "there is no such device"))
+        elif item[0] in hits and len(hits) > 1:
+            others = ", ".join(sorted(hits - {item[0]}, key=sysfs.natural))
+            problems.append((item[0], f"names {others} too; put = before the list"))
+    used = [p for p in there if _is_used(listed, p)]
+    if not used:
+        problems.append(("", "no device is left"))
+    problems += _unexpected({device for device, _ in used}, settings)
+    return judge_each(problems, f"{len(used)} ports", found["NCCL_IB_HCA"])
+
+
+def _is_used(listed: Choice, port: tuple[str, str]) -> bool:
+    is_listed = any(listed.matches(item, *port) for item in listed.items)
+    return is_listed != listed.is_exclusion
+
+
+def _unexpected(used: set[str], settings: Settings) -> list[tuple[str, str]]:
+    """Compare the devices that NCCL would use with `hcas` of the expectations."""
+    if "hcas" not in settings.expect:
+        return []
+    wanted = set(map(str, settings.expect["hcas"]))
+    missing = [(device, "is not used") for device in wanted - used]
+    extra = [(device, "is used, but not in hcas") for device in used - wanted]
+    return sorted(missing + extra, key=lambda pair: sysfs.natural(pair[0]))
+
+
+def socket_interface(text: str, settings: Settings) -> Verdict:
+    """NCCL_SOCKET_IFNAME names interfaces that are there and up."""
+    del settings
+    found, files, absent = _with_files(text)
+    if "NCCL_SOCKET_IFNAME" not in found:
+        return unknown("NCCL_SOCKET_IFNAME is not set: NCCL takes what it finds first")
+    listed = choice(found["NCCL_SOCKET_IFNAME"])
+    if absent:
+        raise UnreadableError(absent)
+    matches = [m for path in files.paths if (m := _NET_PATH.fullmatch(path))]
+    states = {match[1]: files.read(match[0]) for match in matches}
+    used = [n for n in states if _is_used(listed, (n, ""))]
+    up = [n for n in used if states[n] == "up"]
+    if listed.is_exclusion:
+        up = [name for name in up if name != "lo"]
+    if not up:
+        shown = ", ".join(f"{name} is {states[name]}" for name in used)
+        reason = f"NCCL_SOCKET_IFNAME={found['NCCL_SOCKET_IFNAME']}: no interface is up"
+        return failed(f"{reason} ({shown})" if shown else reason)
+    return ok(", ".join(up))
+
+
+def _with_files(text: str) -> tuple[Mapping[str, str], sysfs.Tree, str]:
+    """Return the variables, the files beside them, and why there are none."""
+    environment, files = several.parts(text, 2)
+    return variables(environment.text), sysfs.tree(files.text), files.absent
+
+
+CHECKS = (
+    Check(
+        name="nccl.timeout",
+        what="NCCL waits longer for a link than a flap lasts, and not for ever.",
+        source=_ENVIRONMENT,
+        judge=timeout,
+        action="Set NCCL_IB_TIMEOUT (22 is 2 minutes with 7 retries).",
+    ),
+    Check(
+        name="nccl.retries",
+        what="NCCL tries often enough to send again.",
+        source=_ENVIRONMENT,
+        judge=retries,
+        action="Unset NCCL_IB_RETRY_CNT, or set it to 7.",
+    ),
+    Check(
+        name="nccl.debug",
+        what="NCCL does not write more than a run can bear.",
+        source=_ENVIRONMENT,
+        judge=debug,
+        action="Set NCCL_DEBUG to WARN.",
+    ),
+    Check(
+        name="nccl.transports",
+        what="No transport of NCCL is turned off.",
+        source=_ENVIRONMENT,
+        judge=transports,
+        action="Unset the variable: it is meant for debugging.",
+    ),
+    Check(
+        name="nccl.expected",
+        what="NCCL variables have the values that are expected.",
+        source=_ENVIRONMENT,
+        judge=expected,
+        action="Set the variables where the run is started.",
+    ),
+    Check(
+        name="nccl.names",
+        what="No NCCL variable is misspelt.",
+        source=_ENVIRONMENT,
+        judge=names,
+        action="Correct the name where the run is started.",
+    ),
+    Check(
+        name="nccl.hca",
+        what="NCCL_IB_HCA names the devices that are meant.",
+        source=_DEVICES,
+        judge=hca,
+        action="Write it as =mlx5_0,mlx5_1, with the names of `ibstat -l`.",
+    ),
+    Check(
+        name="nccl.socket_interface",
+        what="NCCL_SOCKET_IFNAME names an interface that is up.",
+        source=_INTERFACES,
+        judge=socket_interface,
+        action="Correct it with the names of `ip link`.",
+    ),
+)

@@ -1,0 +1,323 @@
+"""Checks of the error counters of InfiniBand and RoCE ports.
+
+The counters count since the driver was loaded, or since `perfquery -R`. They are
+compared with limits that grow with the time since boot (see `sysfs`), and symbol errors
+with the bits that the link carried in that time: so neither a young host passes because
+it has counted little, nor does an old one fail for ever. Counters of the InfiniBand
+specification stop at their largest value (4, 8 or 16 bits). One that has stopped says
+nothing more, and fails the host until it is reset.
+
+Sources: names and meaning: Documentation/ABI/stable/sysfs-class-infiniband; width of
+the counters: drivers/infiniband/core/sysfs.c (PORT_PMA_ATTR); hw_counters of mlx5:
+drivers/infiniband/hw/mlx5/counters.c, all at https://github.com/torvalds/linux;
+https://git.zx2c4.com/linux-dev/commit/?id=0ad17a8f7fa000cbfc51eedd7fddd20f7664e4b6 and
+https://git.zx2c4.com/linux-dev/commit/?id=d7fab916374c8f5488ca792c57ea8b72e8631213
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from mjax.health.check import Check
+from mjax.health.checks import ports, sysfs
+from mjax.health.checks.ports import ROOT, Port
+from mjax.health.findings import Verdict, judge_each
+from mjax.health.settings import Settings
+from mjax.health.several import Called
+from mjax.health.sources import Files
+
+_SOURCE = Called(
+    f"{ROOT}/*/ports/*/*counters",
+    Files(
+        (
+            f"{ROOT}/*/ports/*/link_layer",
+            f"{ROOT}/*/ports/*/rate",
+            f"{ROOT}/*/ports/*/counters/*",
+            f"{ROOT}/*/ports/*/hw_counters/*",
+            sysfs.UPTIME,
+        )
+    ),
+)
+_LARGEST: Mapping[str, int] = MappingProxyType(
+    {
+        "counters/symbol_error": 0xFFFF,
+        "counters/link_error_recovery": 0xFF,
+        "counters/link_downed": 0xFF,
+        "counters/port_rcv_errors": 0xFFFF,
+        "counters/port_rcv_remote_physical_errors": 0xFFFF,
+        "counters/port_xmit_discards": 0xFFFF,
+        "counters/port_xmit_constraint_errors": 0xFF,
+        "counters/port_rcv_constraint_errors": 0xFF,
+        "counters/local_link_integrity_errors": 0xF,
+        "counters/excessive_buffer_overrun_errors": 0xF,
+        "counters/VL15_dropped": 0xFFFF,
+    }
+)
+"""Where a counter of the specification stops."""
+_BITS_PER_GBIT = 1e9
+_S_PER_HOUR = 3600
+
+
+def symbol_errors(text: str, settings: Settings) -> Verdict:
+    """No link has more bit errors than the specification of InfiniBand allows."""
+    files = sysfs.tree(text)
+    hours = sysfs.hours_up(files)
+    max_rate = settings.limit("counters.symbol_errors", "max_bit_error_rate")
+    problems, worst = [], 0.0
+    for port in ports.ports(files, settings):
+        found = port.files.number(port.path("counters/symbol_error"))
+        bits = port.rate.gbps * _BITS_PER_GBIT * _S_PER_HOUR * hours
+        worst = max(worst, found / max(bits, 1.0))
+        if found > max_rate * bits or found == _LARGEST["counters/symbol_error"]:
+            problems.append((port.name, f"{found} symbol errors in {hours:.1f} h"))
+    return judge_each(problems, f"{worst:.1e} per bit", f"at most {max_rate:g}")
+
+
+def link_downed(text: str, settings: Settings) -> Verdict:
+    """No link goes down again and again."""
+    return _within(text, settings, "counters.link_downed", ["counters/link_downed"])
+
+
+def link_error_recovery(text: str, settings: Settings) -> Verdict:
+    """No link has to recover from errors again and again."""
+    names = ["counters/link_error_recovery"]
+    return _within(text, settings, "counters.link_error_recovery", names)
+
+
+def receive_errors(text: str, settings: Settings) -> Verdict:
+    """Packets arrive without errors."""
+    names = ["counters/port_rcv_errors"]
+    return _within(text, settings, "counters.receive_errors", names)
+
+
+def remote_physical(text: str, settings: Settings) -> Verdict:
+    """No packet was marked bad on an earlier link of its way."""
+    names = ["counters/port_rcv_remote_physical_errors"]
+    return _within(text, settings, "counters.remote_physical", names)
+
+
+def transmit_discards(text: str, settings: Settings) -> Verdict:
+    """No packets are thrown away before they are sent."""
+    names = ["counters/port_xmit_discards"]
+    return _within(text, settings, "counters.transmit_discards", names)
+
+
+def constraint_errors(text: str, settings: Settings) -> Verdict:
+    """No packets are refused for their partition."""
+    names = [
+        "counters/port_xmit_constraint_errors",
+        "counters/port_rcv_constraint_errors",
+    ]
+    return _within(text, settings, "counters.constraint_errors", names)
+
+
+def link_integrity(text: str, settings: Settings) -> Verdict:
+    """Physical errors stay below the threshold of the link."""
+    names = ["counters/local_link_integrity_errors"]
+    return _within(text, settings, "counters.link_integrity", names)
+
+
+def buffer_overruns(text: str, settings: Settings) -> Verdict:
+    """Flow control holds: no input buffer overruns."""
+    names = ["counters/excessive_buffer_overrun_errors"]
+    return _within(text, settings, "counters.buffer_overruns", names)
+
+
+def vl15_dropped(text: str, settings: Settings) -> Verdict:
+    """Packets of the subnet manager are not dropped."""
+    return _within(text, settings, "counters.vl15_dropped", ["counters/VL15_dropped"])
+
+
+def out_of_sequence(text: str, settings: Settings) -> Verdict:
+    """Packets arrive in their order: none is lost on the way."""
+    names = ["hw_counters/out_of_sequence", "hw_counters/packet_seq_err"]
+    return _within(text, settings, "counters.out_of_sequence", names)
+
+
+def ack_timeouts(text: str, settings: Settings) -> Verdict:
+    """Acknowledgements arrive in time."""
+    names = ["hw_counters/local_ack_timeout_err"]
+    return _within(text, settings, "counters.ack_timeouts", names)
+
+
+def receiver_not_ready(text: str, settings: Settings) -> Verdict:
+    """Receivers have buffers when packets arrive."""
+    names = ["hw_counters/rnr_nak_retry_err", "hw_counters/out_of_buffer"]
+    return _within(text, settings, "counters.receiver_not_ready", names)
+
+
+def retransmissions(text: str, settings: Settings) -> Verdict:
+    """RoCE: few packets are sent again by adaptive retransmission."""
+    names = ["hw_counters/roce_adp_retrans", "hw_counters/roce_adp_retrans_to"]
+    return _within(text, settings, "counters.retransmissions", names, is_roce=True)
+
+
+def icrc(text: str, settings: Settings) -> Verdict:
+    """RoCE: the checksum of every packet is right."""
+    names = ["hw_counters/rx_icrc_encapsulated"]
+    return _within(text, settings, "counters.icrc", names, is_roce=True)
+
+
+def congestion(text: str, settings: Settings) -> Verdict:
+    """RoCE: few of the packets that arrive were marked as congested."""
+    files = sysfs.tree(text)
+    most = settings.limit("counters.congestion", "max_percent")
+    problems, worst = [], 0.0
+    for port in ports.of_layer(files, settings, ports.ETHERNET):
+        marked = _number(port, "hw_counters/np_ecn_marked_roce_packets")
+        percent = 100 * marked / max(1, _number(port, "counters/port_rcv_packets"))
+        worst = max(worst, percent)
+        if percent > most:
+            problems.append((port.name, f"{percent:.2f}% of its packets are marked"))
+    return judge_each(problems, f"{worst:.2f}%", f"at most {most:g}%")
+
+
+def _number(port: Port, name: str) -> int:
+    return port.files.number(port.path(name))
+
+
+def _within(
+    text: str,
+    settings: Settings,
+    check: str,
+    names: Sequence[str],
+    *,
+    is_roce: bool = False,
+) -> Verdict:
+    """Compare counters of every port with what is allowed since boot."""
+    files = sysfs.tree(text)
+    hours = sysfs.hours_up(files)
+    most = sysfs.allowed(settings, check, hours)
+    roce = ports.of_layer(files, settings, ports.ETHERNET) if is_roce else []
+    found = roce or ports.ports(files, settings)
+    counts = [(port, name, _number(port, name)) for port in found for name in names]
+    problems = []
+    for port, name, count in counts:
+        short = name.rpartition("/")[-1]
+        if count == _LARGEST.get(name):
+            problems.append((port.name, f"{short} stopped at {count}; reset it"))
+        elif count > most:
+            problems.append((port.name, f"{short} is {count} in {hours:.1f} h"))
+    worst = max(count for _, _, count in counts)
+    return judge_each(problems, worst, f"at most {most:.4g} in {hours:.1f} h")
+
+
+_CABLE = "Reseat and clean the transceiver, then exchange the cable."
+_RESET = "After a repair, reset the counters with `perfquery -R`."
+_FABRIC = (
+    "Look at the same counters of other hosts: many means the fabric, one the cable."
+)
+
+CHECKS = (
+    Check(
+        name="counters.symbol_errors",
+        what="No link has more bit errors than the specification allows.",
+        source=_SOURCE,
+        judge=symbol_errors,
+        action=f"{_CABLE} {_RESET}",
+    ),
+    Check(
+        name="counters.link_downed",
+        what="No link goes down again and again.",
+        source=_SOURCE,
+        judge=link_downed,
+        action=f"{_CABLE} {_RESET}",
+    ),
+    Check(
+        name="counters.link_error_recovery",
+        what="No link recovers from errors again and again.",
+        source=_SOURCE,
+        judge=link_error_recovery,
+        action=f"{_CABLE} {_RESET}",
+    ),
+    Check(
+        name="counters.receive_errors",
+        what="Packets arrive without errors.",
+        source=_SOURCE,
+        judge=receive_errors,
+        action=f"{_CABLE} {_RESET}",
+    ),
+    Check(
+        name="counters.remote_physical",
+        what="No packet was marked bad on an earlier link.",
+        source=_SOURCE,
+        judge=remote_physical,
+        action="Look for the switch port with symbol errors before this host.",
+    ),
+    Check(
+        name="counters.transmit_discards",
+        what="No packets are thrown away before they are sent.",
+        source=_SOURCE,
+        judge=transmit_discards,
+        action=_FABRIC,
+    ),
+    Check(
+        name="counters.constraint_errors",
+        what="No packets are refused for their partition.",
+        source=_SOURCE,
+        judge=constraint_errors,
+        action="Compare the partition keys of this port with the subnet manager's.",
+    ),
+    Check(
+        name="counters.link_integrity",
+        what="Physical errors stay below the threshold of the link.",
+        source=_SOURCE,
+        judge=link_integrity,
+        action=f"{_CABLE} {_RESET}",
+    ),
+    Check(
+        name="counters.buffer_overruns",
+        what="No input buffer overruns.",
+        source=_SOURCE,
+        judge=buffer_overruns,
+        action=f"{_CABLE} {_RESET}",
+    ),
+    Check(
+        name="counters.vl15_dropped",
+        what="Packets of the subnet manager are not dropped.",
+        source=_SOURCE,
+        judge=vl15_dropped,
+        action="Look at the log of the subnet manager.",
+    ),
+    Check(
+        name="counters.out_of_sequence",
+        what="Packets arrive in their order.",
+        source=_SOURCE,
+        judge=out_of_sequence,
+        action=f"{_FABRIC} Adaptive routing reorders too: raise the limit there.",
+    ),
+    Check(
+        name="counters.ack_timeouts",
+        what="Acknowledgements arrive in time.",
+        source=_SOURCE,
+        judge=ack_timeouts,
+        action=_FABRIC,
+    ),
+    Check(
+        name="counters.receiver_not_ready",
+        what="Receivers have buffers when packets arrive.",
+        source=_SOURCE,
+        judge=receiver_not_ready,
+        action="Look for slow processes on this host and its peers.",
+    ),
+    Check(
+        name="counters.retransmissions",
+        what="RoCE sends few packets again.",
+        source=_SOURCE,
+        judge=retransmissions,
+        action=_FABRIC,
+    ),
+    Check(
+        name="counters.icrc",
+        what="The checksum of every RoCE packet is right.",
+        source=_SOURCE,
+        judge=icrc,
+        action=f"{_CABLE} Then suspect a switch that changes packets.",
+    ),
+    Check(
+        name="counters.congestion",
+        what="Few RoCE packets were marked as congested.",
+        source=_SOURCE,
+        judge=congestion,
+        action="Compare PFC and ECN of the switches; look for routes that collide.",
+    ),
+)

@@ -1,0 +1,110 @@
+"""Checks of names: the host knows itself by an address that others can reach.
+
+Processes of a run tell each other where they are by the name of their host. A name that
+leads to 127.0.0.1 on its own host works there and nowhere else.
+
+Sources: hostname(1), `-i`; hosts(5); resolv.conf(5). Nothing is asked of the network
+but what `hostname -i` asks.
+"""
+
+import ipaddress
+from collections.abc import Iterator
+
+from mjax.health.check import Check
+from mjax.health.findings import UnreadableError, Verdict, failed, judge_each, ok
+from mjax.health.settings import Settings
+from mjax.health.sources import Command, File
+
+_HOSTNAME = Command(("hostname", "-i"))
+_HOSTS = File("/etc/hosts")
+_RESOLV = File("/etc/resolv.conf")
+_NOT_FOUND = 1
+"""Exit status of `hostname -i` if the name has no address."""
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_SHOWN_CHARS = 60
+
+
+def _address(text: str) -> Address:
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError as error:
+        raise UnreadableError(f"no address: {text[:_SHOWN_CHARS]!r}") from error
+
+
+def own_name(text: str, settings: Settings) -> Verdict:
+    """The name of the host leads to an address that others can reach."""
+    del settings
+    found = [_address(word) for word in text.split()]
+    if not found:
+        return failed("the name of this host has no address")
+    shown = " ".join(map(str, found))
+    if any(address.is_loopback for address in found):
+        return failed(f"the name of this host leads to itself: {shown}", shown)
+    return ok(shown)
+
+
+def _lines(text: str) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if words:
+            yield words
+
+
+def hosts_file(text: str, settings: Settings) -> Verdict:
+    """No name in /etc/hosts has two addresses of one kind."""
+    del settings
+    first: dict[tuple[int, str], Address] = {}
+    problems = []
+    for number, *names in _lines(text):
+        address = _address(number)
+        if not names:
+            raise UnreadableError(f"{number} has no name")
+        if address.is_loopback:
+            continue
+        for name in dict.fromkeys(name.lower() for name in names):
+            had = first.setdefault((address.version, name), address)
+            if had != address:
+                problems.append((name, f"is {had} and {address}"))
+    return judge_each(problems, f"{len(first)} names")
+
+
+def servers(text: str, settings: Settings) -> Verdict:
+    """There is a server to ask for names.
+
+    Lines that begin with ; are comments, too: their first word is no `nameserver`.
+    """
+    del settings
+    found = [words for words in _lines(text) if words[0] == "nameserver"]
+    addresses = [str(_address(words[1])) for words in found if len(words) == 2]
+    if len(addresses) != len(found):
+        raise UnreadableError("a nameserver has no address, or several")
+    if not addresses:
+        return failed("/etc/resolv.conf has no nameserver")
+    return ok(" ".join(addresses))
+
+
+CHECKS = (
+    Check(
+        name="resolver.own_name",
+        what="The name of the host leads to an address that others can reach.",
+        source=_HOSTNAME,
+        judge=own_name,
+        action="Correct the line of this host in /etc/hosts (127.0.1.1 is no good).",
+        statuses=(0, _NOT_FOUND),
+    ),
+    Check(
+        name="resolver.hosts_file",
+        what="No name in /etc/hosts has two addresses.",
+        source=_HOSTS,
+        judge=hosts_file,
+        action="Remove the line that is wrong from /etc/hosts.",
+    ),
+    Check(
+        name="resolver.servers",
+        what="There is a server to ask for names.",
+        source=_RESOLV,
+        judge=servers,
+        action="Compare /etc/resolv.conf with a healthy host's.",
+    ),
+)

@@ -1,0 +1,103 @@
+"""Small files of /sys and /proc, and counters that count since boot.
+
+Enters: the text of `sources.Files`, lines `path<tab>content`. Leaves: a `Tree`.
+
+Counters of the kernel begin at boot, or when a driver is loaded, and are not cleared. A
+fixed limit would fail a host for ever after one bad day, so the limits of such counters
+grow with the time since boot: `at_start + max_per_hour * hours`. What happens while
+links train and drivers load is `at_start`.
+
+Source of the format of /proc/uptime: proc_uptime(5).
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+from mjax.health.findings import UnreadableError
+from mjax.health.settings import Settings
+
+UPTIME = "/proc/uptime"
+_UPTIME = re.compile(r"([0-9]{1,12})\.[0-9]{1,3} [0-9]{1,15}\.[0-9]{1,3}")
+_NUMBER = re.compile(r"[0-9]{1,20}")
+_S_PER_HOUR = 3600
+_SHOWN_CHARS = 60
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tree:
+    """Files by path: what they say, or why they cannot be read."""
+
+    values: Mapping[str, str]
+    errors: Mapping[str, str]
+    paths: Sequence[str]
+    """All of them, also those that cannot be read, in the order of numbers."""
+
+    def has(self, path: str) -> bool:
+        """Say whether there is such a file; it may be that it cannot be read."""
+        return path in self.values or path in self.errors
+
+    def read(self, path: str) -> str:
+        """Return what a file says, its lines joined by newlines.
+
+        Raises:
+          UnreadableError: it is not there, or cannot be read.
+        """
+        if path in self.values:
+            return self.values[path]
+        raise UnreadableError(f"{path}: {self.errors.get(path, 'it is not there')}")
+
+    def number(self, path: str) -> int:
+        """Return the whole number that a file has; raises as `read`."""
+        text = self.read(path)
+        if not _NUMBER.fullmatch(text):
+            raise UnreadableError(f"{path}: no number: {text[:_SHOWN_CHARS]!r}")
+        return int(text)
+
+
+@functools.lru_cache(16)
+def tree(text: str) -> Tree:
+    """Return the files that `sources.Files` has read.
+
+    Raises:
+      UnreadableError: a line has no path.
+    """
+    values: dict[str, str] = {}
+    errors: dict[str, str] = {}
+    for line in text.splitlines():
+        path, tab, content = line.partition("\t")
+        if not tab or not path.startswith("/"):
+            raise UnreadableError(f"no path: {line[:_SHOWN_CHARS]!r}")
+        if content.startswith("!"):
+            errors[path] = content[1:]
+            continue
+        content = content.removeprefix("\\")
+        values[path] = f"{values[path]}\n{content}" if path in values else content
+    paths = sorted({*values, *errors}, key=natural)
+    return Tree(values=values, errors=errors, paths=paths)
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts mlx5_10 after mlx5_9."""
+    pieces = re.split(r"([0-9]+)", text)
+    return [(int(p[:20]) if p[:1] in "0123456789" and p else -1, p) for p in pieces]
+
+
+def hours_up(files: Tree) -> float:
+    """Return the hours since boot, of /proc/uptime.
+
+    Raises:
+      UnreadableError: it is not there, or is in another format.
+    """
+    text = files.read(UPTIME)
+    found = _UPTIME.fullmatch(text)
+    if found is None:
+        raise UnreadableError(f"{UPTIME}: {text[:_SHOWN_CHARS]!r}")
+    return int(found[1]) / _S_PER_HOUR
+
+
+def allowed(settings: Settings, check: str, hours: float) -> float:
+    """Return how many events since boot the limits of a check allow."""
+    at_start = settings.limit(check, "at_start")
+    return at_start + settings.limit(check, "max_per_hour") * hours

@@ -1,0 +1,133 @@
+"""Several sources as one, and sources under a shorter name.
+
+`Several` is for a check that compares what its sources say. Enters: sources. Leaves:
+one `Reading` whose text has a header line before the text of each source; `parts` cuts
+it again. A source that is absent leaves an empty part that
+says why, so that the check decides what that means; if all are absent, so is the whole.
+The first exit status that is not 0 is the status of the whole.
+"""
+
+import dataclasses
+import re
+import time
+from collections.abc import Sequence
+
+from mjax.health.findings import UnreadableError
+from mjax.health.sources import Reading, Source
+
+_HEADER = re.compile(r"==> .*? (?:\(absent: (.*)\) )?<==")
+
+
+@dataclasses.dataclass(frozen=True)
+class Called:
+    """A source that is shown under a shorter name: files with many patterns."""
+
+    name: str
+    source: Source
+
+    @property
+    def shown(self) -> str:
+        """Its name."""
+        return self.name
+
+    def read(self, limit_s: float) -> Reading:
+        """Read it."""
+        reading = self.source.read(limit_s)
+        if reading.absent:
+            return dataclasses.replace(reading, absent=f"there is no {self.name}")
+        return reading
+
+
+@dataclasses.dataclass(frozen=True)
+class Several:
+    """Sources that are read one after the other."""
+
+    sources: tuple[Source, ...]
+
+    @property
+    def shown(self) -> str:
+        """All of them."""
+        return "; ".join(source.shown for source in self.sources)
+
+    def read(self, limit_s: float) -> Reading:
+        """Read all, in limit_s seconds together."""
+        until_s = time.monotonic() + limit_s
+        readings: list[Reading] = []
+        for source in self.sources:
+            left_s = until_s - time.monotonic()
+            late = Reading(status=None)
+            readings.append(source.read(left_s) if left_s > 0 else late)
+        if all(reading.absent for reading in readings):
+            return Reading(absent="; ".join(reading.absent for reading in readings))
+        return self._joined(readings)
+
+    def _joined(self, readings: Sequence[Reading]) -> Reading:
+        text, num_bytes = "", 0
+        for source, reading in zip(self.sources, readings, strict=True):
+            why = f" (absent: {_one_line(reading.absent)})" if reading.absent else ""
+            head = f"==> {_one_line(source.shown)}{why} <==\n"
+            end = "" if reading.text.endswith("\n") or not reading.text else "\n"
+            text += head + reading.text + end
+            had = _num_bytes(reading.text)
+            missing = 0 if reading.num_bytes is None else reading.num_bytes - had
+            num_bytes += _num_bytes(head + end) + had + missing
+        statuses = [reading.status for reading in readings if not reading.absent]
+        bad = [status for status in statuses if status != 0]
+        errors = [reading.error for reading in readings if reading.error]
+        return Reading(
+            text=text,
+            num_bytes=num_bytes,
+            status=None if None in bad else (bad[0] if bad else 0),
+            error="; ".join(errors),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one of the sources has said."""
+
+    text: str
+    absent: str
+    """Why there is nothing; empty if there is."""
+
+
+def parts(text: str, num: int) -> Sequence[Part]:
+    """Cut the text of `Several` where its sources begin.
+
+    Args:
+      text: of all sources.
+      num: of sources there must be.
+    Raises:
+      UnreadableError: there are more or fewer, or something stands before the first.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines(keepends=True):
+        header = _HEADER.fullmatch(line.rstrip("\n"))
+        if header:
+            found.append((header[1] or "", []))
+        elif found:
+            found[-1][1].append(line)
+        else:
+            raise UnreadableError(f"no header of a source: {line[:60]!r}")
+    if len(found) != num:
+        raise UnreadableError(f"it has {len(found)} sources, not {num}")
+    return [Part(text="".join(lines), absent=absent) for absent, lines in found]
+
+
+def present(part: Part) -> str:
+    """Return the text of a part that must be there.
+
+    Raises:
+      UnreadableError: it is absent.
+    """
+    if part.absent:
+        raise UnreadableError(part.absent)
+    return part.text
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="surrogateescape"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
