@@ -6,7 +6,7 @@ python -m scripts.health.check_table
 import re
 import sys
 
-from mjax.health.__main__ import table
+from mjax.health.check_command import table
 from scripts.evidence import REPOSITORY
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mjax.health import __main__ as command
+from mjax.health.check_command import table
 from mjax.health.checks.table import CHECKS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -91,6 +92,17 @@ def test_files_with_mistakes_are_refused(option, text, message, tmp_path, capsys
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "a command is missing"), (["chek"], "there is no command chek")],
+)
+def test_another_command_is_refused_with_a_list_of_all(words, message, capsys):
+    assert command.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert "check     judge this host" in error
+
+
 def test_a_tool_that_hangs_is_incomplete_and_its_children_are_killed(tmp_path):
     """A fake nvidia-smi that never ends, with a child that holds the pipe."""
     smi = tmp_path / "nvidia-smi"
@@ -112,6 +124,6 @@ def test_the_table_of_the_docs_is_that_of_the_code():
     text = (REPOSITORY / "docs" / "hosts.md").read_text()
     found = re.search(r"<!-- checks -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
     assert found is not None
-    assert found[1].strip() == command.table(), (
+    assert found[1].strip() == table(), (
         "write it with `python -m scripts.health.check_table`"
     )

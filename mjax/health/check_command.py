@@ -1,0 +1,180 @@
+"""`python -m mjax.health check` and `checks`: is this host healthy?
+
+    python -m mjax.health check [--json] [--expect FILE] [--limits FILE] [--only NAMES]
+    python -m mjax.health checks [--markdown]
+
+Exit codes: 0 the host may be used, 1 something failed or was cut off, 2 bad input.
+"""
+
+import argparse
+import fnmatch
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mjax.health import check as checking
+from mjax.health.check import Check, Report
+from mjax.health.checks.table import BY_NAME, CHECKS
+from mjax.health.findings import Finding, State
+from mjax.health.settings import Settings, read_expected, read_limits
+
+_ORDER = (State.FAILED, State.INCOMPLETE, State.UNKNOWN, State.OK)
+_BAD_INPUT = 2
+_NAMES = 3
+"""Of checks that are unknown for the same reason."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command, `check` or `checks` with its flags; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mjax.health", description=(__doc__ or "").splitlines()[0]
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_check(commands.add_parser("check", help="judge this host"))
+    listing = commands.add_parser("checks", help="list all checks")
+    listing.add_argument("--markdown", action="store_true", help="as a table, for docs")
+    args = parser.parse_args(argv)
+    try:
+        if args.command == "check":
+            return _check(args)
+        print(table() if args.markdown else listed())
+        return 0
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _BAD_INPUT
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--expect", type=Path, help="TOML: what this host must have")
+    add("--limits", type=Path, help="TOML: limits that differ from the shipped ones")
+    add("--only", nargs="+", default=["*"], help="names of checks, * for any")
+    add("--seconds", type=float, default=checking.TOTAL_S, help="for all checks")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--out", type=Path, help="write the JSON object there too")
+    add("--all", action="store_true", help="show checks that are ok, too")
+
+
+def _check(args: argparse.Namespace) -> int:
+    if not args.seconds > 0:
+        raise ValueError(f"--seconds must be above 0, got {args.seconds:g}")
+    expect = {} if args.expect is None else read_expected(args.expect, [*BY_NAME])
+    settings = Settings(limits=read_limits(args.limits), expect=expect)
+    checks = chosen(args.only)
+    report = checking.run(checks, settings, total_s=args.seconds)
+    found = to_json(report)
+    if args.out is not None:
+        try:
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
+        except OSError as error:
+            raise ValueError(f"--out {args.out} cannot be written: {error}") from error
+    print(json.dumps(found) if args.json else shown(report, is_all=args.all))
+    sys.stdout.flush()
+    return 0 if report.is_ok else 1
+
+
+def chosen(patterns: Sequence[str]) -> list[Check]:
+    """Return the checks that any of the patterns names.
+
+    Raises:
+      ValueError: a pattern names none.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(BY_NAME, pattern):
+            raise ValueError(
+                f"--only {pattern}: there is no such check; `python -m mjax.health "
+                "checks` lists them"
+            )
+    names = {name for pattern in patterns for name in fnmatch.filter(BY_NAME, pattern)}
+    return [check for check in CHECKS if check.name in names]
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """Return a report as JSON: ok, and each check with its state and reason."""
+    return {
+        "ok": report.is_ok,
+        "host": socket.gethostname(),
+        "seconds": round(report.seconds, 2),
+        "checks": [_fields(finding) for finding in report.findings],
+    }
+
+
+def _fields(finding: Finding) -> dict[str, str]:
+    return {
+        "name": finding.name,
+        "state": finding.state.value,
+        "value": finding.value,
+        "limit": finding.limit,
+        "reason": finding.reason,
+    }
+
+
+def shown(report: Report, *, is_all: bool) -> str:
+    """Return a report for a person: what is wrong first."""
+    lines = []
+    for state in _ORDER:
+        mine = [finding for finding in report.findings if finding.state is state]
+        if state is State.OK and not is_all:
+            mine = []
+        if state is State.UNKNOWN and not is_all:
+            lines += _grouped(mine)
+            mine = []
+        for finding in mine:
+            value = f" {finding.value}" if finding.value else ""
+            limit = f" ({finding.limit})" if finding.limit else ""
+            reason = f": {finding.reason}" if finding.reason else ""
+            lines.append(f"{state:10} {finding.name}{value}{limit}{reason}")
+            if state is State.FAILED:
+                lines.append(f"{'':10} -> {BY_NAME[finding.name].action}")
+    count = dict.fromkeys(_ORDER, 0)
+    for finding in report.findings:
+        count[finding.state] += 1
+    counts = ", ".join(f"{number} {state}" for state, number in count.items())
+    answer = "healthy" if report.is_ok else "NOT healthy"
+    lines.append(
+        f"{socket.gethostname()} is {answer}: {counts}, in {report.seconds:.1f} s"
+    )
+    return "\n".join(lines)
+
+
+def _grouped(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each reason, with the names that share it."""
+    names: dict[str, list[str]] = {}
+    for finding in findings:
+        names.setdefault(finding.reason, []).append(finding.name)
+    lines = []
+    for reason, mine in names.items():
+        more = f" and {len(mine) - _NAMES} more" if len(mine) > _NAMES else ""
+        lines.append(f"{State.UNKNOWN:10} {', '.join(mine[:_NAMES])}{more}: {reason}")
+    return lines
+
+
+def listed() -> str:
+    """Return all checks, a line each."""
+    return "\n".join(
+        f"{check.name:32} {check.what}  [{check.source.shown}]" for check in CHECKS
+    )
+
+
+def table() -> str:
+    """Return all checks as a table: what, where from, limits, their source, action."""
+    limits = read_limits()
+    lines = [
+        "| check | of a healthy host | read from | limit | its source | action |",
+        "|---|---|---|---|---|---|",
+    ]
+    for check in CHECKS:
+        mine = dict(limits.get(check.name, {}))
+        source = mine.pop("source", "")
+        numbers = ", ".join(f"{name} {_plain(one)}" for name, one in mine.items())
+        cells = (check.what, f"`{check.source.shown}`", numbers, source, check.action)
+        shown = " | ".join(cell.replace("|", "\\|") for cell in cells)
+        lines.append(f"| `{check.name}` | {shown} |")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
