@@ -8,6 +8,12 @@ import dataclasses
 import enum
 from collections.abc import Iterable
 
+KEPT_TEXTS = 4
+"""Outputs of which a parser keeps the facts: each is asked for by several checks."""
+MOST_NAMED = 8
+"""Devices that a reason names."""
+_QUOTED_CHARS = 60
+
 
 class State(enum.StrEnum):
     """How a check ended."""
@@ -42,6 +48,11 @@ class Finding(Verdict):
 
 class UnreadableError(ValueError):
     """The output is not in a format that the parser knows."""
+
+
+def quoted(text: str) -> str:
+    """Return the beginning of a text in quotes, for a reason."""
+    return repr(text[:_QUOTED_CHARS])
 
 
 def ok(value: object = "", limit: object = "") -> Verdict:

@@ -64,6 +64,14 @@ EXPECTED: Mapping[str, tuple[type, str]] = MappingProxyType(
         "services": (list, "systemd units that must be active"),
         "sysctl": (dict, "from a kernel parameter to its value"),
         "nccl": (dict, "from a variable to its value"),
+        "packages": (dict, "from a Python package to its version"),
+        "smt": (str, "threads of a core: on, off"),
+        "numa_nodes": (int, "NUMA nodes that have processors"),
+        "nvme_disks": (int, "NVMe disks"),
+        "zpools": (list, "ZFS pools that must be online"),
+        "arrays": (list, "software RAIDs that must be there, such as md0"),
+        "product": (str, "vendor and model of the host, as DMI writes them"),
+        "power_supplies": (int, "power supplies of a host"),
         "require": (list, "checks that may not be unknown: names, or patterns with *"),
     }
 )

@@ -14,9 +14,13 @@ from typing import Any
 from mjax.health.check import Check, judge
 from mjax.health.checks.table import BY_NAME
 from mjax.health.findings import Finding, State
+from mjax.health.log_digest import Now, Scanner
+from mjax.health.logs import Log
 from mjax.health.settings import Settings, read_limits
 from mjax.health.sources import Reading
 
+NOW = Now(unix_s=1717200000.0, uptime_s=864000.0)
+"""When logs of the kernel are read: 2024-06-01 0:00 UTC, 10 days after boot."""
 FIXTURES_DIR = Path(__file__).parent / "fixtures"
 
 
@@ -37,14 +41,36 @@ class Case:
     """Replace only in what stands in front of this text; sought behind `after`."""
     expect: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     status: int = 0
+    error: str = ""
+    """What the command writes to stderr."""
     value: str = ""
     """What it shows as the value; empty: not compared."""
+    limit: str = ""
+    """What it shows as the limit; empty: not compared."""
     reason: str = ""
     """Words that the reason must have."""
 
     @property
     def text(self) -> str:
-        """The output."""
+        """What the check is given: the output, or the digest of a log."""
+        return self.reading.text
+
+    @functools.cached_property
+    def reading(self) -> Reading:
+        """What the source of the check would read."""
+        text, source = self.output, BY_NAME[self.check].source
+        data = text.encode(errors="surrogateescape")
+        if isinstance(source, Log):
+            scanner = Scanner(self.file, NOW, is_severe=source.is_severe)
+            scanner.feed(data)
+            return dataclasses.replace(scanner.reading(), status=self.status)
+        return Reading(
+            text=text, status=self.status, num_bytes=len(data), error=self.error
+        )
+
+    @property
+    def output(self) -> str:
+        """The file, with what is replaced."""
         text, kept, rest = fixture(self.group, self.file), "", ""
         if self.after:
             assert self.after in text, f"{self.group}/{self.file}: {self.after!r}"
@@ -61,10 +87,7 @@ class Case:
 
     def play(self, check: Check | None = None) -> Finding:
         """Let the check judge it; another one than that of the table, if given."""
-        text = self.text
-        num_bytes = len(text.encode(errors="surrogateescape"))
-        reading = Reading(text=text, status=self.status, num_bytes=num_bytes)
-        return judge(check or BY_NAME[self.check], reading, self.settings)
+        return judge(check or BY_NAME[self.check], self.reading, self.settings)
 
     @property
     def settings(self) -> Settings:
@@ -77,6 +100,7 @@ class Case:
             finding.state is self.state
             and self.reason in finding.reason
             and self.value in ("", finding.value)
+            and self.limit in ("", finding.limit)
         )
 
 
@@ -102,6 +126,7 @@ def cases() -> tuple[Case, ...]:
         for fields in content["case"]:
             state = State(fields.pop("state"))
             found.append(Case(state=state, group=path.parent.name, **fields))
+            _ = found[-1].reading  # now, and not while an example is drawn
     return tuple(found)
 
 

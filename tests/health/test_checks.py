@@ -16,6 +16,7 @@ from tests.health import cases
 from tests.health.cases import Case
 
 NAMES = sorted(BY_NAME)
+CASES = cases.cases()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,7 +83,7 @@ def test_an_unknown_that_is_required_fails_the_host(name):
 @st.composite
 def damaged(draw: st.DrawFn) -> tuple[Case, str]:
     """A recorded output with lines and bytes that are lost, doubled or changed."""
-    case = draw(st.sampled_from(cases.cases()))
+    case = draw(st.sampled_from(CASES))
     lines = case.text.splitlines(keepends=True)
     for _ in range(draw(st.integers(0, 3))):
         if not lines:

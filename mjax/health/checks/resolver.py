@@ -11,7 +11,14 @@ import ipaddress
 from collections.abc import Iterator
 
 from mjax.health.check import Check
-from mjax.health.findings import UnreadableError, Verdict, failed, judge_each, ok
+from mjax.health.findings import (
+    UnreadableError,
+    Verdict,
+    failed,
+    judge_each,
+    ok,
+    unknown,
+)
 from mjax.health.settings import Settings
 from mjax.health.sources import Command, File
 
@@ -27,7 +34,7 @@ _SHOWN_CHARS = 60
 
 def _address(text: str) -> Address:
     try:
-        return ipaddress.ip_address(text.partition("%")[0])
+        return ipaddress.ip_address(text)
     except ValueError as error:
         raise UnreadableError(f"no address: {text[:_SHOWN_CHARS]!r}") from error
 
@@ -39,8 +46,12 @@ def own_name(text: str, settings: Settings) -> Verdict:
     if not found:
         return failed("the name of this host has no address")
     shown = " ".join(map(str, found))
-    if any(address.is_loopback for address in found):
-        return failed(f"the name of this host leads to itself: {shown}", shown)
+    for address in found:
+        if address.is_loopback:
+            # No fault of a host that trains alone; a cluster requires this check.
+            return unknown(f"the name of this host leads to itself: {shown}")
+        if address.is_unspecified:
+            return failed(f"the name of this host leads nowhere: {shown}", shown)
     return ok(shown)
 
 

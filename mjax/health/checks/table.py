@@ -5,9 +5,12 @@ from types import MappingProxyType
 
 from mjax.health.check import Check
 from mjax.health.checks import (
+    clock,
     dcgm,
+    disks,
     ethernet,
     fabric_manager,
+    firmware,
     gpu_memory,
     gpu_modes,
     gpu_pcie,
@@ -16,17 +19,28 @@ from mjax.health.checks import (
     gpus,
     infiniband,
     infiniband_tools,
+    ipmi,
+    kernel,
     lspci,
     mellanox,
     memory,
     nccl_environment,
     nvlink,
+    nvme,
     pcie,
     port_counters,
+    processes,
+    processors,
+    raid,
     resolver,
     roce,
     routes,
+    services,
+    sysctl,
     topology,
+    ulimits,
+    versions,
+    zpool,
 )
 
 CHECKS: tuple[Check, ...] = (
@@ -52,6 +66,20 @@ CHECKS: tuple[Check, ...] = (
     *lspci.CHECKS,
     *nccl_environment.CHECKS,
     *memory.CHECKS,
+    *kernel.CHECKS,
+    *processors.CHECKS,
+    *processes.CHECKS,
+    *sysctl.CHECKS,
+    *ulimits.CHECKS,
+    *clock.CHECKS,
+    *disks.CHECKS,
+    *nvme.CHECKS,
+    *zpool.CHECKS,
+    *raid.CHECKS,
+    *services.CHECKS,
+    *versions.CHECKS,
+    *firmware.CHECKS,
+    *ipmi.CHECKS,
 )
 
 BY_NAME: Mapping[str, Check] = MappingProxyType({c.name: c for c in CHECKS})

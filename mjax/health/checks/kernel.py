@@ -1,0 +1,353 @@
+"""Checks of the kernel's log: Xids, PCIe, machine checks, memory, storage, network.
+
+The source gives a `Digest` (JSON) of what the rules of `kernel_log.toml` have found;
+the format of each line, and what it means, has its source there. Here is decided what
+fails a host. A fault that only a reboot or a repair ends counts since boot; one that a
+reset ends, or that ends itself, counts for `window_h` hours. So a fault of last week
+that was mended does not fail the host for ever.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from mjax.health import kernel_rules
+from mjax.health.check import Check
+from mjax.health.findings import Verdict, failed, ok
+from mjax.health.kernel_rules import UNLISTED, Rule
+from mjax.health.log_digest import Digest, Match, digest, recent
+from mjax.health.logs import Log
+from mjax.health.settings import Settings
+from mjax.health.sources import Command
+
+_LOG = Log(
+    (
+        Command(
+            ("journalctl", "-k", "-b", "-q", "-o", "short-monotonic", "--no-pager")
+        ),
+        Command(("dmesg", "--raw")),
+    )
+)
+_SEVERE = Log(
+    (Command(("dmesg", "--raw", "--level=emerg,alert,crit")),), is_severe=True
+)
+_MOST_SHOWN = 8
+_NO_ACTION = "0"  # of Xid 154: NV2080_CTRL_GPU_RECOVERY_ACTION_NONE of the driver
+
+
+def _mine(name: str, found: Digest) -> list[Match]:
+    """Return what the rules of one check have found."""
+    rules = kernel_rules.shipped().rules
+    return [m for m in found.matches if m.rule in rules and rules[m.rule].check == name]
+
+
+def _verdict(
+    name: str, found: Digest, problems: Sequence[str], settings: Settings
+) -> Verdict:
+    total = sum(match.count for match in _mine(name, found))
+    since = f" since {found.begin}" if found.begin else ""
+    value = f"{total} of {found.num_lines} lines{since}"
+    limit = f"none in {settings.limit(name, 'window_h')} h, or since boot"
+    if not problems:
+        return ok(value, limit)
+    shown = "; ".join(problems[:_MOST_SHOWN])
+    return failed(f"found {len(problems)}: {shown}", value, limit)
+
+
+def _fatal(name: str, found: Digest, settings: Settings) -> list[str]:
+    """Return the faults of which one is too many."""
+    rules, problems = kernel_rules.shipped().rules, []
+    for match in _mine(name, found):
+        rule = rules[match.rule]
+        num = _current(match, rule, settings.limit(name, "window_h"))
+        if rule.kind == "fatal" and num:
+            problems.append(_told(match, num, rule.action))
+    return problems
+
+
+def _current(match: Match, rule: Rule, window_h: int) -> int:
+    return match.count if rule.is_for_this_boot else recent(match.hours, window_h)
+
+
+def _counted(name: str, found: Digest, settings: Settings) -> list[str]:
+    """Return the faults of which there are too many, by rule and device."""
+    rules, problems = kernel_rules.shipped().rules, []
+    window_h = settings.limit(name, "window_h")
+    most = settings.limit(name, "max_count")
+    mine = [m for m in _mine(name, found) if rules[m.rule].kind == "counted"]
+    for key in dict.fromkeys((m.rule, m.device) for m in mine):
+        same = [m for m in mine if (m.rule, m.device) == key]
+        num = sum(recent(m.hours, window_h) for m in same)
+        if num > most:
+            last = max(same, key=_by_order)
+            told = _told(last, num, rules[last.rule].action)
+            problems.append(f"{told} (at most {most})")
+    return problems
+
+
+def _by_order(match: Match) -> int:
+    return match.last_index
+
+
+def _told(match: Match, num: int, action: str, name: str = "") -> str:
+    name = name or f"{match.rule} {match.code}".strip()
+    when = f", last {match.last}" if match.last else ""
+    return (
+        f"{match.device or 'host'}: {name}, count {num}{when}: {match.line} -> {action}"
+    )
+
+
+def _judge(name: str, found: Digest, settings: Settings) -> Verdict:
+    """Judge a check all of whose rules are fatal, or told only."""
+    return _verdict(name, found, _fatal(name, found, settings), settings)
+
+
+def _judge_counted(name: str, text: str, settings: Settings) -> Verdict:
+    """Judge a check that counts, too."""
+    found = digest(text)
+    problems = [*_fatal(name, found, settings), *_counted(name, found, settings)]
+    return _verdict(name, found, problems, settings)
+
+
+def xid(text: str, settings: Settings) -> Verdict:
+    """No GPU had a fault that a program does not cause.
+
+    The number decides, by the lists of `kernel_log.toml`; Xid 154 says what the driver
+    wants to be done, and its last line of a GPU is what counts.
+    """
+    found = digest(text)
+    window_h = settings.limit("kernel.xid", "window_h")
+    problems = []
+    for match in _mine("kernel.xid", found):
+        if match.rule == "xid":
+            problems.append(_xid(match, _last_action(match.device, found), window_h))
+        elif match is _last_action(match.device, found) and match.code != _NO_ACTION:
+            rule = kernel_rules.shipped().rules[match.rule]
+            problems.append(_told(match, match.count, rule.action))
+    return _verdict("kernel.xid", found, [p for p in problems if p], settings)
+
+
+def _xid(match: Match, last: Match | None, window_h: int) -> str:
+    """Return what is wrong after an Xid.
+
+    Args:
+      match: the Xid.
+      last: the last that the driver said of what this GPU needs.
+      window_h: for how many hours an Xid counts that a reset ends.
+    """
+    rules = kernel_rules.shipped()
+    number = int(match.code)
+    kind = rules.xids.get(number, "")
+    if kind == "program":
+        return ""
+    num = match.count
+    if kind == "reset":
+        num = recent(match.hours, window_h)
+        if last and last.code == _NO_ACTION and last.last_index > match.last_index:
+            num = 0
+    name = f"Xid {number} {rules.xid_names.get(number, '')}".strip()
+    action = rules.xid_actions.get(kind, "The number is in no list: look it up.")
+    return _told(match, num, action, name) if num else ""
+
+
+def _last_action(device: str, found: Digest) -> Match | None:
+    """Return what the driver said last of what a GPU needs."""
+    said = [
+        m for m in found.matches if m.rule == "recovery_action" and m.device == device
+    ]
+    return max(said, key=_by_order, default=None)
+
+
+def sxid(text: str, settings: Settings) -> Verdict:
+    """No NVSwitch had a fatal fault, or many others."""
+    return _judge_counted("kernel.sxid", text, settings)
+
+
+def gpu_driver(text: str, settings: Settings) -> Verdict:
+    """The NVIDIA driver started and lost no GPU."""
+    return _judge("kernel.gpu_driver", digest(text), settings)
+
+
+def aer(text: str, settings: Settings) -> Verdict:
+    """No PCIe device had an uncorrectable error, or many corrected ones."""
+    return _judge_counted("kernel.aer", text, settings)
+
+
+def machine_check(text: str, settings: Settings) -> Verdict:
+    """No processor or firmware reported a hardware error."""
+    return _judge_counted("kernel.machine_check", text, settings)
+
+
+def memory_errors(text: str, settings: Settings) -> Verdict:
+    """No memory module had an uncorrectable error, or many corrected ones."""
+    return _judge_counted("kernel.memory_errors", text, settings)
+
+
+def thermal(text: str, settings: Settings) -> Verdict:
+    """The processors were not throttled for their temperature."""
+    return _judge_counted("kernel.thermal", text, settings)
+
+
+def out_of_memory(text: str, settings: Settings) -> Verdict:
+    """No service of the host was killed for want of memory."""
+    return _judge("kernel.out_of_memory", digest(text), settings)
+
+
+def lockup(text: str, settings: Settings) -> Verdict:
+    """No processor was stuck."""
+    return _judge("kernel.lockup", digest(text), settings)
+
+
+def hung_task(text: str, settings: Settings) -> Verdict:
+    """No process was stuck in the kernel."""
+    return _judge("kernel.hung_task", digest(text), settings)
+
+
+def oops(text: str, settings: Settings) -> Verdict:
+    """The kernel found no fault of its own."""
+    return _judge("kernel.oops", digest(text), settings)
+
+
+def storage(text: str, settings: Settings) -> Verdict:
+    """No disk failed to answer."""
+    return _judge_counted("kernel.storage", text, settings)
+
+
+def file_system(text: str, settings: Settings) -> Verdict:
+    """No file system is damaged, and each NFS server that was silent answers again."""
+    found, rules = digest(text), kernel_rules.shipped().rules
+    ends = {(m.rule, m.device): m.last_index for m in found.matches}
+    lasting = [
+        match
+        for match in found.matches
+        if ends.get((rules[match.rule].ended_by, match.device), 0) < match.last_index
+    ]
+    found = dataclasses.replace(found, matches=lasting)
+    return _judge("kernel.file_system", found, settings)
+
+
+def network(text: str, settings: Settings) -> Verdict:
+    """No network adapter failed, and no link went down again and again."""
+    return _judge_counted("kernel.network", text, settings)
+
+
+def unlisted(text: str, settings: Settings) -> Verdict:
+    """Each severe line is one that the rules know."""
+    found = digest(text)
+    window_h = settings.limit("kernel.unlisted", "window_h")
+    mine = [m for m in found.matches if m.rule == UNLISTED]
+    num = sum(recent(m.hours, window_h) for m in mine)
+    value = f"{sum(m.count for m in mine)} of {found.num_lines} lines"
+    limit = f"none in {window_h} h"
+    if num:
+        reason = f"{num} severe lines that no rule knows, the last: {mine[-1].line}"
+        return failed(reason, value, limit)
+    return ok(value, limit)
+
+
+CHECKS = (
+    Check(
+        name="kernel.xid",
+        what="No GPU has had an Xid that a program does not cause.",
+        source=_LOG,
+        judge=xid,
+        action="Do what the reason says: reset the GPU, reboot, or open a ticket.",
+    ),
+    Check(
+        name="kernel.sxid",
+        what="No NVSwitch has had a fatal fault.",
+        source=_LOG,
+        judge=sxid,
+        action="Stop all jobs of the host and reset all its GPUs, or reboot it.",
+    ),
+    Check(
+        name="kernel.gpu_driver",
+        what="The NVIDIA driver started and lost no GPU.",
+        source=_LOG,
+        judge=gpu_driver,
+        action="Reboot; if it happens again, take the GPU that is named out.",
+    ),
+    Check(
+        name="kernel.aer",
+        what="No PCIe device has uncorrectable errors or many corrected ones.",
+        source=_LOG,
+        judge=aer,
+        action="Reseat the card that is named, then its riser; then replace it.",
+    ),
+    Check(
+        name="kernel.machine_check",
+        what="No processor reported a hardware error.",
+        source=_LOG,
+        judge=machine_check,
+        action="Open a ticket with the lines of the reason.",
+    ),
+    Check(
+        name="kernel.memory_errors",
+        what="No memory module has uncorrectable errors or many corrected ones.",
+        source=_LOG,
+        judge=memory_errors,
+        action="Replace the module that is named.",
+    ),
+    Check(
+        name="kernel.thermal",
+        what="The processors are not throttled for their temperature.",
+        source=_LOG,
+        judge=thermal,
+        action="Look at fans and air; compare with the neighbours in the rack.",
+    ),
+    Check(
+        name="kernel.out_of_memory",
+        what="No service of the host was killed for want of memory.",
+        source=_LOG,
+        judge=out_of_memory,
+        action="Reboot; limit the memory of jobs with a cgroup.",
+    ),
+    Check(
+        name="kernel.lockup",
+        what="No processor was stuck in the kernel.",
+        source=_LOG,
+        judge=lockup,
+        action="Reboot, then burn the host before it is used.",
+    ),
+    Check(
+        name="kernel.hung_task",
+        what="No process was stuck in the kernel.",
+        source=_LOG,
+        judge=hung_task,
+        action="Find the file system or driver that it waits for; reboot.",
+    ),
+    Check(
+        name="kernel.oops",
+        what="The kernel found no fault of its own.",
+        source=_LOG,
+        judge=oops,
+        action="Save the log for the kernel's maintainers, then reboot.",
+    ),
+    Check(
+        name="kernel.storage",
+        what="No disk failed to answer.",
+        source=_LOG,
+        judge=storage,
+        action="Read the SMART log of the disk that is named; replace it.",
+    ),
+    Check(
+        name="kernel.file_system",
+        what="No file system is damaged, read-only or without its server.",
+        source=_LOG,
+        judge=file_system,
+        action="Unmount and check the file system; look at its disk or server.",
+    ),
+    Check(
+        name="kernel.network",
+        what="No network adapter failed, and no link flaps.",
+        source=_LOG,
+        judge=network,
+        action="Reseat or replace the cable of the port that is named.",
+    ),
+    Check(
+        name="kernel.unlisted",
+        what="Each line of the levels emerg to crit is one that the rules know.",
+        source=_SEVERE,
+        judge=unlisted,
+        action="Read the line; write a rule or an allowance into kernel_log.toml.",
+    ),
+)

@@ -1,0 +1,200 @@
+"""Checks of NVMe disks: their own warnings, spare blocks, wear, errors, temperature.
+
+The output of `nvme smart-log -o json` of each controller, after a line that names it.
+Temperatures are kelvins. Counters are of the whole life of a disk, so a limit above
+zero is needed where a single event is normal.
+
+Source of the format: json_smart_log of nvme-cli,
+https://github.com/linux-nvme/nvme-cli/blob/master/src/nvme-print-json.c; meaning of the
+fields: https://manpages.ubuntu.com/manpages/questing/man2/nvme_smart_log.2.html
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mjax import checked_json
+from mjax.health.check import Check
+from mjax.health.findings import (
+    KEPT_TEXTS,
+    UnreadableError,
+    Verdict,
+    judge_each,
+)
+from mjax.health.settings import Settings
+from mjax.health.small_files import Each, outputs
+
+_SMART = Each(("nvme", "smart-log", "-o", "json"), "/sys/class/nvme/nvme[0-9]*")
+_KELVIN = 273
+_COLDEST_K = 200  # a number below is not in kelvins
+_WARNINGS = (  # bits of critical_warning, enum nvme_smart_crit of libnvme
+    "spare blocks are used up",
+    "temperature outside its limits",
+    "unreliable for errors",
+    "read-only",
+    "the backup of volatile memory failed",
+    "persistent memory is read-only",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Smart:
+    """What a disk says of itself."""
+
+    warning: int
+    temperature_k: int
+    spare: int
+    spare_limit: int
+    used: int
+    media_errors: int
+
+
+@functools.lru_cache(KEPT_TEXTS)
+def smart_logs(text: str) -> Mapping[str, Smart]:
+    """Return the log of each disk.
+
+    Raises:
+      UnreadableError: a log is missing, or is no JSON of nvme-cli.
+    """
+    found = {device: _smart(device, said) for device, said in outputs(text)}
+    if not found:
+        raise UnreadableError("there is no disk")
+    return found
+
+
+def _smart(device: str, text: str) -> Smart:
+    try:
+        fields: dict[str, Any] = checked_json.read(text, dict[str, Any])
+    except ValueError as error:
+        raise UnreadableError(f"{device}: {error}") from error
+    warning = fields.get("critical_warning")
+    if isinstance(warning, dict):  # with -v, and in some versions always
+        fields = fields | {"critical_warning": warning.get("value")}
+    smart = Smart(
+        warning=_number(device, fields, "critical_warning"),
+        temperature_k=_number(device, fields, "temperature"),
+        spare=_number(device, fields, "avail_spare"),
+        spare_limit=_number(device, fields, "spare_thresh"),
+        used=_number(device, fields, "percent_used"),
+        media_errors=_number(device, fields, "media_errors"),
+    )
+    if smart.temperature_k < _COLDEST_K:
+        raise UnreadableError(f"{device}: {smart.temperature_k} is not in kelvins")
+    return smart
+
+
+def _number(device: str, fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if isinstance(value, bool) or not re.fullmatch("[0-9]{1,39}", str(value)):
+        raise UnreadableError(f"{device}: {name} is {value!r}")
+    return int(str(value))
+
+
+def warnings(text: str, settings: Settings) -> Verdict:
+    """No disk warns of itself."""
+    del settings
+    logs = smart_logs(text)
+    each = [
+        (device, ", ".join(_bits(smart.warning)))
+        for device, smart in logs.items()
+        if smart.warning
+    ]
+    return judge_each(each, f"{len(each)} of {len(logs)} disks", "none")
+
+
+def _bits(warning: int) -> list[str]:
+    known = [text for bit, text in enumerate(_WARNINGS) if warning >> bit & 1]
+    return known or [f"critical_warning {warning:#x}"]
+
+
+def spare(text: str, settings: Settings) -> Verdict:
+    """Each disk has more spare blocks than the least that its maker wants."""
+    del settings
+    logs = smart_logs(text)
+    each = [
+        (device, f"{smart.spare}% spare, its limit is {smart.spare_limit}%")
+        for device, smart in logs.items()
+        if smart.spare < smart.spare_limit
+    ]
+    value = f"{min(smart.spare for smart in logs.values())}%"
+    return judge_each(each, value, "at least the limit of the disk")
+
+
+def wear(text: str, settings: Settings) -> Verdict:
+    """No disk is at the end of the writes that its maker promises."""
+    most = settings.limit("nvme.wear", "max_percent")
+    logs = smart_logs(text)
+    each = [
+        (device, f"{smart.used}% of its life used")
+        for device, smart in logs.items()
+        if smart.used > most
+    ]
+    value = f"{max(smart.used for smart in logs.values())}%"
+    return judge_each(each, value, f"at most {most:g}%")
+
+
+def media_errors(text: str, settings: Settings) -> Verdict:
+    """No disk has lost data often."""
+    most = settings.limit("nvme.media_errors", "max_count")
+    logs = smart_logs(text)
+    each = [
+        (device, f"{smart.media_errors} media errors")
+        for device, smart in logs.items()
+        if smart.media_errors > most
+    ]
+    value = f"{max(smart.media_errors for smart in logs.values())}"
+    return judge_each(each, value, f"at most {most:g}")
+
+
+def temperature(text: str, settings: Settings) -> Verdict:
+    """No disk is so hot that it slows itself down."""
+    most = settings.limit("nvme.temperature", "max_c")
+    logs = smart_logs(text)
+    each = [
+        (device, f"{smart.temperature_k - _KELVIN} C")
+        for device, smart in logs.items()
+        if smart.temperature_k - _KELVIN > most
+    ]
+    value = f"{max(smart.temperature_k for smart in logs.values()) - _KELVIN} C"
+    return judge_each(each, value, f"at most {most:g} C")
+
+
+CHECKS = (
+    Check(
+        name="nvme.warnings",
+        what="No disk sets a bit of its critical warning.",
+        source=_SMART,
+        judge=warnings,
+        action="Copy what is on the disk, then replace it; if it is hot, look at fans.",
+    ),
+    Check(
+        name="nvme.spare",
+        what="Each disk has more spare blocks than its own limit.",
+        source=_SMART,
+        judge=spare,
+        action="Replace the disk.",
+    ),
+    Check(
+        name="nvme.wear",
+        what="No disk has used up the life that its maker promises.",
+        source=_SMART,
+        judge=wear,
+        action="Plan to replace the disk.",
+    ),
+    Check(
+        name="nvme.media_errors",
+        what="No disk has many errors that could not be corrected.",
+        source=_SMART,
+        judge=media_errors,
+        action="Replace the disk; check the files on it.",
+    ),
+    Check(
+        name="nvme.temperature",
+        what="No disk is too hot.",
+        source=_SMART,
+        judge=temperature,
+        action="Look at the fans and the air of the host.",
+    ),
+)

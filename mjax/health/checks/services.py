@@ -1,0 +1,163 @@
+"""Checks of systemd's units and of Docker.
+
+Sources of the formats: systemctl(1), `list-units --plain --no-legend` has the columns
+unit, load, active, sub, description; `docker info --format '{{json .}}'` is one object,
+https://docs.docker.com/reference/cli/docker/system/info/
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mjax import checked_json
+from mjax.health.check import Check
+from mjax.health.checks.versions import fits
+from mjax.health.findings import (
+    KEPT_TEXTS,
+    UnreadableError,
+    Verdict,
+    failed,
+    judge_each,
+    ok,
+    quoted,
+    unknown,
+)
+from mjax.health.settings import Settings
+from mjax.health.sources import Command
+
+_UNITS = Command(
+    ("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", "-q")
+)
+_DOCKER = Command(("docker", "info", "-f", "{{json .}}"))
+_UNIT = re.compile(
+    r"^(\S{1,255}\.[a-z]{4,9}) +([a-z-]{4,20}) +([a-z-]{4,20}) +([a-z-]{4,30})(?: .*)?$"
+)
+
+
+@functools.lru_cache(KEPT_TEXTS)
+def units(text: str) -> Mapping[str, tuple[str, str]]:
+    """Return of each unit whether it is active, and its sub-state.
+
+    Raises:
+      UnreadableError: it is no output of `systemctl list-units`.
+    """
+    found = {}
+    for line in text.split("\n")[:-1]:
+        match = _UNIT.match(line.rstrip())
+        if match is None:
+            raise UnreadableError(f"no unit: {quoted(line)}")
+        found[match[1]] = (match[3], match[4])
+    if not text.endswith("\n"):
+        raise UnreadableError("it is empty, or ends early")
+    return found
+
+
+def failed_units(text: str, settings: Settings) -> Verdict:
+    """No unit has failed."""
+    allowed = settings.limit("services.failed", "allowed")
+    each = [
+        (unit, sub)
+        for unit, (active, sub) in units(text).items()
+        if active == "failed" and unit not in allowed
+    ]
+    return judge_each(each, f"{len(each)} of {len(units(text))} units", "none")
+
+
+def expected(text: str, settings: Settings) -> Verdict:
+    """The services that must run do."""
+    wanted = settings.expect.get("services")
+    if not wanted:
+        return unknown("services is not in the expectations")
+    found, each = units(text), []
+    for name in wanted:
+        unit = name if "." in name else f"{name}.service"
+        active, sub = found.get(unit, ("not there", "-"))
+        if active != "active":
+            each.append((unit, f"{active} ({sub})"))
+    return judge_each(each, f"{len(wanted) - len(each)}", f"{len(wanted)} active")
+
+
+@functools.lru_cache(KEPT_TEXTS)
+def _docker(text: str) -> Mapping[str, Any]:
+    try:
+        found: dict[str, Any] = checked_json.read(text, dict[str, Any])
+    except ValueError as error:
+        raise UnreadableError(str(error)) from error
+    if not isinstance(found.get("ServerVersion", ""), str):
+        raise UnreadableError("ServerVersion is no text")
+    return found
+
+
+def docker(text: str, settings: Settings) -> Verdict:
+    """Docker's daemon answers, and has the version that is expected, if one is."""
+    found = _docker(text)
+    said, version = found.get("ServerErrors") or [], found.get("ServerVersion")
+    wanted = settings.expect.get("versions", {}).get("docker", "")
+    if said or not version:
+        return unknown(f"the daemon does not answer: {quoted(str(said))}")
+    if wanted and not fits(version, str(wanted)):
+        return failed(f"docker is {version}, not {wanted}", version, wanted)
+    return ok(version, wanted)
+
+
+def docker_runtime(text: str, settings: Settings) -> Verdict:
+    """Docker can give containers the GPUs."""
+    wanted = settings.limit("services.docker_runtime", "runtime")
+    runtimes = _docker(text).get("Runtimes")
+    if not isinstance(runtimes, dict) or not runtimes:
+        raise UnreadableError(f"Runtimes is {quoted(str(runtimes))}")
+    shown = " ".join(sorted(runtimes))
+    if wanted not in runtimes:
+        return failed(f"there is no runtime {wanted}, only {shown}", shown, wanted)
+    return ok(shown, wanted)
+
+
+def docker_cgroups(text: str, settings: Settings) -> Verdict:
+    """Docker and systemd use the same tree of control groups."""
+    wanted = settings.limit("services.docker_cgroups", "driver")
+    has = _docker(text).get("CgroupDriver")
+    if not isinstance(has, str) or not has:
+        raise UnreadableError(f"CgroupDriver is {has!r}")
+    if has != wanted:
+        return failed(f"the driver of control groups is {has}", has, wanted)
+    return ok(has, wanted)
+
+
+CHECKS = (
+    Check(
+        name="services.failed",
+        what="No unit of systemd has failed.",
+        source=_UNITS,
+        judge=failed_units,
+        action="`systemctl status UNIT`; restart it, or `systemctl reset-failed`.",
+    ),
+    Check(
+        name="services.expected",
+        what="The services that must run do.",
+        source=_UNITS,
+        judge=expected,
+        action="`systemctl restart UNIT`; read `journalctl -u UNIT`.",
+    ),
+    Check(
+        name="services.docker",
+        what="Docker's daemon answers, and is of the expected version.",
+        source=_DOCKER,
+        judge=docker,
+        action="Install that version of docker; restart its daemon.",
+    ),
+    Check(
+        name="services.docker_runtime",
+        what="Docker can give containers the GPUs.",
+        source=_DOCKER,
+        judge=docker_runtime,
+        action="`nvidia-ctk runtime configure --runtime=docker`; restart docker.",
+    ),
+    Check(
+        name="services.docker_cgroups",
+        what="Docker and systemd use the same tree of control groups.",
+        source=_DOCKER,
+        judge=docker_cgroups,
+        action="`native.cgroupdriver=systemd` in /etc/docker/daemon.json.",
+    ),
+)

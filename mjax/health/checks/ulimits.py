@@ -1,0 +1,132 @@
+"""Checks of what a process may use: locked memory, files, processes, shared memory.
+
+The limits are those of this process, which a rank that is started from here inherits.
+
+Sources of the formats: proc_pid_limits(5),
+https://man7.org/linux/man-pages/man5/proc_pid_limits.5.html, and `df -P` of POSIX.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+
+from mjax.health.check import Check
+from mjax.health.checks.disks import file_systems
+from mjax.health.findings import (
+    KEPT_TEXTS,
+    UnreadableError,
+    Verdict,
+    failed,
+    ok,
+    quoted,
+)
+from mjax.health.settings import Settings
+from mjax.health.sources import Command, File
+
+_LIMITS = File("/proc/self/limits")
+_SHM = Command(("df", "-P", "-B1", "/dev/shm"))
+_HEAD = re.compile(r"^Limit +Soft Limit +Hard Limit +Units *$")
+_LINE = re.compile(
+    r"^(Max [a-z ]{1,24}?) {2,}(unlimited|[0-9]{1,20}) +(?:unlimited|[0-9]{1,20})"
+    r"(?: +\w+)?$"
+)
+_BYTES_PER_GIB = 2**30
+
+
+@functools.lru_cache(KEPT_TEXTS)
+def soft_limits(text: str) -> Mapping[str, float]:
+    """Return the soft limits by name; infinity is unlimited.
+
+    Raises:
+      UnreadableError: it is not /proc/PID/limits.
+    """
+    lines = [line.rstrip() for line in text.split("\n")]
+    if _HEAD.match(lines[0]) is None or lines[-1] != "":
+        raise UnreadableError("no header, or it ends early")
+    found = {}
+    for line in lines[1:-1]:
+        match = _LINE.match(line)
+        if match is None:
+            raise UnreadableError(f"no limit: {quoted(line)}")
+        found[match[1]] = float("inf") if match[2] == "unlimited" else float(match[2])
+    return found
+
+
+def _at_least(text: str, name: str, least: float, unit: str) -> Verdict:
+    limits = soft_limits(text)
+    if name not in limits:
+        raise UnreadableError(f"it has no {name}")
+    value = _shown(limits[name], unit)
+    limit = _shown(least, unit, "at least ")
+    if limits[name] < least:
+        return failed(f"{name} is {value}, not {limit}", value, limit)
+    return ok(value, limit)
+
+
+def _shown(number: float, unit: str, before: str = "") -> str:
+    return "unlimited" if number == float("inf") else f"{before}{number:.0f}{unit}"
+
+
+def locked_memory(text: str, settings: Settings) -> Verdict:
+    """Memory can be locked without limit, as RDMA needs."""
+    del settings
+    return _at_least(text, "Max locked memory", float("inf"), " B")
+
+
+def open_files(text: str, settings: Settings) -> Verdict:
+    """A rank can open enough files and connections."""
+    least = float(settings.limit("ulimits.open_files", "min_count"))
+    return _at_least(text, "Max open files", least, "")
+
+
+def processes(text: str, settings: Settings) -> Verdict:
+    """A user can start enough processes and threads."""
+    least = float(settings.limit("ulimits.processes", "min_count"))
+    return _at_least(text, "Max processes", least, "")
+
+
+def shared_memory(text: str, settings: Settings) -> Verdict:
+    """/dev/shm is large enough, and not full of what old runs have left."""
+    found = file_systems(text)
+    if "/dev/shm" not in found:
+        raise UnreadableError("there is no line of /dev/shm")
+    shm = found["/dev/shm"]
+    least_gib = settings.limit("ulimits.shared_memory", "min_free_gib")
+    gib = shm.available / _BYTES_PER_GIB
+    value = f"{gib:.1f} GiB free of {shm.size / _BYTES_PER_GIB:.1f}"
+    limit = f"at least {least_gib:g} GiB"
+    if gib < least_gib:
+        return failed(f"/dev/shm: {value}", value, limit)
+    return ok(value, limit)
+
+
+CHECKS = (
+    Check(
+        name="ulimits.locked_memory",
+        what="Memory can be locked without limit.",
+        source=_LIMITS,
+        judge=locked_memory,
+        action="`LimitMEMLOCK=infinity` in the unit, or memlock in limits.conf.",
+    ),
+    Check(
+        name="ulimits.open_files",
+        what="A process can open enough files.",
+        source=_LIMITS,
+        judge=open_files,
+        action="`LimitNOFILE=` in the unit, or nofile in limits.conf.",
+    ),
+    Check(
+        name="ulimits.processes",
+        what="A user can start enough processes and threads.",
+        source=_LIMITS,
+        judge=processes,
+        action="`LimitNPROC=` in the unit, or nproc in limits.conf.",
+    ),
+    Check(
+        name="ulimits.shared_memory",
+        what="/dev/shm has enough room.",
+        source=_SHM,
+        judge=shared_memory,
+        action="Remove files of old runs there; mount it with a larger size.",
+    ),
+)

@@ -1,0 +1,174 @@
+"""Checks of versions against those that are expected: hosts of a run must be alike.
+
+An expected version fits if it is the whole version or its beginning up to a separator:
+6.8 fits 6.8.0-45-generic, and does not fit 6.80.
+
+Sources of the formats: /proc/version (proc_version(5)), os-release(5), `nvcc --version`
+and `nvidia-ctk --version` of NVIDIA, `getconf GNU_LIBC_VERSION` of glibc.
+"""
+
+import importlib.metadata
+import re
+from dataclasses import dataclass
+
+from mjax.health.check import Check
+from mjax.health.findings import (
+    UnreadableError,
+    Verdict,
+    failed,
+    judge_each,
+    ok,
+    quoted,
+    unknown,
+)
+from mjax.health.settings import Settings
+from mjax.health.sources import Command, File, Reading
+
+_KERNEL = re.compile(r"^Linux version (\S{1,100}) ")
+_CUDA = re.compile(r"release [0-9.]{1,10}, V([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})\n")
+_GLIBC = re.compile(r"^glibc ([0-9]{1,3}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)\n$")
+_TOOLKIT = re.compile(
+    r"^NVIDIA Container Toolkit CLI version ([0-9][\w.+~-]{1,40})\n", re.MULTILINE
+)
+_OS = re.compile(r'^(ID|VERSION_ID)="?([\w.-]{1,40})"?$', re.MULTILINE)
+_PACKAGE = re.compile(r"^([a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?)==(\S{1,60})$")
+
+
+def fits(has: str, wanted: str) -> bool:
+    """Say whether a version is the one that is wanted, or a more exact one."""
+    return has == wanted or (
+        has.startswith(wanted) and has[len(wanted)] in ".-+_~ " and wanted != ""
+    )
+
+
+def compared(name: str, has: str, settings: Settings) -> Verdict:
+    """Compare a version with the one of that name in the expectations."""
+    wanted = settings.expect.get("versions", {}).get(name)
+    if wanted is None:
+        return unknown(f"{has}; versions has no {name} in the expectations")
+    if not fits(has, str(wanted)):
+        return failed(f"{name} is {has}, not {wanted}", has, wanted)
+    return ok(has, wanted)
+
+
+def _only(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    if found is None:
+        raise UnreadableError(f"no version: {quoted(text)}")
+    return found[1]
+
+
+def kernel(text: str, settings: Settings) -> Verdict:
+    """The kernel has the version that is expected."""
+    return compared("kernel", _only(_KERNEL, text), settings)
+
+
+def distribution(text: str, settings: Settings) -> Verdict:
+    """The distribution is the one that is expected: its ID and version."""
+    fields = dict(_OS.findall(text))
+    if fields.keys() != {"ID", "VERSION_ID"}:
+        raise UnreadableError("it has no ID, or no VERSION_ID")
+    return compared("os", f"{fields['ID']} {fields['VERSION_ID']}", settings)
+
+
+def cuda(text: str, settings: Settings) -> Verdict:
+    """The CUDA toolkit has the version that is expected."""
+    return compared("cuda", _only(_CUDA, text), settings)
+
+
+def glibc(text: str, settings: Settings) -> Verdict:
+    """The C library has the version that is expected."""
+    return compared("glibc", _only(_GLIBC, text), settings)
+
+
+def container_toolkit(text: str, settings: Settings) -> Verdict:
+    """NVIDIA's container toolkit has the version that is expected."""
+    return compared("container_toolkit", _only(_TOOLKIT, text), settings)
+
+
+@dataclass(frozen=True)
+class Packages:
+    """The Python packages of this interpreter, as lines `name==version`."""
+
+    @property
+    def shown(self) -> str:
+        """What is read."""
+        return "packages of Python"
+
+    def read(self, limit_s: float) -> Reading:
+        """List them."""
+        del limit_s
+        found = {
+            re.sub(r"[-_.]+", "-", found.name).lower(): found.version
+            for found in importlib.metadata.distributions()
+            if found.name and found.version
+        }
+        lines = [f"{name}=={version}\n" for name, version in sorted(found.items())]
+        return Reading(text="".join(lines), num_bytes=sum(map(len, lines)))
+
+
+def packages(text: str, settings: Settings) -> Verdict:
+    """The Python packages have the versions that are expected: jax, NCCL, cuDNN."""
+    wanted = settings.expect.get("packages")
+    if not wanted:
+        return unknown("packages is not in the expectations")
+    has = {}
+    for line in text.split("\n")[:-1]:
+        found = _PACKAGE.match(line)
+        if found is None:
+            raise UnreadableError(f"no package: {quoted(line)}")
+        has[found[1]] = found[2]
+    each = []
+    for name, version in wanted.items():
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key not in has:
+            each.append((name, "not installed"))
+        elif not fits(has[key], str(version)):
+            each.append((name, f"{has[key]}, not {version}"))
+    return judge_each(each, f"{len(wanted) - len(each)}", f"{len(wanted)}")
+
+
+CHECKS = (
+    Check(
+        name="versions.kernel",
+        what="The kernel has the version that is expected.",
+        source=File("/proc/version"),
+        judge=kernel,
+        action="Install that kernel and boot it, as on the other hosts.",
+    ),
+    Check(
+        name="versions.os",
+        what="The distribution is the one that is expected.",
+        source=File("/etc/os-release"),
+        judge=distribution,
+        action="Install the host anew from the image of the cluster.",
+    ),
+    Check(
+        name="versions.cuda",
+        what="The CUDA toolkit has the version that is expected.",
+        source=Command(("nvcc", "--version")),
+        judge=cuda,
+        action="Install it; look whether PATH names another one.",
+    ),
+    Check(
+        name="versions.glibc",
+        what="The C library has the version that is expected.",
+        source=Command(("getconf", "GNU_LIBC_VERSION")),
+        judge=glibc,
+        action="Install the host anew from the image of the cluster.",
+    ),
+    Check(
+        name="versions.container_toolkit",
+        what="NVIDIA's container toolkit has the version that is expected.",
+        source=Command(("nvidia-ctk", "--version")),
+        judge=container_toolkit,
+        action="Install that version of nvidia-container-toolkit.",
+    ),
+    Check(
+        name="versions.packages",
+        what="The Python packages have the versions that are expected.",
+        source=Packages(),
+        judge=packages,
+        action="Make the environment anew from the list of versions.",
+    ),
+)

@@ -1,0 +1,139 @@
+"""Which lines of the kernel's log mean a fault: the rules of `kernel_log.toml`.
+
+Enters: that file. Leaves: frozen rules, compiled; the first that matches a line takes
+it. What the fields mean is said at the top of the file, with the source of each rule.
+"""
+
+import dataclasses
+import functools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+RULES_PATH = Path(__file__).with_name("kernel_log.toml")
+Kind = Literal["fatal", "counted", "told", "xid", "action"]
+Heals = Literal["reboot", "repair", "reset", "itself"]
+UNLISTED = "unlisted"
+"""The rule of a severe line that no other rule knows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a line means."""
+
+    name: str
+    check: str
+    anchor: str
+    pattern: re.Pattern[str]
+    kind: Kind
+    heals: Heals
+    action: str
+    source: str
+    ended_by: str = ""
+
+    @property
+    def is_for_this_boot(self) -> bool:
+        """Whether nothing but a reboot or a repair ends it."""
+        return self.heals in ("reboot", "repair")
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """A line that looks like a fault and is none."""
+
+    pattern: re.Pattern[str]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a rule has found in a line."""
+
+    rule: str
+    device: str
+    code: str
+    count: int
+    """Errors that the line stands for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """All of them."""
+
+    rules: Mapping[str, Rule]
+    allowed: Sequence[Allowed]
+    xids: Mapping[int, str]
+    """From a number to its kind."""
+    xid_actions: Mapping[str, str]
+    """From a kind to what a person does."""
+    xid_names: Mapping[int, str]
+
+    @property
+    def anchors(self) -> list[bytes]:
+        """Texts of which a line that matches a rule has one."""
+        return [*dict.fromkeys(rule.anchor.encode() for rule in self.rules.values())]
+
+    def match(self, line: str, *, is_severe: bool = False) -> Found | None:
+        """Return what the first rule that matches has found.
+
+        Args:
+          line: of the kernel's log, without its time.
+          is_severe: its level says that it is a fault: without a rule it is unlisted.
+        """
+        found = _found(UNLISTED, {}) if is_severe else None
+        for rule in self.rules.values():
+            groups = rule.pattern.search(line) if rule.anchor in line else None
+            if groups is not None:
+                found = _found(rule.name, groups.groupdict())
+                break
+        if found and any(allowed.pattern.search(line) for allowed in self.allowed):
+            return None
+        return found
+
+
+def _found(rule: str, groups: Mapping[str, str | None]) -> Found:
+    return Found(
+        rule=rule,
+        device=groups.get("device") or "",
+        code=groups.get("code") or "",
+        count=int(groups.get("count") or 1),
+    )
+
+
+@functools.cache
+def shipped() -> Rules:
+    """Return the rules that are shipped."""
+    return read(RULES_PATH)
+
+
+def read(path: Path) -> Rules:
+    """Return the rules of a file.
+
+    Raises:
+      ValueError: it is no TOML, or a rule has a field that there is not.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+        unknown = content.keys() - {"rule", "allow", "xid"}
+        if unknown:
+            raise ValueError(f"{path} has {sorted(unknown)}, which mean nothing")
+        rules = [_rule(fields) for fields in content["rule"]]
+        xid = content["xid"]
+        return Rules(
+            rules={rule.name: rule for rule in rules},
+            allowed=[
+                Allowed(re.compile(allowed["pattern"]), allowed["reason"])
+                for allowed in content["allow"]
+            ],
+            xids={n: kind["name"] for kind in xid["kind"] for n in kind["numbers"]},
+            xid_actions={kind["name"]: kind["action"] for kind in xid["kind"]},
+            xid_names={int(n): name for n, name in xid["names"].items()},
+        )
+    except (OSError, KeyError, TypeError, re.error) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}") from error
+
+
+def _rule(fields: Mapping[str, Any]) -> Rule:
+    return Rule(**{**fields, "pattern": re.compile(fields["pattern"])})

@@ -1,0 +1,278 @@
+"""What the lines of a kernel's log have told, in bounded memory.
+
+Enters: a log in pieces, of any length. Leaves: a `Digest`, also as JSON: each fault
+that a rule of `kernel_log.toml` has found, with the device, how often, when, and the
+last line. A log of 1 GB takes as much memory as one of 1 MB: one piece is looked at at
+a time, and the number of different faults is limited.
+
+Times: seconds since boot (`[  12.345678]`, of dmesg and of `journalctl -o
+short-monotonic`), seconds since 1970 (`-o short-unix`), or ISO 8601 (`-o short-iso`,
+`dmesg --time-format iso`). A line without a time, or with one that is not of this boot,
+counts as new. Source of the formats: dmesg(1) of util-linux, journalctl(1) of systemd.
+"""
+
+import dataclasses
+import datetime
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from mjax import checked_json
+from mjax.health import kernel_rules
+from mjax.health.findings import (
+    KEPT_TEXTS,
+    UnreadableError,
+)
+from mjax.health.kernel_rules import Found, Rules
+from mjax.health.sources import Reading
+
+CHUNK_BYTES = 2**20
+MAX_LINE_BYTES = 2**13
+"""Of a line that may be a fault, chosen: as much as a record of /dev/kmsg. One that is
+longer is not searched, and the digest says so."""
+_MOST_KEYS = 64
+"""Different faults of one rule that are kept apart, chosen: a host has fewer devices of
+a kind. More are added up under the device `others`."""
+_MOST_CACHED = 1024
+_SHOWN_CHARS = 300
+OLD_H = 168
+"""Older lines are not told apart by their age: a week."""
+_SLACK_S = 60.0  # the clock of the log's lines may be ahead of ours
+_OLDEST_S = 10 * 365 * 86400.0
+
+_SINCE_BOOT = re.compile(
+    r"^(?:<[0-9]+>)?(?:.{0,80}?kernel: )?\[ *([0-9]{1,9}\.[0-9]+)\]"
+)
+_LEVEL = re.compile(r"^<[0-9]+>")
+_UNIX = re.compile(r"^(?:<[0-9]+>)?([0-9]{9,11}\.[0-9]+) ")
+_ISO = re.compile(
+    r"^(?:<[0-9]+>)?([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})"
+    r"(?:[.,][0-9]+)?(Z|[+-][0-9]{2}:?[0-9]{2}) "
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Now:
+    """The time at which a log is read."""
+
+    unix_s: float
+    uptime_s: float
+
+
+@dataclasses.dataclass(kw_only=True)
+class Match:
+    """Lines of one rule, device and code."""
+
+    rule: str
+    device: str
+    code: str
+    count: int = 0
+    """Errors: of each line one, or as many as it says."""
+    hours: dict[str, int] = dataclasses.field(default_factory=dict)
+    """From an age in whole hours, at most `OLD_H`, to the errors of that age."""
+    first: str = ""
+    """Time in ISO 8601, UTC; empty if the line has none."""
+    last: str = ""
+    last_index: int = 0
+    """How many matching lines the log had up to the last of these."""
+    line: str = ""
+    """The last."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Digest:
+    """What a log has told."""
+
+    read_from: str
+    is_severe: bool
+    """Whether all its lines are of a severe level, and none is the normal case."""
+    num_lines: int
+    num_bytes: int
+    num_long: int
+    """Lines that were too long: not searched."""
+    begin: str
+    """Time of its first line in ISO 8601, UTC; empty if it has none."""
+    matches: Sequence[Match]
+
+
+class Scanner:
+    """Makes a digest of a log that comes in pieces."""
+
+    def __init__(
+        self,
+        read_from: str,
+        at: Now,
+        *,
+        is_severe: bool = False,
+        rules: Rules | None = None,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+          read_from: where the log is from.
+          at: the time now, from which ages are counted.
+          is_severe: see `Log`.
+          rules: those that are shipped, if not given.
+        """
+        self._rules = rules or kernel_rules.shipped()
+        self._anchors = [b"\n"] if is_severe else self._rules.anchors
+        self._read_from, self._now, self._is_severe = read_from, at, is_severe
+        self._rest, self._is_in_long = b"", False
+        self.num_bytes, self._num_lines, self._num_long = 0, 0, 0
+        self._begin: str | None = None
+        # A host that floods its log writes the same line again and again.
+        self._match = functools.lru_cache(_MOST_CACHED)(
+            functools.partial(self._rules.match, is_severe=is_severe)
+        )
+        self._matches: dict[tuple[str, str, str], Match] = {}
+        self._keys: dict[str, int] = {}
+        self._num_matches = 0
+
+    def feed(self, data: bytes) -> None:
+        """Look at the next piece."""
+        self.num_bytes += len(data)
+        data = self._rest + data
+        end = data.rfind(b"\n") + 1
+        self._rest = data[end:]
+        start = 0
+        if end and self._is_in_long:
+            start, self._is_in_long = data.find(b"\n") + 1, False
+        if len(self._rest) > CHUNK_BYTES:
+            self._num_long += not self._is_in_long
+            self._is_in_long = True
+        if self._is_in_long:
+            self._rest = self._rest[-1:]
+        self._num_lines += data.count(b"\n", start, end)
+        self._search(data[start:end])
+
+    def _search(self, data: bytes) -> None:
+        """Look at whole lines."""
+        if self._begin is None and data:
+            age_s, _ = split_time(_decoded(data[: data.find(b"\n")]), self._now)
+            self._begin = self._when(age_s)
+        for start, stop in sorted(_spans(data, self._anchors)):
+            if stop - start > MAX_LINE_BYTES:
+                self._num_long += 1
+                continue
+            age_s, message = split_time(_decoded(data[start:stop]), self._now)
+            found = self._match(message)
+            if found is not None:
+                self._add(found, age_s, message)
+
+    def _add(self, found: Found, age_s: float | None, message: str) -> None:
+        key = (found.rule, found.device, found.code)
+        if key not in self._matches:
+            self._keys[found.rule] = self._keys.get(found.rule, 0) + 1
+            if self._keys[found.rule] > _MOST_KEYS:
+                key = (found.rule, "others", "")
+        match = self._matches.setdefault(
+            key, Match(rule=key[0], device=key[1], code=key[2])
+        )
+        self._num_matches += 1
+        hours, when = _hours(age_s), self._when(age_s)
+        match.count += found.count
+        match.hours[str(hours)] = match.hours.get(str(hours), 0) + found.count
+        match.first = match.first or when
+        match.last = when or match.last
+        match.last_index = self._num_matches
+        match.line = message.strip()[:_SHOWN_CHARS]
+
+    def _when(self, age_s: float | None) -> str:
+        """Return a time in ISO 8601, or "" if it is not known."""
+        if age_s is None:
+            return ""
+        when = datetime.datetime.fromtimestamp(self._now.unix_s - age_s, datetime.UTC)
+        return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def digest(self) -> Digest:
+        """Return what the log has told; its last line must have an end."""
+        return Digest(
+            read_from=self._read_from,
+            is_severe=self._is_severe,
+            num_lines=self._num_lines,
+            num_bytes=self.num_bytes,
+            num_long=self._num_long,
+            begin=self._begin or "",
+            matches=[*self._matches.values()],
+        )
+
+    def reading(self) -> Reading:
+        """Return the digest as JSON; one whose last line has no end is cut."""
+        text = json.dumps(dataclasses.asdict(self.digest()), indent=1) + "\n"
+        return Reading(text=text, num_bytes=len(text) + (self._rest != b""))
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")
+
+
+def _spans(data: bytes, anchors: Sequence[bytes]) -> set[tuple[int, int]]:
+    """Return where the lines are that have an anchor; each line ends in the data."""
+    spans = set()
+    for anchor in anchors:
+        at = data.find(anchor)
+        while at >= 0:
+            start, stop = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
+            spans.add((start, stop))
+            at = data.find(anchor, stop + 1)
+    return spans
+
+
+def split_time(line: str, at: Now) -> tuple[float | None, str]:
+    """Return how old a line is, or None if it does not say, and what follows."""
+    found = _ISO.match(line)
+    if found is not None:
+        try:
+            then = datetime.datetime.fromisoformat(found[1] + found[2])
+        except ValueError:
+            return None, line
+        return _sane(at.unix_s - then.timestamp()), line[found.end() :]
+    found = _UNIX.match(line)
+    if found is not None:
+        return _sane(at.unix_s - float(found[1])), line[found.end() :]
+    found = _SINCE_BOOT.match(line)
+    if found is not None:
+        age_s = at.uptime_s - float(found[1])
+        is_of_this_boot = age_s > -_SLACK_S
+        return age_s if is_of_this_boot else None, line[found.end() :]
+    return None, _LEVEL.sub("", line)
+
+
+def _sane(age_s: float) -> float | None:
+    """Return an age that a line of a log can have."""
+    return age_s if -_SLACK_S < age_s < _OLDEST_S else None
+
+
+def _hours(age_s: float | None) -> int:
+    """Return an age in whole hours; a line without a time is new."""
+    return 0 if age_s is None else min(OLD_H, int(max(0.0, age_s) // 3600))
+
+
+@functools.lru_cache(KEPT_TEXTS)
+def digest(text: str) -> Digest:
+    """Return a digest that was written as JSON.
+
+    Raises:
+      UnreadableError: it is none, or the log was not searched as a whole.
+    """
+    try:
+        found: Digest = checked_json.read(text, Digest)
+        ages = [int(age) for m in found.matches for age in m.hours]
+    except ValueError as error:
+        raise UnreadableError(str(error)) from error
+    if found.num_lines < 1 and not found.is_severe:
+        raise UnreadableError("it has no line")
+    if found.num_long:
+        raise UnreadableError(f"{found.num_long} lines are too long for a log")
+    known = kernel_rules.shipped().rules.keys() | {kernel_rules.UNLISTED}
+    if any(m.rule not in known or m.count < 1 for m in found.matches) or any(
+        age < 0 for age in ages
+    ):
+        raise UnreadableError("it has a rule, a count or an age that there is not")
+    return found
+
+
+def recent(hours: Mapping[str, int], window_h: int) -> int:
+    """Return how many errors are younger than some hours."""
+    return sum(count for age, count in hours.items() if int(age) < window_h)

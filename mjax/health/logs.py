@@ -1,0 +1,142 @@
+"""The kernel's log as a source: a command or a file that is read as a stream.
+
+Enters: the output of `journalctl` or `dmesg`, or a file, of any length. Leaves: its
+`Digest` as JSON. A log whose time was over, or whose last line has no end, is
+incomplete.
+"""
+
+import contextlib
+import dataclasses
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from mjax.health.log_digest import CHUNK_BYTES, Now, Scanner
+from mjax.health.sources import Command, File, Reading
+
+_SHOWN_CHARS = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """The kernel's log, from the first of several ways that gives a line."""
+
+    ways: tuple[Command | File, ...]
+    is_severe: bool = False
+    """Whether the way gives only lines of severe levels: none is fine, and each must
+    have a rule."""
+
+    @property
+    def shown(self) -> str:
+        """The ways."""
+        return " or ".join(way.shown for way in self.ways)
+
+    def read(self, limit_s: float) -> Reading:
+        """Read it; the text is a `Digest` as JSON."""
+        until_s = time.monotonic() + limit_s
+        reasons = []
+        for way in self.ways:
+            scanner = Scanner(way.shown, now(), is_severe=self.is_severe)
+            status, reason = _feed(scanner, way, until_s)
+            if status is None:
+                return Reading(status=None)
+            if not reason and scanner.num_bytes == 0 and not self.is_severe:
+                reason = f"{way.shown} gives no line"
+            if not reason:
+                return scanner.reading()
+            reasons.append(reason)
+        return Reading(absent="; ".join(reasons))
+
+
+def now() -> Now:
+    """Return the time."""
+    return Now(unix_s=time.time(), uptime_s=time.monotonic())
+
+
+def _feed(
+    scanner: Scanner, way: Command | File, until_s: float
+) -> tuple[int | None, str]:
+    """Read one way to its end.
+
+    Returns:
+      0, or None if the time was over; and why it gives nothing, or "".
+    """
+    if isinstance(way, File):
+        return _feed_file(scanner, Path(way.path), until_s)
+    environment = os.environ | {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                way.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                env=environment,
+            )
+        except FileNotFoundError:
+            return 0, f"there is no command {way.argv[0]}"
+        except OSError as error:
+            return 0, f"{way.argv[0]} cannot be run: {error.strerror}"
+        try:
+            for data in _chunks(process, until_s):
+                scanner.feed(data)
+            status = process.wait(max(0.0, until_s - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return None, "its time limit passed"
+        finally:
+            _end(process)
+        errors.seek(0)
+        said = errors.read()[-_SHOWN_CHARS:].decode(errors="replace").strip()
+    if status:
+        return 0, f"{way.shown} ended with {status}" + (f": {said}" if said else "")
+    return 0, ""
+
+
+def _feed_file(scanner: Scanner, path: Path, until_s: float) -> tuple[int | None, str]:
+    try:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK_BYTES):
+                scanner.feed(data)
+                if time.monotonic() > until_s:
+                    return None, "its time limit passed"
+    except FileNotFoundError:
+        return 0, f"there is no {path}"
+    except OSError as error:
+        return 0, f"{path} cannot be read: {error.strerror}"
+    return 0, ""
+
+
+def _chunks(process: subprocess.Popen[bytes], until_s: float) -> Iterator[bytes]:
+    """Yield what a process writes.
+
+    Raises:
+      TimeoutError: it did not end in time.
+    """
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        os.set_blocking(process.stdout.fileno(), False)
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not selector.select(left_s):
+                raise TimeoutError
+            data = os.read(process.stdout.fileno(), CHUNK_BYTES)
+            if not data:
+                return
+            yield data
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process with its children, and take its status."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,140 @@
+"""The processes of a host and how much of a processor each uses now.
+
+Enters: /proc/PID/stat and status, read twice. Leaves: one line a process. `ps` tells
+the use over the whole life of a process: a daemon that went wild an hour ago would look
+idle there. This process, its children and its ancestors are left out.
+
+Source of the format: proc_pid_stat(5),
+https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
+"""
+
+import contextlib
+import dataclasses
+import os
+import pwd
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from mjax.health.sources import Reading
+
+INTERVAL_S = 1.0
+"""Between the two looks, chosen: a processor's tick is 10 ms, so that 1% is seen."""
+HEADER = "pid\tuser\tstate\tpercent\trss_mib\tcommand"
+# Fields of /proc/PID/stat after the name, which may have spaces and parentheses.
+_STAT = re.compile(r"^([0-9]+) \((.*)\) (\S) (.*)$", re.DOTALL)
+_PPID, _UTIME, _STIME, _STARTTIME, _RSS = 0, 10, 11, 18, 20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Process:
+    """A process at one moment."""
+
+    command: str
+    state: str
+    parent: int
+    ticks: int
+    """Of processor time."""
+    start: int
+    rss_pages: int
+    user: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """All processes but our own, as lines of `HEADER`, separated by tabs."""
+
+    interval_s: float = INTERVAL_S
+
+    @property
+    def shown(self) -> str:
+        """What is read."""
+        return "/proc/*/stat"
+
+    def read(self, limit_s: float) -> Reading:
+        """Look twice."""
+        if limit_s < self.interval_s:
+            return Reading(status=None)
+        before, began_s = _look(), time.monotonic()
+        time.sleep(self.interval_s)
+        after, seconds = _look(), time.monotonic() - began_s
+        if os.getpid() not in after:
+            return Reading(absent="/proc cannot be read")
+        text = table(before, after, seconds, os.getpid())
+        return Reading(text=text, num_bytes=len(text.encode()))
+
+
+def table(
+    before: Mapping[int, _Process],
+    after: Mapping[int, _Process],
+    seconds: float,
+    own: int,
+) -> str:
+    """Return the lines of all processes but of one with its children and ancestors."""
+    hidden = family(own, {pid: process.parent for pid, process in after.items()})
+    lines = [HEADER]
+    hertz, page_bytes = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    for pid, process in sorted(after.items()):
+        old = before.get(pid)
+        if pid in hidden:
+            continue
+        is_same = old is not None and old.start == process.start
+        ticks = process.ticks - (old.ticks if is_same and old else 0)
+        percent = 100 * ticks / hertz / seconds
+        rss_mib = process.rss_pages * page_bytes / 2**20
+        lines.append(
+            f"{pid}\t{process.user}\t{process.state}\t{percent:.1f}\t{rss_mib:.0f}\t"
+            f"{process.command}"
+        )
+    return "\n".join([*lines, ""])
+
+
+def family(own: int, parents: Mapping[int, int]) -> set[int]:
+    """Return a process, its ancestors but init, and all that come from it."""
+    found = {own}
+    while new := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= new
+    parent = parents.get(own, 0)
+    while parent > 1 and parent not in found:
+        found.add(parent)
+        parent = parents.get(parent, 0)
+    return found
+
+
+def _look() -> dict[int, _Process]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            uid = path.stat().st_uid
+            text = (path / "stat").read_text(errors="replace")
+            found[int(path.name)] = parsed(text, _name(uid))
+    return found
+
+
+def parsed(text: str, user: str) -> _Process:
+    """Return what a line of /proc/PID/stat says.
+
+    Raises:
+      ValueError: it is no such line.
+    """
+    match = _STAT.match(text)
+    fields = match[4].split() if match else []
+    if match is None or len(fields) <= _RSS:
+        raise ValueError(f"no /proc/PID/stat: {text[:60]!r}")
+    return _Process(
+        command=re.sub(r"[^\x21-\x7e]", "_", match[2]) or "_",
+        state=match[3],
+        parent=int(fields[_PPID]),
+        ticks=int(fields[_UTIME]) + int(fields[_STIME]),
+        start=int(fields[_STARTTIME]),
+        rss_pages=int(fields[_RSS]),
+        user=user,
+    )
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,122 @@
+"""What many small files say, and one command for each of several devices.
+
+Enters: the text of a `Files` source, or the devices of a host. Leaves: the lines of
+each file by its path; the output of each device after a line that names it.
+"""
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mjax.health.findings import (
+    UnreadableError,
+    quoted,
+)
+from mjax.health.sources import Command, Reading
+
+_HEAD = re.compile(r"^# (/[\w/.-]{1,100}) (-?[0-9]{1,3})$")
+_NUMBER = re.compile(r"([0-9]+)")
+
+
+def lines_of(text: str) -> Mapping[str, Sequence[str]]:
+    """Return the lines of each file of a `Files` source, in the order of their names.
+
+    Numbers in names are put in order as numbers: cpu2 is before cpu10.
+
+    Raises:
+      UnreadableError: it is no such text, or a file cannot be read.
+    """
+    found: dict[str, list[str]] = {}
+    for line in text.split("\n")[:-1]:
+        path, tab, content = line.partition("\t")
+        if not tab or not path.startswith("/"):
+            raise UnreadableError(f"no path and tab in {quoted(line)}")
+        if content.startswith("!"):
+            raise UnreadableError(f"{path}: {content[1:]}")
+        found.setdefault(path, []).append(content.removeprefix("\\"))
+    if not found or not text.endswith("\n"):
+        raise UnreadableError("it is empty, or ends early")
+    return {path: found[path] for path in sorted(found, key=_natural)}
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part)
+        for part in _NUMBER.split(name)
+    ]
+
+
+def values(text: str) -> Mapping[str, str]:
+    """Return the content of each file, which has one line.
+
+    Raises:
+      UnreadableError: as `lines_of`; a file has more lines.
+    """
+    found = {}
+    for path, lines in lines_of(text).items():
+        if len(lines) != 1:
+            raise UnreadableError(f"{path} has {len(lines)} lines")
+        found[path] = lines[0].strip()
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Each:
+    """The output of a command for each device of a folder of /sys.
+
+    Each output follows a line `# /dev/NAME STATUS`.
+    """
+
+    argv: tuple[str, ...]
+    """The path of the device comes after it."""
+    pattern: str
+    """Of the devices in /sys."""
+
+    @property
+    def shown(self) -> str:
+        """Its command line."""
+        return f"{' '.join(self.argv)} /dev/{Path(self.pattern).name}"
+
+    def read(self, limit_s: float) -> Reading:
+        """Run all of them, one after the other."""
+        until_s = time.monotonic() + limit_s
+        names = sorted(
+            {path.name for path in Path("/").glob(self.pattern.lstrip("/"))},
+            key=_natural,
+        )
+        if not names:
+            return Reading(absent=f"there is no {self.pattern}")
+        texts, num_bytes = [], 0
+        for name in names:
+            command = Command((*self.argv, f"/dev/{name}"))
+            reading = command.read(max(0.0, until_s - time.monotonic()))
+            if reading.absent or reading.cut:
+                return reading
+            said = reading.text if reading.text.strip() else reading.error
+            texts.append(f"# /dev/{name} {reading.status}\n{said.rstrip()}\n")
+            num_bytes += len(texts[-1].encode(errors="surrogateescape"))
+        return Reading(text="".join(texts), num_bytes=num_bytes)
+
+
+def outputs(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each device of an `Each` source with its output.
+
+    Raises:
+      UnreadableError: it is no such text, or a command has failed.
+    """
+    device, status, lines = "", "", []
+    for line in [*text.splitlines(), "# /end 0"]:
+        head = _HEAD.match(line)
+        if head is None:
+            lines.append(line)
+            continue
+        if not device and lines:
+            raise UnreadableError(f"no device before {quoted(lines[0])}")
+        if device and status != "0":
+            said = " ".join(lines)[:200]
+            raise UnreadableError(f"{device}: it ended with {status}: {said}")
+        if device:
+            yield device, "\n".join(lines)
+        device, status, lines = head[1], head[2], []
