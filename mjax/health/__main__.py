@@ -2,6 +2,7 @@
 
 check     judge this host by what its tools say
 checks    list all checks
+burn      measure what devices and host reach, and compare
 init      time how process groups start
 
 `COMMAND --help` has the flags of each. Exit codes: 0 all is well, 1 something is not, 2
@@ -21,10 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     match words[:1]:
         case ["check" | "checks"]:
             return check_command.main(words)
-        case ["init"]:
-            from mjax.health.startup import command
+        case ["burn"]:
+            from mjax.health.burn import command as burn
 
-            return command.main(words[1:])
+            return burn.main(words[1:])
+        case ["init"]:
+            from mjax.health.startup import command as init
+
+            return init.main(words[1:])
         case ["-h" | "--help"]:
             print(__doc__)
             return 0

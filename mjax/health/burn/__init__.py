@@ -1,0 +1,1 @@
+"""What devices and hosts reach under load, against baselines and other hosts."""

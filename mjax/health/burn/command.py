@@ -1,0 +1,279 @@
+"""`python -m mjax.health burn`: measure what a host reaches, and judge it.
+
+Enters: flags, baselines by hardware, results of other hosts. Leaves: a result of four
+states (`result`), and the state of a long burn. Measurements run in processes of their
+own (`child`), so that a device that hangs is reported. The host must be idle: other
+programs slow down what is measured.
+
+Exit codes: 0 passed; 1 not passed; 2 bad input; 42 stopped by a signal, and the same
+command resumes from --state.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mjax import flags
+from mjax.health.burn import child as burn_child
+from mjax.health.burn import limits as burn_limits
+from mjax.health.burn import result as burn_result
+from mjax.health.burn import state as burn_state
+from mjax.health.burn.config import BurnConfig
+from mjax.health.burn.judging import Round, judge
+from mjax.health.burn.measurements import GROUPS, Group, Measured, Task, is_within
+from mjax.health.burn.result import Check, Result
+from mjax.health.findings import State
+
+PASSED, NOT_PASSED, BAD_INPUT, STOPPED = 0, 1, 2, 42
+_MODULES: Mapping[Group, str] = {
+    "devices": "mjax.health.burn.workloads",
+    "host": "mjax.health.burn.host_workloads",
+    "network": "mjax.health.burn.workloads",
+}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command and return its exit code."""
+    try:
+        config: BurnConfig = flags.read(
+            BurnConfig,
+            argv,
+            prog="python -m mjax.health burn",
+            named_by=(BurnConfig,),
+            description=BurnConfig.__doc__,
+        )
+        return _run(config)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NOT_PASSED
+
+
+def _run(config: BurnConfig) -> int:
+    """Burn, judge and report."""
+    baselines = burn_limits.read_baselines(config.baselines)
+    others = [burn_result.read_result(path) for path in config.compare]
+    burn_limits.others(others, config.host, "", config.compare_fraction)
+    for flag, path in (("--out", config.out), ("--state", config.state)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"{flag} {path}: its folder does not exist; make it first")
+    saved = burn_state.load(config.state, config.host, config.settings)
+    with _signals() as received:
+        while not _is_over(saved, config):
+            try:
+                saved = _round(config, saved, received)
+            except burn_child.Stopped:
+                print(_stopped_text(config, saved), file=sys.stderr)
+                return STOPPED
+            burn_state.save(config.state, saved)
+            if config.minutes is not None:
+                print(_progress(config, saved), file=sys.stderr)
+    hardware = saved.rounds[0].hardware
+    same = burn_limits.others(others, config.host, hardware, config.compare_fraction)
+    checks = judge(
+        saved.rounds,
+        lambda one: burn_limits.limits(one, hardware, baselines, same),
+        _expected_devices(config),
+    )
+    checks = (*checks, *_not_measured(config, checks))
+    result = Result(
+        ok=burn_result.is_passed(checks, config.require),
+        host=config.host,
+        hardware=hardware,
+        checks=checks,
+    )
+    text = burn_result.to_json(result)
+    if config.out is not None:
+        config.out.write_text(f"{text}\n", encoding="utf-8")
+    print(text if config.json else burn_result.to_table(result))
+    return PASSED if result.ok else NOT_PASSED
+
+
+def _is_over(saved: burn_state.Saved, config: BurnConfig) -> bool:
+    """Say whether no round is left."""
+    if not saved.rounds:
+        return False
+    return config.minutes is None or saved.burned_s >= 60 * config.minutes
+
+
+def _round(
+    config: BurnConfig, saved: burn_state.Saved, received: Sequence[int]
+) -> burn_state.Saved:
+    """Make one round and add it to the burn.
+
+    Raises:
+      Stopped: a signal came; the round does not count.
+    """
+    started_s = time.monotonic()
+    found: list[Measured] = []
+    hardware, agreed_s = "", None
+    for group, every in GROUPS.items():
+        kinds = tuple(kind for kind in every if _is_asked(config, kind))
+        why_not = _why_not(config, group, saved)
+        if why_not is not None:
+            found += [dataclasses.replace(why_not, name=kind) for kind in kinds]
+        elif kinds:
+            elapsed_s = saved.elapsed_s + time.monotonic() - started_s
+            ended = burn_child.measure(
+                _task(config, group, kinds, elapsed_s),
+                (sys.executable, "-m", _MODULES[group]),
+                _environment(config),
+                _limits(config, group),
+                lambda: bool(received),
+            )
+            found += ended.results
+            hardware, agreed_s = hardware or ended.hardware, ended.agreed_s
+    seconds = time.monotonic() - started_s
+    new = Round(
+        begin_s=saved.elapsed_s,
+        seconds=seconds,
+        hardware=hardware,
+        results=tuple(found),
+    )
+    return dataclasses.replace(saved, rounds=(*saved.rounds, new), agreed_s=agreed_s)
+
+
+def _is_asked(config: BurnConfig, kind: str) -> bool:
+    return not config.only or any(is_within(kind, one) for one in config.only)
+
+
+def _why_not(
+    config: BurnConfig, group: Group, saved: burn_state.Saved
+) -> Measured | None:
+    """Return what the kinds of a group come to without being measured."""
+    if group != "host" and importlib.util.find_spec("jax") is None:
+        return Measured(name="-", outcome="absent", note="jax is not installed")
+    if group != "network":
+        return None
+    if config.coordinator is None:
+        return Measured(name="-", outcome="absent", note="--coordinator is not given")
+    for index, one in enumerate(saved.rounds):
+        for measured in one.results:
+            is_bad = measured.outcome in ("error", "incomplete")
+            if is_bad and is_within(measured.name, "all_reduce_hosts"):
+                note = f"not tried again after round {index + 1}: {measured.note}"
+                return Measured(name="-", outcome="incomplete", note=note)
+    return None
+
+
+def _task(
+    config: BurnConfig, group: Group, kinds: tuple[str, ...], elapsed_s: float
+) -> Task:
+    """Return what a measuring process is asked to do."""
+    task = Task(
+        kinds=kinds,
+        form=config.form,
+        disk_dir=None if config.disk_dir is None else str(config.disk_dir),
+        disk_mib=config.disk_mib,
+        memory_mib=config.memory_mib,
+        elapsed_s=elapsed_s,
+    )
+    if group != "network":
+        return task
+    return dataclasses.replace(
+        task,
+        coordinator=config.coordinator,
+        num_processes=config.num_processes or 1,
+        process_id=config.process_id or 0,
+        join_s=config.join_s,
+    )
+
+
+def _limits(config: BurnConfig, group: Group) -> burn_child.Limits:
+    """Return limits; a process that waits for others has longer."""
+    join_s = float(config.join_s) if group == "network" else 0.0
+    return burn_child.Limits(start_s=config.limit_s + join_s, kind_s=config.limit_s)
+
+
+def _environment(config: BurnConfig) -> dict[str, str]:
+    """Return the environment of a measuring process."""
+    found = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ | {"LC_ALL": "C"}
+    if config.simulate_devices is not None:
+        count = f"--xla_force_host_platform_device_count={config.simulate_devices}"
+        found["XLA_FLAGS"] = f"{found.get('XLA_FLAGS', '')} {count}".strip()
+        found["JAX_PLATFORMS"] = "cpu"
+    elif config.platform is not None:
+        found["JAX_PLATFORMS"] = config.platform
+    elif _nvidia_devices():
+        # jax would use the CPU without a word if the GPUs cannot be started.
+        found.setdefault("JAX_PLATFORMS", "cuda")
+    return found
+
+
+def _expected_devices(config: BurnConfig) -> int | None:
+    """Return how many devices must be there, if that is known."""
+    if config.expect_devices is not None:
+        return config.expect_devices
+    if config.simulate_devices is not None:
+        return config.simulate_devices
+    if config.platform == "cpu" or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return None
+    return _nvidia_devices() or None
+
+
+def _nvidia_devices(folder: Path = Path("/dev")) -> int:
+    """Count the GPUs for which the NVIDIA driver has made a device file."""
+    names = (path.name for path in folder.glob("nvidia*"))
+    return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
+
+
+def _not_measured(config: BurnConfig, checks: Sequence[Check]) -> list[Check]:
+    """Return a check for everything that is required and that there is none of."""
+    return [
+        Check(
+            name=name,
+            state=State.UNKNOWN,
+            value=None,
+            limit=None,
+            reason="required, and not measured",
+            unit="",
+        )
+        for name in config.require
+        if not any(is_within(check.name, name) for check in checks)
+    ]
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Note SIGTERM and Ctrl-C instead of ending."""
+    received: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in _SIGNALS
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _progress(config: BurnConfig, saved: burn_state.Saved) -> str:
+    return (
+        f"round {len(saved.rounds)}: {saved.burned_s / 60:.1f} of {config.minutes:g} "
+        "minutes burned"
+    )
+
+
+def _stopped_text(config: BurnConfig, saved: burn_state.Saved) -> str:
+    """Say what is kept."""
+    if config.state is None:
+        return "stopped; nothing is kept without --state"
+    return (
+        f"stopped after {len(saved.rounds)} whole rounds; the same command resumes "
+        f"from {config.state}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

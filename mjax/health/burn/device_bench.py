@@ -1,0 +1,131 @@
+"""What measurements on devices share: devices by name, timing, and the wrong places.
+
+Enters: the devices of this process and a task. Leaves: median times and `Measured`.
+Runs in a process that `health burn` starts.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from mjax.health.burn.host_workloads import repeat
+from mjax.health.burn.measurements import BUDGET_S, Measured, Outcome, Task, unit_of
+
+AXIS = "device"
+Device = Any
+"""A jax.Device, whose class type checkers take for a variable."""
+_STEP = np.uint32(0x9E3779B1)
+"""2^32 over the golden ratio, made odd (Knuth, The Art of Computer Programming 3, 6.4):
+all multiples below 2^32 times it differ."""
+_BATCH_S = 0.01
+"""Seconds of calls that are waited for at once; chosen: hides the cost of a launch."""
+
+
+class Bench:
+    """The devices of one process, and how long to measure them."""
+
+    def __init__(self, devices: Mapping[str, Device], task: Task) -> None:
+        """Begin.
+
+        Args:
+          devices: by name, `gpu0` and so on, in the order of jax.
+          task: how long to repeat.
+        """
+        self.devices, self.task = devices, task
+        self.is_cpu = next(iter(devices.values())).platform == "cpu"
+        self.mesh = Mesh(np.array([*devices.values()]), (AXIS,))
+
+    def time(self, call: Callable[[], jax.Array], parts: int = 1) -> float:
+        """Return the median seconds of a call, after two that warm up.
+
+        Args:
+          call: starts work on devices and does not wait for it.
+          parts: of how many calls for each device this is one.
+        """
+        jax.block_until_ready(call())
+        started_s = time.perf_counter()
+        jax.block_until_ready(call())
+        once_s = max(time.perf_counter() - started_s, 1e-6)
+        batch = math.ceil(_BATCH_S / once_s)
+        times = []
+        for _ in repeat(BUDGET_S[self.task.form] / len(self.devices) / parts):
+            started_s = time.perf_counter()
+            for _ in range(batch - 1):
+                call()
+            jax.block_until_ready(call())
+            times.append((time.perf_counter() - started_s) / batch)
+        return statistics.median(times)
+
+    def shards(self, x: jax.Array) -> dict[str, np.ndarray]:
+        """Return what each device of this process holds, by its name."""
+        held = {shard.device: np.asarray(shard.data) for shard in x.addressable_shards}
+        return {name: held[device] for name, device in self.devices.items()}
+
+    def wrong_words(self, counts: jax.Array) -> dict[str, int]:
+        """Return how many words are wrong on each device of this process."""
+        return {name: int(count.sum()) for name, count in self.shards(counts).items()}
+
+
+def per_device(
+    mesh: Mesh, function: Callable[..., jax.Array]
+) -> Callable[..., jax.Array]:
+    """Compile a function that runs on each device, over the first dim of its arguments.
+
+    Varying arguments are not checked: equal ones are given to every device on purpose.
+    """
+    spec = PartitionSpec(AXIS)
+    spread = jax.shard_map(
+        function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    return jax.jit(spread)
+
+
+def words(count: int) -> jax.Array:
+    """Return [count] uint32 that all differ, each a function of its place."""
+    return jnp.arange(count, dtype=jnp.uint32) * _STEP
+
+
+def scatter(x: jax.Array) -> jax.Array:
+    """Multiply uint32 by an odd number: different words stay different."""
+    return x * _STEP
+
+
+def check_place(x: jax.Array, device: Device) -> None:
+    """Refuse a result of another device: it would be reported under a wrong name.
+
+    Raises:
+      RuntimeError: it is not on the device.
+    """
+    if x.devices() != {device}:
+        raise RuntimeError(f"computed on {x.devices()} instead of {device}")
+
+
+def rate(
+    name: str, work: float, seconds: float, wrong: Mapping[str, int] | None = None
+) -> Measured:
+    """Return work over time, or what was wrong with the result.
+
+    Args:
+      name: of the measurement.
+      work: in 10^12 operations or 10^9 bytes.
+      seconds: of one call.
+      wrong: number of wrong words by device.
+    """
+    notes = [
+        f"{n} words are wrong on {place}" for place, n in (wrong or {}).items() if n
+    ]
+    outcome: Outcome = "wrong" if notes else "value"
+    return Measured(
+        name=name,
+        outcome=outcome,
+        value=work / seconds,
+        unit=unit_of(name),
+        note="; ".join(notes),
+    )

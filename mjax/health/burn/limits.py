@@ -1,0 +1,159 @@
+"""What a measurement must reach: a part of a peak, or of the median of other hosts.
+
+Enters: baselines in TOML, and the results of other hosts. Leaves: limits of a name.
+"""
+
+import dataclasses
+import math
+import statistics
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mjax import checked_json, flags
+from mjax.health.burn.measurements import KINDS, Measured, is_within, unit_of
+from mjax.health.burn.result import Result
+
+BASELINES = Path(__file__).with_name("baselines.toml")
+LEAST_HOSTS = 3
+"""Whose median is one to compare with; chosen: with 2 the slow one is half of it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The least value that is ok."""
+
+    value: float
+    text: str
+    """Where it comes from."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """What one model of device reaches at best."""
+
+    device_kind: str
+    source: str
+    peak: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """What must be reached, by hardware."""
+
+    fraction: Mapping[str, float]
+    hardware: tuple[Peaks, ...]
+
+    def __post_init__(self) -> None:
+        names = [*self.fraction, *(kind for one in self.hardware for kind in one.peak)]
+        for name in names:
+            if name not in KINDS:
+                near = flags.nearest(name, KINDS)
+                raise ValueError(f"unknown measurement {name}; the nearest is {near}")
+        for name, fraction in self.fraction.items():
+            if not 0 < fraction <= 1:
+                raise ValueError(
+                    f"fraction of {name} must be in (0, 1], got {fraction}"
+                )
+        for one in self.hardware:
+            for name, peak in one.peak.items():
+                if not (math.isfinite(peak) and peak > 0):
+                    raise ValueError(
+                        f"peak of {name} must be positive, got {peak} for "
+                        f"{one.device_kind}"
+                    )
+        kinds = [one.device_kind for one in self.hardware]
+        twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+        if twice is not None:
+            raise ValueError(f"device_kind {twice} is there twice; leave one")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Others:
+    """What other hosts with the same hardware have reached."""
+
+    values: Mapping[str, Sequence[float]]
+    """By name of the measurement."""
+    fraction: float
+    left_out: int = 0
+    """Hosts with other hardware."""
+
+
+def read_baselines(path: Path = BASELINES) -> Baselines:
+    """Read a file of baselines.
+
+    Raises:
+      ValueError: it cannot be read, or is not one; the message names the file.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        return checked_json.check(found, Baselines, "")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--baselines {path}: {error}") from error
+
+
+def others(
+    results: Sequence[Result], host: str, hardware: str, fraction: float
+) -> Others:
+    """Gather what other hosts have reached.
+
+    Args:
+      results: of other hosts; one of this host is left out.
+      host: this one.
+      hardware: of this host; results of other hardware are left out.
+      fraction: of their median that must be reached.
+    Raises:
+      ValueError: a host is there twice, or a value has another unit.
+    """
+    names = [result.host for result in results]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"--compare has host {twice} twice; give one file of each")
+    values: dict[str, list[float]] = {}
+    foreign = [one for one in results if one.host != host]
+    same = [one for one in foreign if one.hardware == hardware]
+    for result in same:
+        for check in result.checks:
+            if check.value is None or not check.unit:
+                continue
+            if check.unit != unit_of(check.name):
+                raise ValueError(
+                    f"--compare: {check.name} of {result.host} is in {check.unit}, "
+                    f"expected {unit_of(check.name)}; measure it with this version"
+                )
+            values.setdefault(check.name, []).append(check.value)
+    return Others(values=values, fraction=fraction, left_out=len(foreign) - len(same))
+
+
+def limits(
+    measured: Measured, hardware: str, baselines: Baselines, others: Others
+) -> tuple[list[Limit], str]:
+    """Return the limits of a measurement, and why there are not more.
+
+    Args:
+      measured: any of its rounds.
+      hardware: as jax names it.
+      baselines: of all hardware.
+      others: of the same hardware.
+    """
+    found, missing = [], []
+    kind = next((kind for kind in KINDS if is_within(measured.name, kind)), "")
+    peaks = next((p for p in baselines.hardware if p.device_kind == hardware), None)
+    peak = None if peaks is None else peaks.peak.get(kind)
+    fraction = baselines.fraction.get(kind)
+    if peak is None or fraction is None:
+        missing.append(f"no baseline for {hardware}")
+    else:
+        text = f"{fraction:g} of the peak {peak:g} of {hardware}"
+        found.append(Limit(value=fraction * peak, text=text))
+    values = others.values.get(measured.name, [])
+    if len(values) < LEAST_HOSTS:
+        missing.append(
+            f"{len(values)} other hosts to compare with, {LEAST_HOSTS} are needed"
+            + (f" ({others.left_out} have other hardware)" if others.left_out else "")
+        )
+    else:
+        median = statistics.median(values)
+        text = f"{others.fraction:g} of the median {median:.4g} of {len(values)} hosts"
+        found.append(Limit(value=others.fraction * median, text=text))
+    return found, "; ".join(missing)

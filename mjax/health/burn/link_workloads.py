@@ -1,0 +1,206 @@
+"""Copies in, to, from and between devices, and collectives, with what must arrive.
+
+Enters: a `Bench`. Leaves: `Measured`. Runs in a process that `health burn` starts;
+`workloads` says what is counted.
+"""
+
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
+
+from mjax.health.burn.device_bench import (
+    AXIS,
+    Bench,
+    Device,
+    check_place,
+    per_device,
+    rate,
+    scatter,
+    words,
+)
+from mjax.health.burn.measurements import Form, Measured
+
+_CPU_BYTES = 2**23
+"""Of every buffer; chosen: milliseconds for two cores."""
+_CPU_COPY_BYTES = 2**25
+"""Of the buffer of a CPU that is read and written; chosen: with its copy above most
+caches."""
+_LINK_BYTES = 2**28
+_COPY_BYTES = _REDUCE_BYTES = 2**30
+"""Chosen: above every cache; and NCCL is at its full rate only above 256 MiB
+(github.com/NVIDIA/nccl-tests, issue 212)."""
+_NETWORK_REPEATS: Mapping[Form, int] = {"quick": 3, "short": 20, "long": 100}
+"""Fixed: every process must make as many calls as the others. Chosen: about the budget
+of the form."""
+_PERIOD = 1024
+"""Of the numbers that are added up; chosen: below 2^24 with 2^14 devices, so that
+float32 is exact in every order."""
+_HOST_MEMORY = "pinned_host"
+_KEY = np.uint32(0x5A5A5A5A)
+
+
+def device_memory(bench: Bench) -> list[Measured]:
+    """Time a pass over the memory of each device."""
+    count, found = _count(bench, _CPU_COPY_BYTES, _COPY_BYTES), []
+    for name, device in bench.devices.items():
+        x = _words_on(count, device)
+        seconds = bench.time(lambda x=x: _flip(x))
+        wrong = {name: int(_count_wrong(_flip(_flip(x))))}
+        found.append(rate(f"device_memory.{name}", 8 * count / 1e9, seconds, wrong))
+    return found
+
+
+def transfers(
+    bench: Bench, kind: Literal["host_to_device", "device_to_host"]
+) -> list[Measured]:
+    """Time copies between page-locked memory and each device."""
+    count, found = _count(bench, _CPU_BYTES, _LINK_BYTES), []
+    for name, device in bench.devices.items():
+        if _HOST_MEMORY not in {m.kind for m in device.addressable_memories()}:
+            note = f"jax has no page-locked memory for {name}"
+            return [Measured(name=kind, outcome="absent", note=note)]
+        here = SingleDeviceSharding(device, memory_kind="device")
+        host = SingleDeviceSharding(device, memory_kind=_HOST_MEMORY)
+        begin, end = (host, here) if kind == "host_to_device" else (here, host)
+        source = jax.device_put(_words_on(count, device), begin)
+        seconds = bench.time(lambda s=source, to=end: jax.device_put(s, to))
+        arrived = jax.device_put(jax.device_put(source, end), here)
+        wrong = {name: int(_count_wrong(arrived))}
+        found.append(rate(f"{kind}.{name}", 4 * count / 1e9, seconds, wrong))
+    return found
+
+
+def pair(bench: Bench) -> list[Measured]:
+    """Time copies between all pairs of devices, each in both directions."""
+    if len(bench.devices) == 1:
+        return [_alone("pair")]
+    count, found = _count(bench, _CPU_BYTES, _LINK_BYTES), []
+    for name, other in itertools.permutations(bench.devices, 2):
+        source, to = _words_on(count, bench.devices[name]), bench.devices[other]
+        seconds = bench.time(
+            lambda s=source, to=to: jax.device_put(s, to), len(bench.devices) - 1
+        )
+        arrived = jax.device_put(source, to)
+        check_place(arrived, to)
+        wrong = {other: int(_count_wrong(arrived))}
+        found.append(rate(f"pair.{name}.{other}", 4 * count / 1e9, seconds, wrong))
+    return found
+
+
+def all_to_all(bench: Bench) -> list[Measured]:
+    """Time the exchange in which each device sends a part to each other one.
+
+    A word says who sent it, to whom, and which one of the part it is.
+    """
+    n = len(bench.devices)
+    if n == 1:
+        return [_alone("all_to_all")]
+    count = _count(bench, _CPU_BYTES, _LINK_BYTES) // n
+
+    def parts(is_received: bool) -> jax.Array:
+        me = jax.lax.axis_index(AXIS).astype(jnp.uint32)
+        other = jnp.arange(n, dtype=jnp.uint32)
+        sender, receiver = (other, me) if is_received else (me, other)
+        link = scatter(sender * n + receiver)
+        return (link[:, None] + jnp.arange(count, dtype=jnp.uint32))[None]
+
+    exchange = per_device(bench.mesh, lambda x: jax.lax.all_to_all(x, AXIS, 1, 1))
+    wrong = per_device(bench.mesh, lambda x: jnp.sum(x != parts(True), keepdims=True))
+    x = per_device(bench.mesh, lambda: parts(False))()
+    seconds = bench.time(lambda: exchange(x))
+    places = bench.wrong_words(wrong(exchange(x)))
+    return [rate(f"all_to_all.{n}", 4 * count * (n - 1) / 1e9, seconds, places)]
+
+
+def all_reduce(bench: Bench) -> list[Measured]:
+    """Time the sum over all devices of this host."""
+    n = len(bench.devices)
+    if n == 1:
+        return [_alone("all_reduce")]
+    add, places = _reduction(bench, bench.mesh)
+    seconds = bench.time(add)
+    return [_reduced(bench, f"all_reduce.{n}", n, seconds, places())]
+
+
+def all_reduce_hosts(bench: Bench) -> list[Measured]:
+    """Time the sum over the devices of all processes."""
+    mesh = Mesh(np.array(jax.devices()), (AXIS,))
+    add, places = _reduction(bench, mesh)
+    jax.block_until_ready(add())
+    times = []
+    for _ in range(_NETWORK_REPEATS[bench.task.form]):
+        started_s = time.perf_counter()
+        jax.block_until_ready(add())
+        times.append(time.perf_counter() - started_s)
+    n, seconds = mesh.size, statistics.median(times)
+    return [_reduced(bench, f"all_reduce_hosts.{n}", n, seconds, places())]
+
+
+def agree(value: float) -> float:
+    """Return the largest value of all processes; all of them call this."""
+    mesh = Mesh(np.array(jax.devices()), (AXIS,))
+    sharding = jax.NamedSharding(mesh, PartitionSpec(AXIS))
+    mine = np.array([value], np.float32)
+    x = jax.make_array_from_callback((mesh.size,), sharding, lambda _: mine)
+    largest = per_device(mesh, lambda x: jax.lax.pmax(x, AXIS))(x)
+    return float(np.asarray(largest.addressable_shards[0].data)[0])
+
+
+def _reduction(
+    bench: Bench, mesh: Mesh
+) -> tuple[Callable[[], jax.Array], Callable[[], dict[str, int]]]:
+    """Return a sum over devices, and the count of its wrong words."""
+    count, n = _count(bench, _CPU_BYTES, _REDUCE_BYTES), mesh.size
+
+    def base() -> jax.Array:
+        return (jnp.arange(count, dtype=jnp.int32) % _PERIOD).astype(jnp.float32)
+
+    def wrong(x: jax.Array) -> jax.Array:
+        return jnp.sum(x[0] != n * base() + n * (n - 1) // 2, keepdims=True)
+
+    x = per_device(mesh, lambda: (base() + jax.lax.axis_index(AXIS))[None])()
+    total = per_device(mesh, lambda x: jax.lax.psum(x, AXIS))
+    check = per_device(mesh, wrong)
+    return lambda: total(x), lambda: bench.wrong_words(check(total(x)))
+
+
+def _reduced(
+    bench: Bench, name: str, n: int, seconds: float, wrong: dict[str, int]
+) -> Measured:
+    size = 4 * _count(bench, _CPU_BYTES, _REDUCE_BYTES)
+    return rate(name, size * 2 * (n - 1) / n / 1e9, seconds, wrong)
+
+
+def _count(bench: Bench, cpu_bytes: int, gpu_bytes: int) -> int:
+    return (cpu_bytes if bench.is_cpu else gpu_bytes) // 4
+
+
+def _alone(kind: str) -> Measured:
+    return Measured(name=kind, outcome="absent", note="there is only one device")
+
+
+def _words_on(count: int, device: Device) -> jax.Array:
+    with jax.default_device(device):
+        return _words(count)
+
+
+_words = functools.partial(jax.jit, static_argnums=0)(words)
+
+
+@jax.jit
+def _flip(x: jax.Array) -> jax.Array:
+    return x ^ _KEY
+
+
+@jax.jit
+def _count_wrong(x: jax.Array) -> jax.Array:
+    """Count the words that are not those of `words`."""
+    return jnp.sum(x != words(x.size))

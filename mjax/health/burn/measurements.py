@@ -1,0 +1,116 @@
+"""What `health burn` measures: names, units, and what a measurement may come to.
+
+Enters: nothing. Leaves: the vocabulary that `burn` and the processes that it starts
+share. A name is a kind (`gemm.bfloat16`), or a kind and its part: a device
+(`gemm.bfloat16.gpu0`), two devices (`pair.gpu0.gpu1`), a number of devices
+(`all_reduce.8`), or a direction (`disk.write`).
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
+"""Of the factors of a GEMM, as jax names them."""
+
+DEVICE_KINDS = (
+    "devices",
+    *(f"gemm.{dtype}" for dtype in DTYPES),
+    *(f"bits.{dtype}" for dtype in DTYPES),
+    "device_memory",
+    "host_to_device",
+    "device_to_host",
+    "pair",
+    "all_to_all",
+    "all_reduce",
+)
+"""Measured through jax on the devices of one host, in this order."""
+HOST_KINDS = ("memory.copy", "memory.pattern", "disk")
+"""Measured without jax."""
+NETWORK_KINDS = ("all_reduce_hosts",)
+"""Measured by all processes of --num-processes together."""
+KINDS = (*DEVICE_KINDS, *HOST_KINDS, *NETWORK_KINDS)
+
+Group = Literal["devices", "host", "network"]
+"""Measurements that one process makes."""
+GROUPS: dict[Group, tuple[str, ...]] = {
+    "devices": DEVICE_KINDS,
+    "host": HOST_KINDS,
+    "network": NETWORK_KINDS,
+}
+
+Form = Literal["quick", "short", "long"]
+"""How long a measurement is repeated. Sizes are the same in all forms, so that results
+of different forms can be compared."""
+BUDGET_S: dict[Form, float] = {"quick": 0.1, "short": 1.0, "long": 10.0}
+"""Seconds of repeats of one kind, shared by its parts; chosen: a short round of all
+kinds then takes well below a minute, and a long one keeps GPUs warm for minutes."""
+LEAST_REPEATS = 3
+"""Of every part, whatever the budget; chosen: a median needs them."""
+
+Outcome = Literal["value", "right", "wrong", "absent", "error", "incomplete"]
+"""value: a number, to be judged. right, wrong: bytes were compared. absent: the host
+has no such thing, or it was not asked for. error: it failed. incomplete: no end in
+time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one measurement came to, in one round."""
+
+    name: str
+    outcome: Outcome
+    value: float | None = None
+    """In `unit`; more is better."""
+    unit: str = ""
+    note: str = ""
+    """For people: what was wrong, or why there is no value."""
+
+    def __post_init__(self) -> None:
+        value = self.value
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{self.name} must be a positive number, got {value}")
+        if self.outcome == "value" and value is None:
+            raise ValueError(f"{self.name} says value and has none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a measuring process is asked to do."""
+
+    kinds: tuple[str, ...]
+    form: Form
+    report_fd: int = -1
+    """File descriptor to which it writes a `Report` a line."""
+    disk_dir: str | None = None
+    disk_mib: int = 64
+    memory_mib: int | None = None
+    """None: chosen from the free memory."""
+    coordinator: str | None = None
+    num_processes: int = 1
+    process_id: int = 0
+    elapsed_s: float = 0.0
+    """Seconds that this process has burned; the processes agree on the largest."""
+    join_s: int = 300
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """One line of a measuring process."""
+
+    event: Literal["hardware", "begin", "end", "agreed"]
+    kind: str = ""
+    results: tuple[Measured, ...] = ()
+    hardware: str = ""
+    elapsed_s: float | None = None
+    """The largest of all processes, from those that have met."""
+
+
+def unit_of(kind: str) -> str:
+    """Return the unit of a kind's values: 10^12 operations, or 10^9 bytes a second."""
+    return "TFLOP/s" if is_within(kind, "gemm") else "GB/s"
+
+
+def is_within(name: str, prefix: str) -> bool:
+    """Say whether a name is the prefix or a part of it: gemm.int8.cpu0 is in gemm."""
+    return name == prefix or name.startswith(f"{prefix}.")

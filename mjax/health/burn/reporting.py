@@ -1,0 +1,62 @@
+"""The side of a measuring process that talks to `health burn`.
+
+Enters: a task and a function for each kind. Leaves: a line of JSON before and after
+each kind, on a file descriptor of its own, because libraries write to stdout. An error
+of one measurement does not stop the others.
+"""
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from mjax.health.burn.measurements import Measured, Outcome, Report, Task
+
+_NOTE_CHARS = 300
+# Starts of the messages of absl's status codes, which XLA's errors begin with
+# (github.com/abseil/abseil-cpp, absl/status/status.h). They tell that the software or
+# its free memory is not enough, and nothing of the health of a device.
+_ABSENT = ("UNIMPLEMENTED", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
+
+
+def send(task: Task, report: Report) -> None:
+    """Write one line to the parent."""
+    line = json.dumps(dataclasses.asdict(report)) + "\n"
+    os.write(task.report_fd, line.encode())
+
+
+def run(task: Task, functions: Mapping[str, Callable[[], Sequence[Measured]]]) -> None:
+    """Measure what the task asks for, in its order.
+
+    Args:
+      task: the kinds.
+      functions: by kind; each returns what its parts came to.
+    """
+    for kind in task.kinds:
+        send(task, Report(event="begin", kind=kind))
+        try:
+            results = tuple(functions[kind]())
+        except Exception as error:  # the border: reported, and the next one is measured
+            results = (describe(kind, error),)
+        send(task, Report(event="end", kind=kind, results=results))
+
+
+def describe(kind: str, error: Exception) -> Measured:
+    """Return what a measurement came to that raised an error."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    kinds = (NotImplementedError, TypeError, MemoryError)
+    is_absent = isinstance(error, kinds) or text.startswith(_ABSENT)
+    outcome: Outcome = "absent" if is_absent else "error"
+    note = f"{type(error).__name__}: {text}"[:_NOTE_CHARS]
+    return Measured(name=kind, outcome=outcome, note=note)
+
+
+def end_with_parent() -> None:
+    """End this process when its parent does: then nothing holds the pipe to stdin."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="mjax-parent", daemon=True).start()
