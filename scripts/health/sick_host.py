@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mjax.flags import with_flags
 from mjax.run.metrics import read_computed
 from scripts.evidence import REPOSITORY, Table, commit, write_page
 from scripts.faults.launch_faults import RUN, XLA_FLAGS
@@ -26,6 +27,7 @@ from scripts.faults.launched import Launched
 
 HOSTS, SPARES = 2, 1
 EVERY_S, STILL_BAD_S = 2, 10.0
+FLAGS = with_flags(RUN, {"--steps": ["1200"]})
 FIXTURES = REPOSITORY / "tests" / "health" / "fixtures" / "gpu"
 CHECK = "gpu.ecc_uncorrected_volatile"
 GOOD = "<dram_uncorrectable>0</dram_uncorrectable>"
@@ -63,9 +65,9 @@ def play(folder: Path) -> tuple[Launched, dict[str, float]]:
     os.environ["PATH"] = f"{fake}:{os.environ['PATH']}"
     health = f"{shlex.quote(sys.executable)} -m mjax.health"
     own = ["--check-command", f"{health} check --json --only {CHECK}"]
-    own += ["--check-every-s", str(EVERY_S), "--restart.check-s", "60"]
+    own += ["--check-every-s", str(EVERY_S), "--restart.check-s", "20"]
     own += ["--return-command", f"{health} burn --quick --json"]
-    launched = Launched(folder / "run", HOSTS, SPARES, [*RUN], own)
+    launched = Launched(folder / "run", HOSTS, SPARES, FLAGS, own)
     try:
         launched.wait_for_row(20)
         victim = launched.hosts()[1]
@@ -105,7 +107,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-        alone = Launched(folder / "alone", HOSTS, 0, [*RUN])
+        alone = Launched(folder / "alone", HOSTS, 0, FLAGS)
         try:
             if alone.process.wait(timeout=900) != 0:
                 raise RuntimeError((alone.work_dir / "launch.log").read_text()[-2000:])
