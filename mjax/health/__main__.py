@@ -3,6 +3,8 @@
 check     judge this host by what its tools say
 checks    list all checks
 burn      measure what devices and host reach, and compare
+cluster   check the cables of a cluster, place ranks, write expectations
+history   what has happened to hosts, and which to trust
 init      time how process groups start
 
 `COMMAND --help` has the flags of each. Exit codes: 0 all is well, 1 something is not, 2
@@ -26,6 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mjax.health.burn import command as burn
 
             return burn.main(words[1:])
+        case ["cluster"]:
+            from mjax.health.cluster import command as cluster
+
+            return cluster.main(words[1:])
+        case ["history"]:
+            from mjax.health.history import command as history
+
+            return history.main(words[1:])
         case ["init"]:
             from mjax.health.startup import command as init
 

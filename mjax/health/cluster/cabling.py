@@ -1,0 +1,193 @@
+"""Whether the cables of a cluster are those of its file.
+
+Enters: a `Cluster`, and what its nodes report of their links. Leaves: a report: cables
+that are missing, exchanged or on a wrong rail, links that the file does not name, slow
+links, nodes that are silent. The verdict is `ok` only if every cable was seen with the
+rate that the file says, nothing else was, and no source was cut off. Where a source is
+not whole the verdict is `incomplete`, whatever else was found.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from mjax.health.cluster.contradictions import few
+from mjax.health.cluster.host_reports import Finding
+from mjax.health.cluster.links import Observation
+from mjax.health.cluster.miswiring import Search, finding
+from mjax.health.cluster.parts import Cable, Cluster, Port, switch_groups
+from mjax.health.cluster.seen_links import SeenLinks
+
+Verdict = Literal["ok", "failed", "incomplete"]
+_MAX_PROBLEMS = 20
+"""Shown of a comparison that is not whole. Chosen: two dumps of different fabrics would
+give one for each of 10,000 ports."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CablingReport:
+    """What the comparison says."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    """What is not as the file says."""
+    problems: tuple[str, ...]
+    """Why the comparison is not whole."""
+    num_cables: int
+    """That were looked for."""
+    num_matched: int
+    """That are where they should be."""
+
+
+def verdict(findings: Sequence[Finding], problems: Sequence[str]) -> Verdict:
+    """Return what follows from findings and problems."""
+    if problems:
+        return "incomplete"
+    return "failed" if findings else "ok"
+
+
+def compare(
+    cluster: Cluster,
+    observations: Sequence[Observation],
+    *,
+    fabrics: Collection[str] = ("infiniband", "ethernet"),
+    rates: Mapping[Port, float] | None = None,
+) -> CablingReport:
+    """Compare the cables of a file with links that were seen.
+
+    Args:
+      cluster: what should be.
+      observations: what is.
+      fabrics: those to look for cables of.
+      rates: of ports in Gb/s, where the sources of links do not say.
+    """
+    cables = [cable for cable in cluster.cables if cable.fabric in fabrics]
+    seen = SeenLinks(cluster, observations, rates or {})
+    matched = {cable for cable in cables if seen.has(cable)}
+    search = Search(cluster, seen, [c for c in cables if c not in matched], cables)
+    findings = [
+        *search.find(),
+        *_extra(seen, cables, search.explained),
+        *_slow(seen, matched),
+        *_silent(seen, cables, cluster),
+        *_islands(seen, cluster, fabrics),
+        *(
+            Finding(kind="identity", text=text, nodes=(name,))
+            for name, text in seen.resolver.disagreements.items()
+        ),
+    ]
+    problems = [*seen.problems, *_unseen(seen, cables, matched, search.unseen)]
+    num_more = len(problems) - _MAX_PROBLEMS
+    if num_more > 0:
+        problems = [*problems[:_MAX_PROBLEMS], f"and {num_more} more"]
+    return CablingReport(
+        verdict=verdict(findings, problems),
+        findings=tuple(findings),
+        problems=tuple(problems),
+        num_cables=len(cables),
+        num_matched=len(matched),
+    )
+
+
+def _extra(
+    seen: SeenLinks, cables: Iterable[Cable], explained: Collection[Port]
+) -> Iterator[Finding]:
+    """Yield links that no cable of the file stands for."""
+    known = {cable.low for cable in cables} | {cable.high for cable in cables}
+    known |= {
+        peer
+        for cable in cables
+        if seen.has(cable) and isinstance(peer := seen.peers[cable.low], Port)
+    }
+    known |= {*explained}
+    told: set[Port] = set()
+    for port, peer in seen.peers.items():
+        if port in known or port in told or peer in known:
+            continue
+        told |= {port} | ({peer} if isinstance(peer, Port) else set())
+        text = f"{port} is joined with {peer}, and the file names no such cable"
+        yield Finding(kind="extra", text=text, nodes=(port.node,))
+    if seen.foreign:
+        first = seen.foreign[0]
+        text = (
+            f"{len(seen.foreign)} links join nodes that the file does not name, first"
+        )
+        text = f"{text} {first.end} with {first.peer}; add them, or name them in ignore"
+        yield Finding(kind="extra", text=text)
+
+
+def _slow(seen: SeenLinks, matched: Iterable[Cable]) -> Iterator[Finding]:
+    """Yield cables whose link is slower than the file says."""
+    for cable in sorted(matched, key=lambda one: (one.low, one.high)):
+        found = seen.rate_gbps(cable)
+        if found is not None and cable.rate_gbps and found < cable.rate_gbps:
+            text = f"{cable} runs at {found:g} Gb/s, and the file says"
+            yield finding("slow", f"{text} {cable.rate_gbps}", cable)
+        for end in (cable.low, cable.high):
+            state = seen.states.get(end)
+            if state and state != "Active":
+                yield finding("not active", f"{cable}: {end} is {state}", cable)
+
+
+def _silent(
+    seen: SeenLinks, cables: Iterable[Cable], cluster: Cluster
+) -> Iterator[Finding]:
+    """Yield hosts none of whose NICs was seen, from either side."""
+    heard = {port.node for port in seen.peers} | seen.nodes
+    hosts = {c.low.node for c in cables if c.low.node in cluster.hosts}
+    silent = [name for name in cluster.hosts if name in hosts and name not in heard]
+    if silent:
+        text = f"{len(silent)} hosts do not report: {few(silent)}"
+        yield Finding(kind="silent hosts", text=text, nodes=tuple(silent))
+
+
+def _islands(
+    seen: SeenLinks, cluster: Cluster, fabrics: Collection[str]
+) -> Iterator[Finding]:
+    """Yield fabrics whose switches fall apart into more parts than the file says."""
+    links = [
+        (port.node, peer.node)
+        for port, peer in seen.peers.items()
+        if isinstance(peer, Port)
+    ]
+    for fabric in fabrics:
+        heard = [
+            switch.name
+            for switch in cluster.switches.values()
+            if switch.fabric == fabric and switch.name in seen.nodes
+        ]
+        parts = switch_groups(heard, links)
+        if len(parts) > cluster.islands:
+            shown = "; ".join(f"{len(part)} with {few(part)}" for part in parts[:8])
+            text = f"the switches on {fabric} make {len(parts)} parts, and the file"
+            text = f"{text} says {cluster.islands}: {shown}"
+            yield Finding(kind="islands", text=text)
+
+
+def _unseen(
+    seen: SeenLinks,
+    cables: Sequence[Cable],
+    matched: Collection[Cable],
+    unseen: Sequence[Cable],
+) -> Iterator[str]:
+    """Yield why cables cannot be judged."""
+    fabrics = {cable.fabric for cable in cables}
+    for fabric in sorted(fabrics):
+        ends = {end for c in cables if c.fabric == fabric for end in (c.low, c.high)}
+        nodes = {end.node for end in ends}
+        if not (ends & seen.peers.keys() or nodes & seen.nodes):
+            yield (
+                f"nothing was reported of the cables on {fabric}; give a dump of it, "
+                "or name the other fabric in --fabrics"
+            )
+    if unseen:
+        yield (
+            f"no source reports either end of {len(unseen)} cables, first {unseen[0]}; "
+            "give the output of their switches too"
+        )
+    num = sum(1 for c in matched if c.rate_gbps and seen.rate_gbps(c) is None)
+    if num:
+        yield (
+            f"the rates of {num} cables are not known; give reports of hosts, or leave "
+            "rate_gbps out of the file"
+        )

@@ -1,0 +1,169 @@
+"""What a cluster is made of: hosts, GPUs, NICs, rails, switches, racks and cables.
+
+Enters: nothing; `file` makes these of a TOML file. Leaves: frozen types that
+the checker of cables, the placement and the commands share. A port is named by its node
+and its name there: `gpu001:mlx5_0`, `leaf1:17`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+Fabric = Literal["infiniband", "ethernet"]
+Tier = Literal["leaf", "spine", "core"]
+Wiring = Literal["rail", "host", "free"]
+
+TIERS: tuple[str, ...] = ("leaf", "spine", "core")
+"""From the hosts upwards."""
+ANY_PORT = "*"
+"""In a cable: the switch is known, and not its port."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+class Port:
+    """A port of a host or a switch."""
+
+    node: str
+    name: str
+    """A NIC of a host, a port of a switch, or `ANY_PORT`."""
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.name}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nic:
+    """A network card of a host, with one port."""
+
+    name: str
+    """As the system calls it: mlx5_0, or eth0 where LLDP reports the links."""
+    rail: int | None = None
+    fabric: Fabric = "infiniband"
+    rate_gbps: int | None = None
+    """Of its link."""
+    node_description: str | None = None
+    """What follows the host's name in its InfiniBand node description, as HCA-1;
+    absent: its name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Host:
+    """A host with its hardware."""
+
+    name: str
+    group: str
+    """Path of its table in the file."""
+    wiring: Wiring
+    num_gpus: int
+    gpu_pci: tuple[str, ...] = ()
+    """PCI addresses of its GPUs; empty if the file does not say."""
+    nics: tuple[Nic, ...] = ()
+    rack: str | None = None
+
+    @functools.cached_property
+    def by_nic(self) -> Mapping[str, Nic]:
+        """NICs by their names."""
+        return {nic.name: nic for nic in self.nics}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Switch:
+    """A switch."""
+
+    name: str
+    tier: Tier
+    ports: tuple[str, ...]
+    """Names of its ports; the first has number 1."""
+    rail: int | None = None
+    """Of all NICs on it."""
+    fabric: Fabric = "infiniband"
+    rack: str | None = None
+
+    @functools.cached_property
+    def port_set(self) -> frozenset[str]:
+        """Names of its ports, to look in."""
+        return frozenset(self.ports)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cable:
+    """A cable between two ports."""
+
+    low: Port
+    """The end nearer to hosts."""
+    high: Port
+    fabric: Fabric
+    rate_gbps: int | None = None
+    path: str
+    """Of its entry in the file."""
+
+    def __str__(self) -> str:
+        return f"{self.low} - {self.high}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What one file says, free of contradictions."""
+
+    name: str
+    hosts: Mapping[str, Host]
+    """By name, in the order of the file."""
+    switches: Mapping[str, Switch]
+    racks: Mapping[str, tuple[str, ...]]
+    """From a rack to its hosts and switches."""
+    cables: tuple[Cable, ...]
+    guids: Mapping[str, int]
+    """From `host:nic` or a switch to its GUID."""
+    versions: Mapping[str, str]
+    require: tuple[str, ...]
+    islands: int = 1
+    """Parts of each fabric that no cable between switches joins."""
+    ignore: tuple[str, ...] = ()
+    """Node descriptions of links that are no concern of the file."""
+
+    @functools.cached_property
+    def leaves(self) -> Mapping[str, Mapping[str, str]]:
+        """From a host to its NICs with a cable, to the switch at the other end."""
+        return leaves_of(self.cables, self.hosts)
+
+
+def leaves_of(
+    cables: Iterable[Cable], hosts: Mapping[str, Host]
+) -> dict[str, dict[str, str]]:
+    """Return, for each host, its NICs with a cable and the switch at the other end."""
+    found: dict[str, dict[str, str]] = {name: {} for name in hosts}
+    for cable in cables:
+        if cable.low.node in hosts and cable.high.node not in hosts:
+            found[cable.low.node][cable.low.name] = cable.high.node
+    return found
+
+
+def switch_groups(
+    names: Iterable[str], links: Iterable[tuple[str, str]]
+) -> list[list[str]]:
+    """Return the parts of a graph that no link joins, the largest first.
+
+    Args:
+      names: of all nodes.
+      links: pairs of them; others are ignored.
+    """
+    neighbours: dict[str, set[str]] = {name: set() for name in names}
+    for one, other in links:
+        if one in neighbours and other in neighbours:
+            neighbours[one].add(other)
+            neighbours[other].add(one)
+    found, seen = [], set[str]()
+    for name in neighbours:
+        if name in seen:
+            continue
+        group, border = [], [name]
+        seen.add(name)
+        while border:
+            node = border.pop()
+            group.append(node)
+            new = neighbours[node] - seen
+            seen |= new
+            border += sorted(new)
+        found.append(sorted(group))
+    return sorted(found, key=lambda group: (-len(group), group))

@@ -1,0 +1,326 @@
+"""An order of hosts that keeps neighbours of the mesh under one leaf switch.
+
+Enters: a `Cluster`, the sizes of the mesh, and the hosts that can be used. Leaves: the
+hosts in the order of their ranks, and how many neighbours cross a leaf or a spine in
+it, beside the same counts of the file's order and of random orders.
+
+Devices are laid out as in `mjax.mesh.build`: host after host, the axes pp,
+dp_replicate, dp_shard and tp over them, outermost first. Neighbours are devices that
+follow each other in a ring over dp_shard or dp_replicate, or in the chain of pipeline
+stages. Tensor-parallel groups stay inside a host.
+
+Two hosts are under one leaf if on each rail their NICs are on the same leaf; they cross
+a spine if on some rail no spine has cables to both leaves. The order is found by trying
+rectangles of stages and data-parallel places, one after the other, on hosts sorted by
+leaf, and exchanging pairs of hosts of each candidate while that helps. The order of the
+file is among the candidates, so that the result is never worse than it.
+"""
+
+import dataclasses
+import random
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mjax.health.cluster.contradictions import few
+from mjax.health.cluster.distances import Levels
+from mjax.health.cluster.neighbours import Edges, MeshSizes, edges_of
+from mjax.health.cluster.parts import Cluster
+
+NUM_RANDOM = 100
+"""Random orders that are counted. Chosen: their mean is then known to a tenth of
+their deviation."""
+MAX_TRIES = 1_000_000
+"""Exchanges that are tried, over all candidates. Chosen: a few seconds of Python."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+class Crossings:
+    """Pairs of neighbours on different hosts, by what lies between them."""
+
+    total: int
+    """Leaf and spine crossings together; what is made small."""
+    spine: int
+    """Pairs that cross a spine; each of them crosses a leaf too."""
+    leaf: int
+    dp_leaf: int
+    dp_spine: int
+    pp_leaf: int
+    pp_spine: int
+    num_pairs: int
+    """Pairs of neighbours on different hosts."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+    """An order of hosts, with what it is compared to."""
+
+    hosts: tuple[str, ...]
+    """In the order of their ranks."""
+    spares: tuple[str, ...]
+    """Those that are left, in the order in which they were given."""
+    score: Crossings
+    file_order: Crossings
+    """Of the first hosts, as they were given."""
+    random_mean: float
+    """Of `total`, over random orders of random hosts."""
+    random_best: int
+    num_random: int
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "hosts": [*self.hosts],
+            "spares": [*self.spares],
+            "score": dataclasses.asdict(self.score),
+            "null": {
+                "file_order": dataclasses.asdict(self.file_order),
+                "random": {
+                    "num": self.num_random,
+                    "seed": self.seed,
+                    "mean_total": self.random_mean,
+                    "best_total": self.random_best,
+                },
+            },
+        }
+
+
+def place(
+    cluster: Cluster,
+    sizes: MeshSizes,
+    *,
+    hosts: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Placement:
+    """Order hosts for a mesh.
+
+    Args:
+      cluster: with the cables of all hosts that can be used.
+      sizes: of the mesh.
+      hosts: those that can be used, of each leaf the best first; None: all, as in the
+        file.
+      seed: of the random orders.
+    Raises:
+      ValueError: the mesh does not fit on the hosts, or the file does not say on which
+        leaves they are.
+    """
+    names = [*cluster.hosts] if hosts is None else [*hosts]
+    num_gpus = _check_hosts(cluster, names)
+    num_slots = _check_sizes(sizes, num_gpus, len(names))
+    edges = edges_of(sizes, num_gpus)
+    levels = Levels(cluster, names)
+    given = [*range(len(names))]
+    orders = [given, *_candidates(sizes, num_gpus, num_slots, levels)]
+    candidates = [_Order([*order], num_slots, edges, levels) for order in orders]
+    tries = MAX_TRIES
+    for candidate in sorted(candidates, key=lambda one: one.cost):
+        while tries > 0 and (used := candidate.improve(tries)):
+            tries -= used
+    best = min(candidates, key=lambda one: one.cost)
+    generator = random.Random(seed)
+    costs = []
+    for _ in range(NUM_RANDOM):
+        generator.shuffle(given)
+        costs.append(_Order([*given], num_slots, edges, levels).total)
+    return Placement(
+        hosts=tuple(names[host] for host in best.hosts[:num_slots]),
+        spares=tuple(names[host] for host in sorted(best.hosts[num_slots:])),
+        score=_crossings(best.hosts, edges, levels),
+        file_order=_crossings([*range(len(names))], edges, levels),
+        random_mean=statistics.fmean(costs),
+        random_best=min(costs),
+        num_random=NUM_RANDOM,
+        seed=seed,
+    )
+
+
+def _check_hosts(cluster: Cluster, names: Sequence[str]) -> int:
+    """Return the number of GPUs of each host."""
+    for index, name in enumerate(names):
+        if name not in cluster.hosts:
+            raise ValueError(f"--hosts: the cluster file has no host {name}")
+        if name in names[:index]:
+            raise ValueError(f"--hosts: {name} is named twice")
+    counts = {cluster.hosts[name].num_gpus for name in names}
+    if len(counts) != 1 or 0 in counts:
+        shown = ", ".join(map(str, sorted(counts)))
+        raise ValueError(
+            f"all hosts must have the same number of GPUs, got {shown or 'no host'}; "
+            "name equal ones with --hosts"
+        )
+    without = [name for name in names if not cluster.leaves[name]]
+    if without:
+        raise ValueError(
+            f"the cluster file does not say on which leaves {few(without)} are; add "
+            "their [[cables]]"
+        )
+    return counts.pop()
+
+
+def _check_sizes(sizes: MeshSizes, num_gpus: int, num_hosts: int) -> int:
+    """Return the number of hosts that the mesh needs."""
+    if num_gpus % sizes.tp:
+        raise ValueError(
+            f"--tp must divide the {num_gpus} GPUs of a host, so that a group stays "
+            f"inside it, got {sizes.tp}"
+        )
+    num_slots, rest = divmod(sizes.num_devices, num_gpus)
+    if rest:
+        raise ValueError(
+            f"--pp {sizes.pp} x --dp {sizes.dp} x --tp {sizes.tp} = "
+            f"{sizes.num_devices} devices must be a multiple of the {num_gpus} GPUs of "
+            "a host"
+        )
+    if num_slots > num_hosts:
+        raise ValueError(
+            f"--pp {sizes.pp} x --dp {sizes.dp} x --tp {sizes.tp} needs {num_slots} "
+            f"hosts, and there are {num_hosts}"
+        )
+    return num_slots
+
+
+def _candidates(
+    sizes: MeshSizes, num_gpus: int, num_slots: int, levels: Levels
+) -> Iterator[list[int]]:
+    """Yield orders of all hosts: slots in rectangles, on hosts sorted by leaf.
+
+    A stage has a run of slots. Rectangles of some stages and all places are cut in
+    strips; in a strip slots follow column by column, so that neighbours over both axes
+    are near each other. A strip of one stage keeps the order of slots.
+    """
+    hosts = _by_leaf(levels, num_slots)
+    spares = [h for h in range(len(levels.group_of)) if h not in set(hosts)]
+    per_stage, rest = divmod(sizes.dp * sizes.tp, num_gpus)
+    if rest or not per_stage:
+        yield [*hosts, *spares]
+        return
+    for height in range(1, sizes.pp + 1):
+        slots = sorted(
+            range(num_slots),
+            key=lambda slot: (
+                slot // per_stage // height,
+                slot % per_stage,
+                slot // per_stage,
+            ),
+        )
+        order = [0] * num_slots
+        for slot, host in zip(slots, hosts, strict=True):
+            order[slot] = host
+        yield [*order, *spares]
+
+
+def _by_leaf(levels: Levels, num: int) -> list[int]:
+    """Return so many hosts, from as few leaves as possible, leaf by leaf.
+
+    Leaves that share spines follow each other; among them the largest come first.
+    """
+    members: dict[int, list[int]] = defaultdict(list)
+    for host, group in enumerate(levels.group_of):
+        members[group].append(host)
+    pods: list[list[int]] = []
+    for group in members:
+        for pod in pods:
+            if levels.between[pod[0]][group] < 2:
+                pod.append(group)
+                break
+        else:
+            pods.append([group])
+    pods.sort(key=lambda pod: -sum(len(members[group]) for group in pod))
+    found: list[int] = []
+    for pod in pods:
+        for group in sorted(pod, key=lambda one: -len(members[one])):
+            found += members[group]
+    return found[:num]
+
+
+class _Order:
+    """An order of hosts, its cost, and exchanges that make it smaller."""
+
+    def __init__(
+        self, hosts: list[int], num_slots: int, edges: Edges, levels: Levels
+    ) -> None:
+        self.hosts, self._num_slots = hosts, num_slots
+        self._between = levels.between
+        self._groups = [levels.group_of[host] for host in hosts]
+        self._near: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._scale = 1 + 2 * sum(dp for _, _, dp, _ in edges)
+        self.cost = 0
+        """Crossings times the scale, and those over dp once more: of two orders with as
+        many crossings the one with fewer over dp is better, which sends most."""
+        for a, b, dp, pp in edges:
+            weight = self._scale * (dp + pp) + dp
+            self._near[a].append((b, weight))
+            self._near[b].append((a, weight))
+            self.cost += weight * self._between[self._groups[a]][self._groups[b]]
+
+    @property
+    def total(self) -> int:
+        """Leaf and spine crossings."""
+        return self.cost // self._scale
+
+    def improve(self, tries: int) -> int:
+        """Go once over all pairs and exchange those that help.
+
+        Returns:
+          how many pairs were tried; 0 if none helped.
+        """
+        num, has_changed = 0, False
+        for a in range(self._num_slots):
+            if not self._at(a, self._groups[a]):
+                continue
+            for b in range(len(self.hosts)):
+                if self._groups[a] == self._groups[b]:
+                    continue
+                num += 1
+                gain = self._gain(a, b)
+                if gain > 0:
+                    self._exchange(a, b)
+                    self.cost -= gain
+                    has_changed = True
+            if num >= tries:
+                break
+        return num if has_changed else 0
+
+    def _at(self, slot: int, group: int) -> int:
+        """Return the cost of a slot's neighbours if a host of this group has it."""
+        between, groups = self._between[group], self._groups
+        return sum(w * between[groups[other]] for other, w in self._near[slot])
+
+    def _gain(self, a: int, b: int) -> int:
+        """Return by how much an exchange makes the cost smaller."""
+        groups = self._groups
+        before = self._at(a, groups[a]) + self._at(b, groups[b])
+        groups[a], groups[b] = groups[b], groups[a]
+        after = self._at(a, groups[a]) + self._at(b, groups[b])
+        groups[a], groups[b] = groups[b], groups[a]
+        # A pair between the two counts twice in both sums, and stays what it is.
+        return before - after
+
+    def _exchange(self, a: int, b: int) -> None:
+        for row in (self.hosts, self._groups):
+            row[a], row[b] = row[b], row[a]
+
+
+def _crossings(hosts: Sequence[int], edges: Edges, levels: Levels) -> Crossings:
+    """Count what the neighbours of an order cross."""
+    counts: Counter[str] = Counter()
+    for a, b, dp, pp in edges:
+        level = levels.level(hosts[a], hosts[b])
+        counts["pairs"] += dp + pp
+        for name, num in (("dp", dp), ("pp", pp)):
+            counts[f"{name}_leaf"] += num * (level > 0)
+            counts[f"{name}_spine"] += num * (level > 1)
+    leaf = counts["dp_leaf"] + counts["pp_leaf"]
+    spine = counts["dp_spine"] + counts["pp_spine"]
+    return Crossings(
+        total=leaf + spine,
+        spine=spine,
+        leaf=leaf,
+        dp_leaf=counts["dp_leaf"],
+        dp_spine=counts["dp_spine"],
+        pp_leaf=counts["pp_leaf"],
+        pp_spine=counts["pp_spine"],
+        num_pairs=counts["pairs"],
+    )

@@ -1,0 +1,104 @@
+"""From the nodes of a dump to those of a cluster file.
+
+Enters: what a node says of itself and its GUIDs. Leaves: a port of the file, or why
+there is none. A GUID that the file names counts more than a description, which anyone
+can set: where the two disagree the disagreement is told.
+
+Source of descriptions: rdma-ndd(8), linux-rdma/rdma-core: "%h %d", the host's name and
+that of the device; OFED writes `HCA-1` for the device, which `node_description` of a
+NIC can say. Switches that are managed write `MF0;NAME:MODEL/U1`.
+"""
+
+import re
+
+from mjax.health.cluster.links import End
+from mjax.health.cluster.parts import Cluster, Port
+
+_MANAGED = re.compile(r"MF0;([^:;]+):.*")
+
+
+class Resolver:
+    """Finds ports of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._by_guid = {guid: name for name, guid in cluster.guids.items()}
+        self._nics = {
+            (host.name, nic.node_description or nic.name): nic.name
+            for host in cluster.hosts.values()
+            for nic in host.nics
+        }
+        self._found: dict[tuple[End, bool], Port | None] = {}
+        self.disagreements: dict[str, str] = {}
+        """From a node of the file to what is odd about its names."""
+
+    def port(self, end: End, *, is_own: bool = False) -> Port | None:
+        """Return the port of the file that an end is; None if it names none.
+
+        Args:
+          end: of a link.
+          is_own: the node itself says this, with all of its GUIDs.
+        """
+        key = end, is_own
+        if key not in self._found:
+            self._found[key] = self._port(end, is_own)
+        return self._found[key]
+
+    def _port(self, end: End, is_own: bool) -> Port | None:
+        node = self._node(end, is_own)
+        if node is None:
+            return None
+        name, colon, nic = node.partition(":")
+        if not colon:
+            return Port(node=name, name=self._switch_port(name, end.ports))
+        number = end.ports[0]
+        is_first = number == "1" or not number.isdigit()
+        return Port(node=name, name=nic if is_first else f"{nic}/{number}")
+
+    def _node(self, end: End, is_own: bool) -> str | None:
+        """Return `host:nic` or a switch of the file; None if it is neither."""
+        by_name = self._by_name(end)
+        named = [self._by_guid[guid] for guid in end.guids if guid in self._by_guid]
+        shown = ", ".join(f"0x{guid:016x}" for guid in end.guids)
+        expected = by_name and self._cluster.guids.get(by_name)
+        if named and by_name and by_name != named[0]:
+            self.disagreements[named[0]] = (
+                f"the node with the GUID of {named[0]}, {shown}, calls itself {by_name}"
+            )
+        elif not named and by_name and expected is not None and end.guids and is_own:
+            self.disagreements[by_name] = (
+                f"the node that calls itself {by_name} has the GUID {shown}, and the "
+                f"file says 0x{expected:016x}"
+            )
+        return named[0] if named else by_name
+
+    def is_ignored(self, end: End) -> bool:
+        """Say whether links of this node are no concern of the file."""
+        return end.description in self._cluster.ignore
+
+    def _by_name(self, end: End) -> str | None:
+        text = end.description
+        if managed := _MANAGED.fullmatch(text):
+            text = managed[1]
+        for name in (text, text.partition(".")[0]):  # with and without a domain
+            if name in self._cluster.switches:
+                return name
+        host, _, device = text.rpartition(" ")
+        if not host:  # LLDP names the interface in its place
+            host, device = text, end.ports[0]
+        for name in (host.strip(), host.strip().partition(".")[0]):
+            nic = self._nics.get((name, device))
+            if nic is not None:
+                return f"{name}:{nic}"
+        return None
+
+    def _switch_port(self, name: str, said: tuple[str, ...]) -> str:
+        """Return the name in the file of a port; a number counts from 1."""
+        ports = self._cluster.switches[name].ports
+        for text in said:
+            if text in self._cluster.switches[name].port_set:
+                return text
+        for text in said:
+            if text.isascii() and text.isdigit() and 1 <= int(text) <= len(ports):
+                return ports[int(text) - 1]
+        return said[0]

@@ -1,0 +1,129 @@
+"""Links that were seen, by the ports of a cluster file.
+
+Enters: what nodes report of their links. Leaves: for each port of the file what is at
+the other end, its rate and state; links of nodes that the file does not name; and
+problems: reports that disagree, and sources that were cut off. A source of which each
+link should be listed by both of its nodes is whole only if it is.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from mjax.health.cluster.links import End, Observation, Sighting
+from mjax.health.cluster.parts import ANY_PORT, Cable, Cluster, Port
+from mjax.health.cluster.resolving import Resolver
+
+
+class SeenLinks:
+    """Links that were seen, by the ports of the file."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        observations: Iterable[Observation],
+        rates: Mapping[Port, float],
+    ) -> None:
+        self.cluster, self.resolver = cluster, Resolver(cluster)
+        self.peers: dict[Port, Port | End] = {}
+        """From a port of the file to what is at the other end."""
+        self.states: dict[Port, str] = {}
+        """Of ports that report themselves."""
+        self.rates: dict[Port, float] = {}
+        self.foreign: list[Sighting] = []
+        """Links between nodes that the file does not name."""
+        self.nodes: set[str] = set()
+        """Hosts and switches that report themselves."""
+        self.whole_fabrics: set[str] = set()
+        """Those of which a source lists all nodes."""
+        self.problems: list[str] = []
+        for one in observations:
+            self.problems += one.problems
+            for sighting in one.sightings:
+                self._take(sighting)
+            if one.has_both_sides:
+                self.whole_fabrics.add(one.fabric)
+                self._check_sides(one)
+            self._check_counts(one)
+        for port, rate_gbps in rates.items():
+            self.rates.setdefault(port, rate_gbps)
+
+    def has(self, cable: Cable) -> bool:
+        """Say whether a cable is where it should be."""
+        peer = self.peers.get(cable.low)
+        if not isinstance(peer, Port):
+            return False
+        is_any = cable.high.name == ANY_PORT and peer.node == cable.high.node
+        return is_any or peer == cable.high
+
+    def rate_gbps(self, cable: Cable) -> float | None:
+        """Return the lowest rate that an end of a cable reports."""
+        ends = (cable.low, self.peers.get(cable.low, cable.high))
+        found = [self.rates[end] for end in ends if end in self.rates]
+        return min(found, default=None)
+
+    def _take(self, one: Sighting) -> None:
+        """Note a link under both of its ports."""
+        own = self.resolver.port(one.end, is_own=True)
+        peer = one.peer and (self.resolver.port(one.peer) or one.peer)
+        if own is not None:
+            self.nodes.add(own.node)
+            self.states[own] = one.state
+            if one.rate_gbps is not None:
+                before = self.rates.get(own, one.rate_gbps)
+                self.rates[own] = min(before, one.rate_gbps)
+        if one.peer is None or peer is None:
+            return
+        if self.resolver.is_ignored(one.end) or self.resolver.is_ignored(one.peer):
+            return
+        if own is not None:
+            self._join(own, peer, one.place)
+        if isinstance(peer, Port):
+            self._join(peer, own or one.end, one.place)
+        elif own is None:
+            self.foreign.append(one)
+
+    def _join(self, port: Port, peer: Port | End, place: str) -> None:
+        before = self.peers.setdefault(port, peer)
+        is_same = before == peer or (
+            isinstance(before, End)
+            and isinstance(peer, End)
+            and before.description == peer.description
+            and bool({*before.guids} & {*peer.guids} or not before.guids)
+        )
+        if not is_same:
+            text = f"{place}: {port} is said to be joined with {before} and with {peer}"
+            self.problems.append(text)
+
+    def _check_sides(self, one: Observation) -> None:
+        """Find links that one of two nodes does not list: the text was cut off."""
+        own = {self._key(sighting.end) for sighting in one.sightings}
+        nodes = {guid for s in one.sightings for guid in s.end.guids}
+        num, first = 0, ""
+        for sighting in one.sightings:
+            peer = sighting.peer
+            if peer is None or self._key(peer) in own:
+                continue
+            port = self.resolver.port(peer)
+            is_switch = port is not None and port.node in self.cluster.switches
+            if is_switch or one.lists_hosts or nodes & {*peer.guids}:
+                num, first = num + 1, first or f"{sighting.end} with {peer}"
+        if num:
+            text = f"{one.source} lists {num} links from one side only, first {first}"
+            self.problems.append(f"{text}; it is not whole, write it again")
+
+    def _key(self, end: End) -> tuple[str, str]:
+        """Return what is the same for an end in both of its lines."""
+        port = self.resolver.port(end)
+        if port is not None:
+            return port.node, port.name
+        # Not the GUIDs: a switch has one in lines of others, and two in its own.
+        return end.description, end.ports[0]
+
+    def _check_counts(self, one: Observation) -> None:
+        """Find switches of which fewer ports are listed than they have."""
+        ends = {guid: s.end for s in one.sightings for guid in s.end.guids}
+        for guid, num in one.counts.items():
+            port = self.resolver.port(ends[guid]) if guid in ends else None
+            switch = port and self.cluster.switches.get(port.node)
+            if switch and num < len(switch.ports):
+                text = f"{one.source} lists {num} of {len(switch.ports)} ports of"
+                self.problems.append(f"{text} {switch.name}; it is not whole")

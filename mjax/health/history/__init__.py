@@ -1,0 +1,1 @@
+"""The history of hosts: what happened to them, and which ones to trust."""

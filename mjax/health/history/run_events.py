@@ -1,0 +1,172 @@
+"""What a run says about its hosts: from `events.jsonl` of a launch to host events.
+
+Enters: lines of the file, as the launcher writes them: objects with time_ns, source,
+generation, kind, severity, host, rank, text and data. Leaves: events for the history of
+hosts, and how many lines told nothing or could not be read. A last line without an end
+is being written: it is left for the next time. The same file, wherever it was copied
+to, gives the same events, so that importing it again adds nothing.
+
+Which kinds count: `failure` (its hosts share the blame), `evict`, `check` of one host,
+`host` that is back, and `log` lines that name hardware. `rank_end` does not: most ranks
+end because another one did, and `failure` names that one.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mjax import checked_json
+from mjax.health.history.events import NOT_OF_HOSTS, HostEvent, Kind
+
+MAX_LINE_BYTES = 64 * 2**20
+"""Chosen: the stacks of all ranks of a large run are in one line."""
+HARDWARE_RULES = frozenset(
+    {"Xid", "SXid", "GPU memory", "GPU is gone", "machine check"}
+)
+"""Rules of the launcher's logs whose lines name the hardware of a host."""
+_EVICTED_BY_CHECK = "sick"
+_EVICTED_FOR_GOOD = "evicted"
+_BACK = " is back as a spare"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of events.jsonl; other keys are ignored."""
+
+    time_ns: int
+    kind: str
+    text: str
+    generation: int = 0
+    host: str | None = None
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Counts:
+    """What became of the lines of a file."""
+
+    num_lines: int = 0
+    num_unreadable: int = 0
+    """Lines that are no such object."""
+    first_unreadable: str = ""
+    """Where, and why."""
+    is_cut: bool = False
+    """The last line has no end."""
+
+
+def read(path: Path, counts: Counts) -> Iterator[HostEvent]:
+    """Yield the events of hosts in a file.
+
+    Args:
+      path: of events.jsonl.
+      counts: filled while the events are taken.
+    Raises:
+      ValueError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
+            yield from parse(lines, str(path), counts)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def parse(lines: Iterable[bytes], source: str, counts: Counts) -> Iterator[HostEvent]:
+    """Yield the events of hosts in lines, which have their ends; see `read`."""
+    run, failure, is_rest = "", "", False
+    for text in lines:
+        is_whole = text.endswith(b"\n")
+        if not is_whole and len(text) < MAX_LINE_BYTES:
+            counts.is_cut = True
+            return
+        is_part, is_rest = is_rest, not is_whole
+        if is_part:  # of a line that is too long, and counted already
+            continue
+        counts.num_lines += 1
+        # The first line has the time in nanoseconds: no other run begins with it.
+        run = run or hashlib.sha256(text).hexdigest()[:16]
+        try:
+            if not is_whole:
+                raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
+            line = _line(text)
+            yield from _of_line(line, run, failure)
+            failure = line.text if line.kind == "failure" else failure
+        except ValueError as error:
+            counts.num_unreadable += 1
+            place = f"{source}:{counts.num_lines}"
+            counts.first_unreadable = counts.first_unreadable or f"{place}: {error}"
+
+
+def _line(text: bytes) -> Line:
+    value = checked_json.read(text, dict[str, Any])
+    names = {field.name for field in dataclasses.fields(Line)}
+    kept = {key: item for key, item in value.items() if key in names}
+    return checked_json.check(kept, Line)
+
+
+def _of_line(line: Line, run: str, failure: str) -> Iterator[HostEvent]:
+    """Yield what a line says about hosts.
+
+    Args:
+      line: of the file.
+      run: to which it belongs.
+      failure: text of the last failure before it.
+    """
+    if line.kind == "failure":
+        yield from _of_failure(line, run)
+        return
+    found = _kind_of(line, failure)
+    if found is None or line.host is None:
+        return
+    kind, cause, key = found
+    yield HostEvent(
+        host=line.host,
+        kind=kind,
+        time_ns=line.time_ns,
+        text=line.text,
+        cause=cause,
+        run=run,
+        generation=line.generation,
+        key=key,
+    )
+
+
+def _of_failure(line: Line, run: str) -> Iterator[HostEvent]:
+    cause = checked_json.check(line.data.get("cause"), str, "data.cause")
+    hosts = checked_json.check(line.data.get("hosts", []), list[str], "data.hosts")
+    if cause in NOT_OF_HOSTS:
+        return
+    for host in dict.fromkeys(hosts):
+        yield HostEvent(
+            host=host,
+            kind=Kind.FAULT,
+            time_ns=line.time_ns,
+            text=line.text,
+            cause=cause,
+            share=1.0 / len(set(hosts)),
+            run=run,
+            generation=line.generation,
+        )
+
+
+def _kind_of(line: Line, failure: str) -> tuple[Kind, str, str] | None:
+    """Return the kind, the cause and the key of an event of one host."""
+    if line.kind == "evict":
+        state, why = line.data.get("state"), line.data.get("why")
+        if state == _EVICTED_BY_CHECK:
+            # Hosts of which one may be broken are put aside before they are checked,
+            # for the reason of the failure.
+            is_suspect = isinstance(why, str) and bool(why) and failure.endswith(why)
+            return None if is_suspect else (Kind.CHECK_FAILED, "", "")
+        return (Kind.EVICTED, "", "") if state == _EVICTED_FOR_GOOD else None
+    if line.kind == "check":
+        return Kind.CHECK_OK, "", ""
+    if line.kind == "host" and line.text.endswith(_BACK):
+        return Kind.RETURNED, "", ""
+    rule = line.data.get("rule")
+    if line.kind == "log" and rule in HARDWARE_RULES:
+        # A broken host says the same many times: it counts once a generation.
+        return Kind.FAULT, "logged", f"log/{rule}"
+    return None

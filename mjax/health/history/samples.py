@@ -1,0 +1,81 @@
+"""Samples of hosts as tables: from lines of JSON to arrays.
+
+Enters: lines, one object for each host and sample: `{"host": "gpu001", "sample": 12,
+"step_s": 1.93, "gpu_temperature_c": 61, ...}`. `sample` orders the samples of all hosts
+in time: the step, or a time in nanoseconds. Every other number is a statistic. Leaves:
+[hosts, samples] for each of them, NaN where a host has none.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from mjax import checked_json
+
+STEP = "step_s"
+_KEYS = ("host", "sample")
+MAX_LINE_BYTES = 2**20
+"""Chosen: a line has tens of numbers."""
+MAX_VALUES = 50_000_000
+"""Of all tables: 400 MB. Chosen: 500 hosts, 5,000 samples and 20 statistics."""
+
+
+def read(lines: Iterable[bytes], source: str) -> tuple[dict[str, np.ndarray], Any]:
+    """Return the statistics and the step times.
+
+    Args:
+      lines: with their ends.
+      source: what messages call them.
+    Returns:
+      from names to [hosts, samples], and step_s of the same shape.
+    Raises:
+      ValueError: a line is no such object or has no end, a host has two of the same
+        sample, or no line has step_s.
+    """
+    rows: dict[tuple[str, int], dict[str, float]] = {}
+    for number, text in enumerate(lines, 1):
+        place = f"{source}:{number}"
+        if not text.endswith(b"\n"):
+            raise ValueError(f"{place} has no end: the file was cut off")
+        try:
+            host, sample, values = _row(text)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        if (host, sample) in rows:
+            raise ValueError(f"{place}: a second sample {sample} of {host}")
+        rows[host, sample] = values
+    names = sorted({name for values in rows.values() for name in values})
+    if STEP not in names:
+        raise ValueError(f"{source} has no {STEP}, to compare statistics with")
+    hosts = sorted({host for host, _ in rows})
+    samples = sorted({sample for _, sample in rows})
+    if len(hosts) * len(samples) * len(names) > MAX_VALUES:
+        raise ValueError(
+            f"{source} makes {len(names)} tables of {len(hosts)} hosts and "
+            f"{len(samples)} samples, more than {MAX_VALUES} values; take fewer"
+        )
+    at_host = {host: index for index, host in enumerate(hosts)}
+    at_sample = {sample: index for index, sample in enumerate(samples)}
+    tables = {name: np.full((len(hosts), len(samples)), np.nan) for name in names}
+    for (host, sample), values in rows.items():
+        for name, value in values.items():
+            tables[name][at_host[host], at_sample[sample]] = value
+    return tables, tables.pop(STEP)
+
+
+def _row(text: bytes) -> tuple[str, int, dict[str, float]]:
+    """Return host, sample and numbers of a line."""
+    fields = checked_json.read(text, dict[str, Any])
+    host = checked_json.check(fields.get("host"), str, "host")
+    sample = checked_json.check(fields.get("sample"), int, "sample")
+    values = {
+        name: checked_json.check(value, float, name)
+        for name, value in fields.items()
+        if name not in _KEYS and value is not None
+    }
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}; leave it out")
+    return host, sample, values

@@ -1,0 +1,244 @@
+"""The history of hosts in one SQLite file.
+
+Enters: events. Leaves: the same events, oldest first. Several processes of one machine
+may write at the same time. What was recorded survives the death of the process and of
+the machine. A file that is damaged, is something else or comes from a newer mjax is
+refused and never written to.
+
+Source: sqlite.org: "Write-Ahead Logging" (readers and one writer at a time; all
+processes must be on the same machine, so the file must not lie on a network file
+system), "PRAGMA Statements" (synchronous, application_id, quick_check).
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mjax.health.history.events import MAX_TEXT_CHARS, HostEvent, Kind
+
+VERSION = 1
+"""Of the tables. A newer mjax reads those of the version before and changes them to its
+own; an older one refuses newer ones."""
+MIGRATIONS: dict[int, str] = {}
+"""From a version to the SQL that makes the next one of it."""
+APPLICATION_ID = 0x6D6A6878
+"""Tells the file from other SQLite files, as a launcher's journal. Chosen: "mjhx"."""
+BUSY_S = 30.0
+"""That a writer waits for others. Chosen: a record takes milliseconds, an import of a
+long run seconds."""
+BATCH = 1000
+"""Events written in one transaction."""
+_COLUMNS = "host, kind, time_ns, text, cause, share, started_ns, run, generation"
+_TABLES = f"""
+create table events (
+  number integer primary key,
+  identity text not null unique,
+  host text not null,
+  kind text not null,
+  time_ns integer not null,
+  text text not null,
+  cause text not null,
+  share real not null,
+  started_ns integer,
+  run text not null,
+  generation integer not null
+);
+create index events_by_host on events (host, time_ns);
+pragma application_id = {APPLICATION_ID};
+"""
+
+
+class History:
+    """One file of events."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it, make it if absent.
+
+        Raises:
+          ValueError: the file is damaged, no history, or of another version; the
+            message says what to do.
+          RuntimeError: another process holds it for too long.
+        """
+        self.path = path
+        with self._told():
+            if not os.path.exists(path):
+                _make(path)
+            elif path.stat().st_size == 0:
+                raise ValueError(
+                    f"{path} is empty, and a history of hosts never is; bring back a "
+                    "copy, or remove it to begin a new one"
+                )
+            self._base = _connect(path)
+            try:
+                self._check()
+            except BaseException:
+                # What the log beside a damaged file holds stays there for whoever
+                # repairs it.
+                self._base.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)
+                self._base.close()
+                raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._base.close()
+
+    def add(self, events: Iterable[HostEvent]) -> int:
+        """Record events; those that are there already are not recorded again.
+
+        Returns:
+          how many are new.
+        """
+        num, batch = 0, list[HostEvent]()
+        for event in events:
+            batch.append(event)
+            if len(batch) == BATCH:
+                num += self._write(batch)
+                batch = []
+        return num + (self._write(batch) if batch else 0)
+
+    def events(self, host: str | None = None) -> list[HostEvent]:
+        """Return the events of a host, or of all, oldest first."""
+        where, words = ("where host = ?", (host,)) if host is not None else ("", ())
+        order = "order by time_ns, number"
+        with self._told():
+            rows = self._base.execute(
+                f"select {_COLUMNS} from events {where} {order}", words
+            ).fetchall()
+        try:
+            return [_event(row) for row in rows]
+        except ValueError as error:
+            raise ValueError(
+                f"{self.path} has an event that cannot be: {error}; bring back a copy, "
+                "or move the file away to begin a new one"
+            ) from error
+
+    def hosts(self) -> list[str]:
+        """Return all hosts with an event, by name."""
+        with self._told():
+            rows = self._base.execute("select distinct host from events order by host")
+            return [row[0] for row in rows]
+
+    def _write(self, events: list[HostEvent]) -> int:
+        rows = [
+            (
+                event.identity,
+                *(event.host, event.kind.value, event.time_ns),
+                *(event.text[:MAX_TEXT_CHARS], event.cause, event.share),
+                *(event.started_ns, event.run, event.generation),
+            )
+            for event in events
+        ]
+        marks = ", ".join("?" * len(rows[0]))
+        with self._told(), _transaction(self._base):
+            before = self._base.total_changes
+            self._base.executemany(
+                f"insert into events (identity, {_COLUMNS}) values ({marks}) "
+                "on conflict (identity) do nothing",
+                rows,
+            )
+            return self._base.total_changes - before
+
+    def _check(self) -> None:
+        """Refuse what is no history, is damaged, or of another version."""
+        if _pragma(self._base, "application_id") != APPLICATION_ID:
+            raise ValueError(
+                f"{self.path} is an SQLite file, and no history of hosts; name another"
+            )
+        version = _pragma(self._base, "user_version")
+        if not VERSION - 1 <= version <= VERSION:
+            raise ValueError(
+                f"{self.path} has version {version}; this mjax writes {VERSION} and "
+                f"reads {VERSION - 1}; use the version of mjax that wrote it"
+            )
+        said = self._base.execute("pragma quick_check(1)").fetchone()[0]
+        if said != "ok":
+            raise sqlite3.DatabaseError(said)
+        if version < VERSION:
+            self._migrate(version)
+
+    def _migrate(self, version: int) -> None:
+        """Change the tables of the version before to those of this one."""
+        with _transaction(self._base):
+            # Another process may have done it meanwhile.
+            if _pragma(self._base, "user_version") == version:
+                for statement in MIGRATIONS[version].split(";"):
+                    self._base.execute(statement)
+                self._base.execute(f"pragma user_version = {version + 1}")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say what is wrong with the file in words for people."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            code = error.sqlite_errorcode & 0xFF  # without the extended part
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise RuntimeError(
+                    f"{self.path} is held by another process for more than "
+                    f"{BUSY_S:g} s; try again, or end that process"
+                ) from error
+            if code == sqlite3.SQLITE_FULL:
+                raise RuntimeError(
+                    f"{self.path} cannot grow: the disk is full"
+                ) from error
+            raise ValueError(f"{self.path} cannot be used: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise ValueError(
+                f"{self.path} is damaged ({error}) and was not changed; bring back a "
+                "copy, or move it away to begin a new one"
+            ) from error
+        except OSError as error:
+            raise ValueError(f"{self.path} cannot be used: {error.strerror}") from error
+
+
+def _event(row: Sequence[Any]) -> HostEvent:
+    """Return the event of a row; raises ValueError."""
+    fields: dict[str, Any] = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    fields["kind"] = Kind(fields["kind"])
+    return HostEvent(**fields)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    base = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    base.execute("pragma synchronous = full")
+    return base
+
+
+def _make(path: Path) -> None:
+    """Make an empty history beside its place, and move it there whole.
+
+    A file that is there is so never half made; where two processes do this at once, the
+    first one's stays.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()
+    try:
+        with contextlib.closing(_connect(new)) as base:
+            base.execute("pragma journal_mode = wal")
+            base.executescript(_TABLES)
+            base.execute(f"pragma user_version = {VERSION}")
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            new.unlink()
+
+
+@contextlib.contextmanager
+def _transaction(base: sqlite3.Connection) -> Iterator[None]:
+    base.execute("begin immediate")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            base.execute("rollback")
+        raise
+    base.execute("commit")
+
+
+def _pragma(base: sqlite3.Connection, name: str) -> int:
+    return base.execute(f"pragma {name}").fetchone()[0]
