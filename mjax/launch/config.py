@@ -133,6 +133,9 @@ class RunConfig:
     return_command: str = ""
     """Run on a host that was put aside, until it passes and is a spare again; empty:
     check_command. With it hosts whose hardware has failed may return, too."""
+    history: str = ""
+    """File with the faults of hosts in all runs; of the spares the one with the fewest
+    is taken. Empty: the first by name."""
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     restart: RestartConfig = dataclasses.field(default_factory=RestartConfig)
 

@@ -25,6 +25,7 @@ from mjax.launch.client import write_private
 from mjax.launch.config import RunConfig
 from mjax.launch.connections import Buffer, Connection
 from mjax.launch.events import Event, teller
+from mjax.launch.history import HostHistory
 from mjax.launch.journal import Journal
 from mjax.launch.kubernetes import Api
 from mjax.launch.messages import (
@@ -79,7 +80,8 @@ class Driver:
           trainer: the command of a rank, without flags.
           api: of Kubernetes, if the agents run in pods.
         Raises:
-          ValueError: the journal is another run's.
+          ValueError: the journal is another run's, or the history of hosts cannot be
+            used.
         """
         self._config, self._work_dir = config, work_dir
         self._flags = TrainerFlags(flags)
@@ -87,6 +89,7 @@ class Driver:
         self._agents: dict[str, Connection] = {}
         self._first = msgspec.json.Decoder(messages.First)
         self._from_agent = msgspec.json.Decoder(messages.FromAgent)
+        self._history = self._open_history(config.history)
         self._journal = Journal(work_dir)
         is_module = [*trainer[:2]] == [sys.executable, "-m"]
         self._is_coordinated = is_module and config.restart.coordinator
@@ -101,6 +104,7 @@ class Driver:
             find_ports=self._find_ports,
             sizes=self._sizes,
             take_back=self._flags.take_back,
+            faults=lambda name: self._history.faults(name) if self._history else 0.0,
         )
         self._pods = None if api is None else self._make_pods(api)
         self._is_saved = False
@@ -136,6 +140,14 @@ class Driver:
         else:  # the work dir is trained further: generations count on
             self._supervisor.generation = snapshot["generation"]
             self._supervisor.rollbacks.skip = snapshot.get("skip")
+
+    def _open_history(self, path: str) -> HostHistory | None:
+        events = self._work_dir / "events.jsonl"
+        tell = teller(self._record)
+        try:
+            return HostHistory(Path(path), events, tell) if path else None
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"--history: {error}") from error
 
     def _make_pods(self, api: Api) -> Pods:
         """Know what the driver before this one knew of the pods."""
@@ -194,6 +206,8 @@ class Driver:
             server.close()
             for agent in self._agents.values():
                 agent.close()
+            if self._history is not None:
+                self._history.close()
             self._journal.close()
         return exit_code
 
@@ -440,6 +454,8 @@ class Driver:
         self._journal.record(event, self._supervisor.generation)
         self._is_saved = False
         self._has_news.set()
+        if self._history is not None:
+            self._history.note(event)
         if event.kind == "under_way":
             self._flags.keep(self._supervisor.generation)
         if event.kind == "evict" and event.host and self._pods is not None:

@@ -1,0 +1,66 @@
+"""What other runs, and this one, know against its hosts.
+
+Enters: the events of this run, and a file that several runs share. Leaves: a score for
+each host; of the spares the one with the lowest is taken. A file that cannot be used
+while the run goes on is said once, and then all hosts count as equal.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mjax.health.history import run_events
+from mjax.health.history.reputation import Reputation
+from mjax.launch.events import Event
+
+_KINDS = ("failure", "evict", "check", "host", "log")
+"""Events that may change a score."""
+
+
+class HostHistory:
+    """The history of hosts, as the driver of one run uses it."""
+
+    def __init__(self, path: Path, events: Path, tell: Callable[..., None]) -> None:
+        """Open it, make it if absent.
+
+        Args:
+          path: of the SQLite file.
+          events: events.jsonl of the run.
+          tell: records an event, see `events.teller`.
+        Raises:
+          ValueError: the file is damaged, or no history.
+          RuntimeError: another process holds it for too long.
+        """
+        self._reputation = Reputation(path)
+        self._events, self._tell = events, tell
+        self._scores: dict[str, float] = {}
+        self._is_current = self._has_failed = False
+
+    def note(self, event: Event) -> None:
+        """Take notice that an event was recorded."""
+        if event.kind in _KINDS:
+            self._is_current = False
+
+    def faults(self, host: str) -> float:
+        """Return the score of a host; 0 if nothing is known against it."""
+        if not self._is_current:
+            self._is_current = True
+            self._read()
+        return self._scores.get(host, 0.0)
+
+    def close(self) -> None:
+        """Record what is new, and close the file."""
+        self._read()
+        self._reputation.close()
+
+    def _read(self) -> None:
+        try:
+            if self._events.exists():
+                found = run_events.read(self._events, run_events.Counts())
+                self._reputation.record_all(found)
+            standings = self._reputation.standings()
+        except (ValueError, RuntimeError) as error:
+            if not self._has_failed:
+                self._has_failed = True
+                self._tell("history", f"no history of hosts: {error}", "warning")
+            return
+        self._scores = {one.host: one.score for one in standings}
