@@ -160,9 +160,10 @@ def test_processes_that_measure_together_are_not_started_twice(tmp_path):
 
 
 def test_a_stop_ends_the_measuring_process(tmp_path):
-    what = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); hang()"
-    task = Task(kinds=("pair",), form="quick")
     pid = tmp_path / "pid"
+    # Not hang(): then the clock of these tests would go on, and the limit might win.
+    what = f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    task = Task(kinds=("pair",), form="quick")
     with pytest.raises(Stopped):
         burn_child.measure(
             *(task, fake(tmp_path, what), os.environ, LIMITS),
