@@ -5,6 +5,7 @@ checks    list all checks
 burn      measure what devices and host reach, and compare
 cluster   check the cables of a cluster, place ranks, write expectations
 history   what has happened to hosts, and which to trust
+watch     find events in logs by rules, and act on them
 init      time how process groups start
 
 `COMMAND --help` has the flags of each. Exit codes: 0 all is well, 1 something is not, 2
@@ -36,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mjax.health.history import command as history
 
             return history.main(words[1:])
+        case ["watch"]:
+            from mjax.health.events import command as watch
+
+            return watch.main(words[1:])
         case ["init"]:
             from mjax.health.startup import command as init
 

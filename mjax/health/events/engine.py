@@ -1,0 +1,176 @@
+"""Which lines make an event: sliding windows over log time, in bounded memory.
+
+Enters: rules and lines. Leaves: `Detection`s. Pure: no clock, no file. The times are
+those of the log, so the result does not depend on how fast the lines come. Each rule
+keeps, for each device, at most a few times `count` times; lines that are late, and
+lines that come twice, are put where they belong.
+"""
+
+import bisect
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from mjax.health.events.logs import Line
+from mjax.health.events.rules import Rule, filled
+
+MAX_KEYS = 10_000
+"""Pairs of a rule and a device. Chosen: ten rules over a fabric of 1,000 ports."""
+_KEPT = 4
+"""Times kept, as a multiple of `count`. Before a rule fires, each stretch of `within_s`
+has less than `count` of them, so this covers three such stretches: a line may be late
+by that much. Chosen."""
+_NS = 10**9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Detection:
+    """A rule has fired."""
+
+    rule: Rule
+    time_ns: int
+    """Of the last line that made it fire."""
+    first_ns: int
+    count: int
+    device: Mapping[str, str]
+    """The groups of `by`, with `host` where the log names it."""
+    values: Mapping[str, str]
+    """For templates."""
+    line: Line
+
+
+@dataclasses.dataclass(kw_only=True)
+class Counts:
+    """What became of the lines that matched."""
+
+    matched: int = 0
+    duplicates: int = 0
+    cooling: int = 0
+    """In the cool down of an event."""
+    untimed: int = 0
+    """Not counted, because no line so far had a time, and the rule needs several."""
+    dropped_keys: int = 0
+    """Devices that were forgotten because there were too many."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Window:
+    """What is known of one device for one rule."""
+
+    times_ns: list[int]
+    """Sorted."""
+    seen: collections.deque[int]
+    """Hashes of the latest lines."""
+    fired_ns: int | None = None
+
+
+_Key = tuple[int, int, str, tuple[str, ...]]
+
+
+class Engine:
+    """Applies rules to the lines of one log."""
+
+    def __init__(self, rules: Sequence[Rule], *, max_keys: int = MAX_KEYS) -> None:
+        """Begin with no line."""
+        self._rules = [(i, rule, rule.regex) for i, rule in enumerate(rules)]
+        self._max_keys = max_keys
+        self._windows: collections.OrderedDict[_Key, _Window] = (
+            collections.OrderedDict()
+        )
+        self.counts = Counts()
+
+    @property
+    def num_keys(self) -> int:
+        """Pairs of a rule and a device that are remembered."""
+        return len(self._windows)
+
+    def feed(self, line: Line) -> list[Detection]:
+        """Return the events that a line completes, in the order of the rules."""
+        found = []
+        for index, rule, regex in self._rules:
+            if rule.log not in ("any", line.kind):
+                continue
+            match = regex.search(line.text)
+            if match is not None:
+                self.counts.matched += 1
+                groups = {k: v or "" for k, v in match.groupdict().items()}
+                detection = self._count(index, rule, line, groups)
+                if detection is not None:
+                    found.append(detection)
+        return found
+
+    def _count(
+        self, index: int, rule: Rule, line: Line, groups: dict[str, str]
+    ) -> Detection | None:
+        if line.time_ns is None and rule.count > 1:
+            self.counts.untimed += 1
+            return None
+        time_ns = line.time_ns or 0
+        # UFM is one of two machines that take over from each other: its name is no part
+        # of a port's identity.
+        host = "" if line.kind == "ufm" else line.host or ""
+        device = {name: groups[name] for name in rule.by}
+        key = (index, line.boot, host, tuple(device.values()))
+        window = self._window(key, rule)
+        mark = hash((time_ns, line.text))
+        if line.time_ns is not None and mark in window.seen:
+            self.counts.duplicates += 1
+            return None
+        window.seen.append(mark)
+        if (
+            window.fired_ns is not None
+            and abs(time_ns - window.fired_ns) < rule.cool_down_s * _NS
+        ):
+            self.counts.cooling += 1
+            return None
+        span = _completed(window.times_ns, time_ns, rule)
+        if span is None:
+            return None
+        window.times_ns.clear()
+        window.fired_ns = span[1]
+        if host and "host" not in device:
+            device["host"] = host
+        values = {
+            "rule": rule.name,
+            "host": host,
+            "count": str(rule.count),
+            "within_s": f"{rule.within_s:g}",
+        }
+        return Detection(
+            rule=rule,
+            time_ns=span[1],
+            first_ns=span[0],
+            count=rule.count,
+            device=device,
+            values=values | groups,
+            line=line,
+        )
+
+    def _window(self, key: _Key, rule: Rule) -> _Window:
+        window = self._windows.get(key)
+        if window is None:
+            window = _Window([], collections.deque(maxlen=_KEPT * rule.count))
+            self._windows[key] = window
+            if len(self._windows) > self._max_keys:
+                self._windows.popitem(last=False)
+                self.counts.dropped_keys += 1
+        self._windows.move_to_end(key)
+        return window
+
+
+def _completed(times_ns: list[int], time_ns: int, rule: Rule) -> tuple[int, int] | None:
+    """Add a time; return the first and last of `count` times that are close enough."""
+    at = bisect.bisect_right(times_ns, time_ns)
+    times_ns.insert(at, time_ns)
+    for last in range(max(at, rule.count - 1), min(at + rule.count, len(times_ns))):
+        first = last - rule.count + 1
+        if times_ns[last] - times_ns[first] <= rule.within_s * _NS:
+            return times_ns[first], times_ns[last]
+    if len(times_ns) > _KEPT * rule.count:
+        del times_ns[0]
+    return None
+
+
+def text_of(detection: Detection, template: str) -> str:
+    """Fill a template of the rule that has fired."""
+    return filled(template, detection.values)

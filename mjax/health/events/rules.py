@@ -1,0 +1,265 @@
+"""Rules over logs, read from TOML and checked before any line is read.
+
+Enters: a TOML file with `[[rule]]` tables and an optional `[limits]` table. Leaves: a
+`RuleSet`. Everything that can be wrong with a rule is found here and told with the
+rule's name, because a rule that fails only when it matches is found too late.
+"""
+
+import dataclasses
+import difflib
+import re
+import string
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from mjax import checked_json
+from mjax.health.events import patterns
+
+Policy = Literal["tell", "confirm", "run"]
+Severity = Literal["info", "warning", "error"]
+LogKind = Literal["any", "kernel", "syslog", "ufm"]
+GIVEN = ("rule", "host", "count", "within_s")
+"""Names that every template may use, beside the groups of its pattern."""
+_MAX_COUNT = 10_000
+"""Times that a key keeps are a few times this. Chosen: 0.5 MB for one key."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EventText:
+    """What is recorded when a rule fires."""
+
+    kind: str
+    """One word, for programs."""
+    text: str
+    """Template, for a person."""
+    severity: Severity = "warning"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+    """`count` lines that match `pattern` in `within_s` seconds are an event."""
+
+    name: str
+    pattern: str
+    """Regular expression, searched for in a line; named groups fill templates."""
+    event: EventText
+    log: LogKind = "any"
+    """Kind of lines that it is applied to."""
+    count: int = 1
+    within_s: float = 0.0
+    """Between the first and the last of them, inclusive."""
+    by: tuple[str, ...] = ()
+    """Groups that name a device; each device is counted apart."""
+    cool_down_s: float = 3600.0
+    """Log time after an event in which its device makes no other of this rule."""
+    action: tuple[str, ...] = ()
+    """Argument list that takes a device out of use; templates; no shell. It must do no
+    harm if it is run twice."""
+    test: tuple[str, ...] = ()
+    """Argument list that must exit with 0 before `undo`."""
+    undo: tuple[str, ...] = ()
+    """Argument list that brings the device back."""
+    test_after_s: float = 600.0
+    """Log time from the action to the first test, and between two tests."""
+    max_tests: int = 3
+    """After as many failed ones only a person brings the device back."""
+    limit_s: float = 60.0
+    """Time limit of each command, seconds of wall time."""
+    policy: Policy = "confirm"
+    """tell: show the commands, never run them; confirm: run them with --yes; run: run
+    them."""
+    ticket: str = ""
+    """Template of the text of a ticket."""
+    source: str = ""
+    """Where the pattern and the numbers come from."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the other rules."""
+        if not re.fullmatch(r"[\w.-]{1,64}", self.name):
+            raise ValueError("name must be 1 to 64 letters, digits, '_', '.' or '-'")
+        groups = self.regex.groupindex
+        for name in self.by:
+            _known(name, groups, "by names no group of the pattern:")
+        _check_numbers(self)
+        _check_actions(self)
+        texts = {"event.text": self.event.text, "ticket": self.ticket}
+        for field, template in texts.items():
+            check_template(template, (*groups, *GIVEN), field)
+        for field in ("action", "test", "undo"):
+            for word in getattr(self, field):
+                check_template(word, (*groups, *GIVEN), field)
+
+    @property
+    def regex(self) -> re.Pattern[str]:
+        """The compiled pattern; `re` keeps it."""
+        return patterns.compiled(self.pattern)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How many devices may be out of use by these rules at a time.
+
+    Chosen: 2, the two ends of one link. A fault that takes out more at once is that of
+    a switch, a power supply, the log or a rule, and taking more devices out of use does
+    not mend it. Of a small fabric 5 percent are less than 2, so the smaller one holds.
+    """
+
+    max_disabled: int = 2
+    max_disabled_percent: float = 5.0
+    """Of num_devices."""
+    num_devices: int | None = None
+    """How many there are; None: not known, and the percentage does not apply."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.max_disabled < 0:
+            raise ValueError(
+                f"max_disabled must be at least 0, got {self.max_disabled}"
+            )
+        if not 0 <= self.max_disabled_percent <= 100:
+            percent = f"{self.max_disabled_percent:g}"
+            raise ValueError(f"max_disabled_percent must be 0 to 100, got {percent}")
+        if self.num_devices is not None and self.num_devices < 1:
+            raise ValueError(f"num_devices must be at least 1, got {self.num_devices}")
+
+    @property
+    def most(self) -> int:
+        """Devices that may be out of use at a time."""
+        if self.num_devices is None:
+            return self.max_disabled
+        share = int(self.num_devices * self.max_disabled_percent / 100 + 1e-9)
+        return min(self.max_disabled, share)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RuleSet:
+    """All rules of a file."""
+
+    rules: tuple[Rule, ...]
+    limits: Limits = Limits()
+
+
+def read(path: Path) -> RuleSet:
+    """Read the rules of a file; raises as `parse`."""
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--rules {path} cannot be read: {error}") from error
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"--rules {path}: {error}") from error
+
+
+def parse(text: str) -> RuleSet:
+    """Return the rules of a TOML text.
+
+    Raises:
+      ValueError: the text is not TOML, or a rule is wrong; the message has its name.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not TOML: {error}") from error
+    for name in tables:
+        _known(name, ("rule", "limits"), "unknown table")
+    found = tables.get("rule", [])
+    if not isinstance(found, list) or not found:
+        raise ValueError("there is no rule; write at least one [[rule]] table")
+    rules = tuple(_rule(table, i) for i, table in enumerate(found, 1))
+    names = [rule.name for rule in rules]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two rules are named {name}; rename one")
+    limits = tables.get("limits", {})
+    try:
+        return RuleSet(rules=rules, limits=_made(limits, Limits))
+    except ValueError as error:
+        raise ValueError(f"limits: {error}") from error
+
+
+def _rule(table: Any, number: int) -> Rule:
+    name = table.get("name") if isinstance(table, dict) else None
+    shown = f"rule {name}" if isinstance(name, str) else f"rule {number} (no name)"
+    try:
+        return _made(table, Rule)
+    except ValueError as error:
+        raise ValueError(f"{shown}: {error}") from error
+
+
+def _made(table: Any, cls: Any) -> Any:
+    """Make a dataclass of a table; an unknown key is told with the nearest one."""
+    if isinstance(table, dict):
+        fields = {field.name for field in dataclasses.fields(cls)}
+        for key in table:
+            _known(key, fields, "unknown key")
+        inner = table.get("event")
+        if cls is Rule and isinstance(inner, dict):
+            for key in inner:
+                _known(key, ("kind", "text", "severity"), "unknown key event:")
+    return checked_json.check(table, cls)
+
+
+def _known(name: str, names: Collection[str], what: str) -> None:
+    if name not in names:
+        near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}"
+        raise ValueError(f"{what} {name}{hint}")
+
+
+def _check_numbers(rule: Rule) -> None:
+    if not 1 <= rule.count <= _MAX_COUNT:
+        raise ValueError(f"count must be 1 to {_MAX_COUNT}, got {rule.count}")
+    if rule.max_tests < 1:
+        raise ValueError(f"max_tests must be at least 1, got {rule.max_tests}")
+    for field in ("within_s", "cool_down_s", "test_after_s", "limit_s"):
+        value = getattr(rule, field)
+        if not 0 <= value <= 1e9:
+            raise ValueError(f"{field} must be 0 to 1e9 seconds, got {value:g}")
+    if rule.count > 1 and rule.within_s == 0:
+        raise ValueError(f"count {rule.count} needs within_s above 0")
+    if rule.limit_s == 0:
+        raise ValueError("limit_s must be above 0")
+
+
+def _check_actions(rule: Rule) -> None:
+    if bool(rule.test) != bool(rule.undo) or (rule.undo and not rule.action):
+        raise ValueError(
+            "test and undo go together, and with an action: a device comes back only "
+            "after a passed test; write all three, or the action alone"
+        )
+    if rule.action and not rule.by:
+        raise ValueError("an action needs `by`: the groups that name the device")
+    for field in ("action", "test", "undo"):
+        argv = getattr(rule, field)
+        if argv and (not argv[0] or "{" in argv[0] or argv[0].startswith("-")):
+            raise ValueError(
+                f"{field}: the program must be written out, got {argv[0]!r}: a log "
+                "must not choose what is run"
+            )
+
+
+def check_template(template: str, names: Collection[str], field: str) -> None:
+    """Refuse a template with a name that there is not, or more than a name.
+
+    Raises:
+      ValueError: the message has the field and the nearest name.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{field}: {template!r}: {error}") from error
+    for _, name, spec, conversion in parts:
+        if name is None:
+            continue
+        if spec or conversion or not name.isidentifier():
+            raise ValueError(f"{field}: {template!r}: only plain {{names}} are allowed")
+        _known(name, names, f"{field}: {template!r} has no group")
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """Fill a template that `check_template` has passed; a value is never a template."""
+    parts = string.Formatter().parse(template)
+    return "".join(t + (values[n] if n is not None else "") for t, n, _, _ in parts)
