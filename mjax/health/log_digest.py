@@ -38,17 +38,18 @@ _MOST_CACHED = 1024
 _SHOWN_CHARS = 300
 OLD_H = 168
 """Older lines are not told apart by their age: a week."""
+_HEAD_BYTES = 2**12  # of a piece, searched for the first line with a time
 _SLACK_S = 60.0  # the clock of the log's lines may be ahead of ours
 _OLDEST_S = 10 * 365 * 86400.0
 
-_SINCE_BOOT = re.compile(
-    r"^(?:<[0-9]+>)?(?:.{0,80}?kernel: )?\[ *([0-9]{1,9}\.[0-9]+)\]"
-)
 _LEVEL = re.compile(r"^<[0-9]+>")
-_UNIX = re.compile(r"^(?:<[0-9]+>)?([0-9]{9,11}\.[0-9]+) ")
-_ISO = re.compile(
-    r"^(?:<[0-9]+>)?([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})"
-    r"(?:[.,][0-9]+)?(Z|[+-][0-9]{2}:?[0-9]{2}) "
+_TIME = re.compile(
+    r"^(?:<[0-9]+>)?(?:"
+    r"\[ *([0-9]{1,9}\.[0-9]+)\]"  # since boot
+    r"|([0-9]{9,11}\.[0-9]+) "  # since 1970
+    r"|([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:[.,][0-9]+)?"
+    r"(Z|[+-][0-9]{2}:?[0-9]{2}) "
+    r"|.{0,80}?kernel: \[ *([0-9]{1,9}\.[0-9]+)\])"  # since boot, after syslog's
 )
 
 
@@ -92,7 +93,7 @@ class Digest:
     num_long: int
     """Lines that were too long: not searched."""
     begin: str
-    """Time of its first line in ISO 8601, UTC; empty if it has none."""
+    """Time of its first line that has one, in ISO 8601, UTC; empty if none has."""
     matches: Sequence[Match]
 
 
@@ -120,12 +121,13 @@ class Scanner:
         self._read_from, self._now, self._is_severe = read_from, at, is_severe
         self._rest, self._is_in_long = b"", False
         self.num_bytes, self._num_lines, self._num_long = 0, 0, 0
-        self._begin: str | None = None
+        self._begin = ""
         # A host that floods its log writes the same line again and again.
         self._match = functools.lru_cache(_MOST_CACHED)(
             functools.partial(self._rules.match, is_severe=is_severe)
         )
         self._matches: dict[tuple[str, str, str], Match] = {}
+        self._ages: dict[tuple[str, str, str], tuple[float, float]] = {}
         self._keys: dict[str, int] = {}
         self._num_matches = 0
 
@@ -148,9 +150,9 @@ class Scanner:
 
     def _search(self, data: bytes) -> None:
         """Look at whole lines."""
-        if self._begin is None and data:
-            age_s, _ = split_time(_decoded(data[: data.find(b"\n")]), self._now)
-            self._begin = self._when(age_s)
+        for line in data[:_HEAD_BYTES].split(b"\n") if not self._begin else ():
+            age_s, _ = split_time(_decoded(line), self._now)
+            self._begin = self._begin or self._when(age_s)
         for start, stop in sorted(_spans(data, self._anchors)):
             if stop - start > MAX_LINE_BYTES:
                 self._num_long += 1
@@ -170,13 +172,14 @@ class Scanner:
             key, Match(rule=key[0], device=key[1], code=key[2])
         )
         self._num_matches += 1
-        hours, when = _hours(age_s), self._when(age_s)
+        hours = str(_hours(age_s))
         match.count += found.count
-        match.hours[str(hours)] = match.hours.get(str(hours), 0) + found.count
-        match.first = match.first or when
-        match.last = when or match.last
+        match.hours[hours] = match.hours.get(hours, 0) + found.count
         match.last_index = self._num_matches
-        match.line = message.strip()[:_SHOWN_CHARS]
+        match.line = message
+        if age_s is not None:  # made a text at the end: that takes longer than all this
+            first_s, _ = self._ages.get(key, (age_s, age_s))
+            self._ages[key] = (first_s, age_s)
 
     def _when(self, age_s: float | None) -> str:
         """Return a time in ISO 8601, or "" if it is not known."""
@@ -187,13 +190,17 @@ class Scanner:
 
     def digest(self) -> Digest:
         """Return what the log has told; its last line must have an end."""
+        for key, match in self._matches.items():
+            first_s, last_s = self._ages.get(key, (None, None))
+            match.first, match.last = self._when(first_s), self._when(last_s)
+            match.line = match.line.strip()[:_SHOWN_CHARS]
         return Digest(
             read_from=self._read_from,
             is_severe=self._is_severe,
             num_lines=self._num_lines,
             num_bytes=self.num_bytes,
             num_long=self._num_long,
-            begin=self._begin or "",
+            begin=self._begin,
             matches=[*self._matches.values()],
         )
 
@@ -221,22 +228,21 @@ def _spans(data: bytes, anchors: Sequence[bytes]) -> set[tuple[int, int]]:
 
 def split_time(line: str, at: Now) -> tuple[float | None, str]:
     """Return how old a line is, or None if it does not say, and what follows."""
-    found = _ISO.match(line)
-    if found is not None:
-        try:
-            then = datetime.datetime.fromisoformat(found[1] + found[2])
-        except ValueError:
-            return None, line
-        return _sane(at.unix_s - then.timestamp()), line[found.end() :]
-    found = _UNIX.match(line)
-    if found is not None:
-        return _sane(at.unix_s - float(found[1])), line[found.end() :]
-    found = _SINCE_BOOT.match(line)
-    if found is not None:
-        age_s = at.uptime_s - float(found[1])
-        is_of_this_boot = age_s > -_SLACK_S
-        return age_s if is_of_this_boot else None, line[found.end() :]
-    return None, _LEVEL.sub("", line)
+    found = _TIME.match(line)
+    if found is None:
+        return None, _LEVEL.sub("", line)
+    rest = line[found.end() :]
+    since_boot, unix, iso, zone, after_host = found.groups()
+    if since_boot or after_host:
+        age_s = at.uptime_s - float(since_boot or after_host)
+        return age_s if age_s > -_SLACK_S else None, rest  # else of another boot
+    if unix:
+        return _sane(at.unix_s - float(unix)), rest
+    try:
+        then = datetime.datetime.fromisoformat(iso + zone)
+    except ValueError:
+        return None, line
+    return _sane(at.unix_s - then.timestamp()), rest
 
 
 def _sane(age_s: float) -> float | None:
@@ -263,6 +269,8 @@ def digest(text: str) -> Digest:
         raise UnreadableError(str(error)) from error
     if found.num_lines < 1 and not found.is_severe:
         raise UnreadableError("it has no line")
+    if found.num_lines > 0 and not found.begin:
+        raise UnreadableError("no line has a time: it is no log of the kernel")
     if found.num_long:
         raise UnreadableError(f"{found.num_long} lines are too long for a log")
     known = kernel_rules.shipped().rules.keys() | {kernel_rules.UNLISTED}

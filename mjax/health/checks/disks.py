@@ -35,6 +35,7 @@ _MOUNTS = File("/proc/mounts")
 _DF_LINE = re.compile(
     r"^(.{1,200}?) +([0-9]{1,20}) +([0-9]{1,20}) +([0-9]{1,20}) +([0-9]{1,3}%|-) (/.*)$"
 )
+BYTES, INODES = "1-blocks", "Inodes"
 _NEVER_WRITTEN = ("squashfs", "iso9660", "erofs", "cramfs")
 _BYTES_PER_TB = 10**12
 
@@ -133,14 +134,18 @@ class FileSystem:
 
 
 @functools.lru_cache(KEPT_TEXTS)
-def file_systems(text: str) -> Mapping[str, FileSystem]:
+def file_systems(text: str, unit: str) -> Mapping[str, FileSystem]:
     """Return what df says, by mount point.
 
+    Args:
+      text: output of `df -P`.
+      unit: head of its second column: `BYTES` or `INODES`.
+
     Raises:
-      UnreadableError: it is no output of `df -P`.
+      UnreadableError: it is no such output, or one in another unit.
     """
     lines = text.split("\n")
-    if not lines[0].startswith("Filesystem ") or len(lines) < 3 or lines[-1] != "":
+    if lines[0].split()[:2] != ["Filesystem", unit] or len(lines) < 3 or lines[-1]:
         raise UnreadableError("no header, no file system, or it ends early")
     found = {}
     for line in lines[1:-1]:
@@ -156,11 +161,11 @@ def file_systems(text: str) -> Mapping[str, FileSystem]:
     return found
 
 
-def _room(name: str, text: str, settings: Settings) -> Verdict:
+def _room(name: str, text: str, unit: str, settings: Settings) -> Verdict:
     most = settings.limit(name, "max_percent")
     found = {
         where: system
-        for where, system in file_systems(text).items()
+        for where, system in file_systems(text, unit).items()
         if system.size > 0 and not system.device.startswith("/dev/loop")
     }
     if not found:
@@ -177,12 +182,12 @@ def _room(name: str, text: str, settings: Settings) -> Verdict:
 
 def space(text: str, settings: Settings) -> Verdict:
     """No file system is full."""
-    return _room("disks.space", text, settings)
+    return _room("disks.space", text, BYTES, settings)
 
 
 def inodes(text: str, settings: Settings) -> Verdict:
     """No file system has used up its inodes."""
-    return _room("disks.inodes", text, settings)
+    return _room("disks.inodes", text, INODES, settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

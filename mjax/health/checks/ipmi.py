@@ -41,6 +41,7 @@ _EVENT = re.compile(
     r"^ *([0-9a-f]{1,4}) \| ([^|]{1,40}) \| ([^|]{1,40}) \| ([^|]{1,80})"
     r" \| ([^|]{1,120}) \| (Asserted|Deasserted)(?: \|.*)?$"
 )
+_RECORD = re.compile(r"^ *[0-9a-f]{1,4} \| ")
 _SERIOUS = re.compile(
     r"uncorrectable|fatal|non-recoverable|critical (?:over|under)|"
     r"failure detected|ac lost|redundancy lost|power off.*fault|ierr|thermal trip",
@@ -172,7 +173,7 @@ def event_log(text: str, settings: Settings) -> Verdict:
     for line in text.split("\n")[:-1]:
         match = _EVENT.match(line)
         if match is None:
-            if line.count("|") < 3:
+            if _RECORD.match(line) is None:
                 raise UnreadableError(f"no event: {quoted(line)}")
             continue  # a record of the maker, or a time without date
         num_events += 1

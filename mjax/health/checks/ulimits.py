@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from mjax.health.check import Check
-from mjax.health.checks.disks import file_systems
+from mjax.health.checks.disks import BYTES, file_systems
 from mjax.health.findings import (
     KEPT_TEXTS,
     UnreadableError,
@@ -87,7 +87,7 @@ def processes(text: str, settings: Settings) -> Verdict:
 
 def shared_memory(text: str, settings: Settings) -> Verdict:
     """/dev/shm is large enough, and not full of what old runs have left."""
-    found = file_systems(text)
+    found = file_systems(text, BYTES)
     if "/dev/shm" not in found:
         raise UnreadableError("there is no line of /dev/shm")
     shm = found["/dev/shm"]
