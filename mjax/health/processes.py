@@ -2,7 +2,8 @@
 
 Enters: /proc/PID/stat and status, read twice. Leaves: one line a process. `ps` tells
 the use over the whole life of a process: a daemon that went wild an hour ago would look
-idle there. This process, its children and its ancestors are left out.
+idle there. This process, its children and its ancestors are left out; and where an
+ancestor is Python too, as the agent of a launch is, all that it has started.
 
 Source of the format: proc_pid_stat(5),
 https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
@@ -14,7 +15,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from mjax.health.sources import Reading
@@ -72,7 +73,11 @@ def table(
     own: int,
 ) -> str:
     """Return the lines of all processes but of one with its children and ancestors."""
-    hidden = family(own, {pid: process.parent for pid, process in after.items()})
+    hidden = family(
+        own,
+        {pid: process.parent for pid, process in after.items()},
+        {pid for pid, process in after.items() if process.command.startswith("python")},
+    )
     lines = [HEADER]
     hertz, page_bytes = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     for pid, process in sorted(after.items()):
@@ -90,16 +95,23 @@ def table(
     return "\n".join([*lines, ""])
 
 
-def family(own: int, parents: Mapping[int, int]) -> set[int]:
-    """Return a process, its ancestors but init, and all that come from it."""
-    found = {own}
+def family(
+    own: int, parents: Mapping[int, int], pythons: Collection[int] = ()
+) -> set[int]:
+    """Return a process, its ancestors but init, and what it or they have started.
+
+    Args:
+      own: the process.
+      parents: from each process to its parent.
+      pythons: ancestors that count with all that they have started.
+    """
+    ancestors = [own]
+    while (parent := parents.get(ancestors[-1], 0)) > 1 and parent not in ancestors:
+        ancestors.append(parent)
+    found = {own, *(pid for pid in ancestors if pid in pythons)}
     while new := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= new
-    parent = parents.get(own, 0)
-    while parent > 1 and parent not in found:
-        found.add(parent)
-        parent = parents.get(parent, 0)
-    return found
+    return found | {*ancestors}
 
 
 def _look() -> dict[int, _Process]:

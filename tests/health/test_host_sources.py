@@ -120,6 +120,9 @@ def test_the_use_of_a_processor_is_that_of_the_interval():
 def test_a_process_its_children_and_its_ancestors_are_left_out():
     parents = {1: 0, 10: 1, 20: 10, 30: 20, 40: 30, 21: 10, 50: 1, 2: 0}
     assert family(20, parents) == {10, 20, 30, 40}
+    assert family(20, parents, pythons={10}) == {10, 20, 21, 30, 40}
+    assert family(20, parents, pythons={1, 50}) == {10, 20, 30, 40}
+    assert family(20, {20: 30, 30: 20}) == {20, 30}
 
 
 def test_the_processes_of_this_host_are_read_without_our_own():
