@@ -333,8 +333,9 @@ def _write(
                 "has one line less than its rule needs, or needs a little too long. "
                 "False events: any that was not planted, and any second one of a "
                 "planted fault. CPU seconds are those of the command and the programs "
-                "that it called; memory is the largest resident size. The last column "
-                "compares all fields of all events, and all calls in their order.",
+                "that it called; memory is an upper bound of the largest "
+                "resident size (ru_maxrss). The last column compares "
+                "all fields of all events, and all calls in their order.",
                 header=header,
                 rows=rows,
             ),

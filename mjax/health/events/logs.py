@@ -58,7 +58,7 @@ class Line:
     text: str
     """Whole, as it was written, with U+FFFD for what is not UTF-8."""
     kind: Kind
-    """That of the line before if this has no time, as in a message of many lines."""
+    """Of the line before if this one has no time, as in a message of many lines."""
     time_ns: int | None
     """Since 1970, or since boot; None if no line so far had a time."""
     is_since_boot: bool = False
