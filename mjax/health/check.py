@@ -48,6 +48,8 @@ class Check:
     """What a person does when it fails."""
     statuses: Collection[int] = (0,)
     """With which the command says something; with others the answer is unknown."""
+    needs_idle: bool = False
+    """Only a host that does nothing can pass it."""
     failing: Mapping[int, str] = MappingProxyType({})
     """Exit statuses that are a fault of the host by themselves, and their meaning."""
 

@@ -1,6 +1,6 @@
 """`python -m mjax.health check` and `checks`: is this host healthy?
 
-    python -m mjax.health check [--json] [--expect FILE] [--limits FILE] [--only NAMES]
+    python -m mjax.health check [--json] [--expect FILE] [--in-use] [--only NAMES]
     python -m mjax.health checks [--markdown]
 
 Exit codes: 0 the host may be used, 1 something failed or was cut off, 2 bad input.
@@ -52,6 +52,8 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     add("--expect", type=Path, help="TOML: what this host must have")
     add("--limits", type=Path, help="TOML: limits that differ from the shipped ones")
     add("--only", nargs="+", default=["*"], help="names of checks, * for any")
+    in_use = "leave out the checks that only a host that does nothing can pass"
+    add("--in-use", action="store_true", help=in_use)
     add("--seconds", type=float, default=checking.TOTAL_S, help="for all checks")
     add("--json", action="store_true", help="print one JSON object")
     add("--out", type=Path, help="write the JSON object there too")
@@ -64,6 +66,8 @@ def _check(args: argparse.Namespace) -> int:
     expect = {} if args.expect is None else read_expected(args.expect, [*BY_NAME])
     settings = Settings(limits=read_limits(args.limits), expect=expect)
     checks = chosen(args.only)
+    if args.in_use:
+        checks = [check for check in checks if not check.needs_idle]
     report = checking.run(checks, settings, total_s=args.seconds)
     found = to_json(report)
     if args.out is not None:
@@ -170,7 +174,8 @@ def table() -> str:
         mine = dict(limits.get(check.name, {}))
         source = mine.pop("source", "")
         numbers = ", ".join(f"{name} {_plain(one)}" for name, one in mine.items())
-        cells = (check.what, f"`{check.source.shown}`", numbers, source, check.action)
+        what = f"{check.what} (idle)" if check.needs_idle else check.what
+        cells = (what, f"`{check.source.shown}`", numbers, source, check.action)
         shown = " | ".join(cell.replace("|", "\\|") for cell in cells)
         lines.append(f"| `{check.name}` | {shown} |")
     return "\n".join(lines)

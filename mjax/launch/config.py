@@ -167,7 +167,7 @@ class RunConfig:
             if not self.check_command:
                 raise ValueError(
                     "--check-every-s needs --check-command, for example "
-                    "'python -m mjax.health check --json'"
+                    "'python -m mjax.health check --json --in-use'"
                 )
 
 

@@ -40,6 +40,17 @@ def test_this_host_is_judged_and_nothing_that_is_absent_is_ok():
     assert found["seconds"] < 60
 
 
+def test_a_host_in_use_is_not_asked_for_idleness(capsys):
+    words = ["check", "--json", "--only", "processors.*", "processes.*"]
+    names = []
+    for more in ([], ["--in-use"]):
+        command.main([*words, *more])
+        found = json.loads(capsys.readouterr().out)
+        names.append({one["name"] for one in found["checks"]})
+    left_out = {"processors.load", "processes.busy", "processes.training"}
+    assert names[0] - names[1] == left_out
+
+
 def test_what_is_required_fails_a_host_that_does_not_have_it(tmp_path):
     expect = tmp_path / "expect.toml"
     expect.write_text('require = ["memory.hugepages"]\n')

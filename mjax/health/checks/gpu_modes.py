@@ -159,12 +159,14 @@ CHECKS = (
     ),
     smi_check(
         name="gpu.foreign_processes",
+        needs_idle=True,
         what="Before a run no process uses a GPU.",
         judge=foreign_processes,
         action="End the process; if it cannot be ended (state D), reboot.",
     ),
     smi_check(
         name="gpu.memory_used",
+        needs_idle=True,
         what="Before a run the memory of each GPU is free.",
         judge=memory_used,
         action="Find the process with `fuser -v /dev/nvidia*` and end it, or reboot.",

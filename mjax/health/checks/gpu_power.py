@@ -248,18 +248,21 @@ CHECKS = (
     ),
     smi_check(
         name="gpu.power_draw",
+        needs_idle=True,
         what="An idle GPU draws some power, and not much.",
         judge=power_draw,
         action="End what runs on it. If nothing runs, reset the GPU.",
     ),
     smi_check(
         name="gpu.temperature",
+        needs_idle=True,
         what="An idle GPU is far from the temperature at which it slows down.",
         judge=temperature,
         action=_COOL,
     ),
     smi_check(
         name="gpu.memory_temperature",
+        needs_idle=True,
         what="The memory of an idle GPU is not hot.",
         judge=memory_temperature,
         action=_COOL,

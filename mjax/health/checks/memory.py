@@ -97,6 +97,7 @@ CHECKS = (
     ),
     Check(
         name="memory.available",
+        needs_idle=True,
         what="Nothing else uses the memory that a run needs.",
         source=_MEMINFO,
         judge=available,

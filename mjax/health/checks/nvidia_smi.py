@@ -280,6 +280,7 @@ def smi_check(
     what: str,
     judge: Judge,
     action: str,
+    needs_idle: bool = False,
     failing: Mapping[int, str] | None = None,
 ) -> Check:
     """Return a check of the output of `nvidia-smi -q -x`."""
@@ -289,6 +290,7 @@ def smi_check(
         source=SMI,
         judge=judge,
         action=action,
+        needs_idle=needs_idle,
         statuses=(0, CORRUPTED_INFOROM),
         failing=failing or {},
     )

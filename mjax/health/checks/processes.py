@@ -120,6 +120,7 @@ def zombies(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="processes.busy",
+        needs_idle=True,
         what="No process uses a processor that a run needs.",
         source=_SOURCE,
         judge=busy,
@@ -127,6 +128,7 @@ CHECKS = (
     ),
     Check(
         name="processes.training",
+        needs_idle=True,
         what="No program of another run is left.",
         source=_SOURCE,
         judge=training,

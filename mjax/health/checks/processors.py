@@ -295,6 +295,7 @@ CHECKS = (
     ),
     Check(
         name="processors.load",
+        needs_idle=True,
         what="Nothing else runs on the host.",
         source=_LOADAVG,
         judge=load,
