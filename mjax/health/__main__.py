@@ -3,6 +3,7 @@
 check     judge this host by what its tools say
 checks    list all checks
 burn      measure what devices and host reach, and compare
+bisect    find the hosts or links that make a test of a group fail
 cluster   check the cables of a cluster, place ranks, write expectations
 history   what has happened to hosts, and which to trust
 watch     find events in logs by rules, and act on them
@@ -29,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mjax.health.burn import command as burn
 
             return burn.main(words[1:])
+        case ["bisect"]:
+            from mjax.health.bisect import command as bisect
+
+            return bisect.main(words[1:])
         case ["cluster"]:
             from mjax.health.cluster import command as cluster
 

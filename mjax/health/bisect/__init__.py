@@ -1,0 +1,1 @@
+"""Find bad hosts and links by tests of groups of hosts."""

@@ -1,0 +1,110 @@
+"""How much a test of a group can tell, in bits, and how few tests can be enough.
+
+Enters: the probabilities that a test errs. Leaves: the information of one test, its
+capacity, and the bound on the number of tests.
+
+A test of a group is a binary channel: what goes in is whether the group has a bad host,
+what comes out is whether the test fails. No search, adaptive or not, needs fewer than
+log2(number of possible answers) / capacity tests on average.
+
+Source: Baldassini, Johnson and Aldridge, "The capacity of adaptive group testing",
+arXiv:1301.7023; for noisy tests Scarlett, "Noisy adaptive group testing: bounds and
+algorithms", arXiv:1803.05099.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+LEAST_ERROR = 1e-6
+"""Chosen: no test is trusted more than this. A test that is said to be certain and
+contradicts all others then counts as an error instead of making all answers
+impossible."""
+
+_SHARES = np.linspace(0.0, 1.0, 2001)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ErrorRates:
+    """How often a test errs."""
+
+    false_negative: float = 0.0
+    """Probability that a test passes although a host in its group is bad."""
+    false_positive: float = 0.0
+    """Probability that a test fails although no host in its group is bad."""
+
+    def __post_init__(self) -> None:
+        for flag, rate in (
+            ("--false-negative", self.false_negative),
+            ("--false-positive", self.false_positive),
+        ):
+            if not 0 <= rate < 0.5:
+                raise ValueError(
+                    f"{flag} must be at least 0 and below 0.5, got {rate:g}; a test "
+                    "that errs every other time says nothing"
+                )
+
+    @property
+    def miss(self) -> float:
+        """False negatives as the search counts them."""
+        return max(self.false_negative, LEAST_ERROR)
+
+    @property
+    def alarm(self) -> float:
+        """False positives as the search counts them."""
+        return max(self.false_positive, LEAST_ERROR)
+
+    @property
+    def log_failed(self) -> float:
+        """Log likelihood ratio of a bad host in the group after a failed test."""
+        return math.log((1 - self.miss) / self.alarm)
+
+    @property
+    def log_passed(self) -> float:
+        """Log likelihood ratio of a bad host in the group after a passed test."""
+        return math.log(self.miss / (1 - self.alarm))
+
+
+def entropy(probability: np.ndarray | float) -> np.ndarray:
+    """Return the entropy in bits of a yes or no that has this probability."""
+    p = np.clip(probability, 1e-300, 1.0)
+    q = np.clip(1.0 - np.asarray(probability), 1e-300, 1.0)
+    return np.asarray(-p * np.log2(p) - q * np.log2(q))
+
+
+def information(share: np.ndarray | float, miss: float, alarm: float) -> np.ndarray:
+    """Return the bits that a test is expected to tell.
+
+    Args:
+      share: probability that the group has a bad host.
+      miss: probability that the test passes although it has.
+      alarm: probability that the test fails although it has none.
+    """
+    share = np.asarray(share)
+    fails = share * (1 - miss) + (1 - share) * alarm
+    noise = share * entropy(miss) + (1 - share) * entropy(alarm)
+    return np.asarray(np.maximum(entropy(fails) - noise, 0.0))
+
+
+@functools.cache
+def best_share(rates: ErrorRates) -> float:
+    """Return the probability of a bad host in the group that tells most."""
+    return float(_SHARES[np.argmax(information(_SHARES, rates.miss, rates.alarm))])
+
+
+@functools.cache
+def capacity(rates: ErrorRates) -> float:
+    """Return the most bits that one test can tell."""
+    told = information(_SHARES, rates.false_negative, rates.false_positive)
+    return float(told.max())
+
+
+def least_tests(num_hosts: int, num_bad: int, rates: ErrorRates) -> float:
+    """Return the information bound: tests that name num_bad of num_hosts hosts.
+
+    The number of bad hosts counts as known, although the search does not know it: the
+    bound is the lower for that.
+    """
+    return math.log2(math.comb(num_hosts, num_bad)) / capacity(rates)

@@ -1,0 +1,228 @@
+"""Find bad links by tests of two hosts, in rounds of disjoint pairs.
+
+Enters: hosts, and the outcomes of tests of two hosts. Leaves: the pairs of the next
+round, bad hosts, and bad links: pairs that fail although both ends are good in their
+other pairs.
+
+First each host meets each other once (`designs.round_robin`). Then the pairs that are
+in doubt are repeated, in rounds of disjoint pairs, until the probabilities of error of
+all hosts and links add up to what the confidence leaves. The sum is an upper bound of
+the probability that any of them is wrong, given the others.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mjax.health.bisect.designs import round_robin, waves
+from mjax.health.bisect.problem import Outcome, Problem, check_outcomes
+from mjax.health.bisect.search import Progress, Round, Suspect, Verdict
+
+LEAST_HOSTS = 4
+"""Chosen: with 3 hosts a bad link leaves each of its ends one other pair."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Link:
+    """A pair of hosts and the probability that what connects them is bad."""
+
+    hosts: tuple[str, str]
+    probability: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkProgress(Progress):
+    """Where a search for bad links stands; `bad` are hosts."""
+
+    links: tuple[Link, ...]
+    """Bad links between hosts that are good."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Beliefs:
+    """Probabilities of n hosts, and of their links as [n, n], upper triangle."""
+
+    bad: np.ndarray
+    hosts: np.ndarray
+    links: np.ndarray
+    judged: np.ndarray
+    """[n, n] bool: links between good hosts."""
+
+
+def advance_links(problem: Problem, outcomes: Sequence[Outcome]) -> LinkProgress:
+    """Return where the search stands and which pairs should be tested next.
+
+    Raises:
+      ValueError: too few hosts, hosts known to be good, or an outcome that is not of
+        two hosts of the problem.
+    """
+    _check(problem, outcomes)
+    config, num = problem.config, len(problem.hosts)
+    ratio, tested = _counts(problem, outcomes)
+    beliefs = _judge(ratio, config.prior, config.link_prior)
+    rounds = round_robin(num)
+    planned = [
+        (turn, pending)
+        for turn, pairs in enumerate(rounds, 1)
+        if (pending := [pair for pair in pairs if not tested[pair]])
+    ]
+    if planned:
+        return _progress(problem, beliefs, planned, 1.0)
+    doubts = _doubts(beliefs)
+    error = float(min(1.0, doubts.sum() + _host_doubts(beliefs).sum()))
+    if (~beliefs.bad).sum() < 2:
+        return dataclasses.replace(
+            _progress(problem, beliefs, (), error),
+            verdict="all",
+            reason="no two hosts pass together: all are bad, or the test itself fails",
+        )
+    most_error = 1 - config.confidence
+    if error <= most_error:
+        return _progress(problem, beliefs, (), error)
+    if len(outcomes) >= _most_tests(problem):
+        return dataclasses.replace(
+            _progress(problem, beliefs, (), error),
+            verdict="undecided",
+            reason=f"the search gave up after {len(outcomes)} tests (--max-tests)",
+        )
+    again = _again(beliefs, doubts, most_error)
+    wave = waves(again, num)[0]
+    return _progress(problem, beliefs, [(None, [again[i] for i in wave])], error)
+
+
+def _check(problem: Problem, outcomes: Sequence[Outcome]) -> None:
+    least = max(LEAST_HOSTS, 2 * problem.least_groups)
+    if len(problem.hosts) < least:
+        raise ValueError(
+            f"--links needs at least {least} hosts here, got {len(problem.hosts)}: "
+            "with fewer a bad link cannot be told from a bad host"
+        )
+    if problem.good:
+        raise ValueError("--links has no use for --good; add those hosts to --hosts")
+    check_outcomes(problem, outcomes)
+    for outcome in outcomes:
+        if len(outcome.hosts) != 2:
+            raise ValueError(
+                "with --links each test has 2 hosts, got an outcome of "
+                f"{len(outcome.hosts)}: {', '.join(outcome.hosts)}"
+            )
+
+
+def _most_tests(problem: Problem) -> int:
+    pairs = math.comb(len(problem.hosts), 2)
+    given = problem.config.max_tests
+    return 10 * pairs if given is None else given
+
+
+def _counts(
+    problem: Problem, outcomes: Sequence[Outcome]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return each pair's log likelihood ratio, symmetric, and whether it was tested."""
+    place = {name: index for index, name in enumerate(problem.hosts)}
+    rates, num = problem.config.rates, len(problem.hosts)
+    ratio, tested = np.zeros((num, num)), np.zeros((num, num), bool)
+    for outcome in outcomes:
+        a, b = (place[name] for name in outcome.hosts)
+        told = rates.log_failed if outcome.failed else rates.log_passed
+        for i, j in ((a, b), (b, a)):
+            ratio[i, j] += told
+            tested[i, j] = True
+    return ratio, tested
+
+
+def _judge(ratio: np.ndarray, prior: float, link_prior: float) -> _Beliefs:
+    """Return the most probable bad hosts, and each probability given the others."""
+    num = len(ratio)
+    # Log likelihood of a pair of good hosts, whose link is bad or not.
+    clean = np.logaddexp(math.log(link_prior) + ratio, math.log1p(-link_prior))
+    gain = ratio - clean
+    np.fill_diagonal(gain, 0.0)
+    odds = math.log(prior / (1 - prior))
+    bad = np.zeros(num, bool)
+    while True:
+        # What a bad host explains beyond those that are bad without it.
+        scores = odds + gain[:, ~bad].sum(1)
+        flips = np.where(bad, -scores, scores)
+        best = int(np.argmax(flips))
+        if flips[best] <= 1e-9:
+            break
+        bad[best] = ~bad[best]
+    links = _sigmoid(math.log(link_prior / (1 - link_prior)) + ratio)
+    judged = np.triu(~bad[:, None] & ~bad[None], 1)
+    return _Beliefs(
+        bad=bad, hosts=_sigmoid(scores), links=np.where(judged, links, 0), judged=judged
+    )
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def _doubts(beliefs: _Beliefs) -> np.ndarray:
+    """Return the probability of each link to be taken for what it is not."""
+    return np.where(beliefs.judged, np.minimum(beliefs.links, 1 - beliefs.links), 0.0)
+
+
+def _host_doubts(beliefs: _Beliefs) -> np.ndarray:
+    return np.where(beliefs.bad, 1 - beliefs.hosts, beliefs.hosts)
+
+
+def _again(
+    beliefs: _Beliefs, doubts: np.ndarray, most_error: float
+) -> list[tuple[int, int]]:
+    """Return the pairs to repeat, the most doubtful first.
+
+    A host in doubt is tested with each of three good hosts.
+    """
+    num = len(beliefs.bad)
+    pairs = sorted(
+        itertools.combinations(range(num), 2), key=lambda pair: -doubts[pair]
+    )
+    left, again = float(doubts.sum()), []
+    for pair in pairs:
+        if left <= most_error / 2:
+            break
+        left -= float(doubts[pair])
+        again.append(pair)
+    host_doubts = _host_doubts(beliefs)
+    good = [int(h) for h in np.argsort(beliefs.hosts) if not beliefs.bad[h]]
+    for host in np.flatnonzero(host_doubts > most_error / (4 * num)):
+        for other in [h for h in good if h != host][:3]:
+            again.append((min(int(host), other), max(int(host), other)))
+    return list(dict.fromkeys(again))
+
+
+def _progress(
+    problem: Problem,
+    beliefs: _Beliefs,
+    rounds: Sequence[tuple[int | None, Sequence[tuple[int, int]]]],
+    error: float,
+) -> LinkProgress:
+    hosts = problem.hosts
+    found = [(int(a), int(b)) for a, b in np.argwhere(beliefs.links > 0.5)]
+    verdict: Verdict = "some" if beliefs.bad.any() or found else "none"
+    return LinkProgress(
+        rounds=tuple(
+            Round(
+                groups=tuple((hosts[a], hosts[b]) for a, b in pairs),
+                reason="pairs that are in doubt" if number is None else "pairs",
+                number=number,
+            )
+            for number, pairs in rounds
+        ),
+        verdict=verdict,
+        bad=tuple(
+            Suspect(host=hosts[h], probability=float(beliefs.hosts[h]))
+            for h in np.flatnonzero(beliefs.bad)
+        ),
+        suspects=(),
+        links=tuple(
+            Link(hosts=(hosts[a], hosts[b]), probability=float(beliefs.links[a, b]))
+            for a, b in found
+        ),
+        error_probability=error,
+        reason="",
+    )

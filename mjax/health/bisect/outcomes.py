@@ -1,0 +1,200 @@
+"""Tests that have run: their file, and what counts as failed.
+
+Enters: a JSON or TOML file that a person or the runner has written. Leaves: outcomes
+for the search.
+
+    [[tests]]
+    hosts = ["n1", "n2"]
+    outcome = "pass"  # or "fail"
+    seconds = 61.5    # needed with --slow
+    output = "9f3c"   # needed with --same-output
+    round = 1
+
+A test passes if its command does. With `--slow` it also fails if it took much longer
+than the median of tests that passed, with `--same-output` if it printed something else
+than most.
+"""
+
+import dataclasses
+import json
+import os
+import statistics
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from mjax import checked_json
+from mjax.health.bisect.problem import Outcome
+
+LEAST_COMPARED = 4
+"""Chosen: groups of a round that are compared with each other; with one bad host in
+each of two groups the median still is that of good ones."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """One test that has run."""
+
+    hosts: tuple[str, ...]
+    outcome: Literal["pass", "fail"]
+    """Of the command."""
+    seconds: float | None = None
+    output: str | None = None
+    """Last line that the command printed."""
+    round: int = 1
+    """Which round of the search it was part of."""
+    reason: str = ""
+    """Why the command failed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _File:
+    """What a file of outcomes holds."""
+
+    tests: tuple[Record, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Criteria:
+    """What counts as failed, beside a command that fails."""
+
+    slow: float | None = None
+    """Times the median from which a test is slow; None: time does not count."""
+    same_output: bool = False
+    """Whether all tests must print the same last line."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether tests are compared with each other."""
+        return self.same_output or self.slow is not None
+
+
+def read(path: Path) -> list[Record]:
+    """Read a file of outcomes.
+
+    Raises:
+      ValueError: the file is absent, not JSON or TOML, or has an entry that is not an
+        outcome; the message has its place.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--outcomes {path} cannot be read: {error}") from error
+    try:
+        if path.suffix == ".toml":
+            value = checked_json.check(tomllib.loads(text), _File)
+        else:
+            value = checked_json.read(text, _File)
+    except ValueError as error:
+        raise ValueError(
+            f"--outcomes {path}: {error}; a test is hosts and an outcome, pass or fail"
+        ) from error
+    for number, record in enumerate(value.tests, 1):
+        if record.round < 1:
+            raise ValueError(
+                f"--outcomes {path}: test {number} has round {record.round}; the first "
+                "round is 1"
+            )
+        if record.seconds is not None and not 0 <= record.seconds < float("inf"):
+            raise ValueError(
+                f"--outcomes {path}: test {number} took {record.seconds} seconds"
+            )
+    return list(value.tests)
+
+
+def write(path: Path, records: Sequence[Record]) -> None:
+    """Write a JSON file of outcomes that is either complete or not there."""
+    tests = [dataclasses.asdict(record) for record in records]
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps({"tests": tests}, indent=1) + "\n")
+    os.replace(partial, path)
+
+
+def as_toml(groups: Sequence[Sequence[str]], number: int, criteria: Criteria) -> str:
+    """Write tests that have not run as a file for a person to fill in.
+
+    A form that is not filled in cannot be read.
+    """
+    lines = []
+    for group in groups:
+        lines += ["[[tests]]", f"hosts = {json.dumps(list(group))}"]
+        lines += ['outcome = ""  # pass or fail']
+        lines += ["seconds =   # that it took"] if criteria.slow is not None else []
+        lines += ['output = ""  # its last line'] if criteria.same_output else []
+        lines += [f"round = {number}", ""]
+    return "\n".join(lines)
+
+
+def judge(records: Sequence[Record], criteria: Criteria) -> list[Outcome]:
+    """Say which tests have failed.
+
+    Returns:
+      an outcome for each record; none at all while there are too few to compare.
+    Raises:
+      ValueError: a test lacks what it is compared by, or no output is that of most.
+    """
+    if criteria.is_compared and len(records) < LEAST_COMPARED:
+        return []
+    reference = _most_common(records) if criteria.same_output else None
+    outcomes = []
+    for number, record in enumerate(records, 1):
+        failed = record.outcome == "fail"
+        if criteria.slow is not None and not failed:
+            if record.seconds is None:
+                raise ValueError(
+                    f"--slow needs the seconds of each test; test {number} has none"
+                )
+            median_s = statistics.median(_compared_seconds(record, records))
+            failed = record.seconds > criteria.slow * median_s
+        if criteria.same_output and not failed:
+            failed = record.output != reference
+        outcomes.append(Outcome(hosts=record.hosts, failed=failed))
+    return outcomes
+
+
+def _compared_seconds(record: Record, records: Sequence[Record]) -> list[float]:
+    """Return the times of the tests that passed, with which one is compared.
+
+    They are those of its round for the first two rounds, in which most groups are good.
+    Later about half of the groups have a bad host: their tests are compared with the
+    first two rounds. If hardly any of these passed, those of its own round.
+    """
+    own = (record.round,)
+    candidates = (own, (1, 2), own) if record.round <= 2 else ((1, 2), own)
+    found: list[list[float]] = []
+    for rounds in candidates:
+        found.append(
+            [
+                one.seconds
+                for one in records
+                if one.round in rounds
+                and one.outcome == "pass"
+                and one.seconds is not None
+            ]
+        )
+        if len(found[-1]) >= LEAST_COMPARED:
+            return found[-1]
+    return max(found, key=len)
+
+
+def _most_common(records: Sequence[Record]) -> str | None:
+    """Return the output of most tests that passed; None if none passed."""
+    for number, record in enumerate(records, 1):
+        if record.outcome == "pass" and not record.output:
+            raise ValueError(
+                f"--same-output needs what each test printed last; test {number} has "
+                "no output"
+            )
+    passed = [one.output for one in records if one.outcome == "pass"]
+    if not passed:
+        return None
+    (output, most), *others = Counter(passed).most_common(2)
+    if most < 2 or (others and others[0][1] == most):
+        raise ValueError(
+            f"--same-output: of {len(passed)} tests that passed no output is that of "
+            "most; the command must print the same on all good hosts, with the same "
+            "number of hosts"
+        )
+    return output

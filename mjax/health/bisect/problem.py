@@ -1,0 +1,200 @@
+"""What a search is given: hosts, tests that err, and when an answer is good enough.
+
+Enters: flags and names of hosts. Leaves: a problem that has been checked, and its
+blocks: parts of at most 128 hosts that are searched independently of each other.
+"""
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from mjax.health.bisect.bits import ErrorRates
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
+_MOST_IN_BLOCK = 128
+"""Chosen: sets of bad hosts are enumerated in milliseconds."""
+_BAD_IN_BLOCK = 3.0
+"""Chosen: expected bad hosts of a block, well below `posterior.MOST_BAD`."""
+_LEAST_IN_BLOCK = 16
+_TESTS_A_HOST = 10
+"""Chosen: a search that needs more tests is not going to end."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How to search for bad hosts."""
+
+    prior: float = 0.02
+    """Probability that a host is bad, before any test; not how many are."""
+    link_prior: float = 0.001
+    """Probability that the link of two hosts is bad, before any test (--links)."""
+    false_negative: float = 0.0
+    """Probability that a test passes although a host in its group is bad."""
+    false_positive: float = 0.0
+    """Probability that a test fails although no host in its group is bad."""
+    confidence: float = 0.99
+    """Probability of the answer at which the search ends."""
+    min_hosts: int = 1
+    """Hosts that a test has at least; hosts that are probably good fill up a group."""
+    max_hosts: int | None = None
+    """Hosts that a test has at most; absent: any number."""
+    parallel: int = 1
+    """Tests that run at the same time, on different hosts."""
+    max_tests: int | None = None
+    """Tests after which the search gives up; absent: 100 and 10 a host."""
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--prior", self.prior), ("--link-prior", self.link_prior)):
+            if not 0 < value <= 0.5:
+                raise ValueError(
+                    f"{flag} must be above 0 and at most 0.5, got {value:g}"
+                )
+        if not 0.5 < self.confidence < 1:
+            raise ValueError(
+                "--confidence must be above 0.5 and below 1, got "
+                f"{self.confidence:g}; 0.99 is usual"
+            )
+        for flag, number in (
+            ("--min-hosts", self.min_hosts),
+            ("--max-hosts", self.max_hosts),
+            ("--parallel", self.parallel),
+            ("--max-tests", self.max_tests),
+        ):
+            if number is not None and number < 1:
+                raise ValueError(f"{flag} must be at least 1, got {number}")
+        if self.max_hosts is not None and self.max_hosts < self.min_hosts:
+            raise ValueError(
+                f"--max-hosts must be at least --min-hosts {self.min_hosts}, got "
+                f"{self.max_hosts}"
+            )
+        _ = self.rates
+
+    @property
+    def rates(self) -> ErrorRates:
+        """How often a test errs."""
+        return ErrorRates(
+            false_negative=self.false_negative, false_positive=self.false_positive
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One test that has run."""
+
+    hosts: tuple[str, ...]
+    failed: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Hosts among which bad ones are looked for."""
+
+    hosts: tuple[str, ...]
+    """Suspects, neighbours beside each other."""
+    good: tuple[str, ...] = ()
+    """Hosts known to be good; they only fill up groups."""
+    config: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+    least_groups: int = 1
+    """Groups that each of the first two rounds has at least, so that tests can be
+    compared with each other."""
+
+    def __post_init__(self) -> None:
+        check_names(self.hosts, self.good)
+        least = self.config.min_hosts
+        if len(self.hosts) + len(self.good) < least:
+            raise ValueError(
+                f"--min-hosts {least} needs that many hosts, got "
+                f"{len(self.hosts)} in --hosts and {len(self.good)} in --good"
+            )
+        if self.least_groups > 1 and len(self.hosts) < self.least_groups * least:
+            raise ValueError(
+                f"tests are compared with each other, at least {self.least_groups} of "
+                f"a round: that takes {self.least_groups * least} hosts with "
+                f"--min-hosts {least}, got {len(self.hosts)}"
+            )
+
+    @property
+    def max_tests(self) -> int:
+        """Tests after which the search gives up."""
+        if self.config.max_tests is not None:
+            return self.config.max_tests
+        return 100 + _TESTS_A_HOST * len(self.hosts)
+
+    @property
+    def largest(self) -> int:
+        """Hosts that a group has at most."""
+        given = self.config.max_hosts
+        total = len(self.hosts) + len(self.good)
+        return total if given is None else min(given, total)
+
+
+def check_names(hosts: Sequence[str], good: Sequence[str]) -> None:
+    """Refuse names that no host has, and hosts that are named twice.
+
+    Raises:
+      ValueError: the message has the name.
+    """
+    if not hosts:
+        raise ValueError("--hosts is empty; name the hosts to search, or --hosts-file")
+    for name in (*hosts, *good):
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is no name of a host; letters, digits and . _ - : % are "
+                "allowed, and no hyphen first"
+            )
+    twice = [name for name, count in Counter(hosts).items() if count > 1]
+    if twice:
+        raise ValueError(f"--hosts names {twice[0]} twice")
+    both = sorted(set(hosts) & set(good))
+    if both:
+        raise ValueError(f"{both[0]} is in --hosts and in --good; name it once")
+
+
+def check_outcomes(problem: Problem, outcomes: Iterable[Outcome]) -> None:
+    """Refuse outcomes of hosts that are not part of the problem.
+
+    Raises:
+      ValueError: the message has the host.
+    """
+    known = {*problem.hosts, *problem.good}
+    for outcome in outcomes:
+        if not outcome.hosts:
+            raise ValueError("an outcome has no hosts")
+        for name, count in Counter(outcome.hosts).items():
+            if name not in known:
+                raise ValueError(
+                    f"an outcome is of {name}, which is neither in --hosts nor in "
+                    "--good; give the hosts with which the plan was made"
+                )
+            if count > 1:
+                raise ValueError(f"an outcome names {name} twice")
+
+
+def blocks(problem: Problem) -> list[Problem]:
+    """Split a problem into parts that are searched independently.
+
+    The probabilities of error add up: each part gets its share of what
+    `--confidence` leaves.
+    """
+    config, num = problem.config, len(problem.hosts)
+    most = int(min(_MOST_IN_BLOCK, max(_LEAST_IN_BLOCK, _BAD_IN_BLOCK / config.prior)))
+    needed = config.min_hosts * problem.least_groups
+    count = max(1, min(math.ceil(num / most), num // max(needed, 1)))
+    if count == 1:
+        return [problem]
+    inner = dataclasses.replace(config, confidence=1 - (1 - config.confidence) / count)
+    sizes = [num // count + (index < num % count) for index in range(count)]
+    starts = [sum(sizes[:index]) for index in range(count)]
+    # Hosts known to be good fill up one block at a time.
+    shares = [problem.good[index::count] for index in range(count)]
+    return [
+        dataclasses.replace(
+            problem,
+            hosts=problem.hosts[start : start + size],
+            good=share,
+            config=inner,
+        )
+        for start, size, share in zip(starts, sizes, shares, strict=True)
+    ]
