@@ -21,6 +21,7 @@ Correlation is not cause: a discovery says where to look.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -143,7 +144,10 @@ def _ranks(table: np.ndarray) -> np.ndarray:
         known = np.flatnonzero(~np.isnan(values))
         if known.size < MIN_KNOWN or np.ptp(values[known]) == 0.0:
             continue
-        kept = values[known] - _slow_part(known, values[known], values.size)
+        basis = _slow_basis(values.size)[known]
+        if known.size < values.size:  # no longer orthonormal
+            basis = np.linalg.qr(basis)[0]
+        kept = values[known] - basis @ (basis.T @ values[known])
         scale = np.max(np.abs(values[known]))
         if np.max(np.abs(kept)) <= 1e-9 * scale:  # nothing but a slow part
             continue
@@ -155,13 +159,12 @@ def _ranks(table: np.ndarray) -> np.ndarray:
     return found
 
 
-def _slow_part(times: np.ndarray, values: np.ndarray, num: int) -> np.ndarray:
-    """Return the straight line and the slowest cosines of a series, fitted to it."""
-    waves = np.arange(NUM_WAVES + 1)
-    basis = np.cos(np.pi * np.outer(times + 0.5, waves) / num)
-    basis = np.column_stack([basis, times / num])
-    fit, *_ = np.linalg.lstsq(basis, values, rcond=None)
-    return basis @ fit
+@functools.cache
+def _slow_basis(num: int) -> np.ndarray:
+    """Return a straight line and the slowest cosines, [samples, 12], orthonormal."""
+    times = np.arange(num)
+    cosines = np.cos(np.pi * np.outer(times + 0.5, np.arange(NUM_WAVES + 1)) / num)
+    return np.linalg.qr(np.column_stack([cosines, times / num]))[0]
 
 
 def _average_ranks(values: np.ndarray) -> np.ndarray:

@@ -11,7 +11,9 @@ system), "PRAGMA Statements" (synchronous, application_id, quick_check).
 """
 
 import contextlib
+import hashlib
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -44,7 +46,8 @@ create table events (
   share real not null,
   started_ns integer,
   run text not null,
-  generation integer not null
+  generation integer not null,
+  checksum text not null
 );
 create index events_by_host on events (host, time_ns);
 pragma application_id = {APPLICATION_ID};
@@ -102,13 +105,14 @@ class History:
     def events(self, host: str | None = None) -> list[HostEvent]:
         """Return the events of a host, or of all, oldest first."""
         where, words = ("where host = ?", (host,)) if host is not None else ("", ())
-        order = "order by time_ns, number"
+        query = f"select {_COLUMNS}, checksum from events {where}"
         with self._told():
-            rows = self._base.execute(
-                f"select {_COLUMNS} from events {where} {order}", words
-            ).fetchall()
+            rows = self._base.execute(f"{query} order by time_ns, number", words)
+            found = rows.fetchall()
+            if any(checksum != _checksum(row) for *row, checksum in found):
+                raise sqlite3.DatabaseError("an event is not as it was recorded")
         try:
-            return [_event(row) for row in rows]
+            return [_event(row) for *row, _ in found]
         except ValueError as error:
             raise ValueError(
                 f"{self.path} has an event that cannot be: {error}; bring back a copy, "
@@ -123,20 +127,14 @@ class History:
 
     def _write(self, events: list[HostEvent]) -> int:
         rows = [
-            (
-                event.identity,
-                *(event.host, event.kind.value, event.time_ns),
-                *(event.text[:MAX_TEXT_CHARS], event.cause, event.share),
-                *(event.started_ns, event.run, event.generation),
-            )
-            for event in events
+            (event.identity, *(row := _row(event)), _checksum(row)) for event in events
         ]
         marks = ", ".join("?" * len(rows[0]))
         with self._told(), _transaction(self._base):
             before = self._base.total_changes
             self._base.executemany(
-                f"insert into events (identity, {_COLUMNS}) values ({marks}) "
-                "on conflict (identity) do nothing",
+                f"insert into events (identity, {_COLUMNS}, checksum) values ({marks})"
+                " on conflict (identity) do nothing",
                 rows,
             )
             return self._base.total_changes - before
@@ -168,13 +166,20 @@ class History:
                     self._base.execute(statement)
                 self._base.execute(f"pragma user_version = {version + 1}")
 
+    def _damaged(self, error: Exception) -> ValueError:
+        return ValueError(
+            f"{self.path} is damaged ({error}) and was not changed; bring back a copy, "
+            "or move it away to begin a new one"
+        )
+
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         """Say what is wrong with the file in words for people."""
         try:
             yield
         except sqlite3.OperationalError as error:
-            code = error.sqlite_errorcode & 0xFF  # without the extended part
+            # Without the extended part; 0: Python could not decode a text.
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise RuntimeError(
                     f"{self.path} is held by another process for more than "
@@ -184,14 +189,27 @@ class History:
                 raise RuntimeError(
                     f"{self.path} cannot grow: the disk is full"
                 ) from error
-            raise ValueError(f"{self.path} cannot be used: {error}") from error
+            if code:
+                raise ValueError(f"{self.path} cannot be used: {error}") from error
+            raise self._damaged(error) from error
         except sqlite3.DatabaseError as error:
-            raise ValueError(
-                f"{self.path} is damaged ({error}) and was not changed; bring back a "
-                "copy, or move it away to begin a new one"
-            ) from error
+            raise self._damaged(error) from error
         except OSError as error:
             raise ValueError(f"{self.path} cannot be used: {error.strerror}") from error
+
+
+def _row(event: HostEvent) -> tuple[Any, ...]:
+    """Return the columns of an event."""
+    return (
+        *(event.host, event.kind.value, event.time_ns),
+        *(event.text[:MAX_TEXT_CHARS], event.cause, event.share),
+        *(event.started_ns, event.run, event.generation),
+    )
+
+
+def _checksum(row: Sequence[Any]) -> str:
+    """Return a checksum of columns: SQLite has none, and checks only its structure."""
+    return hashlib.sha256(repr([*row]).encode()).hexdigest()[:16]
 
 
 def _event(row: Sequence[Any]) -> HostEvent:
@@ -213,9 +231,7 @@ def _make(path: Path) -> None:
     A file that is there is so never half made; where two processes do this at once, the
     first one's stays.
     """
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    with contextlib.suppress(FileNotFoundError):
-        new.unlink()
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
         with contextlib.closing(_connect(new)) as base:
             base.execute("pragma journal_mode = wal")
