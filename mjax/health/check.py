@@ -59,6 +59,8 @@ class Report:
     """What all checks of a host have found."""
 
     findings: Sequence[Finding]
+    readings: Mapping[Source, Reading]
+    """Of all their sources."""
     seconds: float
 
     @property
@@ -111,7 +113,9 @@ def run(
     sources = [*dict.fromkeys(check.source for check in checks)]
     readings = _read_all(sources, source_s, until_s)
     findings = [judge(check, readings[check.source], settings) for check in checks]
-    return Report(findings=findings, seconds=time.monotonic() - began_s)
+    return Report(
+        findings=findings, readings=readings, seconds=time.monotonic() - began_s
+    )
 
 
 def _read_all(

@@ -9,6 +9,7 @@ Exit codes: 0 the host may be used, 1 something failed or was cut off, 2 bad inp
 import argparse
 import fnmatch
 import json
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -17,12 +18,16 @@ from typing import Any
 
 from mjax.health import check as checking
 from mjax.health.check import Check, Report
+from mjax.health.checks.nvidia_smi import SMI
 from mjax.health.checks.table import BY_NAME, CHECKS
 from mjax.health.findings import Finding, State
+from mjax.health.inventory import ADAPTERS, inventory
 from mjax.health.settings import Settings, read_expected, read_limits
+from mjax.health.sources import Reading
 
 _ORDER = (State.FAILED, State.INCOMPLETE, State.UNKNOWN, State.OK)
 _BAD_INPUT = 2
+_ADAPTERS_S = 5.0
 _NAMES = 3
 """Of checks that are unknown for the same reason."""
 
@@ -97,12 +102,16 @@ def chosen(patterns: Sequence[str]) -> list[Check]:
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """Return a report as JSON: ok, and each check with its state and reason."""
+    """Return a report as JSON: ok, each check with its state, what the host has."""
     return {
         "ok": report.is_ok,
-        "host": socket.gethostname(),
+        "host": os.environ.get("MJAX_HOST") or socket.gethostname(),
         "seconds": round(report.seconds, 2),
         "checks": [_fields(finding) for finding in report.findings],
+        "inventory": inventory(
+            report.readings.get(SMI, Reading(absent="not asked for")),
+            ADAPTERS.read(_ADAPTERS_S),
+        ),
     }
 
 

@@ -6,7 +6,7 @@ Enters: the text, as in `deploy/cluster.example.toml`:
     require = ["gpu.count"]        # checks that must be ok on every host
 
     [versions]                     # expected, by the names that hosts report
-    nvidia-driver = "580.65.06"
+    nvidia_driver = "580.65.06"
 
     [[hosts]]                      # a group of equal hosts
     names = "gpu[001-032]"

@@ -6,7 +6,7 @@ Enters: one JSON text a host, as `health check --json` prints it:
      "checks": [{"name": "gpu.count", "state": "ok", "reason": ""}],
      "inventory": {"gpus": [{"pci": "0000:1b:00.0"}],
                    "nics": [{"name": "mlx5_0", "guid": "0x946d...", "rate_gbps": 400}],
-                   "versions": {"nvidia-driver": "580.65.06"}}}
+                   "versions": {"nvidia_driver": "580.65.06"}}}
 
 Other keys are ignored, and the inventory may be absent: the number of GPUs is then the
 value of `gpu.count`. Leaves: findings. What a host does not say is never a match: a

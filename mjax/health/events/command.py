@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="health watch", description="Apply rules to a log."
+        prog="python -m mjax.health watch", description="Apply rules to a log."
     )
     add = parser.add_argument
     add("log", nargs="?", help="file, or - for stdin")

@@ -120,7 +120,7 @@ def test_a_placement_is_json(capsys, cluster_path: Path):
 def test_expectations_of_a_host_are_read_by_health_check(
     capsys, tmp_path: Path, cluster_path: Path
 ):
-    extra = '"small"\nrequire = ["gpu.count"]\nversions = { "nvidia-driver" = "580" }'
+    extra = '"small"\nrequire = ["gpu.count"]\nversions = { "nvidia_driver" = "580" }'
     cluster_path.write_text(FILE.replace('"small"', extra))
     words = ["expect", "--cluster", cluster_path, "--host"]
     code, out, _ = run(capsys, *words, "gpu01")
@@ -133,7 +133,7 @@ def test_expectations_of_a_host_are_read_by_health_check(
         "require": ["gpu.count"],
         "ports": 2,
         "port_rate_gbps": 400,
-        "versions": {"nvidia-driver": "580"},
+        "versions": {"nvidia_driver": "580"},
     }
     assert json.loads(run(capsys, *words, "gpu01", "--json")[1]) == found
     code, _, err = run(capsys, *words, "cpu1")

@@ -13,7 +13,7 @@ FILE = """
 name = "small"
 require = ["gpu.count", "infiniband.*"]
 [versions]
-nvidia-driver = "580.65.06"
+nvidia_driver = "580.65.06"
 [[hosts]]
 names = "gpu[1-2]"
 gpus = 2
@@ -38,7 +38,7 @@ def report(host: str = "gpu1", **inventory: Any) -> dict[str, Any]:
         "inventory": {
             "gpus": [{"pci": "00000000:1B:00.0"}, {"pci": "00000000:43:00.0"}],
             "nics": [{"name": "mlx5_0", "guid": guid, "rate_gbps": 400, "mtu": 4096}],
-            "versions": {"nvidia-driver": "580.65.06"},
+            "versions": {"nvidia_driver": "580.65.06"},
             **inventory,
         },
     }
@@ -92,12 +92,12 @@ CASES = {
         ["guid: gpu1: mlx5_0 has N/A, and the file 0x946dae03005a3c10"],
     ),
     "another version": (
-        report(versions={"nvidia-driver": "570.1"}),
-        ["version: gpu1: nvidia-driver is 570.1, and the file says 580.65.06"],
+        report(versions={"nvidia_driver": "570.1"}),
+        ["version: gpu1: nvidia_driver is 570.1, and the file says 580.65.06"],
     ),
     "no version": (
         report(versions={}),
-        ["version: gpu1: nvidia-driver is unknown, and the file says 580.65.06"],
+        ["version: gpu1: nvidia_driver is unknown, and the file says 580.65.06"],
     ),
     "a required check that is unknown": (
         with_check("gpu.count", state="unknown", reason="no nvidia-smi"),
@@ -140,7 +140,7 @@ def test_without_an_inventory_the_check_counts_and_the_rest_is_not_known():
     del one["inventory"]
     found, problems = compared(one, report("gpu2"))
     assert found == [
-        "version: gpu1: nvidia-driver is unknown, and the file says 580.65.06"
+        "version: gpu1: nvidia_driver is unknown, and the file says 580.65.06"
     ]
     assert problems == [
         "the report of gpu1 does not say where its GPUs are",
