@@ -25,7 +25,7 @@ def _field_names(cls: type, prefix: str = "") -> Iterator[str]:
 _FIELDS = "|".join(map(re.escape, _field_names(TrainConfig)))
 _BAD = re.compile(
     rf"(?<![\w.-])({_FIELDS})(?![\w.-])"  # data.seq_len: write --data.seq-len
-    r"|[<>]="  # write at least, at most
+    r"|[<>]=(?!=)"  # write at least, at most
     r"|\bmust .*, not \{\}|\bmust .*[;:] got\b"  # write: must be X, got Y
 )
 

@@ -83,8 +83,8 @@ class State:
         )
         if done.rowcount:
             self._base.execute(
-                "delete from events where number <= ?",
-                ((done.lastrowid or 0) - _KEPT_EVENTS,),
+                "delete from events where number < ?",
+                ((done.lastrowid or 0) - _KEPT_EVENTS + 1,),
             )
         return done.rowcount > 0
 
