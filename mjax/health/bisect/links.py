@@ -69,8 +69,10 @@ def advance_links(problem: Problem, outcomes: Sequence[Outcome]) -> LinkProgress
         for turn, pairs in enumerate(rounds, 1)
         if (pending := [pair for pair in pairs if not tested[pair]])
     ]
-    if planned:
+    if planned and len(outcomes) < _most_tests(problem):
         return _progress(problem, beliefs, planned, 1.0)
+    if planned:
+        return _given_up(problem, beliefs, len(outcomes), 1.0)
     doubts = _doubts(beliefs)
     error = float(min(1.0, doubts.sum() + _host_doubts(beliefs).sum()))
     if (~beliefs.bad).sum() < 2:
@@ -83,14 +85,20 @@ def advance_links(problem: Problem, outcomes: Sequence[Outcome]) -> LinkProgress
     if error <= most_error:
         return _progress(problem, beliefs, (), error)
     if len(outcomes) >= _most_tests(problem):
-        return dataclasses.replace(
-            _progress(problem, beliefs, (), error),
-            verdict="undecided",
-            reason=f"the search gave up after {len(outcomes)} tests (--max-tests)",
-        )
+        return _given_up(problem, beliefs, len(outcomes), error)
     again = _again(beliefs, doubts, most_error)
     wave = waves(again, num)[0]
     return _progress(problem, beliefs, [(None, [again[i] for i in wave])], error)
+
+
+def _given_up(
+    problem: Problem, beliefs: _Beliefs, num_tests: int, error: float
+) -> LinkProgress:
+    return dataclasses.replace(
+        _progress(problem, beliefs, (), error),
+        verdict="undecided",
+        reason=f"the search gave up after {num_tests} tests (--max-tests)",
+    )
 
 
 def _check(problem: Problem, outcomes: Sequence[Outcome]) -> None:

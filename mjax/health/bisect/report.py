@@ -3,6 +3,7 @@
 Enters: where a search stands. Leaves: lines for people, and one object for programs.
 """
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Sequence
@@ -98,17 +99,9 @@ def as_json(
     return {
         "ok": has_ended and progress.verdict == "none" and not links,
         "verdict": progress.verdict if has_ended else "pending",
-        "bad": [
-            {"host": one.host, "probability": one.probability} for one in progress.bad
-        ],
-        "links": [
-            {"hosts": list(link.hosts), "probability": link.probability}
-            for link in links
-        ],
-        "suspects": [
-            {"host": one.host, "probability": one.probability}
-            for one in progress.suspects
-        ],
+        "bad": [dataclasses.asdict(one) for one in progress.bad],
+        "links": [dataclasses.asdict(link) for link in links],
+        "suspects": [dataclasses.asdict(one) for one in progress.suspects],
         "tests": num_tests,
         "rounds": num_rounds,
         "error_probability": progress.error_probability,

@@ -70,6 +70,13 @@ def test_links_are_not_ok_before_all_pairs_have_run():
     assert progress.error_probability == 1
 
 
+def test_a_search_gives_up_and_says_so():
+    found, outcomes, _ = find(problem(8, max_tests=10), set(), links=True)
+    assert (found.verdict, len(outcomes)) == ("undecided", 12)
+    assert "--max-tests" in found.reason
+    assert found.error_probability == 1
+
+
 def test_bad_input_is_answered():
     with pytest.raises(ValueError, match="--links needs at least 4 hosts here, got 3"):
         advance_links(problem(3), [])
