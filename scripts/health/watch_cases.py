@@ -133,7 +133,9 @@ def main() -> int:
     text = (
         f"{len(seeds)} series of each kind, seeds {seeds[0]} to {seeds[-1]}. "
         f"{false} false alarms in {clean_h:.1f} h of clean series, "
-        f"{cpu_s / len(seeds) / len(KINDS):.3f} s of CPU a series."
+        f"{cpu_s / len(seeds) / len(KINDS):.3f} s of CPU a series. "
+        "A delay ends with the evidence; lost rates and neighbours are told when they "
+        "are judged, every 1800 s or at the end."
     )
     quality = [row for name in names for row in rows(name, scores[name], len(seeds))]
     columns = (*SICK, "nothing")

@@ -4,7 +4,8 @@ Enters: a `Window`. Leaves: the rate that the port reaches while it sends.
 
 A read is late by a part of its gap, so single gaps say little. Gaps in a row in which
 the port sends form a burst; its first and last gap are cut, since the burst may begin
-and end inside them. The rate of a burst is its bytes divided by its time.
+and end inside them. The rate of a burst is its bytes divided by its time. Its size
+counts the first and last gap too.
 """
 
 import dataclasses
@@ -18,9 +19,21 @@ LEAST_GAPS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Burst:
+    """One burst of a window."""
+
+    rate: float
+    """Part of the wire."""
+    length_s: float
+    size_s: float | None
+    """Seconds that it takes with the whole wire; None if the window cuts it off."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Bursts:
     """The bursts of one window."""
 
+    each: tuple[Burst, ...]
     rate: float
     """Part of the wire that a fifth of the time in bursts exceeds."""
     evenness: float
@@ -43,15 +56,34 @@ def find_bursts(port: Port, window: Window, busy_part: float) -> Bursts | None:
         return None
     busy = words * WORD_BYTES > busy_part * port.data_bytes_per_s * gap_s
     edges = np.flatnonzero(np.diff(np.concatenate(([False], busy, [False]))))
-    starts, ends = edges[::2] + 1, edges[1::2] - 1
-    kept = ends - starts >= LEAST_GAPS
-    starts, ends = starts[kept], ends[kept]
+    kept = edges[1::2] - edges[::2] >= LEAST_GAPS + 2
+    starts, ends = edges[::2][kept], edges[1::2][kept]
     if not len(starts):
         return None
-    sent = np.concatenate(([0], np.cumsum(words)))
-    length_s = window.time_s[ends] - window.time_s[starts]
-    rates = (sent[ends] - sent[starts]) * WORD_BYTES / length_s / port.data_bytes_per_s
+    sent_s = np.concatenate(([0], np.cumsum(words))) * WORD_BYTES
+    sent_s = sent_s / port.data_bytes_per_s
+    length_s = window.time_s[ends - 1] - window.time_s[starts + 1]
+    rates = (sent_s[ends - 1] - sent_s[starts + 1]) / length_s
+    whole = (starts > 0) & (ends < len(busy))
+    sizes = sent_s[ends] - sent_s[starts]
+    return _summary(rates, length_s, sizes, whole)
+
+
+def _summary(
+    rates: np.ndarray, length_s: np.ndarray, sizes: np.ndarray, whole: np.ndarray
+) -> Bursts:
+    """Put bursts together; those that are not whole have no size."""
     order = np.argsort(rates)
     share = np.cumsum(length_s[order]) / length_s.sum()
     low, high = rates[order][np.searchsorted(share, [0.2, 0.8])]
-    return Bursts(rate=float(high), evenness=float(low / high))
+    each = tuple(
+        Burst(rate=rate, length_s=length, size_s=size if uncut else None)
+        for rate, length, size, uncut in zip(
+            rates.tolist(),
+            length_s.tolist(),
+            sizes.tolist(),
+            whole.tolist(),
+            strict=True,
+        )
+    )
+    return Bursts(each=each, rate=float(high), evenness=float(low / high))

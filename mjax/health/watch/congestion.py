@@ -3,8 +3,8 @@
 Enters: increments of counters. Leaves: congestion per second of traffic over the last
 bins, divided by its usual value. Counters: port_xmit_wait (InfiniBand: ticks in which
 data waited for credits), CNPs and ECN marks (RoCE). Source of the meanings: Linux,
-Documentation/ABI/stable/sysfs-class-infiniband; Zhu et al. 2015, "Congestion Control
-for Large-Scale RDMA Deployments" (CNPs).
+Documentation/ABI/stable/sysfs-class-infiniband (port_xmit_wait), commit e1f24a79f424
+(counters of mlx5). That they rise when jobs share a link: CASSINI, arXiv:2308.00852.
 
 The unit does not matter, because the port is only compared with itself.
 """

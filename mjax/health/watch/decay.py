@@ -1,7 +1,7 @@
 """Slow decay: bursts get slower for good, or symbol errors become frequent.
 
-Enters: rates of bursts, increments of counters. Leaves: a detection when the rate has
-fallen from what the port gave at first, without congestion, or when symbol errors
+Enters: bursts of windows, increments of counters. Leaves: a detection when a lasting
+fall explains the rates better than nothing and than a neighbour, or when symbol errors
 exceed the specified rate. Sources: a damaged cable comes up at a lower speed or with
 fewer lanes; NVIDIA, "Cabling Data Centers". Symbol errors: 10^-12 a bit, the bit error
 rate that InfiniBand links are specified for; a warning at 5 times, an error at 10
@@ -9,84 +9,76 @@ times; NVIDIA, "InfiniBand Cluster Bring-up Procedure", UFM Telemetry.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
-import numpy as np
-
+from mjax.health.watch.bursts import Burst, Bursts
 from mjax.health.watch.counters import Increment
+from mjax.health.watch.explain import explain
+from mjax.health.watch.levels import find_levels
 from mjax.health.watch.samples import Detection, Port
-from mjax.health.watch.thresholds import DecayThresholds
+from mjax.health.watch.thresholds import DecayThresholds, ExplanationThresholds
 
 SPECIFIED_BIT_ERROR_RATE = 1e-12
 """Source: see the module."""
 
 
 class RateDecay:
-    """Compares the last bursts with the first; keeps a few of each."""
+    """Asks what explains the rates of windows; keeps `most_windows` of them."""
 
-    def __init__(self, thresholds: DecayThresholds) -> None:
+    def __init__(
+        self, thresholds: DecayThresholds, explanations: ExplanationThresholds
+    ) -> None:
         """Start without a window."""
         self._limits = thresholds
-        self._first: list[float] = []
-        self._last: deque[tuple[float, float]] = deque(maxlen=thresholds.most_windows)
-        self._count = 0
-        self._times_low = 0
-        self._reported_s: float | None = None
-
-    def feed(self, time_s: float, rate: float) -> Detection | None:
-        """Add the rate of the bursts of one window.
-
-        Args:
-          time_s: of the window.
-          rate: part of the wire.
-        """
-        limits = self._limits
-        self._count += 1
-        if len(self._first) < limits.most_windows:
-            self._first.append(rate)
-        self._last.append((time_s, rate))
-        compared = min(self._count // 2, limits.most_windows)
-        if compared < limits.least_windows:
-            return None
-        first = np.array(self._first[:compared])
-        last = np.array([each for _, each in self._last][-compared:])
-        recent = last[-max(limits.least_windows, compared // 2) :]
-        usual = float(np.quantile(first, limits.rate_quantile))
-        now = float(np.quantile(recent, limits.rate_quantile))
-        lost = 1 - now / usual
-        noise = _scatter(first, recent) / np.sqrt(len(recent)) / usual
-        least = limits.lost_part + limits.lost_part_windows / compared
-        need = max(least, limits.noise_ratio * float(noise))
-        top = limits.top_quantile
-        top_lost = 1 - float(np.quantile(recent, top) / np.quantile(first, top))
-        slow, fast = np.quantile(recent, [0.2, 0.8])
-        low = lost >= need and top_lost >= limits.top_lost_part
-        low = low and slow >= limits.steady_part * fast
-        self._times_low = self._times_low + 1 if low else 0
-        if self._times_low < limits.times_low:
-            return None
-        silent_s = self._reported_s
-        if silent_s is not None and time_s - silent_s < limits.rearm_s:
-            return None
-        self._reported_s = time_s
-        return Detection(
-            kind="decay",
-            onset_s=self._last[-len(recent)][0],
-            until_s=time_s,
-            score=lost / need,
-            evidence=f"bursts reach {now:.0%} of the wire, {usual:.0%} at first, "
-            "without congestion",
-            numbers={"lost_part": lost, "now_part": now, "usual_part": usual},
+        self._explanations = explanations
+        self._windows: deque[tuple[float, tuple[Burst, ...]]] = deque(
+            maxlen=thresholds.most_windows
         )
 
+    def feed(self, time_s: float, bursts: Bursts) -> None:
+        """Add the bursts of a window that ends at time_s."""
+        kept = bursts.each[: self._limits.most_bursts_kept]
+        self._windows.append((time_s, kept))
 
-def _scatter(*series: np.ndarray) -> float:
-    """Standard deviation of a rate, from changes between windows: a trend is none.
+    def judge(self, neighbours: Sequence[Detection]) -> Detection | None:
+        """Return a decay if it explains the rates better than all else.
 
-    The median of the absolute difference of two normal variables is 0.954 times their
-    standard deviation.
-    """
-    changes = np.concatenate([np.abs(np.diff(rates)) for rates in series])
-    return float(np.median(changes)) / 0.954
+        Args:
+          neighbours: found in the same time.
+        """
+        limits = self._limits
+        if len(self._windows) < limits.least_windows:
+            return None
+        levels = find_levels(self._windows, limits)
+        best = explain(levels, self._explanations)
+        end_s = float(levels.time_s[-1])
+        meets = any(
+            each.until_s >= best.onset_s
+            and each.numbers["congestion_ratio"] >= limits.found_congestion
+            for each in neighbours
+        )
+        need = limits.over_found_neighbour if meets else limits.over_neighbour
+        score = min(
+            (best.decay - best.nothing) / limits.over_nothing,
+            (best.decay - best.neighbour) / need,
+        )
+        if score < 1:
+            return None
+        numbers = {
+            "lost_part": best.lost_part,
+            "over_nothing": best.decay - best.nothing,
+            "over_neighbour": best.decay - best.neighbour,
+        }
+        return Detection(
+            kind="decay",
+            onset_s=best.onset_s,
+            until_s=end_s,
+            score=score,
+            evidence=f"bursts have lost {best.lost_part:.0%} of their rate and never "
+            f"reach it again; log-likelihood ratio {numbers['over_nothing']:.1f} to "
+            f"nothing, {numbers['over_neighbour']:.1f} to a neighbour",
+            numbers=numbers,
+        )
 
 
 class ErrorDecay:
@@ -95,7 +87,9 @@ class ErrorDecay:
     def __init__(self, port: Port, thresholds: DecayThresholds) -> None:
         self._limits = thresholds
         self._specified_per_s = port.rate_gbit_per_s * 1e9 * SPECIFIED_BIT_ERROR_RATE
-        self._history: deque[tuple[float, float, int]] = deque()
+        self._history: deque[tuple[float, float, int]] = deque(
+            maxlen=thresholds.most_samples
+        )
         self._reported_s: float | None = None
 
     def feed(self, increment: Increment, flap_s: float | None) -> Detection | None:

@@ -7,8 +7,9 @@ follow each other closely. Two rules:
 - Retransmissions come in a burst, far above their usual rate, traffic stops, and comes
   back within `longest_stall_s`. If it stays away, peers have ended: a restart.
 
-Source of the second rule: a flap loses what is sent while the link is down, and NCCL
-and the card send it again; MegaScale, arXiv:2402.15627, on network interface flapping.
+Source of the second rule: a flap loses what is sent while the link is down; MegaScale,
+arXiv:2402.15627, on network interface flapping. That retransmissions follow is chosen:
+a reliable connection sends again what is lost.
 """
 
 import dataclasses
@@ -108,16 +109,19 @@ class Flaps:
         self._suspect = None
         count = sum(s.retransmissions for s in during)
         self._forget_burst(start_s)
+        return self._found_stall(start_s, now_s, count, lowest)
+
+    def _found_stall(
+        self, start_s: float, now_s: float, count: int, lowest: float
+    ) -> Detection | None:
+        """Return a flap that the port itself has not counted."""
         return self._found(
             start_s,
             now_s,
-            count / limits.retransmissions,
+            count / self._limits.retransmissions,
             f"{count} retransmissions while traffic fell to "
             f"{lowest:.0%} of its usual rate and came back",
-            {
-                "retransmissions_count": float(count),
-                "lowest_part": lowest,
-            },
+            {"retransmissions_count": float(count), "lowest_part": lowest},
         )
 
     def _forget_burst(self, start_s: float) -> None:

@@ -17,11 +17,7 @@ from mjax.health.watch.thresholds import NeighbourThresholds
 
 
 class Neighbours:
-    """Follows one episode of congestion at a time; keeps `most_kept` steps.
-
-    Bursts that are slow but all alike are not those of a neighbour: the collisions of
-    two jobs change from step to step, a port with fewer lanes does not.
-    """
+    """Follows one episode of congestion at a time; keeps `most_kept` steps."""
 
     def __init__(self, thresholds: NeighbourThresholds) -> None:
         """Start outside an episode."""
@@ -40,32 +36,6 @@ class Neighbours:
     def congested(self) -> bool:
         """Whether an episode lasts that may be a neighbour's."""
         return self._begin_s is not None and not self._given_up
-
-    @property
-    def given_up(self) -> bool:
-        """Whether an episode lasts that is no neighbour's."""
-        return self._begin_s is not None and self._given_up
-
-    @property
-    def certain(self) -> bool:
-        """Whether an episode lasts that has been reported."""
-        return self._begin_s is not None and self._reported
-
-    @property
-    def alike(self) -> bool:
-        """Whether the port itself is slow: its bursts are steady."""
-        return len(self._bursts) >= self._limits.alike_windows and self._alike()
-
-    def _alike(self) -> bool:
-        """Whether the bursts of this episode are as steady as those of one port."""
-        if len(self._bursts) < 2 or self._mean_ratio() > self._limits.alike_congestion:
-            return False
-        rates = [each.rate for each in self._bursts]
-        low, high = np.quantile(rates, [0.2, 0.8])
-        evenness = float(np.median([each.evenness for each in self._bursts]))
-        return bool(
-            high < self._limits.alike_ratio * low and evenness > self._limits.even_part
-        )
 
     def _mean_ratio(self) -> float:
         return self._ratio_sum / max(1, self._ratio_count)
@@ -124,7 +94,7 @@ class Neighbours:
         """Return a detection if steps and bursts are slower since begin_s."""
         limits = self._limits
         slower = self._slower(begin_s)
-        if slower is None or self._alike():
+        if slower is None:
             return None
         count = len(self._bursts)
         blind = count < limits.least_windows or not self._before

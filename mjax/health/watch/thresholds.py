@@ -65,9 +65,8 @@ class NeighbourThresholds:
 
     begin_ratio: float = 2.5
     """Congestion, times the usual, at which an episode begins. Tuned."""
-    mean_ratio: float = 4.0
-    """Of the whole episode, for a neighbour. Tuned: a port with fewer lanes waits up
-    to 4 times as long."""
+    mean_ratio: float = 3.0
+    """Of the whole episode, for a neighbour. Tuned."""
     end_ratio: float = 1.7
     """Below which it ends. Tuned."""
     end_s: float = 80.0
@@ -84,13 +83,7 @@ class NeighbourThresholds:
     """Of the usual rate of bursts; a window below it is slow. Tuned."""
     even_part: float = 0.8
     """A window whose bursts differ by more is slow. Tuned."""
-    alike_ratio: float = 1.13
-    """Of the 0.8 and 0.2 quantile of windows, if the port is slow. Tuned."""
-    alike_windows: int = 3
-    """Of them, before the port itself is blamed. Tuned."""
-    alike_congestion: float = 10.0
-    """Mean congestion above which the port itself is never blamed. Tuned."""
-    slow_windows_part: float = 0.2
+    slow_windows_part: float = 0.25
     """Part of the windows in an episode that are slow. Tuned."""
     least_windows: int = 2
     """In an episode; with less it is judged blind. Tuned."""
@@ -111,34 +104,56 @@ class NeighbourThresholds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExplanationThresholds:
+    """See `mjax.health.watch.explain`."""
+
+    drift_part: float = 0.03
+    """Of the rate, over the windows. Severity: 0.03 is healthy."""
+    slow_part: float = 0.07
+    """Of windows that are slow by themselves. Tuned."""
+    loaded_part: float = 0.6
+    """Of windows that are slow under the load of a neighbour. Tuned."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DecayThresholds:
     """See `mjax.health.watch.decay`."""
 
     busy_part: float = 0.1
     """Of the rate of the wire, below which a gap of milliseconds is quiet. Tuned."""
-    least_windows: int = 3
-    """That are compared on each side. Tuned: there are 9 to 60 in a series."""
-    most_windows: int = 10
-    """That are kept of the first, and of the last. Tuned."""
-    top_quantile: float = 0.85
-    """Of the windows, which must be lower too. Tuned."""
-    top_lost_part: float = 0.045
-    """Of the rate at top_quantile. Severity: 0.03 is healthy."""
-    steady_part: float = 0.75
-    """Slow windows (0.2 quantile) divided by fast ones (0.8): erratic bursts are not
-    those of a slow port. Tuned."""
-    times_low: int = 2
-    """Windows in a row after which the rate must be low. Tuned."""
-    rate_quantile: float = 0.65
-    """Of the windows, because phases and contention only slow a burst. Tuned."""
-    lost_part: float = 0.055
-    """Of the rate. Severity: 0.03 is healthy, 0.10 at the end is not."""
-    lost_part_windows: float = 0.12
-    """More of it, divided by the number of windows that are compared. Tuned."""
-    noise_ratio: float = 2.5
-    """Times the standard error of the rate now. Tuned."""
+    least_windows: int = 6
+    """That are explained. Tuned: there are 9 to 60 in a series."""
+    most_windows: int = 128
+    """Kept. Chosen: more than `judge_s` has at one each 20 s."""
+    judge_s: float = 1800.0
+    """Between judgements; the end of the run is one too. Chosen: a decay is slow."""
+    burst_std: float = 0.03
+    """Of the logarithm of the rate of a burst. Tuned."""
+    most_bursts: int = 6
+    """That count as independent in a window. Tuned."""
+    class_std: float = 0.004
+    """More for each class in a window. Tuned."""
+    window_std: float = 0.008
+    """More for each window. Tuned."""
+    cut_std: float = 0.06
+    """Of a burst that is cut off: its phase is unknown. Tuned."""
+    same_size_part: float = 0.05
+    """By which sizes of one class differ. Tuned."""
+    most_bursts_kept: int = 64
+    """Of a window. Chosen: bounds the memory, few have more."""
+    over_nothing: float = 4.0
+    """Logarithm of the likelihood ratio to nothing. Tuned."""
+    over_neighbour: float = 4.0
+    """The same to a neighbour. Tuned."""
+    over_found_neighbour: float = 14.0
+    """The same if congestion and steps say neighbour too. Tuned."""
+    found_congestion: float = 6.0
+    """Times the usual, from which that counts. Tuned: a port with one lane of four
+    waits 4 times as long by itself."""
     errors_s: float = 90.0
     """In which symbol errors are counted. Tuned."""
+    most_samples: int = 450
+    """Kept. Chosen: `errors_s` at 5 samples a second."""
     dropped_samples: int = 4
     """The highest of them are left out: single bursts of errors are healthy. Tuned."""
     errors_ratio: float = 4.0
@@ -160,4 +175,5 @@ class Thresholds:
     flaps: FlapThresholds = FlapThresholds()
     congestion: CongestionThresholds = CongestionThresholds()
     neighbours: NeighbourThresholds = NeighbourThresholds()
+    explanations: ExplanationThresholds = ExplanationThresholds()
     decay: DecayThresholds = DecayThresholds()

@@ -1,11 +1,12 @@
 """Watch one port: feed it what the sampler sees, it answers with detections.
 
 Enters: a `Port`, then samples, windows and steps in order of time. Leaves: detections,
-each at the observation that completes its evidence. Memory is bounded by the windows
+each at the observation that completes its evidence. A loss of rate and the load of a
+neighbour look alike for a while; they are judged together every `judge_s`, and by
+`finish` when the run ends. Memory is bounded by the windows
 of the detectors, however long the run is.
 """
 
-from collections import deque
 from collections.abc import Iterable
 
 from mjax.health.watch.bursts import find_bursts
@@ -44,11 +45,10 @@ class Watcher:
         self._flaps = Flaps(thresholds.flaps)
         self._congestion = Congestion(port, thresholds.congestion)
         self._neighbours = Neighbours(thresholds.neighbours)
-        self._rates = RateDecay(thresholds.decay)
+        self._rates = RateDecay(thresholds.decay, thresholds.explanations)
         self._errors = ErrorDecay(port, thresholds.decay)
-        self._waiting: deque[tuple[float, float]] = deque(
-            maxlen=thresholds.neighbours.most_windows
-        )
+        self._held: list[Detection] = []
+        self._judge_s: float | None = None
 
     def feed(self, observation: Observation) -> list[Detection]:
         """Return the faults that this observation completes.
@@ -61,7 +61,8 @@ class Watcher:
                 increment = self._counters.feed(observation)
                 found = [] if increment is None else self._count(increment)
             case Window():
-                found = self._see(observation)
+                self._see(observation)
+                found = []
             case Step():
                 self._neighbours.add_step(observation)
                 found = []
@@ -77,28 +78,37 @@ class Watcher:
             if ratio is not None:
                 bin_s = self._limits.congestion.bin_s
                 neighbour = self._neighbours.judge(increment.end_s, bin_s, ratio)
-        return [flap, errors, neighbour]
+        if neighbour is not None:
+            self._held.append(neighbour)
+        return [flap, errors, *self._judge(increment.end_s)]
 
-    def _see(self, window: Window) -> list[Detection | None]:
-        """Let all that compare rates see a window.
-
-        Windows during congestion wait until it is certain whose fault they show.
-        """
+    def _see(self, window: Window) -> None:
+        """Let all that compare rates see a window."""
         bursts = find_bursts(self._port, window, self._limits.decay.busy_part)
-        if bursts is None:
+        if bursts is not None:
+            self._neighbours.add_bursts(bursts)
+            self._rates.feed(float(window.time_s[-1]), bursts)
+
+    def _judge(self, now_s: float) -> list[Detection]:
+        """Judge whose fault slow bursts are, every `judge_s`."""
+        judge_s = self._limits.decay.judge_s
+        if self._judge_s is None:
+            self._judge_s = now_s + judge_s
+        if now_s < self._judge_s:
             return []
-        neighbours = self._neighbours
-        neighbours.add_bursts(bursts)
-        self._waiting.append((float(window.time_s[-1]), bursts.rate))
-        if neighbours.certain:
-            self._waiting.clear()
-        if neighbours.congested and not neighbours.alike:
-            return []
-        if len(self._waiting) > 1 and not (neighbours.alike or neighbours.given_up):
-            self._waiting = deque([self._waiting[-1]], maxlen=self._waiting.maxlen)
-        found = [self._rates.feed(*each) for each in self._waiting]
-        self._waiting.clear()
-        return list(found)
+        self._judge_s = now_s + judge_s
+        return self.finish()
+
+    def finish(self) -> list[Detection]:
+        """Return what is still open at the end of a run, or of `judge_s`.
+
+        A neighbour that meets a decay is the decay: the port lost its rate for good.
+        """
+        held, self._held = self._held, []
+        decay = self._rates.judge(held)
+        if decay is None:
+            return held
+        return [each for each in held if each.until_s < decay.onset_s] + [decay]
 
 
 def detect(
@@ -115,4 +125,5 @@ def detect(
     """
     watcher = Watcher(port, thresholds)
     ordered = sorted(observations, key=seen_s)
-    return [found for each in ordered for found in watcher.feed(each)]
+    found = [found for each in ordered for found in watcher.feed(each)]
+    return found + watcher.finish()
