@@ -6,6 +6,7 @@ burn      measure what devices and host reach, and compare
 bisect    find the hosts or links that make a test of a group fail
 cluster   check the cables of a cluster, place ranks, write expectations
 history   what has happened to hosts, and which to trust
+ports     watch the counters of network ports
 watch     find events in logs by rules, and act on them
 init      time how process groups start
 
@@ -42,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mjax.health.history import command as history
 
             return history.main(words[1:])
+        case ["ports"]:
+            from mjax.health.watch import command as ports
+
+            return ports.main(words[1:])
         case ["watch"]:
             from mjax.health.events import command as watch
 

@@ -1,0 +1,122 @@
+"""`python -m mjax.health ports`: watch the network ports of this host.
+
+Enters: flags. Leaves: an event for each link flap, slow decay or load of a neighbour,
+as JSON lines with --json or in --events. Exit codes: 0 nothing was found, 1 something
+was, 2 bad input.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from mjax.health.watch.samples import Detection, Observation
+from mjax.health.watch.sampling import (
+    ROOT,
+    Rates,
+    Rows,
+    SampledPort,
+    find_ports,
+    observe,
+)
+from mjax.health.watch.watcher import Watcher
+
+_BAD_INPUT = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mjax.health ports", description=(__doc__ or "").split("\n")[2]
+    )
+    add = parser.add_argument
+    rates = Rates()
+    add("--seconds", type=float, help="end after so long; absent: at a signal")
+    add("--sample-s", type=float, default=rates.sample_s, help="between samples")
+    add("--window-every-s", type=float, default=rates.window_every_s)
+    add("--window-s", type=float, default=rates.window_s, help="length of a window")
+    add("--window-hz", type=float, default=rates.window_hz, help="reads a second")
+    add("--work-dir", type=Path, help="of the run that trains here: its step times")
+    add("--root", type=Path, default=ROOT, help="where the ports are")
+    add("--json", action="store_true", help="print events as JSON lines")
+    add("--events", type=Path, help="append events there, as JSON lines")
+    args = parser.parse_args(argv)
+    try:
+        return _watch(args)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _BAD_INPUT
+
+
+def _watch(args: argparse.Namespace) -> int:
+    names = ("sample_s", "window_every_s", "window_s", "window_hz")
+    rates = Rates(**{name: getattr(args, name) for name in names})
+    if args.seconds is not None and not args.seconds > 0:
+        raise ValueError(f"--seconds must be positive, got {args.seconds:g}")
+    ports = find_ports(args.root)
+    rows = None if args.work_dir is None else Rows(args.work_dir / "metrics.jsonl")
+    until_s = float("inf") if args.seconds is None else time.time() + args.seconds
+    print(f"watching {', '.join(port.name for port in ports)}", file=sys.stderr)
+    seen = observe(ports, rates, rows, until_s)
+    if args.events is None:
+        return _tell(ports, seen, args.json, None)
+    with args.events.open("a", encoding="utf-8") as events:
+        return _tell(ports, seen, args.json, events)
+
+
+def _tell(
+    ports: Sequence[SampledPort],
+    seen: Iterable[tuple[SampledPort, Observation]],
+    is_json: bool,
+    events: IO[str] | None,
+) -> int:
+    """Let the detectors see all; return the exit code."""
+    watchers = {port.name: Watcher(port.port) for port in ports}
+    num_found = 0
+
+    def tell(name: str, found: Detection) -> None:
+        nonlocal num_found
+        num_found += 1
+        line = json.dumps(event(name, found))
+        if events is not None:
+            events.write(line + "\n")
+            events.flush()
+        text = f"{name}: {found.kind}: {found.evidence}"
+        print(line if is_json else text, flush=True)
+
+    try:
+        for port, observation in seen:
+            for found in watchers[port.name].feed(observation):
+                tell(port.name, found)
+    except KeyboardInterrupt:
+        pass
+    for name, watcher in watchers.items():
+        for found in watcher.finish():
+            tell(name, found)
+    return 1 if num_found else 0
+
+
+def event(port: str, found: Detection) -> dict[str, Any]:
+    """Return a detection with the fields of events.jsonl."""
+    return {
+        "time_ns": int(found.until_s * 1e9),
+        "source": "health.ports",
+        "host": os.environ.get("MJAX_HOST") or socket.gethostname(),
+        "rank": None,
+        "generation": None,
+        "kind": f"port_{found.kind}",
+        "severity": "warning",
+        "text": f"{port}: {found.evidence}",
+        "data": {
+            "port": port,
+            "onset_s": found.onset_s,
+            "until_s": found.until_s,
+            "score": found.score,
+            **found.numbers,
+        },
+    }
