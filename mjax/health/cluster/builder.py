@@ -5,8 +5,9 @@ patterns that are malformed, names that are taken or unknown, numbers that do no
 What the cables say together is checked in `contradictions`.
 """
 
+import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mjax.health.cluster.contradictions import Problems
 from mjax.health.cluster.parts import (
@@ -36,7 +37,12 @@ class Builder:
     """Makes the parts of a cluster from tables, and notes what does not fit."""
 
     def __init__(
-        self, tables: ClusterTable, problems: Problems, *, is_whole: bool
+        self,
+        tables: ClusterTable,
+        problems: Problems,
+        *,
+        is_whole: bool,
+        known_checks: Collection[str] | None = None,
     ) -> None:
         """Begin with nothing.
 
@@ -44,8 +50,10 @@ class Builder:
           tables: of the file.
           problems: takes what is wrong.
           is_whole: no table was left out, so that a name that is not there is unknown.
+          known_checks: names of checks; None: any may be required.
         """
         self._tables, self._problems, self._is_whole = tables, problems, is_whole
+        self._known_checks = known_checks
         self.has_all_cables = True
         """Whether no entry of cables was left out."""
         self._hosts: dict[str, Host] = {}
@@ -132,6 +140,10 @@ class Builder:
         for index, name in enumerate(require):
             if name in require[:index]:
                 self._add(f"require[{index}]", "name", f"{name} is named twice")
+            known = self._known_checks
+            if known is not None and not fnmatch.filter(known, name):
+                text = f"no check is called {name}{_near(name, [*known])}"
+                self._add(f"require[{index}]", "unknown", text)
 
     def _is_free(self, name: str, path: str) -> bool:
         """Say whether a node may have this name."""

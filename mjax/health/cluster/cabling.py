@@ -61,8 +61,11 @@ def compare(
       fabrics: those to look for cables of.
       rates: of ports in Gb/s, where the sources of links do not say.
     """
-    cables = [cable for cable in cluster.cables if cable.fabric in fabrics]
+    wanted = [cable for cable in cluster.cables if cable.fabric in fabrics]
     seen = SeenLinks(cluster, observations, rates or {})
+    silent = _silent_fabrics(seen, wanted)
+    # Of those nothing is known: that their cables are missing is no finding.
+    cables = [cable for cable in wanted if cable.fabric not in silent]
     matched = {cable for cable in cables if seen.has(cable)}
     search = Search(cluster, seen, [c for c in cables if c not in matched], cables)
     findings = [
@@ -76,7 +79,15 @@ def compare(
             for name, text in seen.resolver.disagreements.items()
         ),
     ]
-    problems = [*seen.problems, *_unseen(seen, cables, matched, search.unseen)]
+    problems = [
+        *seen.problems,
+        *(
+            f"nothing was reported of the cables on {fabric}; give a dump of it, or "
+            "name the other fabric in --fabrics"
+            for fabric in silent
+        ),
+        *_unseen(seen, matched, search.unseen),
+    ]
     num_more = len(problems) - _MAX_PROBLEMS
     if num_more > 0:
         problems = [*problems[:_MAX_PROBLEMS], f"and {num_more} more"]
@@ -84,7 +95,7 @@ def compare(
         verdict=verdict(findings, problems),
         findings=tuple(findings),
         problems=tuple(problems),
-        num_cables=len(cables),
+        num_cables=len(wanted),
         num_matched=len(matched),
     )
 
@@ -164,22 +175,20 @@ def _islands(
             yield Finding(kind="islands", text=text)
 
 
+def _silent_fabrics(seen: SeenLinks, cables: Sequence[Cable]) -> list[str]:
+    """Return the fabrics of which no source reports any port."""
+    found = []
+    for fabric in sorted({cable.fabric for cable in cables}):
+        ends = {end for c in cables if c.fabric == fabric for end in (c.low, c.high)}
+        if not (ends & seen.peers.keys() or {end.node for end in ends} & seen.nodes):
+            found.append(fabric)
+    return found
+
+
 def _unseen(
-    seen: SeenLinks,
-    cables: Sequence[Cable],
-    matched: Collection[Cable],
-    unseen: Sequence[Cable],
+    seen: SeenLinks, matched: Collection[Cable], unseen: Sequence[Cable]
 ) -> Iterator[str]:
     """Yield why cables cannot be judged."""
-    fabrics = {cable.fabric for cable in cables}
-    for fabric in sorted(fabrics):
-        ends = {end for c in cables if c.fabric == fabric for end in (c.low, c.high)}
-        nodes = {end.node for end in ends}
-        if not (ends & seen.peers.keys() or nodes & seen.nodes):
-            yield (
-                f"nothing was reported of the cables on {fabric}; give a dump of it, "
-                "or name the other fabric in --fabrics"
-            )
     if unseen:
         yield (
             f"no source reports either end of {len(unseen)} cables, first {unseen[0]}; "

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.health.checks.table import BY_NAME
 from mjax.health.cluster import cabling, fabric_dump, host_reports, lldp, placement
 from mjax.health.cluster import file as cluster_file
 from mjax.health.cluster.cabling import CablingReport
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args([*argv])
     run: Callable[[argparse.Namespace, Cluster], int] = args.run
     try:
-        return run(args, cluster_file.read(args.cluster))
+        return run(args, cluster_file.read(args.cluster, [*BY_NAME]))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return _BAD_INPUT

@@ -37,7 +37,7 @@ path in the file.
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from mjax.health.cluster import contradictions
@@ -61,8 +61,12 @@ class ClusterError(ValueError):
         self.problems = tuple(problems)
 
 
-def read(path: Path) -> Cluster:
+def read(path: Path, known_checks: Collection[str] | None = None) -> Cluster:
     """Read a cluster file.
+
+    Args:
+      path: of the file.
+      known_checks: names that `require` may name; None: any.
 
     Raises:
       ClusterError: the file contradicts itself.
@@ -79,15 +83,20 @@ def read(path: Path) -> Cluster:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error}") from error
-    return parse(text, str(path))
+    return parse(text, str(path), known_checks)
 
 
-def parse(text: str, source: str = "the cluster file") -> Cluster:
+def parse(
+    text: str,
+    source: str = "the cluster file",
+    known_checks: Collection[str] | None = None,
+) -> Cluster:
     """Parse a cluster file; raises as `read`.
 
     Args:
       text: TOML.
       source: what messages call it.
+      known_checks: as for `read`.
     """
     try:
         table = tomllib.loads(text)
@@ -103,7 +112,7 @@ def parse(text: str, source: str = "the cluster file") -> Cluster:
     assert tables is not None
     # Where a table was left out, all that name its hosts would be blamed.
     is_whole = all(one.kind == UNKNOWN_KEY for one in wrong)
-    builder = Builder(tables, problems, is_whole=is_whole)
+    builder = Builder(tables, problems, is_whole=is_whole, known_checks=known_checks)
     cluster = builder.cluster()
     if builder.is_whole:
         contradictions.check(cluster, problems, has_all_cables=builder.has_all_cables)

@@ -112,13 +112,7 @@ def place(
     edges = edges_of(sizes, num_gpus)
     levels = Levels(cluster, names)
     given = [*range(len(names))]
-    orders = [given, *_candidates(sizes, num_gpus, num_slots, levels)]
-    candidates = [_Order([*order], num_slots, edges, levels) for order in orders]
-    tries = MAX_TRIES
-    for candidate in sorted(candidates, key=lambda one: one.cost):
-        while tries > 0 and (used := candidate.improve(tries)):
-            tries -= used
-    best = min(candidates, key=lambda one: one.cost)
+    best = _best(sizes, num_gpus, num_slots, edges, levels)
     generator = random.Random(seed)
     costs = []
     for _ in range(NUM_RANDOM):
@@ -134,6 +128,20 @@ def place(
         num_random=NUM_RANDOM,
         seed=seed,
     )
+
+
+def _best(
+    sizes: MeshSizes, num_gpus: int, num_slots: int, edges: Edges, levels: Levels
+) -> "_Order":
+    """Return the best order that is found; of equal ones that of the file."""
+    given = [*range(len(levels.group_of))]
+    orders = [given, *_candidates(sizes, num_gpus, num_slots, levels)]
+    candidates = [_Order([*order], num_slots, edges, levels) for order in orders]
+    tries = MAX_TRIES
+    for candidate in sorted(candidates, key=lambda one: one.cost):
+        while tries > 0 and (used := candidate.improve(tries)):
+            tries -= used
+    return min(candidates, key=lambda one: one.cost)
 
 
 def _check_hosts(cluster: Cluster, names: Sequence[str]) -> int:

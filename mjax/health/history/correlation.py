@@ -208,26 +208,30 @@ def _judge(
             )
         )
     found.sort(key=lambda one: (not one.is_discovery, -abs(one.rho), one.name))
-    problem = ""
-    if names and num_shifts < 1.0 / rate:
-        problem = (
-            f"{num_shifts} samples cannot show a p of {rate:g}: take at least "
-            f"{math.ceil(1.0 / rate)}"
-        )
-    elif names and num_shifts < len(names) / rate:
-        problem = (
-            f"{num_shifts} samples cannot show one statistic among {len(names)} at a "
-            f"rate of {rate:g}: take {math.ceil(len(names) / rate)} samples, or fewer "
-            "statistics"
-        )
     return Correlations(
         associations=tuple(found),
         not_tested=not_tested,
         num_tests=len(names),
         num_shifts=num_shifts,
         rate=rate,
-        problem=problem,
+        problem=_problem(len(names), num_shifts, rate),
     )
+
+
+def _problem(num_tests: int, num_shifts: int, rate: float) -> str:
+    """Say why nothing can be discovered with so few samples; empty if it can."""
+    if num_tests and num_shifts < 1.0 / rate:
+        return (
+            f"{num_shifts} samples cannot show a p of {rate:g}: take at least "
+            f"{math.ceil(1.0 / rate)}"
+        )
+    if num_shifts < num_tests / rate:
+        return (
+            f"{num_shifts} samples cannot show one statistic among {num_tests} at a "
+            f"rate of {rate:g}: take {math.ceil(num_tests / rate)} samples, or fewer "
+            "statistics"
+        )
+    return ""
 
 
 def benjamini_hochberg(p: list[float]) -> list[float]:

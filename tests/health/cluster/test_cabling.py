@@ -2,10 +2,11 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 
-from mjax.health.cluster import fabric_dump
+from mjax.health.cluster import fabric_dump, lldp
 from mjax.health.cluster.cabling import CablingReport, compare
 from mjax.health.cluster.parts import Cluster
 from tests.health.cluster.fabrics import (
@@ -145,6 +146,33 @@ def test_a_cable_on_a_leaf_of_another_rail_is_told_so():
     assert told in found.findings[0].text
 
 
+def test_a_cable_in_a_free_port_of_its_own_leaf_is_on_no_wrong_rail():
+    fabric = healthy(FILE.replace("ports = 8", "ports = 9"))
+    cut(dict_of(fabric), port("gpu01:mlx5_0"))
+    join(dict_of(fabric), port("gpu01:mlx5_0"), port("leaf1:9"))
+    found = report(fabric)
+    assert kinds(found) == ["misplaced"]
+    text = found.findings[0].text
+    assert "gpu01:mlx5_0 should go to leaf1:1, and goes to leaf1:9 (cables[0]" in text
+
+
+def test_a_cable_whose_far_end_has_another_neighbour_is_named_from_there():
+    """The host is silent; its leaf sees somebody else."""
+    fabric = healthy()
+    cut(dict_of(fabric), port("leaf1:1"))
+    join(dict_of(fabric), port("leaf1:1"), port("new:1"))
+    found = report(dataclasses.replace(fabric, absent=("gpu01:mlx5_0",)))
+    assert kinds(found) == ["misplaced"]
+    told = 'leaf1:1 should go to gpu01:mlx5_0, and goes to "new"[1]'
+    assert told in found.findings[0].text
+
+
+def test_a_fabric_whose_ports_are_all_down_was_seen_and_has_failed():
+    found = report(changed(links={}))
+    assert found.verdict == "failed"
+    assert kinds(found).count("missing") == 32
+
+
 def test_a_link_that_the_file_does_not_name_is_extra():
     text = FILE.replace("ports = 8", "ports = 9")
     fabric = healthy(text)
@@ -230,7 +258,7 @@ def test_a_dump_without_any_one_of_its_lines_of_ports_is_not_ok(form: str):
 )
 def test_a_dump_without_links_is_incomplete(text: bytes):
     found = compare(cluster(), [fabric_dump.read([text], "dump")])
-    assert found.verdict == "incomplete"
+    assert (found.verdict, found.findings) == ("incomplete", ())
     assert any("has no port" in problem for problem in found.problems)
 
 
@@ -240,24 +268,63 @@ def test_without_any_source_nothing_is_ok():
     assert "nothing was reported of the cables on infiniband" in found.problems[0]
 
 
+TWO_FABRICS = FILE.replace(
+    "[[switches]]",
+    """
+[[hosts]]
+names = "login1"
+gpus = 0
+nics = [{ name = "eth0", fabric = "ethernet" }]
+[[switches]]
+names = "tor1"
+tier = "leaf"
+ports = 4
+fabric = "ethernet"
+[[cables]]
+ends = ["login1:eth0", "tor1:1"]
+[[switches]]""",
+    1,
+)
+
+
 def test_a_cluster_of_which_a_fabric_was_not_seen_is_incomplete():
-    text = FILE.replace(
-        "[[switches]]",
-        '[[hosts]]\nnames = "login1"\ngpus = 0\n'
-        'nics = [{ name = "eth0", fabric = "ethernet" }]\n'
-        '[[switches]]\nnames = "tor1"\ntier = "leaf"\nports = 4\n'
-        'fabric = "ethernet"\n[[cables]]\nends = ["login1:eth0", "tor1:1"]\n'
-        "[[switches]]",
-        1,
-    )
-    fabric = healthy(text)
-    links = {k: v for k, v in fabric.links.items() if "tor1" not in (k.node, v.node)}
-    expected = cluster(text)
-    seen = fabric_dump.read(Fabric(cluster=cluster(), links=links).iblinkinfo(), "dump")
+    expected = cluster(TWO_FABRICS)
+    seen = fabric_dump.read(healthy().iblinkinfo(), "dump")
     found = compare(expected, [seen])
     assert found.verdict == "incomplete"
-    assert any("ethernet" in problem for problem in found.problems)
+    assert "nothing was reported of the cables on ethernet" in found.problems[0]
     assert compare(expected, [seen], fabrics=["infiniband"]).verdict == "ok"
+    found = compare(expected, [seen], fabrics=["ethernet"])
+    assert found.verdict == "incomplete"
+
+
+def test_two_fabrics_are_seen_by_their_own_sources():
+    """Each is one island; together they are no two."""
+    row = {
+        "chassis": {"tor1": {"id": {"type": "local", "value": "tor1"}}},
+        "port": {"id": {"type": "ifname", "value": "1"}},
+    }
+    tor = {
+        "chassis": {"login1": {"id": {"type": "local", "value": "login1"}}},
+        "port": {"id": {"type": "ifname", "value": "eth0"}},
+    }
+    texts = {"login1": {"eth0": row}, "tor1": {"1": tor}}
+    seen = [
+        lldp.read(json.dumps({"lldp": {"interface": found}}).encode(), node, node)
+        for node, found in texts.items()
+    ]
+    seen.append(fabric_dump.read(healthy().iblinkinfo(), "dump"))
+    found = compare(cluster(TWO_FABRICS), seen)
+    assert (found.verdict, found.findings) == ("ok", ())
+    assert found.num_matched == 33
+
+
+def test_of_many_problems_the_first_are_told_and_how_many_more():
+    names = {f"gpu0{n}:mlx5_{r}": "gpu01 mlx5_0" for n in range(1, 9) for r in (0, 1)}
+    found = report(changed(names=names))
+    assert found.verdict == "incomplete"
+    assert len(found.problems) == 21
+    assert found.problems[-1].startswith("and ")
 
 
 # ----------------------------------------------------------------------------- identity
@@ -322,6 +389,20 @@ def test_a_nic_may_be_known_by_another_description():
     names = {f"gpu0{n}:mlx5_0": f"gpu0{n} HCA-1" for n in range(1, 9)}
     fabric = dataclasses.replace(healthy(text), names=names)
     assert report(fabric).verdict == "ok"
+
+
+def test_ports_with_names_are_known_by_their_numbers():
+    """A dump counts the ports of a switch from 1."""
+    text = FILE.replace('"leaf1:[1-4]"', '"leaf1:L[11-14]"')
+    text = text.replace(
+        '[[switches]]\nnames = "leaf[1-4]"',
+        '[[switches]]\nnames = "leaf1"\ntier = "leaf"\nports = 8\n'
+        'port_names = "L[11-14],[5-8]"\n[[switches]]\nnames = "leaf[2-4]"',
+    )
+    seen = fabric_dump.read(healthy().iblinkinfo(), "dump")
+    assert compare(cluster(text), [seen]).verdict == "ok"
+    other = text.replace("L[11-14],[5-8]", "[5-8],L[11-14]")
+    assert compare(cluster(other), [seen]).verdict != "ok"
 
 
 # --------------------------------------------------------------------- only the switch

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mjax.health.checks.table import BY_NAME
 from mjax.health.cluster import file as cluster_file
 from mjax.health.cluster.file import ClusterError
 from mjax.health.cluster.parts import Port
@@ -42,6 +43,17 @@ def test_the_example_is_free_of_contradictions():
     assert first.rate_gbps == 400
 
 
+def test_a_required_check_must_be_one_that_there_is():
+    known = ["gpu.count", "infiniband.ports"]
+    text = FILE.replace('"small"', '"small"\nrequire = ["gpu.*", "gpu.cuont"]')
+    with pytest.raises(ClusterError) as caught:
+        cluster_file.parse(text, known_checks=known)
+    told = "require[1]: no check is called gpu.cuont; the nearest is gpu.count"
+    assert told in str(caught.value)
+    assert len(caught.value.problems) == 1
+    cluster_file.read(EXAMPLE, [*BY_NAME])
+
+
 def test_the_lower_end_of_a_cable_is_the_one_nearer_to_hosts():
     turned = FILE.replace(
         'ends = ["gpu[01-04]:mlx5_0", "leaf1:[1-4]"]',
@@ -72,6 +84,11 @@ CASES = {
         HOSTS_1,
         f'{HOSTS_1}\ngpu_pci = ["0000:1b:00.0"]',
         {("hosts[1].gpu_pci", "gpus")},
+    ),
+    "fewer GPUs than none": (
+        HOSTS_1,
+        HOSTS_1.replace("= 2", "= -1"),
+        {("hosts[1].gpus", "size")},
     ),
     "a PCI address twice": (
         HOSTS_1,
@@ -180,6 +197,20 @@ CASES = {
         'names = "spine[1-2]"',
         'names = "spine[1-2],lost[1-2]"',
         {("switches", "unreachable")},
+    ),
+    "switches that are joined with each other only": (
+        'names = "spine[1-2]"\ntier = "spine"\nports = 8',
+        'names = "spine[1-2],lost[1-2]"\ntier = "spine"\nports = 8\n'
+        '[[cables]]\nends = ["lost1:1", "lost2:1"]',
+        {("switches", "unreachable")},
+    ),
+    "a NIC without a rail on a leaf of one": (
+        '{ name = "mlx5_1", rail = 1, rate_gbps = 400 }]\n[[switches]]\n'
+        'names = "leaf[1-4]"\ntier = "leaf"\nports = 8',
+        '{ name = "mlx5_1" }]\n[[switches]]\nnames = "leaf[1-2]"\ntier = "leaf"\n'
+        'ports = 8\n[[switches]]\nnames = "leaf[3-4]"\ntier = "leaf"\nports = 8\n'
+        "rail = 0",
+        {("cables[3]", "rail")},
     ),
     "hosts on a spine": (
         '"leaf1:[1-4]"',
@@ -297,6 +328,32 @@ def test_a_fabric_that_falls_apart_is_told_with_its_parts():
     assert "3 with leaf1, leaf2, spine1; 3 with leaf3, leaf4, spine2" in told
     assert "say islands = 2" in told
     cluster_file.parse(text.replace('"small"', '"small"\nislands = 2'))
+
+
+def test_a_file_may_leave_out_all_cables():
+    text = FILE.partition("[[cables]]")[0]
+    found = cluster_file.parse(text)
+    assert (found.cables, len(found.switches)) == ((), 6)
+    assert found.leaves["gpu01"] == {}
+
+
+def test_a_host_without_gpus_and_a_cable_to_any_port_are_allowed():
+    text = FILE.replace("gpus = 2", "gpus = 0").replace('"leaf1:[1-4]"', '"leaf1:*"')
+    found = cluster_file.parse(text)
+    assert [str(c) for c in found.cables[:2]] == [
+        "gpu01:mlx5_0 - leaf1:*",
+        "gpu02:mlx5_0 - leaf1:*",
+    ]
+    two = text.replace('"leaf1:*"', '"leaf1:*,leaf1:*"')
+    assert problems(two) == [("cables[0].ends", "count")]
+
+
+def test_a_switch_that_no_host_reaches_is_told_apart_from_one_without_cables():
+    old, new, _ = CASES["switches that are joined with each other only"]
+    told = message(FILE.replace(old, new))
+    assert "lost1 is a switch, and no host reaches it" in told
+    old, new, _ = CASES["a switch that no host reaches"]
+    assert "lost1 is a switch, and it has no cable" in message(FILE.replace(old, new))
 
 
 def test_all_contradictions_are_told_at_once():

@@ -45,6 +45,7 @@ def test_a_line_of_iblinkinfo_has_both_ends():
         ("( 4X       14.0625 Gbps Active/  LinkUp)", 56.0, "Active"),
         ("( 4X 10.0 Gbps (FDR10) Active/  LinkUp)", 40.0, "Active"),
         ("( 4X          10.0 Gbps Active/  LinkUp)", 40.0, "Active"),
+        ("( 4X           5.0 Gbps Active/  LinkUp)", 20.0, "Active"),
         ("( 1X           2.5 Gbps Active/  LinkUp)", 2.5, "Active"),
         ("(12X           2.5 Gbps Active/  LinkUp)", 30.0, "Active"),
         ("( 4X        106.25 Gbps Initialize/  LinkUp)", 400.0, "Initialize"),
@@ -166,6 +167,26 @@ def test_a_port_is_never_given_to_the_node_before():
     found = read(*[line for line in lines if not line.startswith("Ca\t")])
     assert len(found.sightings) == 2
     assert found.problems
+
+
+@pytest.mark.parametrize(
+    ("speed", "rate_gbps"),
+    [
+        ("4xSDR", 10.0),
+        ("4xDDR", 20.0),
+        ("4xQDR", 40.0),
+        ("4xFDR10", 40.0),
+        ("4xFDR", 56.0),
+        ("4xEDR", 100.0),
+        ("4xHDR", 200.0),
+        ("4xNDR", 400.0),
+        ("4xXDR", 800.0),
+        ("12xSDR", 30.0),
+    ],
+)
+def test_generations_become_rates(speed: str, rate_gbps: float):
+    nic = read(*NET.replace("2xHDR", speed).splitlines()).sightings[2]
+    assert nic.rate_gbps == rate_gbps
 
 
 @pytest.mark.parametrize("speed", ["4x???", "??NDR", "4xZDR"])

@@ -140,6 +140,16 @@ def test_two_neighbours_of_an_interface_are_never_ok():
     assert compare(cluster(FILE), [read]).verdict == "incomplete"
 
 
+def test_the_same_report_twice_contradicts_nothing():
+    hosts = healthy()
+    hosts["gpu1"]["eth9"] = neighbour("swp1", "other")
+    found = compare(cluster(FILE), [*seen(hosts), *seen(hosts)])
+    assert (found.verdict, [one.kind for one in found.findings]) == (
+        "failed",
+        ["extra"],
+    )
+
+
 def test_rates_that_the_file_names_must_come_from_elsewhere():
     text = FILE.replace('"eth2", ', '"eth2", rate_gbps = 100, ')
     made = cluster(text)

@@ -161,6 +161,13 @@ def test_neighbours_are_those_of_the_mesh():
     assert {(a, b): [dp, pp] for a, b, dp, pp in edges} == expected
 
 
+def test_state_that_is_not_sharded_has_one_ring_of_replicas():
+    whole, replicas = MeshSizes(dp=8), MeshSizes(dp=8, dp_shard=1)
+    assert edges_of(whole, 2) == edges_of(replicas, 2)
+    halves = edges_of(MeshSizes(dp=8, dp_shard=4), 2)
+    assert halves == [(0, 1, 2, 0), (0, 2, 2, 0), (1, 3, 2, 0), (2, 3, 2, 0)]
+
+
 def test_the_same_seed_gives_the_same_random_orders():
     made = random_cluster(random.Random(14), 12, 4, 2)
     sizes = MeshSizes(dp=24)
@@ -186,6 +193,7 @@ def test_the_same_seed_gives_the_same_random_orders():
         ({"dp": 4}, ["gpu01", "gpu01"], "--hosts: gpu01 is named twice"),
         ({"dp": 4}, [], "the same number of GPUs, got no host"),
         ({"dp": 0}, None, "--dp must be at least 1, got 0"),
+        ({"dp": 4, "dp_shard": 0}, None, "--dp-shard must be a divisor of --dp 4"),
         ({"dp": 4, "dp_shard": 3}, None, "--dp-shard must be a divisor of --dp 4"),
     ],
 )

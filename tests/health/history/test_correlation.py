@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mjax.health.history import samples
+from mjax.health.history import correlation, samples
 from mjax.health.history.correlation import (
     MIN_SAMPLES,
     Association,
@@ -112,6 +112,22 @@ def test_a_p_value_is_the_fraction_of_shifts_that_are_as_large():
     assert found.null_rho == pytest.approx(np.percentile(sizes[1:], 95), abs=1e-9)
 
 
+def test_no_p_is_zero():
+    """Not even of the step time itself: no shift at all is one of the shifts."""
+    step_s = np.random.default_rng(26).standard_normal(SHAPE)
+    (one,) = correlate({"s": step_s}, step_s).associations
+    assert one.rho == pytest.approx(1.0, abs=1e-9)  # float64, 400 terms
+    assert one.p == 1.0 / NUM_SAMPLES
+    (one,) = correlate({"s": -step_s}, step_s).associations
+    assert one.rho == pytest.approx(-1.0, abs=1e-9)
+    assert one.p == 1.0 / NUM_SAMPLES
+
+
+def test_equal_values_share_their_rank():
+    ranks = correlation._average_ranks(np.array([5.0, 1.0, 5.0, 9.0, 5.0, 1.0]))
+    assert ranks.tolist() == [3.0, 0.5, 3.0, 5.0, 3.0, 0.5]
+
+
 def test_samples_that_are_absent_are_left_out():
     generator = np.random.default_rng(22)
     step_s = 2.0 + generator.standard_normal(SHAPE)
@@ -148,6 +164,9 @@ def test_too_few_samples_for_the_number_of_statistics_are_told():
     found = correlate(statistics, generator.standard_normal(shape))
     assert "100 samples cannot show one statistic among 20" in found.problem
     assert "take 400 samples" in found.problem
+    one = {"s0": statistics["s0"]}
+    found = correlate(one, generator.standard_normal(shape), rate=0.001)
+    assert found.problem == ("100 samples cannot show a p of 0.001: take at least 1000")
     few = dict([*statistics.items()][:5])
     assert correlate(few, generator.standard_normal(shape)).problem == ""
 

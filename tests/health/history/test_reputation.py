@@ -441,6 +441,21 @@ def test_a_half_life_must_be_positive(tmp_path: Path, days: float):
     assert not (tmp_path / "hosts.db").exists()
 
 
+def test_a_half_life_may_be_hours(tmp_path: Path):
+    with Reputation(tmp_path / "hosts.db", half_life_days=0.5) as reputation:
+        reputation.record(event())
+        assert reputation.score("gpu1", NOW_NS + DAY_NS) == 2.0
+
+
+def test_a_standing_counts_what_has_a_weight(reputation: Reputation):
+    light = event(cause="failed", time_ns=NOW_NS - 5)
+    reputation.record_all([light, event(kind=Kind.CHECK_OK), event("b", BURN)])
+    a, b, c = reputation.standings(["gpu1", "b", "c"], NOW_NS)
+    assert (a.num_faults, a.last_fault_ns, a.has_burned) == (1, NOW_NS - 5, False)
+    assert (b.num_faults, b.last_fault_ns, b.has_burned) == (0, None, True)
+    assert (c.num_faults, c.score, c.has_burned, c.why_not) == (0, 0.0, False, "")
+
+
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path):
     with pytest.raises(ValueError, match="cannot be used"):
         History(tmp_path / "none" / "hosts.db")
