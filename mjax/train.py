@@ -50,6 +50,7 @@ from mjax.run import ending, loop, metrics, record, report, work_dir
 from mjax.run.ending import is_ours
 from mjax.run.init_from import initial_params
 from mjax.run.prepare import Run, check_facts, claim_work_dir, init_from, prepare
+from mjax.run.watch import Watch
 from mjax.step.program import Program
 
 _IMPORTED_S = time.perf_counter()
@@ -80,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        marks = progress.from_environment()
-        marks.mark(Phase.INIT)
+        watch = Watch(marks=progress.from_environment())
+        watch.start(Phase.INIT)
         found = _found_config(argv)
     except ValueError as error:
         return _refused(error)
@@ -104,39 +105,40 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ending.DONE
         report.say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
-        marks.mark(Phase.BUILD)
+        watch.start(Phase.BUILD)
         run = prepare(config, command, devices, mesh, agreement, facts, argv)
         report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except Exception as error:
         return _refused(error)
-    marks.mark(Phase.COMPILE)
+    watch.start(Phase.COMPILE)
     try:
-        run = dataclasses.replace(run, program=_compile(run, marks))
+        run = dataclasses.replace(run, program=_compile(run, watch.marks))
     except ValueError as error:
         return _refused(error)
     if command.dry_run:
         return ending.DONE
     started_s = time.perf_counter()
-    marks.mark(Phase.RESTORE)
+    watch.start(Phase.RESTORE)
     try:
         start = _first_state(run)
         assert run.checkpoints is not None
         launch = os.environ.get(progress.LAUNCH_VARIABLE, "")
-        run.checkpoints.claim(launch, marks.generation)
-        record.write(
+        run.checkpoints.claim(launch, watch.marks.generation)
+        recorded = record.write(
             *(run.work_dir, mesh, agreement, facts, argv),
             launch=launch,
-            generation=marks.generation,
+            generation=watch.marks.generation,
             start_step=start.step,
         )
         if start.step:
-            marks.saved(start.step)
+            watch.marks.saved(start.step)
     except Exception as error:
         return _refused(error)
     agreement.together(lambda: None)  # from here on all stop together
     try:
         with ending.StopRequest() as stop:
-            return train(run, start, stop, marks, started_s=started_s)
+            watch.open(config.observe, run.work_dir, recorded, mesh, agreement)
+            return train(run, start, stop, watch, started_s=started_s)
     except DamagedFileError as error:
         return _refused(error)
 
@@ -145,7 +147,7 @@ def train(
     run: Run,
     start: Start,
     stop: ending.StopRequest,
-    marks: progress.Writer,
+    watch: Watch,
     *,
     started_s: float,
 ) -> int:
@@ -155,7 +157,7 @@ def train(
       run: with the compiled program.
       start: what to begin with.
       stop: asked at every safe point.
-      marks: says where this process is.
+      watch: says where this process is, and where its time goes.
       started_s: by `time.perf_counter`, when the time of the run began.
     Returns:
       the exit code.
@@ -172,9 +174,9 @@ def train(
     )
     exit_code = ending.FAILED
     try:
-        exit_code = _take_steps(run, start, stop, recorder, marks)
+        exit_code = _take_steps(run, start, stop, recorder, watch)
     finally:
-        marks.mark(Phase.EXIT)
+        watch.end(Phase.EXIT, "host")
         if is_rank_0:
             exit_code = report.write_summary(
                 run.work_dir,
@@ -186,6 +188,7 @@ def train(
                 wall_s=time.perf_counter() - started_s,
             )
         recorder.close()
+        watch.close(exit_code)
     return int(run.agreement.from_rank(0, str(exit_code)))
 
 
@@ -194,7 +197,7 @@ def _take_steps(
     start: Start,
     stop: ending.StopRequest,
     recorder: metrics.Recorder,
-    marks: progress.Writer,
+    watch: Watch,
 ) -> int:
     """Run the loop, let the model continue a text, return how the run would end."""
     config = run.config
@@ -206,15 +209,15 @@ def _take_steps(
         start_step=start.step,
     )
     with loader:
-        steps = _make_loop(run, start, loader, recorder, marks)
+        steps = _make_loop(run, start, loader, recorder, watch)
         outcome = steps.run(start.step, stop)
     exit_code = outcome.exit_code
     if outcome.has_diverged:
-        _tell_ways_back(run, outcome.step, recorder, marks)
+        _tell_ways_back(run, outcome.step, recorder, watch.marks)
     if outcome.corruption is not None:
         found = outcome.corruption
-        marks.corrupted(outcome.step, found.processes, is_sure=found.is_sure)
-    marks.mark(Phase.SAMPLE)
+        watch.marks.corrupted(outcome.step, found.processes, is_sure=found.is_sure)
+    watch.end(Phase.SAMPLE, "eval")
     if exit_code == ending.DONE and not report.sample(
         run.program,
         outcome.state.params,
@@ -227,7 +230,7 @@ def _take_steps(
         is_stopped=stop.reached,
     ):
         exit_code = ending.PREEMPTED
-    marks.mark(Phase.SAVE)
+    watch.end(Phase.SAVE, "ckpt")
     run.checkpoints.close()
     steps.report_saves()
     return exit_code
@@ -389,7 +392,7 @@ def _make_loop(
     start: Start,
     loader: Loader,
     recorder: metrics.Recorder,
-    marks: progress.Writer,
+    watch: Watch,
 ) -> loop.Loop:
     """Give the loop the parts that it works with."""
     config, dataset, program = run.config, run.dataset, run.program
@@ -421,7 +424,7 @@ def _make_loop(
         ),
         recorder=recorder,
         checkpoints=run.checkpoints,
-        marks=marks,
+        watch=watch,
         make_row=functools.partial(
             metrics.make_row,
             bytes_per_token=dataset.bytes_per_token,

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mjax.observe.clocks import of_generation
+from mjax.observe.spans import read_run
 from mjax.run import ending
 from tests.processes.test_distributed import LIMIT_S, clean_environment, free_port
 
@@ -135,3 +137,22 @@ def test_a_process_that_lowers_another_step_is_refused_before_it_is_compiled(tmp
         says = "error: the processes of this run differ:\n  the lowered step: "
         assert says in done.stderr
         assert "start-up: compile" not in done.stdout
+
+
+def test_each_process_writes_its_spans_and_their_clocks_agree(tmp_path):
+    """Both read the clock of this host: the true offset is 0."""
+    flags = ["--work-dir", str(tmp_path / "run"), "--mesh.tp", "2"]
+    done = run_both(tmp_path, flags, flags)
+    assert [process.returncode for process in done] == [0, 0], done[0].stderr
+    files, problems = read_run(tmp_path / "run")
+    assert problems == []
+    assert [found.header.rank for found in files] == [0, 1]
+    assert [found.header.devices for found in files] == [(0, 1), (2, 3)]
+    assert len({(found.header.run, found.header.generation) for found in files}) == 1
+    assert [found.lines[-1].end for found in files] == [0, 0]
+    for found in files:
+        assert {1, 2} <= {line.step for line in found.lines}
+    clock = of_generation(files)[1]
+    assert len(clock.time_ns) >= 8
+    offset = clock.at(int(clock.time_ns[0]))
+    assert abs(offset.ns) <= offset.error_ns < float("inf")

@@ -31,7 +31,7 @@ class Command:
 
 _OF_ONE_PROCESS = (
     *("distributed.coordinator", "distributed.process_id", "distributed.timeout_s"),
-    "data.cache_dir",
+    *("data.cache_dir", "observe.spans_dir"),
 )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import importlib.util
+import math
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,4 +46,27 @@ class LogConfig:
             raise ValueError(
                 "--log.tensorboard needs tensorboardX, which is not installed: "
                 "pip install 'mjax[track]'"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ObserveConfig:
+    """What each process writes about itself."""
+
+    spans: bool = True
+    """Write where the time of each step goes, on each process (spans/)."""
+    spans_dir: str | None = None
+    """Folder for them instead of the work dir's; with many hosts, on a local disk."""
+    slow_step_factor: float | None = 3.0
+    """A step that takes so many times the usual p99 writes its stacks (stacks/)."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty folder and factors that usual steps reach."""
+        if self.spans_dir == "":
+            raise ValueError("--observe.spans-dir is empty; name a folder")
+        factor = self.slow_step_factor
+        if factor is not None and not 1 < factor < math.inf:
+            raise ValueError(
+                f"--observe.slow-step-factor must be finite and above 1, got {factor}; "
+                "with 1 one step in a hundred would count as slow; None turns it off"
             )

@@ -15,7 +15,7 @@ from typing import Any
 from mjax import checked_json, flags
 from mjax.ckpt.config import CkptConfig
 from mjax.config.optim import OptimConfig
-from mjax.config.run import EvalConfig, LogConfig
+from mjax.config.run import EvalConfig, LogConfig, ObserveConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.data.config import DataConfig
 from mjax.mesh.axes import MeshConfig
@@ -61,6 +61,7 @@ class TrainConfig:
     ckpt: CkptConfig = CkptConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     def __post_init__(self) -> None:
         """Check the fields that belong to no part, and those that two parts share.
@@ -187,7 +188,7 @@ MAY_CHANGE = frozenset(
     {
         *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops"),
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
-        *("log", "batch.microbatches", "model.attention", "model.remat"),
+        *("log", "observe", "batch.microbatches", "model.attention", "model.remat"),
         *("data.cache_dir", "gc_every", "keep_compiled", "replica_check_every"),
     }
 )

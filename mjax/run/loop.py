@@ -20,10 +20,11 @@ from jaxtyping import PyTree
 
 from mjax.ckpt.manager import Answer, Checkpoints
 from mjax.ckpt.saving import Attempt
-from mjax.processes.progress import Phase, Writer
+from mjax.processes.progress import Phase
 from mjax.run.ending import DONE, FAILED, GAVE_UP, PREEMPTED, StopRequest
 from mjax.run.garbage import collections_every
 from mjax.run.metrics import Recorder, Row, bits_per_byte
+from mjax.run.watch import Watch
 
 _AGAIN = (
     "Checkpoints saved before stay as they are. The same command would do the same: "
@@ -152,8 +153,8 @@ class Loop:
     """Skipped steps since the last accepted one, that the state has seen."""
     is_evaluated: bool = True
     """Whether the held-out loss of the state is known, if it is due."""
-    marks: Writer = dataclasses.field(default_factory=lambda: Writer(None))
-    """Says where this process is, for whoever watches it from outside."""
+    watch: Watch = dataclasses.field(default_factory=Watch)
+    """Says where this process is, and where its time goes."""
 
     def __post_init__(self) -> None:
         self._is_first = True
@@ -163,7 +164,7 @@ class Loop:
         self._eval_loss: float | None = None
         self._save_facts: Row = {}
         self._unfinished: tuple[int, Mapping[str, Any], float] | None = None
-        self._finished_s = time.perf_counter()
+        self._finished_ns = time.monotonic_ns()
 
     def run(self, start_step: int, stop: StopRequest) -> Outcome:
         """Take steps from `start_step` until the end, a stop request, or giving up.
@@ -175,17 +176,25 @@ class Loop:
         """
         step, exit_code = start_step, self._begin(start_step, stop)
         with collections_every(self.cadence.gc_every) as collect:
-            self._finished_s = time.perf_counter()
+            self._finished_ns = time.monotonic_ns()
             while step < self.cadence.num_steps and exit_code == DONE:
-                self.marks.mark(Phase.STEP, step)
+                self.watch.marks.mark(Phase.STEP, step)
+                self.watch.slow_steps.begin()
+                self.watch.spans.enter("data", "data", step + 1)
                 batch = next(self.batches)
+                self.watch.spans.enter("dispatch", "host", step + 1)
                 self.state, metrics = self.program.train_step(self.state, batch)
                 step += 1
-                self.marks.mark(Phase.STEP, step)
+                self.watch.marks.mark(Phase.STEP, step)
                 collect(step)
                 self._finish()
                 self._unfinished = (step, metrics, self.batches.data_wait_s)
+                if (slow := self.watch.slow_steps.end(step)) is not None:
+                    self.watch.spans.tell(slow)
+                    self.recorder.say(f"warning: {slow.text}")
+                self.watch.spans.enter("agree", "host", step)
                 exit_code = self._after(step, stop)
+                self.watch.spans.flush(before=step)
         return Outcome(
             state=self.state,
             step=step,
@@ -319,16 +328,20 @@ class Loop:
             return
         step, metrics, data_wait_s = self._unfinished
         self._unfinished = None
+        self.watch.spans.enter("device", "compute", step)
         metrics = jax.device_get(dict(metrics))
-        now_s = time.perf_counter()
-        if self._is_first:
-            self.recorder.say(f"start-up: first step {now_s - self._finished_s:.2f} s")
-            self.marks.ended_first_step()
-            self._is_first = False
-        row = self.make_row(
-            step, metrics, step_s=now_s - self._finished_s, data_wait_s=data_wait_s
+        self.watch.spans.enter("metrics", "host", step)
+        now_ns = time.monotonic_ns()
+        step_s = (now_ns - self._finished_ns) / 1e9
+        self.watch.spans.add(
+            "step", "compute", "step", self._finished_ns, now_ns, step=step
         )
-        self._finished_s = now_s
+        if self._is_first:
+            self.recorder.say(f"start-up: first step {step_s:.2f} s")
+            self.watch.marks.ended_first_step()
+            self._is_first = False
+        row = self.make_row(step, metrics, step_s=step_s, data_wait_s=data_wait_s)
+        self._finished_ns = now_ns
         self.consecutive_skips = self.consecutive_skips + 1 if row["skipped"] else 0
         evaluated = self._evaluate(step, is_stopped) if is_stopped else {}
         self._eval_loss = evaluated.get("eval_loss")
@@ -337,21 +350,26 @@ class Loop:
 
     def _evaluate(self, step: int, is_stopped: Callable[[], bool]) -> Row:
         """Evaluate the state; each batch is a mark."""
+        self.watch.slow_steps.skip()
+        self.watch.spans.enter("eval", "eval", step)
         batches = itertools.count()
 
         def begins_batch() -> bool:
-            self.marks.mark(Phase.EVAL, step, next(batches))
+            self.watch.marks.mark(Phase.EVAL, step, next(batches))
             return is_stopped()
 
-        return self.evaluate(self.state.params, begins_batch)
+        evaluated = self.evaluate(self.state.params, begins_batch)
+        self.watch.spans.enter("metrics", "host", step)
+        return evaluated
 
     def _restart_clock(self, has_paused: bool) -> None:
         """Keep evaluation and saving out of the time of the next step."""
         if has_paused:
-            self._finished_s = time.perf_counter()
+            self._finished_ns = time.monotonic_ns()
 
     def _ask_to_save(self, step: int, *, is_last: bool) -> Answer:
         """Ask whether a save that is due can begin; say so if it must wait."""
+        self.watch.spans.barrier(self.watch.meet)  # the processes meet here in any case
         answer = self.checkpoints.ask(step, is_last=is_last)
         if answer is Answer.BUSY and not self._is_overdue:
             self.recorder.say(
@@ -362,7 +380,7 @@ class Loop:
 
     def _save(self, step: int, *, is_last: bool) -> None:
         """Start a save, its rows on the disk before it."""
-        self.marks.mark(Phase.SAVE, step)
+        self._begin_save("save", step)
         self.recorder.sync()
         with self._state_to_save() as make:
             copy = self.checkpoints.save(step, make, self._facts(step), is_last=is_last)
@@ -374,7 +392,7 @@ class Loop:
 
     def _copy(self, step: int) -> None:
         """Copy the state to the hosts, its rows on the disk before it."""
-        self.marks.mark(Phase.SAVE, step)
+        self._begin_save("copy", step)
         self.recorder.sync()
         with self._state_to_save() as make:
             self.checkpoints.copy(step, make, self._facts(step))
@@ -402,7 +420,7 @@ class Loop:
         for attempt in self.checkpoints.attempts():
             self.recorder.say(_describe(attempt))
             if attempt.error is None:
-                self.marks.saved(attempt.step)
+                self.watch.marks.saved(attempt.step)
                 self._save_facts |= {
                     "ckpt_step": attempt.step,
                     "ckpt_write_s": attempt.write_s,
@@ -419,8 +437,13 @@ class Loop:
             if id(leaf) not in kept:
                 leaf.delete()
 
+    def _begin_save(self, name: str, step: int) -> None:
+        self.watch.slow_steps.skip()
+        self.watch.marks.mark(Phase.SAVE, step)
+        self.watch.spans.enter(name, "ckpt", step)
+
     def _wait_for_save(self, step: int) -> bool:
-        self.marks.mark(Phase.SAVE, step)
+        self._begin_save("wait for save", step)
         is_saved = self.checkpoints.wait()
         self.report_saves()
         if not is_saved:

@@ -4,9 +4,11 @@ Enters: what the start is made of. Leaves: `starts/0001.json` in the work dir, o
 for each start, never changed afterwards. Under a launch it names the generation too.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import time
@@ -18,12 +20,23 @@ import jax
 from jax.sharding import Mesh
 
 import mjax
+from mjax import checked_json
 from mjax.processes.agreement import Agreement
 from mjax.run.metrics import write_json
 
 _PREFIXES = ("JAX_", "XLA_", "NCCL_", "CUDA_", "MJAX_", "SLURM_", "OMP_")
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "JWT")
 _GIT_S = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """Which start of which run this is."""
+
+    run: str
+    """The same in all starts in a work dir."""
+    number: int
+    """From 1."""
 
 
 def write(
@@ -33,7 +46,7 @@ def write(
     facts: Mapping[str, Any],
     argv: Sequence[str],
     **more: Any,
-) -> None:
+) -> Start:
     """Write the record of this start; every process calls it, process 0 writes.
 
     Args:
@@ -43,6 +56,8 @@ def write(
       facts: of code and environment, see `processes.comparison`.
       argv: the flags of process 0.
       more: JSON that belongs to this start: `launch`, `generation`, `start_step`.
+    Returns:
+      which one it is, the same in all processes.
     Raises:
       RuntimeError: the work dir cannot be written, on all processes.
     """
@@ -52,7 +67,9 @@ def write(
         folder = work_dir / "starts"
         folder.mkdir(exist_ok=True)
         numbers = [int(path.stem) for path in folder.glob("[0-9]*.json")]
+        start = Start(run=_run(folder), number=max(numbers, default=0) + 1)
         record = {
+            "run": start.run,
             "time": time.strftime("%FT%T%z"),
             **more,
             "argv": [*argv],
@@ -65,10 +82,19 @@ def write(
             "device": jax.devices()[0].device_kind,
             "processes": [json.loads(text) for text in processes],
         }
-        write_json(folder / f"{max(numbers, default=0) + 1:04d}.json", record)
-        return ""
+        write_json(folder / f"{start.number:04d}.json", record)
+        return json.dumps(dataclasses.asdict(start))
 
-    agreement.merge(json.dumps(own), merge)
+    return Start(**json.loads(agreement.merge(json.dumps(own), merge)))
+
+
+def _run(folder: Path) -> str:
+    """Return the name that the first start gave the run, or a new one."""
+    first = folder / "0001.json"
+    try:
+        return checked_json.read(first.read_bytes(), dict[str, Any])["run"]
+    except (OSError, ValueError, KeyError):  # none, or of an older mjax
+        return secrets.token_hex(8)
 
 
 def _is_file(name: str) -> bool:

@@ -453,7 +453,7 @@ def test_processes_share_every_field_that_is_not_of_one_process_or_host():
     }
     assert every - facts.keys() == {
         *("--distributed.coordinator", "--distributed.process-id"),
-        *("--distributed.timeout-s", "--data.cache-dir"),
+        *("--distributed.timeout-s", "--data.cache-dir", "--observe.spans-dir"),
     }
     asked = {field.name.replace("_", "-") for field in dataclasses.fields(Command)}
     assert {name.removeprefix("--") for name in facts.keys() - every} == asked

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -20,10 +21,13 @@ from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
+from mjax.observe import spans
 from mjax.run import loop as loop_module
 from mjax.run import sampling
 from mjax.run.loop import Cadence, Loop, StopRequest
-from mjax.run.metrics import Recorder, make_row, read_computed
+from mjax.run.metrics import Recorder, make_row, read_computed, read_rows
+from mjax.run.spans import Spans
+from mjax.run.watch import Watch
 from mjax.step.replicas import Corruption
 
 VOCAB = 16
@@ -129,6 +133,7 @@ def run(
     diverges_at=None,
     stop=None,
     replica_check_every=100,
+    watch=None,
 ):
     """Start or resume a run in work_dir, as train does."""
     program = TinyProgram(diverges_at)
@@ -172,6 +177,7 @@ def run(
         facts={"seed": 0},
         consecutive_skips=int(state.skips),
         is_evaluated=restored is None or restored.run["eval_loss"] is not None,
+        watch=watch or Watch(),
     )
     try:
         if stop is not None:
@@ -217,6 +223,48 @@ def test_each_step_has_one_row_and_evaluations_are_on_their_steps(undisturbed):
     assert rows[-1]["eval_bits_per_byte"] == pytest.approx(
         expected / np.log(2), rel=1e-6
     )
+
+
+def test_spans_account_for_the_time_of_every_step(work_dir):
+    header = spans.Header(
+        run="a",
+        host="h",
+        rank=0,
+        generation=1,
+        pid=1,
+        wall_ns=0,
+        monotonic_ns=0,
+        devices=(),
+        mesh={},
+    )
+    watch = Watch(spans=Spans(work_dir, header))
+    run(work_dir, watch=watch)
+    watch.close(0)
+    found = spans.read(work_dir / "h-0-1.jsonl")
+    lines = {line.step: line for line in found.lines if line.step > 0}
+    assert [*lines] == list(range(1, 11))
+    kinds = {
+        step: {span.name for span in line.spans if span.stream == "host"}
+        for step, line in lines.items()
+    }
+    assert {"data", "dispatch", "device", "metrics", "agree"} <= kinds[2]
+    assert [step for step in kinds if "eval" in kinds[step]] == [4, 8, 10]
+    assert [step for step in kinds if "save" in kinds[step]] == [3, 6, 9, 10]
+    host = sorted(
+        (span for line in lines.values() for span in line.spans),
+        key=lambda span: span.start_ns,
+    )
+    host = [span for span in host if span.stream == "host"]
+    for one, following in itertools.pairwise(host):
+        assert one.end_ns == following.start_ns
+    rows = {row["step"]: row["step_s"] for row in read_rows(work_dir / "metrics.jsonl")}
+    steps = {
+        step: (span.end_ns - span.start_ns) / 1e9
+        for step, line in lines.items()
+        for span in line.spans
+        if span.stream == "step"
+    }
+    assert steps == pytest.approx(rows)
 
 
 @pytest.mark.parametrize("step", [1, 4, 7, 10])

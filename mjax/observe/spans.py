@@ -1,0 +1,248 @@
+"""The file of spans: what one process did when, one JSON object a line.
+
+Enters: a file below `spans/` in the work dir, named HOST-RANK-GENERATION.jsonl. Leaves:
+its header and its lines, and what is wrong with it. Nothing here changes a file.
+
+The first line is a `Header`, every other one a `Line`. A line is appended with one
+write, so a process that is killed loses at most the line that it was about to write. A
+last line that is cut off is normal; any other line that cannot be read is reported and
+left out. (run, generation, rank, n) identifies a line for ever: whoever stores lines
+can take the same file twice.
+
+Times are those of the host's monotonic clock (CLOCK_MONOTONIC), in nanoseconds: it
+never jumps. The header says what the wall clock showed at one of them. How the clocks
+of hosts differ follows from barriers, see `mjax.observe.clocks`.
+"""
+
+import dataclasses
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+VERSION = 1
+FOLDER = "spans"
+"""In the work dir."""
+
+type Kind = Literal[
+    "compute",
+    "tp",
+    "pp",
+    "dp",
+    "optimizer",
+    "data",
+    "host",
+    "ckpt",
+    "eval",
+    "restart",
+    "idle",
+]
+
+
+class Span(NamedTuple):
+    """One thing that took time."""
+
+    name: str
+    kind: Kind
+    stream: str
+    """What does one thing at a time: `host`, `step`, `device:N`, N as in the mesh."""
+    start_ns: int
+    end_ns: int
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """Which start of which launch a process belongs to."""
+
+    name: str
+    generation: int
+    """As the driver counts: 0 is the first."""
+
+
+class Header(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag="mjax-spans"
+):
+    """The first line: whose spans these are."""
+
+    version: int = VERSION
+    run: str
+    """The same in all starts in a work dir."""
+    host: str
+    rank: int
+    generation: int
+    """How often the run has been started, this time included."""
+    pid: int
+    wall_ns: int
+    """Time since 1970, read together with monotonic_ns."""
+    monotonic_ns: int
+    devices: tuple[int, ...]
+    """Numbers in the mesh of the devices of this process."""
+    mesh: dict[str, int]
+    """Sizes of the mesh axes, outermost first."""
+    launch: Launch | None = None
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to this process; as in events.jsonl."""
+
+    time_ns: int
+    """Since 1970."""
+    kind: str
+    text: str
+    severity: Literal["info", "warning", "error"] = "info"
+    data: dict[str, Any] = {}
+    """JSON, for programs."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one process did in one step, or outside of steps."""
+
+    n: int
+    """Number of the line, from 0."""
+    step: int = -1
+    """The optimizer step, from 1; -1 outside of steps."""
+    spans: tuple[Span, ...] = ()
+    barrier: int | None = None
+    """The only span is this barrier of all processes, from 0 in each generation."""
+    event: Event | None = None
+    end: int | None = None
+    """Exit code: the last line of a process that was not killed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanFile:
+    """What was read of one file."""
+
+    path: Path
+    header: Header
+    lines: tuple[Line, ...]
+    problems: tuple[str, ...]
+    """What is wrong with it, with file and line, for people."""
+
+
+def file_name(header: Header) -> str:
+    """Return the name of the file of a process; a host may have any name."""
+    host = urllib.parse.quote(header.host, safe="")
+    return f"{host}-{header.rank}-{header.generation}.jsonl"
+
+
+def encode(line: Header | Line) -> bytes:
+    """Write a line, with its end."""
+    return msgspec.json.encode(line) + b"\n"
+
+
+_decode_header = msgspec.json.Decoder(Header).decode
+_decode_line = msgspec.json.Decoder(Line).decode
+
+
+def decode_header(data: bytes) -> Header:
+    """Read the first line of a file.
+
+    Raises:
+      ValueError: it is none, or of another version.
+    """
+    try:
+        header = _decode_header(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"line 1 is no header of spans: {error}") from error
+    if header.version != VERSION:
+        raise ValueError(
+            f"version {header.version} of the format, this mjax reads {VERSION}; read "
+            "it with the mjax that wrote it"
+        )
+    return header
+
+
+def decode_line(data: bytes) -> Line:
+    """Read any other line.
+
+    Raises:
+      ValueError: it is none, or a span ends before it starts.
+    """
+    try:
+        line = _decode_line(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from error
+    for span in line.spans:
+        if span.end_ns < span.start_ns:
+            raise ValueError(f"span {span.name} ends before it starts")
+    return line
+
+
+def read(path: Path) -> SpanFile:
+    """Read a whole file; the process may still write it.
+
+    Raises:
+      ValueError: it cannot be read, or has no header.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    first, _, rest = data.partition(b"\n")
+    try:
+        header = decode_header(first)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    problems: list[str] = []
+    lines = tuple(_lines(rest, path, problems))
+    return SpanFile(path=path, header=header, lines=lines, problems=tuple(problems))
+
+
+def _lines(data: bytes, path: Path, problems: list[str]) -> Iterator[Line]:
+    """Yield the lines whose number is the next one, or later."""
+    *whole, _ = data.split(b"\n")  # the last one is cut off, or empty
+    following = 0
+    for number, text in enumerate(whole, start=2):
+        where = f"{path}, line {number}"
+        try:
+            line = decode_line(text)
+        except ValueError as error:
+            problems.append(f"{where} is left out: {error}")
+            continue
+        if line.n < following:
+            problems.append(f"{where} is left out: n is {line.n} again")
+            continue
+        if line.n > following:
+            problems.append(f"{where}: n is {line.n} after {following - 1}")
+        following = line.n + 1
+        yield line
+
+
+def read_run(work_dir: Path) -> tuple[list[SpanFile], list[str]]:
+    """Read all files of a run, by generation and rank.
+
+    Returns:
+      the files, and what is wrong with them and with those that were left out.
+    Raises:
+      ValueError: the run has no spans.
+    """
+    folder = work_dir / FOLDER
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise ValueError(
+            f"{folder} has no spans; name the work dir of a run with --work-dir, one "
+            "that was not started with --observe.no-spans"
+        )
+    files: dict[tuple[int, int], SpanFile] = {}
+    problems = []
+    for path in paths:
+        try:
+            found = read(path)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        problems += found.problems
+        key = found.header.generation, found.header.rank
+        if key in files:
+            problems.append(
+                f"{path} is left out: {files[key].path.name} is of rank {key[1]} in "
+                f"generation {key[0]} too"
+            )
+            continue
+        files[key] = found
+    runs = {found.header.run for found in files.values()}
+    if len(runs) > 1:
+        raise ValueError(f"{folder} has spans of {len(runs)} runs: {sorted(runs)}")
+    return [files[key] for key in sorted(files)], problems

@@ -1,0 +1,112 @@
+"""Write the stacks of this process when a step takes far longer than usual.
+
+Enters: when steps begin and end. Leaves: stacks of all threads in a file, written while
+the slow step still runs, and an event when it has ended. The interpreter's own watchdog
+writes the stacks (`faulthandler.dump_traceback_later`): a thread that needs no
+interpreter lock, so a process that holds it for ever is seen too. Starting that thread
+costs more than a short step, so one that was started lately watches the next steps too:
+the stacks come when a step has lasted 1 to 1.25 times the limit.
+"""
+
+import faulthandler
+import math
+import time
+from collections import deque
+from pathlib import Path
+from typing import TextIO
+
+from mjax.observe.spans import Event
+
+_NUM_USUAL = 200
+"""Steps that say what is usual. Chosen: a p99 of fewer is the maximum."""
+_NUM_BEFORE = 20
+"""Steps before any is slow. Chosen: the first ones compile and fill caches."""
+_LEAST_S = 1.0
+"""No step below it is slow. Chosen: noise of the operating system."""
+_MOST_S = 86_400.0
+"""Of a limit. Chosen: far above any step; longer waits overflow."""
+_MOST_DUMPS = 20
+"""By one process. Chosen: bounds the file."""
+_REARM_PART = 0.25
+"""Of the limit, after which the watchdog is started anew. Chosen."""
+
+
+class SlowSteps:
+    """Watches the steps of one process. One thread calls it."""
+
+    def __init__(self, path: Path | None = None, factor: int | float = 3.0) -> None:
+        """Know of no step.
+
+        Args:
+          path: of the file of stacks, made when it is needed; None watches nothing.
+          factor: a step is slow from so many times the 99th percentile on.
+        """
+        self._path, self._factor = path, factor
+        self._file: TextIO | None = None
+        self._usual: deque[float] = deque(maxlen=_NUM_USUAL)
+        self._began_s: float | None = None
+        self._armed_s = -math.inf
+        self._limit_s = math.inf
+        self._num_dumps = 0
+
+    def begin(self) -> None:
+        """Watch the step that begins now."""
+        self._began_s = now_s = time.perf_counter()
+        late_s = _REARM_PART * self._limit_s
+        if self._path is None or now_s - self._armed_s < late_s or math.isinf(late_s):
+            return
+        if self._file is None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("a")
+            except OSError:  # nowhere to write to: the event is told without stacks
+                self._path = None
+                return
+        faulthandler.dump_traceback_later(self._limit_s + late_s, file=self._file)
+        self._armed_s = now_s
+
+    def end(self, step: int) -> Event | None:
+        """Stop watching; say if the step was slow.
+
+        Args:
+          step: that has ended, from 1.
+        """
+        if self._began_s is None:
+            return None
+        took_s = time.perf_counter() - self._began_s
+        self._began_s = None
+        was_slow, limit_s = took_s > self._limit_s, self._limit_s
+        self._usual.append(took_s)
+        self._num_dumps += was_slow
+        self._limit_s = self._next_limit_s()
+        if not was_slow:
+            return None
+        return Event(
+            time_ns=time.time_ns(),
+            kind="slow_step",
+            severity="warning",
+            text=f"step {step} took {took_s:.1f} s, more than {limit_s:.1f} s: "
+            f"{self._factor:g} times the 99th percentile; stacks after "
+            f"{(1 + _REARM_PART) * limit_s:.1f} s are in {self._path}",
+            data={"step": step, "step_s": took_s, "limit_s": limit_s},
+        )
+
+    def skip(self) -> None:
+        """Stop watching: an evaluation or a save comes, which takes longer."""
+        self._began_s = None
+        if self._file is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._armed_s = -math.inf
+
+    def close(self) -> None:
+        """Close the file."""
+        self.skip()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _next_limit_s(self) -> float:
+        if len(self._usual) < _NUM_BEFORE or self._num_dumps >= _MOST_DUMPS:
+            return math.inf
+        at = math.ceil(0.99 * len(self._usual)) - 1
+        return min(max(_LEAST_S, self._factor * sorted(self._usual)[at]), _MOST_S)

@@ -1,0 +1,160 @@
+"""Write the spans of this process: what the host does in each step.
+
+Enters: what begins now, said by the loop. Leaves: lines of the format of
+`mjax.observe.spans`, at most one write a step. The line of a step is written when its
+metrics have been read. It reaches the operating system at once, so killing the process
+loses none; a full disk never stops a run, it is reported once, and lines that could not
+be written follow when there is room.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mjax.observe.spans import (
+    Event,
+    Header,
+    Kind,
+    Line,
+    Span,
+    encode,
+    file_name,
+)
+
+_MOST_UNWRITTEN_BYTES = 16 * 2**20
+"""Kept while the disk is full, then the newest are lost, which is reported. Chosen:
+hours of steps."""
+
+
+class Spans:
+    """The spans of one process. One thread calls it."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        header: Header | None = None,
+        warn: Callable[[str], None] = print,
+    ) -> None:
+        """Prepare the first line; the file is made when it is written.
+
+        Args:
+          folder: of the files of all processes, made if absent; None writes nothing.
+          header: its first line.
+          warn: tells people that spans cannot be written.
+        """
+        self._path = None
+        self._unwritten = b""
+        if folder is not None and header is not None:
+            self._path = folder / file_name(header)
+            self._unwritten = encode(header)
+        self._warn = warn
+        self._descriptor: int | None = None
+        self._has_warned = False
+        self._n = 0
+        self._num_barriers = 0
+        self._open: tuple[str, Kind, int, int] | None = None
+        self._pending: dict[int, list[Span]] = {}
+
+    def enter(self, name: str, kind: Kind, step: int) -> None:
+        """Say what the host does from now on; what it did until now has ended.
+
+        Args:
+          name: of the span.
+          kind: of the span.
+          step: the optimizer step that it is for, from 1; -1 outside of steps.
+        """
+        now_ns = time.monotonic_ns()
+        self._close(now_ns)
+        self._open = name, kind, step, now_ns
+
+    def add(
+        self,
+        name: str,
+        kind: Kind,
+        stream: str,
+        start_ns: int,
+        end_ns: int,
+        *,
+        step: int = -1,
+    ) -> None:
+        """Add what has ended already, on another stream."""
+        span = Span(name, kind, stream, start_ns, end_ns)
+        self._pending.setdefault(step, []).append(span)
+
+    def flush(self, before: int | None = None) -> None:
+        """Write what has ended, a line for each step.
+
+        Args:
+          before: the spans of this step and later ones wait, so that a step has one
+            line; None: what the host does ends too.
+        """
+        if before is None:
+            self._close(time.monotonic_ns())
+        ready = [s for s in sorted(self._pending) if before is None or s < before]
+        for step in ready:
+            self._append(step=step, spans=tuple(self._pending.pop(step)))
+        self._write()
+
+    def barrier(self, meet: Callable[[], object]) -> None:
+        """Pass a barrier of all processes, and write when.
+
+        Args:
+          meet: returns after all processes have called it.
+        """
+        start_ns = time.monotonic_ns()
+        meet()
+        span = Span("barrier", "idle", "barrier", start_ns, time.monotonic_ns())
+        self._append(spans=(span,), barrier=self._num_barriers)
+        self._num_barriers += 1
+
+    def tell(self, event: Event) -> None:
+        """Write an event."""
+        self._append(event=event)
+        self._write()
+
+    def close(self, exit_code: int) -> None:
+        """Write the last line; nothing may follow."""
+        self.flush()
+        self._append(end=exit_code)
+        self._write()
+        if self._unwritten:
+            self._report(f"{len(self._unwritten)} bytes of spans are lost")
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _close(self, now_ns: int) -> None:
+        if self._open is not None:
+            name, kind, step, start_ns = self._open
+            self.add(name, kind, "host", start_ns, now_ns, step=step)
+            self._open = None
+
+    def _append(self, **fields: Any) -> None:
+        if self._path is None:
+            return
+        line = encode(Line(n=self._n, **fields))
+        self._n += 1  # of a line that is lost too: the reader sees the gap
+        if len(self._unwritten) + len(line) <= _MOST_UNWRITTEN_BYTES:
+            self._unwritten += line
+
+    def _write(self) -> None:
+        if self._path is None or not self._unwritten:
+            return
+        try:
+            if self._descriptor is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+                self._descriptor = os.open(self._path, flags, 0o644)
+            num = os.write(self._descriptor, self._unwritten)
+            self._unwritten = self._unwritten[num:]
+        except OSError as error:
+            self._report(str(error))
+
+    def _report(self, problem: str) -> None:
+        if not self._has_warned:
+            self._warn(
+                f"warning: {self._path} cannot be written, training goes on: {problem}"
+            )
+        self._has_warned = True

@@ -1,0 +1,115 @@
+"""What a process shows of itself while it runs, to whoever watches the run.
+
+Enters: what begins now. Leaves: its progress word, which says where it is, also if it
+hangs; its spans, which say where its time went; the stacks of steps that take too long.
+"""
+
+import dataclasses
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+import mjax
+from mjax.config.run import ObserveConfig
+from mjax.observe.spans import FOLDER, Header, Kind, Launch
+from mjax.processes.agreement import Agreement
+from mjax.processes.progress import LAUNCH_VARIABLE, Phase, Writer
+from mjax.run.metrics import say
+from mjax.run.record import Start
+from mjax.run.slow_steps import SlowSteps
+from mjax.run.spans import Spans
+
+_NUM_BARRIERS = 8
+"""With which the clocks of the processes are compared at the start. Chosen: the best
+one counts, and a process waits for a time slice in some of them."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Watch:
+    """What one process shows of itself. One thread uses it."""
+
+    marks: Writer = dataclasses.field(default_factory=lambda: Writer(None))
+    spans: Spans = dataclasses.field(default_factory=Spans)
+    slow_steps: SlowSteps = dataclasses.field(default_factory=SlowSteps)
+    meet: Callable[[], object] = lambda: None
+    """Returns after all processes have called it."""
+
+    def __post_init__(self) -> None:
+        self._started: list[tuple[str, int]] = [("import", int(mjax.STARTED_S * 1e9))]
+
+    def start(self, phase: Phase) -> None:
+        """Say which phase of the start of the process begins."""
+        self.marks.mark(phase)
+        self._started.append((phase.name.lower(), time.monotonic_ns()))
+
+    def end(self, phase: Phase, kind: Kind) -> None:
+        """Say which phase after the last step begins."""
+        self.marks.mark(phase)
+        self.spans.enter(phase.name.lower(), kind, -1)
+
+    def open(
+        self,
+        config: ObserveConfig,
+        work_dir: Path,
+        start: Start,
+        mesh: Mesh,
+        agreement: Agreement,
+    ) -> None:
+        """Begin to write spans, the phases of the start first; all processes call it.
+
+        Args:
+          config: whether and where to.
+          work_dir: of the run.
+          start: of the run.
+          mesh: of all processes.
+          agreement: of all processes.
+        """
+        self.meet = lambda: agreement.merge("", lambda _: "")
+        if not config.spans:
+            return
+        header = _header(start, mesh, self.marks.generation)
+        folder = Path(config.spans_dir) if config.spans_dir else work_dir / FOLDER
+        self.spans = Spans(folder, header, say)
+        stacks = f"{header.host}-{header.rank}-{header.generation}.txt"
+        if config.slow_step_factor is not None:
+            path = work_dir / "stacks" / stacks
+            self.slow_steps = SlowSteps(path, config.slow_step_factor)
+        ends_ns = [began_ns for _, began_ns in self._started[1:]]
+        for (name, began_ns), end_ns in zip(
+            self._started, [*ends_ns, time.monotonic_ns()], strict=True
+        ):
+            self.spans.add(name, "restart", "host", began_ns, end_ns)
+        for _ in range(_NUM_BARRIERS):
+            self.spans.barrier(self.meet)
+        self.spans.flush()
+
+    def close(self, exit_code: int) -> None:
+        """Say how the process ends."""
+        self.slow_steps.close()
+        self.spans.close(exit_code)
+
+
+def _header(start: Start, mesh: Mesh, generation: int) -> Header:
+    launch = os.environ.get(LAUNCH_VARIABLE)
+    rank = jax.process_index()
+    return Header(
+        run=start.run,
+        host=os.environ.get("MJAX_HOST") or socket.gethostname(),
+        rank=rank,
+        generation=start.number,
+        pid=os.getpid(),
+        wall_ns=time.time_ns(),
+        monotonic_ns=time.monotonic_ns(),
+        devices=tuple(
+            number
+            for number, device in enumerate(mesh.devices.flat)
+            if device.process_index == rank
+        ),
+        mesh=dict(mesh.shape),
+        launch=Launch(name=launch, generation=generation) if launch else None,
+    )
