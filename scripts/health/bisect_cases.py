@@ -354,7 +354,8 @@ def links(scale: int) -> Table:
         title="Bad links, by tests of pairs",
         text="16 hosts, 120 pairs, in rounds of 8 disjoint pairs; prior 2% a host and "
         "0.1% a link, confidence 99%. Exact: the bad hosts and the bad links between "
-        "good hosts, no more and no less.",
+        "good hosts, no more and no less. The error is stated over all cases that the "
+        "prior expects; most have no bad link, and a bad link is missed more often.",
         header=("hosts and links", *_HEADER[1:]),
         rows=rows,
     )
