@@ -2,9 +2,9 @@
 
 Sources of the lines, from public documentation: IBM Cluster System Management, Unified
 Fabric Manager (112); github.com/imbue-ai/cluster-health, find_problematic_events.py
-(329, 702); github.com/NVIDIA/NVSentinel/issues/155 (Xid 79);
-github.com/leptonai/gpud/pull/1209 (mlx5). Line heads of 329 and 702, and the whole line
-of 917, follow the regular expression of cluster-health.
+(329, 702). Lines of the kernel follow the format strings of the files that each rule
+names as its source. Line heads of 329 and 702, and the whole line of 917, follow the
+regular expression of cluster-health.
 """
 
 # ruff: noqa: E501, lines of logs are longer.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mjax.health import kernel_rules
 from mjax.health.events import rules
 from mjax.health.events.logs import Reader
 
@@ -65,7 +66,15 @@ CASES = {
         ),
         (
             "[1.0] NVRM: Xid (PCI:0000:44:00): 94, pid=1, name=python, Contained",
-            {"gpu-fault": {"pci": "0000:44:00", "xid": "94"}},
+            {"gpu-memory-error": {"pci": "0000:44:00", "xid": "94"}},
+        ),
+        (
+            "[1.0] NVRM: Xid (PCI:0000:44:00 GPU-I:05 GPU-CI:00): 95, pid=1, Uncontained",
+            {"gpu-fault": {"pci": "0000:44:00", "xid": "95"}},
+        ),
+        (
+            "[1.0] NVRM: Xid (PCI:0000:44:00): 109, pid=1, name=python, CTX SWITCH",
+            {"gpu-fault": {"pci": "0000:44:00", "xid": "109"}},
         ),
         ("[1.0] NVRM: Xid (PCI:0000:44:00): 13, Graphics Exception", {}),
         ("[1.0] NVRM: Xid (PCI:0000:44:00): 790, x", {}),
@@ -90,16 +99,53 @@ CASES = {
             {"pcie-corrected-often": {"pci": "0000:00:01.0"}},
         ),
         (
-            "[1.0] mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be0",
+            "[1.0] pcieport 0000:00:01.0: AER: PCIe Bus Error: severity=Uncorrectable "
+            "(Non-Fatal), type=Transaction Layer, (Requester ID)",
+            {"pcie-uncorrected": {"pci": "0000:00:01.0"}},
+        ),
+        (
+            "[1.0] pcieport 0000:00:01.0: AER: PCIe Bus Error: severity=Correctable, x",
+            {"pcie-corrected-often": {"pci": "0000:00:01.0"}},
+        ),
+        (
+            "[1.0] mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000400405",
             {"machine-check": {"cpu": "3"}},
         ),
+        (
+            "[1.0] mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: 9c00004000010090",
+            {},
+        ),
+        (
+            "[1.0] Memory cgroup out of memory: Killed process 12 (python3) total-vm:1kB",
+            {"oom-killer": {"program": "python3"}},
+        ),
+        (
+            "[1.0] mlx5_core 0000:18:00.0 ens1f0np0: Link down",
+            {"interface-flapping": {"device": "ens1f0np0"}},
+        ),
+        ("[1.0] mlx5_core 0000:18:00.0 ens1f0np0: Link up", {}),
         (
             "[1.0] Out of memory: Killed process 12 (py thon) total-vm:1kB",
             {"oom-killer": {"program": "py thon"}},
         ),
         (
             "[1.0] nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 22013, Non-fatal, Link 1 x",
+            {"nvswitch-warning": {"pci": "0000:c1:00.0"}},
+        ),
+        (
+            "[1.0] nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM",
             {"nvswitch-fault": {"pci": "0000:c1:00.0"}},
+        ),
+        (
+            "[1.0] nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Severity 1 Engine",
+            {},
+        ),
+        (
+            "[1.0] nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 3 x",
+            {
+                "nvswitch-stalls": {"pci": "0000:c1:00.0"},
+                "nvswitch-warning": {"pci": "0000:c1:00.0"},
+            },
         ),
     ],
 }
@@ -123,3 +169,16 @@ def test_a_line_matches_its_rules_and_no_other(name, line, expected):
 def test_each_shipped_rule_has_a_line(name):
     named = {rule for _, expected in CASES[name] for rule in expected}
     assert named == {r.name for r in rules.read(FOLDER / f"{name}_rules.toml").rules}
+
+
+def test_the_xids_of_a_fault_are_those_that_fail_a_host():
+    """The catalog of Xids is kept in one place: kernel_log.toml."""
+    xids = kernel_rules.shipped().xids
+    shipped = {r.name: r for r in rules.read(FOLDER / "kernel_rules.toml").rules}
+    found = {
+        number
+        for number in range(1000)
+        for name in ("gpu-off-the-bus", "gpu-fault")
+        if shipped[name].regex.search(f"NVRM: Xid (PCI:0000:01:00): {number}, x")
+    }
+    assert found == {number for number, kind in xids.items() if kind != "program"}
