@@ -93,8 +93,8 @@ def kernel_log(seed: int) -> Log:
     lost = xid.format("0000:3b:00", 79, "GPU has fallen off the bus.")
     lines.append((300.0, lost))
     planted.add(("gpu-off-the-bus", "pci=0000:3b:00"))
-    ecc = xid.format("0000:86:00", 94, "Contained ECC error")
-    plant("gpu-fault", "pci=0000:86:00 xid=94", [ecc, ecc], 5)
+    ecc = xid.format("0000:86:00", 95, "Uncontained: LTC TAG (0x2, 0x1).")
+    plant("gpu-fault", "pci=0000:86:00 xid=95", [ecc, ecc], 5)
     down = "mlx5_core 0000:{}:00.0 mlx5_{}: Port: 1 Link DOWN"
     plant("nic-flapping", "device=mlx5_3 port=1", [down.format("5d", 3)] * 3, 1500)
     plant("", "", [down.format("ab", 5)] * 2, 900)
