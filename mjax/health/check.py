@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
+from mjax.health import accelerators
 from mjax.health.findings import (
     Finding,
     State,
@@ -31,6 +32,7 @@ driver loaded."""
 TOTAL_S = 50.0
 """For all, so that a host is judged in less than a minute."""
 _NUM_THREADS = 16
+_PLAIN = "no GPU and no RDMA device is here or expected, so this is not judged"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class Check:
     """With which the command says something; with others the answer is unknown."""
     needs_idle: bool = False
     """Only a host that does nothing can pass it."""
+    for_training: bool = False
+    """It matters where GPUs or RDMA are: it cannot fail a host that has none."""
     failing: Mapping[int, str] = MappingProxyType({})
     """Exit statuses that are a fault of the host by themselves, and their meaning."""
 
@@ -73,6 +77,8 @@ class Report:
 def judge(check: Check, reading: Reading, settings: Settings) -> Finding:
     """Return what a check says of a reading."""
     verdict = _verdict(check, reading, settings)
+    if verdict.state is State.FAILED and check.for_training and settings.is_plain:
+        verdict = unknown(f"{verdict.reason}; {_PLAIN}")
     if verdict.state is State.UNKNOWN and settings.require(check.name):
         verdict = failed(f"{verdict.reason}, and this check is required")
     fields = {
@@ -110,8 +116,10 @@ def run(
     """Read all sources and judge them; it takes total_s seconds at most."""
     began_s = time.monotonic()
     until_s = began_s + total_s
-    sources = [*dict.fromkeys(check.source for check in checks)]
+    sources = [*dict.fromkeys(check.source for check in checks), accelerators.SOURCE]
     readings = _read_all(sources, source_s, until_s)
+    plain = accelerators.is_plain(readings[accelerators.SOURCE], settings)
+    settings = dataclasses.replace(settings, is_plain=plain)
     findings = [judge(check, readings[check.source], settings) for check in checks]
     return Report(
         findings=findings, readings=readings, seconds=time.monotonic() - began_s

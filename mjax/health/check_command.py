@@ -184,6 +184,7 @@ def table() -> str:
         source = mine.pop("source", "")
         numbers = ", ".join(f"{name} {_plain(one)}" for name, one in mine.items())
         what = f"{check.what} (idle)" if check.needs_idle else check.what
+        what = f"{what} (GPU or RDMA)" if check.for_training else what
         cells = (what, f"`{check.source.shown}`", numbers, source, check.action)
         shown = " | ".join(cell.replace("|", "\\|") for cell in cells)
         lines.append(f"| `{check.name}` | {shown} |")

@@ -26,6 +26,8 @@ class Settings:
     limits: Mapping[str, Mapping[str, Any]]
     expect: Mapping[str, Any] = _NOTHING
     """`gpus`, `ports`, `versions`, ...; see `EXPECTED`."""
+    is_plain: bool = False
+    """The host has no GPU and no RDMA device, and none is expected: `accelerators`."""
 
     def limit(self, check: str, name: str) -> Any:
         """Return a limit of a check; every check that asks has one in limits.toml."""

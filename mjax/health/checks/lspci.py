@@ -172,6 +172,7 @@ CHECKS = (
         source=_SOURCE,
         judge=acs,
         action="Turn off ACS (or VT-d) in the BIOS, or with setpci at each boot.",
+        for_training=True,
     ),
     Check(
         name="pcie.payload",

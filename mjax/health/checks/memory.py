@@ -109,6 +109,7 @@ CHECKS = (
         source=_MEMINFO,
         judge=swap,
         action="`swapoff -a`; find out what used the memory.",
+        for_training=True,
     ),
     Check(
         name="memory.hugepages",

@@ -302,5 +302,6 @@ CHECKS = (
         source=_IOMMU,
         judge=iommu,
         action="Boot with iommu=pt, or turn off VT-d or AMD-Vi in the BIOS.",
+        for_training=True,
     ),
 )

@@ -264,6 +264,7 @@ CHECKS = (
         source=_FREQUENCY,
         judge=governor,
         action="`cpupower frequency-set -g performance`, and at boot.",
+        for_training=True,
     ),
     Check(
         name="processors.frequency",
@@ -271,6 +272,7 @@ CHECKS = (
         source=_FREQUENCY,
         judge=frequency,
         action="Look at the power profile in the firmware and at `cpupower`.",
+        for_training=True,
     ),
     Check(
         name="processors.nodes",

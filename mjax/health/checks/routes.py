@@ -299,6 +299,7 @@ CHECKS = (
         source=_POLICY,
         judge=asymmetric,
         action="Give each address a rule and a table (`ip rule add from ...`).",
+        for_training=True,
     ),
     Check(
         name="routes.arp",
@@ -306,6 +307,7 @@ CHECKS = (
         source=_ARP,
         judge=arp,
         action="Set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2.",
+        for_training=True,
     ),
     Check(
         name="routes.rp_filter",
@@ -313,5 +315,6 @@ CHECKS = (
         source=_ARP,
         judge=rp_filter,
         action="Set net.ipv4.conf.all.rp_filter=2.",
+        for_training=True,
     ),
 )

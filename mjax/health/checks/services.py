@@ -152,6 +152,7 @@ CHECKS = (
         source=_DOCKER,
         judge=docker_runtime,
         action="`nvidia-ctk runtime configure --runtime=docker`; restart docker.",
+        for_training=True,
     ),
     Check(
         name="services.docker_cgroups",

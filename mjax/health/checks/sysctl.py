@@ -113,6 +113,7 @@ CHECKS = (
         source=_SYSCTL,
         judge=numa_balancing,
         action="`sysctl -w kernel.numa_balancing=0`, and in /etc/sysctl.d.",
+        for_training=True,
     ),
     Check(
         name="sysctl.pid_max",
@@ -120,6 +121,7 @@ CHECKS = (
         source=_SYSCTL,
         judge=pid_max,
         action="`sysctl -w kernel.pid_max=4194304`, and in /etc/sysctl.d.",
+        for_training=True,
     ),
     Check(
         name="sysctl.huge_pages",
@@ -127,5 +129,6 @@ CHECKS = (
         source=_HUGE_PAGES,
         judge=huge_pages,
         action="Write madvise into /sys/kernel/mm/transparent_hugepage/enabled.",
+        for_training=True,
     ),
 )

@@ -107,6 +107,7 @@ CHECKS = (
         source=_LIMITS,
         judge=locked_memory,
         action="`LimitMEMLOCK=infinity` in the unit, or memlock in limits.conf.",
+        for_training=True,
     ),
     Check(
         name="ulimits.open_files",
@@ -114,6 +115,7 @@ CHECKS = (
         source=_LIMITS,
         judge=open_files,
         action="`LimitNOFILE=` in the unit, or nofile in limits.conf.",
+        for_training=True,
     ),
     Check(
         name="ulimits.processes",
@@ -121,6 +123,7 @@ CHECKS = (
         source=_LIMITS,
         judge=processes,
         action="`LimitNPROC=` in the unit, or nproc in limits.conf.",
+        for_training=True,
     ),
     Check(
         name="ulimits.shared_memory",
@@ -128,5 +131,6 @@ CHECKS = (
         source=_SHM,
         judge=shared_memory,
         action="Remove files of old runs there; mount it with a larger size.",
+        for_training=True,
     ),
 )

@@ -1,0 +1,81 @@
+"""Whether a host is one that trains: has it, or should it have, a GPU or RDMA?
+
+Enters: the PCI devices of the host, what its drivers show, the expectations. Leaves:
+one answer, `is_plain`. A laptop, a login node or a container without devices is plain,
+and the checks that only a training host must pass (`Check.for_training`) cannot fail
+it. They never pass it either: a check that would have failed is unknown.
+
+Where anything cannot be read the host is not plain. A GPU whose driver is not loaded is
+seen by its PCI class, one in a container by /proc/driver/nvidia.
+
+Source of the classes and vendors: include/linux/pci_ids.h at
+https://github.com/torvalds/linux; of the files: Documentation/PCI/sysfs-pci.rst there.
+"""
+
+import re
+
+from mjax.health.settings import Settings
+from mjax.health.several import Called
+from mjax.health.sources import Files, Reading
+
+_PCI = "/sys/bus/pci/devices"
+SOURCE = Called(
+    "GPUs and RDMA devices",
+    Files(
+        (
+            f"{_PCI}/*/class",
+            f"{_PCI}/*/vendor",
+            "/proc/driver/nvidia/gpus/*/information",
+            "/sys/class/infiniband/*/node_type",
+        )
+    ),
+)
+_EXPECTED = (
+    *("gpus", "gpu_name", "gpu_pcie_gen", "gpu_pcie_width", "nvlinks"),
+    *("ports", "port_rate_gbps", "hcas", "link_layer", "roce_priority"),
+    "roce_traffic_class",
+)
+"""Expectations of a GPU or of RDMA: keys of settings.EXPECTED."""
+_LINE = re.compile(rf"{_PCI}/([^/\t]+)/(class|vendor)\t(0x[0-9a-f]{{4,6}})")
+_NVIDIA, _MELLANOX, _INTEL = "0x10de", "0x15b3", "0x8086"
+_DISPLAY, _NETWORK = "0x03", "0x02"
+_ALWAYS = ("0x0302", "0x0207")
+"""3D controllers and InfiniBand, of any vendor."""
+_NOT_INTEL = ("0x0380", "0x1200")
+"""Other displays and accelerators, as GPUs of AMD are. Chosen: those of Intel are parts
+of processors of laptops."""
+
+
+def is_plain(reading: Reading, settings: Settings) -> bool:
+    """Say whether a host surely has, and is expected to have, no GPU and no RDMA.
+
+    Args:
+      reading: of `SOURCE`.
+      settings: with the expectations.
+    """
+    if any(settings.expect.get(key) for key in _EXPECTED):
+        return False
+    if reading.absent:
+        return True
+    if reading.cut:
+        return False
+    classes, vendors = {}, {}
+    for line in reading.text.splitlines():
+        found = _LINE.fullmatch(line)
+        if found is None:
+            return False  # a device that a driver shows, or a file that is not readable
+        known = classes if found[2] == "class" else vendors
+        known[found[1]] = found[3]
+    return classes.keys() == vendors.keys() and not any(
+        _trains(classes[device], vendors[device]) for device in classes
+    )
+
+
+def _trains(kind: str, vendor: str) -> bool:
+    """Say whether a PCI device is a GPU, an accelerator or an RDMA adapter."""
+    return (
+        kind.startswith(_ALWAYS)
+        or (vendor != _INTEL and kind.startswith(_NOT_INTEL))
+        or (vendor == _NVIDIA and kind.startswith(_DISPLAY))
+        or (vendor == _MELLANOX and kind.startswith(_NETWORK))
+    )
