@@ -54,7 +54,7 @@ EXPECTED: Mapping[str, tuple[type, str]] = MappingProxyType(
         "interfaces": (list, "Ethernet interfaces that must be up, such as eth0"),
         "ethernet_gbps": (int, "speed of each of these interfaces, at least, Gbit/s"),
         "mtu": (int, "MTU of each of these interfaces, bytes"),
-        "roce_priority": (int, "priority of RoCE, 0 to 7: ECN must be on for it"),
+        "roce_priority": (int, "priority of RoCE, 0 to 7: with ECN and flow control"),
         "roce_traffic_class": (int, "traffic class that RoCE sends with"),
         "pcie_allowed": (list, "PCI addresses whose link may be narrow or slow"),
         "memory_gib": (int, "memory of the host, at least"),

@@ -66,18 +66,20 @@ def values(text: str) -> Mapping[str, str]:
 class Each:
     """The output of a command for each device of a folder of /sys.
 
-    Each output follows a line `# /dev/NAME STATUS`.
+    Each output follows a line `# FOLDER/NAME STATUS`, such as `# /dev/nvme0 0`.
     """
 
     argv: tuple[str, ...]
     """The path of the device comes after it."""
     pattern: str
     """Of the devices in /sys."""
+    folder: str = "/dev"
+    """Of the path that the command gets; empty: it gets the name alone."""
 
     @property
     def shown(self) -> str:
         """Its command line."""
-        return f"{' '.join(self.argv)} /dev/{Path(self.pattern).name}"
+        return f"{' '.join(self.argv)} {self._given(Path(self.pattern).name)}"
 
     def read(self, limit_s: float) -> Reading:
         """Run all of them, one after the other."""
@@ -90,14 +92,19 @@ class Each:
             return Reading(absent=f"there is no {self.pattern}")
         texts, num_bytes = [], 0
         for name in names:
-            command = Command((*self.argv, f"/dev/{name}"))
+            command = Command((*self.argv, self._given(name)))
             reading = command.read(max(0.0, until_s - time.monotonic()))
             if reading.absent or reading.cut:
                 return reading
             said = reading.text if reading.text.strip() else reading.error
-            texts.append(f"# /dev/{name} {reading.status}\n{said.rstrip()}\n")
+            head = f"# {self.folder}/{name} {reading.status}"
+            texts.append(f"{head}\n{said.rstrip()}\n")
             num_bytes += len(texts[-1].encode(errors="surrogateescape"))
         return Reading(text="".join(texts), num_bytes=num_bytes)
+
+    def _given(self, name: str) -> str:
+        """Return what the command gets for a device."""
+        return f"{self.folder}/{name}" if self.folder else name
 
 
 def outputs(text: str) -> Iterator[tuple[str, str]]:

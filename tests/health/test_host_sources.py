@@ -76,6 +76,15 @@ def test_a_command_is_run_for_each_device_in_order(devices):
     ]
 
 
+def test_a_command_can_get_the_name_alone(devices):
+    program = "import sys; print(sys.argv[1])"
+    source = Each((sys.executable, "-c", program), devices, folder="")
+    assert source.shown.endswith(" nvme[0-9]*")
+    assert dict(outputs(source.read(20.0).text)) == {
+        f"/{name}": name for name in ("nvme0", "nvme2", "nvme10")
+    }
+
+
 def test_a_device_whose_command_fails_is_named(devices):
     program = "import sys; sys.exit('Permission denied' if '2' in sys.argv[1] else 0)"
     reading = each(program, devices).read(20.0)

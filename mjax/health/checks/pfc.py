@@ -1,0 +1,226 @@
+"""Checks of priority flow control (PFC) on RoCE ports: on, rarely used, without loss.
+
+A switch that is full sends pause packets to the ports that fill it, and an adapter that
+is full sends them to its switch. Some are normal. A port that waits for a large part of
+the time is behind a congested switch; one that makes its switch wait has a slow PCIe
+link, a slow NUMA node or a stuck process behind it, and holds up the hosts that send to
+it. Only adapters of mlx5 are read, and of them the interfaces of their RDMA devices
+(those in the expectation `hcas`, or all). InfiniBand has flow control of its own.
+
+The counters begin when the driver is loaded, which is taken for the time since boot:
+after a reload of the driver the shares are too small until the host restarts.
+
+Source of the names, of their meaning, and that the pause counters of a priority are
+there only if PFC is on for it:
+Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst and
+drivers/net/ethernet/mellanox/mlx5/core/en_stats.c at https://github.com/torvalds/linux;
+of the form: ethtool(8).
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+
+from mjax.health import several
+from mjax.health.check import Check
+from mjax.health.checks import sysfs
+from mjax.health.checks.ports import ETHERNET, ROOT
+from mjax.health.findings import (
+    KEPT_TEXTS,
+    UnreadableError,
+    Verdict,
+    judge_each,
+    quoted,
+    unknown,
+)
+from mjax.health.settings import Settings
+from mjax.health.several import Several
+from mjax.health.small_files import Each, outputs
+from mjax.health.sources import Files
+
+_NET = f"{ROOT}/*/device/net"
+_SOURCE = Several(
+    (
+        Each(("ethtool", "-S"), f"{_NET}/*", folder=""),
+        Files((f"{_NET}/*/type", sysfs.UPTIME)),
+    )
+)
+_TITLE = "NIC statistics:"
+_COUNTER = re.compile(r" +(\S(?:.{0,78}\S)?) ?: ([0-9]{1,20})")
+_TYPE_PATH = re.compile(rf"{ROOT}/([^/]+)/device/net/([^/]+)/type")
+_ARPHRD_ETHER = "1"
+"""include/uapi/linux/if_arp.h"""
+_PACKETS = "rx_packets_phy"
+_DURATION = re.compile(r"(rx|tx)_(prio[0-7]|global)_pause_duration")
+_STORMS = "tx_pause_storm_error_events"
+_US_PER_HOUR = 3600e6
+_PER_MILLION = 1_000_000
+_PERCENT = 100
+
+Counters = Mapping[str, int]
+
+
+@functools.lru_cache(KEPT_TEXTS)
+def _all_counters(text: str) -> Mapping[str, Counters]:
+    """Return the counters of each interface that ethtool was asked for."""
+    found = {}
+    for path, output in outputs(text):
+        name, lines = path.removeprefix("/"), output.splitlines()
+        if not lines or lines[0] != _TITLE or len(lines) == 1:
+            raise UnreadableError(f"{name}: no statistics: {quoted(output)}")
+        matches = [_COUNTER.fullmatch(line) for line in lines[1:]]
+        counters = {m[1]: int(m[2]) for m in matches if m is not None}
+        if len(counters) != len(lines) - 1:
+            raise UnreadableError(f"{name}: a line is no counter, or is there twice")
+        found[name] = counters
+    return found
+
+
+def _interfaces(text: str, settings: Settings) -> tuple[Mapping[str, Counters], float]:
+    """Return the counters of each RoCE interface, and the hours since boot.
+
+    Raises:
+      UnreadableError: there is none, one is not of mlx5, or a device has none.
+    """
+    statistics, small = map(several.present, several.parts(text, 2))
+    files, counters = sysfs.tree(small), _all_counters(statistics)
+    matches = [m for path in files.paths if (m := _TYPE_PATH.fullmatch(path))]
+    owners = {m[2]: m[1] for m in matches if files.read(m[0]) == _ARPHRD_ETHER}
+    wanted = settings.expect.get("hcas")
+    if wanted is not None:
+        owners = {name: hca for name, hca in owners.items() if hca in wanted}
+        missing = sorted(set(map(str, wanted)) - set(owners.values()))
+        if missing and settings.expect.get("link_layer") == ETHERNET:
+            raise UnreadableError(f"{', '.join(missing)}: no Ethernet interface")
+    if not owners:
+        raise UnreadableError("no RDMA device has an Ethernet interface")
+    for name in owners:
+        if _PACKETS not in counters.get(name, {}):
+            raise UnreadableError(f"{name}: it has no {_PACKETS}: not a port of mlx5")
+    return {name: counters[name] for name in owners}, sysfs.hours_up(files)
+
+
+def enabled(text: str, settings: Settings) -> Verdict:
+    """Flow control is on for the priority of RoCE, on every interface."""
+    found, _ = _interfaces(text, settings)
+    priority = settings.expect.get("roce_priority")
+    if priority is None:
+        shown = ", ".join(f"{n}: {' '.join(_paused(c))}" for n, c in found.items())
+        return unknown(f"{shown}; roce_priority is not in the expectations")
+    problems = [
+        (name, f"flow control is on for {' '.join(_paused(counters))}")
+        for name, counters in found.items()
+        if f"prio{priority}" not in _paused(counters)
+    ]
+    return judge_each(problems, f"{len(found)} interfaces", f"priority {priority}")
+
+
+def _paused(counters: Counters) -> list[str]:
+    """Return for what flow control is on: prio3, global; or nothing."""
+    matches = [m for name in counters if (m := _DURATION.fullmatch(name))]
+    return [*dict.fromkeys(match[2] for match in matches)] or ["nothing"]
+
+
+def received(text: str, settings: Settings) -> Verdict:
+    """The switch seldom makes the port wait."""
+    return _share(text, settings, "pfc.received", "rx")
+
+
+def sent(text: str, settings: Settings) -> Verdict:
+    """The port seldom makes its switch wait."""
+    return _share(text, settings, "pfc.sent", "tx")
+
+
+def _share(text: str, settings: Settings, check: str, direction: str) -> Verdict:
+    """Compare the time of pauses, of each priority, with the time since boot."""
+    found, hours = _interfaces(text, settings)
+    most = settings.limit(check, "max_percent")
+    problems, shares = [], []
+    for name, counters in found.items():
+        for counter, value in counters.items():
+            match = _DURATION.fullmatch(counter)
+            if match is None or match[1] != direction:
+                continue
+            percent = _PERCENT * value / max(1.0, _US_PER_HOUR * hours)
+            shares.append(percent)
+            if percent > most:
+                problems.append((name, f"{match[2]} {percent:.3g}% of {hours:.1f} h"))
+    if not shares:
+        return unknown("no interface has flow control, so none counts pauses")
+    return judge_each(problems, f"{max(shares):.3g}%", f"at most {most:g}%")
+
+
+def storms(text: str, settings: Settings) -> Verdict:
+    """No adapter sent pauses for so long that its firmware ended them."""
+    found, hours = _interfaces(text, settings)
+    most = sysfs.allowed(settings, "pfc.storms", hours)
+    if any(_STORMS not in counters for counters in found.values()):
+        names = [name for name, counters in found.items() if _STORMS not in counters]
+        return unknown(f"{', '.join(names)}: the adapter has no {_STORMS}")
+    problems = [
+        (name, f"{counters[_STORMS]} storms of pauses in {hours:.1f} h")
+        for name, counters in found.items()
+        if counters[_STORMS] > most
+    ]
+    worst = max(counters[_STORMS] for counters in found.values())
+    return judge_each(problems, worst, f"at most {most:.4g}")
+
+
+def discards(text: str, settings: Settings) -> Verdict:
+    """Hardly any packet is lost for want of a buffer in the adapter."""
+    found, _ = _interfaces(text, settings)
+    most = settings.limit("pfc.discards", "max_per_million")
+    problems, worst = [], 0.0
+    for name, counters in found.items():
+        if "rx_discards_phy" not in counters:
+            raise UnreadableError(f"{name}: it has no rx_discards_phy")
+        lost, packets = counters["rx_discards_phy"], counters[_PACKETS]
+        ratio = _PER_MILLION * lost / max(1, packets + lost)
+        worst = max(worst, ratio)
+        if ratio > most:
+            problems.append((name, f"{lost} lost, {packets} received"))
+    return judge_each(problems, f"{worst:.3g} per million", f"at most {most:g}")
+
+
+_RECEIVER = (
+    "Look at the PCIe link of the adapter, its NUMA node and stuck processes; compare "
+    "with the other hosts of the rack."
+)
+
+CHECKS = (
+    Check(
+        name="pfc.enabled",
+        what="Flow control is on for the priority of RoCE.",
+        source=_SOURCE,
+        judge=enabled,
+        action="`mlnx_qos -i INTERFACE --pfc 0,0,0,1,0,0,0,0` for priority 3.",
+    ),
+    Check(
+        name="pfc.received",
+        what="The switch seldom makes a RoCE port wait.",
+        source=_SOURCE,
+        judge=received,
+        action="Look for a slow receiver behind the same switches, and at their ECN.",
+    ),
+    Check(
+        name="pfc.sent",
+        what="A RoCE port seldom makes its switch wait.",
+        source=_SOURCE,
+        judge=sent,
+        action=_RECEIVER,
+    ),
+    Check(
+        name="pfc.storms",
+        what="No adapter sent pauses until its firmware ended them.",
+        source=_SOURCE,
+        judge=storms,
+        action=_RECEIVER,
+    ),
+    Check(
+        name="pfc.discards",
+        what="Hardly any packet is lost for want of a buffer in the adapter.",
+        source=_SOURCE,
+        judge=discards,
+        action=f"Look whether PFC is on at both ends. {_RECEIVER}",
+    ),
+)
