@@ -1,18 +1,35 @@
-"""Checks of the host's firmware and model, as the firmware tells them (DMI).
+"""Checks of the firmware and model of the host (DMI) and of its PCIe switches.
 
 Source: /sys/class/dmi/id, Documentation/ABI/testing/sysfs-firmware-dmi-tables of the
 kernel. A virtual machine may have none: unknown there.
+
+Of PCIe switches, those of Microchip (Switchtec) tell their version to the kernel:
+Documentation/ABI/testing/sysfs-class-switchtec and drivers/pci/switch/switchtec.c at
+https://github.com/torvalds/linux. Those of Broadcom (PEX) do not: lspci shows the
+revision of the chip, and only the vendor's tools and the BMC know the firmware.
 """
 
+import re
+
 from mjax.health.check import Check
+from mjax.health.checks import sysfs
 from mjax.health.checks.versions import compared
-from mjax.health.findings import UnreadableError, Verdict, failed, ok, unknown
+from mjax.health.findings import (
+    UnreadableError,
+    Verdict,
+    failed,
+    judge_each,
+    ok,
+    unknown,
+)
 from mjax.health.settings import Settings
 from mjax.health.small_files import values
 from mjax.health.sources import Files
 
 _DMI = "/sys/class/dmi/id"
 _SOURCE = Files((f"{_DMI}/bios_version", f"{_DMI}/product_name", f"{_DMI}/sys_vendor"))
+_SWITCHES = Files(("/sys/class/switchtec/*/fw_version",))
+_HEX = re.compile(r"[0-9a-f]{8}")
 _NOTHING = ("", "To Be Filled By O.E.M.", "Default string", "Not Specified")
 
 
@@ -39,6 +56,20 @@ def product(text: str, settings: Settings) -> Verdict:
     return ok(has, wanted)
 
 
+def pcie_switches(text: str, settings: Settings) -> Verdict:
+    """Every PCIe switch of Microchip runs the version that is expected."""
+    files = sysfs.tree(text)
+    versions = {path.split("/")[-2]: files.read(path) for path in files.paths}
+    if not versions or not all(map(_HEX.fullmatch, versions.values())):
+        raise UnreadableError(f"no versions: {versions}")
+    shown = ", ".join(sorted({*versions.values()}))
+    wanted = settings.expect.get("versions", {}).get("pcie_switch")
+    if wanted is None:
+        return compared("pcie_switch", shown, settings)
+    problems = [(n, f"it runs {has}") for n, has in versions.items() if has != wanted]
+    return judge_each(problems, f"{len(versions)} switches", str(wanted))
+
+
 CHECKS = (
     Check(
         name="firmware.bios",
@@ -53,5 +84,12 @@ CHECKS = (
         source=_SOURCE,
         judge=product,
         action="Correct the cluster file, or the address of the host.",
+    ),
+    Check(
+        name="firmware.pcie_switches",
+        what="The PCIe switches of Microchip run the version that is expected.",
+        source=_SWITCHES,
+        judge=pcie_switches,
+        action="`switchtec fw-update` with the image of the other hosts, and restart.",
     ),
 )
