@@ -7,9 +7,10 @@ same kind and seed give the same series.
     from tests.health.series import REPORT_SEEDS, TUNING_SEEDS, make
     series = make("flap", TUNING_SEEDS[0])
 
-Thresholds of a detector are fixed on `TUNING_SEEDS`; `REPORT_SEEDS` are for the figures
-that are reported, 200 of each kind, and for nothing else. What is generated was fixed
-before a detector existed, by somebody who does not write it.
+Thresholds of a detector are fixed on `TUNING_SEEDS`; those of `mjax.health.watch` on 600
+to 799, checked on 800 to 999. `REPORT_SEEDS` are for the figures that are reported, 200
+of each kind, and for nothing else. What is generated was fixed before a detector
+existed, by somebody who does not write it.
 
 Every kind has the same healthy life: evaluations, saves, restarts, reboots, updates of
 the batch size, other hosts that hold the step up, drift, dips, pulses of contention,

@@ -34,10 +34,12 @@ class Bursts:
     """The bursts of one window."""
 
     each: tuple[Burst, ...]
-    rate: float
-    """Part of the wire that a fifth of the time in bursts exceeds."""
-    evenness: float
-    """Rate that four fifths of the time exceed, divided by `rate`; at most 1."""
+
+    @property
+    def rate(self) -> float:
+        """Part of the wire, over the time of all bursts."""
+        sent = sum(each.rate * each.length_s for each in self.each)
+        return sent / sum(each.length_s for each in self.each)
 
 
 def find_bursts(port: Port, window: Window, busy_part: float) -> Bursts | None:
@@ -66,24 +68,15 @@ def find_bursts(port: Port, window: Window, busy_part: float) -> Bursts | None:
     rates = (sent_s[ends - 1] - sent_s[starts + 1]) / length_s
     whole = (starts > 0) & (ends < len(busy))
     sizes = sent_s[ends] - sent_s[starts]
-    return _summary(rates, length_s, sizes, whole)
-
-
-def _summary(
-    rates: np.ndarray, length_s: np.ndarray, sizes: np.ndarray, whole: np.ndarray
-) -> Bursts:
-    """Put bursts together; those that are not whole have no size."""
-    order = np.argsort(rates)
-    share = np.cumsum(length_s[order]) / length_s.sum()
-    low, high = rates[order][np.searchsorted(share, [0.2, 0.8])]
-    each = tuple(
-        Burst(rate=rate, length_s=length, size_s=size if uncut else None)
-        for rate, length, size, uncut in zip(
-            rates.tolist(),
-            length_s.tolist(),
-            sizes.tolist(),
-            whole.tolist(),
-            strict=True,
+    return Bursts(
+        each=tuple(
+            Burst(rate=rate, length_s=length, size_s=size if uncut else None)
+            for rate, length, size, uncut in zip(
+                rates.tolist(),
+                length_s.tolist(),
+                sizes.tolist(),
+                whole.tolist(),
+                strict=True,
+            )
         )
     )
-    return Bursts(each=each, rate=float(high), evenness=float(low / high))

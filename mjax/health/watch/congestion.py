@@ -1,73 +1,87 @@
-"""How much the fabric holds the traffic of a port up, against what is usual for it.
+"""How much the fabric holds the traffic of a port up, in bins of time.
 
-Enters: increments of counters. Leaves: congestion per second of traffic over the last
-bins, divided by its usual value. Counters: port_xmit_wait (InfiniBand: ticks in which
-data waited for credits), CNPs and ECN marks (RoCE). Source of the meanings: Linux,
-Documentation/ABI/stable/sysfs-class-infiniband (port_xmit_wait), commit e1f24a79f424
-(counters of mlx5). That they rise when jobs share a link: CASSINI, arXiv:2308.00852.
+Enters: increments of counters. Leaves: events of congestion and traffic of each bin.
 
-The unit does not matter, because the port is only compared with itself.
+- InfiniBand: port_xmit_wait, ticks in which data waited for credits, by the seconds in
+  which the port sends. By the byte a port that has lost lanes would wait longer without
+  any congestion.
+- Ethernet: rp_cnp_handled, notifications that slow this sender down, by the byte. The
+  port itself sends np_cnp_sent, which also grows if its own receive queue is slow.
+
+Source of the meanings: Linux, Documentation/ABI/stable/sysfs-class-infiniband
+(port_xmit_wait), commit e1f24a79f424 (counters of mlx5). That they rise when jobs share
+a link: CASSINI, arXiv:2308.00852. The unit does not matter, because the port is only
+compared with itself.
 """
 
 from collections import deque
 
 import numpy as np
+from jaxtyping import Float
 
 from mjax.health.watch.counters import Increment
 from mjax.health.watch.samples import Port
 from mjax.health.watch.thresholds import CongestionThresholds
 
-INFINIBAND = ("port_xmit_wait",)
-ETHERNET = ("rp_cnp_handled", "np_cnp_sent", "np_ecn_marked_roce_packets")
+INFINIBAND = "port_xmit_wait"
+ETHERNET = "rp_cnp_handled"
+
+type Array = np.ndarray
 
 
 class Congestion:
-    """Compares a port with itself; keeps `most_bins` bins."""
+    """Counts in bins of equal length; keeps `most_bins` of them."""
 
     def __init__(self, port: Port, thresholds: CongestionThresholds) -> None:
-        self._limits = thresholds
-        infiniband = port.link_layer == "InfiniBand"
-        self._names = INFINIBAND if infiniband else ETHERNET
-        self._floor = (
-            thresholds.least_wait_ticks if infiniband else thresholds.least_marks
-        )
-        self._wire_bytes_per_s = port.data_bytes_per_s
-        self._bins: deque[tuple[float, float]] = deque(maxlen=thresholds.most_bins)
-        self._last: deque[tuple[float, float]] = deque(maxlen=thresholds.recent_bins)
-        self._open = [0.0, 0.0]
-        self._open_until_s: float | None = None
-
-    def feed(self, increment: Increment, usual: bool) -> bool:
-        """Add an increment; return whether it has closed a bin.
+        """Start without a bin.
 
         Args:
-          increment: of the counters.
-          usual: the bin counts for what is usual.
+          port: says which counter to read.
+          thresholds: length and number of bins.
         """
-        if increment.data_bytes is None:
-            return False
-        if self._open_until_s is None:
-            self._open_until_s = increment.start_s + self._limits.bin_s
-        self._open[0] += sum(increment.counts.get(name, 0) for name in self._names)
-        self._open[1] += increment.data_bytes / self._wire_bytes_per_s
-        if increment.end_s < self._open_until_s:
-            return False
-        self._open_until_s = increment.end_s + self._limits.bin_s
-        events, traffic_s = self._open
-        self._open = [0.0, 0.0]
-        if traffic_s < self._limits.least_traffic_s:
-            return False
-        self._last.append((events, traffic_s))
-        if usual:
-            self._bins.append((events, traffic_s))
-        return True
+        self._limits = thresholds
+        self._infiniband = port.link_layer == "InfiniBand"
+        self._wire_bytes_per_s = port.data_bytes_per_s
+        self._start_s: float | None = None
+        self._bins: deque[tuple[int, float, float]] = deque(maxlen=thresholds.most_bins)
+
+    def feed(self, increment: Increment) -> None:
+        """Add an increment to the bin in which it ends."""
+        name = INFINIBAND if self._infiniband else ETHERNET
+        if increment.data_bytes is None or name not in increment.counts:
+            return
+        if self._start_s is None:
+            self._start_s = increment.start_s
+        index = int((increment.end_s - self._start_s) // self._limits.bin_s)
+        traffic_s = increment.data_bytes / self._wire_bytes_per_s
+        if self._infiniband:
+            sends = traffic_s > self._limits.sends_part * increment.duration_s
+            traffic_s = increment.duration_s if sends else 0.0
+        if not self._bins or self._bins[-1][0] != index:
+            self._bins.append((index, 0.0, 0.0))
+        _, events, seconds = self._bins[-1]
+        self._bins[-1] = (
+            index,
+            events + increment.counts[name],
+            seconds + traffic_s,
+        )
 
     @property
-    def ratio(self) -> float | None:
-        """Congestion of the last bins divided by the usual; None until it is known."""
-        if len(self._bins) < self._limits.least_bins:
-            return None
-        each = [events / traffic_s for events, traffic_s in self._bins]
-        usual = max(float(np.quantile(each, self._limits.usual_quantile)), self._floor)
-        events = sum(bin[0] for bin in self._last)
-        return events / sum(bin[1] for bin in self._last) / usual
+    def floor(self) -> float:
+        """Events a second of traffic, below which a rate is taken for this much."""
+        limits = self._limits
+        return limits.least_wait_ticks if self._infiniband else limits.least_marks
+
+    def bins(self) -> tuple[float, Float[Array, "B"], Float[Array, "B"]]:
+        """Return the start of the first bin, events, and seconds of traffic."""
+        if self._start_s is None:
+            return 0.0, np.zeros(0), np.zeros(0)
+        index, events, seconds = np.array(self._bins).T
+        index = index.astype(int)
+        first = index[0]
+        start_s = self._start_s + first * self._limits.bin_s
+        return (
+            float(start_s),
+            np.bincount(index - first, events),
+            np.bincount(index - first, seconds),
+        )

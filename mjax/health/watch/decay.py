@@ -9,7 +9,6 @@ times; NVIDIA, "InfiniBand Cluster Bring-up Procedure", UFM Telemetry.
 """
 
 from collections import deque
-from collections.abc import Sequence
 
 from mjax.health.watch.bursts import Burst, Bursts
 from mjax.health.watch.counters import Increment
@@ -40,40 +39,29 @@ class RateDecay:
         kept = bursts.each[: self._limits.most_bursts_kept]
         self._windows.append((time_s, kept))
 
-    def judge(self, neighbours: Sequence[Detection]) -> Detection | None:
+    def judge(self, neighbour_gain: float) -> Detection | None:
         """Return a decay if it explains the rates better than all else.
 
         Args:
-          neighbours: found in the same time.
+          neighbour_gain: logarithm of the likelihood ratio of a neighbour to nothing.
         """
         limits = self._limits
         if len(self._windows) < limits.least_windows:
             return None
         levels = find_levels(self._windows, limits)
         best = explain(levels, self._explanations)
-        end_s = float(levels.time_s[-1])
-        meets = any(
-            each.until_s >= best.onset_s
-            and each.numbers["congestion_ratio"] >= limits.found_congestion
-            for each in neighbours
-        )
-        need = limits.over_found_neighbour if meets else limits.over_neighbour
-        score = min(
-            (best.decay - best.nothing) / limits.over_nothing,
-            (best.decay - best.neighbour) / need,
-        )
-        if score < 1:
+        if best.gain < max(limits.over_nothing, neighbour_gain):
             return None
         numbers = {
             "lost_part": best.lost_part,
-            "over_nothing": best.decay - best.nothing,
-            "over_neighbour": best.decay - best.neighbour,
+            "over_nothing": best.gain,
+            "over_neighbour": best.gain - neighbour_gain,
         }
         return Detection(
             kind="decay",
             onset_s=best.onset_s,
-            until_s=end_s,
-            score=score,
+            until_s=float(levels.time_s[-1]),
+            score=best.gain / limits.over_nothing,
             evidence=f"bursts have lost {best.lost_part:.0%} of their rate and never "
             f"reach it again; log-likelihood ratio {numbers['over_nothing']:.1f} to "
             f"nothing, {numbers['over_neighbour']:.1f} to a neighbour",

@@ -1,141 +1,224 @@
 """Load of a neighbour: other jobs share a link, and the steps become longer.
 
-Enters: congestion, rates of bursts, times of steps. Leaves: a detection for each
-episode in which three things come together: congestion far above the usual, slower
-bursts, and longer steps than just before. Congestion alone costs nothing if the
-traffic is hidden behind compute; longer steps alone have many causes. Source: bursts of
+Enters: increments of counters, bursts of windows, times of steps. Leaves: the span of
+time that the load of a neighbour explains best, and how much better than nothing.
+
+Three things come together in such a span and nowhere else: congestion, slower bursts,
+and longer steps. Each alone has healthy causes: the load of a job that fits beside this
+one, pulses of contention, a slow host or a larger batch. So for every span the
+log-likelihood ratio of "a neighbour" to "a healthy cause, or chance" is added up over
+the three, and the best span is kept. What was not observed adds 0. Source: bursts of
 jobs that share a link collide, and ECN marks rise; CASSINI, arXiv:2308.00852.
 """
 
+import dataclasses
 from collections import deque
 
 import numpy as np
 
 from mjax.health.watch.bursts import Bursts
-from mjax.health.watch.samples import Detection, Step
-from mjax.health.watch.thresholds import NeighbourThresholds
+from mjax.health.watch.congestion import Congestion
+from mjax.health.watch.counters import Increment
+from mjax.health.watch.explain import OFFSETS, density, nothing, student
+from mjax.health.watch.samples import Detection, Port, Step
+from mjax.health.watch.thresholds import ExplanationThresholds, Thresholds
+
+type Array = np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Load:
+    """The best span of a neighbour. Gains: logarithms of likelihood ratios."""
+
+    span_s: tuple[float, float]
+    bursts_gain: float
+    congestion_gain: float
+    steps_gain: float
+    congestion_ratio: float
+    slower_part: float
+
+    @property
+    def gain(self) -> float:
+        """Of all that was observed, over nothing."""
+        return self.bursts_gain + self.congestion_gain + self.steps_gain
+
+    def gain_over_decay(self, weight: float) -> float:
+        """Return the gain that a decay has to beat.
+
+        Args:
+          weight: of congestion, which a decay explains worse than nothing does.
+        """
+        return self.gain + (weight - 1) * self.congestion_gain
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Spans:
+    """All spans of bins; S spans of B bins."""
+
+    first: Array
+    """[S], index of the first bin."""
+    end: Array
+    """[S], index after the last bin."""
+    num_bins: int
+
+    def inside(self, each: Array) -> Array:
+        """Sum over the bins of each span; each [B]."""
+        total = np.concatenate(([0.0], np.cumsum(each)))
+        return total[self.end] - total[self.first]
+
+    def outside(self, each: Array, reach: int) -> Array:
+        """Sum over at most `reach` bins before and as many after; each [B]."""
+        total = np.concatenate(([0.0], np.cumsum(each)))
+        begin = np.maximum(self.first - reach, 0)
+        last = np.minimum(self.end + reach, self.num_bins)
+        return total[self.first] - total[begin] + total[last] - total[self.end]
 
 
 class Neighbours:
-    """Follows one episode of congestion at a time; keeps `most_kept` steps."""
+    """Keeps what was observed, and finds the best span; memory is bounded."""
 
-    def __init__(self, thresholds: NeighbourThresholds) -> None:
-        """Start outside an episode."""
-        self._limits = thresholds
-        self._steps: deque[Step] = deque(maxlen=thresholds.most_kept)
-        self._bursts: deque[Bursts] = deque(maxlen=thresholds.most_windows)
-        self._before: deque[float] = deque(maxlen=thresholds.usual_windows)
-        self._begin_s: float | None = None
-        self._quiet_since_s: float | None = None
-        self._given_up = False
-        self._reported = False
-        self._ratio_sum = 0.0
-        self._ratio_count = 0
+    def __init__(self, port: Port, thresholds: Thresholds) -> None:
+        """Start with nothing observed."""
+        self._limits = thresholds.neighbours
+        self._bin_s = thresholds.congestion.bin_s
+        self._explanations: ExplanationThresholds = thresholds.explanations
+        self._congestion = Congestion(port, thresholds.congestion)
+        self._steps: deque[Step] = deque(maxlen=self._limits.most_steps)
+        self._paces: deque[tuple[float, float]] = deque(
+            maxlen=self._limits.most_windows
+        )
 
-    @property
-    def congested(self) -> bool:
-        """Whether an episode lasts that may be a neighbour's."""
-        return self._begin_s is not None and not self._given_up
-
-    def _mean_ratio(self) -> float:
-        return self._ratio_sum / max(1, self._ratio_count)
+    def feed(self, increment: Increment) -> None:
+        """Add an increment of the counters."""
+        self._congestion.feed(increment)
 
     def add_step(self, step: Step) -> None:
         """Add a step of training."""
         self._steps.append(step)
 
-    def add_bursts(self, bursts: Bursts) -> None:
-        """Add the bursts of a window."""
-        if self._begin_s is None:
-            self._before.append(bursts.rate)
-        else:
-            self._bursts.append(bursts)
+    def add_bursts(self, time_s: float, bursts: Bursts) -> None:
+        """Add the bursts of a window that ends at time_s."""
+        self._paces.append((time_s, float(np.log(bursts.rate))))
 
-    def judge(self, now_s: float, bin_s: float, ratio: float) -> Detection | None:
-        """Follow the congestion; return a neighbour once it is certain.
-
-        Args:
-          now_s: end of a bin.
-          bin_s: length of a bin.
-          ratio: congestion, times the usual.
-        """
+    def explain(self) -> Load | None:
+        """Return the best span, None if too little was observed."""
         limits = self._limits
-        if self._begin_s is None:
-            if ratio >= limits.begin_ratio:
-                self._begin_s, self._quiet_since_s = now_s - bin_s, None
-                self._reported = self._given_up = False
-                self._ratio_sum, self._ratio_count = 0.0, 0
-                self._bursts.clear()
+        start_s, events, traffic_s = self._congestion.bins()
+        num = len(events)
+        first, end = np.triu_indices(num + 1, round(limits.least_s / self._bin_s))
+        kept = end - first <= num - round(limits.outside_s / self._bin_s)
+        if not kept.any():
             return None
-        self._ratio_sum += ratio
-        self._ratio_count += 1
-        if ratio >= limits.end_ratio:
-            self._quiet_since_s = None
-        elif self._quiet_since_s is None:
-            self._quiet_since_s = now_s
-        elif now_s - self._quiet_since_s >= limits.end_s:
-            self._begin_s = None
-            return None
-        lasted_s = now_s - self._begin_s
-        if self._reported or self._given_up or lasted_s < limits.least_s:
-            return None
-        mean_ratio = self._mean_ratio()
-        if mean_ratio < limits.mean_ratio and lasted_s <= limits.most_s:
-            return None
-        found = None
-        if mean_ratio >= limits.mean_ratio:
-            found = self._found(self._begin_s, now_s, mean_ratio)
-        self._reported = found is not None
-        if not self._reported and lasted_s > limits.most_s:
-            self._given_up = True
-        return found
-
-    def _found(self, begin_s: float, now_s: float, ratio: float) -> Detection | None:
-        """Return a detection if steps and bursts are slower since begin_s."""
-        limits = self._limits
-        slower = self._slower(begin_s)
-        if slower is None:
-            return None
-        count = len(self._bursts)
-        blind = count < limits.least_windows or not self._before
-        if blind and (now_s - begin_s < limits.blind_s or ratio < limits.blind_ratio):
-            return None
-        usual = limits.slow_burst_part * float(np.median(self._before or [0.0]))
-        slow = sum(
-            each.rate < usual or each.evenness < limits.even_part
-            for each in self._bursts
+        spans = _Spans(first=first[kept], end=end[kept], num_bins=num)
+        congestion, ratio = self._congestion_gain(spans, events, traffic_s)
+        steps, slower = self._steps_gain(spans, start_s)
+        bursts = self._bursts_gain(spans, start_s)
+        best = int((congestion + steps + bursts).argmax())
+        return Load(
+            span_s=(
+                start_s + float(spans.first[best]) * self._bin_s,
+                start_s + float(spans.end[best]) * self._bin_s,
+            ),
+            bursts_gain=float(bursts[best]),
+            congestion_gain=float(congestion[best]),
+            steps_gain=float(steps[best]),
+            congestion_ratio=float(np.exp(ratio[best])),
+            slower_part=float(np.expm1(slower[best])),
         )
-        need = limits.blind_slower_part if blind else limits.slower_part
-        if slower < need or slow < limits.slow_windows_part * count:
+
+    def detect(self, load: Load | None) -> Detection | None:
+        """Return a detection if a load explains more than nothing does."""
+        if load is None or load.gain < self._limits.over_nothing:
             return None
         return Detection(
             kind="neighbour",
-            onset_s=begin_s,
-            until_s=now_s,
-            score=slower / need,
-            evidence=f"congestion {ratio:.1f} times the usual, steps {slower:.0%} "
-            f"longer, {slow} of {count} windows with slow bursts",
+            onset_s=load.span_s[0],
+            until_s=load.span_s[1],
+            score=load.gain / self._limits.over_nothing,
+            evidence=f"congestion {load.congestion_ratio:.1f} times the usual, steps "
+            f"{load.slower_part:.0%} longer; log-likelihood ratio to nothing: bursts "
+            f"{load.bursts_gain:.1f}, congestion {load.congestion_gain:.1f}, steps "
+            f"{load.steps_gain:.1f}",
             numbers={
-                "congestion_ratio": ratio,
-                "slower_part": slower,
-                "slow_windows_count": float(slow),
-                "windows_count": float(count),
+                "congestion_ratio": load.congestion_ratio,
+                "slower_part": load.slower_part,
+                "bursts_gain": load.bursts_gain,
+                "congestion_gain": load.congestion_gain,
+                "steps_gain": load.steps_gain,
             },
         )
 
-    def _slower(self, begin_s: float) -> float | None:
-        """Part by which steps are longer since begin_s; None if there are too few."""
-        limits = self._limits
-        before = [
-            step.step_s
-            for step in self._steps
-            if begin_s - limits.usual_s < step.end_s <= begin_s
-        ]
-        since = [
-            step.step_s for step in self._steps if step.end_s - step.step_s > begin_s
-        ]
-        if len(before) < 2 or len(since) < 2:
-            return None
-        most_s = limits.clip * float(np.median(before))
-        usual_s = float(np.minimum(before, most_s).mean())
-        return float(np.minimum(since, most_s).mean()) / usual_s - 1
+    def _congestion_gain(
+        self, spans: _Spans, events: Array, traffic_s: Array
+    ) -> tuple[Array, Array]:
+        """Return the gain of each span, and the logarithm of its congestion ratio."""
+        limits, floor = self._limits, self._congestion.floor
+        seconds = np.stack((spans.inside(traffic_s), spans.outside(traffic_s, 10**9)))
+        counts = np.stack((spans.inside(events), spans.outside(events, 10**9)))
+        rates = np.maximum(counts / np.maximum(seconds, 1e-9), floor)
+        known = (seconds >= limits.least_traffic_s).all(0)
+        ratio = np.where(known, np.log(rates[0] / rates[1]), 0.0)
+        bins = spans.end - spans.first
+        spread = 1 / bins + 1 / (spans.num_bins - bins)
+        std = np.hypot(limits.congestion_std, limits.bin_std * np.sqrt(spread))
+        part = limits.fitting_part
+        usual = (1 - part) * student(ratio, std) + part * _flat(
+            ratio, limits.fitting_ratios
+        )
+        return _gain(_flat(ratio, limits.congested_ratios), usual, known), ratio
+
+    def _steps_gain(self, spans: _Spans, start_s: float) -> tuple[Array, Array]:
+        """Return the gain of each span, and the logarithm of how much longer."""
+        limits, num = self._limits, spans.num_bins
+        took_s = np.array([each.step_s for each in self._steps] or [1.0])
+        middle_s = np.array([each.end_s for each in self._steps] or [-1.0]) - took_s / 2
+        index = np.floor((middle_s - start_s) / self._bin_s).astype(int)
+        kept = (index >= 0) & (index < num)
+        took_s = np.minimum(took_s, limits.clip * np.median(took_s))
+        total_s = np.bincount(index[kept], took_s[kept], num)
+        count = np.bincount(index[kept], minlength=num)
+        reach = round(limits.usual_s / self._bin_s)
+        inside, outside = spans.inside(count), spans.outside(count, reach)
+        known = (inside >= 2) & (outside >= 2)
+        inside, outside = np.maximum(inside, 1), np.maximum(outside, 1)
+        slower = spans.inside(total_s) / inside * outside
+        slower = slower / np.maximum(spans.outside(total_s, reach), 1e-9)
+        slower = np.log(np.where(known, slower, 1.0))
+        spread = 1 / inside + 1 / outside
+        std = np.hypot(limits.steps_std, limits.step_std * np.sqrt(spread))
+        part = limits.other_part
+        usual = (1 - part) * student(slower, std) + part * _flat(
+            slower, limits.other_steps
+        )
+        return _gain(_flat(slower, limits.slower_steps), usual, known), slower
+
+    def _bursts_gain(self, spans: _Spans, start_s: float) -> Array:
+        """Return the gain of each span, with the level that suits it best."""
+        explain = self._explanations
+        gain = np.zeros(len(spans.first))
+        if len(self._paces) < self._limits.least_windows:
+            return gain
+        time_s, pace = np.array(self._paces).T
+        pace = pace - np.quantile(pace, 0.8)
+        std = np.full(len(pace), self._limits.pace_std)
+        index = np.floor((time_s - 1.0 - start_s) / self._bin_s).astype(int)
+        index = np.clip(index, 0, spans.num_bins - 1)
+        least = nothing(pace, std, explain, drifts=False)
+        gains = []
+        for offset in OFFSETS:
+            usual = density(pace - offset, std, explain.slow_part)
+            loaded = density(pace - offset, std, explain.loaded_part)
+            more = np.bincount(index, loaded - usual, spans.num_bins)
+            gains.append(usual.sum() - least + spans.inside(more))
+        return np.max(gains, axis=0)
+
+
+def _flat(value: Array, bounds: tuple[float, float]) -> Array:
+    """Density that is flat between bounds, and almost 0 elsewhere."""
+    inside = (value > bounds[0]) & (value < bounds[1])
+    return np.where(inside, 1 / (bounds[1] - bounds[0]), 1e-3)
+
+
+def _gain(loaded: Array, usual: Array, known: Array) -> Array:
+    """Logarithm of a ratio of densities; 0 where nothing is known."""
+    return np.where(known, np.log(loaded / usual), 0.0)

@@ -42,65 +42,67 @@ class CongestionThresholds:
     """See `mjax.health.watch.congestion`."""
 
     bin_s: float = 20.0
-    """Tuned: a step or more in most runs, and short against a neighbour of 150 s."""
-    recent_bins: int = 2
-    """That are compared with the usual. Tuned."""
-    least_bins: int = 3
-    """Before anything is usual. Tuned."""
-    most_bins: int = 90
-    """Kept. Chosen: half an hour."""
-    usual_quantile: float = 0.4
-    """Of the bins. Tuned: pulses of contention lie above it."""
-    least_traffic_s: float = 0.5
-    """Of traffic in a bin; a bin with less says nothing. Tuned."""
-    least_wait_ticks: float = 1000.0
-    """A second of traffic, InfiniBand: less is taken for this much. Tuned."""
+    """Chosen: a step or more in most runs, and short against a neighbour of 150 s."""
+    most_bins: int = 180
+    """Kept. Chosen: an hour, `judge_s` twice."""
+    sends_part: float = 0.02
+    """Of the rate of the wire, above which the port sends. Chosen: above monitoring."""
+    least_wait_ticks: float = 500.0
+    """A second, InfiniBand: less is taken for this much. Chosen: 0.5 ms of 1 us ticks
+    delay no step."""
     least_marks: float = 0.5
-    """A second of traffic, Ethernet: less is taken for this much. Tuned."""
+    """A second of traffic, Ethernet: less is taken for this much. Chosen: a few marks
+    in a bin."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NeighbourThresholds:
-    """See `mjax.health.watch.neighbours`."""
+    """See `mjax.health.watch.neighbours`. Ratios are natural logarithms."""
 
-    begin_ratio: float = 2.5
-    """Congestion, times the usual, at which an episode begins. Tuned."""
-    mean_ratio: float = 3.0
-    """Of the whole episode, for a neighbour. Tuned."""
-    end_ratio: float = 1.7
-    """Below which it ends. Tuned."""
-    end_s: float = 80.0
-    """Time below end_ratio that ends it. Tuned."""
-    least_s: float = 60.0
-    """Of an episode before it is judged. Severity: a neighbour loads for 150 s."""
+    over_nothing: float = 4.0
+    """Logarithm of the likelihood ratio to nothing. Tuned."""
+    decay_weight: float = 2.0
+    """Of congestion, if a decay explains the bursts too. Tuned: a load that fits seldom
+    begins just when the port gets slower."""
+    least_s: float = 100.0
+    """Of a span. Severity: 150 s, of which the bins at the ends are loaded in part."""
+    outside_s: float = 60.0
+    """That are not in the span. Chosen: three bins to compare with."""
     usual_s: float = 300.0
-    """Of steps before the episode that are usual. Chosen: a neighbour takes as long."""
-    slower_part: float = 0.07
-    """By which steps are longer. Severity: 0.05 is healthy, 0.10 is not."""
+    """Of steps on each side that are usual. Chosen: a neighbour takes as long."""
     clip: float = 2.5
-    """Times the usual step; a longer one counts as this. Tuned: restarts, saves."""
-    slow_burst_part: float = 0.9
-    """Of the usual rate of bursts; a window below it is slow. Tuned."""
-    even_part: float = 0.8
-    """A window whose bursts differ by more is slow. Tuned."""
-    slow_windows_part: float = 0.25
-    """Part of the windows in an episode that are slow. Tuned."""
-    least_windows: int = 2
-    """In an episode; with less it is judged blind. Tuned."""
-    usual_windows: int = 6
-    """Before the episode. Tuned."""
-    most_windows: int = 100
-    """Kept of an episode. Chosen."""
-    most_s: float = 400.0
-    """Of an episode; one that is no neighbour's by then is given up. Tuned."""
-    blind_s: float = 150.0
-    """Of an episode without windows before it is judged. Severity."""
-    blind_ratio: float = 5.0
-    """Congestion without windows, times the usual. Tuned."""
-    blind_slower_part: float = 0.10
-    """By which steps are longer if no window was taken. Tuned."""
-    most_kept: int = 4000
-    """Steps. Chosen: half an hour of steps of 0.5 s."""
+    """Times the median step; a longer one counts as this. Chosen: restarts, saves."""
+    congested_ratios: tuple[float, float] = (0.4, 5.7)
+    """Congestion under a neighbour. Chosen: 1.5 to 300 times the usual."""
+    congestion_std: float = 0.25
+    """Of the ratio of long spans. Tuned."""
+    bin_std: float = 0.8
+    """Of one bin: congestion comes in clumps. Tuned."""
+    fitting_part: float = 0.15
+    """Of spans with a load that fits beside this job. Chosen: such loads are common."""
+    fitting_ratios: tuple[float, float] = (-1.0, 2.3)
+    """Congestion under such a load. Chosen: up to 10 times the usual."""
+    least_traffic_s: float = 1.0
+    """Inside and outside; with less congestion says nothing. Chosen."""
+    slower_steps: tuple[float, float] = (0.06, 1.0)
+    """By which steps are longer. Severity: 0.05 is healthy, 0.10 is not."""
+    steps_std: float = 0.02
+    """Of the ratio of many steps. Tuned."""
+    step_std: float = 0.15
+    """Of one step: evaluations, saves. Tuned."""
+    other_part: float = 0.25
+    """Of spans with another reason for longer or shorter steps. Chosen: slow hosts and
+    new batch sizes are common."""
+    other_steps: tuple[float, float] = (-0.7, 1.0)
+    """By which steps are longer then. Chosen: a factor of two, and lost connections."""
+    pace_std: float = 0.05
+    """Of the logarithm of the rate of a window: its phases differ. Tuned."""
+    least_windows: int = 3
+    """With less the rate says nothing. Chosen."""
+    most_windows: int = 180
+    """Kept. Chosen: an hour at one each 20 s."""
+    most_steps: int = 4000
+    """Kept. Chosen: half an hour of steps of 0.5 s, an hour of longer ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,15 +143,8 @@ class DecayThresholds:
     """By which sizes of one class differ. Tuned."""
     most_bursts_kept: int = 64
     """Of a window. Chosen: bounds the memory, few have more."""
-    over_nothing: float = 4.0
+    over_nothing: float = 7.0
     """Logarithm of the likelihood ratio to nothing. Tuned."""
-    over_neighbour: float = 4.0
-    """The same to a neighbour. Tuned."""
-    over_found_neighbour: float = 14.0
-    """The same if congestion and steps say neighbour too. Tuned."""
-    found_congestion: float = 6.0
-    """Times the usual, from which that counts. Tuned: a port with one lane of four
-    waits 4 times as long by itself."""
     errors_s: float = 90.0
     """In which symbol errors are counted. Tuned."""
     most_samples: int = 450

@@ -10,7 +10,6 @@ of the detectors, however long the run is.
 from collections.abc import Iterable
 
 from mjax.health.watch.bursts import find_bursts
-from mjax.health.watch.congestion import Congestion
 from mjax.health.watch.counters import Counters, Increment
 from mjax.health.watch.decay import ErrorDecay, RateDecay
 from mjax.health.watch.flaps import Flaps
@@ -43,12 +42,12 @@ class Watcher:
         self._limits = thresholds
         self._counters = Counters(port, thresholds.longest_gap_s)
         self._flaps = Flaps(thresholds.flaps)
-        self._congestion = Congestion(port, thresholds.congestion)
-        self._neighbours = Neighbours(thresholds.neighbours)
+        self._neighbours = Neighbours(port, thresholds)
         self._rates = RateDecay(thresholds.decay, thresholds.explanations)
         self._errors = ErrorDecay(port, thresholds.decay)
-        self._held: list[Detection] = []
         self._judge_s: float | None = None
+        self._judged_s = -float("inf")
+        self._now_s = 0.0
 
     def feed(self, observation: Observation) -> list[Detection]:
         """Return the faults that this observation completes.
@@ -72,22 +71,17 @@ class Watcher:
         """Let all that read counters see an increment."""
         flap = self._flaps.feed(increment)
         errors = self._errors.feed(increment, self._flaps.last_s)
-        neighbour = None
-        if self._congestion.feed(increment, usual=not self._neighbours.congested):
-            ratio = self._congestion.ratio
-            if ratio is not None:
-                bin_s = self._limits.congestion.bin_s
-                neighbour = self._neighbours.judge(increment.end_s, bin_s, ratio)
-        if neighbour is not None:
-            self._held.append(neighbour)
+        self._neighbours.feed(increment)
+        self._now_s = increment.end_s
         return [flap, errors, *self._judge(increment.end_s)]
 
     def _see(self, window: Window) -> None:
         """Let all that compare rates see a window."""
         bursts = find_bursts(self._port, window, self._limits.decay.busy_part)
         if bursts is not None:
-            self._neighbours.add_bursts(bursts)
-            self._rates.feed(float(window.time_s[-1]), bursts)
+            end_s = float(window.time_s[-1])
+            self._neighbours.add_bursts(end_s, bursts)
+            self._rates.feed(end_s, bursts)
 
     def _judge(self, now_s: float) -> list[Detection]:
         """Judge whose fault slow bursts are, every `judge_s`."""
@@ -102,13 +96,19 @@ class Watcher:
     def finish(self) -> list[Detection]:
         """Return what is still open at the end of a run, or of `judge_s`.
 
-        A neighbour that meets a decay is the decay: the port lost its rate for good.
+        A decay and a neighbour both make bursts slower: one of them is told, the one
+        that explains more. A load that ended before the last judgement was judged then.
         """
-        held, self._held = self._held, []
-        decay = self._rates.judge(held)
-        if decay is None:
-            return held
-        return [each for each in held if each.until_s < decay.onset_s] + [decay]
+        judged_s, self._judged_s = self._judged_s, self._now_s
+        load = self._neighbours.explain()
+        weight = self._limits.neighbours.decay_weight
+        decay = self._rates.judge(0.0 if load is None else load.gain_over_decay(weight))
+        if decay is not None:
+            return [decay]
+        neighbour = self._neighbours.detect(load)
+        if neighbour is None or neighbour.until_s <= judged_s:
+            return []
+        return [neighbour]
 
 
 def detect(
