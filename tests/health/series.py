@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 TUNING_SEEDS = range(0, 10_000)
-REPORT_SEEDS = range(10_000, 10_200)
+REPORT_SEEDS = range(20_000, 20_200)
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
 RESTART_PROBABILITY = 0.15
 """Chosen; the same for every kind, so that a restart says nothing about it."""
