@@ -7,8 +7,9 @@ Three things come together in such a span and nowhere else: congestion, slower b
 and longer steps. Each alone has healthy causes: the load of a job that fits beside this
 one, pulses of contention, a slow host or a larger batch. So for every span the
 log-likelihood ratio of "a neighbour" to "a healthy cause, or chance" is added up over
-the three, and the best span is kept. What was not observed adds 0. Source: bursts of
-jobs that share a link collide, and ECN marks rise; CASSINI, arXiv:2308.00852.
+the three, and the best span is kept. What was not observed adds 0. A span that one of
+the three contradicts is not told, however strong the others are. Source: bursts of jobs
+that share a link collide, and ECN marks rise; CASSINI, arXiv:2308.00852.
 """
 
 import dataclasses
@@ -41,6 +42,11 @@ class Load:
     def gain(self) -> float:
         """Of all that was observed, over nothing."""
         return self.bursts_gain + self.congestion_gain + self.steps_gain
+
+    @property
+    def weakest_gain(self) -> float:
+        """Of the three signs, the one that says least for a neighbour."""
+        return min(self.bursts_gain, self.congestion_gain, self.steps_gain)
 
     def gain_over_decay(self, weight: float) -> float:
         """Return the gain that a decay has to beat.
@@ -128,13 +134,16 @@ class Neighbours:
 
     def detect(self, load: Load | None) -> Detection | None:
         """Return a detection if a load explains more than nothing does."""
-        if load is None or load.gain < self._limits.over_nothing:
+        limits = self._limits
+        if load is None or load.gain < limits.over_nothing:
+            return None
+        if load.weakest_gain < limits.contradiction:
             return None
         return Detection(
             kind="neighbour",
             onset_s=load.span_s[0],
             until_s=load.span_s[1],
-            score=load.gain / self._limits.over_nothing,
+            score=load.gain / limits.over_nothing,
             evidence=f"congestion {load.congestion_ratio:.1f} times the usual, steps "
             f"{load.slower_part:.0%} longer; log-likelihood ratio to nothing: bursts "
             f"{load.bursts_gain:.1f}, congestion {load.congestion_gain:.1f}, steps "

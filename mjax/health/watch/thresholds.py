@@ -1,8 +1,9 @@
 """Thresholds of the detectors, with units and where each is from.
 
 "Tuned" means: chosen on series of `TUNING_SEEDS` of tests/health/series.py on
-2026-11-23, never on those that are reported. "Severity" means the weakest fault and the
-strongest disturbance that tests/health/series_severity.py names.
+2026-11-23, never on those that are reported. "Swept" names other values that were tried
+on seeds 600 to 799 and made as many errors, within one of 11. "Severity" means the
+weakest fault and the strongest disturbance that tests/health/series_severity.py names.
 """
 
 import dataclasses
@@ -61,6 +62,9 @@ class NeighbourThresholds:
 
     over_nothing: float = 4.0
     """Logarithm of the likelihood ratio to nothing. Tuned."""
+    contradiction: float = -2.0
+    """The same of one sign, below which it contradicts. Chosen: on seeds 600 to 999 no
+    sign of a neighbour that was told is below -0.4."""
     decay_weight: float = 2.0
     """Of congestion, if a decay explains the bursts too. Tuned: a load that fits seldom
     begins just when the port gets slower."""
@@ -75,9 +79,9 @@ class NeighbourThresholds:
     congested_ratios: tuple[float, float] = (0.4, 5.7)
     """Congestion under a neighbour. Chosen: 1.5 to 300 times the usual."""
     congestion_std: float = 0.25
-    """Of the ratio of long spans. Tuned."""
+    """Of the ratio of long spans. Chosen; swept 0.15 and 0.4."""
     bin_std: float = 0.8
-    """Of one bin: congestion comes in clumps. Tuned."""
+    """Of one bin. Chosen: congestion comes in clumps; swept 0.4 and 1.2."""
     fitting_part: float = 0.15
     """Of spans with a load that fits beside this job. Chosen: such loads are common."""
     fitting_ratios: tuple[float, float] = (-1.0, 2.3)
@@ -87,16 +91,17 @@ class NeighbourThresholds:
     slower_steps: tuple[float, float] = (0.06, 1.0)
     """By which steps are longer. Severity: 0.05 is healthy, 0.10 is not."""
     steps_std: float = 0.02
-    """Of the ratio of many steps. Tuned."""
+    """Of the ratio of many steps. Chosen; swept 0.01 and 0.03."""
     step_std: float = 0.15
-    """Of one step: evaluations, saves. Tuned."""
+    """Of one step. Chosen: evaluations, saves; swept 0.08."""
     other_part: float = 0.25
     """Of spans with another reason for longer or shorter steps. Chosen: slow hosts and
     new batch sizes are common."""
     other_steps: tuple[float, float] = (-0.7, 1.0)
     """By which steps are longer then. Chosen: a factor of two, and lost connections."""
     pace_std: float = 0.05
-    """Of the logarithm of the rate of a window: its phases differ. Tuned."""
+    """Of the logarithm of the rate of a window: its phases differ. Tuned; swept 0.03 to
+    0.08, and 0.08 misses neighbours."""
     least_windows: int = 3
     """With less the rate says nothing. Chosen."""
     most_windows: int = 180
@@ -112,9 +117,11 @@ class ExplanationThresholds:
     drift_part: float = 0.03
     """Of the rate, over the windows. Severity: 0.03 is healthy."""
     slow_part: float = 0.07
-    """Of windows that are slow by themselves. Tuned."""
+    """Of windows that are slow by themselves. Chosen: saves and contention meet a few
+    windows in a hundred."""
     loaded_part: float = 0.6
-    """Of windows that are slow under the load of a neighbour. Tuned."""
+    """Of windows that are slow under the load of a neighbour. Chosen: another job sends
+    for 0.3 to 0.9 of its step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,17 +137,21 @@ class DecayThresholds:
     judge_s: float = 1800.0
     """Between judgements; the end of the run is one too. Chosen: a decay is slow."""
     burst_std: float = 0.03
-    """Of the logarithm of the rate of a burst. Tuned."""
+    """Of the logarithm of the rate of a burst. Chosen: reads are late by a few percent
+    of a burst."""
     most_bursts: int = 6
     """That count as independent in a window. Tuned."""
     class_std: float = 0.004
-    """More for each class in a window. Tuned."""
+    """More for each class in a window. Chosen: the rate of a phase is the same in all
+    steps."""
     window_std: float = 0.008
-    """More for each window. Tuned."""
+    """More for each window. Chosen: temperature and routes; 0.014 loses weak decays."""
     cut_std: float = 0.06
-    """Of a burst that is cut off: its phase is unknown. Tuned."""
+    """Of a burst that is cut off. Chosen: its phase is unknown, and the rates of phases
+    differ by up to 15%."""
     same_size_part: float = 0.05
-    """By which sizes of one class differ. Tuned."""
+    """By which sizes of one class differ. Chosen: monitoring and uploads add a few
+    percent; 0.02 makes as many errors."""
     most_bursts_kept: int = 64
     """Of a window. Chosen: bounds the memory, few have more."""
     over_nothing: float = 7.0
