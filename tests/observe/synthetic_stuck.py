@@ -1,0 +1,374 @@
+"""Generated progress records of runs that are stuck, or only slow.
+
+Enters: a kind and a seed. Leaves: a `StuckCase`: which operation each rank has entered
+and left last, as far as records arrived, and the truth: which ranks are guilty. The
+same kind and seed give the same case. Seeds are in `synthetic_severity`.
+
+    from tests.observe.synthetic_stuck import make
+    case = make("sleep", TUNING_SEEDS[0])
+
+What is generated was fixed before an analysis existed, by somebody who does not write
+it.
+
+The ranks of a mesh tp x pp x dp run a program of blocking operations: the passes of
+some microbatches with an all-gather and a reduce-scatter each in tp, sends and receives
+in pp, then gradients in dp and the norm in all three. An operation ends when all its
+members have entered. Sequence numbers count the operations that a rank has entered on
+an axis. They depend on the stage for pp: the first and the last stage send less.
+
+Kinds, after MegaScale (arXiv 2402.15627, section 5.2: the hung rank is the one without
+a log, the others log what they wait for) and the kinds of issue I:
+
+- sleep: a rank does not enter its next operation. Its records still arrive.
+- lock: the same, and the log of its host ends some seconds later.
+- skip: a rank leaves out one collective and goes on to others.
+- dead_host: all ranks of a host stop, and nothing of them can be read.
+- slow: nothing is stuck. A rank needs 10 to 200 times as long, or all ranks save.
+
+In every kind the records of some healthy ranks may be missing, the clocks of hosts
+differ by more than operations last, and the program stops at any place. So the earliest
+time and the missing record point at the wrong rank.
+"""
+
+import dataclasses
+from typing import Literal, get_args
+
+import numpy as np
+
+type Array = np.ndarray
+type Kind = Literal["sleep", "lock", "skip", "dead_host", "slow"]
+KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
+AXES = ("tp", "pp", "dp")
+P2P = ("send", "recv")
+
+# All chosen: sizes that a test can afford, and times of small to middle steps.
+TP, PP, DP = (2, 4, 8), (1, 2, 4), (2, 4, 8)
+RANKS_PER_HOST = (4, 8)
+MICROBATCHES, NUM_STEPS = (2, 4), 3
+COMPUTE_S = (2e-3, 5e-2)  # between operations
+COMPUTE_NOISE = 0.1
+OPERATION_S = (2e-4, 5e-3)
+CLOCK_ERROR_S = (0.01, 0.5)  # deviation between hosts: badly kept wall clocks
+STUCK_FOR_S = (30.0, 900.0)  # from the last progress to the look
+LOG_ENDS_S = (0.5, 5.0)  # lock: after the rank stopped
+STUCK_FOR_STEPS = 25.0  # at least: usual steps from the last progress to the look
+SLOWER = (10.0, 200.0)  # times between operations: at most some 12 usual steps
+SAVING_PROBABILITY, SAVING_S = 0.3, (5.0, 120.0)
+MISSING_PROBABILITY, MOST_MISSING = 0.4, 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Place of each rank, [R] each."""
+
+    tp: Array
+    pp: Array
+    dp: Array
+    host: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Last records of each rank and axis, [R, axes] in the order of `AXES`.
+
+    A sequence number of 0 means that the rank is known to have done nothing; -1 that no
+    record of this rank can be read. Times are NaN then.
+    """
+
+    entered: Array
+    """int64: operations entered."""
+    left: Array
+    """int64: operations left; equal to entered, or one less."""
+    entered_s: Array
+    """float64, on the clock of the host."""
+    left_s: Array
+    entered_name: Array
+    """str: the operation, and for send and recv the other stage: "send 2"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What was put into a case; an analysis does not see it."""
+
+    kind: Kind
+    stuck: bool
+    guilty: tuple[int, ...]
+    """Ranks; one, but all of the host for dead_host, and none for slow."""
+    slow_rank: int | None
+    step: int
+    """In which it happened, from 0."""
+    missing: tuple[int, ...]
+    """Healthy ranks whose records are missing."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StuckCase:
+    """What can be read of a run at one moment."""
+
+    mesh: Mesh
+    progress: Progress
+    host_log_s: Array
+    """[hosts], last line of the log of each host, on its clock; NaN if none arrived."""
+    activity: tuple[str, ...]
+    """Of each rank: "step", "save", or "" where no record can be read."""
+    now_s: float
+    """Time of the look, on a good clock."""
+    usual_step_s: float
+    usual_save_s: float
+    truth: Truth
+
+
+type _Operation = tuple[str, str, tuple[int, ...]]
+"""Axis, name, members."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Visit:
+    """One operation of one rank, in true time."""
+
+    axis: str
+    name: str
+    step: int
+    entered_s: float
+    left_s: float = np.inf
+
+
+def make(kind: Kind, seed: int) -> StuckCase:
+    """Make the case of a kind and a seed.
+
+    Raises:
+      ValueError: the kind is unknown, or the seed is negative.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
+    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    mesh = _draw_mesh(rng)
+    num_micro = int(rng.integers(*MICROBATCHES))
+    program = [_program(mesh, rank, num_micro) for rank in range(len(mesh.tp))]
+    rank, place, slower = _draw_fault(rng, kind, program)
+    stopped = {rank: place}
+    if kind == "dead_host":
+        others = np.flatnonzero(mesh.host == mesh.host[rank])
+        stopped = {int(other): place for other in others}
+    visits, stop_s = _run(rng, program, kind, stopped, slower)
+    return _look(rng, kind, mesh, visits, (rank, stopped, stop_s), len(program[rank]))
+
+
+def _draw_mesh(rng: np.random.Generator) -> Mesh:
+    """Draw sizes; tensor parallelism stays on a host, and there are two or more."""
+    tp, pp, dp = (int(rng.choice(sizes)) for sizes in (TP, PP, DP))
+    per_host = max(tp, int(rng.choice(RANKS_PER_HOST)))
+    while tp * pp * dp < 2 * per_host:
+        dp *= 2
+    rank = np.arange(tp * pp * dp)
+    return Mesh(
+        tp=rank % tp, pp=rank // tp % pp, dp=rank // (tp * pp), host=rank // per_host
+    )
+
+
+def _program(mesh: Mesh, rank: int, num_micro: int) -> list[_Operation]:
+    """List the operations of one step of a rank."""
+    here = (
+        mesh.tp == mesh.tp[rank],
+        mesh.pp == mesh.pp[rank],
+        mesh.dp == mesh.dp[rank],
+    )
+    tp, pp, dp = (
+        tuple(np.flatnonzero(first & second).tolist())
+        for first, second in ((here[1], here[2]), (here[0], here[2]), here[:2])
+    )
+    stage, last = int(mesh.pp[rank]), len(pp) - 1
+    layer: list[_Operation] = [("tp", "all-gather", tp), ("tp", "reduce-scatter", tp)]
+
+    def pass_on(name: str, other: int) -> list[_Operation]:
+        if not 0 <= other <= last:
+            return []
+        return [("pp", f"{name} {other}", tuple(sorted((rank, pp[other]))))]
+
+    program: list[_Operation] = []
+    for source, target in ((stage - 1, stage + 1), (stage + 1, stage - 1)):
+        for _ in range(num_micro):
+            program += [*pass_on("recv", source), *layer, *pass_on("send", target)]
+    program += [("dp", "reduce-scatter", dp), ("dp", "all-gather", dp)]
+    axes: tuple[tuple[str, tuple[int, ...]], ...] = (("tp", tp), ("pp", pp), ("dp", dp))
+    return program + [(axis, "all-reduce", members) for axis, members in axes]
+
+
+def _draw_fault(
+    rng: np.random.Generator, kind: Kind, program: list[list[_Operation]]
+) -> tuple[int, int, float]:
+    """Draw a rank, the place in its program at which it stops, and how slow it is."""
+    rank = int(rng.integers(len(program)))
+    length = len(program[rank])
+    places = list(range(length, NUM_STEPS * length))
+    if kind == "skip":
+        # A send is not a collective; a group of one skips nothing.
+        places = [
+            place
+            for place in places
+            if program[rank][place % length][1].split()[0] not in P2P
+            and len(program[rank][place % length][2]) > 1
+            and place < (NUM_STEPS - 1) * length
+        ]
+    slower = float(rng.uniform(*SLOWER)) if kind == "slow" else 1.0
+    return rank, int(rng.choice(places)), slower
+
+
+def _run(
+    rng: np.random.Generator,
+    program: list[list[_Operation]],
+    kind: Kind,
+    stopped: dict[int, int],
+    slower: float,
+) -> tuple[list[list[_Visit]], float]:
+    """Run the program until nothing moves; visits of each rank, and the time of it."""
+    num = len(program)
+    usual_s, lasts_s = rng.uniform(*COMPUTE_S), rng.uniform(*OPERATION_S)
+    gaps = usual_s * rng.lognormal(0, COMPUTE_NOISE, (num, NUM_STEPS * 80))
+    visits: list[list[_Visit]] = [[] for _ in range(num)]
+    clock, place, stop_s = [0.0] * num, [0] * num, 0.0
+    arrived: dict[tuple, list[int]] = {}
+    counts: list[dict[tuple, int]] = [{} for _ in range(num)]
+    mismatched: dict[int, tuple] = {}
+    moving = list(range(num))
+    while moving:
+        rank = moving.pop()
+        length = len(program[rank])
+        if kind == "skip" and stopped.get(rank) == place[rank]:
+            axis, _, members = program[rank][place[rank] % length]
+            mismatched[rank] = (axis, members)
+            stop_s = clock[rank]
+            place[rank] += 1
+        if place[rank] == NUM_STEPS * length:
+            continue
+        if kind in ("sleep", "lock", "dead_host") and stopped.get(rank) == place[rank]:
+            stop_s = max(stop_s, clock[rank])
+            continue
+        axis, name, members = program[rank][place[rank] % length]
+        factor = slower if kind == "slow" and rank in stopped else 1.0
+        factor = factor if place[rank] >= stopped.get(rank, 0) else 1.0
+        entered_s = clock[rank] + factor * gaps[rank, place[rank]]
+        step = place[rank] // length
+        visits[rank].append(
+            _Visit(axis=axis, name=name, step=step, entered_s=float(entered_s))
+        )
+        if mismatched.get(rank) == (axis, members):
+            continue  # paired with another operation of the others: it never ends
+        key = (axis, members, counts[rank].get((axis, members), 0))
+        counts[rank][axis, members] = key[2] + 1
+        waiting = arrived.setdefault(key, [])
+        waiting.append(rank)
+        if len(waiting) < len(members):
+            continue
+        end_s = max(visits[each][-1].entered_s for each in waiting) + lasts_s
+        for each in waiting:
+            visits[each][-1].left_s = clock[each] = float(end_s)
+            place[each] += 1
+        moving += waiting
+    return visits, stop_s
+
+
+def _look(
+    rng: np.random.Generator,
+    kind: Kind,
+    mesh: Mesh,
+    visits: list[list[_Visit]],
+    fault: tuple[int, dict[int, int], float],
+    length: int,
+) -> StuckCase:
+    """Read the records at some moment after the fault."""
+    rank, stopped, stop_s = fault
+    num, num_hosts = len(visits), int(mesh.host.max()) + 1
+    ends = [visit.left_s for each in visits for visit in each if visit.left_s < np.inf]
+    first_ends = [visit.left_s for visit in visits[0] if visit.step == 0]
+    last_s, saving = max(ends), False
+    save_s = float(rng.uniform(*SAVING_S))
+    if kind == "slow":
+        saving = bool(rng.random() < SAVING_PROBABILITY)
+        slow_from_s = visits[rank][stopped[rank]].entered_s
+        now_s = last_s + rng.uniform(0.1, 0.9) * save_s
+        now_s = now_s if saving else rng.uniform(slow_from_s, last_s)
+    else:
+        least_s = max(STUCK_FOR_S[0], STUCK_FOR_STEPS * max(first_ends))
+        now_s = last_s + max(least_s, rng.uniform(*STUCK_FOR_S))
+    missing = _draw_missing(rng, mesh, stopped)
+    clock_s = rng.normal(0, rng.uniform(*CLOCK_ERROR_S), num_hosts)
+    host_log_s = now_s - rng.uniform(0, 5, num_hosts)
+    until_s = np.full(num, now_s)
+    here = mesh.host == mesh.host[rank]
+    if kind == "lock":
+        until_s[here] = host_log_s[mesh.host[rank]] = stop_s + rng.uniform(*LOG_ENDS_S)
+    unread = set(missing)
+    if kind == "dead_host":
+        unread |= set(stopped)
+        host_log_s[mesh.host[rank]] = np.nan
+    progress = _read(visits, until_s, clock_s[mesh.host], unread)
+    activity = "save" if saving else "step"
+    return StuckCase(
+        mesh=mesh,
+        progress=progress,
+        host_log_s=host_log_s + clock_s,
+        activity=tuple("" if each in unread else activity for each in range(num)),
+        now_s=float(now_s),
+        usual_step_s=float(max(first_ends)),
+        usual_save_s=save_s,
+        truth=Truth(
+            kind=kind,
+            stuck=kind != "slow",
+            guilty=() if kind == "slow" else tuple(sorted(stopped)),
+            slow_rank=rank if kind == "slow" and not saving else None,
+            step=stopped[rank] // length,
+            missing=missing,
+        ),
+    )
+
+
+def _draw_missing(
+    rng: np.random.Generator, mesh: Mesh, stopped: dict[int, int]
+) -> tuple[int, ...]:
+    """Draw healthy ranks whose records are missing, but never a whole host."""
+    if rng.random() > MISSING_PROBABILITY:
+        return ()
+    count = int(rng.integers(1, MOST_MISSING + 1))
+    drawn = rng.permutation(
+        [each for each in range(len(mesh.tp)) if each not in stopped]
+    )
+    hosts: set[int] = set()
+    kept = []
+    for each in drawn[:count].tolist():
+        if int(mesh.host[each]) not in hosts:
+            hosts.add(int(mesh.host[each]))
+            kept.append(each)
+    return tuple(sorted(kept))
+
+
+def _read(
+    visits: list[list[_Visit]], until_s: Array, clock_s: Array, unread: set[int]
+) -> Progress:
+    """Return the last record of each rank and axis until a moment."""
+    shape = (len(visits), len(AXES))
+    entered, left = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    times_s = np.full((2, *shape), np.nan)
+    names = np.full(shape, "", dtype="U16")
+    for rank, each in enumerate(visits):
+        if rank in unread:
+            entered[rank] = left[rank] = -1
+            continue
+        for visit in each:
+            axis = AXES.index(visit.axis)
+            if visit.entered_s < until_s[rank]:
+                entered[rank, axis] += 1
+                names[rank, axis] = visit.name
+                times_s[0, rank, axis] = visit.entered_s + clock_s[rank]
+            if visit.left_s < until_s[rank]:
+                left[rank, axis] += 1
+                times_s[1, rank, axis] = visit.left_s + clock_s[rank]
+    return Progress(
+        entered=entered,
+        left=left,
+        entered_s=times_s[0],
+        left_s=times_s[1],
+        entered_name=names,
+    )
