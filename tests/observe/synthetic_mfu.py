@@ -70,6 +70,7 @@ FIRST_STEPS, FIRST_FACTOR = (1, 4), (1.5, 6.0)  # after a start: compilation, ca
 MARK_ERROR_S = 0.3  # a mark is written by another thread than the step; chosen
 COOLED_S = 20.0  # a pause that cools a GPU; chosen
 ONSET = (0.1, 0.5)  # of the run, for half of the lasting faults; chosen
+FEWEST_STEPS = 40  # after the onset of a lasting fault; chosen
 RAGGED_S = (8.0, 90.0)  # correlation time; chosen: routes and flows of neighbours
 
 
@@ -156,21 +157,30 @@ def make(kind: Kind, seed: int) -> Series:
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     usual_s = float(severity.log_uniform(rng, STEP_S, 1)[0])
     duration_s = float(rng.uniform(*DURATION_S))
-    num_steps = int(duration_s / usual_s)
-    plan = _draw_plan(rng, kind, num_steps, usual_s)
+    fault = _Fault(rate=np.ones(int(duration_s / usual_s)))
+    if kind in LEVELS:
+        fault = _draw_level(rng, kind, duration_s / usual_s)
+    num_steps = len(fault.rate)
+    plan = _draw_plan(rng, kind, fault.rate, usual_s)
     usual = np.full(num_steps, usual_s)
     if rng.random() < 0.3:
         usual[int(rng.uniform(0.1, 0.9) * num_steps) :] *= rng.uniform(*BATCH)
     healthy, lone = _draw_healthy_rate(rng, plan, num_steps, usual_s)
-    fault = _draw_fault(rng, kind, plan, num_steps, usual_s)
-    return _lay(rng, kind, plan, (usual, healthy, lone), fault, duration_s)
+    if kind not in LEVELS:
+        fault = _draw_fault(rng, kind, plan, num_steps, usual_s)
+    return _lay(rng, kind, plan, (usual, healthy, lone), fault)
 
 
 def _draw_plan(
-    rng: np.random.Generator, kind: Kind, num_steps: int, usual_s: float
+    rng: np.random.Generator, kind: Kind, rate: Array, usual_s: float
 ) -> _Plan:
-    """Draw saves, evaluations and restarts."""
+    """Draw saves and evaluations, every so many steps, and restarts, at any time."""
+    num_steps, time = len(rate), np.cumsum(1 / rate)
     pauses: dict[int, list] = {}
+
+    def step_at(part: float) -> int:
+        return int(np.searchsorted(time, part * time[-1]))
+
     for name, every_s, took_s in (
         ("eval", EVALUATION_EVERY_S, EVALUATION_S),
         ("save", SAVE_EVERY_S, SAVE_S),
@@ -184,9 +194,9 @@ def _draw_plan(
             pauses.setdefault(step, []).append((step, name, took))
     restarts = []
     if kind == "slow_decay" or rng.random() < RESTART_PROBABILITY:
-        restarts.append(int(rng.uniform(0.4, 0.7) * num_steps))
+        restarts.append(step_at(rng.uniform(0.4, 0.7)))
         if rng.random() < 0.2:
-            restarts.append(int(rng.uniform(0.75, 0.9) * num_steps))
+            restarts.append(step_at(rng.uniform(0.75, 0.9)))
     for step in restarts:
         took = float(rng.uniform(*RESTART_S))
         pauses.setdefault(step, []).append((step, "restart", took))
@@ -222,8 +232,6 @@ def _draw_fault(
     rng: np.random.Generator, kind: Kind, plan: _Plan, num_steps: int, usual_s: float
 ) -> _Fault:
     """Draw what a kind adds to a healthy run."""
-    if kind in LEVELS:
-        return _draw_level(rng, kind, num_steps)
     if kind in ("regular_dips", "rare_dips"):
         return _draw_dips(rng, kind, num_steps, usual_s)
     if kind == "slow_decay":
@@ -250,13 +258,14 @@ def _smooth(steps: Array, keep: float) -> list[float]:
     return walk
 
 
-def _draw_level(rng: np.random.Generator, kind: Kind, num_steps: int) -> _Fault:
-    """Draw a level that holds from some step on."""
+def _draw_level(rng: np.random.Generator, kind: Kind, duration: float) -> _Fault:
+    """Draw a level that holds from some step on; the duration is in usual steps."""
     level = float(rng.uniform(*LEVELS[kind]))
-    onset = int(rng.uniform(*ONSET) * num_steps) if rng.random() < 0.5 else 0
+    onset = int(rng.uniform(*ONSET) * duration) if rng.random() < 0.5 else 0
+    length = max(FEWEST_STEPS, int((duration - onset) * level))
     noise = rng.uniform(*LEVEL_NOISE.get(kind, (0.0, 0.02)))
-    rate = np.ones(num_steps)
-    rate[onset:] = level * np.exp(noise * rng.standard_normal(num_steps - onset))
+    slow = level * np.exp(noise * rng.standard_normal(length))
+    rate = np.concatenate([np.ones(onset), slow])
     return _Fault(rate=rate, onset=onset, level=level)
 
 
@@ -301,8 +310,11 @@ def _draw_thermal(
     level = float(rng.uniform(*severity.THERMAL_LEVEL))
     rate = level * np.exp(rng.uniform(0.003, 0.02) * rng.standard_normal(num_steps))
     starts = [0, *(int(step) + 1 for step in np.flatnonzero(plan.pause_s > COOLED_S))]
+    compiles = {0, *(step + 1 for step in plan.restarts)}
     for start in starts:
         fast = max(3, round(rng.uniform(*severity.THERMAL_DELAY_S) / usual_s))
+        if start in compiles:
+            fast += FIRST_STEPS[1] - 1  # that does not load the GPU yet
         rate[start : start + fast] = 1.0
         if start + fast < num_steps:
             rate[start + fast] = (1 + level) / 2
@@ -315,9 +327,8 @@ def _lay(
     plan: _Plan,
     run: tuple[Array, Array, tuple[int, ...]],
     fault: _Fault,
-    duration_s: float,
 ) -> Series:
-    """Lay a series out in time, and cut it where its time is over."""
+    """Lay a series out in time, and measure it."""
     usual, healthy, lone = run
     mfu = float(rng.uniform(*severity.MFU))
     expected = mfu * (
@@ -332,32 +343,29 @@ def _lay(
         rows = np.array([step not in stops for step in range(len(usual))])
         step_s[rows] += plan.pause_s[rows]
         end_s[rows] += plan.pause_s[rows]
-    kept = end_s < duration_s * 1.3
-    marks = _lay_marks(rng, plan, done_s, kept)
-    onset = (
-        fault.onset if fault.onset is not None and fault.onset < kept.sum() else None
-    )
+    marks = _lay_marks(rng, plan, done_s)
+    onset = fault.onset
     return Series(
-        step_end_s=end_s[kept],
-        step_s=step_s[kept],
-        mfu=(mfu * usual / step_s)[kept],
+        step_end_s=end_s,
+        step_s=step_s,
+        mfu=(mfu * usual / step_s),
         marks=marks,
         expected_mfu=expected,
         truth=Truth(
             kind=kind,
             onset_s=None if onset is None else float(done_s[onset] - work_s[onset]),
             level=fault.level,
-            dip_s=tuple(float(end_s[step]) for step in fault.dips if kept[step]),
-            lone_dip_s=tuple(float(end_s[step]) for step in lone if kept[step]),
+            dip_s=tuple(float(end_s[step]) for step in fault.dips),
+            lone_dip_s=tuple(float(end_s[step]) for step in lone),
             lost=fault.lost,
-            ragged=_ragged(usual, healthy * fault.rate / fault.level, kept),
+            ragged=_ragged(usual, healthy * fault.rate / fault.level),
             pause_in_step=pause_in_step,
         ),
     )
 
 
 def _lay_marks(
-    rng: np.random.Generator, plan: _Plan, done_s: Array, kept: Array
+    rng: np.random.Generator, plan: _Plan, done_s: Array
 ) -> tuple[Mark, ...]:
     """Give each mark its times; two at the same step follow each other."""
     marks, last, used_s = [], -1, 0.0
@@ -366,16 +374,15 @@ def _lay_marks(
         last = step
         start_s = done_s[step] + used_s + rng.uniform(0, min(MARK_ERROR_S, took_s / 4))
         used_s += took_s
-        if kept[step]:
-            end_s = float(done_s[step] + used_s)
-            marks.append(Mark(kind=kind, start_s=float(start_s), end_s=end_s))
+        end_s = float(done_s[step] + used_s)
+        marks.append(Mark(kind=kind, start_s=float(start_s), end_s=end_s))
     return tuple(marks)
 
 
-def _ragged(usual: Array, rate: Array, kept: Array) -> float:
+def _ragged(usual: Array, rate: Array) -> float:
     """Measure how the rate wanders: medians over 20 s, without the rarest tenths."""
     length = max(3, round(20 / float(np.median(usual))))
-    logs = np.log(rate[kept])
+    logs = np.log(rate)
     blocks = logs[: len(logs) // length * length].reshape(-1, length)
     if len(blocks) < 2:
         return 0.0

@@ -22,8 +22,9 @@ Causes, after arXiv 2505.05713 (section 5), and what "without it" means:
 - slow_link: one link is slow, between two stages or in a gradient sync; it
   is like the others. A slow sync slows its group, as a ring does.
 
-All runs have noise, chips that differ, a mildly heavier last stage, a few collections
-and waits for data. These stay in the truth without the cause, with the same draws.
+All runs have noise, chips that differ, mildly uneven lengths, a mildly heavier last
+stage, a few collections and waits for data. These stay in the truth without the cause,
+with the same draws.
 """
 
 import dataclasses
@@ -60,12 +61,13 @@ STAGES = (2, 4, 8)
 REPLICAS = (2, 4, 8)
 CHUNKS = (1, 2)
 NUM_STEPS = (4, 7)
-MOST_OPERATIONS = 12_000  # bounds the time to make a run
+MOST_OPERATIONS = 6_000  # bounds the time to make a run
 FORWARD_S = (0.03, 0.20)  # of a virtual stage; Traces: 0.07 to 0.25
 GRADIENTS = (0.5, 3.0)  # of a forward pass: the sync, without waits; Traces: 0.8 to 2
 OPTIMIZER_PART = (0.1, 0.6)  # of a forward pass; Traces: 0.002 to 0.6
 WAIT_S = 2e-3  # mean wait for data; chosen
 MILD_LAST = (1.0, 1.10)  # last virtual stage of every run; Traces: AR 1.03 to 1.07
+MILD_LENGTHS = (0.0, 0.05)  # log deviation by microbatch, in every run; chosen
 MILD_GARBAGE = 0.005  # collections per worker and step in every run; chosen
 CLOCK_ERROR_S = 1e-4  # what merging of clocks leaves, constant per worker; chosen
 
@@ -192,6 +194,9 @@ def _draw_needed(rng: np.random.Generator, graph: Graph) -> Array:
     jitter = np.exp(noise * rng.standard_normal(num) + spread[graph.worker])
     last = graph.stage == shape.stages * shape.chunks - 1
     jitter *= np.where(last, rng.uniform(*MILD_LAST), 1.0)
+    size = (shape.num_steps, shape.replicas, shape.num_micro)
+    lengths = np.exp(rng.normal(0, rng.uniform(*MILD_LENGTHS), size))
+    jitter *= lengths[graph.step, graph.worker // shape.stages, graph.micro]
     network = np.exp(rng.normal(0, 0.1, num))
     parts = {
         DATA: rng.exponential(WAIT_S, num) / forward_s,

@@ -202,7 +202,8 @@ def _draw_fault(
     """Draw a rank, the place in its program at which it stops, and how slow it is."""
     rank = int(rng.integers(len(program)))
     length = len(program[rank])
-    places = list(range(length, NUM_STEPS * length))
+    # A step is left in which everybody comes to wait for the rank.
+    places = list(range(length, (NUM_STEPS - 1) * length))
     if kind == "skip":
         # A send is not a collective; a group of one skips nothing.
         places = [
@@ -210,7 +211,6 @@ def _draw_fault(
             for place in places
             if program[rank][place % length][1].split()[0] not in P2P
             and len(program[rank][place % length][2]) > 1
-            and place < (NUM_STEPS - 1) * length
         ]
     slower = float(rng.uniform(*SLOWER)) if kind == "slow" else 1.0
     return rank, int(rng.choice(places)), slower
