@@ -40,46 +40,32 @@ from typing import Literal, get_args
 import numpy as np
 
 from tests.observe import synthetic_severity as severity
+from tests.observe.straggler_work import (
+    NUM_HOSTS,
+    NUM_RANKS,
+    RANKS_PER_HOST,
+    Array,
+    Layout,
+    draw_layout,
+    draw_transfer,
+    draw_work,
+)
 
-type Array = np.ndarray
 type Kind = Literal["clean", "slow"]
 type HostKind = Literal["compute", "throttled", "nic", "loader", "one_gpu", "hog"]
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
 HOST_KINDS: tuple[HostKind, ...] = get_args(HostKind.__value__)
 PHASES = ("data", "forward", "backward", "pipeline", "sync", "optimizer")
-NUM_HOSTS, RANKS_PER_HOST = 128, 8
-NUM_RANKS = NUM_HOSTS * RANKS_PER_HOST
 NUM_SLOW = round(severity.SLOW_PART * NUM_HOSTS)
 
 STEPS = (120, 221)  # chosen: ten minutes of steps
-STAGES = (4, 8, 16)  # chosen; data parallel 32, 16, 8
 MICROBATCHES = (2, 5)  # times the stages; chosen: a bubble of 20 to 50%
 STEP_S = (2.0, 8.0)  # chosen; compute of a step
-TRANSFER = (0.04, 0.10)  # of the compute: gradients that nothing overlaps; chosen
-TRANSFER_NOISE = (0.03, 0.12)
-PIPELINE_TRANSFER = (0.005, 0.03)  # of the compute, per step and neighbour; chosen
-OPTIMIZER = (0.01, 0.03)  # of the compute; Traces: 0.5% to 4%
-USUAL_WAIT = (0.001, 0.004)  # of the compute: data that is ready must still be taken
-HICCUP_PROBABILITY = 0.02  # per step: the storage is slow for many hosts
 LEAK = (0.0, 0.08)  # chosen
-WARMUP_STEPS, WARMUP = (2, 8), (1.3, 4.0)
 SAVE_EVERY, SAVE_S = (25, 80), (5.0, 30.0)
 EVALUATION_EVERY, EVALUATION_S = (30, 90), (5.0, 30.0)
 MISSING = 0.001  # of the rows; chosen
 ONSET = (0.1, 0.5)  # of the run, for half of the slow hosts; the others start slow
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Place of each rank. All arrays are [R] and count from 0."""
-
-    host: Array
-    tp: Array
-    """Rank in the tensor-parallel group, which is the host."""
-    pp: Array
-    """Stage."""
-    dp: Array
-    """Replica: one pipeline. Ranks with the same pp and tp sync gradients."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,11 +132,11 @@ def make(kind: Kind, seed: int) -> Stragglers:
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     rng = np.random.default_rng([seed, KINDS.index(kind)])
-    layout = _draw_layout(rng)
+    layout = draw_layout(rng)
     num_steps = int(rng.integers(*STEPS))
     work_s = float(rng.uniform(*STEP_S))
-    work, lengths, uneven, healthy = _draw_work(rng, layout, num_steps, work_s)
-    transfer = _draw_transfer(rng, layout, num_steps, work_s)
+    work, lengths, uneven, healthy = draw_work(rng, layout, num_steps, work_s)
+    transfer = draw_transfer(rng, layout, num_steps, work_s)
     before = {name: each.copy() for name, each in work.items()}
     nic = np.ones((num_steps, NUM_RANKS))
     drawn = _add_faults(rng, work, nic, work_s) if kind == "slow" else ()
@@ -160,10 +146,7 @@ def make(kind: Kind, seed: int) -> Stragglers:
         _slow_host(each, before, work, (nic, transfer), work_s) for each in drawn
     )
     marks = _add_marks(rng, phases, num_steps)
-    offset_s, drift = _draw_clocks(rng)
-    step_end_s = np.cumsum(phases.sum(axis=2).max(axis=1))
-    end_s = step_end_s[:, None] * (1 + drift) + offset_s
-    end_s += rng.exponential(2e-4, end_s.shape)  # the clock is read a little later
+    end_s, offset_s, drift = _draw_ends(rng, phases)
     lost = _draw_lost(rng, num_steps)
     phases[lost], end_s[lost] = np.nan, np.nan
     return Stragglers(
@@ -188,157 +171,6 @@ def by_host(layout: Layout, values: Array) -> Array:
     order = np.lexsort((layout.tp, layout.host))
     shape = (*values.shape[:-1], NUM_HOSTS, RANKS_PER_HOST)
     return values[..., order].reshape(shape)
-
-
-def _draw_layout(rng: np.random.Generator) -> Layout:
-    """Place the hosts on a mesh; the order of pp and dp differs between runs."""
-    stages = int(rng.choice(STAGES))
-    host, tp = np.divmod(np.arange(NUM_RANKS), RANKS_PER_HOST)
-    if rng.random() < 0.5:
-        pp, dp = host // (NUM_HOSTS // stages), host % (NUM_HOSTS // stages)
-    else:
-        dp, pp = host // stages, host % stages
-    return Layout(host=host, tp=tp, pp=pp, dp=dp)
-
-
-def _draw_work(
-    rng: np.random.Generator, layout: Layout, num_steps: int, work_s: float
-) -> tuple[dict[str, Array], Array, bool, Array]:
-    """Draw what each rank would need alone, in seconds, [T, R].
-
-    Returns:
-      data, forward, backward; the factor of each step [T, replicas] that all stages of
-      a replica share; whether it is uneven; the cost of each healthy host, [hosts].
-    """
-    shape, ratio = (num_steps, NUM_RANKS), rng.uniform(*severity.BACKWARD)
-    spread = np.clip(
-        rng.normal(0, severity.RANK_SPREAD, NUM_RANKS),
-        -severity.MOST_RANK_SPREAD,
-        severity.MOST_RANK_SPREAD,
-    )
-    noise = rng.uniform(*severity.STEP_NOISE)
-    last = layout.pp == layout.pp.max()
-    stage = 1 + (rng.uniform(*severity.FIRST_STAGE) - 1) * (layout.pp == 0)
-    if _happens(rng):
-        middle = int(rng.integers(1, layout.pp.max()))
-        stage = stage + rng.uniform(*severity.UNEVEN_STAGE) * (layout.pp == middle)
-    blips = _draw_blips(rng, num_steps)
-    warm = rng.uniform(*severity.WARM_RACK) * _draw_rack(rng, layout) * _happens(rng)
-    spread = spread + warm
-    work = {}
-    heavier = (severity.LAST_FORWARD, severity.LAST_BACKWARD)
-    for name, part, bounds in (
-        ("forward", 1 / (1 + ratio), heavier[0]),
-        ("backward", ratio / (1 + ratio), heavier[1]),
-    ):
-        usual = part * work_s * np.where(last, rng.uniform(*bounds), stage)
-        jitter = np.exp(noise * rng.standard_normal(shape) + spread)
-        work[name] = usual * jitter * (1 + np.repeat(blips, RANKS_PER_HOST, axis=1))
-    _add_garbage(rng, work, num_steps)
-    _add_warmup(rng, work)
-    work["data"] = _draw_data(rng, layout, num_steps, work_s)
-    uneven = bool(rng.random() < severity.UNEVEN_PROBABILITY)
-    deviation = rng.uniform(*severity.LENGTHS) if uneven else 0.004
-    replicas = int(layout.dp.max()) + 1
-    lengths = np.exp(rng.normal(0, deviation, (num_steps, replicas)))
-    if _happens(rng):
-        longer = rng.random(replicas) < 0.15
-        lengths *= 1 + rng.uniform(*severity.LONG_REPLICAS) * longer
-    if rng.random() < 0.3:  # longer sequences or a larger batch from some step on
-        lengths[int(rng.uniform(0.2, 0.8) * num_steps) :] *= rng.uniform(1.05, 1.4)
-    lasting = spread.reshape(NUM_HOSTS, RANKS_PER_HOST).max(axis=1)
-    return work, lengths, uneven, np.maximum(lasting, 0) + blips.mean(axis=0)
-
-
-def _happens(rng: np.random.Generator) -> bool:
-    """Say whether a run has one of the differences between groups of hosts."""
-    return bool(rng.random() < severity.GROUP_PROBABILITY)
-
-
-def _draw_rack(rng: np.random.Generator, layout: Layout) -> Array:
-    """Draw some neighbouring hosts; 1 for their ranks, 0 for the others, [R]."""
-    size = int(rng.integers(*severity.RACK_HOSTS))
-    first = int(rng.integers(0, NUM_HOSTS - size))
-    return ((layout.host >= first) & (layout.host < first + size)).astype(float)
-
-
-def _draw_blips(rng: np.random.Generator, num_steps: int) -> Array:
-    """Draw the part of the compute by which healthy hosts are slow once, [T, hosts]."""
-    blips = np.zeros((num_steps, NUM_HOSTS))
-    for host in np.flatnonzero(rng.random(NUM_HOSTS) < severity.BLIP_PROBABILITY):
-        length = int(rng.integers(*severity.BLIP_STEPS))
-        start = int(rng.integers(0, num_steps - length))
-        blips[start : start + length, host] = rng.uniform(*severity.BLIP_COST)
-    return blips
-
-
-def _add_garbage(
-    rng: np.random.Generator, work: dict[str, Array], num_steps: int
-) -> None:
-    """Add collections: of each rank by itself, or of all ranks at the same steps."""
-    pause_s = rng.uniform(*severity.GARBAGE_S, (num_steps, NUM_RANKS))
-    if rng.random() < 0.5:
-        every = int(rng.integers(10, 60))
-        collects = np.zeros((num_steps, NUM_RANKS), bool)
-        collects[every - 1 :: every] = True
-    else:
-        rate = rng.uniform(*severity.GARBAGE_PROBABILITY)
-        collects = rng.random((num_steps, NUM_RANKS)) < rate
-    in_forward = rng.random((num_steps, NUM_RANKS)) < 1 / 3
-    work["forward"] += pause_s * (collects & in_forward)
-    work["backward"] += pause_s * (collects & ~in_forward)
-
-
-def _add_warmup(rng: np.random.Generator, work: dict[str, Array]) -> None:
-    """Make the first steps slow, on each host by its own factor."""
-    length = int(rng.integers(*WARMUP_STEPS))
-    factors = np.ones((length, NUM_HOSTS)) + (
-        (rng.uniform(*WARMUP) - 1)
-        * np.linspace(1, 0.1, length)[:, None]
-        * rng.uniform(0.5, 1.0, NUM_HOSTS)
-    )
-    for each in work.values():
-        each[:length] *= np.repeat(factors, RANKS_PER_HOST, axis=1)
-
-
-def _draw_data(
-    rng: np.random.Generator, layout: Layout, num_steps: int, work_s: float
-) -> Array:
-    """Draw the wait for data: one loader per host, and a storage for all of them."""
-    far = rng.uniform(*severity.FAR_RACK_WAIT) * _happens(rng)
-    usual = rng.uniform(*USUAL_WAIT) + far * _draw_rack(rng, layout)[::RANKS_PER_HOST]
-    waits = rng.exponential(usual, (num_steps, NUM_HOSTS))
-    hiccups = np.flatnonzero(rng.random(num_steps) < HICCUP_PROBABILITY)
-    for step in hiccups:
-        hosts = rng.random(NUM_HOSTS) < rng.uniform(0.1, 1.0)
-        waits[step, hosts] += rng.exponential(rng.uniform(0.05, 0.4), hosts.sum())
-    skew = rng.uniform(0, 2e-4, (num_steps, NUM_RANKS))
-    return work_s * (np.repeat(waits, RANKS_PER_HOST, axis=1) + skew)
-
-
-def _draw_transfer(
-    rng: np.random.Generator, layout: Layout, num_steps: int, work_s: float
-) -> dict[str, Array]:
-    """Draw the transfers of each step and rank; the fabric is congested at times."""
-    congested = np.ones(num_steps)
-    for _ in range(int(rng.integers(0, 4))):
-        start, length = int(rng.integers(0, num_steps)), int(rng.integers(3, 30))
-        congested[start : start + length] *= rng.uniform(1.2, 2.5)
-    noise = rng.uniform(*TRANSFER_NOISE)
-    busy = (layout.tp == rng.integers(RANKS_PER_HOST)) * _happens(rng)
-    rail = 1 + (rng.uniform(*severity.BUSY_RAIL) - 1) * busy
-
-    def one(bounds: tuple[float, float]) -> Array:
-        jitter = np.exp(rng.normal(0, noise, (num_steps, NUM_RANKS)))
-        return work_s * rng.uniform(*bounds) * congested[:, None] * rail * jitter
-
-    return {
-        "sync": one(TRANSFER),
-        "pipeline": one(PIPELINE_TRANSFER),
-        "optimizer": work_s
-        * rng.uniform(*OPTIMIZER)
-        * np.exp(rng.normal(0, 0.02, (num_steps, NUM_RANKS))),
-    }
 
 
 def _add_faults(
@@ -455,9 +287,23 @@ def _play(
     end = leave.max(axis=(1, 2, 3), keepdims=True) + grid(transfer["optimizer"]).max(
         axis=(1, 2, 3), keepdims=True
     )
+    measured = _measure(rng, (data, forward, backward), ready, leave, end, leak)
+    return measured.reshape(len(nic), NUM_RANKS, len(PHASES))[:, back]
+
+
+def _measure(
+    rng: np.random.Generator,
+    work: tuple[Array, Array, Array],
+    ready: Array,
+    leave: Array,
+    end: Array,
+    leak: float,
+) -> Array:
+    """Return the phases as they are stamped, [..., phases]."""
+    data, forward, backward = work
     idle = ready - data - forward - backward
-    skew = rng.exponential(5e-4, (2, *shape))  # stamps of ranks that wait together
-    measured = np.stack(
+    skew = rng.exponential(5e-4, (2, *ready.shape))  # of ranks that wait together
+    return np.stack(
         [
             data,
             forward + leak * idle / 3 - skew[0],
@@ -468,7 +314,6 @@ def _play(
         ],
         axis=-1,
     )
-    return measured.reshape(len(nic), NUM_RANKS, len(PHASES))[:, back]
 
 
 def _slow_host(
@@ -527,12 +372,21 @@ def _delay_data(
     rows[:, optimizer] += late_s.max() - late_s  # who is not late waits there
 
 
-def _draw_clocks(rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw offset and drift of the clock of each rank; a host has one clock."""
+def _draw_ends(rng: np.random.Generator, phases: Array) -> tuple[Array, Array, Array]:
+    """Draw the clock of each host, and the ends of steps by it.
+
+    Returns:
+      ends, [T, R]; offset and drift of the clock, [R].
+    """
     sign = rng.choice([-1.0, 1.0], NUM_HOSTS)
-    offset_s = sign * severity.log_uniform(rng, severity.OFFSET_S, NUM_HOSTS)
+    host_s = sign * severity.log_uniform(rng, severity.OFFSET_S, NUM_HOSTS)
+    offset_s = np.repeat(host_s, RANKS_PER_HOST)
     drift = rng.uniform(-1, 1, NUM_HOSTS) * severity.DRIFT_PPM * 1e-6
-    return np.repeat(offset_s, RANKS_PER_HOST), np.repeat(drift, RANKS_PER_HOST)
+    drift = np.repeat(drift, RANKS_PER_HOST)
+    step_end_s = np.cumsum(phases.sum(axis=2).max(axis=1))
+    end_s = step_end_s[:, None] * (1 + drift) + offset_s
+    end_s += rng.exponential(2e-4, end_s.shape)  # the clock is read a little later
+    return end_s, offset_s, drift
 
 
 def _draw_lost(rng: np.random.Generator, num_steps: int) -> Array:

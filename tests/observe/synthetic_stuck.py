@@ -25,9 +25,11 @@ a log, the others log what they wait for) and the kinds of issue I:
 - dead_host: all ranks of a host stop, and nothing of them can be read.
 - slow: nothing is stuck. A rank needs 10 to 200 times as long, or all ranks save.
 
-In every kind the records of some healthy ranks may be missing, the clocks of hosts
-differ by more than operations last, and the program stops at any place. So the earliest
-time and the missing record point at the wrong rank.
+In every kind the records of some healthy ranks may be missing, and the last records of
+others may still be in a buffer (stale), so they seem to wait for nothing. The clocks of
+hosts differ by more than operations last, and the program stops at any place. So the
+earliest time, the missing record and the rank that does not wait may all be the wrong
+ones. No stale rank shares a group with a guilty one: then nobody could tell them apart.
 """
 
 import dataclasses
@@ -55,6 +57,7 @@ STUCK_FOR_STEPS = 25.0  # at least: usual steps from the last progress to the lo
 SLOWER = (10.0, 200.0)  # times between operations: at most some 12 usual steps
 SAVING_PROBABILITY, SAVING_S = 0.3, (5.0, 120.0)
 MISSING_PROBABILITY, MOST_MISSING = 0.4, 3
+STALE_PROBABILITY, MOST_STALE, STALE_RECORDS = 0.4, 6, (1, 4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,8 @@ class Truth:
     """In which it happened, from 0."""
     missing: tuple[int, ...]
     """Healthy ranks whose records are missing."""
+    stale: tuple[int, ...]
+    """Healthy ranks whose last one to three records are missing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,50 +228,47 @@ def _run(
     stopped: dict[int, int],
     slower: float,
 ) -> tuple[list[list[_Visit]], float]:
-    """Run the program until nothing moves; visits of each rank, and the time of it."""
-    num = len(program)
-    usual_s, lasts_s = rng.uniform(*COMPUTE_S), rng.uniform(*OPERATION_S)
-    gaps = usual_s * rng.lognormal(0, COMPUTE_NOISE, (num, NUM_STEPS * 80))
+    """Run the program until nothing moves; visits of each rank, and when it stopped."""
+    num, stops = len(program), kind in ("sleep", "lock", "dead_host")
+    usual_s, lasts_s = rng.uniform(*COMPUTE_S), float(rng.uniform(*OPERATION_S))
+    gaps_s = usual_s * rng.lognormal(0, COMPUTE_NOISE, (num, NUM_STEPS * 80))
+    for rank, place in stopped.items():
+        gaps_s[rank, place:] *= slower
     visits: list[list[_Visit]] = [[] for _ in range(num)]
     clock, place, stop_s = [0.0] * num, [0] * num, 0.0
     arrived: dict[tuple, list[int]] = {}
-    counts: list[dict[tuple, int]] = [{} for _ in range(num)]
-    mismatched: dict[int, tuple] = {}
+    skipped: tuple | None = None
     moving = list(range(num))
     while moving:
         rank = moving.pop()
         length = len(program[rank])
-        if kind == "skip" and stopped.get(rank) == place[rank]:
-            axis, _, members = program[rank][place[rank] % length]
-            mismatched[rank] = (axis, members)
-            stop_s = clock[rank]
-            place[rank] += 1
+        if stopped.get(rank) == place[rank]:
+            stop_s = max(stop_s, clock[rank])
+            if stops:
+                continue
+            if kind == "skip":
+                axis, _, members = program[rank][place[rank] % length]
+                skipped = (rank, axis, members)
+                place[rank] += 1
         if place[rank] == NUM_STEPS * length:
             continue
-        if kind in ("sleep", "lock", "dead_host") and stopped.get(rank) == place[rank]:
-            stop_s = max(stop_s, clock[rank])
-            continue
-        axis, name, members = program[rank][place[rank] % length]
-        factor = slower if kind == "slow" and rank in stopped else 1.0
-        factor = factor if place[rank] >= stopped.get(rank, 0) else 1.0
-        entered_s = clock[rank] + factor * gaps[rank, place[rank]]
-        step = place[rank] // length
-        visits[rank].append(
-            _Visit(axis=axis, name=name, step=step, entered_s=float(entered_s))
-        )
-        if mismatched.get(rank) == (axis, members):
+        step, index = divmod(place[rank], length)
+        axis, name, members = program[rank][index]
+        entered_s = float(clock[rank] + gaps_s[rank, place[rank]])
+        visit = _Visit(axis=axis, name=name, step=step, entered_s=entered_s)
+        visits[rank].append(visit)
+        if skipped == (rank, axis, members):
             continue  # paired with another operation of the others: it never ends
-        key = (axis, members, counts[rank].get((axis, members), 0))
-        counts[rank][axis, members] = key[2] + 1
-        waiting = arrived.setdefault(key, [])
+        waiting = arrived.setdefault((axis, members), [])
         waiting.append(rank)
         if len(waiting) < len(members):
             continue
         end_s = max(visits[each][-1].entered_s for each in waiting) + lasts_s
         for each in waiting:
-            visits[each][-1].left_s = clock[each] = float(end_s)
+            visits[each][-1].left_s = clock[each] = end_s
             place[each] += 1
         moving += waiting
+        del arrived[axis, members]
     return visits, stop_s
 
 
@@ -280,39 +282,32 @@ def _look(
 ) -> StuckCase:
     """Read the records at some moment after the fault."""
     rank, stopped, stop_s = fault
-    num, num_hosts = len(visits), int(mesh.host.max()) + 1
-    ends = [visit.left_s for each in visits for visit in each if visit.left_s < np.inf]
-    first_ends = [visit.left_s for visit in visits[0] if visit.step == 0]
-    last_s, saving = max(ends), False
+    host, num_hosts = mesh.host[rank], int(mesh.host.max()) + 1
+    usual_s = max(visit.left_s for visit in visits[0] if visit.step == 0)
     save_s = float(rng.uniform(*SAVING_S))
-    if kind == "slow":
-        saving = bool(rng.random() < SAVING_PROBABILITY)
-        slow_from_s = visits[rank][stopped[rank]].entered_s
-        now_s = last_s + rng.uniform(0.1, 0.9) * save_s
-        now_s = now_s if saving else rng.uniform(slow_from_s, last_s)
-    else:
-        least_s = max(STUCK_FOR_S[0], STUCK_FOR_STEPS * max(first_ends))
-        now_s = last_s + max(least_s, rng.uniform(*STUCK_FOR_S))
+    slow_from_s = visits[rank][min(stopped[rank], len(visits[rank]) - 1)].entered_s
+    now_s, saving = _draw_moment(rng, kind, visits, usual_s, save_s, slow_from_s)
     missing = _draw_missing(rng, mesh, stopped)
     clock_s = rng.normal(0, rng.uniform(*CLOCK_ERROR_S), num_hosts)
     host_log_s = now_s - rng.uniform(0, 5, num_hosts)
-    until_s = np.full(num, now_s)
-    here = mesh.host == mesh.host[rank]
+    until_s = np.full(len(visits), now_s)
+    stale = _draw_stale(rng, mesh, visits, until_s, {*stopped, *missing})
     if kind == "lock":
-        until_s[here] = host_log_s[mesh.host[rank]] = stop_s + rng.uniform(*LOG_ENDS_S)
+        host_log_s[host] = stop_s + rng.uniform(*LOG_ENDS_S)
+        here = mesh.host == host
+        until_s[here] = np.minimum(until_s[here], host_log_s[host])
     unread = set(missing)
     if kind == "dead_host":
         unread |= set(stopped)
-        host_log_s[mesh.host[rank]] = np.nan
-    progress = _read(visits, until_s, clock_s[mesh.host], unread)
+        host_log_s[host] = np.nan
     activity = "save" if saving else "step"
     return StuckCase(
         mesh=mesh,
-        progress=progress,
+        progress=_read(visits, until_s, clock_s[mesh.host], unread),
         host_log_s=host_log_s + clock_s,
-        activity=tuple("" if each in unread else activity for each in range(num)),
-        now_s=float(now_s),
-        usual_step_s=float(max(first_ends)),
+        activity=tuple("" if r in unread else activity for r in range(len(visits))),
+        now_s=now_s,
+        usual_step_s=float(usual_s),
         usual_save_s=save_s,
         truth=Truth(
             kind=kind,
@@ -321,8 +316,51 @@ def _look(
             slow_rank=rank if kind == "slow" and not saving else None,
             step=stopped[rank] // length,
             missing=missing,
+            stale=stale,
         ),
     )
+
+
+def _draw_moment(
+    rng: np.random.Generator,
+    kind: Kind,
+    visits: list[list[_Visit]],
+    usual_s: float,
+    save_s: float,
+    slow_from_s: float,
+) -> tuple[float, bool]:
+    """Draw when the records are read, and whether all ranks save at that time."""
+    last_s = max(
+        visit.left_s for each in visits for visit in each if visit.left_s < np.inf
+    )
+    if kind != "slow":
+        least_s = max(STUCK_FOR_S[0], STUCK_FOR_STEPS * usual_s)
+        return float(last_s + max(least_s, rng.uniform(*STUCK_FOR_S))), False
+    if rng.random() < SAVING_PROBABILITY:
+        return float(last_s + rng.uniform(0.1, 0.9) * save_s), True
+    return float(rng.uniform(slow_from_s, last_s)), False
+
+
+def _draw_stale(
+    rng: np.random.Generator,
+    mesh: Mesh,
+    visits: list[list[_Visit]],
+    until_s: Array,
+    excluded: set[int],
+) -> tuple[int, ...]:
+    """Draw ranks that share no group with others, and end their records early."""
+    if rng.random() > STALE_PROBABILITY:
+        return ()
+    columns = (mesh.tp, mesh.pp, mesh.dp)
+    apart = np.ones(len(mesh.tp), bool)
+    for each in excluded:
+        apart &= sum((column == column[each]).astype(int) for column in columns) < 2
+    drawn = rng.permutation(np.flatnonzero(apart))
+    stale = drawn[: int(rng.integers(1, MOST_STALE + 1))].tolist()
+    for rank in stale:
+        entered = [v.entered_s for v in visits[rank] if v.entered_s < until_s[rank]]
+        until_s[rank] = entered[-int(rng.integers(*STALE_RECORDS))]
+    return tuple(sorted(stale))
 
 
 def _draw_missing(

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 
 from tests.observe import synthetic_severity as severity
+from tests.observe.straggler_work import NUM_HOSTS, NUM_RANKS, RANKS_PER_HOST
 from tests.observe.synthetic_stragglers import (
     HOST_KINDS,
     KINDS,
-    NUM_HOSTS,
-    NUM_RANKS,
     NUM_SLOW,
     PHASES,
-    RANKS_PER_HOST,
     Kind,
     Stragglers,
     by_host,

@@ -75,7 +75,8 @@ def test_everybody_else_waits_and_has_waited_for_long(kind):
     for case in made(kind):
         guilty = np.isin(np.arange(len(case.mesh.tp)), case.truth.guilty)
         assert case.truth.stuck
-        known = ~unread(case) & ~guilty
+        stale = np.isin(np.arange(len(case.mesh.tp)), case.truth.stale)
+        known = ~unread(case) & ~guilty & ~stale
         if kind != "lock":  # the records of its host end early
             assert pending(case)[known].all()
         assert pending(case)[known].any()
@@ -152,11 +153,13 @@ def test_records_of_healthy_ranks_are_missing_in_every_kind():
 
 
 def test_simple_rules_name_the_wrong_rank():
-    earliest = missing = 0
+    earliest = missing = idle = 0
     for case in made("sleep"):
         (guilty,) = case.truth.guilty
         times_s = np.where(unread(case), np.inf, last_s(case))
         earliest += int(np.argmin(times_s)) == guilty
         missing += bool(unread(case).any())
+        idle += int((~pending(case) & ~unread(case)).sum()) > 1
     assert earliest < 0.5 * len(SEEDS)
     assert missing >= 2  # a rule that blames who has no record blames a healthy one
+    assert idle >= 2  # and so does one that blames who does not wait
