@@ -12,6 +12,7 @@ import numpy as np
 from tests.observe import synthetic_severity as severity
 
 type Array = np.ndarray
+# Chosen where no source is named: see `synthetic_severity` for the names.
 NUM_HOSTS, RANKS_PER_HOST = 128, 8
 NUM_RANKS = NUM_HOSTS * RANKS_PER_HOST
 STAGES = (4, 8, 16)  # chosen; data parallel 32, 16, 8

@@ -54,6 +54,7 @@ LEVELS: dict[Kind, tuple[float, float]] = {
     "no_gpudirect": severity.NO_GPUDIRECT_LEVEL,
     "bad_link": severity.BAD_LINK_LEVEL,
 }
+# Chosen where no source is named: see `synthetic_severity` for the names.
 LEVEL_NOISE = {"dead_link": (0.03, 0.2), "no_gpudirect": (0.01, 0.06)}  # log; chosen
 
 DURATION_S = (3600.0, 10_800.0)  # chosen: four rare dips or more

@@ -57,6 +57,7 @@ type Cause = Literal[
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause.__value__)
 
+# Chosen where no source is named: see `synthetic_severity` for the names.
 STAGES = (2, 4, 8)
 REPLICAS = (2, 4, 8)
 CHUNKS = (1, 2)

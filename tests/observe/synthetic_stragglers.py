@@ -58,6 +58,7 @@ HOST_KINDS: tuple[HostKind, ...] = get_args(HostKind.__value__)
 PHASES = ("data", "forward", "backward", "pipeline", "sync", "optimizer")
 NUM_SLOW = round(severity.SLOW_PART * NUM_HOSTS)
 
+# Chosen where no source is named: see `synthetic_severity` for the names.
 STEPS = (120, 221)  # chosen: ten minutes of steps
 MICROBATCHES = (2, 5)  # times the stages; chosen: a bubble of 20 to 50%
 STEP_S = (2.0, 8.0)  # chosen; compute of a step
