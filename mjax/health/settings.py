@@ -8,6 +8,7 @@ and which checks may not be unknown.
 import dataclasses
 import difflib
 import fnmatch
+import math
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 LIMITS_PATH = Path(__file__).with_name("limits.toml")
 _ABOUT = ("source", "unit")
+"""Keys of a check in limits.toml that are no limits."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -83,7 +85,8 @@ def read_limits(path: Path | None = None) -> dict[str, dict[str, Any]]:
     """Return the limits of all checks, changed by those of a file.
 
     Raises:
-      ValueError: the file is no TOML, or names a check or limit that there is not.
+      ValueError: the file is not TOML, names an unknown check or limit, or has a value
+        of another type.
     """
     limits: dict[str, dict[str, Any]] = tomllib.loads(LIMITS_PATH.read_text())
     if path is None:
@@ -94,17 +97,28 @@ def read_limits(path: Path | None = None) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{path}: {check} must be a table, got {changed!r}")
         for name, value in changed.items():
             _known(name, limits[check], f"{path}: {check} has no limit")
-            wanted = limits[check][name]
-            is_number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
-            fits = int | float if is_number else type(wanted)
-            if not isinstance(value, fits) or isinstance(value, bool) != isinstance(
-                wanted, bool
-            ):
+            shipped = limits[check][name]
+            if not _is_like(value, shipped):
                 raise ValueError(
-                    f"{path}: {check}.{name} must be like {wanted!r}, got {value!r}"
+                    f"{path}: {check}.{name} must be like {shipped!r}, got {value!r}"
                 )
             limits[check][name] = value
     return limits
+
+
+def _is_like(value: Any, shipped: Any) -> bool:
+    """Say whether a limit of a user can take the place of the shipped one."""
+    if isinstance(shipped, list):
+        return isinstance(value, list) and all(_is_like(v, shipped[0]) for v in value)
+    if isinstance(shipped, dict):
+        first = next(iter(shipped.values()))
+        inner = value.values() if isinstance(value, dict) else ()
+        return isinstance(value, dict) and all(_is_like(v, first) for v in inner)
+    if isinstance(shipped, str | bool):
+        return type(value) is type(shipped)
+    # Every comparison with nan is false, so a check would never fail.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and not math.isnan(value)
 
 
 def read_expected(path: Path, names: Collection[str]) -> dict[str, Any]:
@@ -138,8 +152,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _known(name: str, names: Collection[str], what: str) -> None:
-    if name in names and name not in _ABOUT:
+    known = [one for one in names if one not in _ABOUT]
+    if name in known:
         return
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(f"{what} {name}{hint}")

@@ -91,7 +91,23 @@ def test_bad_input_is_one_message_and_exit_2(words, message, capsys):
         (
             "--limits",
             '["memory.swap"]\nsource = "me"',
-            "memory.swap has no limit source",
+            "memory.swap has no limit source\n",
+        ),
+        (
+            "--limits",
+            '["memory.swap"]\nmax_used_gib = nan',
+            "memory.swap.max_used_gib must be like 0, got nan",
+        ),
+        (
+            "--limits",
+            '["processes.training"]\nnames = ["python*", 1]',
+            "got ['python*', 1]",
+        ),
+        ("--limits", '["routes.arp"]\narp_announce = ["2"]', "got ['2']"),
+        (
+            "--limits",
+            '["nvlink.rate"]\ngb_per_s = {B200 = "50"}',
+            "got {'B200': '50'}",
         ),
     ],
 )
