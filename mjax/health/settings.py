@@ -80,6 +80,16 @@ EXPECTED: Mapping[str, tuple[type, str]] = MappingProxyType(
     }
 )
 
+VERSIONS = (
+    *("kernel", "os", "glibc", "bios", "cuda", "docker", "container_toolkit"),
+    *("nvidia_driver", "vbios", "mlx5_core", "ofed"),
+    *("infiniband_board", "infiniband_firmware"),
+)
+"""Names in `versions` that a check compares."""
+_WITH_NUMBERS = ("sysctl", "nccl")
+"""Expectations whose values may be written as whole numbers. A version may not: 12.10
+would become 12.1."""
+
 
 def read_limits(path: Path | None = None) -> dict[str, dict[str, Any]]:
     """Return the limits of all checks, changed by those of a file.
@@ -128,7 +138,8 @@ def read_expected(path: Path, names: Collection[str]) -> dict[str, Any]:
       path: of a TOML file with keys of `EXPECTED`.
       names: of all checks, for `require`.
     Raises:
-      ValueError: the file is no TOML, or has a key or type that there is not.
+      ValueError: the file is not TOML, or has an unknown key or a value of another
+        type.
     """
     expect = _read(path)
     for key, value in expect.items():
@@ -138,10 +149,28 @@ def read_expected(path: Path, names: Collection[str]) -> dict[str, Any]:
             raise ValueError(
                 f"{path}: {key} must be of type {wanted.__name__}, got {value!r}"
             )
+        _check_items(path, key, value)
+    for name in expect.get("versions", ()):
+        _known(name, VERSIONS, f"{path}: versions: no check compares")
     for pattern in expect.get("require", ()):
-        if not isinstance(pattern, str) or not fnmatch.filter(names, pattern):
+        if not fnmatch.filter(names, pattern):
             raise ValueError(f"{path}: require: no check is named {pattern!r}")
     return expect
+
+
+def _check_items(path: Path, key: str, value: Any) -> None:
+    """Refuse items of a list or table that are not text."""
+    places: dict[str, Any] = {}
+    if isinstance(value, list):
+        places = {f"{key}[{index}]": item for index, item in enumerate(value)}
+    elif isinstance(value, dict):
+        places = {f"{key}.{name}": item for name, item in value.items()}
+    for place, item in places.items():
+        is_number = key in _WITH_NUMBERS and type(item) is int
+        if not isinstance(item, str) and not is_number:
+            raise ValueError(
+                f"{path}: {place} must be text, got {item!r}; write it in quotes"
+            )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import string
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from mjax.health.check import judge
 from mjax.health.checks.table import BY_NAME, CHECKS
 from mjax.health.findings import State
-from mjax.health.settings import EXPECTED, Settings
+from mjax.health.settings import EXPECTED, VERSIONS, Settings
 from mjax.health.sources import Reading
 from tests.health import cases
 from tests.health.cases import Case
@@ -45,6 +47,32 @@ def test_names_are_unique_and_all_fields_are_told():
         for text in (check.what, check.action):
             assert text.endswith("."), check.name
     assert all(case.expect.keys() <= EXPECTED.keys() for case in cases.cases())
+
+
+class Asked(dict[str, Any]):
+    """A table that notes which of its keys are read."""
+
+    def __init__(self, fields: Mapping[str, Any], names: set[str]) -> None:
+        super().__init__(fields)
+        self._names = names
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._names.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self._names.add(str(key))
+        return super().__contains__(key)
+
+
+def test_the_versions_that_may_be_expected_are_those_that_checks_compare():
+    names: set[str] = set()
+    for case in CASES:
+        versions = Asked(case.expect.get("versions", {}), names)
+        expect = dict(case.expect) | {"versions": versions}
+        settings = Settings(limits=cases.limits(), expect=expect)
+        judge(BY_NAME[case.check], case.reading, settings)
+    assert names == {*VERSIONS}
 
 
 def test_every_limit_has_a_source_and_a_check():
