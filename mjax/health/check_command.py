@@ -66,8 +66,8 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    if not args.seconds > 0:
-        raise ValueError(f"--seconds must be above 0, got {args.seconds:g}")
+    if not 0 < args.seconds < float("inf"):
+        raise ValueError(f"--seconds must be positive, got {args.seconds:g}")
     expect = {} if args.expect is None else read_expected(args.expect, [*BY_NAME])
     settings = Settings(limits=read_limits(args.limits), expect=expect)
     checks = chosen(args.only)

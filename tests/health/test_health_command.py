@@ -64,7 +64,8 @@ def test_what_is_required_fails_a_host_that_does_not_have_it(tmp_path):
     ("words", "message"),
     [
         (["--only", "gpu.nonsense"], "--only gpu.nonsense: there is no such check"),
-        (["--seconds", "0"], "--seconds must be above 0, got 0"),
+        (["--seconds", "0"], "--seconds must be positive, got 0"),
+        (["--seconds", "inf"], "--seconds must be positive, got inf"),
         (["--expect", "/no/file"], "/no/file cannot be read"),
         (["--out", "/no/folder/x"], "--out /no/folder/x cannot be written"),
     ],
