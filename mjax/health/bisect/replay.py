@@ -109,7 +109,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read metrics.jsonl, complete or not at all.
 
     Raises:
-      ValueError: it is absent, or a line is not a JSON object.
+      ValueError: it is absent or cut off, or a line is not a JSON object.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -117,7 +117,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"the job wrote no {path.name}: {error}") from error
     if not text.endswith("\n"):
         raise ValueError(f"{path.name} is cut off")
-    return [checked_json.read(line, dict[str, Any]) for line in text.splitlines()]
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            rows.append(checked_json.read(line, dict[str, Any]))
+        except ValueError as error:
+            raise ValueError(f"{path.name}:{number}: {error}") from error
+    return rows
 
 
 def read_sums(work_dir: Path, step: int) -> list[bytes]:
@@ -201,17 +207,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="mjax-replay-", dir=config.dir) as folder:
-        work_dir = Path(folder) / "run"
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="mjax-replay-", dir=config.dir)
+    except OSError as error:
+        print(f"error: --dir {config.dir}: {error.strerror}", file=sys.stderr)
+        return 2
+    with folder:
         try:
-            run_job(command or _own_job(config), work_dir, config.time_limit_s)
-            rows = read_rows(work_dir / "metrics.jsonl")
-            sums = read_sums(work_dir, config.steps) if config.state else []
-            print(digest(rows, config.steps, sums))
+            print(_replayed(config, command, Path(folder.name) / "run"))
         except (RuntimeError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
     return 0
+
+
+def _replayed(config: ReplayFlags, command: Sequence[str], work_dir: Path) -> str:
+    """Run the job and return the hash of what it computed."""
+    run_job(command or _own_job(config), work_dir, config.time_limit_s)
+    rows = read_rows(work_dir / "metrics.jsonl")
+    sums = read_sums(work_dir, config.steps) if config.state else []
+    return digest(rows, config.steps, sums)
 
 
 def _own_job(config: ReplayFlags) -> list[str]:

@@ -87,8 +87,8 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):
     path.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW)[:-5])
     with pytest.raises(ValueError, match="is cut off"):
         read_rows(path)
-    path.write_text("[1]\n")
-    with pytest.raises(ValueError, match="must be an object"):
+    path.write_text(json.dumps(ROW) + "\n[1]\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: .* must be an object"):
         read_rows(path)
 
 
@@ -175,6 +175,7 @@ def test_a_job_that_fails_prints_no_hash(
         (("--steps", "0"), "--steps must be at least 1, got 0"),
         (("--devices", "0"), "--devices must be at least 1, got 0"),
         (("--dir", "/absent"), "--dir /absent is no folder"),
+        (("--dir", "/proc"), "--dir /proc: "),  # where nobody can make a folder
         (("--time-limit-s", "-1"), "--time-limit-s must be positive, got -1"),
         (("--", "./job"), "has no {work_dir}"),
         (("--step", "3"), "unknown flag --step; the nearest is --steps"),
