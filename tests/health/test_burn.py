@@ -304,14 +304,17 @@ def test_results_of_other_hosts_are_read_back_and_bad_ones_refused(
         ('"value": null', '"value": NaN', "memory.pattern must be positive, got nan"),
         ('"state": "ok"', '"state": "fine"', "must be one of 'ok', 'failed'"),
         ('"unit": ""', '"unit": 3', "unit must be text, got 3"),
+        ('"unit": ""', '"unit": "TB/s"', "is in TB/s, expected GB/s"),
         ("]}", "", "not JSON"),
     ):
         assert old in good
         path.write_text(good.replace(old, new))
+        num_rounds = host.rounds
         code, _, errors = run(capsys, "--compare", str(path))
         assert code == burn.BAD_INPUT
-        assert errors.startswith(f"error: --compare {path}: ")
+        assert errors.startswith("error: --compare")
         assert says in errors
+        assert host.rounds == num_rounds, "nothing is measured for a bad file"
 
 
 def test_the_command_loads_no_jax():

@@ -63,7 +63,7 @@ def _run(config: BurnConfig) -> int:
     """Burn, judge and report."""
     baselines = burn_limits.read_baselines(config.baselines)
     others = [burn_result.read_result(path) for path in config.compare]
-    burn_limits.others(others, config.host, "", config.compare_fraction)
+    burn_limits.check_results(others)
     for flag, path in (("--out", config.out), ("--state", config.state)):
         if path is not None and not path.absolute().parent.is_dir():
             raise ValueError(f"{flag} {path}: its folder does not exist; make it first")

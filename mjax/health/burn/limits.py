@@ -92,6 +92,25 @@ def read_baselines(path: Path = BASELINES) -> Baselines:
         raise ValueError(f"--baselines {path}: {error}") from error
 
 
+def check_results(results: Sequence[Result]) -> None:
+    """Refuse results of other hosts that nothing can be compared with.
+
+    Raises:
+      ValueError: a host is there twice, or a value has another unit.
+    """
+    names = [result.host for result in results]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"--compare has host {twice} twice; give one file of each")
+    for result in results:
+        for check in result.checks:
+            if check.unit not in ("", unit_of(check.name)):
+                raise ValueError(
+                    f"--compare: {check.name} of {result.host} is in {check.unit}, "
+                    f"expected {unit_of(check.name)}; measure it with this version"
+                )
+
+
 def others(
     results: Sequence[Result], host: str, hardware: str, fraction: float
 ) -> Others:
@@ -102,26 +121,14 @@ def others(
       host: this one.
       hardware: of this host; results of other hardware are left out.
       fraction: of their median that must be reached.
-    Raises:
-      ValueError: a host is there twice, or a value has another unit.
     """
-    names = [result.host for result in results]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"--compare has host {twice} twice; give one file of each")
     values: dict[str, list[float]] = {}
     foreign = [one for one in results if one.host != host]
     same = [one for one in foreign if one.hardware == hardware]
     for result in same:
         for check in result.checks:
-            if check.value is None or not check.unit:
-                continue
-            if check.unit != unit_of(check.name):
-                raise ValueError(
-                    f"--compare: {check.name} of {result.host} is in {check.unit}, "
-                    f"expected {unit_of(check.name)}; measure it with this version"
-                )
-            values.setdefault(check.name, []).append(check.value)
+            if check.value is not None and check.unit:
+                values.setdefault(check.name, []).append(check.value)
     return Others(values=values, fraction=fraction, left_out=len(foreign) - len(same))
 
 
