@@ -317,6 +317,12 @@ def test_results_of_other_hosts_are_read_back_and_bad_ones_refused(
         assert host.rounds == num_rounds, "nothing is measured for a bad file"
 
 
+def test_a_result_is_printed_though_its_file_cannot_be_written(host, capsys, tmp_path):
+    code, found, errors = run(capsys, "--out", str(tmp_path))
+    assert (code, found["ok"]) == (burn.NOT_PASSED, True)
+    assert errors == f"error: cannot write --out {tmp_path}: Is a directory\n"
+
+
 def test_the_command_loads_no_jax():
     """jax is loaded where it may hang: in the measuring processes."""
     code = (

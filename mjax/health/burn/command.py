@@ -93,9 +93,14 @@ def _run(config: BurnConfig) -> int:
         checks=checks,
     )
     text = burn_result.to_json(result)
+    print(text if config.json else burn_result.to_table(result), flush=True)
     if config.out is not None:
-        config.out.write_text(f"{text}\n", encoding="utf-8")
-    print(text if config.json else burn_result.to_table(result))
+        try:
+            config.out.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            raise RuntimeError(
+                f"cannot write --out {config.out}: {error.strerror}"
+            ) from error
     return PASSED if result.ok else NOT_PASSED
 
 
