@@ -1,7 +1,7 @@
 """Which lines of the kernel's log mean a fault: the rules of `kernel_log.toml`.
 
-Enters: that file. Leaves: frozen rules, compiled; the first that matches a line takes
-it. What the fields mean is said at the top of the file, with the source of each rule.
+Enters: that file. Leaves: frozen rules, compiled; the first rule that matches a line
+counts. The top of the file explains the fields and gives the source of each rule.
 """
 
 import dataclasses
@@ -112,27 +112,31 @@ def read(path: Path) -> Rules:
     """Return the rules of a file.
 
     Raises:
-      ValueError: it is no TOML, or a rule has a field that there is not.
+      ValueError: it is not TOML, or a rule has an unknown field; the message names the
+        file.
     """
     try:
-        content = tomllib.loads(path.read_text())
-        unknown = content.keys() - {"rule", "allow", "xid"}
-        if unknown:
-            raise ValueError(f"{path} has {sorted(unknown)}, which mean nothing")
-        rules = [_rule(fields) for fields in content["rule"]]
-        xid = content["xid"]
-        return Rules(
-            rules={rule.name: rule for rule in rules},
-            allowed=[
-                Allowed(re.compile(allowed["pattern"]), allowed["reason"])
-                for allowed in content["allow"]
-            ],
-            xids={n: kind["name"] for kind in xid["kind"] for n in kind["numbers"]},
-            xid_actions={kind["name"]: kind["action"] for kind in xid["kind"]},
-            xid_names={int(n): name for n, name in xid["names"].items()},
-        )
-    except (OSError, KeyError, TypeError, re.error) as error:
+        return _rules(tomllib.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, re.error) as error:
         raise ValueError(f"{path} cannot be read: {error!r}") from error
+
+
+def _rules(content: Mapping[str, Any]) -> Rules:
+    unknown = content.keys() - {"rule", "allow", "xid"}
+    if unknown:
+        raise ValueError(f"unknown tables: {', '.join(sorted(unknown))}")
+    rules = [_rule(fields) for fields in content["rule"]]
+    xid = content["xid"]
+    return Rules(
+        rules={rule.name: rule for rule in rules},
+        allowed=[
+            Allowed(re.compile(allowed["pattern"]), allowed["reason"])
+            for allowed in content["allow"]
+        ],
+        xids={n: kind["name"] for kind in xid["kind"] for n in kind["numbers"]},
+        xid_actions={kind["name"]: kind["action"] for kind in xid["kind"]},
+        xid_names={int(n): name for n, name in xid["names"].items()},
+    )
 
 
 def _rule(fields: Mapping[str, Any]) -> Rule:

@@ -348,5 +348,5 @@ def test_rules_that_are_no_rules_are_refused(old, new, tmp_path):
     assert old in text
     path = tmp_path / "rules.toml"
     path.write_text(text.replace(old, new))
-    with pytest.raises(ValueError, match=r"rules\.toml|TOML|Expected"):
+    with pytest.raises(ValueError, match=r"rules\.toml cannot be read"):
         kernel_rules.read(path)
