@@ -104,7 +104,7 @@ class Driver:
             find_ports=self._find_ports,
             sizes=self._sizes,
             take_back=self._flags.take_back,
-            faults=lambda name: self._history.faults(name) if self._history else 0.0,
+            faults=lambda name: self._history.score(name) if self._history else 0.0,
         )
         self._pods = None if api is None else self._make_pods(api)
         self._is_saved = False

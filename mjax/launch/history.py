@@ -1,8 +1,8 @@
-"""What other runs, and this one, know against its hosts.
+"""The history of hosts, as the driver of one run uses it.
 
 Enters: the events of this run, and a file that several runs share. Leaves: a score for
-each host; of the spares the one with the lowest is taken. A file that cannot be used
-while the run goes on is said once, and then all hosts count as equal.
+each host; of the spares the one with the lowest score is taken. A file that cannot be
+used while the run goes on is told once; the last scores that were read then stay.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _KINDS = ("failure", "evict", "check", "host", "log")
 
 
 class HostHistory:
-    """The history of hosts, as the driver of one run uses it."""
+    """Reads and writes the file, and keeps the latest scores."""
 
     def __init__(self, path: Path, events: Path, tell: Callable[..., None]) -> None:
         """Open it, make it if absent.
@@ -27,7 +27,7 @@ class HostHistory:
           events: events.jsonl of the run.
           tell: records an event, see `events.teller`.
         Raises:
-          ValueError: the file is damaged, or no history.
+          ValueError: the file is damaged, or is not a history.
           RuntimeError: another process holds it for too long.
         """
         self._reputation = Reputation(path)
@@ -36,12 +36,12 @@ class HostHistory:
         self._is_current = self._has_failed = False
 
     def note(self, event: Event) -> None:
-        """Take notice that an event was recorded."""
+        """Read the scores again at the next question if an event may change them."""
         if event.kind in _KINDS:
             self._is_current = False
 
-    def faults(self, host: str) -> float:
-        """Return the score of a host; 0 if nothing is known against it."""
+    def score(self, host: str) -> float:
+        """Return the score of a host; 0 if it has no known fault."""
         if not self._is_current:
             self._is_current = True
             self._read()

@@ -33,7 +33,7 @@ def test_a_host_that_has_failed_in_one_run_comes_after_others_in_the_next(tmp_pa
     first = opened(path, write(tmp_path / "a", "host-1", "host-1", "host-2"), [])
     first.close()
     second = opened(path, write(tmp_path / "b"), [])
-    scores = [second.faults(f"host-{i}") for i in range(3)]
+    scores = [second.score(f"host-{i}") for i in range(3)]
     assert scores[0] == 0.0 < scores[2] < scores[1]
     second.close()
 
@@ -41,16 +41,16 @@ def test_a_host_that_has_failed_in_one_run_comes_after_others_in_the_next(tmp_pa
 def test_what_happens_in_this_run_counts_at_once_and_only_once(tmp_path):
     events, told = write(tmp_path / "a", "host-1"), []
     history = opened(tmp_path / "hosts.db", events, told)
-    assert history.faults("host-1") == pytest.approx(1.0, rel=1e-3)
+    assert history.score("host-1") == pytest.approx(1.0, rel=1e-3)
     journal = Journal(tmp_path / "a")
     data = {"cause": "GPU failed", "ranks": [0], "hosts": ["host-1"]}
     event = Event(kind="failure", text="once more", host="host-1", data=data)
     journal.record(event, 2)
     journal.close()
-    assert history.faults("host-1") == pytest.approx(1.0, rel=1e-3)
+    assert history.score("host-1") == pytest.approx(1.0, rel=1e-3)
     for _ in range(2):
         history.note(event)
-        assert history.faults("host-1") == pytest.approx(2.0, rel=1e-3)
+        assert history.score("host-1") == pytest.approx(2.0, rel=1e-3)
     history.close()
     assert told == []
 
@@ -58,13 +58,13 @@ def test_what_happens_in_this_run_counts_at_once_and_only_once(tmp_path):
 def test_a_history_that_fails_is_said_once_and_the_run_goes_on(tmp_path):
     told = []
     history = opened(tmp_path / "hosts.db", write(tmp_path / "a", "host-1"), told)
-    known = history.faults("host-1")
+    known = history.score("host-1")
     assert known > 0
     with sqlite3.connect(tmp_path / "hosts.db") as base:
         base.execute("drop table events")
     for _ in range(2):
         history.note(Event(kind="failure", text=""))
-        assert history.faults("host-1") == known
+        assert history.score("host-1") == known
     history.close()
     (event,) = told
     assert (event.kind, event.severity) == ("history", "warning")
