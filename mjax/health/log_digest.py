@@ -20,10 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from mjax import checked_json
 from mjax.health import kernel_rules
-from mjax.health.findings import (
-    KEPT_TEXTS,
-    UnreadableError,
-)
+from mjax.health.findings import KEPT_TEXTS, UnreadableError
 from mjax.health.kernel_rules import Found, Rules
 from mjax.health.sources import Reading
 

@@ -5,11 +5,9 @@ Enters: the output of `journalctl` or `dmesg`, or a file, of any length. Leaves:
 incomplete.
 """
 
-import contextlib
 import dataclasses
 import os
 import selectors
-import signal
 import subprocess
 import tempfile
 import time
@@ -17,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mjax.health.log_digest import CHUNK_BYTES, Now, Scanner
-from mjax.health.sources import Command, File, Reading
+from mjax.health.sources import C_LOCALE, Command, File, Reading, kill
 
 _SHOWN_CHARS = 300
 
@@ -42,8 +40,8 @@ class Log:
         reasons = []
         for way in self.ways:
             scanner = Scanner(way.shown, now(), is_severe=self.is_severe)
-            status, reason = _feed(scanner, way, until_s)
-            if status is None:
+            reason = _feed(scanner, way, until_s)
+            if reason is None:
                 return Reading(status=None)
             if not reason and scanner.num_bytes == 0 and not self.is_severe:
                 reason = f"{way.shown} gives no line"
@@ -58,17 +56,14 @@ def now() -> Now:
     return Now(unix_s=time.time(), uptime_s=time.monotonic())
 
 
-def _feed(
-    scanner: Scanner, way: Command | File, until_s: float
-) -> tuple[int | None, str]:
+def _feed(scanner: Scanner, way: Command | File, until_s: float) -> str | None:
     """Read one way to its end.
 
     Returns:
-      0, or None if the time was over; and why it gives nothing, or "".
+      why it gives nothing; "" if it does, None if the time was over.
     """
     if isinstance(way, File):
         return _feed_file(scanner, Path(way.path), until_s)
-    environment = os.environ | {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(
@@ -77,39 +72,39 @@ def _feed(
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
-                env=environment,
+                env=os.environ | C_LOCALE,
             )
         except FileNotFoundError:
-            return 0, f"there is no command {way.argv[0]}"
+            return f"there is no command {way.argv[0]}"
         except OSError as error:
-            return 0, f"{way.argv[0]} cannot be run: {error.strerror}"
+            return f"{way.argv[0]} cannot be run: {error.strerror}"
         try:
             for data in _chunks(process, until_s):
                 scanner.feed(data)
             status = process.wait(max(0.0, until_s - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired):
-            return None, "its time limit passed"
+            return None
         finally:
             _end(process)
         errors.seek(0)
         said = errors.read()[-_SHOWN_CHARS:].decode(errors="replace").strip()
     if status:
-        return 0, f"{way.shown} ended with {status}" + (f": {said}" if said else "")
-    return 0, ""
+        return f"{way.shown} ended with {status}" + (f": {said}" if said else "")
+    return ""
 
 
-def _feed_file(scanner: Scanner, path: Path, until_s: float) -> tuple[int | None, str]:
+def _feed_file(scanner: Scanner, path: Path, until_s: float) -> str | None:
     try:
         with path.open("rb") as file:
             while data := file.read(CHUNK_BYTES):
                 scanner.feed(data)
                 if time.monotonic() > until_s:
-                    return None, "its time limit passed"
+                    return None
     except FileNotFoundError:
-        return 0, f"there is no {path}"
+        return f"there is no {path}"
     except OSError as error:
-        return 0, f"{path} cannot be read: {error.strerror}"
-    return 0, ""
+        return f"{path} cannot be read: {error.strerror}"
+    return ""
 
 
 def _chunks(process: subprocess.Popen[bytes], until_s: float) -> Iterator[bytes]:
@@ -133,10 +128,7 @@ def _chunks(process: subprocess.Popen[bytes], until_s: float) -> Iterator[bytes]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process with its children, and take its status."""
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill(process)
     if process.stdout is not None:
         process.stdout.close()

@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from mjax.health.sources import Reading
+from mjax.health.sources import Reading, whole
 
 INTERVAL_S = 1.0
 """Between the two looks, chosen: a processor's tick is 10 ms, so that 1% is seen."""
@@ -62,8 +62,7 @@ class Processes:
         after, seconds = _look(), time.monotonic() - began_s
         if os.getpid() not in after:
             return Reading(absent="/proc cannot be read")
-        text = table(before, after, seconds, os.getpid())
-        return Reading(text=text, num_bytes=len(text.encode()))
+        return whole(table(before, after, seconds, os.getpid()))
 
 
 def table(

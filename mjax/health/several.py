@@ -2,9 +2,9 @@
 
 `Several` is for a check that compares what its sources say. Enters: sources. Leaves:
 one `Reading` whose text has a header line before the text of each source; `parts` cuts
-it again. A source that is absent leaves an empty part that
-says why, so that the check decides what that means; if all are absent, so is the whole.
-The first exit status that is not 0 is the status of the whole.
+it again. A source that is absent leaves an empty part that says why, and the check
+decides what that means; the whole is absent only if all sources are. The first exit
+status that is not 0 is the status of the whole.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from mjax.health.findings import UnreadableError
-from mjax.health.sources import Reading, Source
+from mjax.health.sources import Reading, Source, num_bytes_of
 
 _HEADER = re.compile(r"==> .*? (?:\(absent: (.*)\) )?<==")
 
@@ -68,9 +68,9 @@ class Several:
             head = f"==> {_one_line(source.shown)}{why} <==\n"
             end = "" if reading.text.endswith("\n") or not reading.text else "\n"
             text += head + reading.text + end
-            had = _num_bytes(reading.text)
+            had = num_bytes_of(reading.text)
             missing = 0 if reading.num_bytes is None else reading.num_bytes - had
-            num_bytes += _num_bytes(head + end) + had + missing
+            num_bytes += num_bytes_of(head + end) + had + missing
         statuses = [reading.status for reading in readings if not reading.absent]
         bad = [status for status in statuses if status != 0]
         errors = [reading.error for reading in readings if reading.error]
@@ -84,7 +84,7 @@ class Several:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one of the sources has said."""
+    """The output of one of the sources."""
 
     text: str
     absent: str
@@ -123,10 +123,6 @@ def present(part: Part) -> str:
     if part.absent:
         raise UnreadableError(part.absent)
     return part.text
-
-
-def _num_bytes(text: str) -> int:
-    return len(text.encode(errors="surrogateescape"))
 
 
 def _one_line(text: str) -> str:

@@ -10,11 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mjax.health.findings import (
-    UnreadableError,
-    quoted,
-)
-from mjax.health.sources import Command, Reading
+from mjax.health.findings import UnreadableError, quoted
+from mjax.health.sources import Command, Reading, whole
 
 _HEAD = re.compile(r"^# (/[\w/.-]{1,100}) (-?[0-9]{1,3})$")
 _NUMBER = re.compile(r"([0-9]+)")
@@ -90,7 +87,7 @@ class Each:
         )
         if not names:
             return Reading(absent=f"there is no {self.pattern}")
-        texts, num_bytes = [], 0
+        texts = []
         for name in names:
             command = Command((*self.argv, self._given(name)))
             reading = command.read(max(0.0, until_s - time.monotonic()))
@@ -99,8 +96,7 @@ class Each:
             said = reading.text if reading.text.strip() else reading.error
             head = f"# {self.folder}/{name} {reading.status}"
             texts.append(f"{head}\n{said.rstrip()}\n")
-            num_bytes += len(texts[-1].encode(errors="surrogateescape"))
-        return Reading(text="".join(texts), num_bytes=num_bytes)
+        return whole("".join(texts))
 
     def _given(self, name: str) -> str:
         """Return what the command gets for a device."""

@@ -14,26 +14,33 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Protocol, runtime_checkable
 
 MAX_BYTES = 32 * 2**20
 """Of an output, chosen: `nvidia-smi -q -x` of eight GPUs has 0.5 MB."""
 _CHUNK_BYTES = 2**16
+_SMALL_BYTES = 2**16
+"""Of one of several files, chosen: a file of /sys has at most a page."""
 _SHOWN_CHARS = 200
+C_LOCALE: Mapping[str, str] = MappingProxyType(
+    {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}
+)
+"""Variables of every command, so that parsers meet one language and one time zone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a source has said."""
+    """The output of a source."""
 
     text: str = ""
     num_bytes: int | None = None
-    """That the source has written; None if that is not known. Where `text` has fewer
-    it was cut."""
+    """Bytes that the source has written; None: not known. A `text` with fewer was
+    cut."""
     status: int | None = 0
     """Exit status of a command; None if its time was over."""
     error: str = ""
-    """What a command wrote to stderr, the end of it."""
+    """The end of what a command wrote to stderr."""
     absent: str = ""
     """Why there is nothing to read: no such command, file or device."""
 
@@ -43,10 +50,20 @@ class Reading:
         if self.status is None:
             return "its time limit passed"
         if self.num_bytes is not None:
-            num = len(self.text.encode(errors="surrogateescape"))
+            num = num_bytes_of(self.text)
             if num != self.num_bytes:
                 return f"{num} of {self.num_bytes} bytes were read"
         return ""
+
+
+def num_bytes_of(text: str) -> int:
+    """Return the number of bytes that an output had before it was decoded."""
+    return len(text.encode(errors="surrogateescape"))
+
+
+def whole(text: str) -> Reading:
+    """Return the reading of a text of which nothing is missing."""
+    return Reading(text=text, num_bytes=num_bytes_of(text))
 
 
 @runtime_checkable
@@ -76,7 +93,6 @@ class Command:
 
     def read(self, limit_s: float) -> Reading:
         """Run it."""
-        environment = os.environ | {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}
         try:
             process = subprocess.Popen(
                 self.argv,
@@ -84,18 +100,18 @@ class Command:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                env=environment,
+                env=os.environ | C_LOCALE,
             )
         except FileNotFoundError:
             return Reading(absent=f"there is no command {self.argv[0]}")
         except OSError as error:
             return Reading(absent=f"{self.argv[0]} cannot be run: {error}")
-        out, num_bytes, error, is_over = _drain(process, time.monotonic() + limit_s)
+        output = _drain(process, time.monotonic() + limit_s)
         return Reading(
-            text=_decoded(out),
-            num_bytes=num_bytes,
-            status=None if is_over else process.returncode,
-            error=_decoded(error).strip()[-_SHOWN_CHARS:],
+            text=_decoded(output.out),
+            num_bytes=output.num_bytes,
+            status=None if output.is_late else process.returncode,
+            error=_decoded(output.error).strip()[-_SHOWN_CHARS:],
         )
 
 
@@ -153,9 +169,7 @@ class Files:
             if time.monotonic() > until_s:
                 return Reading(text="".join(lines), status=None)
             lines += [f"{path}\t{line}\n" for line in _lines_of(path)]
-        text = "".join(lines)
-        num_bytes = len(text.encode(errors="surrogateescape"))
-        return Reading(text=text, num_bytes=num_bytes)
+        return whole("".join(lines))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,18 +195,18 @@ class Environment:
             for name, value in environment.items()
             if name.startswith(self.prefixes)
         )
-        text = "".join(found)
-        num_bytes = len(text.encode(errors="surrogateescape"))
-        return Reading(text=text, num_bytes=num_bytes)
+        return whole("".join(found))
 
 
 def _lines_of(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
-            text = _decoded(file.read(_CHUNK_BYTES))
+            data = file.read(_SMALL_BYTES + 1)
     except OSError as error:
         return [f"!{error.strerror}"]
-    lines = text.splitlines() or [""]
+    if len(data) > _SMALL_BYTES:
+        return [f"!it has more than {_SMALL_BYTES} bytes"]
+    lines = _decoded(data).splitlines() or [""]
     return [f"\\{line}" if line.startswith(("!", "\\")) else line for line in lines]
 
 
@@ -200,16 +214,23 @@ def _decoded(data: bytes) -> str:
     return data.decode(errors="surrogateescape")
 
 
-def _drain(
-    process: subprocess.Popen[bytes], until_s: float
-) -> tuple[bytes, int, bytes, bool]:
-    """Read a process to its end, or kill it.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Output:
+    """What a process has written."""
 
-    Returns:
-      at most `MAX_BYTES` of its output, how many bytes there were, the end of stderr,
-      and whether its time was over.
-    """
-    out, error, num_bytes, is_over = bytearray(), bytearray(), 0, False
+    out: bytes
+    """At most `MAX_BYTES`."""
+    num_bytes: int
+    """Written to stdout, kept or not."""
+    error: bytes
+    """The end of stderr."""
+    is_late: bool
+    """Its time was over before it ended."""
+
+
+def _drain(process: subprocess.Popen[bytes], until_s: float) -> _Output:
+    """Read a process to its end, or to `MAX_BYTES` or the limit of time."""
+    out, error, num_bytes, is_late = bytearray(), bytearray(), 0, False
     assert process.stdout is not None
     assert process.stderr is not None
     pipes: list[IO[bytes]] = [process.stdout, process.stderr]
@@ -220,7 +241,7 @@ def _drain(
         while selector.get_map():
             left_s = until_s - time.monotonic()
             if left_s <= 0 or num_bytes > MAX_BYTES:
-                is_over = left_s <= 0
+                is_late = left_s <= 0
                 break
             for key, _ in selector.select(left_s):
                 data = os.read(key.fd, _CHUNK_BYTES)
@@ -231,13 +252,27 @@ def _drain(
                     out += data[: max(0, MAX_BYTES - len(out))]
                 else:
                     error = (error + data)[-_CHUNK_BYTES:]
-    if not is_over and num_bytes <= MAX_BYTES:
-        try:
-            process.wait(max(0.0, until_s - time.monotonic()))
-            return bytes(out), num_bytes, bytes(error), False
-        except subprocess.TimeoutExpired:
-            is_over = True
+    if is_late or num_bytes > MAX_BYTES:
+        kill(process)
+    else:
+        is_late = not _has_ended(process, until_s)
+    return _Output(
+        out=bytes(out), num_bytes=num_bytes, error=bytes(error), is_late=is_late
+    )
+
+
+def _has_ended(process: subprocess.Popen[bytes], until_s: float) -> bool:
+    """Say whether a process ends in time; one that does not is killed."""
+    try:
+        process.wait(max(0.0, until_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        kill(process)
+        return False
+    return True
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process with its children, and take its status."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    return bytes(out), num_bytes, bytes(error), is_over

@@ -184,3 +184,12 @@ def test_a_host_without_any_tool_is_unknown(monkeypatch, tmp_path):
     for check in mine:
         finding = judge(check, check.source.read(5.0), settings)
         assert finding.state is State.UNKNOWN, finding
+
+
+def test_one_of_many_files_that_is_too_long_is_not_read_in_part(tmp_path):
+    (tmp_path / "a").write_text("x" * 2**16)
+    (tmp_path / "b").write_text("x" * (2**16 + 1))
+    text = Files((f"{tmp_path}/*",)).read(5.0).text
+    assert text.splitlines()[1] == f"{tmp_path}/b\t!it has more than 65536 bytes"
+    with pytest.raises(UnreadableError, match="b: it has more than 65536 bytes"):
+        lines_of(text)
