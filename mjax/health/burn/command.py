@@ -94,14 +94,22 @@ def _run(config: BurnConfig) -> int:
     )
     text = burn_result.to_json(result)
     print(text if config.json else burn_result.to_table(result), flush=True)
-    if config.out is not None:
-        try:
-            config.out.write_text(f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            raise RuntimeError(
-                f"cannot write --out {config.out}: {error.strerror}"
-            ) from error
+    _write(config.out, text)
     return PASSED if result.ok else NOT_PASSED
+
+
+def _write(path: Path | None, text: str) -> None:
+    """Write the result; nothing without a path.
+
+    Raises:
+      RuntimeError: it cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise RuntimeError(f"cannot write --out {path}: {error.strerror}") from error
 
 
 def _is_over(saved: burn_state.Saved, config: BurnConfig) -> bool:

@@ -64,7 +64,7 @@ def compare(
     wanted = [cable for cable in cluster.cables if cable.fabric in fabrics]
     seen = SeenLinks(cluster, observations, rates or {})
     silent = _silent_fabrics(seen, wanted)
-    # Of those nothing is known: that their cables are missing is no finding.
+    # Nothing is known of those, so their cables are not reported as missing.
     cables = [cable for cable in wanted if cable.fabric not in silent]
     matched = {cable for cable in cables if seen.has(cable)}
     search = Search(cluster, seen, [c for c in cables if c not in matched], cables)
@@ -79,18 +79,7 @@ def compare(
             for name, text in seen.resolver.disagreements.items()
         ),
     ]
-    problems = [
-        *seen.problems,
-        *(
-            f"nothing was reported of the cables on {fabric}; give a dump of it, or "
-            "name the other fabric in --fabrics"
-            for fabric in silent
-        ),
-        *_unseen(seen, matched, search.unseen),
-    ]
-    num_more = len(problems) - _MAX_PROBLEMS
-    if num_more > 0:
-        problems = [*problems[:_MAX_PROBLEMS], f"and {num_more} more"]
+    problems = _limited([*seen.problems, *_unjudged(seen, matched, search, silent)])
     return CablingReport(
         verdict=verdict(findings, problems),
         findings=tuple(findings),
@@ -185,14 +174,26 @@ def _silent_fabrics(seen: SeenLinks, cables: Sequence[Cable]) -> list[str]:
     return found
 
 
-def _unseen(
-    seen: SeenLinks, matched: Collection[Cable], unseen: Sequence[Cable]
+def _unjudged(
+    seen: SeenLinks, matched: Collection[Cable], search: Search, silent: Sequence[str]
 ) -> Iterator[str]:
-    """Yield why cables cannot be judged."""
-    if unseen:
+    """Yield why cables cannot be judged.
+
+    Args:
+      seen: links.
+      matched: cables that are where they should be.
+      search: has looked for all others.
+      silent: fabrics of which nothing was reported.
+    """
+    for fabric in silent:
         yield (
-            f"no source reports either end of {len(unseen)} cables, first {unseen[0]}; "
-            "give the output of their switches too"
+            f"nothing was reported of the cables on {fabric}; give a dump of it, or "
+            "name the other fabric in --fabrics"
+        )
+    if search.unseen:
+        yield (
+            f"no source reports either end of {len(search.unseen)} cables, first "
+            f"{search.unseen[0]}; give the output of their switches too"
         )
     num = sum(1 for c in matched if c.rate_gbps and seen.rate_gbps(c) is None)
     if num:
@@ -200,3 +201,10 @@ def _unseen(
             f"the rates of {num} cables are not known; give reports of hosts, or leave "
             "rate_gbps out of the file"
         )
+
+
+def _limited(problems: Sequence[str]) -> list[str]:
+    """Return the first problems, and how many more there are."""
+    num_more = len(problems) - _MAX_PROBLEMS
+    more = [f"and {num_more} more"] if num_more > 0 else []
+    return [*problems[:_MAX_PROBLEMS], *more]

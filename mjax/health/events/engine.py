@@ -41,12 +41,12 @@ class Detection:
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """What became of the lines that matched."""
+    """Lines that matched, and why some of them did not count."""
 
     matched: int = 0
     duplicates: int = 0
     cooling: int = 0
-    """In the cool down of an event."""
+    """Within the cool-down of an event."""
     untimed: int = 0
     """Not counted, because no line so far had a time, and the rule needs several."""
     dropped_keys: int = 0
@@ -102,6 +102,7 @@ class Engine:
     def _count(
         self, index: int, rule: Rule, line: Line, groups: dict[str, str]
     ) -> Detection | None:
+        """Count a line that matched; return the event that it completes."""
         if line.time_ns is None and rule.count > 1:
             self.counts.untimed += 1
             return None
@@ -110,18 +111,8 @@ class Engine:
         # of a port's identity.
         host = "" if line.kind == "ufm" else line.host or ""
         device = {name: groups[name] for name in rule.by}
-        key = (index, line.boot, host, tuple(device.values()))
-        window = self._window(key, rule)
-        mark = hash((time_ns, line.text))
-        if line.time_ns is not None and mark in window.seen:
-            self.counts.duplicates += 1
-            return None
-        window.seen.append(mark)
-        if (
-            window.fired_ns is not None
-            and abs(time_ns - window.fired_ns) < rule.cool_down_s * _NS
-        ):
-            self.counts.cooling += 1
+        window = self._window((index, line.boot, host, tuple(device.values())), rule)
+        if not self._is_new(window, rule, line):
             return None
         span = _completed(window.times_ns, time_ns, rule)
         if span is None:
@@ -145,6 +136,22 @@ class Engine:
             values=values | groups,
             line=line,
         )
+
+    def _is_new(self, window: _Window, rule: Rule, line: Line) -> bool:
+        """Say whether a line is no duplicate and not within a cool-down."""
+        time_ns = line.time_ns or 0
+        mark = hash((time_ns, line.text))
+        if line.time_ns is not None and mark in window.seen:
+            self.counts.duplicates += 1
+            return False
+        window.seen.append(mark)
+        if (
+            window.fired_ns is not None
+            and abs(time_ns - window.fired_ns) < rule.cool_down_s * _NS
+        ):
+            self.counts.cooling += 1
+            return False
+        return True
 
     def _window(self, key: _Key, rule: Rule) -> _Window:
         window = self._windows.get(key)

@@ -7,7 +7,7 @@ in time: the step, or a time in nanoseconds. Every other number is a statistic. 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ MAX_VALUES = 50_000_000
 """Of all tables: 400 MB. Chosen: 500 hosts, 5,000 samples and 20 statistics."""
 
 
-def read(lines: Iterable[bytes], source: str) -> tuple[dict[str, np.ndarray], Any]:
+def read(
+    lines: Iterable[bytes], source: str
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return the statistics and the step times.
 
     Args:
@@ -46,6 +48,18 @@ def read(lines: Iterable[bytes], source: str) -> tuple[dict[str, np.ndarray], An
         if (host, sample) in rows:
             raise ValueError(f"{place}: a second sample {sample} of {host}")
         rows[host, sample] = values
+    tables = _tables(rows, source)
+    return tables, tables.pop(STEP)
+
+
+def _tables(
+    rows: Mapping[tuple[str, int], Mapping[str, float]], source: str
+) -> dict[str, np.ndarray]:
+    """Put the values of each host and sample into tables, [hosts, samples].
+
+    Raises:
+      ValueError: no row has step_s, or there are too many values.
+    """
     names = sorted({name for values in rows.values() for name in values})
     if STEP not in names:
         raise ValueError(f"{source} has no {STEP}, to compare statistics with")
@@ -56,13 +70,13 @@ def read(lines: Iterable[bytes], source: str) -> tuple[dict[str, np.ndarray], An
             f"{source} makes {len(names)} tables of {len(hosts)} hosts and "
             f"{len(samples)} samples, more than {MAX_VALUES} values; take fewer"
         )
-    at_host = {host: index for index, host in enumerate(hosts)}
-    at_sample = {sample: index for index, sample in enumerate(samples)}
+    host_index = {host: index for index, host in enumerate(hosts)}
+    sample_index = {sample: index for index, sample in enumerate(samples)}
     tables = {name: np.full((len(hosts), len(samples)), np.nan) for name in names}
     for (host, sample), values in rows.items():
         for name, value in values.items():
-            tables[name][at_host[host], at_sample[sample]] = value
-    return tables, tables.pop(STEP)
+            tables[name][host_index[host], sample_index[sample]] = value
+    return tables
 
 
 def _row(text: bytes) -> tuple[str, int, dict[str, float]]:

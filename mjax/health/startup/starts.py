@@ -103,28 +103,44 @@ def time_start(
         coordinator = _coordinator(num_processes, address, folder)
         stack.callback(_end, coordinator.process)
         _wait_until_it_listens(coordinator, address, until_s)
-        cpu_began_s = _coordinator_s(coordinator)
+        began_s = _coordinator_s(coordinator)
         members: list[_Member] = []
         stack.callback(_end_all, members)
-        if is_light:
-            words = [*CLIENTS, str(num_processes), address]
-            members.append(_member("the process of all clients", words, folder))
-        for rank in range(0 if is_light else num_processes):
-            words = [*CHILD, str(rank), str(num_processes), address]
-            members.append(_member(f"process {rank}", words, folder))
+        for name, words in _commands(num_processes, address, is_light=is_light):
+            members.append(_member(name, words, folder))
         found = []
         while rows := _reports(members, until_s, limit_s):
-            cpu_s = _coordinator_s(coordinator)
-            found.append(_phase(rows, cpu_s - cpu_began_s))
-            cpu_began_s = cpu_s
+            now_s = _coordinator_s(coordinator)
+            found.append(_phase(rows, now_s - began_s))
+            began_s = now_s
             for member in members:
                 member.release()
-        if not found or found[-1].name != LAST:
-            done = ", ".join(phase.name for phase in found) or "none"
-            raise FailedError(
-                f"the processes ended before the phase {LAST!r}; phases done: {done}"
-            )
-        return tuple(found)
+    return _checked(found)
+
+
+def _checked(found: Sequence[PhaseTimes]) -> tuple[PhaseTimes, ...]:
+    """Return the phases of a start.
+
+    Raises:
+      FailedError: the last one is missing.
+    """
+    if not found or found[-1].name != LAST:
+        done = ", ".join(phase.name for phase in found) or "none"
+        raise FailedError(
+            f"the processes ended before the phase {LAST!r}; phases done: {done}"
+        )
+    return tuple(found)
+
+
+def _commands(
+    num_processes: int, address: str, *, is_light: bool
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the command of each process of a start."""
+    if is_light:
+        yield "the process of all clients", [*CLIENTS, str(num_processes), address]
+        return
+    for rank in range(num_processes):
+        yield f"process {rank}", [*CHILD, str(rank), str(num_processes), address]
 
 
 def _phase(rows: Sequence[_Report], coordinator_s: float) -> PhaseTimes:
