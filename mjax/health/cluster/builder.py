@@ -9,6 +9,7 @@ import fnmatch
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from mjax.flags import nearest
 from mjax.health.cluster.contradictions import Problems
 from mjax.health.cluster.parts import (
     ANY_PORT,
@@ -27,7 +28,6 @@ from mjax.health.cluster.tables import (
     HostsTable,
     SwitchesTable,
 )
-from mjax.health.cluster.toml_tables import nearest
 
 _PCI = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _GUID = re.compile(r"(0x)?[0-9a-f]{1,16}|[0-9a-f]{4}(:[0-9a-f]{4}){3}", re.IGNORECASE)

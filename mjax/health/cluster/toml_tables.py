@@ -8,11 +8,11 @@ stops at the first mistake; a person who writes a file wants all of them.
 """
 
 import dataclasses
-import difflib
 import functools
 import typing
-from collections.abc import Iterable
 from typing import Any, Literal
+
+from mjax.flags import nearest
 
 UNKNOWN_KEY = "unknown key"
 """Kind of the problems that leave all tables usable."""
@@ -40,11 +40,6 @@ class _Absent:
 
 
 _ABSENT = _Absent()
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word most like this one; there is at least one."""
-    return difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)[0]
 
 
 def build(cls: Any, table: Any, path: str, problems: list[Problem]) -> Any:
