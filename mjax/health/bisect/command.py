@@ -122,7 +122,12 @@ def main(argv: Sequence[str]) -> int:
 def _problem(config: BisectFlags) -> Problem:
     hosts = config.hosts
     if config.hosts_file is not None:
-        lines = config.hosts_file.read_text(encoding="utf-8").splitlines()
+        try:
+            lines = config.hosts_file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"--hosts-file {config.hosts_file} cannot be read: {error}"
+            ) from error
         stripped = (line.partition("#")[0].strip() for line in lines)
         hosts = tuple(line for line in stripped if line)
         if not hosts:

@@ -97,7 +97,8 @@ def _given_up(
     return dataclasses.replace(
         _progress(problem, beliefs, (), error),
         verdict="undecided",
-        reason=f"the search gave up after {num_tests} tests (--max-tests)",
+        reason=f"the search gave up after {num_tests} tests (--max-tests "
+        f"{_most_tests(problem)})",
     )
 
 

@@ -43,7 +43,8 @@ class SearchConfig:
     parallel: int = 1
     """Tests that run at the same time, on different hosts."""
     max_tests: int | None = None
-    """Tests after which the search gives up; absent: 100 and 10 a host."""
+    """Tests after which the search gives up; absent: 100 and 10 a host, with --links
+    10 a pair."""
 
     def __post_init__(self) -> None:
         for flag, value in (("--prior", self.prior), ("--link-prior", self.link_prior)):

@@ -73,7 +73,7 @@ def test_links_are_not_ok_before_all_pairs_have_run():
 def test_a_search_gives_up_and_says_so():
     found, outcomes, _ = find(problem(8, max_tests=10), set(), links=True)
     assert (found.verdict, len(outcomes)) == ("undecided", 12)
-    assert "--max-tests" in found.reason
+    assert "gave up after 12 tests (--max-tests 10)" in found.reason
     assert found.error_probability == 1
 
 
