@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -182,11 +181,25 @@ def test_a_test_that_printed_nothing_is_refused():
         judge(records, Criteria(same_output=True))
 
 
-def test_a_file_that_is_being_written_is_never_half_there(tmp_path: Path):
+def test_a_file_that_cannot_be_written_to_its_end_is_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = tmp_path / "o.json"
     write(path, [record("a")])
-    before = path.read_text()
-    unwritable = record("b", output="\ud800")  # no UTF-8 has it
-    write(path, [unwritable])  # JSON escapes it
-    assert json.loads(path.read_text())["tests"][0]["hosts"] == ["b"]
-    assert json.loads(before)["tests"][0]["hosts"] == ["a"]
+
+    def full(target: Path, text: str) -> None:
+        with target.open("w") as file:
+            file.write(text[: len(text) // 2])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(path, [record("a"), record("b")])
+    assert read(path) == [record("a")]
+
+
+def test_an_output_that_is_no_text_is_written_and_read(tmp_path: Path):
+    """A lone surrogate: UTF-8 has none, and JSON escapes it."""
+    odd = record("b", output="\ud800")
+    write(tmp_path / "o.json", [odd])
+    assert read(tmp_path / "o.json") == [odd]

@@ -189,11 +189,17 @@ def test_generations_become_rates(speed: str, rate_gbps: float):
     assert nic.rate_gbps == rate_gbps
 
 
-@pytest.mark.parametrize("speed", ["4x???", "??NDR", "4xZDR"])
+@pytest.mark.parametrize("speed", ["4x???", "4xZDR"])
 def test_an_unknown_speed_is_no_rate(speed: str):
     found = read(*NET.replace("2xHDR", speed).splitlines())
-    rates = [one.rate_gbps for one in found.sightings]
-    assert (rates[2:] == [None]) or found.problems
+    assert [one.rate_gbps for one in found.sightings] == [400.0, 400.0, None]
+    assert found.problems == ()
+
+
+def test_an_unknown_width_is_a_problem():
+    found = read(*NET.replace("2xHDR", "??NDR").splitlines())
+    assert len(found.sightings) == 2
+    assert found.problems[0].startswith("dump:20: no line of iblinkinfo --line or")
 
 
 # ------------------------------------------------------------------------------- limits

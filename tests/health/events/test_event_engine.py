@@ -27,7 +27,6 @@ def rule(**changes):
 
 def line(at_s, text="a/1 down", **fields):
     at_ns = None if at_s is None else round(at_s * NS)
-    # The place makes each line a different one, as a real log would.
     return Line(**{"text": text, "kind": "other", "time_ns": at_ns} | fields)
 
 
