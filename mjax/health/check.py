@@ -27,11 +27,12 @@ from mjax.health.sources import Reading, Source
 
 Judge = Callable[[str, Settings], Verdict]
 SOURCE_S = 20.0
-"""For one source, chosen: `nvidia-smi -q -x` takes seconds where no process keeps the
-driver loaded."""
+"""Time limit of one source, chosen: `nvidia-smi -q -x` takes seconds where no process
+keeps the driver loaded."""
 TOTAL_S = 50.0
-"""For all, so that a host is judged in less than a minute."""
+"""Time limit of all, chosen: a host is judged in less than a minute."""
 _NUM_THREADS = 16
+"""Sources that are read at once, chosen: most of them wait for a tool."""
 _PLAIN = "no GPU and no RDMA device is here or expected, so this is not judged"
 
 
@@ -49,9 +50,9 @@ class Check:
     action: str
     """What a person does when it fails."""
     statuses: Collection[int] = (0,)
-    """With which the command says something; with others the answer is unknown."""
+    """Exit statuses whose output is judged; after any other the check is unknown."""
     needs_idle: bool = False
-    """Only a host that does nothing can pass it."""
+    """Only an idle host can pass it."""
     for_training: bool = False
     """It matters where GPUs or RDMA are: it cannot fail a host that has none."""
     failing: Mapping[int, str] = MappingProxyType({})
@@ -60,7 +61,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What all checks of a host have found."""
+    """The findings of all checks of a host."""
 
     findings: Sequence[Finding]
     readings: Mapping[Source, Reading]
@@ -75,7 +76,7 @@ class Report:
 
 
 def judge(check: Check, reading: Reading, settings: Settings) -> Finding:
-    """Return what a check says of a reading."""
+    """Return the finding of a check on a reading."""
     verdict = _verdict(check, reading, settings)
     if verdict.state is State.FAILED and check.for_training and settings.is_plain:
         verdict = unknown(f"{verdict.reason}; {_PLAIN}")
@@ -129,14 +130,14 @@ def run(
 def _read_all(
     sources: Sequence[Source], source_s: float, until_s: float
 ) -> Mapping[Source, Reading]:
-    """Read sources; those that the time did not suffice for were cut."""
+    """Read sources; one that is not read in time has no exit status."""
 
     def read(source: Source) -> Reading:
         left_s = min(source_s, until_s - time.monotonic())
         return Reading(status=None) if left_s <= 0 else source.read(left_s)
 
-    # A read of a file may hang for ever (a stale network file system), and then its
-    # thread too: nobody waits for it.
+    # A read of a file may hang for ever (a stale network file system), and its thread
+    # with it, so the pool is not waited for.
     pool = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS)
     futures = {source: pool.submit(read, source) for source in sources}
     concurrent.futures.wait(

@@ -28,8 +28,10 @@ from mjax.health.sources import Reading
 _ORDER = (State.FAILED, State.INCOMPLETE, State.UNKNOWN, State.OK)
 _BAD_INPUT = 2
 _ADAPTERS_S = 5.0
-_NAMES = 3
-"""Of checks that are unknown for the same reason."""
+"""Time limit for the adapters of the inventory, chosen: a few files of /sys."""
+_MAX_NAMES = 3
+"""Checks that are named of those that are unknown for the same reason, chosen: one
+line of a terminal."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,9 +59,9 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     add("--expect", type=Path, help="TOML: what this host must have")
     add("--limits", type=Path, help="TOML: limits that differ from the shipped ones")
     add("--only", nargs="+", default=["*"], help="names of checks, * for any")
-    in_use = "leave out the checks that only a host that does nothing can pass"
+    in_use = "leave out the checks that only an idle host can pass"
     add("--in-use", action="store_true", help=in_use)
-    add("--seconds", type=float, default=checking.TOTAL_S, help="for all checks")
+    add("--seconds", type=float, default=checking.TOTAL_S, help="limit of all checks")
     add("--json", action="store_true", help="print one JSON object")
     add("--out", type=Path, help="write the JSON object there too")
     add("--all", action="store_true", help="show checks that are ok, too")
@@ -86,10 +88,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def chosen(patterns: Sequence[str]) -> list[Check]:
-    """Return the checks that any of the patterns names.
+    """Return the checks that match any of the patterns.
 
     Raises:
-      ValueError: a pattern names none.
+      ValueError: a pattern matches none.
     """
     for pattern in patterns:
         if not fnmatch.filter(BY_NAME, pattern):
@@ -160,8 +162,10 @@ def _grouped(findings: Sequence[Finding]) -> list[str]:
         names.setdefault(finding.reason, []).append(finding.name)
     lines = []
     for reason, mine in names.items():
-        more = f" and {len(mine) - _NAMES} more" if len(mine) > _NAMES else ""
-        lines.append(f"{State.UNKNOWN:10} {', '.join(mine[:_NAMES])}{more}: {reason}")
+        more = f" and {len(mine) - _MAX_NAMES} more" if len(mine) > _MAX_NAMES else ""
+        lines.append(
+            f"{State.UNKNOWN:10} {', '.join(mine[:_MAX_NAMES])}{more}: {reason}"
+        )
     return lines
 
 

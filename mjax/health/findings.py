@@ -1,7 +1,7 @@
-"""What a check has found: one of four states, with the value, the limit and the reason.
+"""The result of a check: one of four states, with the value, the limit and the reason.
 
-A device or tool that is absent is `unknown`, never `ok`: whoever needs it says so in
-the expectations, and then it fails the host.
+A device or tool that is absent is `unknown`, never `ok`. It fails the host only if the
+expectations require the check.
 """
 
 import dataclasses
@@ -9,9 +9,9 @@ import enum
 from collections.abc import Iterable
 
 KEPT_TEXTS = 4
-"""Outputs of which a parser keeps the facts: each is asked for by several checks."""
+"""Outputs whose parsed form a parser keeps, chosen: several checks read each."""
 MOST_NAMED = 8
-"""Devices that a reason names."""
+"""Devices that a reason names at most, chosen: a host has eight GPUs."""
 _QUOTED_CHARS = 60
 
 
@@ -28,7 +28,7 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a check says of the output that it was given."""
+    """The judgement of a check on an output."""
 
     state: State
     value: str = ""
@@ -56,31 +56,31 @@ def quoted(text: str) -> str:
 
 
 def ok(value: object = "", limit: object = "") -> Verdict:
-    """Return that all is well."""
+    """Return the verdict of a healthy host."""
     return Verdict(state=State.OK, value=str(value), limit=str(limit))
 
 
 def failed(reason: str, value: object = "", limit: object = "") -> Verdict:
-    """Return that the host should not be used."""
+    """Return the verdict of a host that should not be used."""
     return Verdict(
         state=State.FAILED, value=str(value), limit=str(limit), reason=reason
     )
 
 
 def unknown(reason: str) -> Verdict:
-    """Return that nothing can be said."""
+    """Return the verdict where nothing can be judged."""
     return Verdict(state=State.UNKNOWN, reason=reason)
 
 
 def incomplete(reason: str) -> Verdict:
-    """Return that there was not time enough, or not the whole output."""
+    """Return the verdict on an output that is late or cut."""
     return Verdict(state=State.INCOMPLETE, reason=reason)
 
 
 def judge_each(
     problems: Iterable[tuple[str, str]], value: object = "", limit: object = ""
 ) -> Verdict:
-    """Return ok if there is no problem, else failed with all of them.
+    """Return ok if there is no problem, otherwise failed with all of them.
 
     Args:
       problems: (device, what is wrong with it).

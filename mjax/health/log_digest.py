@@ -1,8 +1,8 @@
-"""What the lines of a kernel's log have told, in bounded memory.
+"""The faults in a kernel's log, counted in bounded memory.
 
 Enters: a log in pieces, of any length. Leaves: a `Digest`, also as JSON: each fault
 that a rule of `kernel_log.toml` has found, with the device, how often, when, and the
-last line. A log of 1 GB takes as much memory as one of 1 MB: one piece is looked at at
+last line. A log of 1 GB takes as much memory as one of 1 MB: pieces are searched one at
 a time, and the number of different faults is limited.
 
 Times: seconds since boot (`[  12.345678]`, of dmesg and of `journalctl -o
@@ -29,12 +29,13 @@ MAX_LINE_BYTES = 2**13
 """Of a line that may be a fault, chosen: as much as a record of /dev/kmsg. One that is
 longer is not searched, and the digest says so."""
 _MOST_KEYS = 64
-"""Different faults of one rule that are kept apart, chosen: a host has fewer devices of
-a kind. More are added up under the device `others`."""
+"""Different faults of one rule that are counted apart, chosen: a host has fewer devices
+of a kind. The rest are added up under the device `others`."""
 _MOST_CACHED = 1024
+"""Messages whose match is kept, chosen: a flood repeats a few."""
 _SHOWN_CHARS = 300
 OLD_H = 168
-"""Older lines are not told apart by their age: a week."""
+"""Ages are counted up to a week, chosen: shipped limits look back a day."""
 _HEAD_BYTES = 2**12  # of a piece, searched for the first line with a time
 _SLACK_S = 60.0  # the clock of the log's lines may be ahead of ours
 _OLDEST_S = 10 * 365 * 86400.0
@@ -80,7 +81,7 @@ class Match:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Digest:
-    """What a log has told."""
+    """The faults of a log."""
 
     read_from: str
     is_severe: bool
@@ -129,7 +130,7 @@ class Scanner:
         self._num_matches = 0
 
     def feed(self, data: bytes) -> None:
-        """Look at the next piece."""
+        """Search the next piece."""
         self.num_bytes += len(data)
         data = self._rest + data
         end = data.rfind(b"\n") + 1
@@ -146,7 +147,7 @@ class Scanner:
         self._search(data[start:end])
 
     def _search(self, data: bytes) -> None:
-        """Look at whole lines."""
+        """Search whole lines."""
         for line in data[:_HEAD_BYTES].split(b"\n") if not self._begin else ():
             age_s, _ = split_time(_decoded(line), self._now)
             self._begin = self._begin or self._when(age_s)
@@ -174,7 +175,7 @@ class Scanner:
         match.hours[hours] = match.hours.get(hours, 0) + found.count
         match.last_index = self._num_matches
         match.line = message
-        if age_s is not None:  # made a text at the end: that takes longer than all this
+        if age_s is not None:  # formatted once, at the end: that is slow
             first_s, _ = self._ages.get(key, (age_s, age_s))
             self._ages[key] = (first_s, age_s)
 
@@ -186,7 +187,7 @@ class Scanner:
         return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def digest(self) -> Digest:
-        """Return what the log has told; its last line must have an end."""
+        """Return the faults so far; the last line must have an end."""
         for key, match in self._matches.items():
             first_s, last_s = self._ages.get(key, (None, None))
             match.first, match.last = self._when(first_s), self._when(last_s)
@@ -232,7 +233,7 @@ def split_time(line: str, at: Now) -> tuple[float | None, str]:
     since_boot, unix, iso, zone, after_host = found.groups()
     if since_boot or after_host:
         age_s = at.uptime_s - float(since_boot or after_host)
-        return age_s if age_s > -_SLACK_S else None, rest  # else of another boot
+        return age_s if age_s > -_SLACK_S else None, rest  # None: of another boot
     if unix:
         return _sane(at.unix_s - float(unix)), rest
     try:

@@ -1,9 +1,10 @@
 """The processes of a host and how much of a processor each uses now.
 
-Enters: /proc/PID/stat and status, read twice. Leaves: one line a process. `ps` tells
-the use over the whole life of a process: a daemon that went wild an hour ago would look
-idle there. This process, its children and its ancestors are left out; and where an
-ancestor is Python too, as the agent of a launch is, all that it has started.
+Enters: /proc/PID/stat and status, read twice. Leaves: one line a process. `ps` shows
+the use over the whole life of a process: a daemon that has been busy for an hour, after
+weeks of rest, looks idle there. This process, its children and its ancestors are left
+out. Where an ancestor is Python too, as the agent of a launch is, all that it has
+started is left out as well.
 
 Source of the format: proc_pid_stat(5),
 https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
@@ -21,7 +22,7 @@ from pathlib import Path
 from mjax.health.sources import Reading, whole
 
 INTERVAL_S = 1.0
-"""Between the two looks, chosen: a processor's tick is 10 ms, so that 1% is seen."""
+"""Between the two readings, chosen: a tick of a processor is 10 ms, so 1% is seen."""
 HEADER = "pid\tuser\tstate\tpercent\trss_mib\tcommand"
 # Fields of /proc/PID/stat after the name, which may have spaces and parentheses.
 _STAT = re.compile(r"^([0-9]+) \((.*)\) (\S) (.*)$", re.DOTALL)
@@ -54,7 +55,7 @@ class Processes:
         return "/proc/*/stat"
 
     def read(self, limit_s: float) -> Reading:
-        """Look twice."""
+        """Read all processes twice, and compare."""
         if limit_s < self.interval_s:
             return Reading(status=None)
         before, began_s = _look(), time.monotonic()
@@ -71,7 +72,7 @@ def table(
     seconds: float,
     own: int,
 ) -> str:
-    """Return the lines of all processes but of one with its children and ancestors."""
+    """Return the lines of all processes without the `family` of one."""
     hidden = family(
         own,
         {pid: process.parent for pid, process in after.items()},
@@ -97,10 +98,10 @@ def table(
 def family(
     own: int, parents: Mapping[int, int], pythons: Collection[int] = ()
 ) -> set[int]:
-    """Return a process, its ancestors but init, and what it or they have started.
+    """Return a process and all processes that belong to it.
 
     Args:
-      own: the process.
+      own: the process; its ancestors, without init, and its descendants belong to it.
       parents: from each process to its parent.
       pythons: ancestors that count with all that they have started.
     """

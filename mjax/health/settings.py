@@ -2,7 +2,7 @@
 
 `limits.toml` has the limits of all checks with their sources; a file of the user may
 change them. The expectations say what a host must have: numbers of devices, versions,
-and which checks may not be unknown.
+and the checks that must not be unknown.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ class Settings:
     """The host has no GPU and no RDMA device, and none is expected: `accelerators`."""
 
     def limit(self, check: str, name: str) -> Any:
-        """Return a limit of a check; every check that asks has one in limits.toml."""
+        """Return a limit of a check, which limits.toml has."""
         return self.limits[check][name]
 
     def require(self, check: str) -> bool:
-        """Say whether a check may not be unknown."""
+        """Say whether a check must not be unknown."""
         patterns = self.expect.get("require", ())
         return any(fnmatch.fnmatchcase(check, pattern) for pattern in patterns)
 
@@ -76,7 +76,7 @@ EXPECTED: Mapping[str, tuple[type, str]] = MappingProxyType(
         "arrays": (list, "software RAIDs that must be there, such as md0"),
         "product": (str, "vendor and model of the host, as DMI writes them"),
         "power_supplies": (int, "power supplies of a host"),
-        "require": (list, "checks that may not be unknown: names, or patterns with *"),
+        "require": (list, "checks that must not be unknown: names, or patterns with *"),
     }
 )
 

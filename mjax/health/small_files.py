@@ -1,4 +1,4 @@
-"""What many small files say, and one command for each of several devices.
+"""Many small files as one text, and one command for each of several devices.
 
 Enters: the text of a `Files` source, or the devices of a host. Leaves: the lines of
 each file by its path; the output of each device after a line that names it.
@@ -67,7 +67,7 @@ class Each:
     """
 
     argv: tuple[str, ...]
-    """The path of the device comes after it."""
+    """The path of the device is added at the end."""
     pattern: str
     """Of the devices in /sys."""
     folder: str = "/dev"
