@@ -8,14 +8,14 @@ is given without its null.
 
 Within each host both series are stripped of their slow part (a straight line and a few
 cosines) and replaced by ranks (Spearman), so that neither a hot host nor a slow week is
-an association: of what drifts over the whole time no null model can tell chance from
-cause. The null model shifts the step times of all hosts together around the circle of
-samples: it keeps how each series follows itself in time and how hosts resemble each
+an association: if two series drift over the whole time, no null model can tell chance
+from cause. The null model shifts the step times of all hosts together around the circle
+of samples: it keeps how each series follows itself in time and how hosts resemble each
 other, and breaks only which sample goes with which. All shifts are counted, so p is
-exact under it and at least one over their number (Phipson and Smyth 2010, "Permutation
-p-values should never be zero", Stat. Appl. Genet. Mol. Biol. 9, article 39). Of many p
-the false discovery rate is held as in Benjamini and Hochberg 1995, J. R. Stat. Soc. B
-57, 289.
+exact under it and at least one over the number of shifts (Phipson and Smyth 2010,
+"Permutation p-values should never be zero", Stat. Appl. Genet. Mol. Biol. 9, article
+39). The false discovery rate over all statistics is bounded as in Benjamini and
+Hochberg 1995, J. R. Stat. Soc. B 57, 289.
 
 Correlation is not cause: a discovery says where to look.
 """
@@ -34,14 +34,15 @@ MIN_KNOWN = 40
 """Samples of a host that are not absent; with fewer the host is left out. Chosen: the
 slow part has 12 numbers."""
 FALSE_DISCOVERY_RATE = 0.05
-"""Chosen: of twenty statistics that are named one may be chance."""
+"""Chosen: one in twenty of the statistics that are named may be chance."""
 NUM_WAVES = 10
 """Half periods of the slowest cosines that are taken out of a series. Chosen on series
 of 500 samples that have nothing to do with each other: with none, random walks and
 AR(0.99) gave a false discovery in 20 to 25% of the runs; with 10, in 3 to 8%."""
 _NULL_PERCENTILE = 95.0
 _EPSILON = 1e-12
-"""By which equal sums differ: they are added up in another order by the transform."""
+"""Chosen: bounds the difference of equal sums, which the transform adds in another
+order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

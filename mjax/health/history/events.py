@@ -13,7 +13,7 @@ MAX_TEXT_CHARS = 2000
 
 
 class Kind(enum.StrEnum):
-    """What happened."""
+    """Kind of an event."""
 
     CHECK_OK = "check_ok"
     CHECK_FAILED = "check_failed"
@@ -29,7 +29,7 @@ class Meaning:
     """What an event says about its host."""
 
     weight: float
-    """In the score; 0: nothing."""
+    """In the score; 0: it does not count."""
     must_burn: bool
     """Whether the host must pass a burn before it is used again."""
     reason: str
@@ -38,7 +38,9 @@ class Meaning:
 
 KINDS: dict[Kind, Meaning] = {
     Kind.CHECK_OK: Meaning(
-        weight=0.0, must_burn=False, reason="a check finds what it knows; time heals"
+        weight=0.0,
+        must_burn=False,
+        reason="a check finds only faults that it knows; the score decays with time",
     ),
     Kind.CHECK_FAILED: Meaning(
         weight=4.0, must_burn=True, reason="a check of this host alone found something"
@@ -54,7 +56,9 @@ KINDS: dict[Kind, Meaning] = {
         weight=0.0, must_burn=False, reason="it says nothing about the hardware"
     ),
     Kind.BURN_PASSED: Meaning(
-        weight=0.0, must_burn=False, reason="it lets the host come back; time heals"
+        weight=0.0,
+        must_burn=False,
+        reason="it lets the host come back; the score decays with time",
     ),
     Kind.BURN_FAILED: Meaning(
         weight=8.0, must_burn=True, reason="under load the hardware was at fault"
@@ -72,7 +76,9 @@ CAUSES: dict[str, Meaning] = {
         weight=8.0, must_burn=True, reason="what computes wrong once does so again"
     ),
     "host lost": Meaning(
-        weight=4.0, must_burn=True, reason="power, kernel or network: nothing can tell"
+        weight=4.0,
+        must_burn=True,
+        reason="power, kernel or network: which one is not known",
     ),
     "evicted by a person": Meaning(
         weight=4.0, must_burn=True, reason="a person knows more"
@@ -87,7 +93,7 @@ CAUSES: dict[str, Meaning] = {
         weight=2.0, must_burn=False, reason="hardware or program; a check follows"
     ),
     "replicas differ": Meaning(
-        weight=2.0, must_burn=False, reason="nothing tells which one is wrong"
+        weight=2.0, must_burn=False, reason="which replica is wrong is not known"
     ),
     "crashed": Meaning(
         weight=1.0, must_burn=False, reason="hardware or program; a check follows"
@@ -105,10 +111,10 @@ CAUSES: dict[str, Meaning] = {
         weight=0.25, must_burn=False, reason="mostly the store, for all hosts at once"
     ),
 }
-"""From the cause of a fault to what it says. Chosen, as are the weights of KINDS: 8 for
-what names the hardware, half of it where only the host is named, 2 where host and
-program are equally likely, and a trace of the rest, so that of two hosts the one with
-fewer odd ends is taken. The names are those of the launcher."""
+"""From the cause of a fault to what it says. The weights are chosen, here and in KINDS:
+8 if the hardware is named, half of that if only the host is named, 2 if host and
+program are equally likely, and little for the rest, which only decides between hosts
+that are otherwise equal. The names are those of the launcher."""
 
 NOT_OF_HOSTS = frozenset({"done", "preempted", "gave up", "diverged", "bad input"})
 """Causes that say nothing about a host."""

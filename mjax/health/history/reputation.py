@@ -5,10 +5,10 @@ first, and whether a host that was bad may come back.
 
 score(host, now) = sum over its events of weight * share * 2^(-(now - time) / half-life)
 
-The weights are those of `events`: what names the hardware counts most. Nothing
-that a host passes makes its score smaller; time does. Source of the idea: Imbue, "From
-bare metal to a 70B model" (imbue.com/research/70b-infrastructure): about 3% of the
-hosts fail in a week, few of them again and again, and known good ones are kept aside.
+The weights are those of `events`: a fault that names the hardware counts most. A score
+decays with time; a passed test does not lower it. Source of the idea: Imbue, "From bare
+metal to a 70B model" (imbue.com/research/70b-infrastructure): about 3% of the hosts
+fail in a week, few of them again and again, and known good ones are kept aside.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Standing:
 
     host: str
     score: float
-    """0: nothing is known against it."""
+    """0: no fault is known."""
     why_not: str
     """Why it may not be used; empty: it may."""
     has_burned: bool
@@ -85,7 +85,7 @@ class Reputation:
         return self._history.hosts()
 
     def score(self, host: str, now_ns: int | None = None) -> float:
-        """Return the score of a host; 0 if nothing is known against it.
+        """Return the score of a host; 0 if no fault is known.
 
         Args:
           host: its name.

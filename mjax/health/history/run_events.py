@@ -2,9 +2,9 @@
 
 Enters: lines of the file, as the launcher writes them: objects with time_ns, source,
 generation, kind, severity, host, rank, text and data. Leaves: events for the history of
-hosts, and how many lines told nothing or could not be read. A last line without an end
-is being written: it is left for the next time. The same file, wherever it was copied
-to, gives the same events, so that importing it again adds nothing.
+hosts, and how many lines could not be read. A last line without an end is still being
+written and is left for the next import. A copy of the file gives the same events, so
+importing it again adds nothing.
 
 Which kinds count: `failure` (its hosts share the blame), `evict`, `check` of one host,
 `host` that is back, and `log` lines that name hardware. `rank_end` does not: most ranks
@@ -45,7 +45,7 @@ class Line:
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """What became of the lines of a file."""
+    """Lines of a file, and those that could not be read."""
 
     num_lines: int = 0
     num_unreadable: int = 0

@@ -27,12 +27,13 @@ own; an older one refuses newer ones."""
 MIGRATIONS: dict[int, str] = {}
 """From a version to the SQL that makes the next one of it."""
 APPLICATION_ID = 0x6D6A6878
-"""Tells the file from other SQLite files, as a launcher's journal. Chosen: "mjhx"."""
+"""Tells the file from other SQLite files, such as a launcher's journal. Chosen:
+"mjhx"."""
 BUSY_S = 30.0
-"""That a writer waits for others. Chosen: a record takes milliseconds, an import of a
-long run seconds."""
+"""Time that a writer waits for others. Chosen: a record takes milliseconds, an import
+of a long run seconds."""
 BATCH = 1000
-"""Events written in one transaction."""
+"""Events written in one transaction. Chosen: the others wait for milliseconds."""
 _COLUMNS = "host, kind, time_ns, text, cause, share, started_ns, run, generation"
 _TABLES = f"""
 create table events (
@@ -174,7 +175,7 @@ class History:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Say what is wrong with the file in words for people."""
+        """Turn errors of SQLite into messages that name the file and the fix."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -228,8 +229,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _make(path: Path) -> None:
     """Make an empty history beside its place, and move it there whole.
 
-    A file that is there is so never half made; where two processes do this at once, the
-    first one's stays.
+    So a file in its place is never half made. Of two processes that do this at once the
+    first one's file stays.
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:

@@ -2,7 +2,7 @@
 
 Enters: numbers of processes. Leaves: how long each phase takes on this host and how it
 grows, and a model of many hosts beside the figures of MegaScale; a table, or JSON. The
-processes have one CPU device each and no model; see `init_start`.
+processes have one CPU device each and no model; see `mjax.processes.timed_start`.
 """
 
 import argparse

@@ -34,6 +34,7 @@ FLAT = 1.25
 """A growth from the smallest to the largest size that counts as none. Chosen: less does
 not decide how to start 10,000 processes."""
 CONFIDENCE = 0.95
+"""Of the joint region of value and share. Chosen: as usual."""
 LEAST_NOISE = 0.02
 """Standard deviation of log y below which two fits are equally good. Chosen: medians of
 a few starts on one host repeat no better."""

@@ -3,10 +3,10 @@
 Enters: the times of starts of several sizes. Leaves: how each phase grows here, and
 what it would take at another size. Pure.
 
-On one host the processes share its cores, so work that each of them does for itself
-takes the longer the more there are. On a cluster every host has its own. What grows
-there is the work of the one coordinator, and what a process does for each of the
-others. So the model of a phase adds three terms:
+On one host the processes share its cores, so work that each process does for itself
+takes longer with more processes. On a cluster every host has cores of its own; there
+the work of the one coordinator grows, and what a process does for each other process.
+So the model of a phase adds three terms:
 
 - *own*: CPU seconds of one process, the larger of process 0 and the median other. In
   a phase without messages this is the value at the smallest size.
@@ -27,7 +27,7 @@ from mjax.health.startup.laws import LINEAR, Growth, Range, growth
 LOCAL = ("spawn", "import")
 """Phases of `mjax.processes.timed_start` that do not depend on other processes."""
 SILENT = (*LOCAL, "compile")
-"""Phases in which nobody asks the coordinator for anything."""
+"""Phases without a request to the coordinator."""
 ONE_BY_ONE = ("comparison",)
 """Phases in which process 0 reads a text of each other process, one after the other:
 `mjax.processes.agreement`, `_collect`. (For the devices, jax reads in parallel.)"""
@@ -77,11 +77,11 @@ class Phase:
     own_s: float
     """At the smallest size: CPU seconds of one process."""
     wait_s: float
-    """At the smallest size: of the slowest process, what is no CPU time."""
+    """At the smallest size: time of the slowest process that is not CPU time."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether nobody asks the coordinator for anything in it."""
+        """Whether it has no request to the coordinator."""
         return self.name in SILENT
 
     @property

@@ -39,6 +39,7 @@ device the largest of 4 took 323 MB, shared pages included."""
 _LINES = 5
 """Of the output of a process that failed. Chosen: the end of a Python traceback."""
 _POLL_S = 0.02
+"""Between two tries to connect. Chosen: small beside the start of a process."""
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -235,7 +236,7 @@ def _late(waiting: Mapping[int, _Member], limit_s: int | float) -> FailedError:
 def _checked_port(port: int) -> int:
     """Return a free port: this one, or any for 0.
 
-    The server of jax would share a port in use without a word.
+    The server of jax would share a port in use silently.
 
     Raises:
       ValueError: it is in use.
@@ -287,10 +288,10 @@ def _member(name: str, words: Sequence[str], folder: Path) -> _Member:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without what would make processes other than they are.
+    """Return the environment of a process, without what would change its times.
 
-    Every process gets one CPU device and talks to addresses of this host alone, so no
-    flags of XLA and no proxies.
+    Every process gets one CPU device and connects only to this host, so flags of XLA
+    and proxies are removed.
     """
     kept = {
         name: value
