@@ -18,13 +18,14 @@ from mjax.health.bisect.bits import ErrorRates, best_share, entropy, information
 from mjax.health.bisect.posterior import Posterior
 
 _MOST_AT_ONCE = 6
-"""Chosen: 2^6 joint outcomes; more tests at once overlap in what they tell."""
+"""Tests that are chosen together. Chosen: 2^6 joint outcomes; more tests overlap in
+what they tell."""
 _WORTH = 0.5
-"""Chosen: a further test of a round tells at least half of what its first one does."""
+"""Least bits of a further test of a round, as a part of those of the first. Chosen."""
 _GOOD = 4
-"""Chosen: so many hosts that are probably good are tried as a group."""
+"""Hosts that are probably good and are tried as one group. Chosen."""
 _SINGLES = 8
-"""Chosen: so many of the most doubtful hosts are tried as groups of their own."""
+"""Most doubtful hosts that are tried as groups of their own. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

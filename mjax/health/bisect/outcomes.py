@@ -29,8 +29,8 @@ from mjax import checked_json
 from mjax.health.bisect.problem import Outcome
 
 LEAST_COMPARED = 4
-"""Chosen: groups of a round that are compared with each other; with one bad host in
-each of two groups the median still is that of good ones."""
+"""Groups of a round that are compared with each other. Chosen: with one bad host in
+each of two groups the median is still that of good ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def judge(records: Sequence[Record], criteria: Criteria) -> list[Outcome]:
     Returns:
       an outcome for each record; none at all while there are too few to compare.
     Raises:
-      ValueError: a test lacks what it is compared by, or no output is that of most.
+      ValueError: a test lacks its seconds or output, or no output has a majority.
     """
     if criteria.is_compared and len(records) < LEAST_COMPARED:
         return []

@@ -27,8 +27,8 @@ Group = tuple[str, ...]
 Verdict = Literal["none", "some", "all", "undecided"]
 
 LEAST_TOLD = 1e-3
-"""Chosen: a round that tells less than this share of what is unknown tells nothing: the
-hosts that are still in doubt always are in the same groups."""
+"""Chosen: a round that tells less than this share of what is unknown tells nothing, as
+the hosts still in doubt are always in the same groups."""
 _ALL_FAIL = (
     "every host fails: all are bad, or the test itself fails; run it on a host that is "
     "known to be good"

@@ -1,7 +1,7 @@
 """Run measurements in a process of their own, which may hang or die.
 
-Enters: a task and the command of a measuring process. Leaves: what each kind came to.
-A kind that has no end in time is incomplete, the process is killed, and another one
+Enters: a task and the command of a measuring process. Leaves: the result of each kind.
+A kind that does not end in time is incomplete; the process is killed, and another one
 measures the rest. Nothing waits for a process that cannot be killed.
 """
 
@@ -24,20 +24,21 @@ from mjax.health.burn.measurements import Measured, Report, Task, is_within
 _POLL_S = 0.2
 """Between looks at the stop signal; chosen: a person does not notice it."""
 _PARTING_S = 10.0
-"""For a process that has reported everything; chosen: devices need seconds to close."""
+"""Limit of a process that has reported everything; chosen: devices need seconds to
+close."""
 _MOST_FAILURES = 2
 """Processes that died or hung, after which the rest is not tried; chosen: bounds the
 time on a dead host."""
 _MOST_BYTES = 2**20
 _NOTE_CHARS = 300
 _STACK = re.compile(r"\*\*\*|@ |PC: @|Fatal Python|Current thread|File |Extension mod")
-"""Begins of lines that stand for a place in a program, in the stacks of glog, absl and
-Python's faulthandler; the message is above them."""
+"""Beginnings of lines of a stack, as glog, absl and Python's faulthandler write it; the
+message is above them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds after which a measuring process hangs."""
+    """Seconds of silence after which a measuring process counts as hung."""
 
     start_s: float
     """Until its first report: imports, devices, other hosts."""
@@ -47,12 +48,12 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What measuring processes have reported."""
+    """Reports of measuring processes."""
 
     results: tuple[Measured, ...] = ()
     hardware: str = ""
     agreed_s: float | None = None
-    """Of processes that have met: seconds burned by the one that burned longest."""
+    """Of processes that measure together: seconds of the one that burned longest."""
 
 
 class Stopped(Exception):  # noqa: N818  (no error: somebody asked for it)
@@ -190,7 +191,7 @@ class _Child:
         return has_met and len(self.done) == len(self._task.kinds)
 
     def _why_dead(self) -> str:
-        """Explain why it has ended, with its last words."""
+        """Explain why it has ended, with the last line of its output."""
         try:
             code = self._process.wait(_PARTING_S)
         except subprocess.TimeoutExpired:

@@ -163,7 +163,7 @@ def _is_asked(config: BurnConfig, kind: str) -> bool:
 def _why_not(
     config: BurnConfig, group: Group, saved: burn_state.Saved
 ) -> Measured | None:
-    """Return what the kinds of a group come to without being measured."""
+    """Return why the kinds of a group are not measured; None if they are."""
     if group != "host" and importlib.util.find_spec("jax") is None:
         return Measured(name="-", outcome="absent", note="jax is not installed")
     if group != "network":
@@ -203,7 +203,7 @@ def _task(
 
 
 def _limits(config: BurnConfig, group: Group) -> burn_child.Limits:
-    """Return limits; a process that waits for others has longer."""
+    """Return limits; a process that waits for others gets more time."""
     join_s = float(config.join_s) if group == "network" else 0.0
     return burn_child.Limits(start_s=config.limit_s + join_s, kind_s=config.limit_s)
 
@@ -218,7 +218,7 @@ def _environment(config: BurnConfig) -> dict[str, str]:
     elif config.platform is not None:
         found["JAX_PLATFORMS"] = config.platform
     elif _nvidia_devices():
-        # jax would use the CPU without a word if the GPUs cannot be started.
+        # jax would use the CPU silently if the GPUs cannot be started.
         found.setdefault("JAX_PLATFORMS", "cuda")
     return found
 
@@ -241,7 +241,7 @@ def _nvidia_devices(folder: Path = Path("/dev")) -> int:
 
 
 def _not_measured(config: BurnConfig, checks: Sequence[Check]) -> list[Check]:
-    """Return a check for everything that is required and that there is none of."""
+    """Return a check for each required measurement that was not made."""
     return [
         Check(
             name=name,

@@ -1,6 +1,6 @@
 """Flags of `python -m mjax.health burn`.
 
-Enters: values. Leaves: a config that is refused as a whole if a value cannot be.
+Enters: values. Leaves: a config; one wrong value refuses it.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class BurnConfig:
     simulate_devices: int | None = None
     """Number of CPU devices to simulate."""
     expect_devices: int | None = None
-    """Number of devices that must be there; absent: as many as /dev/nvidia0, 1 ..."""
+    """Number of devices that must be there; absent: those in /dev/nvidia*."""
     disk_dir: Path | None = None
     """Folder on the disk to measure; absent: no disk is measured."""
     disk_mib: int = 64
@@ -59,7 +59,7 @@ class BurnConfig:
     memory_mib: int | None = None
     """MiB of memory to test; absent: a quarter of what is free, at most 256."""
     limit_s: float = 120.0
-    """Seconds for one measurement, and for the start of jax; then it hangs."""
+    """Seconds for one measurement, and for the start of jax; longer counts as hung."""
     join_s: int = 600
     """Seconds to wait for the other processes of --num-processes."""
     coordinator: str | None = None
@@ -87,7 +87,7 @@ class BurnConfig:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a burn must not change when it is resumed."""
+        """Flags that must be the same when a burn is resumed."""
         names = ("only", "platform", "simulate_devices", "disk_dir", "disk_mib")
         names += ("memory_mib", "num_processes", "process_id")
         values = {name: getattr(self, name) for name in names}
@@ -121,7 +121,7 @@ def _check_numbers(config: BurnConfig) -> None:
 
 
 def _check_names(config: BurnConfig) -> None:
-    """Refuse measurements that there are not."""
+    """Refuse unknown measurements."""
     for flag, names in (("--only", config.only), ("--require", config.require)):
         for name in names:
             is_known = any(is_within(kind, name) for kind in KINDS)
@@ -132,7 +132,7 @@ def _check_names(config: BurnConfig) -> None:
 
 
 def _check_processes(config: BurnConfig) -> None:
-    """Refuse a meeting of processes that cannot be."""
+    """Check the flags of a measurement together with other hosts."""
     address, number, index = (
         config.coordinator,
         config.num_processes,

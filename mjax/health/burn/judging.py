@@ -20,7 +20,7 @@ poor one."""
 _NORMAL_95 = 1.96  # two-sided 95% of the normal distribution
 
 LimitsOf = Callable[[Measured], tuple[list[Limit], str]]
-"""Returns the limits of a measurement, and why there are not more."""
+"""Returns the limits of a measurement, and why others are missing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def _judge(
     limits, missing = limits_of(said[0][1]) if values else ([], "")
 
     def first(*outcomes: Outcome) -> str | None:
-        """Return what the first round says that came to one of these."""
+        """Return the note of the first round with one of these outcomes."""
         bad = [(i, one.note) for i, one in said if one.outcome in outcomes]
         if not bad or len(rounds) == 1:
             return bad[0][1] if bad else None

@@ -16,7 +16,7 @@ from mjax.health.burn.result import Result
 
 BASELINES = Path(__file__).with_name("baselines.toml")
 LEAST_HOSTS = 3
-"""Whose median is one to compare with; chosen: with 2 the slow one is half of it."""
+"""Hosts whose median counts; chosen: of 2 the slow one is half of the median."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def others(
 def limits(
     measured: Measured, hardware: str, baselines: Baselines, others: Others
 ) -> tuple[list[Limit], str]:
-    """Return the limits of a measurement, and why there are not more.
+    """Return the limits of a measurement, and why others are missing.
 
     Args:
       measured: any of its rounds.

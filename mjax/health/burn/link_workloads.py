@@ -1,4 +1,4 @@
-"""Copies in, to, from and between devices, and collectives, with what must arrive.
+"""Copies in, to, from and between devices, and collectives, with checks of the bytes.
 
 Enters: a `Bench`. Leaves: `Measured`. Runs in a process that `health burn` starts;
 `workloads` says what is counted.

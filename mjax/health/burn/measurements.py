@@ -1,7 +1,7 @@
-"""What `health burn` measures: names, units, and what a measurement may come to.
+"""What `health burn` measures: names, units, and outcomes.
 
-Enters: nothing. Leaves: the vocabulary that `burn` and the processes that it starts
-share. A name is a kind (`gemm.bfloat16`), or a kind and its part: a device
+Enters: nothing. Leaves: the names and types that `burn` and the processes that it
+starts share. A name is a kind (`gemm.bfloat16`), or a kind and its part: a device
 (`gemm.bfloat16.gpu0`), two devices (`pair.gpu0.gpu1`), a number of devices
 (`all_reduce.8`), or a direction (`disk.write`).
 """
@@ -56,7 +56,7 @@ time."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one measurement came to, in one round."""
+    """Result of one measurement in one round."""
 
     name: str
     outcome: Outcome

@@ -1,8 +1,8 @@
-"""Bytes that are known beforehand, and what a difference from them tells.
+"""Bytes that are known beforehand, and the differences from them.
 
 Enters: arrays of numpy, and digests of results. Leaves: factors of GEMMs, and sentences
-about what is wrong; None where nothing is. All of it is integer arithmetic, so that a
-healthy device has no choice.
+about what is wrong; None where nothing is. All of it is integer arithmetic, so a
+healthy device can only give one result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ def wrong_rows(
 
 
 def different_bits(digests: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Name the devices whose results have not the bits of all others.
+    """Name the devices whose results differ from those of the others.
 
     Args:
       digests: for each device, how often each digest came out of the same GEMM.

@@ -15,8 +15,8 @@ from mjax.health.burn.measurements import Measured, Outcome, Report, Task
 
 _NOTE_CHARS = 300
 # Starts of the messages of absl's status codes, which XLA's errors begin with
-# (github.com/abseil/abseil-cpp, absl/status/status.h). They tell that the software or
-# its free memory is not enough, and nothing of the health of a device.
+# (github.com/abseil/abseil-cpp, absl/status/status.h). They mean that the software or
+# the free memory is not enough, and say nothing about the health of a device.
 _ABSENT = ("UNIMPLEMENTED", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
 
 
@@ -31,7 +31,7 @@ def run(task: Task, functions: Mapping[str, Callable[[], Sequence[Measured]]]) -
 
     Args:
       task: the kinds.
-      functions: by kind; each returns what its parts came to.
+      functions: by kind; each returns the results of its parts.
     """
     for kind in task.kinds:
         send(task, Report(event="begin", kind=kind))
@@ -43,7 +43,7 @@ def run(task: Task, functions: Mapping[str, Callable[[], Sequence[Measured]]]) -
 
 
 def describe(kind: str, error: Exception) -> Measured:
-    """Return what a measurement came to that raised an error."""
+    """Return the result of a measurement that raised an error."""
     text = " ".join(str(error).split()) or type(error).__name__
     kinds = (NotImplementedError, TypeError, MemoryError)
     is_absent = isinstance(error, kinds) or text.startswith(_ABSENT)

@@ -17,7 +17,7 @@ from mjax.health.findings import State
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """What is said of one measurement."""
+    """The judgement of one measurement."""
 
     name: str
     state: State
@@ -30,7 +30,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What is said of a host."""
+    """The judgement of a host."""
 
     ok: bool
     host: str

@@ -15,7 +15,7 @@ bytes of the buffer that each of them has:
 - all_reduce, all_reduce_hosts: bus bandwidth, S/t 2(n-1)/n; S/t alone is the algorithm
   bandwidth. Source of both factors: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
 
-Where bytes move, what arrives is compared with what must.
+Where bytes move, those that arrive are compared with those that should.
 """
 
 import collections
