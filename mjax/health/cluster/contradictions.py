@@ -1,4 +1,4 @@
-"""What in the cables of a cluster file cannot all be true.
+"""Contradictions among the cables of a cluster file.
 
 Enters: the parts of a cluster, each of which is valid by itself. Leaves: problems with
 their paths in the file: ports with two cables, rails across leaves, switches that no
@@ -23,7 +23,7 @@ from mjax.health.cluster.parts import (
 from mjax.health.cluster.toml_tables import Problem
 
 _SHOWN = 3
-"""Problems of a kind at one path, and names in a message, that are shown. Chosen: an
+"""Problems of a kind at one path, and names in a message, that are shown. Chosen: one
 entry of a cluster file stands for hundreds of ports, mostly wrong together."""
 _FABRICS: tuple[Fabric, ...] = ("infiniband", "ethernet")
 
@@ -73,7 +73,7 @@ def check(cluster: Cluster, problems: Problems, *, has_all_cables: bool = True) 
 
 
 def few(names: Iterable[str]) -> str:
-    """Write names, the first of them if they are many."""
+    """Write the first names, and how many more there are."""
     words = list(names)
     shown = ", ".join(words[:_SHOWN])
     return shown if len(words) <= _SHOWN else f"{shown} and {len(words) - _SHOWN} more"

@@ -2,9 +2,9 @@
 
 Enters: lines of `iblinkinfo --line` or of `ibnetdiscover`, as bytes with their line
 ends. Leaves: one `Sighting` a port, one at a time, and what makes the text doubtful:
-lines that do not parse, a last line without an end. Neither format has a trailer, so
-whether all nodes are there is for `cabling` to find out: each link is listed by both of
-its nodes.
+lines that do not parse, a last line without an end. Neither format has a trailer;
+`cabling` finds out whether all nodes are there: each link is listed by both of its
+nodes.
 
 Source of the formats: linux-rdma/rdma-core, infiniband-diags/iblinkinfo.c
 (`print_port`, also for ports that are down) and ibnetdiscover.c (`out_switch_port`,
@@ -23,7 +23,7 @@ MAX_LINE_BYTES = 4096
 """Chosen: the longest line of either format has about 300."""
 _SHOWN_CHARS = 80
 _MAX_BROKEN = 5
-"""Lines that are shown of those that do not parse."""
+"""Lines that do not parse and are shown. Chosen: enough to see another format."""
 
 _LANE_GBPS = {2.5: 2.5, 5.0: 5.0, 10.0: 10.0, 14.0625: 14.0}
 _LANE_GBPS |= {25.78125: 25.0, 53.125: 50.0, 106.25: 100.0, 212.5: 200.0}
@@ -104,7 +104,7 @@ def read(
 
 
 class _Parser:
-    """Parses one line after the other; each tells of which format it is."""
+    """Parses one line after the other; each line shows its format."""
 
     def __init__(self, source: str) -> None:
         self.counts: dict[int, int] = {}

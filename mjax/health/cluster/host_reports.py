@@ -9,9 +9,9 @@ Enters: one JSON text a host, as `health check --json` prints it:
                    "versions": {"nvidia_driver": "580.65.06"}}}
 
 Other keys are ignored, and the inventory may be absent: the number of GPUs is then the
-value of `gpu.count`. Leaves: findings. What a host does not say is never a match: a
-required check that is absent has not passed, and a number, an address, a GUID or a
-version that the file names and the host does not is unknown.
+value of `gpu.count`. Leaves: findings. A value that a host does not report never
+matches: a required check that is absent has not passed, and a number, an address, a
+GUID or a version that only the file names is unknown.
 """
 
 import dataclasses

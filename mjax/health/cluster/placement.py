@@ -40,7 +40,7 @@ class Crossings:
     """Pairs of neighbours on different hosts, by what lies between them."""
 
     total: int
-    """Leaf and spine crossings together; what is made small."""
+    """Leaf and spine crossings together; the search makes it small."""
     spine: int
     """Pairs that cross a spine; each of them crosses a leaf too."""
     leaf: int

@@ -2,7 +2,7 @@
 
 Enters: what a node says of itself and its GUIDs. Leaves: a port of the file, or why
 there is none. A GUID that the file names counts more than a description, which anyone
-can set: where the two disagree the disagreement is told.
+can set; if the two disagree, that is reported.
 
 Source of descriptions: rdma-ndd(8), linux-rdma/rdma-core: "%h %d", the host's name and
 that of the device; OFED writes `HCA-1` for the device, which `node_description` of a
@@ -30,7 +30,7 @@ class Resolver:
         }
         self._found: dict[tuple[End, bool], Port | None] = {}
         self.disagreements: dict[str, str] = {}
-        """From a node of the file to what is odd about its names."""
+        """From a node of the file to how its GUID and its name disagree."""
 
     def port(self, end: End, *, is_own: bool = False) -> Port | None:
         """Return the port of the file that an end is; None if it names none.

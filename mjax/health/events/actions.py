@@ -4,7 +4,7 @@ Enters: detections, and the time of the log. Leaves: records of what was done, o
 what a person would have to do. A command runs only if its rule has the policy `run`, or
 the policy `confirm` and the caller was given --yes. Commands get argument lists, never
 a shell, and a time limit. A value from a log is put into an argument list only if it
-can be nothing but a name.
+is a plain name.
 
 Life cycle: disabling -> disabled -> testing -> enabling -> enabled; a failed test leads
 back to disabled, and `max_tests` failed ones, or a failed command, to kept.
@@ -28,8 +28,8 @@ from mjax.health.events.state import Device, FullError, State
 
 _NS = 10**9
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./:-]{0,126}[A-Za-z0-9_])?")
-"""What a log may put into an argument: no option, blank or sign of a shell, because a
-program may hand its arguments to a shell on another machine. Chosen."""
+"""What a log may put into an argument. Chosen: no option, blank or character that a
+shell reads, because a program may hand its arguments to a shell on another machine."""
 _KILLED = -signal.SIGKILL
 
 
@@ -75,7 +75,7 @@ def argvs_of(detection: Detection) -> dict[str, list[str]]:
     """Fill the argument lists of a rule.
 
     Raises:
-      ValueError: a value of the log can be something else than a name.
+      ValueError: a value of the log is not a plain name.
     """
     rule = detection.rule
     return {
@@ -156,7 +156,7 @@ class Actions:
         """Test the devices whose time has come; bring back those that pass."""
         records: list[Record] = []
         if self._due_ns is None or now_ns < self._due_ns:
-            return records  # the usual case: this is asked for each line
+            return records  # the usual case, for each line
         for device in self._waiting():
             if device.due_ns <= now_ns:
                 records += self._test(device, now_ns)

@@ -35,7 +35,7 @@ from mjax.health.events.state import State
 
 _CHUNK_BYTES = 2**16
 _POLL_S = 0.5
-"""Between two looks at a log that is followed. Chosen."""
+"""Between two reads of a log that is followed. Chosen: no person notices it."""
 _NS = 10**9
 _BAD_INPUT = 2
 
@@ -69,15 +69,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--rules", type=Path, help="TOML file of rules")
     add("--state", type=Path, help="SQLite file of what was taken out of use")
     add("--follow", action="store_true", help="wait for more lines, as tail -F does")
-    add("--replay-speed", type=float, help="log seconds for each second; absent: all")
+    add("--replay-speed", type=float, help="log seconds per second; absent: no wait")
     add("--json", action="store_true", help="print events as JSON lines")
     add("--yes", action="store_true", help="run the actions of the policy confirm")
     add("--dry-run", action="store_true", help="run nothing, whatever the policy")
     add("--events", type=Path, help="append events there, as JSON lines")
     add("--host", help="of the log, where its lines name none")
     add("--year", type=int, help="of the first line, where the log has none")
-    add("--time-zone", default="UTC", help="of times without one, Europe/Paris say")
-    add("--release", metavar="DEVICE", help="a person has brought it back: forget it")
+    add("--time-zone", default="UTC", help="of times without one, such as Europe/Paris")
+    add("--release", metavar="DEVICE", help="forget a device that is back in use")
     return parser
 
 
@@ -224,12 +224,12 @@ def _chunks(
             time.sleep(_POLL_S)
             passed_s = time.monotonic() - waited_s
             waited_s = time.monotonic()
-            if watch.newest_ns is not None:  # the log is silent, and time goes on
+            if watch.newest_ns is not None:  # time passes without new lines
                 watch.advance(watch.newest_ns + int(passed_s * _NS))
 
 
 def _read(log: BinaryIO) -> bytes:
-    """Read what there is: a pipe must not wait until a whole chunk is full."""
+    """Read what is there, without waiting until a chunk is full."""
     with contextlib.suppress(ValueError, OSError):
         select.select([log], [], [])
     return os.read(log.fileno(), _CHUNK_BYTES)
@@ -265,7 +265,7 @@ def _teller(
 
 
 def _shown(record: Record, line: Line) -> str:
-    """Return a record for a person; signs that steer a terminal are taken out."""
+    """Return a record for a person, without control characters."""
     if line.is_since_boot:
         when = f"{record.time_ns / _NS:.3f} s since boot"
     else:

@@ -2,8 +2,8 @@
 
 Enters: rules and lines. Leaves: `Detection`s. Pure: no clock, no file. The times are
 those of the log, so the result does not depend on how fast the lines come. Each rule
-keeps, for each device, at most a few times `count` times; lines that are late, and
-lines that come twice, are put where they belong.
+keeps, for each device, at most a small multiple of `count` times. A late line counts
+at its own time, and a line that comes twice counts once.
 """
 
 import bisect

@@ -1,8 +1,8 @@
 """Rules over logs, read from TOML and checked before any line is read.
 
 Enters: a TOML file with `[[rule]]` tables and an optional `[limits]` table. Leaves: a
-`RuleSet`. Everything that can be wrong with a rule is found here and told with the
-rule's name, because a rule that fails only when it matches is found too late.
+`RuleSet`. A wrong rule is refused here, with its name: an error that appears only when
+the rule matches is found too late.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ LogKind = Literal["any", "kernel", "syslog", "ufm"]
 GIVEN = ("rule", "host", "count", "within_s")
 """Names that every template may use, beside the groups of its pattern."""
 _MAX_COUNT = 10_000
-"""Times that a key keeps are a few times this. Chosen: 0.5 MB for one key."""
+"""Of `count`. Chosen: a device keeps a few times as many times, 0.5 MB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Rule:
     within_s: float = 0.0
     """Between the first and the last of them, inclusive."""
     by: tuple[str, ...] = ()
-    """Groups that name a device; each device is counted apart."""
+    """Groups that name a device; each device is counted separately."""
     cool_down_s: float = 3600.0
     """Log time after an event in which its device makes no other of this rule."""
     action: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Limits:
 
     Chosen: 2, the two ends of one link. A fault that takes out more at once is that of
     a switch, a power supply, the log or a rule, and taking more devices out of use does
-    not mend it. Of a small fabric 5 percent are less than 2, so the smaller one holds.
+    not mend it. In a small fabric 5 percent are less than 2; the smaller number counts.
     """
 
     max_disabled: int = 2
@@ -242,7 +242,7 @@ def _check_actions(rule: Rule) -> None:
 
 
 def check_template(template: str, names: Collection[str], field: str) -> None:
-    """Refuse a template with a name that there is not, or more than a name.
+    """Refuse a template with an unknown name, or with more than a name.
 
     Raises:
       ValueError: the message has the field and the nearest name.

@@ -17,7 +17,8 @@ Step = Literal["disabling", "disabled", "testing", "enabling", "enabled", "kept"
 device back. Everything but enabled counts against the limit."""
 _VERSION = 1
 _KEPT_EVENTS = 10_000
-"""Events that a second reading of the same log does not repeat. Chosen."""
+"""Events that are remembered, so that the same log read again does not repeat them.
+Chosen: the file has a few megabytes."""
 _TABLES = """
 create table if not exists devices (
   device text primary key, rule text not null, step text not null,
