@@ -1,15 +1,18 @@
 """A check, and how the checks of a host are run.
 
 A check is a small pure function over the whole output of one source. Sources are read
-once, each in a thread of its own and with its own time limit; the time of all together
-has a limit too. What was cut is `incomplete` before a parser sees it, and what a parser
+once, several at a time, each with its own time limit; all together have a limit too. An
+output that was cut is `incomplete` before a parser sees it, and one that a parser
 cannot read is `unknown`: nothing becomes `ok` by accident.
 """
 
+import collections
 import concurrent.futures
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
 
 from mjax.health import accelerators
@@ -34,6 +37,8 @@ TOTAL_S = 50.0
 _NUM_THREADS = 16
 """Sources that are read at once, chosen: most of them wait for a tool."""
 _PLAIN = "no GPU and no RDMA device is here or expected, so this is not judged"
+_KILL_S = 1.0
+"""For the end of commands whose time is over, chosen: a kill takes milliseconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +119,7 @@ def run(
     source_s: float = SOURCE_S,
     total_s: float = TOTAL_S,
 ) -> Report:
-    """Read all sources and judge them; it takes total_s seconds at most."""
+    """Read all sources and judge them; it takes a second more than total_s at most."""
     began_s = time.monotonic()
     until_s = began_s + total_s
     sources = [*dict.fromkeys(check.source for check in checks), accelerators.SOURCE]
@@ -131,22 +136,30 @@ def _read_all(
     sources: Sequence[Source], source_s: float, until_s: float
 ) -> Mapping[Source, Reading]:
     """Read sources; one that is not read in time has no exit status."""
+    late = Reading(status=None)
+    futures = {source: Future[Reading]() for source in sources}
+    waiting = collections.deque(futures.items())
 
-    def read(source: Source) -> Reading:
-        left_s = min(source_s, until_s - time.monotonic())
-        return Reading(status=None) if left_s <= 0 else source.read(left_s)
+    def work() -> None:
+        while waiting:
+            try:
+                source, future = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            left_s = min(source_s, until_s - time.monotonic())
+            try:
+                future.set_result(source.read(left_s) if left_s > 0 else late)
+            except BaseException as error:  # raised again where the result is taken
+                future.set_exception(error)
 
     # A read of a file may hang for ever (a stale network file system), and its thread
-    # with it, so the pool is not waited for.
-    pool = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS)
-    futures = {source: pool.submit(read, source) for source in sources}
-    concurrent.futures.wait(
-        futures.values(), timeout=max(0.0, until_s - time.monotonic())
-    )
-    pool.shutdown(wait=False, cancel_futures=True)
+    # with it. The interpreter waits at its end for the threads of a pool, but not for
+    # daemons.
+    for _ in range(min(_NUM_THREADS, len(sources))):
+        threading.Thread(target=work, name="mjax-check", daemon=True).start()
+    left_s = max(0.0, until_s - time.monotonic()) + _KILL_S
+    concurrent.futures.wait(futures.values(), timeout=left_s)
     return {
-        source: future.result()
-        if future.done() and not future.cancelled()
-        else Reading(status=None)
+        source: future.result() if future.done() else late
         for source, future in futures.items()
     }

@@ -155,6 +155,29 @@ def test_a_tool_that_hangs_is_incomplete_and_its_children_are_killed(tmp_path):
     assert not child.exists() or "12345" not in child.read_text()
 
 
+HANGING = """
+import sys
+from mjax.health.check import Check, run
+from mjax.health.findings import ok
+from mjax.health.settings import Settings
+from mjax.health.sources import File
+check = Check(
+    name="a.b", what="", source=File(sys.argv[1]), judge=lambda *_: ok(), action=""
+)
+print(run([check], Settings(limits={}), total_s=0.1).findings[0].state)
+"""
+
+
+def test_a_file_that_hangs_is_incomplete_and_does_not_keep_the_command(tmp_path):
+    """As one of a stale network file system: nobody ever writes into the pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    argv = [sys.executable, "-c", HANGING, str(tmp_path / "pipe")]
+    done = subprocess.run(
+        argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("incomplete\n", "")
+
+
 def test_the_table_of_the_docs_is_that_of_the_code():
     text = (REPOSITORY / "docs" / "hosts.md").read_text()
     found = re.search(r"<!-- checks -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
