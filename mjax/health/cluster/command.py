@@ -254,6 +254,8 @@ def expectations(cluster: Cluster, host: str) -> dict[str, Any]:
     one = cluster.hosts[host]
     found: dict[str, Any] = {"gpus": one.num_gpus, "require": [*cluster.require]}
     cabled = [nic for nic in one.nics if nic.name in cluster.leaves[host]]
+    # Beside InfiniBand, Ethernet is for login and storage: no port that a run uses.
+    cabled = [nic for nic in cabled if nic.fabric == "infiniband"] or cabled
     rates = {nic.rate_gbps for nic in cabled}
     if cabled:
         found["ports"] = len(cabled)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mjax.health.cluster.command import main
+from mjax.health.cluster.command import expectations, main
 from mjax.health.settings import read_expected
 from tests.health.cluster.fabrics import FILE, Fabric, cluster, exchange, links_of
 
@@ -138,6 +138,20 @@ def test_expectations_of_a_host_are_read_by_health_check(
     assert json.loads(run(capsys, *words, "gpu01", "--json")[1]) == found
     code, _, err = run(capsys, *words, "cpu1")
     assert (code, "--host cpu1: the cluster file has no such host" in err) == (2, True)
+
+
+def test_an_ethernet_port_beside_infiniband_is_not_expected():
+    """`infiniband.ports` would fail a healthy host: eth0 is no RDMA port."""
+    nic = '{ name = "mlx5_1", rail = 1, rate_gbps = 400 }'
+    eth = '{ name = "eth0", fabric = "ethernet", rate_gbps = 25 }'
+    text = FILE.replace(f"{nic}]", f"{nic}, {eth}]")
+    text += (
+        '[[switches]]\nnames = "tor1"\ntier = "leaf"\nports = 8\n'
+        'fabric = "ethernet"\n[[cables]]\nends = ["gpu[01-08]:eth0", "tor1:[1-8]"]\n'
+    )
+    assert text.count("eth0") == 3
+    found = expectations(cluster(text), "gpu01")
+    assert (found["ports"], found["port_rate_gbps"]) == (2, 400)
 
 
 def test_a_cluster_is_shown(capsys, cluster_path: Path):
