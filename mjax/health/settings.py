@@ -101,16 +101,17 @@ def read_limits(path: Path | None = None) -> dict[str, dict[str, Any]]:
     limits: dict[str, dict[str, Any]] = tomllib.loads(LIMITS_PATH.read_text())
     if path is None:
         return limits
-    for check, changed in _read(path).items():
-        _known(check, limits, f"{path}: no check")
+    flag = f"--limits {path}"
+    for check, changed in _read(path, flag).items():
+        _known(check, limits, f"{flag}: no check")
         if not isinstance(changed, dict):
-            raise ValueError(f"{path}: {check} must be a table, got {changed!r}")
+            raise ValueError(f"{flag}: {check} must be a table, got {changed!r}")
         for name, value in changed.items():
-            _known(name, limits[check], f"{path}: {check} has no limit")
+            _known(name, limits[check], f"{flag}: {check} has no limit")
             shipped = limits[check][name]
             if not _is_like(value, shipped):
                 raise ValueError(
-                    f"{path}: {check}.{name} must be like {shipped!r}, got {value!r}"
+                    f"{flag}: {check}.{name} must be like {shipped!r}, got {value!r}"
                 )
             limits[check][name] = value
     return limits
@@ -141,24 +142,25 @@ def read_expected(path: Path, names: Collection[str]) -> dict[str, Any]:
       ValueError: the file is not TOML, or has an unknown key or a value of another
         type.
     """
-    expect = _read(path)
+    flag = f"--expect {path}"
+    expect = _read(path, flag)
     for key, value in expect.items():
-        _known(key, EXPECTED, f"{path}: no expectation")
+        _known(key, EXPECTED, f"{flag}: no expectation")
         wanted = EXPECTED[key][0]
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise ValueError(
-                f"{path}: {key} must be of type {wanted.__name__}, got {value!r}"
+                f"{flag}: {key} must be of type {wanted.__name__}, got {value!r}"
             )
-        _check_items(path, key, value)
+        _check_items(flag, key, value)
     for name in expect.get("versions", ()):
-        _known(name, VERSIONS, f"{path}: versions: no check compares")
+        _known(name, VERSIONS, f"{flag}: versions: no check compares")
     for pattern in expect.get("require", ()):
         if not fnmatch.filter(names, pattern):
-            raise ValueError(f"{path}: require: no check is named {pattern!r}")
+            raise ValueError(f"{flag}: require: no check is named {pattern!r}")
     return expect
 
 
-def _check_items(path: Path, key: str, value: Any) -> None:
+def _check_items(flag: str, key: str, value: Any) -> None:
     """Refuse items of a list or table that are not text."""
     places: dict[str, Any] = {}
     if isinstance(value, list):
@@ -169,15 +171,15 @@ def _check_items(path: Path, key: str, value: Any) -> None:
         is_number = key in _WITH_NUMBERS and type(item) is int
         if not isinstance(item, str) and not is_number:
             raise ValueError(
-                f"{path}: {place} must be text, got {item!r}; write it in quotes"
+                f"{flag}: {place} must be text, got {item!r}; write it in quotes"
             )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, flag: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise ValueError(f"{flag} cannot be read: {error}") from error
 
 
 def _known(name: str, names: Collection[str], what: str) -> None:

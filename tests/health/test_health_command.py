@@ -66,7 +66,8 @@ def test_what_is_required_fails_a_host_that_does_not_have_it(tmp_path):
         (["--only", "gpu.nonsense"], "--only gpu.nonsense: there is no such check"),
         (["--seconds", "0"], "--seconds must be positive, got 0"),
         (["--seconds", "inf"], "--seconds must be positive, got inf"),
-        (["--expect", "/no/file"], "/no/file cannot be read"),
+        (["--expect", "/no/file"], "--expect /no/file cannot be read"),
+        (["--limits", "/no/file"], "--limits /no/file cannot be read"),
         (["--out", "/no/folder/x"], "--out /no/folder/x cannot be written"),
     ],
 )
@@ -126,7 +127,9 @@ def test_files_with_mistakes_are_refused(option, text, message, tmp_path, capsys
     path.write_text(text + "\n")
     words = ["check", "--only", "memory.*", option, str(path)]
     assert command.main(words) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {option} {path}")
+    assert message in error
 
 
 @pytest.mark.parametrize(
