@@ -79,6 +79,13 @@ class BisectFlags(SearchConfig):
                 "--run writes --outcomes as JSON; name a .json file, got "
                 f"{self.outcomes}"
             )
+        if self.run and self.outcomes is not None:
+            folder = self.outcomes.absolute().parent
+            if not folder.is_dir():
+                raise ValueError(
+                    f"--outcomes {self.outcomes}: its folder does not exist; make it "
+                    "first"
+                )
 
     @property
     def criteria(self) -> Criteria:

@@ -180,6 +180,10 @@ def test_hosts_are_read_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path
             ("--hosts", "a", "--run", "--outcomes", "o.toml", "--", "x", "{hosts}"),
             ".json",
         ),
+        (
+            ("--hosts", "a", "--run", "--outcomes", "/no/o.json", "--", "x", "{hosts}"),
+            "--outcomes /no/o.json: its folder does not exist; make it first",
+        ),
         (("--hosts", "a", "--hosts-file", "x"), "both name the hosts"),
         (("--hosts-file", "/absent"), "--hosts-file /absent cannot be read"),
         (("--host", "a"), "unknown flag --host; the nearest is --hosts"),
