@@ -27,6 +27,9 @@ MAX_LINE_BYTES = 4096
 """Of a line, the rest is cut. Chosen: the kernel writes at most 1024 bytes a line, UFM
 lines have 200 to 400; four times that."""
 _SECOND_NS = 10**9
+_MAX_S = 7_258_118_400
+"""Latest time of a line, the year 2200. Chosen: with the delay of a test it is below
+2^63 nanoseconds, which SQLite holds, and datetime can show it."""
 _NEW_BOOT_NS = 60 * _SECOND_NS
 """Seconds since boot that go back by more are those of a new boot. Chosen: lines of
 several processors change places by milliseconds."""
@@ -199,7 +202,7 @@ class Reader:
                 return kind, (time_ns, False), host
             if match := _RFC3164.match(text):
                 return self._rfc3164(text, match)
-        except (ValueError, OverflowError):  # such as February 30, or no such month
+        except (ValueError, OverflowError):  # such as February 30, or the year 9999
             pass
         return "other", None, None
 
@@ -246,4 +249,6 @@ def _epoch() -> datetime.datetime:
 
 
 def _ns(seconds: int, part: str) -> int:
+    if not 0 <= seconds <= _MAX_S:
+        raise ValueError(f"{seconds} s is no time of a log")
     return seconds * _SECOND_NS + int(part.ljust(9, "0") or "0")

@@ -175,6 +175,16 @@ def test_signs_that_steer_a_terminal_are_not_printed(site, capsys):
     assert "?[2J" in out
 
 
+def test_a_line_with_an_impossible_time_does_not_end_the_watch(site, capsys):
+    """Anyone who can write to a log can write such a line."""
+    times = ("9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59")
+    lines = [f"{t} h app: {i} Port: 9 Link DOWN\n" for t in times for i in range(2)]
+    (site / "log").write_text("".join(lines) + LOG)
+    assert watch(site, "run") == 1
+    assert "error flap: port 7" in capsys.readouterr().out
+    assert calls(site) == ["off 7", "test 7", "on 7"]
+
+
 def child(*words, stdin=None, stderr=None):
     argv = [sys.executable, "-m", "mjax.health.events.command", *words]
     return subprocess.Popen(

@@ -103,6 +103,8 @@ def test_a_line_without_a_time_has_that_of_the_line_before():
     [
         *("[Mon Feb 30 15:50:34 2026] x", "Xxx 12 01:02:03 h a: x"),
         *("2026-13-01T00:00:00Z h a: x", "[123", "2026-11-23T25:50:34+00:00 h a: x"),
+        *("9999-12-31T23:59:59-23:59 h a: x", "0001-01-01T00:00:00+23:00 h a: x"),
+        *("[9999999999.0] x", "2200-01-01T00:00:01Z h a: x"),
     ],
 )
 def test_a_time_that_cannot_be_is_no_time(line):
