@@ -145,6 +145,13 @@ class HostEvent:
     def __post_init__(self) -> None:
         if not self.host or any(letter.isspace() for letter in self.host):
             raise ValueError(f"a host needs a name without spaces, got {self.host!r}")
+        for name in ("host", "text", "cause", "run", "key"):
+            try:
+                getattr(self, name).encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"{name} must be UTF-8, got {getattr(self, name)[:60]!r}"
+                ) from error
         for name in ("time_ns", "generation"):
             if not 0 <= getattr(self, name) < 2**63:
                 raise ValueError(

@@ -103,7 +103,10 @@ def _line(text: bytes) -> Line:
     value = checked_json.read(text, dict[str, Any])
     names = {field.name for field in dataclasses.fields(Line)}
     kept = {key: item for key, item in value.items() if key in names}
-    return checked_json.check(kept, Line)
+    line: Line = checked_json.check(kept, Line)
+    # JSON can write what UTF-8 cannot hold, as half of a surrogate pair.
+    whole = line.text.encode(errors="backslashreplace").decode()
+    return dataclasses.replace(line, text=whole)
 
 
 def _of_line(line: Line, run: str, failure: str) -> Iterator[HostEvent]:

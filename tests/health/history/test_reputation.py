@@ -201,6 +201,8 @@ def test_events_are_kept_as_they_were(tmp_path: Path):
     [
         ({"host": ""}, "a host needs a name"),
         ({"host": "a b"}, "a host needs a name"),
+        ({"host": "a\ud800"}, "host must be UTF-8"),
+        ({"text": "\udcff"}, "text must be UTF-8"),
         ({"share": 0.0}, "share must be above 0"),
         ({"share": 2.0}, "share must be above 0"),
         ({"share": float("nan")}, "share must be above 0"),

@@ -155,12 +155,17 @@ def test_a_line_that_cannot_be_read_is_counted_and_the_others_are_taken(bad: byt
     counts = Counts()
     good = failure("hung", ["gpu1"])
     found = events(good, bad, good.replace(b"100", b"101"), counts=counts)
-    if b"ud800" in bad:  # found when it is written
-        found = [one for one in found if one.host == "gpu1"]
-    else:
-        assert counts.num_unreadable == 1
-        assert counts.first_unreadable.startswith("events.jsonl:2: ")
+    assert counts.num_unreadable == 1
+    assert counts.first_unreadable.startswith("events.jsonl:2: ")
     assert [one.time_ns for one in found] == [100, 101]
+
+
+def test_a_text_that_utf_8_cannot_hold_stops_no_import(tmp_path: Path):
+    data = {"cause": "hung", "hosts": ["gpu1"]}
+    found = events(line("failure", "hung: \udcff", data=data))
+    with Reputation(tmp_path / "hosts.db") as reputation:
+        assert reputation.record_all(found) == 1
+        assert reputation.events("gpu1")[0].text == "hung: \\udcff"
 
 
 def test_a_line_that_is_too_long_is_counted_once(monkeypatch, tmp_path: Path):
