@@ -83,7 +83,7 @@ EXPECTED: Mapping[str, tuple[type, str]] = MappingProxyType(
 VERSIONS = (
     *("kernel", "os", "glibc", "bios", "cuda", "docker", "container_toolkit"),
     *("nvidia_driver", "vbios", "mlx5_core", "ofed"),
-    *("infiniband_board", "infiniband_firmware"),
+    *("infiniband_board", "infiniband_firmware", "pcie_switch"),
 )
 """Names in `versions` that a check compares."""
 _WITH_NUMBERS = ("sysctl", "nccl")
