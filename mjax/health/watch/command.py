@@ -1,7 +1,9 @@
 """`python -m mjax.health ports`: watch the network ports of this host.
 
-Enters: flags. Leaves: an event for each link flap, slow decay or load of a neighbour,
-as JSON lines with --json or in --events. Exit codes: 0 nothing was found, 1 something
+Enters: flags. Leaves: an event for each link flap, slow decay, load of a neighbour or
+loss of the period of the steps, as JSON lines with --json or in --events; on stderr,
+every half hour and at the end, a line for each port with the period of its traffic.
+Exit codes: 0 nothing was found, 1 something
 was, 2 bad input.
 """
 
@@ -15,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from mjax.health.watch.samples import Detection, Observation
+from mjax.health.watch.compare_ports import compare
+from mjax.health.watch.samples import Detection, Observation, seen_s
 from mjax.health.watch.sampling import (
     ROOT,
     Rates,
@@ -24,7 +27,7 @@ from mjax.health.watch.sampling import (
     find_ports,
     observe,
 )
-from mjax.health.watch.watcher import Watcher
+from mjax.health.watch.watcher import DEFAULTS, Watcher
 
 _BAD_INPUT = 2
 
@@ -89,12 +92,33 @@ def _tell(
         text = f"{name}: {found.kind}: {found.evidence}"
         print(line if is_json else text, flush=True)
 
+    traffic = {name: watcher.step_traffic for name, watcher in watchers.items()}
+    named: set[str] = set()
+    compare_s = DEFAULTS.periods.compare_s
+    now_s, next_s = 0.0, float("inf")
+
+    def tell_periods() -> None:
+        nonlocal named
+        compared = compare(traffic, now_s, DEFAULTS.periods)
+        for name, known in compared.known.items():
+            print(f"{name}: period: {known.text}", file=sys.stderr, flush=True)
+        for name, found in compared.unlike.items():
+            if name not in named:
+                tell(name, found)
+        named = set(compared.unlike)
+
     try:
         for port, observation in seen:
+            now_s = seen_s(observation)
+            next_s = min(next_s, now_s + compare_s)
+            if now_s >= next_s:
+                tell_periods()
+                next_s = now_s + compare_s
             for found in watchers[port.name].feed(observation):
                 tell(port.name, found)
     except KeyboardInterrupt:
         pass
+    tell_periods()
     for name, watcher in watchers.items():
         for found in watcher.finish():
             tell(name, found)

@@ -13,7 +13,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, UInt64
 
-type Kind = Literal["flap", "decay", "neighbour"]
+type Kind = Literal[
+    "flap", "decay", "neighbour", "aperiodic", "other_period", "unlike_others"
+]
 ACTIVE = 4
 """The file `state` of a port that passes traffic; source as above."""
 WORD_BYTES = 4

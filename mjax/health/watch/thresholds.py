@@ -173,6 +173,73 @@ class DecayThresholds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PeriodThresholds:
+    """See `mjax.health.watch.step_traffic`. "Tuned": clean series 600 to 799."""
+
+    block_s: float = 240.0
+    """Judged at once. Chosen: a loss is told some minutes later."""
+    block_steps: float = 24.0
+    """At least so many steps. Chosen: a segment of `period.PERIODS`."""
+    judge_s: float = 60.0
+    """Between judgements. Chosen."""
+    least_part: float = 0.5
+    """Of the block in which steps follow each other. Chosen."""
+    least_steps: int = 8
+    """In the block. Chosen."""
+    least_samples: int = 64
+    """Without steps. Chosen: one short segment."""
+    most_samples: int = 2400
+    """Kept. Chosen: `block_s` at 10 samples a second."""
+    most_steps: int = 1200
+    """Kept. Chosen: `block_s` of steps of 0.2 s."""
+    log10_periodic: float = -4.0
+    """Of a false alarm, below which traffic is periodic. Chosen: it is evidence, no
+    alarm; an alarm needs `least_usual` of them, and then a loss."""
+    log10_lost: float = -5.0
+    """Of a false alarm, above which traffic may have lost its period. Tuned: traffic of
+    another job is a little like any step."""
+    log10_unlike: float = -8.0
+    """Of a false alarm of a period that is not the step's. Tuned."""
+    least_strength: float = 0.1
+    """Usual strength, or strength of another period, below which nothing is said.
+    Tuned."""
+    lost_part: float = 0.25
+    """Of the usual strength, below which the period is lost. Tuned."""
+    least_usual: int = 3
+    """Judgements that were periodic. Chosen."""
+    most_usual: int = 30
+    """Kept. Chosen: half an hour."""
+    least_times: int = 2
+    """Judgements in a row that see the loss. Chosen."""
+    bin_s: float = 0.05
+    """Of a window. Chosen: single bursts are longer, and reads are late by less."""
+    most_bins: int = 256
+    """Of a window. Chosen: one segment."""
+    most_windows: int = 16
+    """Kept. Chosen."""
+    least_windows: int = 4
+    """That are fitted. Chosen."""
+    window_steps: float = 2.0
+    """In a window, of a step that it can see. Chosen."""
+    compare_s: float = 1800.0
+    """Between comparisons of the ports of a host. Chosen, as `judge_s` of a decay."""
+    least_ports: int = 3
+    """With a period, the judged one counted. Chosen: two cannot say which is wrong."""
+    period_part: float = 0.05
+    """By which the period of a port differs. Chosen: above `period.TOLERANCE`."""
+    most_spreads: float = 4.0
+    """Median deviations of the others, by which a port differs. Chosen."""
+    phase_cycles: float = 0.1
+    """By which the phase of a port differs. Chosen."""
+    phase_steps: float = 4.0
+    """In a segment whose phase is taken. Chosen: steps vary."""
+    least_phase_segments: int = 4
+    """Chosen: fewer go together by chance."""
+    least_coherence: float = 0.5
+    """Of a port with most others; below it a phase means nothing. Chosen."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Thresholds:
     """Of all detectors."""
 
@@ -183,3 +250,4 @@ class Thresholds:
     neighbours: NeighbourThresholds = NeighbourThresholds()
     explanations: ExplanationThresholds = ExplanationThresholds()
     decay: DecayThresholds = DecayThresholds()
+    periods: PeriodThresholds = PeriodThresholds()

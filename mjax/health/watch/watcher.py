@@ -23,6 +23,7 @@ from mjax.health.watch.samples import (
     Window,
     seen_s,
 )
+from mjax.health.watch.step_traffic import StepTraffic
 from mjax.health.watch.thresholds import Thresholds
 
 DEFAULTS = Thresholds()
@@ -45,6 +46,7 @@ class Watcher:
         self._neighbours = Neighbours(port, thresholds)
         self._rates = RateDecay(thresholds.decay, thresholds.explanations)
         self._errors = ErrorDecay(port, thresholds.decay)
+        self.step_traffic = StepTraffic(port, thresholds.periods)
         self._judge_s: float | None = None
         self._judged_s = -float("inf")
         self._now_s = 0.0
@@ -64,6 +66,7 @@ class Watcher:
                 found = []
             case Step():
                 self._neighbours.add_step(observation)
+                self.step_traffic.add_step(observation)
                 found = []
         return [each for each in found if each is not None]
 
@@ -73,10 +76,12 @@ class Watcher:
         errors = self._errors.feed(increment, self._flaps.last_s)
         self._neighbours.feed(increment)
         self._now_s = increment.end_s
-        return [flap, errors, *self._judge(increment.end_s)]
+        period = self.step_traffic.feed(increment)
+        return [flap, errors, period, *self._judge(increment.end_s)]
 
     def _see(self, window: Window) -> None:
         """Let all that compare rates see a window."""
+        self.step_traffic.add_window(window)
         bursts = find_bursts(self._port, window, self._limits.decay.busy_part)
         if bursts is not None:
             end_s = float(window.time_s[-1])
