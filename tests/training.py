@@ -75,6 +75,8 @@ def make_program(
     optimizer: OptimConfig | None = None,
     compute: str = "float32",
     rows: int = ROWS,
+    *,
+    stamps: bool = False,
 ) -> Program:
     return build_program(
         model=model,
@@ -89,6 +91,7 @@ def make_program(
         mesh=make_mesh(layout.mesh),
         pipeline=layout.pipeline,
         tp_chunks=layout.tp_chunks,
+        stamps=stamps,
     )
 
 

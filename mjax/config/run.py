@@ -57,6 +57,8 @@ class ObserveConfig:
     """Write where the time of each step goes, on each process (spans/)."""
     spans_dir: str | None = None
     """Folder for them instead of the work dir's; with many hosts, on a local disk."""
+    stamps: bool | None = None
+    """Let devices write when they come to the parts of a step. None: GPUs do."""
     slow_step_factor: float | None = 3.0
     """A step that takes so many times the usual p99 writes its stacks (stacks/)."""
 

@@ -105,18 +105,19 @@ def named(jaxpr: Any, name: str) -> Iterator[Any]:
             yield from named(inner, name)
 
 
-def only_shard_map(jaxpr: Any) -> Any:
-    """Return the body of the one shard_map: a jaxpr of one device.
+def main_shard_map(jaxpr: Any) -> Any:
+    """Return the body of the shard_map with the largest results: a jaxpr of one device.
+
+    A step computes everything in one; another one may write a time.
 
     Raises:
-      ValueError: there is none, or more than one.
+      ValueError: there is none.
     """
-    bodies = [
-        eqn.params["jaxpr"] for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map"
-    ]
-    if len(bodies) != 1:
-        raise ValueError(f"a step has one shard_map, this one has {len(bodies)}")
-    return bodies[0]
+    found = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    if not found:
+        raise ValueError("a step has a shard_map, this one has none")
+    largest = max(found, key=lambda eqn: sum(num_bytes(v.aval) for v in eqn.outvars))
+    return largest.params["jaxpr"]
 
 
 def num_bytes(aval: Any) -> int:

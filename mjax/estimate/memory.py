@@ -68,7 +68,7 @@ def estimate(
       accumulates: gradients are added up over microbatches before they are reduced, as
         in every pipeline.
     """
-    body = liveness.only_shard_map(step.jaxpr)
+    body = liveness.main_shard_map(step.jaxpr)
     params = jax.tree.leaves(state.params)
     gathered = [_stored(p) if zero_level == 3 else _gathered(p) for p in params]
     is_copied = zero_level < 3 and (

@@ -34,6 +34,7 @@ scatter/gather optimisation of the first, section 4.1).
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from jax import lax
@@ -58,7 +59,9 @@ def gradients(
     options: Options,
     dtype: DTypeLike,
     pieces: Pieces,
-) -> tuple[Float[Array, ""], Weights]:
+    log: Any = None,
+    mark: Callable[[Any, Array], tuple[Any, Array]] = lambda log, x: (log, x),
+) -> tuple[Float[Array, ""], Weights, Any]:
     """Compute the loss of all microbatches and its gradients.
 
     Args:
@@ -69,17 +72,25 @@ def gradients(
       options: see `Options`.
       dtype: of the accumulated gradients.
       pieces: gathers the chunks' compute copy and reduces their gradients.
+      log: carried from tick to tick.
+      mark: called at the start of each tick, with the log and the tick's input.
     Returns:
       the loss of these rows on the last stage, zero on all others;
       gradients: of this stage's chunks, reduced, as they are stored; and of the ends
-        what this stage did with them, still to be reduced.
+        what this stage did with them, still to be reduced;
+      the log.
     """
     run = Execution(schedule, model, weights.ends, microbatches, options)
     carry = run.start(pieces.start(weights.chunks), dtype)
     parts: list[Array] = []
     for phase in _phases(schedule, pieces.num_ticks):
 
-        def tick(carry: Carry, row: Row, phase: Body = phase) -> Any:
+        def tick(
+            carry_and_log: tuple[Carry, Any], row: Row, phase: Body = phase
+        ) -> Any:
+            carry, log = carry_and_log
+            log, x = mark(log, carry.x)
+            carry = carry._replace(x=x)
             part: list[Array] = []
             if phase.reduces:
                 since = row["tick"] - (schedule.num_ticks - pieces.num_ticks)
@@ -87,12 +98,13 @@ def gradients(
             if phase.gathers:
                 # No slot of this tick reads the piece: it has the tick to arrive.
                 copy = pieces.gather(weights.chunks, carry.chunks, row["tick"])
-                return run.tick(phase, carry, row)._replace(chunks=copy), part
-            return run.tick(phase, carry, row), part
+                return (run.tick(phase, carry, row)._replace(chunks=copy), log), part
+            return (run.tick(phase, carry, row), log), part
 
-        carry, parts = lax.scan(tick, carry, run.rows(phase.start, phase.stop))
+        rows = run.rows(phase.start, phase.stop)
+        (carry, log), parts = lax.scan(tick, (carry, log), rows)
     d_chunks = pieces.finish(carry.d_chunks, parts)
-    return carry.total, Weights(chunks=d_chunks, ends=carry.d_ends)
+    return carry.total, Weights(chunks=d_chunks, ends=carry.d_ends), log
 
 
 def forward(

@@ -24,7 +24,7 @@ from mjax.plan.cost import CostModel
 from mjax.plan.hlo.analysis import Analysis, Collective
 from mjax.plan.hlo.collectives import KINDS
 from mjax.plan.hlo.parse import Computation, Instruction, Module
-from mjax.plan.hlo.work import FREE, KERNELS, fused_work, moved_bytes
+from mjax.plan.hlo.work import FREE, KERNELS, fused_work, is_stamp, moved_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,8 @@ class _Player:
         for name in sorted(_origins(x, self.module)):
             if name in self.kernel_flops:
                 return "kernel", self.cost.kernel_s(self.kernel_flops[name], moved)
-        self.by_bytes.add(x.op_name)
+        if not is_stamp(x):
+            self.by_bytes.add(x.op_name)
         return "kernel", self.cost.memory_s(moved)
 
 

@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import NamedSharding
@@ -30,6 +30,19 @@ _AGAIN = (
     "Checkpoints saved before stay as they are. The same command would do the same: "
     "start another run, in another --work-dir, "
 )
+
+
+STAMPS = "stamps"
+"""Among the metrics of a step: the logs of all devices, see `mjax.step.stamps`."""
+
+
+class _Unfinished(NamedTuple):
+    """A step whose metrics have not been read."""
+
+    step: int
+    metrics: Mapping[str, Any]
+    data_wait_s: float
+    dispatched_ns: int
 
 
 @runtime_checkable
@@ -163,7 +176,7 @@ class Loop:
         self._corruption: Corruption | None = None
         self._eval_loss: float | None = None
         self._save_facts: Row = {}
-        self._unfinished: tuple[int, Mapping[str, Any], float] | None = None
+        self._unfinished: _Unfinished | None = None
         self._finished_ns = time.monotonic_ns()
 
     def run(self, start_step: int, stop: StopRequest) -> Outcome:
@@ -182,13 +195,15 @@ class Loop:
                 self.watch.slow_steps.begin()
                 self.watch.spans.enter("data", "data", step + 1)
                 batch = next(self.batches)
-                self.watch.spans.enter("dispatch", "host", step + 1)
+                dispatched_ns = self.watch.spans.enter("dispatch", "host", step + 1)
                 self.state, metrics = self.program.train_step(self.state, batch)
                 step += 1
                 self.watch.marks.mark(Phase.STEP, step)
                 collect(step)
                 self._finish()
-                self._unfinished = (step, metrics, self.batches.data_wait_s)
+                self._unfinished = _Unfinished(
+                    step, metrics, self.batches.data_wait_s, dispatched_ns
+                )
                 if (slow := self.watch.slow_steps.end(step)) is not None:
                     self.watch.spans.tell(slow)
                     self.recorder.say(f"warning: {slow.text}")
@@ -326,12 +341,14 @@ class Loop:
         """
         if self._unfinished is None:
             return
-        step, metrics, data_wait_s = self._unfinished
+        step, metrics, data_wait_s, dispatched_ns = self._unfinished
         self._unfinished = None
         self.watch.spans.enter("device", "compute", step)
-        metrics = jax.device_get(dict(metrics))
-        self.watch.spans.enter("metrics", "host", step)
-        now_ns = time.monotonic_ns()
+        numbers = {name: value for name, value in metrics.items() if name != STAMPS}
+        numbers = jax.device_get(numbers)
+        now_ns = self.watch.spans.enter("metrics", "host", step)
+        if STAMPS in metrics:
+            self.watch.add_stamps(step, metrics[STAMPS], dispatched_ns, now_ns)
         step_s = (now_ns - self._finished_ns) / 1e9
         self.watch.spans.add(
             "step", "compute", "step", self._finished_ns, now_ns, step=step
@@ -340,7 +357,7 @@ class Loop:
             self.recorder.say(f"start-up: first step {step_s:.2f} s")
             self.watch.marks.ended_first_step()
             self._is_first = False
-        row = self.make_row(step, metrics, step_s=step_s, data_wait_s=data_wait_s)
+        row = self.make_row(step, numbers, step_s=step_s, data_wait_s=data_wait_s)
         self._finished_ns = now_ns
         self.consecutive_skips = self.consecutive_skips + 1 if row["skipped"] else 0
         evaluated = self._evaluate(step, is_stopped) if is_stopped else {}

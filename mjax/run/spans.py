@@ -57,8 +57,10 @@ class Spans:
         self._open: tuple[str, Kind, int, int] | None = None
         self._pending: dict[int, list[Span]] = {}
 
-    def enter(self, name: str, kind: Kind, step: int) -> None:
-        """Say what the host does from now on; what it did until now has ended.
+    def enter(self, name: str, kind: Kind, step: int) -> int:
+        """Say what the host does from now on, and return this time in ns.
+
+        What it did until now has ended.
 
         Args:
           name: of the span.
@@ -68,6 +70,7 @@ class Spans:
         now_ns = time.monotonic_ns()
         self._close(now_ns)
         self._open = name, kind, step, now_ns
+        return now_ns
 
     def add(
         self,

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 import mjax
 from mjax.config.run import ObserveConfig
 from mjax.observe.spans import FOLDER, Header, Kind, Launch
+from mjax.observe.stamps import DeviceClock
 from mjax.processes.agreement import Agreement
 from mjax.processes.progress import LAUNCH_VARIABLE, Phase, Writer
 from mjax.run.metrics import say
@@ -41,6 +43,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._started: list[tuple[str, int]] = [("import", int(mjax.STARTED_S * 1e9))]
+        self._clocks: dict[int, DeviceClock] = {}
 
     def start(self, phase: Phase) -> None:
         """Say which phase of the start of the process begins."""
@@ -87,6 +90,28 @@ class Watch:
         for _ in range(_NUM_BARRIERS):
             self.spans.barrier(self.meet)
         self.spans.flush()
+
+    def add_stamps(
+        self, step: int, logs: jax.Array, dispatched_ns: int, ready_ns: int
+    ) -> None:
+        """Write what the devices of this process did in a step.
+
+        Args:
+          step: from 1.
+          logs: int32 [devices x rows, 2], split over the devices of the mesh.
+          dispatched_ns: before the host dispatched the step.
+          ready_ns: after the host had its metrics.
+        """
+        for shard in logs.addressable_shards:
+            log = np.asarray(shard.data)
+            device = (shard.index[0].start or 0) // len(log)
+            if device not in self._clocks:
+                is_host_clock = shard.device.platform == "cpu"
+                self._clocks[device] = DeviceClock(is_host_clock=is_host_clock)
+            for span in self._clocks[device].spans(
+                log, device, dispatched_ns=dispatched_ns, ready_ns=ready_ns
+            ):
+                self.spans.add(*span, step=step)
 
     def close(self, exit_code: int) -> None:
         """Say how the process ends."""

@@ -23,6 +23,8 @@ from mjax.mesh.axes import DP, TP
 from mjax.mesh.ordering import in_order
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.model.transformer import NO_TARGET, DropoutKey, Params, Transformer
+from mjax.step import stamps
+from mjax.step.stamps import LOG_SPEC, Log
 
 Batch = dict[str, Int[Array, "B T"]]
 
@@ -44,27 +46,42 @@ class Forward(abc.ABC):
     """Dtype in which gradients are accumulated and reduced."""
     microbatches: int
     isolate_documents: bool
+    stamps: bool = False
+    """Each device writes when it comes to the places of a step."""
 
     def gradients(
         self, params: Params, rng: Array, step: Array, batch: Batch
     ) -> tuple[Float[Array, ""], Int[Array, ""], Params]:
         """Return mean loss (nats per target), number of targets, summed gradients."""
+        return self.gradients_and_log(params, rng, step, batch)[:3]
+
+    def gradients_and_log(
+        self, params: Params, rng: Array, step: Array, batch: Batch
+    ) -> tuple[Float[Array, ""], Int[Array, ""], Params, Log]:
+        """Return what `gradients` does, and the stamps of all devices if there are any.
+
+        The log is that of `LOG_SPEC`, with room for a row more.
+        """
 
         def per_device(
             params: Params, rng: Array, step: Array, batch: Batch
-        ) -> tuple[Array, Array, Params]:
+        ) -> tuple[Array, Array, Params, Log]:
+            log = None
+            if self.stamps:
+                log, tokens = stamps.begin(self._num_stamps + 1, batch["tokens"])
+                batch = batch | {"tokens": tokens}
             key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
             num_targets = _count_targets(batch)
             scale = 1.0 / jnp.maximum(num_targets, 1).astype(jnp.float32)
-            loss, grads = self._loss_and_gradients(params, key, scale, batch)
-            return collectives.sum_over_mesh(loss), num_targets, grads
+            loss, grads, log = self._loss_and_gradients(params, key, scale, batch, log)
+            return collectives.sum_over_mesh(loss), num_targets, grads, log
 
         everywhere = PartitionSpec()
         mapped = jax.shard_map(
             self._in_order(per_device),
             mesh=self.mesh,
             in_specs=(self.specs, everywhere, everywhere, BATCH_SPEC),
-            out_specs=(everywhere, everywhere, self.specs),
+            out_specs=(everywhere, everywhere, self.specs, LOG_SPEC),
         )
         return mapped(params, rng, step, batch)
 
@@ -101,10 +118,20 @@ class Forward(abc.ABC):
             out_specs=PartitionSpec(DP, TP),
         )(params, tokens, length)
 
+    @property
+    @abc.abstractmethod
+    def _num_stamps(self) -> int:
+        """Rows that `gradients_and_log` appends."""
+
     @abc.abstractmethod
     def _loss_and_gradients(
-        self, params: Params, key: Array, scale: Float[Array, ""], batch: Batch
-    ) -> tuple[Float[Array, ""], Params]:
+        self,
+        params: Params,
+        key: Array,
+        scale: Float[Array, ""],
+        batch: Batch,
+        log: Log,
+    ) -> tuple[Float[Array, ""], Params, Log]:
         """Per device: this device's part of scale x summed loss; reduced gradients."""
 
     @abc.abstractmethod

@@ -20,6 +20,7 @@ from mjax.pipeline.config import Pipeline
 from mjax.pipeline.pieces import Pieces
 from mjax.pipeline.schedule import build_forward
 from mjax.step.forward import Batch, Forward, dropout_key, last_position
+from mjax.step.stamps import Log, Place, mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,15 +29,24 @@ class Pipelined(Forward):
 
     pipeline: Pipeline
 
+    @property
+    def _num_stamps(self) -> int:
+        return 2 + self.pipeline.schedule.num_ticks
+
     def _loss_and_gradients(
-        self, params: Params, key: Array, scale: Float[Array, ""], batch: Batch
-    ) -> tuple[Float[Array, ""], Params]:
+        self,
+        params: Params,
+        key: Array,
+        scale: Float[Array, ""],
+        batch: Batch,
+        log: Log,
+    ) -> tuple[Float[Array, ""], Params, Log]:
         weights = self._weights(params)
 
         def loss(ends: Params, x: Array, micro: Batch) -> Float[Array, ""]:
             return self._bind(ends, weights.chunks).loss(x, micro["targets"]) * scale
 
-        total, grads = run.gradients(
+        total, grads, log = run.gradients(
             self.pipeline.schedule,
             self._model(weights, key, loss),
             weights,
@@ -44,11 +54,14 @@ class Pipelined(Forward):
             options=self.pipeline.options,
             dtype=self.reduce,
             pieces=self._pieces(split=True),
+            log=log,
+            mark=lambda log, x: mark(log, x, Place.TICK),
         )
+        log, total = mark(log, total, Place.BACKWARD)
         ends = zero.reduce_gradients(
             grads.ends, self._end_specs, level=self.level, dtype=self.reduce
         )
-        return total, ends | {"blocks": self._join(grads.chunks)}
+        return total, ends | {"blocks": self._join(grads.chunks)}, log
 
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:
         def nll(ends: Params, x: Array, micro: Batch) -> Float[Array, ""]:

@@ -18,6 +18,7 @@ from mjax.mesh.axes import DP, DP_SHARD, PP, TP
 from mjax.model.transformer import DropoutKey, Params, Transformer
 from mjax.step.forward import Batch, Forward, dropout_key, last_position
 from mjax.step.prefetch import OverlappedLayers, Weights
+from mjax.step.stamps import Log, Place, mark_smallest
 
 
 class _Sum(NamedTuple):
@@ -36,50 +37,66 @@ class Plain(Forward):
     before the first layer and after the last.
     """
 
+    @property
+    def _num_stamps(self) -> int:
+        return 1 + 2 * self.microbatches
+
     def _loss_and_gradients(
-        self, params: Params, key: Array, scale: Float[Array, ""], batch: Batch
-    ) -> tuple[Float[Array, ""], Params]:
+        self,
+        params: Params,
+        key: Array,
+        scale: Float[Array, ""],
+        batch: Batch,
+        log: Log,
+    ) -> tuple[Float[Array, ""], Params, Log]:
         params = jax.tree.map(collectives.vary, params)
         micro = self.split(batch)
 
         def one(
-            weights: Weights, ends: Params, total: _Sum | None, index: Any, last: bool
-        ) -> tuple[Weights, Float[Array, ""], _Sum]:
+            weights: Weights,
+            ends: Params,
+            so_far: tuple[_Sum | None, Log],
+            index: Any,
+            last: bool,
+        ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
             rows = jax.tree.map(lambda x: x[index], micro)
             # One after the other: nothing of a microbatch is made while another runs.
-            rows, total = jax.lax.optimization_barrier((rows, total))
-            return self._microbatch(weights, ends, total, rows, key, scale, finish=last)
+            rows, so_far = jax.lax.optimization_barrier((rows, so_far))
+            return self._microbatch(
+                weights, ends, so_far, rows, key, scale, finish=last
+            )
 
         weights, ends = self._weights(params)
         final = self.microbatches - 1
-        weights, value, total = one(weights, ends, None, 0, final == 0)
+        weights, value, so_far = one(weights, ends, (None, log), 0, final == 0)
         if final > 1:
 
-            def add(total: _Sum, index: Array) -> tuple[_Sum, Float[Array, ""]]:
-                _, value, total = one(weights, ends, total, index, False)
-                return total, value
+            def add(so_far: Any, index: Array) -> tuple[Any, Float[Array, ""]]:
+                _, value, so_far = one(weights, ends, so_far, index, False)
+                return so_far, value
 
-            total, values = jax.lax.scan(add, total, jnp.arange(1, final))
+            so_far, values = jax.lax.scan(add, so_far, jnp.arange(1, final))
             value += values.sum()
         if final > 0:
-            _, last_value, total = one(weights, ends, total, final, True)
+            _, last_value, so_far = one(weights, ends, so_far, final, True)
             value += last_value
-        return value, zero.reduce_over(
-            (PP, TP), total.ends | {"blocks": total.blocks}, self.specs
-        )
+        total, log = so_far
+        grads = total.ends | {"blocks": total.blocks}
+        return value, zero.reduce_over((PP, TP), grads, self.specs), log
 
     def _microbatch(
         self,
         weights: Weights,
         ends: Params,
-        total: _Sum | None,
+        so_far: tuple[_Sum | None, Log],
         micro: Batch,
         key: Array,
         scale: Float[Array, ""],
         *,
         finish: bool,
-    ) -> tuple[Weights, Float[Array, ""], _Sum]:
+    ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
         """Add the gradients of a microbatch; `finish`: reduce the sum over dp."""
+        total, log = so_far
         at = dropout_key(key, micro)
         whole = self._whole(ends) if self.level == 3 else ends
 
@@ -95,9 +112,11 @@ class Plain(Forward):
         y, weights, kept = layers.forward(x, weights, keep=True)
         value, pull_loss = jax.vjp(loss, whole, y)
         d_ends, dy = pull_loss(jnp.ones_like(value))
+        log, kept = mark_smallest(log, Place.FORWARD, kept)
         dx, blocks = layers.backward(
             dy, weights, kept, total and total.blocks, finish=finish
         )
+        log, blocks = mark_smallest(log, Place.BACKWARD, blocks)
         (d_embed,) = pull_start(dx)
         d_ends["embed"] = jax.tree.map(jnp.add, d_ends["embed"], d_embed)
         d_ends = zero.summand(
@@ -108,7 +127,7 @@ class Plain(Forward):
         if finish:
             d_ends = zero.scatter(d_ends, self._end_specs, level=self.level)
             d_ends = zero.reduce_over(DP, d_ends, self._end_specs)
-        return weights, value, _Sum(d_ends, blocks)
+        return weights, value, (_Sum(d_ends, blocks), log)
 
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:
         weights, ends = self._weights(params, at_once=True)

@@ -31,6 +31,7 @@ from mjax.step.forward import Batch, Forward
 from mjax.step.pipelined import Pipelined
 from mjax.step.plain import Plain
 from mjax.step.replicas import Corruption, make_find_corruption
+from mjax.step.stamps import LOG_SPEC, Place, mark_global
 from mjax.step.state import (
     TrainState,
     new_state,
@@ -43,6 +44,8 @@ Metrics = dict[str, Array]
 Gradients = tuple[Float[Array, ""], Int[Array, ""], Params]
 """Mean loss in nats per target, number of targets, gradients laid out like params."""
 
+METRICS = ("loss", "grad_norm", "lr", "tokens", "skipped")
+"""Names of the numbers that a step returns."""
 BATCH_FIELDS = ("tokens", "targets", "segments", "positions")
 """Names of the arrays of a batch."""
 
@@ -116,6 +119,7 @@ def build_program(
     mesh: Mesh | AbstractMesh,
     pipeline: PipelineConfig | None = None,
     tp_chunks: int = 1,
+    stamps: bool = False,
 ) -> Program:
     """Build the run's functions; nothing is compiled and no memory taken.
 
@@ -133,6 +137,8 @@ def build_program(
       mesh: with all axes of `mesh.axes.AXES`.
       pipeline: of the mesh's stages; None has the defaults.
       tp_chunks: chunks in which the sequence crosses tp, as `mesh.axes.tp_chunks` says.
+      stamps: the metrics of a step have `stamps`, the times at which each device came
+        to the places of `step.stamps`: int32 [devices, rows, 2].
     Raises:
       ValueError: the pipeline does not fit.
     """
@@ -184,6 +190,7 @@ def build_program(
         reduce=precision.reduce,
         microbatches=batch.microbatches,
         isolate_documents=isolate_documents,
+        stamps=stamps,
     )
     chosen = choose(mesh, tp_chunks=tp_chunks)
     options = chosen.as_compiler_options()
@@ -203,12 +210,22 @@ def build_program(
         train_step=jax.jit(
             _make_train_step(forward, tx, optimizer, num_steps),
             donate_argnums=0,
-            out_shardings=(shardings, shardings.step),
+            out_shardings=(shardings, _metric_shardings(shardings.step, mesh, stamps)),
             compiler_options=options,
         ),
         eval_step=jax.jit(forward.evaluate, compiler_options=options),
         next_token_logits=jax.jit(forward.next_token_logits, compiler_options=options),
     )
+
+
+def _metric_shardings(
+    everywhere: NamedSharding, mesh: Mesh | AbstractMesh, stamps: bool
+) -> NamedSharding | dict[str, NamedSharding]:
+    """Return where the metrics are: on all devices, but for the stamps of each."""
+    if not stamps:
+        return everywhere
+    named = dict.fromkeys(METRICS, everywhere)
+    return named | {"stamps": NamedSharding(mesh, LOG_SPEC)}
 
 
 def _make_is_finite(
@@ -238,13 +255,17 @@ def _make_train_step(
     """Join gradients, guard and optimizer into one function."""
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        loss, tokens, grads = forward.gradients(
+        loss, tokens, grads, log = forward.gradients_and_log(
             state.params, state.rng, state.step, batch
         )
         grad_norm = optax.tree.norm(
             jax.tree.map(lambda g: g.astype(jnp.float32), grads)
         )
         accept, guard = optim.guard_check(config, state.guard, loss, grad_norm)
+        # All that one kernel makes: to mark a part would make it two kernels.
+        scalars = grad_norm, accept, guard
+        log, scalars = mark_global(log, scalars, Place.NORM, forward.mesh)
+        grad_norm, accept, guard = scalars
         lr = optim.current_learning_rate(state.opt_state, config, num_steps)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -265,6 +286,6 @@ def _make_train_step(
             "tokens": tokens,
             "skipped": 1 - accept.astype(jnp.int32),
         }
-        return new, metrics
+        return new, metrics if log is None else metrics | {"stamps": log}
 
     return train_step

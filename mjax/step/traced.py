@@ -12,6 +12,7 @@ from mjax.estimate import memory
 from mjax.mesh.axes import PP, TP, tp_chunks
 from mjax.pipeline.model import STASH
 from mjax.step.program import Program, build_program
+from mjax.step.stamps import writes_stamps
 
 
 def program_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> Program:
@@ -34,6 +35,7 @@ def program_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> Program:
         mesh=mesh,
         pipeline=config.pipeline,
         tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
+        stamps=writes_stamps(config.observe.stamps, mesh),
     )
 
 

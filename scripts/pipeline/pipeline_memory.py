@@ -75,7 +75,8 @@ def gradients_by_autodiff(
     options: run.Options,
     dtype: DTypeLike,
     pieces: Pieces,
-) -> tuple[Float[Array, ""], run.Weights]:
+    **log_and_mark: Any,
+) -> tuple[Float[Array, ""], run.Weights, Any]:
     """Compute what `run.gradients` does by `jax.grad` through the forward ticks.
 
     Gradients are summed in `dtype` too: the weights are cast inside of a tick.
@@ -125,7 +126,8 @@ def gradients_by_autodiff(
 
     weights = jax.tree.map(lambda w: w.astype(dtype), weights)
     total, grads = jax.value_and_grad(loss)(weights)
-    return total, grads._replace(chunks=pieces.finish(grads.chunks, []))
+    chunks = pieces.finish(grads.chunks, [])
+    return total, grads._replace(chunks=chunks), log_and_mark.get("log")
 
 
 # ------------------------------------------------------------------- what is compiled

@@ -109,5 +109,5 @@ def test_a_name_is_found_at_any_depth():
 
 
 def test_a_function_without_a_shard_map_is_refused():
-    with pytest.raises(ValueError, match="this one has 0"):
-        liveness.only_shard_map(jax.make_jaxpr(lambda x: x)(X))
+    with pytest.raises(ValueError, match="this one has none"):
+        liveness.main_shard_map(jax.make_jaxpr(lambda x: x)(X))

@@ -115,7 +115,7 @@ def pipelined(
             name: x.reshape(schedule.num_microbatches, -1, LENGTH)
             for name, x in micro.items()
         }
-        total, grads = run.gradients(
+        total, grads, _ = run.gradients(
             schedule,
             model,
             run.Weights(chunks=by_chunk, ends=ends),

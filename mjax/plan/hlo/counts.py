@@ -103,11 +103,12 @@ def kernels(hlo_text: str) -> list[Kernel]:
     return [
         _kernel(site, module)
         for site in walk(module, follow)
-        if _launches(site.instruction)
+        if launches(site.instruction)
     ]
 
 
-def _launches(x: Instruction) -> bool:
+def launches(x: Instruction) -> bool:
+    """Say whether a GPU launches a kernel, or a copy, for an instruction."""
     inside = x.opcode in ("while", "conditional")
     return not inside and x.opcode not in FREE and not x.opcode.endswith("-done")
 

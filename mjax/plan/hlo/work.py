@@ -74,6 +74,11 @@ class Work:
         )
 
 
+def is_stamp(x: Instruction) -> bool:
+    """Say whether a kernel only writes the time, see `mjax.kernels.stamp`."""
+    return "stamp" in x.op_name.split("/")
+
+
 def own_work(x: Instruction, computation: Computation) -> Work:
     """Count the work of an instruction alone, without what it calls.
 
@@ -98,7 +103,8 @@ def own_work(x: Instruction, computation: Computation) -> Work:
             f"cannot count the matrix product in {x.name}: {x.opcode} {x.target}"
         )
     # Other calls (a sort, a callback to the host) do no arithmetic to speak of.
-    return Work(kernels=int(is_call and x.target.startswith(KERNELS)))
+    is_kernel = is_call and x.target.startswith(KERNELS) and not is_stamp(x)
+    return Work(kernels=int(is_kernel))
 
 
 def _product(x: Instruction, computation: Computation, contracted: list[int]) -> Work:

@@ -1,0 +1,1 @@
+"""Time marks that a device writes inside a compiled step."""

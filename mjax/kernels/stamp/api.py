@@ -1,0 +1,106 @@
+"""Stamps: the times at which a device comes to places in a compiled step.
+
+Enters: a log, an int32 array that the step carries along, and values that are computed
+at a place. Leaves: the log with one row more, and the same values. The row is written
+when the values have been computed; what reads the returned values runs afterwards, so
+the compiler cannot move the place. The host never waits: the log is an output of the
+step like its metrics.
+
+Row 0 of a log is (rows appended, 0); row i is (tag, clock), the clock in units of
+2**8 ns, modulo 2**32: differences of up to 18 minutes are exact. A row that has no room
+replaces the last one, and is counted.
+
+On a GPU a kernel of one thread writes the row, and the clock is `%globaltimer`. On CPU
+a callback does, at 0.4 to 0.5 ms each, and the clock is CLOCK_MONOTONIC; XLA for CPUs
+keeps no order but that of data, so a row only comes after the first element of each
+value.
+
+In a loop, put a stamp at the top of the body: at its end it would keep the compiler
+from overlapping the collectives of that body with compute.
+
+Everything runs per device inside shard_map. The log must not vary over a mesh axis in
+the eyes of `shard_map` (make it with `begin`, never cast it); it may still be
+returned split over all axes.
+
+Source: MegaScale, arXiv:2402.15627, section 5.1, times segments of code on every rank
+with CUDA events; PTX ISA, special register %globaltimer.
+"""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int32, PyTree
+
+from mjax.kernels.stamp import callback, mosaic_gpu
+from mjax.kernels.target import Target, target
+
+Backend = Literal["mosaic_gpu", "callback"]
+
+UNIT_NS = callback.UNIT_NS
+"""Of the clock."""
+
+
+def begin(
+    num_rows: int, values: PyTree, tag: int
+) -> tuple[Int32[Array, "rows 2"], PyTree]:
+    """Return a log whose first row is written when the values have been computed.
+
+    Args:
+      num_rows: for which there is room, at least 1. Rows that are not appended hold
+        anything.
+      values: as for `append`.
+      tag: of the row.
+    """
+    if num_rows < 1:
+        raise ValueError(f"a log must have room for at least 1 row, got {num_rows}")
+    tags, values = lax.optimization_barrier((jnp.full((1,), tag, jnp.int32), values))
+    if choose(target()) == "mosaic_gpu":
+        log = mosaic_gpu.begin(num_rows, tags)
+    else:
+        log = callback.append(jnp.zeros((num_rows + 1, 2), jnp.int32), tags, values)
+    return lax.optimization_barrier((log, values))
+
+
+def append(
+    log: Int32[Array, "rows 2"], values: PyTree, tag: int
+) -> tuple[Int32[Array, "rows 2"], PyTree]:
+    """Append a row when the values have been computed.
+
+    Not differentiable: append beside what is differentiated, not inside it.
+
+    Args:
+      log: that is carried along.
+      values: arrays in memory, such as the carry of a loop or the result of a matmul; a
+        value that a fusion computes would be split from it.
+      tag: what the row says, from -2**31 to 2**31 - 1.
+    Returns:
+      the log with the row, and the values, which what follows must read.
+    """
+    log, values = lax.optimization_barrier((log, values))
+    tags = jnp.full((1,), tag, jnp.int32)
+    if choose(target()) == "mosaic_gpu":
+        log = mosaic_gpu.append(log, tags)
+    else:
+        log = callback.append(log, tags, values)
+    return lax.optimization_barrier((log, values))
+
+
+def is_supported(device: Target) -> bool:
+    """Say whether there is a backend for a kind of device."""
+    is_gpu = device.platform == "gpu" and device.generation in ("hopper", "blackwell")
+    return is_gpu or device.platform == "cpu"
+
+
+def choose(device: Target) -> Backend:
+    """Return what writes the rows on a kind of device.
+
+    Raises:
+      NotImplementedError: it is neither a CPU nor a GPU that Mosaic compiles for.
+    """
+    if not is_supported(device):
+        raise NotImplementedError(
+            f"stamps need a Hopper or Blackwell GPU, or a CPU, got "
+            f"{device.device_kind}; turn them off with --observe.stamps False"
+        )
+    return "callback" if device.platform == "cpu" else "mosaic_gpu"

@@ -1,0 +1,115 @@
+"""From the stamps of a device to spans on the clock of its host.
+
+Enters: the log of one step (`mjax.kernels.stamp`), and when the host dispatched the
+step and had its metrics. Leaves: spans, one for each interval between two rows.
+
+The clock of a device has 32 bits and a zero of its own. A step begins after it was
+dispatched, and its last row is there before the host has its metrics: each step bounds
+the offset from both sides, best when the device was idle. The bounds of many steps
+together give the offset; they grow apart by `MOST_DRIFT` of the time.
+"""
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+from jaxtyping import Int32
+
+from mjax.observe.clocks import MOST_DRIFT
+from mjax.observe.spans import Kind, Span
+
+UNIT_NS = 2**8
+"""Of the clock in a log."""
+_WRAP_NS = 2**32 * UNIT_NS
+
+INTERVALS: dict[int, tuple[str, Kind]] = {
+    1: ("forward", "compute"),
+    2: ("backward", "compute"),
+    3: ("tick", "compute"),
+    4: ("norm", "dp"),
+}
+"""Name and kind of the interval that a row ends, by its tag (`mjax.step.stamps`)."""
+_MOST_BOUNDS = 64
+"""Steps that bound the offset. Chosen: drift makes older ones useless."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Bounds:
+    """Of host clock minus device clock, by one step."""
+
+    time_ns: int
+    least_ns: int
+    most_ns: int
+
+
+class DeviceClock:
+    """Puts the clock of one device on that of its host."""
+
+    def __init__(self, *, is_host_clock: bool) -> None:
+        """Know nothing of it.
+
+        Args:
+          is_host_clock: the device reads the clock of the host, as CPUs do.
+        """
+        self._is_host_clock = is_host_clock
+        self._bounds: deque[_Bounds] = deque(maxlen=_MOST_BOUNDS)
+        self._offset_ns = 0
+
+    def spans(
+        self,
+        log: Int32[np.ndarray, "rows 2"],
+        device: int,
+        *,
+        dispatched_ns: int,
+        ready_ns: int,
+    ) -> list[Span]:
+        """Return the spans of a step; none if the log has no two rows.
+
+        Args:
+          log: of this device.
+          device: its number in the mesh.
+          dispatched_ns: before the host dispatched the step.
+          ready_ns: after the host had its metrics.
+        """
+        rows = log[1 : 1 + min(int(log[0, 0]), len(log) - 1)]
+        if len(rows) < 2:
+            return []
+        clock_ns = self._unwrap(rows[:, 1], ready_ns)
+        if not self._is_host_clock:
+            self._bound(clock_ns, dispatched_ns, ready_ns)
+        times_ns = [int(time_ns) + self._offset_ns for time_ns in clock_ns]
+        found = []
+        for number, tag in enumerate(rows[1:, 0].tolist()):
+            name, kind = INTERVALS.get(tag, (f"tag {tag}", "compute"))
+            start_ns, end_ns = times_ns[number], times_ns[number + 1]
+            found.append(Span(name, kind, f"device:{device}", start_ns, end_ns))
+        end_ns = max(ready_ns, times_ns[-1])
+        stream = f"device:{device}"
+        return [*found, Span("optimizer", "optimizer", stream, times_ns[-1], end_ns)]
+
+    def _unwrap(self, clocks: Int32[np.ndarray, " rows"], ready_ns: int) -> list[int]:
+        """Return the clocks in ns, the last one less than a wrap before ready_ns."""
+        units = clocks.view(np.uint32).astype(np.int64)
+        passed = np.diff(units, prepend=units[:1]) % 2**32
+        since_ns = (np.cumsum(passed) * UNIT_NS).tolist()
+        first_ns = int(units[0]) * UNIT_NS
+        if not self._is_host_clock and not self._bounds:
+            self._offset_ns = ready_ns - first_ns - since_ns[-1]
+        last_ns = first_ns + since_ns[-1]
+        # The host has its metrics shortly after the last row: which wrap that is, the
+        # offset tells, which is known to much less than half a wrap.
+        num_wraps = round((ready_ns - self._offset_ns - last_ns) / _WRAP_NS)
+        return [first_ns + num_wraps * _WRAP_NS + ns for ns in since_ns]
+
+    def _bound(self, clock_ns: list[int], dispatched_ns: int, ready_ns: int) -> None:
+        self._bounds.append(
+            _Bounds(
+                time_ns=ready_ns,
+                least_ns=dispatched_ns - clock_ns[0],
+                most_ns=ready_ns - clock_ns[-1],
+            )
+        )
+        drift = {b: int(MOST_DRIFT * (ready_ns - b.time_ns)) for b in self._bounds}
+        least_ns = max(b.least_ns - drift[b] for b in self._bounds)
+        most_ns = min(b.most_ns + drift[b] for b in self._bounds)
+        self._offset_ns = (least_ns + most_ns) // 2

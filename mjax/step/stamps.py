@@ -1,0 +1,117 @@
+"""Places of a step whose times a device writes, and the log that holds them.
+
+The log is carried through the step like the gradients, None where stamps are off. It
+has room for every row of a step; its rows have no other order than that of the places.
+"""
+
+import enum
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jaxtyping import Array, Int32, PyTree
+
+from mjax.kernels.stamp import api as stamp
+from mjax.kernels.target import Target
+from mjax.mesh.axes import AXES
+
+type Log = Int32[Array, "rows 2"] | None
+
+LOG_SPEC = PartitionSpec(AXES)
+"""Of the logs of all devices, one below the other, in the order of the mesh."""
+
+
+class Place(enum.IntEnum):
+    """What has been done when a row is written; its tag."""
+
+    BEGIN = 0
+    """Nothing: the batch is there."""
+    FORWARD = 1
+    """The forward pass of a microbatch, its loss, and the gradient of that."""
+    BACKWARD = 2
+    """The backward pass of the layers, of a microbatch; with a pipeline, of all."""
+    TICK = 3
+    """The ticks of a pipeline before this one."""
+    NORM = 4
+    """The norm of the gradients of all devices."""
+
+
+def writes_stamps(wanted: bool | None, mesh: Mesh | AbstractMesh) -> bool:
+    """Say whether the devices of a mesh write stamps.
+
+    Args:
+      wanted: None leaves it to the device: GPUs do, if they can.
+      mesh: of the devices.
+    Raises:
+      NotImplementedError: they are wanted, and these devices cannot write any.
+    """
+    device = mesh.abstract_mesh.abstract_device
+    kind = Target(platform=device.platform, device_kind=device.device_kind)
+    if wanted is None:
+        return kind.platform == "gpu" and stamp.is_supported(kind)
+    if wanted:
+        stamp.choose(kind)
+    return wanted
+
+
+def begin(num_rows: int, values: PyTree) -> tuple[Log, PyTree]:
+    """Make a log whose first row is BEGIN."""
+    return stamp.begin(num_rows, values, Place.BEGIN)
+
+
+def mark(log: Log, values: PyTree, place: Place) -> tuple[Log, PyTree]:
+    """Append a row when the values are there; see `kernels.stamp.api.append`."""
+    if log is None:
+        return log, values
+    return stamp.append(log, values, place)
+
+
+def mark_smallest(log: Log, place: Place, *trees: PyTree) -> tuple[Any, ...]:
+    """Append a row when the smallest array of each tree is there.
+
+    For trees that come all at once, out of a loop or a backward pass: to wait for what
+    is still on its way to another device would leave less to overlap it with.
+
+    Returns:
+      the log, and the trees.
+    """
+    if log is None:
+        return log, *trees
+    flat = [jax.tree.flatten(tree) for tree in trees]
+    places = [_smallest(leaves) for leaves, _ in flat]
+    found = [leaves[at] for (leaves, _), at in zip(flat, places, strict=True)]
+    log, found = mark(log, found, place)
+    for (leaves, _), at, leaf in zip(flat, places, found, strict=True):
+        leaves[at] = leaf
+    return log, *(jax.tree.unflatten(structure, leaves) for leaves, structure in flat)
+
+
+def _smallest(leaves: list[Array]) -> int:
+    """Return the position of the smallest array in the memory of the device."""
+    device = jax.memory.Space.Device
+    here = [i for i, x in enumerate(leaves) if jax.typeof(x).memory_space == device]
+    return min(here, key=lambda i: leaves[i].size)
+
+
+def mark_global(
+    log: Log, values: PyTree, place: Place, mesh: Mesh | AbstractMesh
+) -> tuple[Log, PyTree]:
+    """Append a row on every device, outside of shard_map.
+
+    Args:
+      log: of all devices.
+      values: the same on all devices.
+      place: what has been done.
+      mesh: of the devices.
+    """
+    if log is None:
+        return log, values
+    everywhere = PartitionSpec()
+    return jax.shard_map(
+        lambda log, values: stamp.append(log, values, place),
+        mesh=mesh,
+        in_specs=(LOG_SPEC, everywhere),
+        out_specs=(LOG_SPEC, everywhere),
+        # A kernel cannot write in place to what varies over the mesh (jax 0.11.2).
+        check_vma=False,
+    )(log, values)

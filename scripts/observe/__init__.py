@@ -1,0 +1,1 @@
+"""Claims about what is seen of a run."""
