@@ -46,7 +46,7 @@ from mjax.processes.comparison import check_same, code_facts, environment_facts
 from mjax.processes.config import DistributedConfig
 from mjax.processes.progress import Phase
 from mjax.recipes import RECIPES
-from mjax.run import ending, loop, metrics, record, report, work_dir
+from mjax.run import ending, evaluation, loop, metrics, record, report, work_dir
 from mjax.run.ending import is_ours
 from mjax.run.init_from import initial_params
 from mjax.run.prepare import Run, check_facts, claim_work_dir, init_from, prepare
@@ -408,7 +408,7 @@ def _make_loop(
             batch_size=config.batch.size,
             num_batches=config.eval.batches,
         )
-        return loop.evaluate(program, params, batches, num_bytes, is_stopped)
+        return evaluation.evaluate(program, params, batches, num_bytes, is_stopped)
 
     return loop.Loop(
         program=program,

@@ -22,8 +22,8 @@ from mjax.ckpt.manager import Checkpoints
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
 from mjax.observe import spans
+from mjax.run import evaluation, sampling
 from mjax.run import loop as loop_module
-from mjax.run import sampling
 from mjax.run.loop import Cadence, Loop, StopRequest
 from mjax.run.metrics import Recorder, make_row, read_computed, read_rows
 from mjax.run.spans import Spans
@@ -171,7 +171,7 @@ def run(
                 flops_per_token=1.0, peak_flops_per_s=None, num_devices=8
             ),
         ),
-        evaluate=lambda params, is_stopped: loop_module.evaluate(
+        evaluate=lambda params, is_stopped: evaluation.evaluate(
             program, params, held_out(), 2 * WIDTH, is_stopped
         ),
         facts={"seed": 0},

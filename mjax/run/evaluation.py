@@ -1,0 +1,56 @@
+"""The loss on held-out batches.
+
+Enters: a program, parameters and batches, as arguments. Leaves: a part of a row.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from mjax.run.loop import Program
+from mjax.run.metrics import Row, bits_per_byte
+
+
+def evaluate(
+    program: Program,
+    params: PyTree,
+    batches: Iterable[Any],
+    num_bytes: int,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Row:
+    """Measure the loss on held-out batches.
+
+    Args:
+      program: its `eval_step` is used.
+      params: of the state, with its shardings.
+      batches: the same ones at every evaluation.
+      num_bytes: bytes that all targets of the batches stand for.
+      is_stopped: asked before each batch.
+    Returns:
+      `eval_loss`, mean nats per target token, and `eval_bits_per_byte`; nothing if it
+      was stopped.
+    Raises:
+      ValueError: no position of the batches has a target.
+    """
+    results: list[Mapping[str, Any]] = []
+    for batch in batches:
+        if is_stopped():
+            return {}
+        results.append(program.eval_step(params, batch))
+        # Two in flight hide the reading of a batch; more would only hold memory, and
+        # queues of programs starve simulated devices (see `generate`).
+        jax.block_until_ready(dict(results[max(0, len(results) - 2)]))
+    # Summed on the host in float64: the order and rounding are the same everywhere.
+    nll = sum(float(result["nll"]) for result in results)
+    tokens = sum(int(result["tokens"]) for result in results)
+    if tokens == 0:
+        raise ValueError(
+            "the held-out samples have no targets: every document is shorter than two "
+            "tokens; give longer text or --data.no-isolate-documents"
+        )
+    return {
+        "eval_loss": nll / tokens,
+        "eval_bits_per_byte": bits_per_byte(nll, num_bytes),
+    }
