@@ -1,12 +1,13 @@
-"""Lines of logs that tell what is broken: one table, and a reader of what is new.
+"""Lines of logs that tell what is broken, and a reader of what is new.
 
 Enters: the logs of the ranks of a host, and the kernel's (/dev/kmsg). Leaves: lines
-that match a rule of `RULES`, with its name. Nothing here ends a run: when a rank has
-ended or hangs, the rules that its host has matched in this generation may explain it
+that match a rule, with its name. Nothing here ends a run: when a rank has ended or
+hangs, the rules that its host has matched in this generation may explain it
 (`failures.explained`).
 
-Sources: NVIDIA, "Xid Errors" (docs.nvidia.com/deploy/xid-errors); JAX and NCCL by the
-texts of their errors.
+Which lines of the kernel mean a fault is the table of `mjax.health.kernel_rules`, with
+its sources: corrected errors, Xids of programs and what heals itself explain nothing.
+`RULES` are those of CUDA, NCCL and JAX, by the texts of their errors.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from mjax.health import kernel_rules
 from mjax.launch.messages import Match
 from mjax.launch.policy import Cause
 from mjax.launch.thunks import Reader
@@ -40,21 +42,7 @@ class Rule:
     """Of a failure of this host; None: the line is told, and decides nothing."""
 
 
-def _xids(numbers: str) -> str:
-    return rf"NVRM: Xid \([^)]*\): (?:{numbers})\b"
-
-
 RULES = (
-    # Uncorrectable memory (48, 63 and 64 where rows cannot be mapped, 94, 95), NVLink
-    # (74), off the bus (79), the firmware on the GPU (61, 62, 119, 120), fabric (143).
-    Rule(
-        name="Xid",
-        pattern=_xids("48|61|62|64|74|79|92|94|95|119|120|140|143"),
-        cause=Cause.GPU_FAULT,
-    ),
-    # Those that a program may cause by itself, such as 13 and 31.
-    Rule(name="Xid of a program", pattern=_xids(r"\d+"), cause=None),
-    Rule(name="SXid", pattern=r"nvidia-nvswitch\d+: SXid", cause=Cause.GPU_FAULT),
     Rule(
         name="GPU memory",
         pattern=r"CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable (?:NVLink|ECC) error",
@@ -62,13 +50,8 @@ RULES = (
     ),
     Rule(
         name="GPU is gone",
-        pattern=r"CUDA_ERROR_NO_DEVICE|GPU is lost|fallen off the bus",
+        pattern=r"CUDA_ERROR_NO_DEVICE|GPU is lost",
         cause=Cause.GPU_FAULT,
-    ),
-    Rule(
-        name="machine check",
-        pattern=r"mce: \[Hardware Error\]|EDAC .*\bUE\b|PCIe Bus Error: severity=Unc",
-        cause=Cause.HOST_FAULT,
     ),
     Rule(
         name="network",
@@ -81,25 +64,58 @@ RULES = (
         cause=Cause.OUT_OF_MEMORY,
     ),
     Rule(
-        name="OOM killer", pattern=r"Out of memory: Killed process", cause=None
-    ),  # counted by the kernel, see `ranks.oom_kills`
-    Rule(
         name="file system",
         pattern=r"Stale file handle|Input/output error|Read-only file system",
         cause=Cause.STORE,
     ),
 )
 _COMPILED = [(rule, re.compile(rule.pattern)) for rule in RULES]
-CAUSES = {rule.name: rule.cause for rule in RULES}
+XID, XID_OF_A_PROGRAM = "Xid", "Xid of a program"
+_XIDS_OF_HARDWARE = ("reset", "reboot", "support")
+"""Kinds of Xids, by what ends them."""
+_OF_CHECK = {
+    "kernel.xid": XID,
+    "kernel.sxid": "SXid",
+    "kernel.gpu_driver": "GPU driver",
+    "kernel.aer": "PCIe",
+    "kernel.machine_check": "machine check",
+    "kernel.memory_errors": "machine check",
+}
+"""From the checks that read the kernel's log to names of rules; other checks' lines,
+such as a slow disk's, do not explain why a rank ends."""
+CAUSES = {rule.name: rule.cause for rule in RULES} | {
+    XID: Cause.GPU_FAULT,
+    XID_OF_A_PROGRAM: None,
+    "SXid": Cause.GPU_FAULT,
+    "GPU driver": Cause.GPU_FAULT,
+    "PCIe": Cause.HOST_FAULT,
+    "machine check": Cause.HOST_FAULT,
+}
+"""Of a failure of the host, by the name of the rule."""
 
 
 def match(line: str, rank: int | None = None) -> Match | None:
     """Return the first rule that a line matches."""
-    for rule, pattern in _COMPILED:
-        if pattern.search(line):
-            text = line.strip()[:_SHOWN_CHARS]
-            return Match(rule=rule.name, line=text, rank=rank)
-    return None
+    name = _of_kernel(line)
+    if name is None:
+        found = (rule.name for rule, pattern in _COMPILED if pattern.search(line))
+        name = next(found, None)
+    if name is None:
+        return None
+    return Match(rule=name, line=line.strip()[:_SHOWN_CHARS], rank=rank)
+
+
+def _of_kernel(line: str) -> str | None:
+    """Return the name of the rule for a line of the kernel that means a fault."""
+    rules = kernel_rules.shipped()
+    found = rules.match(line)
+    if found is None:
+        return None
+    rule = rules.rules[found.rule]
+    if rule.kind == "xid":
+        kind = rules.xids.get(int(found.code))
+        return XID if kind in _XIDS_OF_HARDWARE else XID_OF_A_PROGRAM
+    return _OF_CHECK.get(rule.check) if rule.kind == "fatal" else None
 
 
 class LogReader:

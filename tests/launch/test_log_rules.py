@@ -17,18 +17,18 @@ LINES = {
     BUS: "Xid",
     "4,911,5140900,-;NVRM: Xid (PCI:0000:3b:00): 48, pid=2, DBE": "Xid",
     "NVRM: Xid (PCI:0000:3b:00): 119, pid=77, Timeout waiting for RPC from GSP": "Xid",
+    "NVRM: Xid (PCI:0000:3b:00): 145, RLW_RXDET_INTERRUPT": "Xid",
     "NVRM: Xid (PCI:0000:3b:00): 13, pid=3117, Graphics SM": "Xid of a program",
-    "NVRM: Xid (PCI:0000:3b:00): 145, RLW_RXDET_INTERRUPT": "Xid of a program",
-    "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal": "SXid",
+    "NVRM: Xid (PCI:0000:3b:00): 94, pid=9, Contained": "Xid of a program",
+    "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM": "SXid",
+    "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2477)": "GPU driver",
     "jax.errors.JaxRuntimeError: INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE": "GPU memory",
     "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected": "GPU is gone",
-    "mce: [Hardware Error]: Machine check events logged": "machine check",
     "EDAC MC0: 1 UE memory read error on CPU_SrcID#0": "machine check",
-    "pcieport: PCIe Bus Error: severity=Uncorrected (Fatal)": "machine check",
+    "pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrected (Fatal)": "PCIe",
     "NCCL WARN ncclSystemError: System call (e.g. socket, malloc) failed": "network",
     "mlx5: got completion with error IBV_WC_RETRY_EXC_ERR(12)": "network",
     "RESOURCE_EXHAUSTED: Out of memory while trying to allocate": "GPU out of memory",
-    "Out of memory: Killed process 4711 (python) total-vm:1kB": "OOM killer",
     "OSError: [Errno 116] Stale file handle: '/fsx/run/100'": "file system",
 }
 
@@ -48,6 +48,9 @@ def test_a_line_is_named_after_its_rule(line, rule):
         "step 79/100  loss 2.79  grad norm 0.48",
         "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.65.06",
         "EDAC MC0: 1 CE memory read error on CPU_SrcID#0",
+        "mce: [Hardware Error]: Machine check events logged",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20001, Non-fatal, Link 30",
+        "Out of memory: Killed process 4711 (python) total-vm:1kB",
         "pcieport: PCIe Bus Error: severity=Corrected, type=Physical Layer",
         "checkpoint 48 saved: 1.8 MB in 0.24 s",
         "warning: checkpoint 3 was not saved (try 1): [Errno 28] No space left",
@@ -58,8 +61,8 @@ def test_what_is_harmless_matches_nothing(line):
 
 
 def test_every_rule_has_a_line_here_and_a_name_of_its_own():
-    assert {rule.name for rule in RULES} == set(LINES.values())
-    assert len(CAUSES) == len(RULES)
+    assert CAUSES.keys() == set(LINES.values())
+    assert len({rule.name for rule in RULES}) == len(RULES)
     for rule in RULES:
         re.compile(rule.pattern)
 

@@ -23,7 +23,10 @@ from mjax.health.history.events import NOT_OF_HOSTS, HostEvent, Kind
 MAX_LINE_BYTES = 64 * 2**20
 """Chosen: the stacks of all ranks of a large run are in one line."""
 HARDWARE_RULES = frozenset(
-    {"Xid", "SXid", "GPU memory", "GPU is gone", "machine check"}
+    {
+        *("Xid", "SXid", "GPU driver", "GPU memory", "GPU is gone"),
+        *("PCIe", "machine check"),
+    }
 )
 """Rules of the launcher's logs whose lines name the hardware of a host."""
 _EVICTED_BY_CHECK = "sick"

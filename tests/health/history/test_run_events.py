@@ -235,7 +235,7 @@ def test_what_the_launcher_writes_is_understood(tmp_path: Path):
 
 def test_rules_that_name_hardware_are_rules_of_the_launcher():
     hardware = {Cause.GPU_FAULT, Cause.HOST_FAULT}
-    named = {rule.name for rule in log_rules.RULES if rule.cause in hardware}
+    named = {name for name, cause in log_rules.CAUSES.items() if cause in hardware}
     assert named == HARDWARE_RULES
 
 
