@@ -14,6 +14,7 @@ collectives, or loops that have some, have no path between them, the later one i
 order of the trace gets an operand that depends on the earlier one.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -102,28 +103,34 @@ class _Order:
             pairs = [read(atom) for atom in eqn.invars]
             ins, masks = [p[0] for p in pairs], [p[1] for p in pairs]
             above = functools.reduce(int.__or__, masks, 0)
-            if eqn.primitive.name in _INLINED:
-                outs, outs_above = self._inline(eqn, ins, masks)
-            elif eqn.primitive.name == "scan" and eqn.params["length"] == 1:
-                # XLA makes a loop of one turn part of the caller, too.
-                outs, outs_above = self._once(eqn, ins, masks)
-            elif eqn.primitive is lax.optimization_barrier_p:
-                # XLA's CPU compiler drops it: each result is its operand again.
-                outs, outs_above = _bind(eqn, eqn.params, ins), masks
-            else:
-                # XLA leaves out what has no results.
-                if eqn.outvars and _communicates(eqn):
-                    outs, above = self._event(eqn, ins, above)
-                else:
-                    outs = _bind(eqn, eqn.params, ins)
-                outs_above = [above] * len(outs)
-                for result, operand in _passed_on(eqn).items():
-                    outs_above[result] = masks[operand]
+            with _scopes_of(eqn):
+                outs, outs_above = self._evaluate(eqn, ins, masks, above)
             values |= dict(
                 zip(eqn.outvars, zip(outs, outs_above, strict=True), strict=True)
             )
         results = [read(atom) for atom in jaxpr.outvars]
         return [r[0] for r in results], [r[1] for r in results]
+
+    def _evaluate(
+        self, eqn: core.JaxprEqn, ins: list[Any], masks: list[int], above: int
+    ) -> tuple[list[Any], list[int]]:
+        if eqn.primitive.name in _INLINED:
+            return self._inline(eqn, ins, masks)
+        if eqn.primitive.name == "scan" and eqn.params["length"] == 1:
+            # XLA makes a loop of one turn part of the caller, too.
+            return self._once(eqn, ins, masks)
+        if eqn.primitive is lax.optimization_barrier_p:
+            # XLA's CPU compiler drops it: each result is its operand again.
+            return _bind(eqn, eqn.params, ins), masks
+        # XLA leaves out what has no results.
+        if eqn.outvars and _communicates(eqn):
+            outs, above = self._event(eqn, ins, above)
+        else:
+            outs = _bind(eqn, eqn.params, ins)
+        outs_above = [above] * len(outs)
+        for result, operand in _passed_on(eqn).items():
+            outs_above[result] = masks[operand]
+        return outs, outs_above
 
     def _inline(
         self, eqn: core.JaxprEqn, ins: Sequence[Any], masks: Sequence[int]
@@ -161,6 +168,12 @@ class _Order:
         self._above.append(above)
         self._results.append(outs[_result_of(eqn)])
         return outs, above
+
+
+def _scopes_of(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager[Any]:
+    """Name what an equation becomes as it was named when it was traced."""
+    scopes = str(eqn.source_info.name_stack)
+    return jax.named_scope(scopes) if scopes else contextlib.nullcontext()
 
 
 def _bind(eqn: core.JaxprEqn, params: dict[str, Any], ins: Sequence[Any]) -> list[Any]:

@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,3 +98,23 @@ def test_a_loop_whose_collectives_nobody_needs_is_no_obstacle():
 
     mapped = jax.shard_map(in_order(f), mesh=MESH, in_specs=P("x"), out_specs=P())
     assert jax.jit(mapped)(jnp.arange(8.0)).tolist() == [28.0]
+
+
+def test_what_is_ordered_keeps_the_scopes_that_it_was_traced_in():
+    def scoped(x):
+        def body(x, row):
+            with jax.named_scope("inner"):
+                return lax.psum(x * row, "x"), None
+
+        with jax.named_scope("outer"):
+            x = jax.jit(lambda x: lax.psum(x, "x"))(x)
+            return lax.scan(body, x, jnp.ones(3))[0]
+
+    f = jax.shard_map(
+        in_order(scoped), mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False
+    )
+    text = jax.jit(f).lower(jnp.ones(())).as_text(debug_info=True)
+    assert set(re.findall(r"(?:outer|inner)/psum", text)) == {
+        "outer/psum",
+        "inner/psum",
+    }
