@@ -24,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -138,6 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ending.StopRequest() as stop:
             watch.open(config.observe, run.work_dir, recorded, mesh, agreement)
+            text = functools.partial(_text_of_step, run)
+            watch.open_windows(config.profile, run.work_dir, recorded, mesh, text)
             return train(run, start, stop, watch, started_s=started_s)
     except DamagedFileError as error:
         return _refused(error)
@@ -234,6 +236,11 @@ def _take_steps(
     run.checkpoints.close()
     steps.report_saves()
     return exit_code
+
+
+def _text_of_step(run: Run) -> str:
+    """Return the text of the compiled step."""
+    return cast(jax.stages.Compiled, run.program.train_step).as_text() or ""
 
 
 def _tell_ways_back(

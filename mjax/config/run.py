@@ -50,6 +50,55 @@ class LogConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileConfig:
+    """Which steps are recorded with the profiler (profile/)."""
+
+    steps: str | None = None
+    """A:B, steps A to B - 1, each in a window of its own; the first step is 1."""
+    every: int | None = None
+    """One step in so many too, its multiples, on all processes; None is none."""
+
+    def __post_init__(self) -> None:
+        """Refuse what names no steps."""
+        if self.every is not None and self.every < 1:
+            raise ValueError(
+                f"--profile.every must be at least 1, got {self.every}; leave it out "
+                "to record no samples"
+            )
+        if self.series is None:
+            return
+        first, stop = self.series
+        if first < 1:
+            raise ValueError(
+                f"--profile.steps must begin with step 1 or a later one, got "
+                f"{self.steps}; use 1:{max(stop, 2)}"
+            )
+        if first >= stop:
+            raise ValueError(
+                f"--profile.steps A:B is steps A to B - 1, so A must be below B, got "
+                f"{self.steps}; use {first}:{first + 1} for step {first} alone"
+            )
+
+    @property
+    def series(self) -> tuple[int, int] | None:
+        """The first step of the series and the one after the last; None: no series.
+
+        Raises:
+          ValueError: `steps` is not of the form A:B.
+        """
+        if self.steps is None:
+            return None
+        first, colon, stop = self.steps.partition(":")
+        numbers = [n for n in (first, stop) if n.isascii() and n.isdigit()]
+        if not colon or len(numbers) < 2:
+            raise ValueError(
+                "--profile.steps must be two whole numbers A:B, steps A to B - 1, got "
+                f"{self.steps!r}; 100:105 records five steps"
+            )
+        return int(first), int(stop)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ObserveConfig:
     """What each process writes about itself."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from mjax import checked_json, flags
 from mjax.ckpt.config import CkptConfig
 from mjax.config.optim import OptimConfig
-from mjax.config.run import EvalConfig, LogConfig, ObserveConfig
+from mjax.config.run import EvalConfig, LogConfig, ObserveConfig, ProfileConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.data.config import DataConfig
 from mjax.mesh.axes import MeshConfig
@@ -62,6 +62,7 @@ class TrainConfig:
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
     observe: ObserveConfig = ObserveConfig()
+    profile: ProfileConfig = ProfileConfig()
 
     def __post_init__(self) -> None:
         """Check the fields that belong to no part, and those that two parts share.
@@ -80,6 +81,13 @@ class TrainConfig:
             )
         if self.steps < 1:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
+        series = self.profile.series
+        if series is not None and series[1] > self.steps + 1:
+            raise ValueError(
+                f"--profile.steps {self.profile.steps} ends with step {series[1] - 1}, "
+                f"beyond the last one of --steps {self.steps}; end it with "
+                f"{self.steps + 1} at most, or give more --steps"
+            )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be from 0 to {2**32 - 1}, got {self.seed}")
         if self.simulate_devices is not None and self.simulate_devices < 1:
@@ -188,7 +196,8 @@ MAY_CHANGE = frozenset(
     {
         *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops"),
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
-        *("log", "observe", "batch.microbatches", "model.attention", "model.remat"),
+        *("log", "observe", "profile", "batch.microbatches"),
+        *("model.attention", "model.remat"),
         *("data.cache_dir", "gc_every", "keep_compiled", "replica_check_every"),
     }
 )

@@ -37,10 +37,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from mjax import scopes
 from mjax.mesh import collectives
 from mjax.pipeline.config import Idle, Options
 from mjax.pipeline.model import Microbatches, Model, Row, Weights
@@ -94,7 +96,8 @@ def gradients(
             part: list[Array] = []
             if phase.reduces:
                 since = row["tick"] - (schedule.num_ticks - pieces.num_ticks)
-                part = pieces.reduce(carry.d_chunks, since)
+                with jax.named_scope(scopes.phase("backward")):
+                    part = pieces.reduce(carry.d_chunks, since)
             if phase.gathers:
                 # No slot of this tick reads the piece: it has the tick to arrive.
                 copy = pieces.gather(weights.chunks, carry.chunks, row["tick"])
@@ -102,8 +105,11 @@ def gradients(
             return (run.tick(phase, carry, row), log), part
 
         rows = run.rows(phase.start, phase.stop)
-        (carry, log), parts = lax.scan(tick, (carry, log), rows)
-    d_chunks = pieces.finish(carry.d_chunks, parts)
+        num_ticks = phase.stop - phase.start
+        with jax.named_scope(scopes.loop("ticks", phase.start, num_ticks)):
+            (carry, log), parts = lax.scan(tick, (carry, log), rows)
+    with jax.named_scope(scopes.phase("backward")):
+        d_chunks = pieces.finish(carry.d_chunks, parts)
     return carry.total, Weights(chunks=d_chunks, ends=carry.d_ends), log
 
 

@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int, PyTree
 
+from mjax import scopes
 from mjax.mesh import collectives
 from mjax.pipeline.config import Options
 from mjax.pipeline.model import STASH, Microbatch, Microbatches, Model, Row
@@ -153,17 +154,20 @@ class Execution:
         """Do the forward and the backward slot of one tick."""
         gradient, received = carry.dx, None
         if phase.has_backward:
-            gradient = collectives.send_to_previous_stage(gradient)
+            with jax.named_scope(scopes.phase("backward")):
+                gradient = collectives.send_to_previous_stage(gradient)
         if phase.has_forward:
             y, carry = self._forward_slot(carry, row)
             received = collectives.send_to_next_stage(y)
             if phase.has_loss:
-                gradient, carry = self._loss(carry, row, y, gradient)
-        if phase.has_backward or phase.has_loss:
-            waiting = _put(carry.gradients, row["gradient_write"], gradient)
-            carry = carry._replace(gradients=waiting)
-        if phase.has_backward:
-            carry = self._backward_slot(carry, row)
+                with jax.named_scope(scopes.phase("loss")):
+                    gradient, carry = self._loss(carry, row, y, gradient)
+        with jax.named_scope(scopes.phase("backward")):
+            if phase.has_backward or phase.has_loss:
+                waiting = _put(carry.gradients, row["gradient_write"], gradient)
+                carry = carry._replace(gradients=waiting)
+            if phase.has_backward:
+                carry = self._backward_slot(carry, row)
         if received is not None:
             carry = carry._replace(x=self.enter_next(row, received))
         return carry

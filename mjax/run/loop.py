@@ -195,7 +195,7 @@ class Loop:
                 self.watch.spans.enter("data", "data", step + 1)
                 batch = next(self.batches)
                 dispatched_ns = self.watch.spans.enter("dispatch", "host", step + 1)
-                self.state, metrics = self.program.train_step(self.state, batch)
+                metrics = self._take_step(step + 1, batch)
                 step += 1
                 self.watch.marks.mark(Phase.STEP, step)
                 collect(step)
@@ -216,6 +216,21 @@ class Loop:
             has_diverged=self._has_diverged,
             corruption=self._corruption,
         )
+
+    def _take_step(self, step: int, batch: Any) -> Mapping[str, Any]:
+        """Take a step; one that is recorded runs to its end, and nothing beside it."""
+        windows = self.watch.windows
+        if windows is None or not windows.is_due(step):
+            self.state, metrics = self.program.train_step(self.state, batch)
+            return metrics
+        self._finish()
+        self.watch.slow_steps.skip()
+        self.watch.spans.enter("profile", "host", step)
+        jax.block_until_ready((self.state, batch))
+        with windows.window(step):
+            self.state, metrics = self.program.train_step(self.state, batch)
+            jax.block_until_ready((self.state, dict(metrics)))
+        return metrics
 
     def _begin(self, step: int, stop: StopRequest) -> int:
         """Do what is left to do for the state that the run starts with.
@@ -357,6 +372,8 @@ class Loop:
             self.watch.marks.ended_first_step()
             self._is_first = False
         row = self.make_row(step, numbers, step_s=step_s, data_wait_s=data_wait_s)
+        if self.watch.windows is not None and self.watch.windows.is_due(step):
+            row |= {"profiled": 1}
         self._finished_ns = now_ns
         self.consecutive_skips = self.consecutive_skips + 1 if row["skipped"] else 0
         evaluated = self._evaluate(step, is_stopped) if is_stopped else {}

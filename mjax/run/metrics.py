@@ -32,7 +32,7 @@ from mjax.hardware.utilization import Utilization
 Row = dict[str, Any]
 """One step: names to numbers, None where a number is not known."""
 
-_TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu")
+_TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "profiled")
 """Fields that say how long, as all that begin with `ckpt_` do, not what came out."""
 _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Categories of Unicode characters that a terminal acts on, or has no sign for."""
@@ -129,8 +129,10 @@ def summarize(rows: Sequence[Row]) -> Row:
     """Return what the rows of a whole run say, for summary.json.
 
     Throughput is the median over the steps, so that the compiling first step of each
-    process does not count. Evaluation is the last one.
+    process does not count; steps that were recorded with the profiler do not count
+    either, unless all were. Evaluation is the last one.
     """
+    usual = [row for row in rows if not row.get("profiled")] or rows
     last = rows[-1] if rows else {}
     evaluated = next((row for row in reversed(rows) if "eval_loss" in row), {})
     return {
@@ -138,8 +140,8 @@ def summarize(rows: Sequence[Row]) -> Row:
         "loss": last.get("loss"),
         "eval_loss": evaluated.get("eval_loss"),
         "eval_bits_per_byte": evaluated.get("eval_bits_per_byte"),
-        "tokens_per_s": _median(rows, "tokens_per_s"),
-        "mfu": _median(rows, "mfu"),
+        "tokens_per_s": _median(usual, "tokens_per_s"),
+        "mfu": _median(usual, "mfu"),
     }
 
 

@@ -16,9 +16,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 import mjax
-from mjax.config.run import ObserveConfig
+from mjax.config.run import ObserveConfig, ProfileConfig
 from mjax.observe.spans import FOLDER, Header, Kind, Launch
 from mjax.observe.stamps import DeviceClock
+from mjax.observe.windows.record import Due, Origin, Recorder
 from mjax.processes.agreement import Agreement
 from mjax.processes.progress import LAUNCH_VARIABLE, Phase, Writer
 from mjax.run.metrics import say
@@ -38,6 +39,8 @@ class Watch:
     marks: Writer = dataclasses.field(default_factory=lambda: Writer(None))
     spans: Spans = dataclasses.field(default_factory=Spans)
     slow_steps: SlowSteps = dataclasses.field(default_factory=SlowSteps)
+    windows: Recorder | None = None
+    """Records steps with the profiler; None: none are to be recorded."""
     meet: Callable[[], object] = lambda: None
     """Returns after all processes have called it."""
 
@@ -112,6 +115,42 @@ class Watch:
                 log, device, dispatched_ns=dispatched_ns, ready_ns=ready_ns
             ):
                 self.spans.add(*span, step=step)
+
+    def open_windows(
+        self,
+        config: ProfileConfig,
+        work_dir: Path,
+        start: Start,
+        mesh: Mesh,
+        step_text: Callable[[], str],
+    ) -> None:
+        """Prepare to record steps with the profiler, if some are to be.
+
+        Args:
+          config: which steps.
+          work_dir: of the run.
+          start: of the run.
+          mesh: of all processes.
+          step_text: returns the text of the compiled step.
+        """
+        series = config.series
+        if series is None and config.every is None:
+            return
+        first, stop = series or (None, 0)
+        header = _header(start, mesh, self.marks.generation)
+        self.windows = Recorder(
+            Due(first=first, stop=stop, every=config.every),
+            Origin(
+                work_dir=work_dir,
+                run=header.run,
+                host=header.host,
+                rank=header.rank,
+                generation=header.generation,
+            ),
+            step_text,
+            mesh.devices,
+            say,
+        )
 
     def close(self, exit_code: int) -> None:
         """Say how the process ends."""

@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from mjax import scopes
 from mjax.mesh import collectives
 from mjax.mesh.axes import DP, TP
 from mjax.mesh.ordering import in_order
@@ -74,7 +75,9 @@ class Forward(abc.ABC):
             num_targets = _count_targets(batch)
             scale = 1.0 / jnp.maximum(num_targets, 1).astype(jnp.float32)
             loss, grads, log = self._loss_and_gradients(params, key, scale, batch, log)
-            return collectives.sum_over_mesh(loss), num_targets, grads, log
+            with jax.named_scope(scopes.phase("loss")):
+                loss = collectives.sum_over_mesh(loss)
+            return loss, num_targets, grads, log
 
         everywhere = PartitionSpec()
         mapped = jax.shard_map(
@@ -83,7 +86,9 @@ class Forward(abc.ABC):
             in_specs=(self.specs, everywhere, everywhere, BATCH_SPEC),
             out_specs=(everywhere, everywhere, self.specs, LOG_SPEC),
         )
-        return mapped(params, rng, step, batch)
+        # Inside, the loss and the backward pass are named; the rest comes before them.
+        with jax.named_scope(scopes.phase("forward")):
+            return mapped(params, rng, step, batch)
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Sum the negative log-likelihood over the batch; see
@@ -94,12 +99,14 @@ class Forward(abc.ABC):
             return collectives.sum_over_mesh(nll), _count_targets(batch)
 
         everywhere = PartitionSpec()
-        nll, tokens = jax.shard_map(
+        mapped = jax.shard_map(
             self._in_order(per_device),
             mesh=self.mesh,
             in_specs=(self.specs, BATCH_SPEC),
             out_specs=(everywhere, everywhere),
-        )(params, batch)
+        )
+        with jax.named_scope(scopes.phase("eval")):
+            nll, tokens = mapped(params, batch)
         return {"nll": nll, "tokens": tokens}
 
     def next_token_logits(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from mjax import scopes
 from mjax.mesh import collectives, zero
 from mjax.model.transformer import Params
 from mjax.pipeline import run
@@ -58,9 +59,10 @@ class Pipelined(Forward):
             mark=lambda log, x: mark(log, x, Place.TICK),
         )
         log, total = mark(log, total, Place.BACKWARD)
-        ends = zero.reduce_gradients(
-            grads.ends, self._end_specs, level=self.level, dtype=self.reduce
-        )
+        with jax.named_scope(scopes.phase("backward")):
+            ends = zero.reduce_gradients(
+                grads.ends, self._end_specs, level=self.level, dtype=self.reduce
+            )
         return total, ends | {"blocks": self._join(grads.chunks)}, log
 
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:

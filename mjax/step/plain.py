@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from mjax import scopes
 from mjax.mesh import collectives, zero
 from mjax.mesh.axes import DP, DP_SHARD, PP, TP
 from mjax.model.transformer import DropoutKey, Params, Transformer
@@ -68,21 +69,25 @@ class Plain(Forward):
 
         weights, ends = self._weights(params)
         final = self.microbatches - 1
-        weights, value, so_far = one(weights, ends, (None, log), 0, final == 0)
+        with jax.named_scope(scopes.single("microbatches", 0)):
+            weights, value, so_far = one(weights, ends, (None, log), 0, final == 0)
         if final > 1:
 
             def add(so_far: Any, index: Array) -> tuple[Any, Float[Array, ""]]:
                 _, value, so_far = one(weights, ends, so_far, index, False)
                 return so_far, value
 
-            so_far, values = jax.lax.scan(add, so_far, jnp.arange(1, final))
+            with jax.named_scope(scopes.loop("microbatches", 1, final - 1)):
+                so_far, values = jax.lax.scan(add, so_far, jnp.arange(1, final))
             value += values.sum()
         if final > 0:
-            _, last_value, so_far = one(weights, ends, so_far, final, True)
+            with jax.named_scope(scopes.single("microbatches", final)):
+                _, last_value, so_far = one(weights, ends, so_far, final, True)
             value += last_value
         total, log = so_far
         grads = total.ends | {"blocks": total.blocks}
-        return value, zero.reduce_over((PP, TP), grads, self.specs), log
+        with jax.named_scope(scopes.phase("backward")):
+            return value, zero.reduce_over((PP, TP), grads, self.specs), log
 
     def _microbatch(
         self,
@@ -110,23 +115,25 @@ class Plain(Forward):
         x, pull_start = jax.vjp(start, whole["embed"])
         layers = self._layers(self._bind(whole, weights.stacked), micro, at)
         y, weights, kept = layers.forward(x, weights, keep=True)
-        value, pull_loss = jax.vjp(loss, whole, y)
-        d_ends, dy = pull_loss(jnp.ones_like(value))
+        with jax.named_scope(scopes.phase("loss")):
+            value, pull_loss = jax.vjp(loss, whole, y)
+            d_ends, dy = pull_loss(jnp.ones_like(value))
         log, kept = mark_smallest(log, Place.FORWARD, kept)
-        dx, blocks = layers.backward(
-            dy, weights, kept, total and total.blocks, finish=finish
-        )
-        log, blocks = mark_smallest(log, Place.BACKWARD, blocks)
-        (d_embed,) = pull_start(dx)
-        d_ends["embed"] = jax.tree.map(jnp.add, d_ends["embed"], d_embed)
-        d_ends = zero.summand(
-            d_ends, self._end_specs, level=self.level, dtype=self.reduce
-        )
-        if total is not None:
-            d_ends = jax.tree.map(jnp.add, total.ends, d_ends)
-        if finish:
-            d_ends = zero.scatter(d_ends, self._end_specs, level=self.level)
-            d_ends = zero.reduce_over(DP, d_ends, self._end_specs)
+        with jax.named_scope(scopes.phase("backward")):
+            dx, blocks = layers.backward(
+                dy, weights, kept, total and total.blocks, finish=finish
+            )
+            log, blocks = mark_smallest(log, Place.BACKWARD, blocks)
+            (d_embed,) = pull_start(dx)
+            d_ends["embed"] = jax.tree.map(jnp.add, d_ends["embed"], d_embed)
+            d_ends = zero.summand(
+                d_ends, self._end_specs, level=self.level, dtype=self.reduce
+            )
+            if total is not None:
+                d_ends = jax.tree.map(jnp.add, total.ends, d_ends)
+            if finish:
+                d_ends = zero.scatter(d_ends, self._end_specs, level=self.level)
+                d_ends = zero.reduce_over(DP, d_ends, self._end_specs)
         return weights, value, (_Sum(d_ends, blocks), log)
 
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:

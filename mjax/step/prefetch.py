@@ -32,6 +32,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int, PyTree
 
+from mjax import scopes
 from mjax.layers.stack import LayerPattern
 from mjax.mesh import zero
 from mjax.mesh.axes import DP, DP_REPLICATE, DP_SHARD
@@ -127,7 +128,8 @@ class OverlappedLayers:
         def pattern(carry: Any, first: Index) -> Any:
             kept = []
             for place in range(self._period):
-                carry, one = layer(carry, place, first + place, is_last=False)
+                with jax.named_scope(scopes.place(place)):
+                    carry, one = layer(carry, place, first + place, is_last=False)
                 kept.append(one)
             return carry, tuple(kept)
 
@@ -136,11 +138,13 @@ class OverlappedLayers:
             # Stacks in the memory of the host are left to lax.scan.
             own_stacks = keep and self.pattern.remat != "offload"
             scan = functools.partial(_scan, unlike=x) if own_stacks else lax.scan
-            carry, scanned = scan(pattern, carry, self._firsts())
+            with jax.named_scope(self._loop()):
+                carry, scanned = scan(pattern, carry, self._firsts())
         rest = []
         for index in range(self.num_scanned, self.num_layers):
             is_last = index == self.num_layers - 1
-            carry, one = layer(carry, index % self._period, index, is_last=is_last)
+            with jax.named_scope(scopes.single("layers", index)):
+                carry, one = layer(carry, index % self._period, index, is_last=is_last)
             rest.append(one)
         x, last, copy = carry
         if copy is not None:
@@ -196,7 +200,8 @@ class OverlappedLayers:
         def pattern(carry: Any, xs: Any) -> Any:
             first, kept = xs
             for place in reversed(range(self._period)):
-                carry = layer(carry, place, kept[place], first + place)
+                with jax.named_scope(scopes.place(place)):
+                    carry = layer(carry, place, kept[place], first + place)
             return carry, None
 
         out = total
@@ -205,10 +210,12 @@ class OverlappedLayers:
         carry = dy, kept.last, (None,) * len(hops), out
         for index in reversed(range(self.num_scanned, self.num_layers)):
             one = kept.rest[index - self.num_scanned]
-            carry = layer(carry, index % self._period, one, index)
+            with jax.named_scope(scopes.single("layers", index)):
+                carry = layer(carry, index % self._period, one, index)
         xs = self._firsts(), kept.scanned
         if self.num_scanned:
-            carry, _ = lax.scan(pattern, carry, xs, reverse=True)
+            with jax.named_scope(self._loop(reverse=True)):
+                carry, _ = lax.scan(pattern, carry, xs, reverse=True)
         dx, _, moving, out = carry
         for turn in range(len(hops)):
             moving, out = _move(hops, moving, so_far(out), out, -1 - turn)
@@ -284,6 +291,12 @@ class OverlappedLayers:
 
     def _firsts(self) -> Int[Array, " patterns"]:
         return jnp.arange(0, self.num_scanned, self._period)
+
+    def _loop(self, *, reverse: bool = False) -> str:
+        """Name the loop over the patterns."""
+        firsts = range(0, self.num_scanned, self._period)
+        firsts = firsts[::-1] if reverse else firsts
+        return scopes.loop("layers", firsts.start, len(firsts), step=firsts.step)
 
     def _context(self, index: Index) -> tuple[Array, PyTree]:
         """Return what a layer reads beside its input and its weights."""

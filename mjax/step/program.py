@@ -17,6 +17,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from mjax import scopes
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.hardware.xla_flags import Chosen, choose
@@ -258,22 +259,26 @@ def _make_train_step(
         loss, tokens, grads, log = forward.gradients_and_log(
             state.params, state.rng, state.step, batch
         )
-        grad_norm = optax.tree.norm(
-            jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-        )
-        accept, guard = optim.guard_check(config, state.guard, loss, grad_norm)
-        # All that one kernel makes: to mark a part would make it two kernels.
-        scalars = grad_norm, accept, guard
-        log, scalars = mark_global(log, scalars, Place.NORM, forward.mesh)
-        grad_norm, accept, guard = scalars
-        lr = optim.current_learning_rate(state.opt_state, config, num_steps)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        params, opt_state = optim.select(
-            accept, (params, opt_state), (state.params, state.opt_state)
-        )
+        with jax.named_scope(scopes.phase("grad_norm")):
+            grad_norm = optax.tree.norm(
+                jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+            )
+        with jax.named_scope(scopes.phase("optimizer")):
+            accept, guard = optim.guard_check(config, state.guard, loss, grad_norm)
+            # All that one kernel makes: to mark a part would make it two kernels.
+            scalars = grad_norm, accept, guard
+            log, scalars = mark_global(log, scalars, Place.NORM, forward.mesh)
+            grad_norm, accept, guard = scalars
+            lr = optim.current_learning_rate(state.opt_state, config, num_steps)
+            updates, opt_state = tx.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            params, opt_state = optim.select(
+                accept, (params, opt_state), (state.params, state.opt_state)
+            )
+            step = state.step + 1
+            skipped = 1 - accept.astype(jnp.int32)
         new = TrainState(
-            step=state.step + 1,
+            step=step,
             rng=state.rng,
             params=params,
             opt_state=opt_state,
@@ -284,7 +289,7 @@ def _make_train_step(
             "grad_norm": grad_norm,
             "lr": lr,
             "tokens": tokens,
-            "skipped": 1 - accept.astype(jnp.int32),
+            "skipped": skipped,
         }
         return new, metrics if log is None else metrics | {"stamps": log}
 

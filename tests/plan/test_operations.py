@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from mjax.plan.hlo.parse import short_name
 from mjax.plan.operations import are_tracked, places_of
 
 
@@ -17,6 +18,12 @@ def test_operations_of_a_compiled_step_are_named_after_the_traced_one():
     places = places_of(step.as_text() or "")
     assert any("transpose(jvp" in place for place in places.values())
     assert not any("/body/" in place for place in places.values())
+
+
+def test_of_nested_phases_the_innermost_is_shown_and_no_position():
+    scopes = "phase.forward/shard_map/microbatch.0/phase.backward/layers.3.-1.4/while"
+    name = f"jit(train_step)/{scopes}/body/place.0/transpose(jvp())/mul"
+    assert short_name(name) == "phase.backward/transpose(jvp())/mul"
 
 
 def test_xla_tracks_operations_where_it_is_asked_to():

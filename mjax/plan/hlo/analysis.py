@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 
-from mjax.mesh.axes import DP, PP, TP, AxisSizes
+from mjax.mesh.axes import AxisSizes
 from mjax.plan.hlo.collectives import (
     PlacedCollective,
     collective_kind,
@@ -248,7 +248,7 @@ class _Counter:
             kind=placed.kind,
             dtype="+".join(sorted({array.dtype for array in operands})),
             axes=axes,
-            role=_role(axes),
+            role=placed.role,
             tier="network" if groups.crosses_nodes(self.gpus_per_node) else "node",
             group_size=size,
             group_size_in_node=groups.size_in_node(self.gpus_per_node),
@@ -268,9 +268,3 @@ class _Counter:
         """List the computations that are executed, branches not taken included."""
         sites = walk(self.module, lambda x: executed(x, self.module))
         return list(dict.fromkeys(site.computation.name for site in sites))
-
-
-def _role(axes: tuple[str, ...]) -> str:
-    if set(axes) <= set(DP):
-        return "dp"
-    return axes[0] if axes in ((PP,), (TP,)) else "mixed"

@@ -8,7 +8,7 @@ listed once, where it starts. What may hide them: `analysis`.
 import dataclasses
 from collections.abc import Iterator
 
-from mjax.mesh.axes import AxisSizes
+from mjax.mesh.axes import DP, PP, TP, AxisSizes
 from mjax.plan.hlo.groups import Groups, read_groups, read_pairs
 from mjax.plan.hlo.parse import Array, Instruction, Module, arrays
 from mjax.plan.hlo.walk import Follow, Site, walk
@@ -31,6 +31,13 @@ class PlacedCollective:
     groups: Groups
     axes: tuple[str, ...]
     """Mesh axes along which the members of a group differ, in order of `AXES`."""
+
+    @property
+    def role(self) -> str:
+        """What the axes are for: tp, dp, pp, or mixed."""
+        if set(self.axes) <= set(DP):
+            return "dp"
+        return self.axes[0] if self.axes in ((PP,), (TP,)) else "mixed"
 
     @property
     def operands(self) -> tuple[Array, ...]:

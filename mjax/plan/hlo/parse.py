@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mjax import scopes
+
 BITS: Mapping[str, int] = {
     **{"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8},
     **{"s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64},
@@ -250,7 +252,10 @@ def parse(text: str) -> Module:
 
 
 def short_name(op_name: str) -> str:
-    """Leave out of an op_name what every part of a step has in common."""
+    """Leave out of an op_name what every part of a step has in common.
+
+    Of the phases the innermost stays; in which layer, tick or microbatch goes.
+    """
     common = (
         "jit(train_step)",
         "shard_map",
@@ -259,7 +264,10 @@ def short_name(op_name: str) -> str:
         "body",
         "closed_call",
     )
-    return "/".join(part for part in op_name.split("/") if part not in common)
+    parts = [part for part in op_name.split("/") if part not in common]
+    parts = [part for part in parts if not scopes.is_position(part)]
+    phases = [at for at, part in enumerate(parts) if scopes.is_phase(part)]
+    return "/".join(part for at, part in enumerate(parts) if at not in phases[:-1])
 
 
 def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:

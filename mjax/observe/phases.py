@@ -1,0 +1,310 @@
+"""`python -m mjax.observe phases`: where the time of recorded steps went.
+
+    python -m mjax.observe phases --work-dir DIR [--each] [--json] [--out FILE]
+
+Enters: a work dir with windows of the profiler (`python -m mjax.train --profile.steps
+A:B`, or `--profile.every N`). Leaves: seconds a step by phase and role, of each device
+and in the mean, with what is exposed and what is overlapped (`windows.seconds`). Exit
+codes: 0 done, 2 bad input.
+"""
+
+import argparse
+import collections
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mjax.observe.windows import folders
+from mjax.observe.windows.places import ROLES, UNKNOWN
+from mjax.observe.windows.read import Reading, read
+from mjax.observe.windows.seconds import DeviceSeconds, Seconds, merged
+from mjax.scopes import PHASES
+
+_BAD_INPUT = 2
+_RECORD = "record some: python -m mjax.train ... --profile.steps 100:103"
+Parts = Mapping[tuple[str, str], Seconds]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DevicePhases:
+    """Of one device, in the mean of its windows."""
+
+    device: int
+    """Number in the mesh."""
+    rank: int
+    host: str
+    stage: int
+    windows: int
+    span_s: float
+    """From the first event of a step to the end of the last."""
+    idle_s: float
+    parts: Parts
+    unknown: Mapping[str, float]
+    """Seconds of instructions without a place, in all windows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phases:
+    """What the windows of a run say."""
+
+    generation: int
+    steps: tuple[int, ...]
+    devices: tuple[DevicePhases, ...]
+    problems: tuple[str, ...]
+    """What could not be read, and is left out."""
+
+    @property
+    def mean(self) -> Parts:
+        """Seconds of a step, in the mean of the devices."""
+        parts = merged(device.parts for device in self.devices)
+        return {key: _part_of(s, len(self.devices)) for key, s in parts.items()}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mjax.observe phases",
+        description="Where the time of recorded steps went, by phase and role.",
+    )
+    add = parser.add_argument
+    add("--work-dir", type=Path, required=True, help="of the run")
+    add("--generation", type=int, help="a start of the run; default: the newest")
+    add("--step", type=int, help="one recorded step; default: all of the generation")
+    add("--each", action="store_true", help="show the phases of each device, too")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--out", type=Path, help="write the JSON object there too")
+    args = parser.parse_args(argv)
+    try:
+        found = phases(args.work_dir, generation=args.generation, step=args.step)
+        text = json.dumps(as_json(found), indent=1) + "\n"
+        if args.out is not None:
+            _write(args.out, text)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    for problem in found.problems:
+        print(f"warning: left out: {problem}", file=sys.stderr)
+    print(text if args.json else page(found, each=args.each), end="")
+    return 0
+
+
+def phases(
+    work_dir: Path, *, generation: int | None = None, step: int | None = None
+) -> Phases:
+    """Read the windows of a run.
+
+    Args:
+      work_dir: of the run.
+      generation: a start of the run; None is the newest that has windows.
+      step: one step; None is all.
+    Raises:
+      ValueError: there are no such windows, or none that can be read.
+    """
+    if not work_dir.is_dir():
+        raise ValueError(f"--work-dir {work_dir} is no folder; give that of a run")
+    complete, partial = folders.find(work_dir)
+    if not complete and not partial:
+        raise ValueError(f"--work-dir {work_dir} has no recorded steps; {_RECORD}")
+    numbers = sorted({_generation(folder) for folder in (*complete, *partial)})
+    chosen = numbers[-1] if generation is None else generation
+    if chosen not in numbers:
+        raise ValueError(
+            f"--generation {chosen} has no recorded steps in {work_dir}; those that "
+            f"have: {', '.join(map(str, numbers))}"
+        )
+    of_chosen = [f for f in complete if _generation(f) == chosen]
+    steps = sorted({_step(folder) for folder in of_chosen})
+    if step is not None and step not in steps:
+        raise ValueError(
+            f"--step {step} is not recorded in generation {chosen} of {work_dir}; "
+            f"recorded: {', '.join(map(str, steps)) or 'none'}"
+        )
+    problems = [
+        f"{folder} has no {folders.WINDOW}: its step did not end"
+        for folder in partial
+        if _generation(folder) == chosen and step in (None, _step(folder))
+    ]
+    readings = []
+    for folder in of_chosen:
+        if step in (None, _step(folder)):
+            try:
+                readings.append(read(folder))
+            except ValueError as error:
+                problems.append(str(error))
+    if not readings:
+        raise ValueError(f"no window can be read: {problems[0]}; {_RECORD}")
+    return Phases(
+        generation=chosen,
+        steps=tuple(sorted({reading.window.step for reading in readings})),
+        devices=tuple(_by_device(readings)),
+        problems=tuple(problems),
+    )
+
+
+def _generation(folder: Path) -> int:
+    return int(folder.parent.parent.name)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.parent.name.removeprefix("step-"))
+
+
+def _by_device(readings: Iterable[Reading]) -> Iterable[DevicePhases]:
+    """Yield the mean of each device's windows, in the order of the mesh."""
+    of_device: dict[int, list[tuple[Reading, DeviceSeconds]]] = collections.defaultdict(
+        list
+    )
+    for reading in readings:
+        for number, seconds in reading.seconds.items():
+            of_device[number].append((reading, seconds))
+    for number, several in sorted(of_device.items()):
+        window, num = several[-1][0].window, len(several)
+        unknown: collections.Counter[str] = collections.Counter()
+        for _, seconds in several:
+            unknown.update(seconds.unknown)
+        parts = merged(seconds.parts for _, seconds in several)
+        yield DevicePhases(
+            device=number,
+            rank=window.rank,
+            host=window.host,
+            stage=several[-1][0].stage_of(number),
+            windows=num,
+            span_s=sum(seconds.span_s for _, seconds in several) / num,
+            idle_s=sum(seconds.idle_s for _, seconds in several) / num,
+            parts={key: _part_of(s, num) for key, s in parts.items()},
+            unknown=dict(unknown),
+        )
+
+
+def _part_of(seconds: Seconds, num: int) -> Seconds:
+    return Seconds(
+        total_s=seconds.total_s / num,
+        exposed_s=seconds.exposed_s / num,
+        events=round(seconds.events / num),
+    )
+
+
+# ------------------------------------------------------------------------------ output
+
+
+def as_json(found: Phases) -> dict[str, Any]:
+    """Return the object that --json prints."""
+    return {
+        "format": "mjax-phases",
+        "version": 1,
+        "generation": found.generation,
+        "steps": [*found.steps],
+        "mean": _rows(found.mean),
+        "devices": [
+            {
+                **{
+                    field.name: getattr(device, field.name)
+                    for field in dataclasses.fields(device)
+                },
+                "parts": _rows(device.parts),
+            }
+            for device in found.devices
+        ],
+        "problems": [*found.problems],
+    }
+
+
+def _rows(parts: Parts) -> list[dict[str, Any]]:
+    return [
+        {
+            "phase": phase,
+            "role": role,
+            "total_s": parts[phase, role].total_s,
+            "exposed_s": parts[phase, role].exposed_s,
+            "overlapped_s": parts[phase, role].overlapped_s,
+            "events": parts[phase, role].events,
+        }
+        for phase, role in _in_order(parts)
+    ]
+
+
+def _in_order(parts: Parts) -> list[tuple[str, str]]:
+    order = [(phase, role) for phase in (*PHASES, UNKNOWN) for role in ROLES]
+    return [key for key in order if key in parts]
+
+
+def page(found: Phases, *, each: bool = False) -> str:
+    """Return the tables for people; times in milliseconds a step."""
+    steps = ", ".join(map(str, found.steps))
+    lines = [
+        f"generation {found.generation}, step {steps}: milliseconds a step, mean of "
+        f"{len(found.devices)} devices",
+        "",
+        *_phase_table(found.mean),
+        "",
+        "Exposed, by device:",
+        "",
+        *_device_table(found.devices),
+    ]
+    if each:
+        for device in found.devices:
+            title = f"device {device.device}, rank {device.rank} on {device.host}"
+            lines += ["", f"{title}, stage {device.stage}:", ""]
+            lines += _phase_table(device.parts)
+    unknown: collections.Counter[str] = collections.Counter()
+    for device in found.devices:
+        unknown.update(device.unknown)
+    if unknown:
+        named = ", ".join(name for name, _ in unknown.most_common(5))
+        lines += ["", f"Instructions without a place in the step: {named}"]
+    return "\n".join(lines) + "\n"
+
+
+def _phase_table(parts: Parts) -> list[str]:
+    rows: list[Sequence[str]] = [
+        ("phase", "role", "total", "exposed", "overlapped", "", "events")
+    ]
+    for key in _in_order(parts):
+        one = parts[key]
+        share = f"{one.overlapped_s / one.total_s:.0%}" if one.total_s else "-"
+        times = (one.total_s, one.exposed_s, one.overlapped_s)
+        rows.append((*key, *map(_ms, times), share, str(one.events)))
+    return _aligned(rows, left=2)
+
+
+def _device_table(devices: Iterable[DevicePhases]) -> list[str]:
+    rows: list[Sequence[str]] = [
+        ("device", "rank", "host", "stage", "step", *ROLES, "idle", UNKNOWN)
+    ]
+    for device in devices:
+        exposed: dict[str, float] = dict.fromkeys((*ROLES, UNKNOWN), 0.0)
+        for (phase, role), one in device.parts.items():
+            exposed[UNKNOWN if phase == UNKNOWN else role] += one.exposed_s
+        who = (device.device, device.rank, device.host, device.stage)
+        times = (device.span_s, *(exposed[role] for role in ROLES), device.idle_s)
+        rows.append((*map(str, who), *map(_ms, (*times, exposed[UNKNOWN]))))
+    return _aligned(rows, left=0)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Align columns, the first `left` ones to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            text.ljust(width) if at < left else text.rjust(width)
+            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write --out {path}: {error.strerror}; give another path"
+        ) from error

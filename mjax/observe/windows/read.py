@@ -1,0 +1,72 @@
+"""Read a window of a run: its events, placed, on the clock of its host.
+
+Enters: the folder of a window. Leaves: a `Reading`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mjax.observe.windows import folders, trace
+from mjax.observe.windows.placed import Placed, place_events
+from mjax.observe.windows.places import from_json
+from mjax.observe.windows.seconds import DeviceSeconds, seconds_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A window, read."""
+
+    window: folders.Window
+    by_device: Mapping[int, Sequence[Placed]]
+    """Events in the order of their starts, by the number of the device in the mesh."""
+    offset_ns: float | None
+    """Add this to the times of events to have those of the host's monotonic clock, or
+    up to `window.start_ns - window.monotonic_ns` less; None: the window has no mark."""
+
+    @functools.cached_property
+    def seconds(self) -> Mapping[int, DeviceSeconds]:
+        """Where the time went, by the number of the device in the mesh."""
+        return {number: seconds_of(some) for number, some in self.by_device.items()}
+
+    def stage_of(self, number: int) -> int:
+        """Return the pipeline stage of a device: its place along the mesh's first
+        axis."""
+        sizes = list(self.window.mesh.values())
+        inner = 1
+        for size in sizes[1:]:
+            inner *= size
+        return number // inner
+
+
+def read(folder: Path) -> Reading:
+    """Read a window.
+
+    Raises:
+      ValueError: a file is absent, damaged or of another version, or an event is of a
+        device that the process does not have.
+    """
+    window = folders.read_window(folder)
+    path = folder / folders.PLACES
+    try:
+        table = from_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    file = folder / window.trace
+    if not file.exists():
+        raise ValueError(f"cannot read {file}: there is no such file")
+    found = trace.read_file(file)
+    numbers = {device.ordinal: device.number for device in window.devices}
+    by_device: dict[int, list[Placed]] = {number: [] for number in numbers.values()}
+    for placed in place_events(found.events, [table], is_gpu=found.is_gpu):
+        if placed.event.device not in numbers:
+            raise ValueError(
+                f"{file} has events of device {placed.event.device}, and the devices "
+                f"of process {window.rank} are {sorted(numbers)}"
+            )
+        by_device[numbers[placed.event.device]].append(placed)
+    offset_ns = None
+    if found.mark_ns is not None:
+        offset_ns = window.monotonic_ns - found.mark_ns
+    return Reading(window=window, by_device=by_device, offset_ns=offset_ns)

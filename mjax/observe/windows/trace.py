@@ -1,0 +1,118 @@
+"""The events of devices in a window that `jax.profiler` recorded.
+
+Enters: an xplane.pb. Leaves: one `Event` for each time that a device ran an
+instruction, with times in nanoseconds since the window began, and where on that clock
+the host marked a time of its own.
+
+On a CPU (seen with jaxlib 0.11.2) the events are in the lines of the plane `/host:CPU`,
+one for each thread; those with a stat `hlo_op` are ours, `device_ordinal` names the
+device. On a GPU each device is a plane `/device:GPU:n`, each of its streams a line, and
+all that runs there counts, kernels and copies. Lines that a viewer derives from these
+are left out. The form for GPUs follows the names in XLA's xplane_schema.cc; it has not
+yet been seen on a GPU here.
+"""
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+MARK = "mjax.window"
+"""Name of the annotation whose begin ties the window to the clock of the host."""
+
+_GPU = re.compile(r"/device:GPU:(\d+)")
+_DERIVED = (
+    *("Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "Framework Ops"),
+    *("Framework Name Scope", "Source code", "Launch Stats", "_counters_"),
+)
+"""Lines of a GPU's plane that repeat what its streams hold (xplane_schema.cc)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """A device ran an instruction once."""
+
+    device: int
+    """As the window numbers devices, see `record.devices_of`."""
+    name: str
+    """Of the instruction; of what has none, such as a copy, its own name."""
+    module: str
+    """Name of the compiled module; empty for what belongs to none."""
+    start_ns: float
+    stop_ns: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What a window recorded."""
+
+    events: tuple[Event, ...]
+    """In the order of their starts."""
+    mark_ns: float | None
+    """When the host's mark began; None: there is none."""
+    is_gpu: bool
+
+
+def read_file(path: Path) -> Trace:
+    """Read a window.
+
+    Raises:
+      ValueError: the file is no window of the profiler.
+    """
+    from jax.profiler import ProfileData
+
+    try:
+        # jaxlib 0.11.2 makes its iterators with a deprecation warning, and aborts the
+        # process where warnings are errors.
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            return read_planes(ProfileData.from_file(str(path)).planes)
+    except (RuntimeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is no window of jax.profiler, or cut off: {error}"
+        ) from error
+
+
+def read_planes(planes: Iterable[Any]) -> Trace:
+    """Read the planes of a window: objects like those of `jax.profiler.ProfileData`."""
+    events: list[Event] = []
+    mark_ns, is_gpu = None, False
+    for plane in planes:
+        if gpu := _GPU.match(plane.name):
+            is_gpu = True
+            events += _gpu_events(plane, int(gpu[1]))
+            continue
+        for line in plane.lines:
+            for event in line.events:
+                if event.name == MARK and mark_ns is None:
+                    mark_ns = float(event.start_ns)
+                elif (found := _cpu_event(event)) is not None:
+                    events.append(found)
+    events.sort(key=lambda event: (event.start_ns, -event.stop_ns))
+    return Trace(events=tuple(events), mark_ns=mark_ns, is_gpu=is_gpu)
+
+
+def _cpu_event(event: Any) -> Event | None:
+    stats = dict(event.stats)
+    if "hlo_op" not in stats:
+        return None
+    return _event(event, int(stats.get("device_ordinal", 0)), stats)
+
+
+def _gpu_events(plane: Any, device: int) -> Iterator[Event]:
+    for line in plane.lines:
+        if line.name not in _DERIVED:
+            for event in line.events:
+                yield _event(event, device, dict(event.stats))
+
+
+def _event(event: Any, device: int, stats: dict[str, Any]) -> Event:
+    start_ns = float(event.start_ns)
+    return Event(
+        device=device,
+        name=str(stats.get("hlo_op") or event.name),
+        module=str(stats.get("hlo_module", "")),
+        start_ns=start_ns,
+        stop_ns=start_ns + float(event.duration_ns),
+    )
