@@ -69,8 +69,8 @@ def main() -> int:
         title="One CPU device",
         text=f"Milliseconds, medians of {STOP - FIRST} recorded steps of "
         f"`{' '.join(FLAGS)}`. On CPU the first stamp after the forward pass comes "
-        "before the loss; on a GPU after it. The optimizer ends with the metrics on the "
-        "host, which come after the window in a recorded step: it is not compared.",
+        "before the loss; on a GPU after it. The optimizer ends with the metrics on "
+        "the host, in a recorded step after the window: it is not compared.",
         header=("part", "stamps", "profiler", "ratio of medians", "ratios of steps"),
         rows=rows,
     )
