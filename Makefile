@@ -27,8 +27,7 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
   tests/step/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
 .PHONY: help env env-plan env-hf env-newest train test test-plan test-hf test-slurm \
-  test-newest \
-  lock clean
+  test-services test-newest lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
@@ -40,6 +39,7 @@ help:
 	@echo "make test-plan    compile for described GPUs, and read what came out"
 	@echo "make test-hf      compare with transformers, in both directions"
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
+	@echo "make test-services  store and stream on PostgreSQL and NATS on this machine, as root"
 	@echo "make test-newest  a short suite on the newest releases"
 	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
@@ -92,6 +92,13 @@ test-hf: env env-hf
 # apt-get install slurmctld slurmd slurm-client munge
 test-slurm: env
 	.venv/bin/python -m pytest tests/launch/test_slurm.py -m slurm $(ARGS)
+
+# A real PostgreSQL and NATS on this machine, in folders of their own. It needs root; what
+# is missing of Debian's packages is installed.
+test-services: env
+	@ls /usr/sbin/nats-server /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || \
+	  apt-get install -y --no-install-recommends nats-server postgresql
+	.venv/bin/python -m pytest tests/observe -m services $(ARGS)
 
 env-newest: .venv-newest/installed
 

@@ -1,5 +1,7 @@
 """`python -m mjax.observe COMMAND`: what did each process of a run do, and when?
 
+collect   send the files of a run to an ingester
+ingest    own a database, and write what collectors send
 phases    where the time of recorded steps went: by phase and role, overlapped or not
 
 `COMMAND --help` has the flags of each. Exit codes: 0 done, 2 bad input.
@@ -10,7 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = {"phases": "mjax.observe.phases"}
+_COMMANDS = {
+    "collect": "mjax.observe.collect",
+    "ingest": "mjax.observe.ingest",
+    "phases": "mjax.observe.phases",
+}
 """Modules with `main(argv) -> exit code`."""
 
 

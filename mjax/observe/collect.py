@@ -1,0 +1,159 @@
+"""`python -m mjax.observe collect`: send the files of a run to an ingester.
+
+Enters: flags. Leaves: batches at a sink, until SIGTERM or Ctrl-C, or with --once until
+all that is there is stored.
+"""
+
+import dataclasses
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mjax import flags
+from mjax.observe.stream import quota
+from mjax.observe.stream.collector import Collector
+from mjax.observe.stream.service import FOLDER
+from mjax.observe.stream.sinks import SinkGoneError, open_sink
+
+_QUOTA_EVERY_S = 10.0
+_LONGEST_WAIT_S = 10.0
+"""Between two tries while the sink is gone. Chosen."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CollectFlags:
+    """Send the files of a run to an ingester, or to a queue before one."""
+
+    work_dir: Path
+    """Of the run."""
+    to: str | None = None
+    """unix:PATH, http://HOST:PORT or nats://HOST:PORT. None: the socket
+    observe/ingest.sock in the work dir."""
+    token_file: Path | None = None
+    """File with the token of an ingester on a port. None: observe/token in the work
+    dir."""
+    host: str | None = None
+    """Only spans of this host, in a work dir that hosts share. None: all of them."""
+    run: str | None = None
+    """Of metrics.jsonl and events.jsonl, if the work dir has no spans, or those of
+    several runs."""
+    every_s: float = 1.0
+    """Seconds between two looks at the files."""
+    once: bool = False
+    """End when all that is there is stored, with exit code 0; 1 if something cannot be
+    sent."""
+    once_within_s: float = 600.0
+    """With --once: give up after so many seconds, with exit code 1."""
+    quota_gb: float | None = None
+    """Gigabytes (1e9) that the files of spans may have. Above it, the oldest that are
+    stored are compressed, then deleted. None: no limit."""
+    drop_unstored: bool = False
+    """With --quota-gb: if that does not do, delete files of ended processes although
+    their lines are not stored, and lose them."""
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.every_s <= 3600:
+            raise ValueError(
+                f"--every-s must be at least 0.01 and at most 3600, got {self.every_s}"
+            )
+        if self.quota_gb is not None and not self.quota_gb > 0:
+            raise ValueError(f"--quota-gb must be above 0, got {self.quota_gb}")
+        if self.drop_unstored and self.quota_gb is None:
+            raise ValueError("--drop-unstored needs --quota-gb; without it all is kept")
+        if not self.once_within_s > 0:
+            raise ValueError(
+                f"--once-within-s must be above 0, got {self.once_within_s}"
+            )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Collect until a signal; return the exit code."""
+    try:
+        given = flags.read(
+            CollectFlags,
+            argv,
+            prog="python -m mjax.observe collect",
+            named_by=(CollectFlags,),
+        )
+        if not given.work_dir.is_dir():
+            raise ValueError(
+                f"--work-dir {given.work_dir} is no folder; name the work dir of a run"
+            )
+        folder = given.work_dir / FOLDER
+        to = given.to or f"unix:{folder.absolute() / 'ingest.sock'}"
+        token = given.token_file
+        if token is None and to.startswith("http://"):
+            token = folder / "token"
+        sink = open_sink(to, token)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    collector = Collector(
+        given.work_dir,
+        sink,
+        host=given.host,
+        run=given.run,
+        name=f"{given.host or socket.gethostname()}:{given.work_dir.absolute()}",
+        say=_say,
+    )
+    try:
+        return _loop(given, collector, stop)
+    finally:
+        sink.close()
+
+
+def _loop(given: CollectFlags, collector: Collector, stop: threading.Event) -> int:
+    wait, said, limited_at = given.every_s, "", -_QUOTA_EVERY_S
+    until = time.monotonic() + given.once_within_s
+    while not stop.is_set():
+        try:
+            collector.round()
+            if given.once and collector.is_done():
+                return 1 if collector.refused() else 0
+            wait, said = given.every_s, ""
+        except SinkGoneError as error:
+            if not said:
+                _say(f"{error}; the files wait")
+            said = str(error)
+            wait = min(2 * wait, max(_LONGEST_WAIT_S, given.every_s))
+        if time.monotonic() - limited_at >= _QUOTA_EVERY_S:
+            _limit(given, collector)
+            limited_at = time.monotonic()
+        if given.once and time.monotonic() > until:
+            _say(f"--once-within-s {given.once_within_s} s have passed: {said}")
+            return 1
+        stop.wait(wait)
+    return 0
+
+
+def _limit(given: CollectFlags, collector: Collector) -> None:
+    """Keep the files of spans below the quota."""
+    if given.quota_gb is None:
+        return
+    actions, excess = quota.plan(
+        collector.spool(), int(given.quota_gb * 1e9), drop_unstored=given.drop_unstored
+    )
+    for action in actions:
+        if action.kind == "drop":
+            _say(f"{action.path} is deleted, its last lines were not stored")
+        try:
+            quota.carry_out(action)
+        except OSError as error:
+            _say(f"{action.path}: {os.strerror(error.errno or 0)}")
+    if excess:
+        _say(
+            f"the spans have {excess} bytes more than --quota-gb {given.quota_gb}, and "
+            "nothing more may be deleted: the rest is not stored, or still written"
+        )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,86 @@
+"""`python -m mjax.observe ingest`: own the database, and write what collectors send.
+
+Enters: flags. Leaves: a database that is fed until SIGTERM or Ctrl-C.
+"""
+
+import dataclasses
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from mjax import flags
+from mjax.observe.store.base import StoreGoneError
+from mjax.observe.stream.service import FOLDER, IngestService, make_token
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IngestFlags:
+    """Write what collectors send into a database, exactly once."""
+
+    work_dir: Path
+    """Of the run; the database, the socket and the token are in its folder observe."""
+    store: str | None = None
+    """Path of a DuckDB file, or postgresql://USER@HOST/NAME. None: observe/store.duckdb
+    in the work dir."""
+    listen: str | None = None
+    """unix:PATH, or HOST:PORT, which needs the token. None: observe/ingest.sock in the
+    work dir."""
+    token_file: Path | None = None
+    """File of mode 0600 with the token of requests on a port; it is made if it is
+    absent. None: observe/token in the work dir."""
+    nats: str | None = None
+    """nats://HOST:PORT to take batches from as well."""
+    threads: int = 2
+    """Threads of DuckDB."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"--threads must be at least 1, got {self.threads}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run until a signal; return the exit code."""
+    stop = threading.Event()
+    try:
+        given = flags.read(
+            IngestFlags,
+            argv,
+            prog="python -m mjax.observe ingest",
+            named_by=(IngestFlags,),
+        )
+        service = _start(given)
+    except (ValueError, StoreGoneError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    _say(f"ingest: {service.address}")
+    stop.wait()
+    service.close()
+    return 0
+
+
+def _start(given: IngestFlags) -> IngestService:
+    folder = given.work_dir / FOLDER
+    if not given.work_dir.is_dir():
+        raise ValueError(
+            f"--work-dir {given.work_dir} is no folder; name the work dir of a run"
+        )
+    listen = given.listen or f"unix:{folder.absolute() / 'ingest.sock'}"
+    token = ""
+    if not listen.startswith("unix:"):
+        token = make_token(given.token_file or folder / "token")
+    return IngestService(
+        store=given.store or str(folder / "store.duckdb"),
+        listen=listen,
+        token=token,
+        nats=given.nats,
+        threads=given.threads,
+        say=_say,
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,136 @@
+"""Batches of lines, the marks of files, and which part of a batch is new.
+
+Enters: a batch as the collector cut it from a file, and the mark of that file. Leaves:
+the bytes that the store does not have yet, or why nothing can be taken. Pure.
+
+A mark says: everything before `at_byte` is stored. It is written in the transaction
+that writes the rows, so a batch that arrives twice is recognised by its bytes' place,
+and one that would leave a gap is refused until the bytes before it have come.
+"""
+
+import dataclasses
+import hashlib
+from typing import Literal
+
+Kind = Literal["spans", "metrics", "events"]
+Verdict = Literal["stored", "known", "gap", "refused"]
+MAX_LINES = 2_000
+"""Lines of a batch, at most. Chosen: a commit for each batch costs little beside it."""
+MAX_BYTES = 900_000
+"""Bytes of a batch, at most: NATS takes messages of 1 MiB unless told otherwise
+(docs.nats.io, max_payload). A longer line is reported and left out."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Whole lines of one file, as they are in the file."""
+
+    run: str
+    source: str
+    """Path of the file below the work dir."""
+    kind: Kind
+    identity: str
+    """`digest` of the first line of the file."""
+    revision: int = 0
+    """How often the file was rewritten, as far as the store knows; spans never are."""
+    start: int
+    """Place of the first byte in the file."""
+    end: int
+    first_line: int
+    """Number of the first line, counted from 1."""
+    tail: str
+    """`digest` of the last line."""
+    skipped: str | None = None
+    """Why the bytes, one line, were not sent; `data` is then empty."""
+    data: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mark:
+    """How far one file is stored. The fields are the columns of the table `files`."""
+
+    file_id: int
+    run: str
+    source: str
+    kind: Kind
+    identity: str
+    revision: int
+    at_byte: int
+    lines: int
+    last_n: int
+    last_end_ns: int | None
+    exit_code: int | None
+    tail: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a batch, and how far its file is stored now."""
+
+    run: str
+    source: str
+    verdict: Verdict
+    reason: str = ""
+    revision: int = 0
+    at_byte: int = 0
+    lines: int = 0
+    tail: str = ""
+
+
+def digest(line: bytes) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of a line."""
+    return hashlib.sha256(line).hexdigest()[:16]
+
+
+def admit(batch: Batch, mark: Mark | None) -> tuple[Verdict, str, int]:
+    """Decide what of a batch is new.
+
+    Args:
+      batch: lines of a file.
+      mark: of the same run and source; None if nothing of it is stored.
+    Returns:
+      verdict: `stored` if bytes are to be taken, from the returned place on.
+      reason: of a refusal, else empty.
+      start: place in the file of the first new byte.
+    """
+    if mark is None:
+        return ("stored", "", 0) if batch.start == 0 else ("gap", "", 0)
+    if batch.kind != mark.kind:
+        return "refused", f"{batch.source} was stored as {mark.kind}", 0
+    if batch.revision < mark.revision:
+        return "known", "", mark.at_byte
+    if batch.revision > mark.revision:
+        if batch.kind == "spans":
+            return "refused", _changed(batch), 0
+        return ("stored", "", 0) if batch.start == 0 else ("gap", "", 0)
+    if batch.identity != mark.identity:
+        return "refused", _changed(batch), 0
+    if batch.end <= mark.at_byte:
+        return "known", "", mark.at_byte
+    if batch.start > mark.at_byte:
+        return "gap", "", mark.at_byte
+    return "stored", "", mark.at_byte
+
+
+def outcome(
+    batch: Batch, mark: Mark | None, verdict: Verdict, reason: str = ""
+) -> Outcome:
+    """Say how far the file of a batch is stored."""
+    found = Outcome(run=batch.run, source=batch.source, verdict=verdict, reason=reason)
+    if mark is None:
+        return found
+    return dataclasses.replace(
+        found,
+        revision=mark.revision,
+        at_byte=mark.at_byte,
+        lines=mark.lines,
+        tail=mark.tail,
+    )
+
+
+def _changed(batch: Batch) -> str:
+    return (
+        f"{batch.source} of run {batch.run} is not the file that was stored under this "
+        "name; files of spans are only appended to, so move this one away or give its "
+        "run another name"
+    )

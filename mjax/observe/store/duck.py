@@ -1,0 +1,208 @@
+"""The store in DuckDB: one file, owned by one process.
+
+Enters: the path of the database. Leaves: a `Store`. A second process cannot open the
+file, not even to read (duckdb.org/docs/stable/connect/concurrency): who wants to look
+asks the owner, `python -m mjax.observe serve`.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from mjax.observe.store.base import VERSION, Changes, StoreGoneError, migrate
+from mjax.observe.store.batches import Mark
+
+_MEMORY_LIMIT = "2GB"
+"""Chosen: the ingester may run on a host that trains. DuckDB takes 80% by itself."""
+_MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
+_TYPES = {"int": pa.int32(), "big": pa.int64(), "real": pa.float64(), "": pa.string()}
+
+
+def _schema(text: str) -> pa.Schema:
+    """Read columns as `name` (text) or `name:type`."""
+    pairs = [word.partition(":") for word in text.split()]
+    return pa.schema([(name, _TYPES[kind]) for name, _, kind in pairs])
+
+
+# Rows travel in columns: DuckDB takes a millisecond for a statement, however small.
+_SCHEMAS = {
+    "files": _schema(
+        "file_id:int run source kind identity revision:int at_byte:big lines:big "
+        "last_n:big last_end_ns:big exit_code:int tail"
+    ),
+    "processes": _schema(
+        "file_id:int run generation:int rank:int host pid:big wall_ns:big "
+        "monotonic_ns:big devices mesh"
+    ),
+    "metrics": _schema(
+        "run step:int revision:int at_byte:big loss:real grad_norm:real lr:real "
+        "tokens:big step_s:real data_wait_s:real tokens_per_s:real mfu:real "
+        "skipped:int eval_loss:real line"
+    ),
+    "events": _schema(
+        "file_id:int at_byte:big digest run time_ns:big source generation:int host "
+        "rank:int kind severity text data"
+    ),
+    "bad_lines": _schema("file_id:int revision:int line:big reason"),
+}
+
+
+class DuckStore:
+    """A store in a file of DuckDB."""
+
+    def __init__(self, path: str, *, threads: int = 2, to: int = VERSION) -> None:
+        """Open the file, make it if it is absent.
+
+        Raises:
+          ValueError: it belongs to another process, to a newer mjax, or is no database.
+        """
+        self._path = path
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._base = self._open()
+        try:
+            migrate(self._version(), self._run_all, dialect="duckdb", name=path, to=to)
+        except BaseException:
+            self._base.close()
+            raise
+
+    def marks(self) -> list[Mark]:
+        """Return how far each file is stored."""
+        rows = self.query(f"select {', '.join(_MARK_FIELDS)} from files")
+        return [Mark(**dict(zip(_MARK_FIELDS, row, strict=True))) for row in rows]
+
+    def write(self, changes: Changes) -> None:
+        """Write all of it, or nothing; see `Store`."""
+        try:
+            with self._transaction() as base:
+                self._write(base, changes)
+        except (duckdb.IntegrityError, duckdb.DataError) as error:
+            raise ValueError(f"{self._path} refuses a row: {error}") from error
+        except duckdb.Error as error:
+            self._reopen()
+            raise StoreGoneError(f"{self._path} cannot be written: {error}") from error
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Read; any thread may."""
+        with self._lock:
+            cursor = self._base.cursor()
+        try:
+            return cursor.execute(sql, list(values)).fetchall()
+        finally:
+            cursor.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._base.close()
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        settings: dict[str, Any] = {"threads": self._threads}
+        settings["memory_limit"] = _MEMORY_LIMIT
+        try:
+            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+            return duckdb.connect(self._path, config=settings)
+        except duckdb.Error as error:
+            text = " ".join(str(error).split())
+            hint = (
+                "one process owns it: stop that one, or ask it"
+                if "lock" in text
+                else "move it away to begin anew; collectors send what they have again"
+            )
+            raise ValueError(
+                f"{self._path} cannot be opened ({text}); {hint}"
+            ) from error
+        except OSError as error:
+            raise ValueError(
+                f"{self._path} cannot be opened ({error.strerror}); "
+                "name another --store"
+            ) from error
+
+    def _reopen(self) -> None:
+        """Begin anew after an error that may have made the connection useless."""
+        with self._lock:
+            try:
+                self._base.close()
+                self._base = self._open()
+            except (duckdb.Error, ValueError):
+                return  # the next write fails and tries again
+
+    def _version(self) -> int | None:
+        found = self.query(
+            "select count(*) from information_schema.tables where table_name = ?",
+            ["schema_version"],
+        )
+        if found == [(0,)]:
+            return None
+        return self.query("select version from schema_version")[0][0]
+
+    def _run_all(self, statements: str) -> None:
+        with self._transaction() as base:
+            base.execute(statements)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        base = self._base
+        base.execute("begin")
+        try:
+            yield base
+            base.execute("commit")
+        except BaseException:
+            with contextlib.suppress(duckdb.Error):
+                base.execute("rollback")
+            raise
+
+    def _write(self, base: duckdb.DuckDBPyConnection, changes: Changes) -> None:
+        if changes.spans.num_rows:
+            with _view(base, changes.spans):
+                base.execute("insert into spans select * from arriving")
+            with _view(base, changes.totals):
+                base.execute(
+                    "insert into phase_totals select * from arriving on conflict do "
+                    "update set spans = phase_totals.spans + excluded.spans, "
+                    "ns = phase_totals.ns + excluded.ns"
+                )
+        for run, revision in changes.rewritten:
+            base.execute(
+                "delete from metrics where run = ? and revision < ?", [run, revision]
+            )
+        for table, rows, conflict in (
+            ("processes", changes.processes, ""),
+            ("metrics", changes.metrics, "or replace"),
+            ("events", changes.events, "or ignore"),
+            ("bad_lines", changes.bad_lines, ""),
+        ):
+            if rows:
+                with _view(base, _table(rows, _SCHEMAS[table])):
+                    base.execute(
+                        f"insert {conflict} into {table} select * from arriving"
+                    )
+        marks = [dataclasses.astuple(mark) for mark in changes.after]
+        with _view(base, _table(marks, _SCHEMAS["files"])):
+            base.execute(
+                "delete from files where file_id in (select file_id from arriving)"
+            )
+            base.execute("insert into files select * from arriving")
+
+
+@contextlib.contextmanager
+def _view(base: duckdb.DuckDBPyConnection, table: pa.Table) -> Iterator[None]:
+    base.register("arriving", table)
+    try:
+        yield
+    finally:
+        base.unregister("arriving")
+
+
+def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    columns = zip(*rows, strict=True)
+    arrays = [
+        pa.array(column, field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,0 +1,232 @@
+"""The store in PostgreSQL: for runs whose spans are read by many, or by other tools.
+
+Enters: a postgresql:// address. Leaves: a `Store`. Spans travel by COPY. A connection
+that breaks is made again by the next call.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.conninfo import conninfo_to_dict
+
+from mjax.observe.store.base import (
+    VERSION,
+    Changes,
+    ConflictError,
+    StoreGoneError,
+    migrate,
+)
+from mjax.observe.store.batches import Mark
+
+_MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
+_CONNECT_S = 5
+"""Chosen: the ingester tries again anyway."""
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+"""Of COPY's text format (postgresql.org/docs/15/sql-copy.html)."""
+_UNNEST = (
+    "insert into phase_totals select * from unnest(%s::int[], %s::int[], %s::text[], "
+    "%s::text[], %s::text[], %s::bigint[], %s::bigint[]) on conflict (file_id, block, "
+    "name, kind, stream) do update set spans = phase_totals.spans + excluded.spans, "
+    "ns = phase_totals.ns + excluded.ns"
+)
+
+
+class _NumberLoader(Loader):
+    """Sums of bigint are numeric in PostgreSQL: read them as DuckDB's are read."""
+
+    def load(self, data: Buffer) -> int | float:
+        """Read a number."""
+        text = bytes(data).decode()
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+class PostgresStore:
+    """A store in a database of PostgreSQL."""
+
+    def __init__(self, address: str, *, to: int = VERSION) -> None:
+        """Connect, and make the tables if there are none.
+
+        Raises:
+          ValueError: the address is none, or the schema is of a newer mjax.
+          StoreGoneError: the server does not answer.
+        """
+        try:
+            parts = conninfo_to_dict(address)
+        except psycopg.Error as error:
+            raise ValueError(
+                f"--store {address} is no address of PostgreSQL: {error}"
+            ) from error
+        self._address = address
+        self._name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
+        self._writer: psycopg.Connection | None = None
+        self._reader: psycopg.Connection | None = None
+        self._lock = threading.Lock()
+        with self._transaction() as base:
+            # Two ingesters that start at once must not both make the tables.
+            base.execute("select pg_advisory_xact_lock(7245001)")
+            migrate(
+                _version(base),
+                lambda statements: _run_all(base, statements),
+                dialect="postgres",
+                name=self._name,
+                to=to,
+            )
+
+    def marks(self) -> list[Mark]:
+        """Return how far each file is stored."""
+        with self._transaction() as base:
+            rows = base.execute(
+                f"select {', '.join(_MARK_FIELDS)} from files".encode()
+            ).fetchall()
+        return [Mark(**dict(zip(_MARK_FIELDS, row, strict=True))) for row in rows]
+
+    def write(self, changes: Changes) -> None:
+        """Write all of it, or nothing; see `Store`."""
+        try:
+            with self._transaction() as base:
+                _write(base, changes)
+        except psycopg.errors.UniqueViolation as error:
+            raise ConflictError(
+                f"{self._name}: {error.diag.message_primary}"
+            ) from error
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            raise ValueError(f"{self._name} refuses a row: {error}") from error
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Read; any thread may, one at a time."""
+        statement = sql.replace("?", "%s").encode()
+        with self._lock:
+            for attempt in (0, 1):
+                try:
+                    if self._reader is None or self._reader.closed:
+                        self._reader = self._connect(autocommit=True)
+                    return self._reader.execute(statement, list(values)).fetchall()
+                except psycopg.OperationalError as error:
+                    self._reader = None
+                    if attempt:
+                        raise StoreGoneError(f"{self._name}: {error}") from error
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                connection.close()
+
+    def _connect(self, *, autocommit: bool) -> psycopg.Connection:
+        try:
+            made = psycopg.connect(
+                self._address, autocommit=autocommit, connect_timeout=_CONNECT_S
+            )
+            made.adapters.register_loader("numeric", _NumberLoader)
+            return made
+        except psycopg.OperationalError as error:
+            text = " ".join(str(error).split())
+            raise StoreGoneError(f"{self._name} does not answer: {text}") from error
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[psycopg.Connection]:
+        """Run a transaction; a server that is gone closes the connection."""
+        if self._writer is None or self._writer.closed:
+            self._writer = self._connect(autocommit=False)
+        try:
+            with self._writer.transaction():
+                yield self._writer
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            self._writer.close()
+            text = " ".join(str(error).split())
+            raise StoreGoneError(f"{self._name}: {text}") from error
+
+
+def _version(base: psycopg.Connection) -> int | None:
+    found = base.execute("select to_regclass('schema_version') is not null").fetchone()
+    if found != (True,):
+        return None
+    row = base.execute("select version from schema_version").fetchone()
+    return None if row is None else row[0]
+
+
+def _run_all(base: psycopg.Connection, statements: str) -> None:
+    base.execute(statements.encode())
+
+
+def _write(base: psycopg.Connection, changes: Changes) -> None:
+    for mark in changes.before:
+        held = base.execute(
+            "select revision, at_byte from files where file_id = %s for update",
+            [mark.file_id],
+        ).fetchone()
+        if held != (mark.revision, mark.at_byte):
+            raise ConflictError(f"{mark.source} is at {held}, not at {mark.at_byte}")
+    if changes.spans.num_rows:
+        with base.cursor().copy("copy spans from stdin") as copy:
+            copy.write(_copy_text(changes.spans))
+        columns = [column.to_pylist() for column in changes.totals.columns]
+        base.execute(_UNNEST, columns)
+    for run, revision in changes.rewritten:
+        base.execute(
+            "delete from metrics where run = %s and revision < %s", [run, revision]
+        )
+    _insert_rows(base, changes)
+    new = {mark.file_id for mark in changes.after} - {m.file_id for m in changes.before}
+    replaced = [mark for mark in changes.after if mark.file_id not in new]
+    with base.cursor() as cursor:
+        if replaced:
+            cursor.execute(
+                "delete from files where file_id = any(%s)",
+                [[mark.file_id for mark in replaced]],
+            )
+        cursor.executemany(
+            f"insert into files values ({_places(len(_MARK_FIELDS))})".encode(),
+            [dataclasses.astuple(mark) for mark in changes.after],
+        )
+
+
+def _insert_rows(base: psycopg.Connection, changes: Changes) -> None:
+    """Insert the rows of the small tables."""
+    for table, rows in (
+        ("processes", changes.processes),
+        ("metrics", changes.metrics),
+        ("events", changes.events),
+        ("bad_lines", changes.bad_lines),
+    ):
+        if not rows:
+            continue
+        conflict = {"events": "on conflict do nothing"}.get(table, "")
+        with base.cursor() as cursor:
+            if table == "metrics":
+                cursor.executemany(
+                    b"delete from metrics where run = %s and step = %s",
+                    [row[:2] for row in rows],
+                )
+            places = _places(len(rows[0]))
+            cursor.executemany(
+                f"insert into {table} values ({places}) {conflict}".encode(), rows
+            )
+
+
+def _places(number: int) -> str:
+    return ", ".join(["%s"] * number)
+
+
+def _copy_text(table: pa.Table) -> bytes:
+    """Write rows as COPY's text format has them."""
+    columns = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        values = column.to_pylist()
+        if field.type == pa.string():
+            escaped = {value: value.translate(_ESCAPES) for value in set(values)}
+            columns.append([escaped[value] for value in values])
+        elif column.null_count:
+            columns.append(["\\N" if value is None else str(value) for value in values])
+        else:
+            columns.append([*map(str, values)])
+    lines = map("\t".join, zip(*columns, strict=True))
+    return ("\n".join(lines) + "\n").encode()

@@ -1,0 +1,320 @@
+"""Ships the files of a run to a sink, again and again.
+
+Enters: a work dir. Leaves: batches at a sink. Nothing is kept besides the files: the
+sink is asked at the start how far each one is stored, and says so with every answer.
+While the sink is gone the files wait where they are.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mjax.observe import spans
+from mjax.observe.store.batches import Batch, Mark, Outcome, digest
+from mjax.observe.stream import quota
+from mjax.observe.stream.sinks import Sink
+from mjax.observe.stream.tail import (
+    ChangedError,
+    Tail,
+    discover,
+    first_line,
+    has_whole_lines,
+    read_batches,
+    size_of,
+)
+from mjax.observe.stream.wire import MarksAnswer, MarksRequest
+
+_BATCHES = 16
+"""Sent together. Chosen: 16 times 900 kB before compression, a second of ingestion."""
+_ASK_S = 5.0
+"""How often a collector asks how far its files are stored. Chosen: it says on the same
+occasion how far behind it is, which is what Prometheus sees."""
+
+
+class Collector:
+    """The collector of one work dir on one host."""
+
+    def __init__(
+        self,
+        work_dir: Path,
+        sink: Sink,
+        *,
+        host: str | None = None,
+        run: str | None = None,
+        name: str = "",
+        say: Callable[[str], None],
+    ) -> None:
+        """Remember what to collect; files are looked for in each round.
+
+        Args:
+          work_dir: of the run.
+          sink: takes batches.
+          host: only spans of this host; None takes all that are there.
+          run: of metrics.jsonl and events.jsonl; None takes that of the spans.
+          name: of this collector, for its backlog.
+          say: tells people.
+        """
+        self._work_dir, self._sink = work_dir, sink
+        self._host, self._run, self._name, self._say = host, run, name, say
+        self._tails: dict[str, Tail] = {}
+        self._unreadable: dict[str, str] = {}
+        self._again = 0
+        self._asked_at = -_ASK_S
+
+    def round(self) -> int:
+        """Send what is there; return the bytes that were sent.
+
+        Raises:
+          SinkGoneError: the sink does not take it; the next round goes on there.
+        """
+        self._find()
+        if self._tails and time.monotonic() - self._asked_at > _ASK_S:
+            self._ask([*self._tails.values()])
+            self._asked_at = time.monotonic()
+        sent = 0
+        while batches := self._next_batches():
+            before = {tail.source: tail.position for tail in self._tails.values()}
+            outcomes = self._sink.send(batches, self._again)
+            for outcome in outcomes:
+                self._settle(outcome)
+            moved = [t.position - before[t.source] for t in self._tails.values()]
+            sent += sum(step for step in moved if step > 0)
+            if not any(moved):
+                return sent
+        return sent
+
+    def is_done(self) -> bool:
+        """Say whether all whole lines that are there now are in the store."""
+        self._find()
+        if self._sink.is_queue:
+            self._ask([*self._tails.values()])
+        return all(
+            tail.refused or (tail.committed >= tail.position and not _has_more(tail))
+            for tail in self._tails.values()
+        )
+
+    def refused(self) -> dict[str, str]:
+        """Return the files that are not sent, and why."""
+        found = {t.source: t.refused for t in self._tails.values() if t.refused}
+        return self._unreadable | found
+
+    def spool(self) -> list[quota.Spool]:
+        """Describe the files of spans of this host, for the quota."""
+        newest: dict[str, int] = {}
+        tails = [t for t in self._tails.values() if t.kind == "spans"]
+        for tail in tails:
+            rank, generation = _place(tail)
+            newest[rank] = max(newest.get(rank, 0), generation)
+        found = []
+        for tail in tails:
+            rank, generation = _place(tail)
+            is_closed = tail.has_ended or generation < newest[rank]
+            try:
+                status = tail.path.stat()
+                is_stored = not tail.refused and _is_stored(tail)
+            except OSError:
+                continue
+            found.append(
+                quota.Spool(
+                    path=tail.path,
+                    disk_bytes=status.st_size,
+                    modified_s=status.st_mtime,
+                    is_closed=is_closed,
+                    is_stored=is_stored,
+                )
+            )
+        return found
+
+    def _find(self) -> None:
+        """Look for new files, and forget those that are gone."""
+        paths = discover(self._work_dir, self._host)
+        for source in [source for source in self._tails if source not in paths]:
+            tail = self._tails.pop(source)
+            self._say(f"{tail.path} is gone; {tail.position} bytes of it were sent")
+        new = []
+        for source, path in paths.items():
+            tail = self._tails.get(source)
+            if tail is not None:
+                if tail.path != path:  # it was compressed
+                    tail.path, tail.is_checked = path, False
+            elif (made := self._tail(source, path, new)) is not None:
+                new.append(made)
+        if new:
+            self._ask(new)
+            self._tails |= {tail.source: tail for tail in new}
+
+    def _tail(self, source: str, path: Path, new: Sequence[Tail]) -> Tail | None:
+        """Begin with a file; None if it cannot be sent yet, or at all."""
+        try:
+            line = first_line(path)
+        except OSError as error:
+            return self._cannot(source, f"{path} cannot be read: {error}")
+        if line is None:
+            return None  # it is being written
+        if not source.startswith(f"{spans.FOLDER}/"):
+            run = self._run or self._only_run(path, [*self._tails.values(), *new])
+            kind = "metrics" if source.startswith("metrics") else "events"
+        else:
+            kind = "spans"
+            try:
+                run = spans.decode_header(line).run
+            except ValueError as error:
+                return self._cannot(source, f"{path} is not sent: {error}")
+        if run is None:
+            return None
+        self._unreadable.pop(source, None)
+        return Tail(path=path, source=source, kind=kind, run=run, identity=digest(line))
+
+    def _only_run(self, path: Path, tails: Sequence[Tail]) -> str | None:
+        """Return the run of the spans; None if there are none, or several."""
+        runs = {tail.run for tail in tails if tail.kind == "spans"}
+        if len(runs) == 1:
+            return runs.pop()
+        return self._cannot(
+            path.name,
+            f"{path} is not sent: the spans are of {len(runs)} runs "
+            f"({', '.join(sorted(runs)) or 'there are none'}); name its run with --run",
+        )
+
+    def _cannot(self, source: str, reason: str) -> None:
+        if self._unreadable.get(source) != reason:
+            self._unreadable[source] = reason
+            self._say(reason)
+
+    def _ask(self, tails: list[Tail]) -> None:
+        """Ask how far files are stored, and go there where the sink knows better."""
+        by_run: dict[str, list[Tail]] = {}
+        for tail in tails:
+            by_run.setdefault(tail.run, []).append(tail)
+        behind = sum(_behind(tail) for tail in self._tails.values())
+        for run, group in by_run.items():
+            request = MarksRequest(
+                run=run,
+                sources=[tail.source for tail in group],
+                collector=self._name,
+                behind_bytes=behind,
+            )
+            self._adopt(group, self._sink.marks(request))
+
+    def _adopt(self, tails: list[Tail], answer: MarksAnswer) -> None:
+        marks = {mark.source: mark for mark in answer.marks}
+        for tail in tails:
+            mark = marks.get(tail.source)
+            reason = answer.refused.get(tail.source, "")
+            if reason:
+                self._refuse(tail, reason)
+            is_same = mark is not None and mark.revision == tail.revision
+            tail.committed = mark.at_byte if mark is not None and is_same else 0
+            tail.has_ended = mark is not None and mark.exit_code is not None
+            is_new = self._tails.get(tail.source) is not tail
+            is_lost = answer.pending == 0 and tail.committed < tail.position
+            if is_new or (is_lost and not tail.refused):
+                if not is_new:
+                    self._again = time.time_ns()
+                self._settle_mark(tail, mark)
+
+    def _settle_mark(self, tail: Tail, mark: Mark | None) -> None:
+        """Go to the place up to which a file is stored."""
+        tail.is_checked = False
+        if mark is None:
+            tail.revision = tail.position = tail.lines = 0
+            tail.tail = ""
+            return
+        tail.revision, tail.position = mark.revision, mark.at_byte
+        tail.lines, tail.tail = mark.lines, mark.tail
+        tail.committed = mark.at_byte
+        if mark.identity != tail.identity:
+            self._rewritten(tail)
+
+    def _settle(self, outcome: Outcome) -> None:
+        """Go on where the sink says."""
+        tail = self._tails.get(outcome.source)
+        if tail is None or tail.run != outcome.run:
+            return
+        if outcome.verdict == "refused":
+            self._refuse(tail, outcome.reason)
+            return
+        tail.move(outcome)
+        if not self._sink.is_queue:
+            tail.committed = tail.position
+
+    def _refuse(self, tail: Tail, reason: str) -> None:
+        if tail.refused != reason:
+            tail.refused = reason
+            self._say(f"{tail.path} is not sent any more: {reason}")
+
+    def _rewritten(self, tail: Tail) -> None:
+        """Begin with a file again that was rewritten; spans never are."""
+        if tail.kind == "spans":
+            self._refuse(
+                tail,
+                "it does not hold what was stored of it; move it away, or give its run "
+                "another name",
+            )
+            return
+        try:
+            line = first_line(tail.path)
+        except OSError:
+            return
+        if line is not None:
+            tail.identity = digest(line)
+            tail.revision += 1
+            tail.position = tail.lines = tail.committed = 0
+            tail.tail, tail.is_checked = "", False
+
+    def _next_batches(self) -> list[Batch]:
+        """Cut a share of each file that has more."""
+        found: list[Batch] = []
+        for tail in [*self._tails.values()]:
+            if len(found) >= _BATCHES:
+                break
+            if tail.refused or not _may_have_more(tail):
+                continue
+            try:
+                try:
+                    found += read_batches(tail, _BATCHES - len(found))
+                except ChangedError:
+                    self._rewritten(tail)
+                    if not tail.refused:
+                        found += read_batches(tail, _BATCHES - len(found))
+            except (OSError, EOFError, ChangedError) as error:
+                self._cannot(tail.source, f"{tail.path} cannot be read: {error}")
+        return found
+
+
+def _place(tail: Tail) -> tuple[str, int]:
+    """Return the process of a file of spans, as its name has it, and its generation."""
+    name, _, generation = tail.source.removesuffix(".jsonl").rpartition("-")
+    return name, int(generation) if generation.isdigit() else 0
+
+
+def _may_have_more(tail: Tail) -> bool:
+    """Say whether a file should be read: it has grown, or may have been rewritten."""
+    try:
+        if tail.kind != "spans":
+            status = tail.path.stat()
+            return status.st_size != tail.position or status.st_ino != tail.inode
+        return size_of(tail.path) != tail.position
+    except OSError:
+        return False
+
+
+def _has_more(tail: Tail) -> bool:
+    try:
+        return _may_have_more(tail) and has_whole_lines(tail)
+    except ChangedError:
+        return tail.kind != "spans"
+    except OSError:
+        return False
+
+
+def _is_stored(tail: Tail) -> bool:
+    """Say whether the store has all whole lines of a file."""
+    return tail.committed >= tail.position > 0 and not _has_more(tail)
+
+
+def _behind(tail: Tail) -> int:
+    try:
+        return max(0, size_of(tail.path) - tail.position)
+    except OSError:
+        return 0

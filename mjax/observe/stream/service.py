@@ -1,0 +1,114 @@
+"""The ingester as one thing to start and stop: store, HTTP, NATS.
+
+Enters: addresses. Leaves: an open store that is fed. `python -m mjax.observe ingest`
+runs it alone, `serve` beside its page.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mjax.observe.store.base import open_store
+from mjax.observe.store.ingester import Ingester
+from mjax.observe.stream import gauges
+from mjax.observe.stream.http_server import Server
+
+FOLDER = "observe"
+"""In the work dir: the database, the socket, the token."""
+
+
+class IngestService:
+    """Owns a store, and writes what arrives, until `close`."""
+
+    def __init__(
+        self,
+        *,
+        store: str,
+        listen: str,
+        token: str = "",
+        nats: str | None = None,
+        threads: int = 2,
+        say: Callable[[str], None],
+    ) -> None:
+        """Open the store and begin to listen.
+
+        Args:
+          store: path of a DuckDB file, or postgresql://...
+          listen: unix:PATH or HOST:PORT.
+          token: that requests on a port must have.
+          nats: nats://HOST:PORT to take batches from as well.
+          threads: of DuckDB.
+          say: tells people.
+        Raises:
+          ValueError: an address cannot be used.
+          StoreGoneError: the database does not answer.
+        """
+        self.store = open_store(store, threads=threads)
+        self.ingester = Ingester(self.store)
+        self._source = None
+        try:
+            self._server = Server(
+                self.ingester, self.metrics, listen=listen, token=token
+            )
+            if nats is not None:
+                self._source = _nats_source(nats, self.ingester, say)
+        except BaseException:
+            self.ingester.close()
+            self.store.close()
+            raise
+        self.address = self._server.address
+
+    def metrics(self) -> bytes:
+        """Render the gauges of now."""
+        behind = self.ingester.behind()
+        return gauges.render(gauges.read(self.store, behind, time.time_ns()))
+
+    def close(self) -> None:
+        """Commit what has arrived, and release everything."""
+        if self._source is not None:
+            self._source.close()
+        self._server.close()
+        self.ingester.close()
+        self.store.close()
+
+
+def make_token(path: Path) -> str:
+    """Return the token in a file; make the file, for its owner alone, if it is absent.
+
+    Raises:
+      ValueError: it cannot be made or read, or others may read it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            pass
+        else:
+            with os.fdopen(file, "w") as text:
+                text.write(secrets.token_hex(32) + "\n")
+        mode = path.stat().st_mode & 0o777
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"--token-file {path} cannot be used: {error}") from error
+    if mode & 0o077:
+        raise ValueError(
+            f"--token-file {path} has mode {mode:04o}, others may read it; chmod 600"
+        )
+    if not token:
+        raise ValueError(f"--token-file {path} is empty; remove it to have one made")
+    return token
+
+
+def _nats_source(address: str, ingester: Ingester, say: Callable[[str], None]):
+    if not address.startswith("nats://"):
+        raise ValueError(f"--nats must be nats://HOST:PORT, got {address}")
+    try:
+        from mjax.observe.stream.nats_source import NatsSource
+    except ImportError as error:
+        raise ValueError(
+            f"{error.name} is not installed; pip install 'mjax[observe-scale]'"
+        ) from error
+    return NatsSource(address, ingester, say)

@@ -1,0 +1,89 @@
+"""Where a collector sends batches.
+
+Enters: an address. Leaves: a `Sink`. An error of the sink is a SinkGoneError: the
+collector keeps its place and tries again.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from mjax.observe.store.batches import Batch, Outcome
+from mjax.observe.stream.wire import MarksAnswer, MarksRequest
+
+
+class SinkGoneError(RuntimeError):
+    """The sink does not answer, or is full; it may take the batches later."""
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Takes batches."""
+
+    is_queue: bool
+    """Whether taken means queued: stored is then what `marks` says, later."""
+
+    def marks(self, request: MarksRequest) -> MarksAnswer:
+        """Ask how far files are stored; raises SinkGoneError."""
+        ...
+
+    def send(self, batches: Sequence[Batch], again: int) -> list[Outcome]:
+        """Send batches; raises SinkGoneError.
+
+        Args:
+          batches: those of one file in the order of the file.
+          again: another number each time that the collector goes back in its files; a
+            queue takes bytes that it has seen before only under another number.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release connections."""
+        ...
+
+
+def open_sink(address: str, token_path: Path | None) -> Sink:
+    """Open the sink of an address.
+
+    Args:
+      address: unix:PATH, http://HOST:PORT, or nats://HOST:PORT.
+      token_path: file with the token of an ingester that listens on a port.
+    Raises:
+      ValueError: the address is none of these, a package is missing, or the token
+        cannot be read.
+    """
+    if address.startswith("nats://"):
+        try:
+            from mjax.observe.stream.nats_sink import NatsSink
+        except ImportError as error:
+            raise ValueError(
+                f"{error.name} is not installed; pip install 'mjax[observe-scale]'"
+            ) from error
+        return NatsSink(address)
+    if address.startswith(("unix:", "http://")):
+        from mjax.observe.stream.http_sink import HttpSink
+
+        return HttpSink(address, read_token(token_path))
+    raise ValueError(
+        f"--to must be unix:PATH, http://HOST:PORT or nats://HOST:PORT, got {address}"
+    )
+
+
+def read_token(path: Path | None) -> str:
+    """Read a token; without a path there is none.
+
+    Raises:
+      ValueError: the file cannot be read, or is empty.
+    """
+    if path is None:
+        return ""
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ValueError(
+            f"--token-file {path} cannot be read ({error.strerror}); it is written by "
+            "python -m mjax.observe ingest"
+        ) from error
+    if not token:
+        raise ValueError(f"--token-file {path} is empty; write a long random word")
+    return token

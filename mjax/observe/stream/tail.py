@@ -1,0 +1,225 @@
+"""Files that grow, cut into batches.
+
+Enters: a file of a run and the place up to which it was sent. Leaves: whole lines from
+there on. A line without an end is left for later: its writer is at it, or was killed.
+Compressed files are read like others; places count their bytes before compression.
+"""
+
+import dataclasses
+import gzip
+import io
+import os
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from mjax.observe import spans
+from mjax.observe.store.batches import (
+    MAX_BYTES,
+    MAX_LINES,
+    Batch,
+    Kind,
+    Outcome,
+    digest,
+)
+
+RUN_FILES: dict[str, Kind] = {"metrics.jsonl": "metrics", "events.jsonl": "events"}
+COMPRESSED = ".gz"
+_READ_BYTES = 4 * MAX_BYTES
+
+
+class ChangedError(ValueError):
+    """A file does not hold any more what was sent of it."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Tail:
+    """A file and the place up to which it was sent."""
+
+    path: Path
+    source: str
+    kind: Kind
+    run: str
+    identity: str
+    revision: int = 0
+    position: int = 0
+    lines: int = 0
+    """Lines before position."""
+    tail: str = ""
+    """Digest of the line before position; empty if it is not known."""
+    is_checked: bool = False
+    """Whether the file is known to hold what was sent."""
+    inode: int = -1
+    committed: int = 0
+    """Bytes that are in the store."""
+    has_ended: bool = False
+    """Whether the process has written its last line."""
+    refused: str = ""
+
+    def move(self, to: Outcome) -> None:
+        """Go to the place up to which a sink has the file."""
+        expected = self.revision == to.revision and self.position <= to.at_byte
+        self.is_checked = self.is_checked and expected
+        self.revision, self.position = to.revision, to.at_byte
+        self.lines, self.tail = to.lines, to.tail
+
+
+def discover(work_dir: Path, host: str | None) -> dict[str, Path]:
+    """Return the files of a run by source; of a host if one is named.
+
+    A file that is being compressed is there twice: the plain one counts.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted((work_dir / spans.FOLDER).glob("*.jsonl*")):
+        if path.name.endswith((".jsonl", ".jsonl" + COMPRESSED)):
+            name = path.name.removesuffix(COMPRESSED)
+            parts = name.rsplit("-", 2)
+            if host is None or urllib.parse.unquote(parts[0]) == host:
+                found.setdefault(f"{spans.FOLDER}/{name}", path)
+    for name in RUN_FILES:
+        if (work_dir / name).is_file():
+            found[name] = work_dir / name
+    return found
+
+
+def first_line(path: Path) -> bytes | None:
+    """Return the first line of a file without its end; None while it has none."""
+    with _open(path) as file:
+        line = file.readline(MAX_BYTES)
+    return line[:-1] if line.endswith(b"\n") else None
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, before compression."""
+    if path.suffix != COMPRESSED:
+        return path.stat().st_size
+    with path.open("rb") as file:  # RFC 1952: the last four bytes have the size
+        file.seek(-4, os.SEEK_END)
+        return int.from_bytes(file.read(4), "little")
+
+
+def read_batches(tail: Tail, most: int) -> list[Batch]:
+    """Read what follows the place of a file, whole lines only.
+
+    Args:
+      tail: of the file; it stays where it is.
+      most: batches, at most.
+    Raises:
+      OSError: the file is gone, or cannot be read.
+      ChangedError: what was sent is not in the file any more.
+    """
+    with _open(tail.path) as file:
+        inode = os.fstat(file.fileno()).st_ino
+        if not tail.is_checked or inode != tail.inode or tail.kind != "spans":
+            _check(tail, file)
+            tail.is_checked, tail.inode = True, inode
+        file.seek(tail.position)
+        found: list[Batch] = []
+        start, number = tail.position, tail.lines + 1
+        rest = b""
+        while len(found) < most:
+            data = rest + file.read(_READ_BYTES)
+            if len(data) == len(rest):
+                break
+            cut = data.rfind(b"\n") + 1
+            rest = data[cut:]
+            for batch in _cut(tail, data[:cut], start, number):
+                found.append(batch)
+                start = batch.end
+                number += batch.data.count(b"\n") if batch.data else 1
+            if len(rest) > _READ_BYTES:
+                size = _size_of_line(file, len(rest))
+                if size is None:
+                    break
+                found.append(_skipped(tail, start, size, number))
+                start, number, rest = start + size, number + 1, b""
+    return found[:most]
+
+
+def has_whole_lines(tail: Tail) -> bool:
+    """Say whether there is something to send."""
+    return bool(read_batches(tail, 1))
+
+
+def _cut(tail: Tail, data: bytes, start: int, number: int) -> Iterator[Batch]:
+    """Cut whole lines into batches."""
+    begin = place = 0
+    first = number
+    while place < len(data):
+        end = data.index(b"\n", place) + 1
+        is_long = end - place > MAX_BYTES
+        is_full = end - begin > MAX_BYTES or number - first == MAX_LINES
+        if place > begin and (is_long or is_full):
+            yield _batch(tail, data[begin:place], start + begin, first)
+            begin, first = place, number
+        if is_long:
+            yield _skipped(tail, start + place, end - place, number)
+            begin, first = end, number + 1
+        place, number = end, number + 1
+    if place > begin:
+        yield _batch(tail, data[begin:place], start + begin, first)
+
+
+def _batch(tail: Tail, data: bytes, start: int, number: int) -> Batch:
+    last = data[data.rfind(b"\n", 0, -1) + 1 : -1]
+    return Batch(
+        run=tail.run,
+        source=tail.source,
+        kind=tail.kind,
+        identity=tail.identity,
+        revision=tail.revision,
+        start=start,
+        end=start + len(data),
+        first_line=number,
+        tail=digest(last),
+        data=data,
+    )
+
+
+def _skipped(tail: Tail, start: int, size: int, number: int) -> Batch:
+    """Stand for a line that is too long to be sent."""
+    return Batch(
+        run=tail.run,
+        source=tail.source,
+        kind=tail.kind,
+        identity=tail.identity,
+        revision=tail.revision,
+        start=start,
+        end=start + size,
+        first_line=number,
+        tail="",
+        skipped=f"the line has {size} bytes, at most {MAX_BYTES} are sent",
+    )
+
+
+def _size_of_line(file: IO[bytes], size: int) -> int | None:
+    """Read to the end of a line; None if it has none yet. `size` bytes are read."""
+    while data := file.read(_READ_BYTES):
+        end = data.find(b"\n")
+        if end >= 0:
+            file.seek(end + 1 - len(data), io.SEEK_CUR)
+            return size + end + 1
+        size += len(data)
+    return None
+
+
+def _check(tail: Tail, file: IO[bytes]) -> None:
+    """Compare what was sent with what is there."""
+    line = file.readline(MAX_BYTES)
+    begins_alike = line.endswith(b"\n") and digest(line[:-1]) == tail.identity
+    if begins_alike and (tail.position == 0 or not tail.tail):
+        return
+    begin = max(0, tail.position - MAX_BYTES - 1)
+    file.seek(begin)
+    before = file.read(tail.position - begin)
+    is_whole = len(before) == tail.position - begin and before.endswith(b"\n")
+    last = before[before.rfind(b"\n", 0, -1) + 1 : -1]
+    if not (begins_alike and is_whole and digest(last) == tail.tail):
+        raise ChangedError(f"{tail.path} was rewritten")
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix == COMPRESSED:
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    return path.open("rb")
