@@ -6,7 +6,6 @@ all that is there is stored.
 
 import dataclasses
 import os
-import signal
 import socket
 import sys
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from mjax import flags
 from mjax.observe.stream import quota
 from mjax.observe.stream.collector import Collector
-from mjax.observe.stream.service import FOLDER
+from mjax.observe.stream.service import FOLDER, stopped_by_signals
 from mjax.observe.stream.sinks import SinkGoneError, open_sink
 
 _QUOTA_EVERY_S = 10.0
@@ -39,6 +38,9 @@ class CollectFlags:
     dir."""
     host: str | None = None
     """Only spans of this host, in a work dir that hosts share. None: all of them."""
+    spans_dir: Path | None = None
+    """Where the spans are, as in the flag --observe.spans-dir of the run. None: the
+    folder spans in the work dir."""
     run: str | None = None
     """Of metrics.jsonl and events.jsonl, if the work dir has no spans, or those of
     several runs."""
@@ -93,19 +95,19 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     collector = Collector(
         given.work_dir,
         sink,
         host=given.host,
+        spans_dir=given.spans_dir,
         run=given.run,
         name=f"{given.host or socket.gethostname()}:{given.work_dir.absolute()}",
         say=_say,
     )
     try:
-        return _loop(given, collector, stop)
+        with stopped_by_signals() as stop:
+            _say(f"collect: {given.work_dir} to {to}")
+            return _loop(given, collector, stop)
     finally:
         sink.close()
 

@@ -4,15 +4,18 @@ Enters: flags. Leaves: a database that is fed until SIGTERM or Ctrl-C.
 """
 
 import dataclasses
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from mjax import flags
 from mjax.observe.store.base import StoreGoneError
-from mjax.observe.stream.service import FOLDER, IngestService, make_token
+from mjax.observe.stream.service import (
+    FOLDER,
+    IngestService,
+    make_token,
+    stopped_by_signals,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,6 @@ class IngestFlags:
 
 def main(argv: Sequence[str]) -> int:
     """Run until a signal; return the exit code."""
-    stop = threading.Event()
     try:
         given = flags.read(
             IngestFlags,
@@ -54,10 +56,9 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, StoreGoneError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    _say(f"ingest: {service.address}")
-    stop.wait()
+    with stopped_by_signals() as stop:
+        _say(f"ingest: {service.address}")
+        stop.wait()
     service.close()
     return 0
 

@@ -60,24 +60,17 @@ class PostgresStore:
         try:
             parts = conninfo_to_dict(address)
         except psycopg.Error as error:
-            raise ValueError(
-                f"--store {address} is no address of PostgreSQL: {error}"
-            ) from error
+            raise ValueError(f"--store is no address of PostgreSQL: {error}") from error
         self._address = address
         self._name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         self._writer: psycopg.Connection | None = None
         self._reader: psycopg.Connection | None = None
         self._lock = threading.Lock()
-        with self._transaction() as base:
-            # Two ingesters that start at once must not both make the tables.
-            base.execute("select pg_advisory_xact_lock(7245001)")
-            migrate(
-                _version(base),
-                lambda statements: _run_all(base, statements),
-                dialect="postgres",
-                name=self._name,
-                to=to,
-            )
+        try:
+            self._migrate(to)
+        except BaseException:
+            self.close()
+            raise
 
     def marks(self) -> list[Mark]:
         """Return how far each file is stored."""
@@ -101,7 +94,7 @@ class PostgresStore:
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Read; any thread may, one at a time."""
-        statement = sql.replace("?", "%s").encode()
+        statement = sql.replace("%", "%%").replace("?", "%s").encode()
         with self._lock:
             for attempt in (0, 1):
                 try:
@@ -119,6 +112,18 @@ class PostgresStore:
         for connection in (self._writer, self._reader):
             if connection is not None:
                 connection.close()
+
+    def _migrate(self, to: int) -> None:
+        with self._transaction() as base:
+            # Two ingesters that start at once must not both make the tables.
+            base.execute("select pg_advisory_xact_lock(7245001)")
+            migrate(
+                _version(base),
+                lambda statements: _run_all(base, statements),
+                dialect="postgres",
+                name=self._name,
+                to=to,
+            )
 
     def _connect(self, *, autocommit: bool) -> psycopg.Connection:
         try:

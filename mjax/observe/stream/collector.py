@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mjax.observe import spans
-from mjax.observe.store.batches import Batch, Mark, Outcome, digest
+from mjax.observe.store.batches import MAX_BYTES, Batch, Mark, Outcome, digest
 from mjax.observe.stream import quota
 from mjax.observe.stream.sinks import Sink
 from mjax.observe.stream.tail import (
@@ -24,8 +24,11 @@ from mjax.observe.stream.tail import (
 )
 from mjax.observe.stream.wire import MarksAnswer, MarksRequest
 
-_BATCHES = 16
-"""Sent together. Chosen: 16 times 900 kB before compression, a second of ingestion."""
+_BATCHES = 256
+_BYTES = 8 * 10**6
+"""Sent together, at most about so many. Chosen: half a second of ingestion."""
+_SHARE = 8
+"""Batches of one file among them, at most."""
 _ASK_S = 5.0
 """How often a collector asks how far its files are stored. Chosen: it says on the same
 occasion how far behind it is, which is what Prometheus sees."""
@@ -40,6 +43,7 @@ class Collector:
         sink: Sink,
         *,
         host: str | None = None,
+        spans_dir: Path | None = None,
         run: str | None = None,
         name: str = "",
         say: Callable[[str], None],
@@ -50,11 +54,13 @@ class Collector:
           work_dir: of the run.
           sink: takes batches.
           host: only spans of this host; None takes all that are there.
+          spans_dir: where the spans are if not in the work dir.
           run: of metrics.jsonl and events.jsonl; None takes that of the spans.
           name: of this collector, for its backlog.
           say: tells people.
         """
         self._work_dir, self._sink = work_dir, sink
+        self._spans_dir = spans_dir
         self._host, self._run, self._name, self._say = host, run, name, say
         self._tails: dict[str, Tail] = {}
         self._unreadable: dict[str, str] = {}
@@ -127,7 +133,7 @@ class Collector:
 
     def _find(self) -> None:
         """Look for new files, and forget those that are gone."""
-        paths = discover(self._work_dir, self._host)
+        paths = discover(self._work_dir, self._host, self._spans_dir)
         for source in [source for source in self._tails if source not in paths]:
             tail = self._tails.pop(source)
             self._say(f"{tail.path} is gone; {tail.position} bytes of it were sent")
@@ -150,6 +156,8 @@ class Collector:
         except OSError as error:
             return self._cannot(source, f"{path} cannot be read: {error}")
         if line is None:
+            if path.suffix == ".jsonl" and path.stat().st_size > MAX_BYTES:
+                return self._cannot(source, f"{path} is not sent: line 1 is too long")
             return None  # it is being written
         if not source.startswith(f"{spans.FOLDER}/"):
             run = self._run or self._only_run(path, [*self._tails.values(), *new])
@@ -265,21 +273,27 @@ class Collector:
     def _next_batches(self) -> list[Batch]:
         """Cut a share of each file that has more."""
         found: list[Batch] = []
+        size = 0
         for tail in [*self._tails.values()]:
-            if len(found) >= _BATCHES:
+            if size >= _BYTES or len(found) >= _BATCHES:
                 break
             if tail.refused or not _may_have_more(tail):
                 continue
             try:
-                try:
-                    found += read_batches(tail, _BATCHES - len(found))
-                except ChangedError:
-                    self._rewritten(tail)
-                    if not tail.refused:
-                        found += read_batches(tail, _BATCHES - len(found))
+                share = self._read(tail)
+                found += share
+                size += sum(len(batch.data) for batch in share)
             except (OSError, EOFError, ChangedError) as error:
                 self._cannot(tail.source, f"{tail.path} cannot be read: {error}")
         return found
+
+    def _read(self, tail: Tail) -> list[Batch]:
+        """Read a share of a file, from its start if it was rewritten."""
+        try:
+            return read_batches(tail, _SHARE)
+        except ChangedError:
+            self._rewritten(tail)
+            return [] if tail.refused else read_batches(tail, _SHARE)
 
 
 def _place(tail: Tail) -> tuple[str, int]:

@@ -13,8 +13,8 @@ from mjax.observe.store.batches import Batch, Outcome
 from mjax.observe.stream import wire
 from mjax.observe.stream.sinks import SinkGoneError
 
-_TIMEOUT_S = 60
-"""Chosen: a commit waits behind others of a full transaction."""
+_TIMEOUT_S = 90
+"""Chosen: more than the ingester itself waits for a commit."""
 
 
 class HttpSink:

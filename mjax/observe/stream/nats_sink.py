@@ -30,8 +30,9 @@ from mjax.observe.stream.sinks import SinkGoneError
 STREAM = "MJAX_OBSERVE"
 BATCHES = "mjax.observe.batches"
 MARKS = "mjax.observe.marks"
-QUEUE_BYTES = 8 * 2**30
-"""Of the stream, at most. Chosen: beyond it collectors wait, and files stay."""
+QUEUE_BYTES = 2 * 2**30
+"""Of the stream, at most. Chosen: some hundred million spans, compressed. Beyond it
+collectors wait, and files stay."""
 _DUPLICATES_S = 600.0
 """How long the server remembers the ids of messages. Chosen: longer than a collector
 needs to start again; the store recognises what comes later."""

@@ -28,12 +28,15 @@ from mjax.observe.stream.nats_sink import (
 _CONSUMER = "mjax-ingest"
 _FETCH = 32
 """Messages at a time. Chosen: half of what the ingester puts into a transaction."""
-_ACK_WAIT_S = 30.0
-"""After which a message comes again: an ingester was killed. Chosen."""
+_ACK_WAIT_S = 5.0
+"""After which a message comes again: an ingester was killed. Chosen: a message that
+comes again although it is being committed does no harm."""
 _RETRY_S = 0.5
-_TRIES = 10
-"""Deliveries of a message whose bytes do not follow on what is stored. Chosen: those
-before it come within a second, or are lost; its collector then sends all again."""
+_GAP_S = 0.5
+_TRIES = 16
+"""Deliveries of a message whose bytes do not follow on what is stored. Chosen: together
+longer than _ACK_WAIT_S, after which those before it come, or are lost. Its collector
+then sends all of it again."""
 
 
 class NatsSource:
@@ -132,7 +135,7 @@ class NatsSource:
             if "gap" not in verdicts:
                 await message.ack()
             elif message.metadata.num_delivered < _TRIES:
-                await message.nak(delay=0.2)
+                await message.nak(delay=_GAP_S)
             else:
                 await message.term()
 

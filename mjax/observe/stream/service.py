@@ -4,10 +4,13 @@ Enters: addresses. Leaves: an open store that is fed. `python -m mjax.observe in
 runs it alone, `serve` beside its page.
 """
 
+import contextlib
 import os
 import secrets
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mjax.observe.store.base import open_store
@@ -17,6 +20,19 @@ from mjax.observe.stream.http_server import Server
 
 FOLDER = "observe"
 """In the work dir: the database, the socket, the token."""
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Give an event that SIGTERM and Ctrl-C set."""
+    stop = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 class IngestService:

@@ -12,7 +12,6 @@ import os
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from mjax.observe import spans
 from mjax.observe.store.batches import (
@@ -65,13 +64,15 @@ class Tail:
         self.lines, self.tail = to.lines, to.tail
 
 
-def discover(work_dir: Path, host: str | None) -> dict[str, Path]:
+def discover(
+    work_dir: Path, host: str | None, spans_dir: Path | None = None
+) -> dict[str, Path]:
     """Return the files of a run by source; of a host if one is named.
 
     A file that is being compressed is there twice: the plain one counts.
     """
     found: dict[str, Path] = {}
-    for path in sorted((work_dir / spans.FOLDER).glob("*.jsonl*")):
+    for path in sorted((spans_dir or work_dir / spans.FOLDER).glob("*.jsonl*")):
         if path.name.endswith((".jsonl", ".jsonl" + COMPRESSED)):
             name = path.name.removesuffix(COMPRESSED)
             parts = name.rsplit("-", 2)
@@ -193,7 +194,7 @@ def _skipped(tail: Tail, start: int, size: int, number: int) -> Batch:
     )
 
 
-def _size_of_line(file: IO[bytes], size: int) -> int | None:
+def _size_of_line(file: io.BufferedIOBase, size: int) -> int | None:
     """Read to the end of a line; None if it has none yet. `size` bytes are read."""
     while data := file.read(_READ_BYTES):
         end = data.find(b"\n")
@@ -204,7 +205,7 @@ def _size_of_line(file: IO[bytes], size: int) -> int | None:
     return None
 
 
-def _check(tail: Tail, file: IO[bytes]) -> None:
+def _check(tail: Tail, file: io.BufferedIOBase) -> None:
     """Compare what was sent with what is there."""
     line = file.readline(MAX_BYTES)
     begins_alike = line.endswith(b"\n") and digest(line[:-1]) == tail.identity
@@ -219,7 +220,7 @@ def _check(tail: Tail, file: IO[bytes]) -> None:
         raise ChangedError(f"{tail.path} was rewritten")
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> io.BufferedIOBase:
     if path.suffix == COMPRESSED:
-        return gzip.open(path, "rb")  # type: ignore[return-value]
+        return gzip.GzipFile(path, "rb")
     return path.open("rb")

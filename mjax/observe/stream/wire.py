@@ -150,7 +150,8 @@ def _batch(header: Any, lines: bytes) -> Batch:
     fields = {field.name: getattr(header, field.name) for field in _HEADER_FIELDS}
     batch = Batch(**fields, data=lines)
     size = batch.end - batch.start
-    is_whole = lines.endswith(b"\n") and len(lines) == size
+    is_whole = batch.skipped is None and lines.endswith(b"\n")
+    is_whole = is_whole and len(lines) == size
     is_skip = batch.skipped is not None and not lines and size > 0
     if batch.start < 0 or batch.first_line < 1 or not (is_whole or is_skip):
         raise ValueError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from mjax.observe import spans
 from mjax.observe.store.batches import Batch, Kind, digest
 
-NAMES = (
+NAMES: tuple[tuple[str, spans.Kind], ...] = (
     *(("data", "data"), ("dispatch", "host"), ("device", "idle"), ("metrics", "host")),
     *(("forward", "compute"), ("backward", "compute"), ("all-reduce", "dp")),
 )

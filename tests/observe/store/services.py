@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 _INSTALL = "as root: apt-get install postgresql nats-server"
+_UP_S = 60
 _PATHS = os.pathsep.join(
     [
         os.environ.get("PATH", ""),
@@ -73,28 +74,33 @@ class Postgres:
         self._process: subprocess.Popen[bytes] | None = None
         self.address = f"postgresql:///mjax?host={self._folder}&user=postgres"
         self.start()
-        self._run(program("createdb"), "-h", str(self._folder), "mjax")
+        self.new_database("mjax")
+
+    def new_database(self, name: str) -> str:
+        """Make an empty database; return its address."""
+        self._run(program("createdb"), "-h", str(self._folder), name)
+        return f"postgresql:///{name}?host={self._folder}&user=postgres"
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
         options = ["-k", str(self._folder), "-c", "listen_addresses="]
-        log = (self._folder / "log").open("ab")
-        for _ in range(50):
+        ready = [program("pg_isready"), "-q", "-h", str(self._folder)]
+        until = time.monotonic() + _UP_S
+        while time.monotonic() < until:
             if self._process is None or self._process.poll() is not None:
                 # It refuses to start while processes of the killed one still end.
-                self._process = subprocess.Popen(
-                    [self._server, "-D", str(self._data), *options],
-                    user="postgres",
-                    group="postgres",
-                    cwd=self._folder,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+                with (self._folder / "log").open("ab") as log:
+                    self._process = subprocess.Popen(
+                        [self._server, "-D", str(self._data), *options],
+                        user="postgres",
+                        group="postgres",
+                        cwd=self._folder,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
             time.sleep(0.1)
-            ready = [program("pg_isready"), "-q", "-h", str(self._folder)]
             if subprocess.run(ready, timeout=10).returncode == 0:
-                log.close()
                 return
         raise RuntimeError((self._folder / "log").read_text(errors="replace")[-2000:])
 
