@@ -1,6 +1,7 @@
 """`python -m mjax.observe COMMAND`: what did each process of a run do, and when?
 
 collect   send the files of a run to an ingester
+heatmap   which hosts are slow, and in what; a picture of hosts and phases
 ingest    own a database, and write what collectors send
 phases    where the time of recorded steps went: by phase and role, overlapped or not
 
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 _COMMANDS = {
     "collect": "mjax.observe.collect",
+    "heatmap": "mjax.observe.heatmap",
     "ingest": "mjax.observe.ingest",
     "phases": "mjax.observe.phases",
 }

@@ -1,0 +1,82 @@
+"""Say how late a rank is over the steps of a run, from how late it is in each.
+
+Enters: what ranks take more than their peers in each step. Leaves: the level of a rank,
+how sure it is that the level is above a limit, and how lateness is spread over time.
+Stragglers come in episodes and irregularly, so the level is an upper quantile.
+
+Sources: see `mjax.observe.detect.stragglers`.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+type Pattern = Literal["lasting", "episodes", "irregular"]
+_QUANTILE = 0.85
+"""Over the steps. Chosen: a host that is slow in a third of the second half counts."""
+_SMOOTH_QUANTILE = 0.75
+"""Over medians of blocks of steps. Chosen: slow in the second half counts."""
+_BLOCK_STEPS = 10
+"""Chosen: longer than a blip of a healthy host."""
+_DRAWS = 200
+"""Of the bootstrap."""
+_LASTING = 0.9
+_STAYS = 0.8
+"""Chosen: part of the steps that are late; of those after a late step, in episodes."""
+
+
+def level_of(late: np.ndarray, *, is_smooth: bool) -> np.ndarray:
+    """Return the upper quantile over the steps, [T, ...] to [...]; NaN if none."""
+    if is_smooth:
+        late = _block_medians(late)
+    known = ~np.isnan(late).all(axis=0)
+    level = np.full(late.shape[1:], np.nan)
+    quantile = _SMOOTH_QUANTILE if is_smooth else _QUANTILE
+    level[known] = np.nanquantile(late[:, known], quantile, axis=0)
+    return level
+
+
+def _block_medians(late: np.ndarray) -> np.ndarray:
+    blocks = np.array_split(late, max(len(late) // _BLOCK_STEPS, 1))
+    medians = np.full((len(blocks), *late.shape[1:]), np.nan)
+    for number, block in enumerate(blocks):
+        known = ~np.isnan(block).all(axis=0)
+        medians[number, known] = np.nanmedian(block[:, known], axis=0)
+    return medians
+
+
+def confidence_of(late: np.ndarray, least: float, *, is_smooth: bool) -> float:
+    """Return the part of redrawn runs whose level is above the limit."""
+    blocks = np.full((-(-len(late) // _BLOCK_STEPS), _BLOCK_STEPS), np.nan)
+    blocks.reshape(-1)[: len(late)] = late
+    blocks = blocks[~np.isnan(blocks).all(axis=1)]
+    quantile = _QUANTILE
+    if is_smooth:
+        blocks, quantile = np.nanmedian(blocks, axis=1)[:, None], _SMOOTH_QUANTILE
+    rng = np.random.default_rng(0)  # the same run gives the same report
+    drawn = rng.integers(len(blocks), size=(_DRAWS, len(blocks)))
+    levels = np.nanquantile(blocks[drawn].reshape(_DRAWS, -1), quantile, axis=1)
+    return float((levels > least).mean())
+
+
+def pattern_of(late: np.ndarray, least: float) -> tuple[Pattern, int]:
+    """Say how lateness is spread over the steps, and from which on."""
+    rows = np.flatnonzero(~np.isnan(late))
+    is_late = late[rows] > least / 2
+    num = len(rows)
+    before = np.cumsum(is_late) - is_late
+    index = np.arange(num)
+    rate_before = before / np.maximum(index, 1)
+    rate_after = (is_late.sum() - before) / (num - index)
+    # The change of a mean, in deviations of its noise (CUSUM).
+    change = (rate_after - rate_before) * np.sqrt(index * (num - index) / num)
+    start = int(np.argmax(change))
+    if rate_before[start] > rate_after[start] / 4:
+        start = 0
+    is_late = is_late[start:]
+    since = int(rows[start])
+    if is_late.mean() >= _LASTING:
+        return "lasting", since
+    follows = is_late[1:][is_late[:-1]]
+    stays = follows.mean() if len(follows) else 0.0
+    return ("episodes" if stays >= _STAYS else "irregular"), since

@@ -1,0 +1,387 @@
+"""Name the slow hosts of a run, and what is slow about them.
+
+Enters: seconds of each step, rank and phase, and the place of each rank in the mesh.
+Leaves: the slow hosts with their cause, and what each host needs more than its peers.
+Everything is relative to peers in the same step, so clocks are not compared.
+
+Ranks wait for each other, so a long step or a long wait accuses the wrong host. Four
+measures are not hidden by waiting:
+
+- compute: forward and backward time, as a logarithm. Stages have different layers and
+  replicas different sequence lengths, so the usual value of the stage and of the
+  replica in each step is taken out. Tensor parallelism couples the ranks of a group:
+  they show the time of the slowest.
+- data and host: work before the devices start, against the usual value of all ranks.
+- network: the end of the gradient sync against that of the ranks which sync with this
+  one. They all wait for the last of them to begin; a slow card ends later than the
+  others.
+- last: who waits least in the gradient sync came last. It is used where the end of the
+  sync is the same for all, and names a host only if nothing else explains it.
+
+A host may be slow in a part of the steps. Its measure is therefore an upper quantile
+over the steps, high enough that single collections of garbage do not count, and low
+enough that episodes do. A slow host is above an absolute limit, far outside of the
+spread of its peers (median absolute deviation), and stays above the limit when blocks
+of steps are drawn anew (bootstrap).
+
+Sources: medians with two effects, Tukey 1977, "Exploratory Data Analysis", chapter 11
+(median polish); block bootstrap, Künsch 1989, doi:10.1214/aos/1176347265; that causes
+are lengths, stages and slow workers, arXiv 2505.05713.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from mjax.observe.detect.late import Pattern, confidence_of, level_of, pattern_of
+from mjax.observe.detect.peers import low_median, residual, shortest
+
+type Role = Literal["data", "host", "compute", "wait", "sync"]
+"""What a phase is: work before the devices start, work of the devices, a wait, or the
+wait for the gradients of other replicas."""
+type Channel = Literal["compute", "data", "host", "network", "last"]
+type Cause = Literal[
+    "compute", "one GPU", "throttled", "host", "data", "network", "unknown"
+]
+CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
+
+MIN_STEPS = 10
+"""Chosen: one block of the bootstrap."""
+MIN_UNITS = 3
+"""Of two hosts, none is the odd one."""
+_WARM_UP_STEPS = 8
+"""Left out, at most a quarter of the steps. Chosen: compilation and full caches."""
+_LEAST_USUAL = 1e-3
+"""Of a step, below which a ratio says nothing; chosen."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Place of each rank. All arrays are [R] and count from 0."""
+
+    host: Int[np.ndarray, " R"]
+    """What is accused: a host, or a process where all run on one host."""
+    tp: Int[np.ndarray, " R"]
+    pp: Int[np.ndarray, " R"]
+    """Stage."""
+    dp: Int[np.ndarray, " R"]
+    """Replica."""
+
+
+class Limits(NamedTuple):
+    """What makes a host slow. Fixed on tuning seeds 0 to 39 of
+    tests/observe/synthetic_stragglers.py, between healthy and slow hosts: compute 1.7%
+    and 6.4%, data 2.7% and 7.7%, network 0.5% and 2.2%. Those of host and last are
+    chosen: the generator has no such times."""
+
+    cost: Mapping[Channel, float] = {
+        "compute": 0.04,
+        "data": 0.05,
+        "host": 0.05,
+        "network": 0.01,
+        "last": 0.05,
+    }
+    """More than its peers by this part of the usual compute of a step."""
+    z: float = 8.0
+    """Deviations of its peers."""
+    confidence: float = 0.75
+
+
+LIMITS = Limits()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outlier:
+    """One slow host."""
+
+    host: int
+    cause: Cause
+    channel: Channel
+    ratio: float
+    """Time in its slow steps (upper quantile), times that of its peers."""
+    cost: float
+    """What it takes more, as a part of the usual compute of a step."""
+    z: float
+    """The same in deviations of its peers."""
+    confidence: float
+    """Part of the bootstrap's runs in which it is above the limit."""
+    pattern: Pattern
+    since_step: int
+    """First step, counted from the first row, from which it is slow."""
+    ranks: tuple[int, ...]
+    """Its ranks that are above the limit."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was found. H hosts, P phases."""
+
+    outliers: tuple[Outlier, ...]
+    """The most costly first."""
+    excess: Float[np.ndarray, "H P"]
+    """What each host takes more than its peers in each phase, as a part of the usual
+    compute of a step; NaN without measurements."""
+    usual_s: float
+    """The usual compute of a step; of the whole step if no phase is compute."""
+
+
+class _Measure(NamedTuple):
+    """One channel of the ranks."""
+
+    late: np.ndarray
+    """[T, R], more than the peers in each step, as a part of the usual compute."""
+    usual: float
+    """What the peers need, in the same unit."""
+    is_smooth: bool
+    """Blocks of steps count by their medians: for what is noisy in each step."""
+
+
+def find(
+    phase_s: Float[np.ndarray, "T R P"],
+    roles: Sequence[Role],
+    layout: Layout,
+    *,
+    left_s: Float[np.ndarray, "T R"] | None = None,
+    left_out: Bool[np.ndarray, " T"] | None = None,
+    limits: Limits = LIMITS,
+) -> Report:
+    """Find the slow hosts.
+
+    Args:
+      phase_s: seconds; NaN is missing.
+      roles: of the phases.
+      layout: place of the ranks.
+      left_s: from the common start of the step to the end of the gradient sync of this
+        rank, if each rank leaves it when its own transfers are done.
+      left_out: steps that do not count: saves, evaluations.
+      limits: what makes a host slow.
+    Raises:
+      ValueError: roles or layout have other sizes than phase_s, there is one host only,
+        there are too few steps, or nothing was measured.
+    """
+    values = _checked(phase_s, roles, layout, left_out)
+    first = _warm_up(len(phase_s))
+    left_s = None if left_s is None else left_s[first:].astype(np.float64)
+    usual_s = _usual(values, roles)
+    measures = _measures(values, roles, layout, left_s, usual_s)
+    found: dict[int, Outlier] = {}
+    for channel in CHANNELS:
+        if channel not in measures:
+            continue
+        for each in _judge(channel, measures[channel], layout, limits, first):
+            before = found.get(each.host)
+            if before is None or (channel != "last" and each.cost > before.cost):
+                found[each.host] = each
+    return Report(
+        outliers=tuple(sorted(found.values(), key=lambda each: -each.cost)),
+        excess=_excess(values, roles, layout, usual_s),
+        usual_s=usual_s,
+    )
+
+
+def _checked(
+    phase_s: np.ndarray,
+    roles: Sequence[Role],
+    layout: Layout,
+    left_out: np.ndarray | None,
+) -> np.ndarray:
+    """Return the seconds after the start, NaN in the steps that do not count."""
+    num_steps, num_ranks, num_phases = phase_s.shape
+    if len(roles) != num_phases:
+        raise ValueError(f"{num_phases} phases need as many roles, got {len(roles)}")
+    if len(layout.host) != num_ranks:
+        raise ValueError(f"the layout has {len(layout.host)} ranks, not {num_ranks}")
+    if len(np.unique(layout.host)) < 2:
+        raise ValueError(
+            "all times are of one rank or host: a straggler is slower than others; "
+            "name a run of at least 3 processes"
+        )
+    if num_steps < MIN_STEPS:
+        raise ValueError(
+            f"{num_steps} steps are too few to tell a slow host from noise; wait until "
+            f"the run has {MIN_STEPS}"
+        )
+    values = phase_s.astype(np.float64)
+    if left_out is not None:
+        values[left_out] = np.nan
+    values = values[_warm_up(num_steps) :]
+    if np.isnan(values).all():
+        raise ValueError(
+            "no step has times that count: they are missing, or all steps are of the "
+            "start, saves and evaluations; wait until the run has more steps"
+        )
+    return values
+
+
+def _warm_up(num_steps: int) -> int:
+    return min(_WARM_UP_STEPS, num_steps // 4)
+
+
+def _columns(values: np.ndarray, roles: Sequence[Role], *kept: Role) -> np.ndarray:
+    """Add the phases of these roles, [T, R]; NaN where none has a time."""
+    some = values[:, :, [role in kept for role in roles]]
+    return np.where(np.isnan(some).all(axis=2), np.nan, np.nansum(some, axis=2))
+
+
+def _usual(values: np.ndarray, roles: Sequence[Role]) -> float:
+    compute = _columns(values, roles, "compute")
+    if np.isnan(compute).all():
+        compute = _columns(values, roles, "data", "host", "wait", "sync")
+    return max(float(np.nanmedian(compute)), 1e-9)
+
+
+def _measures(
+    values: np.ndarray,
+    roles: Sequence[Role],
+    layout: Layout,
+    left_s: np.ndarray | None,
+    usual_s: float,
+) -> dict[Channel, _Measure]:
+    """Return the channels that have been measured."""
+    found: dict[Channel, _Measure] = {}
+    compute = _columns(values, roles, "compute")
+    if "compute" in roles:
+        logs = _logs(compute)
+        late = residual(logs, host=layout.host, stage=layout.pp, replica=layout.dp)
+        found["compute"] = _Measure(late, 1.0, is_smooth=False)
+    everyone = np.zeros_like(layout.host)
+    names: tuple[tuple[Channel, Role], ...] = (("data", "data"), ("host", "host"))
+    for channel, role in names:
+        if role in roles:
+            waits = _columns(values, roles, role) / usual_s
+            found[channel] = _Measure(
+                waits - low_median(waits, everyone),
+                0.0 if np.isnan(waits).all() else float(np.nanmedian(waits)),
+                is_smooth=False,
+            )
+    sync = _columns(values, roles, "sync") / usual_s
+    if left_s is not None:
+        left, group = left_s / usual_s, layout.pp * (layout.tp.max() + 1) + layout.tp
+        left = np.where(np.isnan(sync), np.nan, left)
+        found["network"] = _Measure(
+            left - low_median(left, group), shortest(sync, group), is_smooth=True
+        )
+    elif "sync" in roles:
+        found["last"] = _Measure(
+            low_median(sync, layout.pp) - sync, 1.0, is_smooth=True
+        )
+    return {
+        channel: each
+        for channel, each in found.items()
+        if not np.isnan(each.late).all()
+    }
+
+
+def _judge(
+    channel: Channel, measure: _Measure, layout: Layout, limits: Limits, first: int
+) -> list[Outlier]:
+    """Return the hosts that are slow in one channel."""
+    level = level_of(measure.late, is_smooth=measure.is_smooth)
+    hosts = np.unique(layout.host)
+    score = np.array([_highest(level[layout.host == host]) for host in hosts])
+    known, score = hosts[~np.isnan(score)], score[~np.isnan(score)]
+    if len(known) < MIN_UNITS:
+        return []
+    least = limits.cost[channel]
+    if channel == "compute":
+        least = float(np.log1p(least))
+    usual, spread = _peers(score)
+    spread = max(spread, least / limits.z)  # equal peers do not make z infinite
+    found = []
+    for host, own in zip(known, score - usual, strict=True):
+        if own <= least or own <= limits.z * spread:
+            continue
+        ranks = np.flatnonzero((layout.host == host) & (level - usual > least))
+        late = measure.late[:, ranks[np.argmax(level[ranks])]] - usual
+        confidence = confidence_of(late, least, is_smooth=measure.is_smooth)
+        if confidence < limits.confidence:
+            continue
+        pattern, since = pattern_of(late, least)
+        is_part = 2 * len(ranks) <= (layout.host == host).sum()
+        found.append(
+            Outlier(
+                host=int(host),
+                cause=_cause(channel, pattern, is_part=bool(is_part)),
+                channel=channel,
+                ratio=_ratio(channel, measure, float(own)),
+                cost=float(np.expm1(own)) if channel == "compute" else float(own),
+                z=float(own / spread),
+                confidence=confidence,
+                pattern=pattern,
+                since_step=first + since,
+                ranks=tuple(int(rank) for rank in ranks),
+            )
+        )
+    return found
+
+
+def _peers(score: np.ndarray) -> tuple[float, float]:
+    """Return the usual score of a host, and the deviation of the scores."""
+    usual = float(np.sort(score)[(len(score) - 1) // 2])
+    # The upper one of two middle values: with four hosts, one of them slow, the lower
+    # one may be as good as 0.
+    away = float(np.sort(np.abs(score - usual))[len(score) // 2])
+    return usual, 1.4826 * away  # so that it is that of a normal distribution
+
+
+def _highest(level: np.ndarray) -> float:
+    return float(np.nan) if np.isnan(level).all() else float(np.nanmax(level))
+
+
+def _ratio(channel: Channel, measure: _Measure, own: float) -> float:
+    if channel == "compute":
+        return float(np.exp(own))
+    return 1 + own / max(measure.usual, _LEAST_USUAL)
+
+
+def _cause(channel: Channel, pattern: Pattern, *, is_part: bool) -> Cause:
+    match channel, pattern:
+        case "compute", "episodes":
+            return "throttled"
+        case "compute", "irregular":
+            return "host"
+        case "compute", _:
+            return "one GPU" if is_part else "compute"
+        case "last", _:
+            return "unknown"
+        case "data", _:
+            return "data"
+        case "network", _:
+            return "network"
+        case _:
+            return "host"
+
+
+def _excess(
+    values: np.ndarray, roles: Sequence[Role], layout: Layout, usual_s: float
+) -> np.ndarray:
+    """Return what each host takes more than its peers in each phase, [H, P]."""
+    hosts = np.unique(layout.host)
+    found = np.full((len(hosts), values.shape[2]), np.nan)
+    for phase, role in enumerate(roles):
+        seconds = values[:, :, phase]
+        # Compute is a multiple of that of the stage, other phases add to each other.
+        is_factor = role == "compute"
+        late = residual(
+            _logs(seconds) if is_factor else seconds / usual_s,
+            host=layout.host,
+            stage=layout.pp,
+            replica=layout.dp,
+        )
+        level = level_of(late, is_smooth=role in ("wait", "sync"))
+        own = np.array([_highest(level[layout.host == host]) for host in hosts])
+        if np.isnan(own).all():
+            continue
+        own -= np.nanmedian(own)
+        if is_factor:
+            own = np.expm1(own) * float(np.nanmedian(seconds)) / usual_s
+        found[:, phase] = own
+    return found
+
+
+def _logs(values: np.ndarray) -> np.ndarray:
+    """Return logarithms; NaN of 0, as of a phase that has no time."""
+    return np.log(values, where=values > 0, out=np.full_like(values, np.nan))

@@ -1,0 +1,259 @@
+"""Arrange the spans of a run as seconds of each step, rank and phase.
+
+Enters: the span files of a run. Leaves: `StepTimes`, what the detectors of
+`mjax.observe.detect` take. All of it are durations by one clock each, so offsets of
+clocks between hosts do not matter.
+
+With stamps a column is a device. The phases are those of the device, and what the host
+did only as far as the device waited for it: `data` is the wait for data and `between`
+the rest of the time from the end of the gradient norm to the next forward pass. Without
+stamps a column is a process, and the phases are those of its host.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from mjax.observe.detect.stragglers import MIN_UNITS, Layout, Role
+from mjax.observe.spans import Line, SpanFile
+
+STAMPED: dict[str, Role] = {
+    "data": "data",
+    "between": "host",
+    "forward": "compute",
+    "backward": "compute",
+    "tick": "compute",
+    "norm": "sync",
+}
+"""Phases of a device, in the order of a step."""
+UNSTAMPED: dict[str, Role] = {
+    "data": "data",
+    "dispatch": "host",
+    "device": "sync",
+    "metrics": "host",
+    "agree": "wait",
+}
+"""Phases of a host: who waits least for its device came last."""
+_INTERRUPTS = frozenset({"eval", "ckpt"})
+"""Kinds of spans whose step, and the one after it, do not count."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds of the steps of one generation. T steps, R columns, P phases."""
+
+    phases: tuple[str, ...]
+    roles: tuple[Role, ...]
+    phase_s: Float[np.ndarray, "T R P"]
+    """NaN is missing."""
+    steps: Int[np.ndarray, " T"]
+    layout: Layout
+    """Its hosts are numbers of `units`."""
+    left_out: Bool[np.ndarray, " T"]
+    units: tuple[str, ...]
+    """Hosts; processes where the run has fewer than three hosts."""
+    hosts: tuple[str, ...]
+    """Host of each unit."""
+    ranks: tuple[int, ...]
+    """Rank of each column."""
+    devices: tuple[int, ...]
+    """Number in the mesh of the device of each column: the first of its process without
+    stamps."""
+    has_stamps: bool
+    problems: tuple[str, ...]
+    """What is missing, for people."""
+
+
+def step_times(files: Sequence[SpanFile], last: int | None = None) -> StepTimes:
+    """Arrange the spans of the newest generation.
+
+    Args:
+      files: of a run.
+      last: takes the last steps only, so many.
+    Raises:
+      ValueError: there is one process only, or no step has ended.
+    """
+    generation = max(found.header.generation for found in files)
+    files = [found for found in files if found.header.generation == generation]
+    if len(files) < 2:
+        host = files[0].header.host
+        raise ValueError(
+            f"generation {generation} has spans of one rank only (on {host}), and a "
+            "straggler is slower than others; if the run had more, copy their files "
+            "into spans/ of --work-dir"
+        )
+    rows = [_steps(found.lines) for found in files]
+    known = sorted({step for each in rows for step in each})
+    if last is not None:
+        known = known[-last:]
+    if not known:
+        raise ValueError(
+            f"generation {generation} has taken no step yet; wait for the first steps"
+        )
+    has_stamps = any(step.stamps for each in rows for step in each.values())
+    columns = [
+        (number, device)
+        for number, found in enumerate(files)
+        for device in (found.header.devices if has_stamps else found.header.devices[:1])
+    ]
+    table = STAMPED if has_stamps else UNSTAMPED
+    values = _values(rows, columns, known, has_stamps=has_stamps)
+    has = ~np.isnan(values).all(axis=(0, 1))
+    if not has.any():
+        raise ValueError(
+            f"generation {generation} has no time of any of {', '.join(table)}; its "
+            "spans were written by another program"
+        )
+    interrupted = {step for each in rows for step in each if each[step].is_interrupted}
+    units, unit_of = _units(files)
+    host_of = {u: f.header.host for u, f in zip(unit_of, files, strict=True)}
+    return StepTimes(
+        phases=tuple(name for name, one in zip(table, has, strict=True) if one),
+        roles=tuple(role for role, one in zip(table.values(), has, strict=True) if one),
+        phase_s=values[:, :, has],
+        steps=np.array(known),
+        layout=_layout(files, columns, unit_of),
+        left_out=np.array([not {s, s - 1}.isdisjoint(interrupted) for s in known]),
+        units=units,
+        hosts=tuple(host_of[unit] for unit in range(len(units))),
+        ranks=tuple(files[number].header.rank for number, _ in columns),
+        devices=tuple(device for _, device in columns),
+        has_stamps=has_stamps,
+        problems=(*_missing(files), *_silent(files, columns, values)),
+    )
+
+
+def _values(
+    rows: Sequence[dict[int, "_Step"]],
+    columns: Sequence[tuple[int, int]],
+    steps: Sequence[int],
+    *,
+    has_stamps: bool,
+) -> np.ndarray:
+    """Return the seconds, [T, R, phases]."""
+    names = [*(STAMPED if has_stamps else UNSTAMPED)]
+    values = np.full((len(steps), len(columns), len(names)), np.nan)
+    for column, (number, device) in enumerate(columns):
+        own = rows[number]
+        for row, step in enumerate(steps):
+            if step in own:
+                host_s = own[step].host_s
+                found = _stamped(own, step, device) if has_stamps else host_s
+                values[row, column] = [found.get(name, np.nan) for name in names]
+    return values
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Step:
+    """What one process did in one step."""
+
+    host_s: dict[str, float] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(float)
+    )
+    stamps: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """By device: seconds of its phases."""
+    bounds_ns: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """By device: from the first phase to the end of the gradient norm."""
+    is_interrupted: bool = False
+
+
+def _steps(lines: Sequence[Line]) -> dict[int, _Step]:
+    """Add the spans of each step; a step may have several lines."""
+    found: dict[int, _Step] = collections.defaultdict(_Step)
+    for line in lines:
+        if line.step < 1:
+            continue
+        step = found[line.step]
+        for name, kind, stream, start_ns, end_ns in line.spans:
+            step.is_interrupted |= kind in _INTERRUPTS
+            if stream == "host":
+                step.host_s[name] += (end_ns - start_ns) / 1e9
+            elif stream.startswith("device:") and name in STAMPED:
+                device = int(stream.removeprefix("device:"))
+                phases = step.stamps.setdefault(device, collections.defaultdict(float))
+                phases[name] += (end_ns - start_ns) / 1e9
+                first_ns, last_ns = step.bounds_ns.get(device, (start_ns, end_ns))
+                step.bounds_ns[device] = min(first_ns, start_ns), max(last_ns, end_ns)
+    return dict(found)
+
+
+def _stamped(rows: dict[int, _Step], step: int, device: int) -> dict[str, float]:
+    """Return the phases of a device, and what it waited for its host."""
+    own = rows[step]
+    found = dict(own.stamps.get(device, {}))
+    if step - 1 in rows and device in own.bounds_ns:
+        before_ns = rows[step - 1].bounds_ns.get(device)
+        if before_ns is not None:
+            idle_s = max(own.bounds_ns[device][0] - before_ns[1], 0) / 1e9
+            found["data"] = min(own.host_s.get("data", 0.0), idle_s)
+            found["between"] = idle_s - found["data"]
+    return found
+
+
+def _units(files: Sequence[SpanFile]) -> tuple[tuple[str, ...], list[int]]:
+    """Name what is accused, and say which one each file belongs to."""
+    hosts = sorted({found.header.host for found in files})
+    if len(hosts) >= MIN_UNITS:
+        return tuple(hosts), [hosts.index(found.header.host) for found in files]
+    names = [f"{found.header.host} rank {found.header.rank}" for found in files]
+    return tuple(names), list(range(len(files)))
+
+
+def _layout(
+    files: Sequence[SpanFile], columns: Sequence[tuple[int, int]], unit_of: list[int]
+) -> Layout:
+    """Read the places of the columns from the mesh in the headers."""
+    places = []
+    for number, device in columns:
+        mesh = files[number].header.mesh
+        sizes = tuple(mesh.values())
+        if device >= np.prod(sizes):
+            raise ValueError(
+                f"{files[number].path}: device {device} is outside of the mesh {mesh}"
+            )
+        place = dict(zip(mesh, np.unravel_index(device, sizes), strict=True))
+        pp, tp = int(place.pop("pp", 0)), int(place.pop("tp", 0))
+        dp = 0
+        for axis, index in place.items():
+            dp = dp * mesh[axis] + int(index)
+        places.append((unit_of[number], tp, pp, dp))
+    host, tp, pp, dp = np.array(places).T
+    return Layout(host=host, tp=tp, pp=pp, dp=dp)
+
+
+def _missing(files: Sequence[SpanFile]) -> tuple[str, ...]:
+    """Say which devices of the mesh have no file."""
+    sizes = files[0].header.mesh.values()
+    devices = {device for found in files for device in found.header.devices}
+    absent = sorted(set(range(int(np.prod(list(sizes))))) - devices)
+    if not absent:
+        return ()
+    shown = ", ".join(map(str, absent[:5])) + (", ..." if absent[5:] else "")
+    return (
+        f"{len(absent)} devices of the mesh have no spans: {shown}; copy the files of "
+        "their processes into spans/",
+    )
+
+
+def _silent(
+    files: Sequence[SpanFile], columns: Sequence[tuple[int, int]], values: np.ndarray
+) -> tuple[str, ...]:
+    """Say which processes have a file and no times."""
+    is_silent = np.isnan(values).all(axis=(0, 2))
+    ranks = sorted(
+        {
+            files[number].header.rank
+            for (number, _), silent in zip(columns, is_silent, strict=True)
+            if silent
+        }
+    )
+    if not ranks:
+        return ()
+    shown = ", ".join(map(str, ranks[:5])) + (", ..." if ranks[5:] else "")
+    return (
+        f"no times of these steps from rank {shown}: it is not judged; see whether it "
+        "has ended, and whether it writes stamps as the others do",
+    )
