@@ -3,6 +3,7 @@
 collect   send the files of a run to an ingester
 heatmap   which hosts are slow, and in what; a picture of hosts and phases
 ingest    own a database, and write what collectors send
+mfu       what the shape of the MFU series says, and what to do
 phases    where the time of recorded steps went: by phase and role, overlapped or not
 
 `COMMAND --help` has the flags of each. Exit codes: 0 done, 2 bad input.
@@ -17,6 +18,7 @@ _COMMANDS = {
     "collect": "mjax.observe.collect",
     "heatmap": "mjax.observe.heatmap",
     "ingest": "mjax.observe.ingest",
+    "mfu": "mjax.observe.mfu",
     "phases": "mjax.observe.phases",
 }
 """Modules with `main(argv) -> exit code`."""

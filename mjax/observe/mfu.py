@@ -1,0 +1,382 @@
+"""`python -m mjax.observe mfu`: what the shape of a run's MFU series says.
+
+Enters: the work dir of a run. Leaves: the class by the signatures of the field guide,
+the numbers behind it, and what to do next. Nothing is changed.
+
+The signatures and what to do about them are those of Imbue, "From bare metal to a 70B
+model: infrastructure set-up and scripts", imbue.com/research/70b-infrastructure/, and
+MegaScale, arXiv:2402.15627, section 6.3.
+
+Exit codes: 0 done, 2 bad input.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mjax.observe.detect.mfu import CLEAR, Finding, Kind, classify
+from mjax.observe.detect.mfu_models import LEVELS, LOST, THERMAL_LEVEL
+from mjax.observe.detect.mfu_series import EXPECTED_DEVIATION, Dips
+from mjax.observe.mfu_run import RunSeries, read_series
+
+_GUIDE = "imbue.com/research/70b-infrastructure"
+_MEANING: dict[Kind, tuple[str, str, str]] = {
+    "healthy": (
+        "the MFU holds its level; saves, evaluations and restarts explain its dips",
+        "Nothing to do.",
+        _GUIDE,
+    ),
+    "dead_link": (
+        "the MFU is below 10% of what is expected: a link is dead, or PCIe runs with "
+        "too few lanes",
+        "Check network and PCIe on every host (python -m mjax.health check), then test "
+        "groups of hosts (python -m mjax.health bisect); take the bad host out.",
+        _GUIDE,
+    ),
+    "no_gpudirect": (
+        "the MFU is about 30% of what is expected: a host copies what it sends through "
+        "main memory",
+        "Check on every host that GPUDirect RDMA works (nvidia_peermem is loaded or "
+        "NCCL uses DMA-BUF; NCCL's log has GDRDMA): python -m mjax.health check.",
+        _GUIDE,
+    ),
+    "bad_link": (
+        "the MFU is at 60-80% of what is expected: a link or a network card is bad, or "
+        "a CPU is throttled",
+        "Read error counters and rates of all links, and CPU frequencies "
+        "(python -m mjax.health check); if nothing is named, test groups of hosts "
+        "(python -m mjax.health bisect).",
+        _GUIDE,
+    ),
+    "regular_dips": (
+        "steps are about ten times as long at a fixed interval, and no save or "
+        "evaluation explains them",
+        "Find what runs at this interval: saves or evaluations without marks, cron "
+        "jobs, a monitor. Compare the times with the logs of the hosts.",
+        _GUIDE,
+    ),
+    "rare_dips": (
+        "single steps are about ten times as long, rarely and at no fixed interval: "
+        "another process takes the CPU, or the data loader is late",
+        "Look at the data_wait_s of these steps, and at what else ran on the CPUs of "
+        "the hosts then.",
+        _GUIDE,
+    ),
+    "slow_decay": (
+        "the MFU falls slowly, and a restart resets it: garbage collection or another "
+        "host-side leak lets ranks drift apart",
+        "Collect garbage on all ranks at the same steps (--gc-every), and look for "
+        "host memory that grows. Until then, restart more often.",
+        f"{_GUIDE}; arXiv:2402.15627, section 6.3",
+    ),
+    "thermal": (
+        "the MFU is at about 70% of what is expected, but the first 12-20 s of load "
+        "after a pause are fast: GPUs throttle for heat or power",
+        "Read temperatures, power limits and throttle reasons of all GPUs "
+        "(nvidia-smi -q -d PERFORMANCE); check fans and power supplies.",
+        _GUIDE,
+    ),
+    "ragged": (
+        "the MFU wanders between 90% and 100% of its level: links of the upper tiers "
+        "of the network are busy or bad",
+        "Read error counters and load of the links between switches; compare with "
+        "other jobs of the cluster.",
+        _GUIDE,
+    ),
+}
+MODELLED_DEVIATION = 0.08
+"""Of the log of a modelled MFU: modelled step times of 175B are within 8% of those that
+MegaScale reports (docs/benchmarks/megascale.md)."""
+_NEAR_S = 120.0
+"""Chosen: events so close to the beginning of a fault are shown with it."""
+_LONG_S = 1800.0
+"""Chosen: twice the time between two rare dips."""
+_MOST_STEPS = 8
+"""Chosen: so many fit into a line."""
+_DEEP = 0.05
+"""Chosen: 0.03 is the deviation of an even spread between 90% and 100%."""
+_NOISY = 0.05
+"""Chosen: five times the noise of a healthy run on GPUs (0.2 to 1%)."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        report = make_report(
+            read_series(options.work_dir, options.plan), options.expected_mfu
+        )
+        text = json.dumps(report) if options.json else "\n".join(describe(report))
+        if options.out is not None:
+            options.out.write_text(text + "\n", encoding="utf-8")
+        else:
+            print(text)
+    except BrokenPipeError:
+        raise  # the reader of stdout has gone; nothing is wrong with the input
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mjax.observe mfu",
+        description="Tell what the shape of a run's MFU series says.",
+    )
+    parser.add_argument("--work-dir", type=Path, required=True, help="of the run")
+    parser.add_argument(
+        "--expected-mfu",
+        type=float,
+        help="MFU of the same run in health, 0 to 1; default: of the plan, if there "
+        "is one, or else the best level of the run itself",
+    )
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        help="output of python -m mjax.plan --json; default: plan.json of the work dir",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", type=Path, help="file for the report")
+    return parser
+
+
+def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[str, Any]:
+    """Classify a run and say why.
+
+    Args:
+      series: of the run.
+      expected_mfu: None takes the plan's; without a plan the best level of the run.
+    Raises:
+      ValueError: the expected MFU is not between 0 and 1, or the run has no MFU to
+        compare it with; or too few steps are usable.
+    """
+    source, deviation = "--expected-mfu", EXPECTED_DEVIATION
+    if expected_mfu is not None:
+        if not 0 < expected_mfu < 1:
+            raise ValueError(
+                f"--expected-mfu must be between 0 and 1, got {expected_mfu}"
+            )
+        if not series.has_mfu:
+            raise ValueError(
+                "--expected-mfu needs rows with an MFU, this run knows no peak of its "
+                "device; leave it out, or set the peak when training (--peak-tflops)"
+            )
+    elif series.has_mfu and series.expected_mfu is not None:
+        expected_mfu, deviation = series.expected_mfu, MODELLED_DEVIATION
+        source = "modelled by the plan"
+    else:
+        source = "best level of this run"
+    found = classify(
+        *(series.step_end_s, series.step_s, series.rate, series.marks),
+        expected_mfu=expected_mfu,
+        expected_deviation=deviation,
+    )
+    meaning, action, reference = _MEANING[found.kind]
+    prepared = found.prepared
+    return {
+        "class": found.kind if found.is_clear else "unclear",
+        "best": found.kind,
+        "runner_up": found.runner_up,
+        "margin_nats": found.margin,
+        "also": found.also,
+        "meaning": meaning,
+        "action": action,
+        "source": reference,
+        "evidence": list(_evidence(series, found)),
+        "cautions": list(_cautions(series, found, expected_mfu)),
+        "unit": "MFU" if series.has_mfu else "tokens/s",
+        "expected": prepared.base,
+        "expected_from": source,
+        "steps": len(series.step),
+        "steps_without_rate": prepared.num_left_out,
+        "steps_explained_by_marks": prepared.num_masked,
+        "marks": {
+            kind: sum(mark.kind == kind for mark in series.marks)
+            for kind in ("save", "eval", "restart")
+        },
+        "dips": [
+            {
+                "step": int(series.step[_known(series)[at]]),
+                "time_s": time_s,
+                "factor": factor,
+            }
+            for at, time_s, factor in zip(
+                prepared.dips.step,
+                prepared.dips.time_s.tolist(),
+                prepared.dips.factor.tolist(),
+                strict=True,
+            )
+        ],
+        "scores_nats": found.scores,
+        "problems": list(series.problems),
+    }
+
+
+def _known(series: RunSeries) -> np.ndarray:
+    """Return the positions of the steps that the classifier has used."""
+    rate, took_s = series.rate, series.step_s
+    good = np.isfinite(rate) & (rate > 0) & np.isfinite(took_s) & (took_s > 0)
+    return np.flatnonzero(good)
+
+
+def _evidence(series: RunSeries, found: Finding) -> Iterator[str]:
+    """Yield the numbers behind a class, with units."""
+    blocks, level, dips = found.prepared.blocks, found.level, found.prepared.dips
+    unit = "the expected MFU" if series.has_mfu else "the best level"
+    low, high = np.exp(np.quantile(blocks.value, [0.1, 0.9]))
+    yield (
+        f"median {np.exp(np.median(blocks.value)):.1%} of {unit}, 10th to 90th "
+        f"percentile {low:.1%} to {high:.1%}, over {_duration(dips.end_s)}"
+    )
+    yield f"a step differs from its neighbours by {blocks.deviation:.2%} (robust)"
+    kinds = {found.kind, found.also}
+    if kinds & {"dead_link", "no_gpudirect", "bad_link"}:
+        since = "from the start"
+        if level.onset_s is not None:
+            since = f"since {_duration(level.onset_s)} ({_step_at(series, level)})"
+        yield f"level {level.level:.1%} of what is healthy, {since}"
+    if "thermal" in kinds:
+        yield (
+            f"level {level.level:.1%} after {level.delay_s:.0f} s of load; faster "
+            "before, after the start and after long pauses"
+        )
+    if "slow_decay" in kinds:
+        num = sum(mark.kind == "restart" for mark in series.marks)
+        reset = "no restart has reset it yet"
+        if num:
+            reset = f"reset by {num} restart{'s' if num > 1 else ''}"
+        yield f"{level.lost:.0%} of the MFU is lost before a restart; {reset}"
+    if "ragged" in kinds:
+        yield (
+            f"it wanders by {found.wander.deviation:.1%} (deviation) within some "
+            f"{found.wander.time_s:.0f} s; healthy runs by 1.2% or less"
+        )
+    if len(dips.step):
+        yield from _dip_evidence(series, dips)
+    rhythm = found.rhythm
+    if "regular_dips" in kinds and rhythm is not None:
+        seconds = ""
+        if rhythm.unit == "steps":
+            seconds = f", some {_duration(rhythm.period * dips.step_s)}"
+        yield (
+            f"{rhythm.num_hits} of {rhythm.num_expected} expected dips come every "
+            f"{rhythm.period:.1f} {rhythm.unit}{seconds}"
+        )
+    onset_s = 0.0 if level.onset_s is None else level.onset_s
+    for event in series.events:
+        if level.onset_s is not None and abs(event.time_s - onset_s) <= _NEAR_S:
+            yield f"{event.time_s - onset_s:+.0f} s from there, {event.kind}: " + (
+                event.text.encode("unicode_escape").decode()
+            )
+
+
+def _dip_evidence(series: RunSeries, dips: Dips) -> Iterator[str]:
+    """Yield how long and where dips are, and whether they waited for data."""
+    at = _known(series)[dips.step]
+    steps = ", ".join(map(str, series.step[at][:_MOST_STEPS]))
+    more = ", ..." if len(at) > _MOST_STEPS else ""
+    yield (
+        f"{len(at)} of the steps outside of marks took {dips.factor.min():.1f} to "
+        f"{dips.factor.max():.1f} times as long as their neighbours: {steps}{more}"
+    )
+    waited = series.data_wait_s[at] > 0.5 * series.step_s[at]
+    yield f"{waited.sum()} of these waited for data for more than half of their time"
+
+
+def _step_at(series: RunSeries, level: Any) -> str:
+    at = int(np.searchsorted(series.step_end_s, level.onset_s))
+    return f"step {series.step[min(at, len(series.step) - 1)]}"
+
+
+def _cautions(
+    series: RunSeries, found: Finding, expected_mfu: float | None
+) -> Iterator[str]:
+    """Yield why the class may be wrong."""
+    if not found.is_clear:
+        yield (
+            f"{found.runner_up} explains the series nearly as well: "
+            f"{found.margin:.1f} nats less, {CLEAR:.0f} are needed; let the run go on"
+        )
+    if expected_mfu is None:
+        yield (
+            "what is healthy is not known: a level that is low from the start looks "
+            "healthy; give --expected-mfu"
+        )
+    elif series.expected_mfu == expected_mfu:
+        yield (
+            "the expected MFU is modelled and may be some 8% wrong; give "
+            "--expected-mfu from a healthy run"
+        )
+    kinds, level = {found.kind, found.also}, found.level
+    for kind, (low, high) in (LEVELS | {"thermal": THERMAL_LEVEL}).items():
+        if kind in kinds and not 0.9 * low <= level.level <= 1.1 * high:
+            yield (
+                f"the level of {level.level:.1%} is none of the field guide's; {kind} "
+                f"({low:.0%} to {high:.0%}) is the nearest"
+            )
+    if "slow_decay" in kinds and not LOST[0] * 0.9 <= level.lost <= LOST[1] * 1.2:
+        yield f"a decay of {level.lost:.0%} is outside of {LOST[0]:.0%}-{LOST[1]:.0%}"
+    if "ragged" in kinds and found.wander.deviation > _DEEP:
+        yield (
+            f"a wander of {found.wander.deviation:.1%} is deeper than the field guide's"
+            " 90% to 100%: something else slows the run now and then"
+        )
+    if found.prepared.blocks.deviation > _NOISY:
+        yield (
+            f"steps differ by {found.prepared.blocks.deviation:.0%} from one to the "
+            "next, much more than on GPUs of one's own: small effects do not show"
+        )
+    if series.step_end_s[-1] < _LONG_S:
+        yield (
+            f"the run took {_duration(series.step_end_s[-1])}; rare dips, a slow decay "
+            f"and heat need at least {_LONG_S / 60:.0f} min to show"
+        )
+    if not series.marks:
+        yield "no save, evaluation or restart is marked; dips may be theirs"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def describe(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a report, for people."""
+    name = report["class"]
+    if name == "unclear":
+        name = f"unclear: {report['best']} or {report['runner_up']}"
+    yield f"{name}" + (f", and {report['also']}" if report["also"] else "")
+    yield f"  {report['meaning']}"
+    marks = ", ".join(
+        f"{count} {kind}{'s' if count != 1 else ''}"
+        for kind, count in report["marks"].items()
+    )
+    expected = report["expected"]
+    shown = f"{expected:.1%}" if report["unit"] == "MFU" else f"{expected:,.0f}"
+    yield (
+        f"{report['steps']} steps; {marks}; expected {report['unit']} {shown} "
+        f"({report['expected_from']})"
+    )
+    if report["steps_without_rate"]:
+        yield f"{report['steps_without_rate']} steps have no rate and are left out"
+    yield "evidence"
+    yield from (f"  - {line}" for line in report["evidence"])
+    yield f"  - {report['margin_nats']:.1f} nats better than {report['runner_up']}"
+    yield "next"
+    yield f"  {report['action']} [{report['source']}]"
+    if report["also"]:
+        meaning, action, source = _MEANING[report["also"]]
+        yield f"  {report['also']}: {meaning}. {action} [{source}]"
+    yield from (f"caution: {line}" for line in report["cautions"])
+    yield from (f"warning: {line}" for line in report["problems"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

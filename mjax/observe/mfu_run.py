@@ -1,0 +1,286 @@
+"""Read the MFU series of a run, with marks, from what the run has written.
+
+Enters: a work dir. Leaves: time, duration and rate of each step on one clock, and what
+the trainer did meanwhile. Nothing here changes a file.
+
+`metrics.jsonl` has the rate of each step, but no time. The spans of the first rank say
+when a step ended, and when there were saves, evaluations and restarts. Without spans
+the time is the sum of the steps, and marks follow from the fields `eval_*` and `ckpt_*`
+of the rows and from `starts/`.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mjax import checked_json
+from mjax.observe import spans
+from mjax.observe.detect.mfu_series import Array, Mark
+
+type Rows = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Happened:
+    """An event of the driver or of a process."""
+
+    time_s: float
+    kind: str
+    severity: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSeries:
+    """What is known of a run. T steps."""
+
+    step: Array
+    """[T], int64: number of the optimizer step."""
+    step_end_s: Array
+    """[T], float64, ascending: seconds after the first step began."""
+    step_s: Array
+    """[T], float64."""
+    rate: Array
+    """[T], float64: MFU, or tokens/s; NaN where it is not known."""
+    has_mfu: bool
+    data_wait_s: Array
+    """[T], float64: part of step_s; NaN where it is not known."""
+    marks: tuple[Mark, ...]
+    events: tuple[Happened, ...]
+    """Warnings and errors on the clock of step_end_s; none without spans."""
+    problems: tuple[str, ...]
+    """What is wrong with the files, for people."""
+    expected_mfu: float | None
+    """Of the plan in the work dir."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Start:
+    """The spans of one start of a run, on the wall clock of its host, in seconds."""
+
+    steps: dict[int, tuple[float, float]]
+    """Step to its start and end."""
+    marks: tuple[Mark, ...]
+
+
+def read_series(work_dir: Path, plan_path: Path | None = None) -> RunSeries:
+    """Read a run.
+
+    Args:
+      work_dir: of the run.
+      plan_path: what `python -m mjax.plan --json` printed; None takes plan.json of the
+        work dir, if it is there.
+    Raises:
+      ValueError: there are no rows, or a file cannot be read.
+    """
+    problems: list[str] = []
+    rows = _read_rows(work_dir / "metrics.jsonl", problems)
+    step_s = _column(rows, "step_s")
+    rate = _column(rows, "mfu")
+    has_mfu = bool(np.isfinite(rate).any())
+    starts = _read_starts(work_dir, problems)
+    steps = [row["step"] for row in rows]
+    if any(step in start.steps for start in starts for step in steps):
+        end_s, marks = _lay_spans(steps, step_s, starts, problems)
+        events = _read_events(work_dir / "events.jsonl", problems)
+    else:
+        end_s, marks = _lay_rows(rows, step_s, work_dir)
+        events = []
+    first_s = float(end_s[0] - np.nan_to_num(step_s[0]))
+    marks = sorted(marks, key=lambda mark: mark.start_s)
+    return RunSeries(
+        step=np.array(steps, int),
+        step_end_s=end_s - first_s,
+        step_s=step_s,
+        rate=rate if has_mfu else _column(rows, "tokens_per_s"),
+        has_mfu=has_mfu,
+        data_wait_s=_column(rows, "data_wait_s"),
+        marks=tuple(_shifted(mark, -first_s) for mark in marks),
+        events=tuple(
+            dataclasses.replace(event, time_s=event.time_s - first_s)
+            for event in events
+        ),
+        problems=tuple(problems),
+        expected_mfu=_read_plan(work_dir, plan_path),
+    )
+
+
+def _column(rows: Rows, name: str) -> Array:
+    """Return a field of all rows; NaN where it is no number."""
+    return np.array([_number(row.get(name)) for row in rows])
+
+
+def _number(value: Any) -> float:
+    return float(value) if type(value) in (int, float) else math.nan
+
+
+def _shifted(mark: Mark, by_s: float) -> Mark:
+    return dataclasses.replace(
+        mark, start_s=mark.start_s + by_s, end_s=mark.end_s + by_s
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _read_rows(path: Path, problems: list[str]) -> Rows:
+    """Read the rows, ascending by step; a later row of a step replaces the earlier."""
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist; name the work dir of a run with --work-dir"
+        )
+    found: dict[int, dict[str, Any]] = {}
+    *lines, _ = _read_text(path).split("\n")  # the last is cut off, or empty
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = checked_json.read(line, dict[str, Any])
+            found[checked_json.check(row.get("step"), int, "step")] = row
+        except ValueError as error:
+            problems.append(f"{path}, line {number} is left out: {error}")
+    if not found:
+        raise ValueError(f"{path} has no rows; the run has not ended its first step")
+    return [found[step] for step in sorted(found)]
+
+
+def _read_starts(work_dir: Path, problems: list[str]) -> list[_Start]:
+    """Read the spans of the first rank of each start, oldest first."""
+    folder = work_dir / spans.FOLDER
+    if not any(folder.glob("*.jsonl")):
+        return []
+    files, found = spans.read_run(work_dir)
+    problems += found
+    first = {file.header.generation: file for file in reversed(files)}
+    return [_read_start(first[generation]) for generation in sorted(first)]
+
+
+def _read_start(file: spans.SpanFile) -> _Start:
+    zero_ns = file.header.wall_ns - file.header.monotonic_ns
+    steps: dict[int, tuple[float, float]] = {}
+    marks = []
+    for line in file.lines:
+        for span in line.spans:
+            start_s = (span.start_ns + zero_ns) / 1e9
+            end_s = (span.end_ns + zero_ns) / 1e9
+            if span.stream == "step":
+                steps[line.step] = start_s, end_s
+            elif span.stream == "host" and span.kind in ("eval", "ckpt"):
+                kind = "eval" if span.kind == "eval" else "save"
+                marks.append(Mark(kind=kind, start_s=start_s, end_s=end_s))
+    return _Start(steps=steps, marks=tuple(marks))
+
+
+def _lay_spans(
+    steps: list[int], step_s: Array, starts: list[_Start], problems: list[str]
+) -> tuple[Array, list[Mark]]:
+    """Return when each step ended, and the marks; starts follow each other."""
+    of = {step: i for i, start in enumerate(starts) for step in start.steps}
+    shift_s = [0.0] * len(starts)
+    ends: list[float] = []
+    marks: list[Mark] = []
+    last = None
+    for step, took_s in zip(steps, np.nan_to_num(step_s), strict=True):
+        i = of.get(step)
+        if i is None:  # its span is lost
+            ends.append(ends[-1] + took_s if ends else 0.0)
+            continue
+        start_s, end_s = starts[i].steps[step]
+        if not ends:
+            last = i
+        elif last is None:  # the spans of the steps before are lost
+            lost_s = start_s - ends[-1]
+            ends, last = [each + lost_s for each in ends], i
+        elif i != last:
+            behind_s = ends[-1] - start_s
+            if behind_s > 0:
+                shift_s[i] = behind_s
+                problems.append(
+                    f"the clock of the start that took step {step} is {behind_s:.1f} s "
+                    "behind that of the start before; its steps are put after those"
+                )
+            restarted_s = start_s + shift_s[i]
+            marks.append(Mark(kind="restart", start_s=ends[-1], end_s=restarted_s))
+            last = i
+        ends.append(max(end_s + shift_s[i], ends[-1] if ends else end_s))
+    for start, by_s in zip(starts, shift_s, strict=True):
+        marks += [_shifted(mark, by_s) for mark in start.marks]
+    return np.array(ends), marks
+
+
+def _lay_rows(rows: Rows, step_s: Array, work_dir: Path) -> tuple[Array, list[Mark]]:
+    """Return when each step ended, without the time between steps that no row has."""
+    restarts = _read_restarts(work_dir / "starts")
+    marks: list[Mark] = []
+    ends: list[float] = []
+    now_s = 0.0
+    for row, took_s in zip(rows, np.nan_to_num(step_s), strict=True):
+        if row["step"] - 1 in restarts and ends:
+            marks.append(Mark(kind="restart", start_s=now_s, end_s=now_s))
+        copy_s = _number(row.get("ckpt_copy_s"))
+        if copy_s > 0:  # before this step
+            marks.append(Mark(kind="save", start_s=now_s, end_s=now_s + copy_s))
+            now_s += copy_s
+        now_s += took_s
+        ends.append(now_s)
+        if "eval_loss" in row:  # how long it took is not known, nor part of a step
+            marks.append(Mark(kind="eval", start_s=now_s, end_s=now_s))
+    return np.array(ends), marks
+
+
+def _read_restarts(folder: Path) -> set[int]:
+    """Return after which steps the run was started again."""
+    found = set()
+    for path in sorted(folder.glob("*.json")):
+        try:
+            start = checked_json.read(_read_text(path), dict[str, Any])
+            found.add(checked_json.check(start.get("start_step"), int, "start_step"))
+        except ValueError:  # it is written when a run starts, which may be now
+            continue
+    return found
+
+
+def _read_events(path: Path, problems: list[str]) -> list[Happened]:
+    """Read warnings and errors of the driver, on its wall clock."""
+    found: list[Happened] = []
+    if not path.exists():
+        return found
+    *lines, _ = _read_text(path).split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = checked_json.read(line, dict[str, Any])
+            one = Happened(
+                time_s=checked_json.check(event.get("time_ns"), int, "time_ns") / 1e9,
+                kind=checked_json.check(event.get("kind"), str, "kind"),
+                severity=checked_json.check(event.get("severity"), str, "severity"),
+                text=checked_json.check(event.get("text"), str, "text"),
+            )
+        except ValueError as error:
+            problems.append(f"{path}, line {number} is left out: {error}")
+            continue
+        if one.severity in ("warning", "error"):
+            found.append(one)
+    return found
+
+
+def _read_plan(work_dir: Path, plan_path: Path | None) -> float | None:
+    """Return the modelled MFU of the plan; None if there is no plan."""
+    path = plan_path or work_dir / "plan.json"
+    if plan_path is None and not path.exists():
+        return None
+    try:
+        plan = checked_json.read(_read_text(path), dict[str, Any])
+        modelled = checked_json.check(plan.get("modelled"), dict[str, Any], "modelled")
+        mfu = checked_json.check(modelled.get("mfu"), float, "modelled.mfu")
+        if not 0 < mfu < 1:
+            raise ValueError(f"modelled.mfu must be between 0 and 1, got {mfu}")
+        return mfu
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is no plan: {error}; write it with python -m mjax.plan --json"
+        ) from error
