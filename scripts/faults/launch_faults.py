@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.observe import events, launch_time
 from mjax.run.metrics import read_computed
 from scripts.evidence import BENCHMARKS_DIR, Table, commit, read_metrics, write_page
 from scripts.faults.chaos import differences
@@ -36,7 +37,6 @@ from scripts.faults.cut_off import CutOff
 from scripts.faults.fault_kinds import KINDS, Found, Kind, suffer
 from scripts.faults.launched import Launched, StuckError
 from scripts.faults.store_faults import tmpfs
-from scripts.faults.wall_time import ledger
 
 HOSTS, SPARES, STEPS, SAVE_EVERY = 2, 1, 200, 3
 RUN = (
@@ -178,7 +178,7 @@ def add_up(runs: list[dict[str, float]]) -> Table:
         title="Where the time went",
         text=(
             f"{len(runs)} runs, {wall_s:.0f} s of wall time, from their events alone "
-            "(scripts/faults/wall_time.py). The states of the driver tile the time; "
+            "(mjax/observe/launch_time.py). The states of the driver tile the time; "
             "while ranks live it is that of rank 0 by its own clock. `unexplained` is "
             "what is left between the two: an order on its way, a rank that has ended "
             "and is not yet heard of."
@@ -271,7 +271,7 @@ def main() -> int:
         times.write_text("")
 
     def spent(run: int, launched: Launched) -> None:
-        buckets = ledger(launched.events())
+        buckets = launch_time.seconds(events.read(launched.work_dir)[0])
         with times.open("a") as file:
             file.write(json.dumps({"run": run, "seconds": buckets}) + "\n")
 

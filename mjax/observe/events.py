@@ -1,0 +1,62 @@
+"""The events of a run: what its driver and others have said, one JSON object a line.
+
+Enters: `events.jsonl` in the work dir, as `mjax.launch.journal` appends to it. Leaves:
+its events in the order of the file, and what is wrong with it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+NAME = "events.jsonl"
+"""In the work dir."""
+DRIVER = "driver"
+"""Source of the events of a launch."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to a run."""
+
+    time_ns: int
+    """Since 1970, by the clock of whoever wrote it."""
+    kind: str
+    source: str = DRIVER
+    generation: int = 0
+    """Of the launch, from 1."""
+    severity: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
+    host: str | None = None
+    rank: int | None = None
+    text: str = ""
+    data: dict[str, Any] = {}
+
+
+_decode = msgspec.json.Decoder(Event).decode
+
+
+def read(work_dir: Path) -> tuple[list[Event], list[str]]:
+    """Read the events of a run; its driver may still write.
+
+    Returns:
+      the events, none if there is no file; and what was left out, for people.
+    Raises:
+      ValueError: the file cannot be read.
+    """
+    path = work_dir / NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read: {error.strerror}; give yourself access"
+        ) from error
+    *whole, _ = data.split(b"\n")  # the last one is cut off, or empty
+    found, problems = [], []
+    for number, line in enumerate(whole, start=1):
+        try:
+            found.append(_decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            problems.append(f"{path}, line {number} is left out: {error}")
+    return found, problems

@@ -1,0 +1,237 @@
+"""`python -m mjax.observe ledger`: how much of its time a run has spent on training.
+
+    python -m mjax.observe ledger --work-dir DIR [--json] [--out FILE]
+
+Enters: the work dir of a run. Leaves: its wall time by bucket, and the effective
+training time, which is the productive part. There are two sources. The events of a
+launch know what its driver did between the starts (`launch_time`). The spans of the
+lowest rank know each start (`start_time`). Where both exist the events count, and the
+spans check them. Exit codes: 0 done, 2 bad input.
+
+Buckets: `productive` are steps whose work was kept; `lost` are steps that a later start
+took again, and the time until a hang was noticed; `compile`; `restart` is whatever else
+starts and ends processes, the first start too; `save` is what a save holds up; `eval`
+has the sample too; `idle` is time without processes. What no record explains is
+`unexplained`, in no bucket.
+
+Source: the effective training time is a figure of MegaScale (arXiv:2402.15627).
+Differs: compilation, saves and evaluations do not count as effective.
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from mjax.observe import events, launch_time, output, spans, start_time
+
+BUCKETS: tuple[str, ...] = (
+    "productive",
+    "compile",
+    "restart",
+    "lost",
+    "save",
+    "eval",
+    "idle",
+)
+UNEXPLAINED = "unexplained"
+_BUCKET = {
+    "productive steps": "productive",
+    "lost steps": "lost",
+    "hung": "lost",
+    "host silent": "lost",
+    "start: compile": "compile",
+    "restart: compile": "compile",
+    "save": "save",
+    "eval": "eval",
+    "sample": "eval",
+    f"driver: {launch_time.GATHERING}": "idle",
+    f"driver: {launch_time.ENDED}": "idle",
+    start_time.BETWEEN: "idle",
+}
+"""Of each part; all others start or end processes."""
+_MOST_DIFFERENCE = 0.01
+"""Of the wall time, between two sources. Chosen: the time of a step that was killed is
+in the events, and in no span."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """Where the wall time of a run went."""
+
+    source: Literal["events", "spans"]
+    parts: Mapping[str, float]
+    """Seconds; they add up to the wall time."""
+    problems: tuple[str, ...] = ()
+    """What was left out or does not fit, for people."""
+    check: Mapping[str, float] | None = None
+    """By bucket: seconds by the spans, minus those by the events."""
+
+    @property
+    def wall_s(self) -> float:
+        """From the begin of the first start to the end of the last one."""
+        return sum(self.parts.values())
+
+    @property
+    def unexplained_s(self) -> float:
+        """What no record explains; below 0 if records contradict each other."""
+        return self.parts.get(UNEXPLAINED, 0.0)
+
+    @property
+    def buckets(self) -> dict[str, float]:
+        """Seconds; with the unexplained ones they add up to the wall time."""
+        found = dict.fromkeys(BUCKETS, 0.0)
+        for part, part_s in self.parts.items():
+            if part != UNEXPLAINED:
+                found[_BUCKET.get(part, "restart")] += part_s
+        return found
+
+    @property
+    def effective(self) -> float:
+        """Part of the wall time that was productive."""
+        return self.buckets["productive"] / self.wall_s if self.wall_s > 0 else 0.0
+
+
+def ledger(work_dir: Path) -> Ledger:
+    """Read where the time of a run went.
+
+    Raises:
+      ValueError: neither events nor spans say it.
+    """
+    output.check_folder(work_dir)
+    found, problems = events.read(work_dir)
+    files: list[spans.SpanFile] = []
+    try:
+        files, span_problems = spans.read_run(work_dir)
+        problems += span_problems
+    except ValueError as error:
+        if not found:
+            raise
+        problems.append(f"no check by spans: {error}")
+    why = _why_not_events(found, files)
+    if why and not files:
+        raise ValueError(f"{work_dir}: {why}; read it again after its end")
+    by_spans = _by_spans(files) if files else None
+    if why:
+        assert by_spans is not None
+        if found:
+            problems.append(f"{why}: the spans count")
+        problems += by_spans.problems
+        return dataclasses.replace(by_spans, problems=tuple(problems))
+    by_events = Ledger(source="events", parts=launch_time.seconds(found))
+    if by_spans is not None:
+        by_events = _checked(by_events, by_spans)
+    problems += by_events.problems
+    return dataclasses.replace(by_events, problems=tuple(problems))
+
+
+def _why_not_events(
+    found: Sequence[events.Event], files: Sequence[spans.SpanFile]
+) -> str:
+    """Say why the events are not the whole run; "" if they are."""
+    if not any(event.kind == "state" for event in found):
+        return "no launch ran there"
+    if not launch_time.has_ended(found):
+        return "its launch has not ended"
+    apart = {of.header.generation for of in files if of.header.launch is None}
+    if apart:
+        return f"start {min(apart)} was not made by the launch"
+    return ""
+
+
+def _by_spans(files: Sequence[spans.SpanFile]) -> Ledger:
+    parts, problems = start_time.seconds(files)
+    return Ledger(source="spans", parts=parts, problems=tuple(problems))
+
+
+def _checked(by_events: Ledger, by_spans: Ledger) -> Ledger:
+    """Compare the two sources."""
+    check = {
+        bucket: by_spans.buckets[bucket] - of_events
+        for bucket, of_events in by_events.buckets.items()
+    }
+    problems = [*by_spans.problems]
+    for bucket in ("productive", "compile", "save", "eval"):
+        if abs(check[bucket]) > _MOST_DIFFERENCE * by_events.wall_s:
+            problems.append(
+                f"{bucket}: the spans say {check[bucket]:+.1f} s beside the "
+                f"{by_events.buckets[bucket]:.1f} s of the events"
+            )
+    return dataclasses.replace(by_events, check=check, problems=tuple(problems))
+
+
+# ------------------------------------------------------------------------------ output
+
+
+def as_json(found: Ledger) -> dict[str, Any]:
+    """Return the object that --json prints."""
+    return {
+        "format": "mjax-ledger",
+        "version": 1,
+        "source": found.source,
+        "wall_s": found.wall_s,
+        "buckets": found.buckets,
+        "unexplained_s": found.unexplained_s,
+        "effective": found.effective,
+        "parts": dict(found.parts),
+        "check": None if found.check is None else dict(found.check),
+        "problems": [*found.problems],
+    }
+
+
+def page(found: Ledger) -> str:
+    """Return the tables for people."""
+    lines = [
+        f"{found.wall_s:.1f} s of wall time by the {found.source}, "
+        f"{found.effective:.1%} effective",
+        "",
+    ]
+    wall_s = found.wall_s or 1.0
+    shown = {**found.buckets, UNEXPLAINED: found.unexplained_s}
+    rows = [["bucket", "s", "share"]]
+    if found.check is not None:
+        rows[0].append("spans say")
+    for bucket, of_s in shown.items():
+        rows.append([bucket, f"{of_s:.2f}", f"{of_s / wall_s:.2%}"])
+        if found.check is not None:
+            check_s = found.check.get(bucket)
+            rows[-1].append("" if check_s is None else f"{check_s:+.2f}")
+    lines += [*output.aligned(rows, left=1), ""]
+    parts = sorted(found.parts.items(), key=lambda item: -item[1])
+    rows = [["part", "s", "bucket"]]
+    for part, of_s in parts:
+        bucket = UNEXPLAINED if part == UNEXPLAINED else _BUCKET.get(part, "restart")
+        if of_s:
+            rows.append([part, f"{of_s:.2f}", bucket])
+    lines += output.aligned(rows, left=1)
+    if found.check is not None:
+        lines += [
+            "",
+            "Spans know nothing of the time between starts: it is idle there.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mjax.observe ledger",
+        description="How much of its time a run has spent on training.",
+    )
+    add = parser.add_argument
+    add("--work-dir", type=Path, required=True, help="of the run")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--out", type=Path, help="write the JSON object there too")
+    args = parser.parse_args(argv)
+    try:
+        found = ledger(args.work_dir)
+        text = json.dumps(as_json(found), indent=1) + "\n"
+        if args.out is not None:
+            output.write(args.out, text)
+    except ValueError as error:
+        return output.refuse(error)
+    output.warn(found.problems)
+    print(text if args.json else page(found), end="")
+    return 0

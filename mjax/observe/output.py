@@ -1,0 +1,66 @@
+"""What the commands of this package write: warnings, tables, files.
+
+Enters: texts. Leaves: the same on stderr, in columns, or in the file of `--out`.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+BAD_INPUT = 2
+"""Exit code: one line on stderr names the value and what to do."""
+
+
+def refuse(error: ValueError) -> int:
+    """Say what is wrong, in one line; return the exit code."""
+    print(f"error: {printable(str(error))}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def warn(problems: Iterable[str]) -> None:
+    """Say what was left out or is not known."""
+    for problem in problems:
+        print(f"warning: {printable(problem)}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal would act on: names come from files of others."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def check_folder(path: Path, flag: str = "--work-dir") -> None:
+    """Refuse a path that is no folder.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if not path.is_dir():
+        raise ValueError(f"{flag} {path} is no folder; give the work dir of a run")
+
+
+def write(path: Path, text: str) -> None:
+    """Write the file of `--out`.
+
+    Raises:
+      ValueError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"cannot write --out {path}: {error.strerror}; give another path"
+        ) from error
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Align columns, the first `left` ones to the left."""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            text.ljust(width) if at < left else text.rjust(width)
+            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,268 @@
+"""The ledger of a run: against seconds that were counted by hand, and bad input."""
+
+import json
+
+import pytest
+
+from mjax.observe import ledger
+from mjax.observe.spans import Launch, Line
+from tests.observe.span_files import Process, span, write
+
+
+def start(process, begin_s, first, last, *, end: int | None = 0, step_s=1.0):
+    """Return the lines of a start: 10 s until its first step, of which 4 compile."""
+    lines = [
+        Line(
+            n=0,
+            spans=(
+                span(process, "import", "restart", "host", begin_s, begin_s + 5),
+                span(process, "compile", "restart", "host", begin_s + 5, begin_s + 9),
+            ),
+        )
+    ]
+    now_s = begin_s + 10  # one second in no span: before the first step
+    for step in range(first, last + 1):
+        own = [
+            span(process, "data", "data", "host", now_s, now_s + 0.25 * step_s),
+            span(
+                process,
+                "device",
+                "compute",
+                "host",
+                now_s + 0.25 * step_s,
+                now_s + step_s,
+            ),
+            # Not of the host: overlaps.
+            span(process, "step", "compute", "step", now_s, now_s + step_s),
+        ]
+        now_s += step_s
+        if step % 4 == 0:
+            own += [span(process, "save", "ckpt", "host", now_s, now_s + 0.5)]
+            now_s += 0.5
+        lines.append(Line(n=0, step=step, spans=tuple(own)))
+    if end is not None:
+        lines.append(
+            Line(n=0, spans=(span(process, "eval", "eval", "host", now_s, now_s + 2),))
+        )
+        lines.append(Line(n=0, end=end))
+    return lines
+
+
+def two_starts(tmp_path, **more):
+    """Steps 1 to 6 are taken, then again from 5 on, on a host that booted later."""
+    first = Process(monotonic_ahead_ns=5 * 10**12, **more)
+    second = Process(generation=2, monotonic_ahead_ns=7, **more)
+    write(tmp_path, first, start(first, 0, 1, 6, end=None), at_s=9)
+    write(tmp_path, second, start(second, 30, 5, 8), at_s=39)
+
+
+def test_every_second_of_two_starts_is_in_one_bucket(tmp_path):
+    two_starts(tmp_path)
+    found = ledger.ledger(tmp_path)
+    assert found.source == "spans"
+    assert found.buckets == pytest.approx(
+        {
+            "productive": 4 + 4.0,
+            "compile": 8.0,
+            "restart": 6 + 6.0,
+            "lost": 2.0,
+            "save": 1.0,
+            "eval": 2.0,
+            "idle": 30 - 16.5,
+        }
+    )
+    assert found.wall_s == pytest.approx(46.5)
+    assert sum(found.buckets.values()) == pytest.approx(found.wall_s)
+    assert found.effective == pytest.approx(8 / 46.5)
+    assert found.problems == ()
+
+
+def test_time_in_no_span_after_the_first_step_is_unexplained_and_in_no_bucket(tmp_path):
+    process = Process()
+    lines = start(process, 0, 1, 4)
+    del lines[2]  # of step 2
+    write(tmp_path, process, lines)
+    found = ledger.ledger(tmp_path)
+    assert found.unexplained_s == pytest.approx(1.0)
+    assert found.buckets["idle"] == 0
+    total = sum(found.buckets.values()) + found.unexplained_s
+    assert total == pytest.approx(found.wall_s)
+
+
+def test_a_wall_clock_that_went_back_is_said_and_not_hidden(tmp_path):
+    first, second = Process(), Process(generation=2, wall_ahead_ns=10**18 - 10**11)
+    write(tmp_path, first, start(first, 0, 1, 4))
+    write(tmp_path, second, start(second, 30, 5, 8))
+    found = ledger.ledger(tmp_path)
+    assert found.unexplained_s == pytest.approx(30 - 16.5 - 100)
+    assert found.buckets["idle"] == 0
+    assert "node-0-2.jsonl begins 86.5 s before the end of" in found.problems[0]
+
+
+def test_a_process_that_runs_is_said(tmp_path):
+    process = Process()
+    write(tmp_path, process, start(process, 0, 1, 4, end=None))
+    assert "has no last line" in ledger.ledger(tmp_path).problems[0]
+
+
+def test_another_rank_counts_where_rank_0_is_missing(tmp_path):
+    process = Process(rank=3)
+    write(tmp_path, process, start(process, 0, 1, 4))
+    found = ledger.ledger(tmp_path)
+    assert found.buckets["productive"] == 4.0
+    assert found.problems == ("start 1 has no spans of rank 0: rank 3 counts",)
+
+
+def driver_events(tmp_path, *, ended=True, step_s=4.0):
+    """Write the events of a launch with one generation of 16.5 s."""
+    spent = {"import": 5.0, "init": 0.0, "build": 0.0, "compile": 4.0, "restore": 1.0}
+    spent |= {"step": step_s, "eval": 2.0, "save": 0.5, "sample": 0.0, "exit": 0.0}
+    facts = {"start_step": 0, "step": 4, "age_s": 0.0, "phase": "exit"}
+    times = {"spent_s": spent, "silent_s": 0.0} | facts
+    told = [
+        {"time_ns": 10**18 - 2 * 10**9, "kind": "host"},
+        {"time_ns": 10**18 - 10**9, "kind": "state", "text": "looking for ports"},
+        {"time_ns": 10**18, "kind": "state", "text": "running", "generation": 1},
+        {"time_ns": 10**18 + 165 * 10**8, "kind": "times", "data": times},
+    ]
+    told[-1]["generation"] = 1
+    if ended:
+        last = {"time_ns": 10**18 + 165 * 10**8, "kind": "state", "generation": 1}
+        told.append(last | {"text": "ended", "severity": "debug"})
+    text = "".join(json.dumps(one) + "\n" for one in told)
+    (tmp_path / "events.jsonl").write_text(text)
+
+
+def test_events_count_and_spans_check_them(tmp_path):
+    driver_events(tmp_path)
+    process = Process(launch=Launch(name="b2", generation=1))
+    write(tmp_path, process, start(process, 0, 1, 4))
+    found = ledger.ledger(tmp_path)
+    assert found.source == "events"
+    assert found.wall_s == pytest.approx(18.5)
+    assert found.buckets["idle"] == pytest.approx(1.0)
+    assert found.check == pytest.approx(
+        {**dict.fromkeys(ledger.BUCKETS, 0.0), "restart": -1.0, "idle": -1.0}
+    )
+    assert found.problems == ()
+
+
+def test_sources_that_contradict_each_other_are_said(tmp_path):
+    driver_events(tmp_path, step_s=5.0)
+    process = Process(launch=Launch(name="b2", generation=1))
+    write(tmp_path, process, start(process, 0, 1, 4))
+    found = ledger.ledger(tmp_path)
+    said = "productive: the spans say -1.0 s beside the 5.0 s of the events"
+    assert found.problems == (said,)
+    assert found.unexplained_s == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize(
+    ("ended", "launch", "says"),
+    [
+        (False, Launch(name="b2", generation=1), "its launch has not ended"),
+        (True, None, "start 1 was not made by the launch"),
+    ],
+)
+def test_spans_count_where_the_events_are_not_the_whole_run(
+    tmp_path, ended, launch, says
+):
+    driver_events(tmp_path, ended=ended)
+    process = Process(launch=launch)
+    write(tmp_path, process, start(process, 0, 1, 4))
+    found = ledger.ledger(tmp_path)
+    assert found.source == "spans"
+    assert found.problems == (f"{says}: the spans count",)
+
+
+def test_a_file_without_a_span_is_said_and_the_other_start_counts(tmp_path):
+    first, second = Process(), Process(generation=2)
+    write(tmp_path, first, [])
+    write(tmp_path, second, start(second, 30, 1, 8))
+    found = ledger.ledger(tmp_path)
+    assert found.buckets["productive"] == 8
+    assert "start 1 has no spans of a host" in found.problems[0]
+
+
+def test_a_file_that_is_cut_off_loses_its_last_line_only(tmp_path):
+    process = Process()
+    path = write(tmp_path, process, start(process, 0, 1, 4, end=None))
+    path.write_bytes(path.read_bytes()[:-5])
+    found = ledger.ledger(tmp_path)
+    assert found.buckets["productive"] == 3
+    assert found.unexplained_s == 0
+
+
+def no_folder(tmp_path):
+    return tmp_path / "none"
+
+
+def nothing(tmp_path):
+    return tmp_path
+
+
+def not_ended(tmp_path):
+    driver_events(tmp_path, ended=False)
+    return tmp_path
+
+
+def other_run(tmp_path):
+    for run, rank in (("a", 0), ("b", 1)):
+        process = Process(run=run, rank=rank)
+        write(tmp_path, process, start(process, 0, 1, 4))
+    return tmp_path
+
+
+def only_headers(tmp_path):
+    write(tmp_path, Process(), [])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (no_folder, "none is no folder; give the work dir of a run"),
+        (nothing, "has no spans; name the work dir of a run"),
+        (not_ended, "its launch has not ended; read it again after its end"),
+        (other_run, "has spans of 2 runs: ['a', 'b']"),
+        (only_headers, "has no span of a host; the run ended before its first step"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, make, says):
+    assert ledger.main(["--work-dir", str(make(tmp_path))]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert says in error
+
+
+def test_the_command_prints_one_object_and_writes_it(tmp_path, capsys):
+    two_starts(tmp_path)
+    words = ["--work-dir", str(tmp_path), "--json", "--out", str(tmp_path / "out")]
+    assert ledger.main(words) == 0
+    out, _ = capsys.readouterr()
+    found = json.loads(out)
+    assert {"wall_s", "buckets", "effective"} <= set(found)
+    assert [*found["buckets"]] == [*ledger.BUCKETS]
+    assert (tmp_path / "out").read_text() == out
+    assert ledger.main(words[:2]) == 0
+    assert "46.5 s of wall time by the spans, 17.2% effective" in capsys.readouterr()[0]
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path, capsys):
+    two_starts(tmp_path)
+    words = ["--work-dir", str(tmp_path), "--out", str(tmp_path / "no" / "out")]
+    assert ledger.main(words) == 2
+    assert "give another path" in capsys.readouterr()[1]
+
+
+def test_names_from_files_cannot_act_on_a_terminal(tmp_path, capsys):
+    process = Process()
+    lines = [
+        Line(n=0, spans=(span(process, "im\x1b[2Jport", "restart", "host", 0, 1),)),
+        Line(n=0, end=0),
+    ]
+    write(tmp_path, process, lines)
+    assert ledger.main(["--work-dir", str(tmp_path)]) == 0
+    assert "\x1b" not in capsys.readouterr()[0]
