@@ -244,5 +244,8 @@ def read_run(work_dir: Path) -> tuple[list[SpanFile], list[str]]:
         files[key] = found
     runs = {found.header.run for found in files.values()}
     if len(runs) > 1:
-        raise ValueError(f"{folder} has spans of {len(runs)} runs: {sorted(runs)}")
+        raise ValueError(
+            f"{folder} has spans of {len(runs)} runs: {sorted(runs)}; move the files "
+            "of all but one to another work dir"
+        )
     return [files[key] for key in sorted(files)], problems

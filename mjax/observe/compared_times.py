@@ -1,0 +1,231 @@
+"""Whether the steps of two runs take different times, beyond their noise.
+
+Enters: what two runs have recorded of their steps. Leaves: for each phase median and
+95th percentile of both, and whether they differ.
+
+Steps are autocorrelated: one slow minute makes many slow steps, and a test that took
+each step for a sample of its own would find differences where there are none. So the
+steps are cut into blocks of several autocorrelation times, and blocks are compared: the
+ranks of their medians, and of their parts of slow steps, between the runs (Mann and
+Whitney), against permutations of the blocks. Several phases are tested together, with
+the correction of Holm. What differs from run to run but not within a run, such as the
+choice of hosts, is no noise to this test: run the same flags twice to see that.
+
+Sources: Mann and Whitney 1947 (doi:10.1214/aoms/1177730491); Holm 1979 (Scandinavian
+Journal of Statistics 6:65-70); the autocorrelation time ends where the sum of two
+neighbours is not positive (Geyer 1992, doi:10.1214/ss/1177011137).
+"""
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from mjax.observe.records import Record
+from mjax.observe.spans import SpanFile
+
+ALPHA = 0.01
+"""How often two runs that are alike may seem to differ in some phase. Chosen."""
+WARM_UP = 3
+"""First steps of each start that are left out. Chosen: they fill caches."""
+FEWEST_BLOCKS = 7
+"""With fewer no permutation of 8 phases is rare enough for ALPHA. C(14, 7) is 3432."""
+_MOST_BLOCKS = 50
+"""Chosen: more only cost time, and longer blocks are closer to independent."""
+_TIMES = 4
+"""Length of a block in autocorrelation times. Chosen: neighbours then share little."""
+_SHORTEST = 4
+"""Steps of a block."""
+_PERMUTATIONS = 9999
+_SLOW = 0.95
+
+type Steps = Float[np.ndarray, "_"]
+type Verdict = Literal["slower", "faster", "within noise", "too few steps"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One phase in two runs; times in seconds a step."""
+
+    name: str
+    median_a: float
+    median_b: float
+    p95_a: float
+    p95_b: float
+    p_median: float | None
+    """Of two runs that are alike, how often the medians of blocks differ as much."""
+    p_tail: float | None
+    """Likewise the parts of steps that are among the slowest 5% of both runs."""
+    block: int
+    """Steps."""
+    median: Verdict
+    tail: Verdict
+
+
+def phases(record: Record) -> dict[str, Steps]:
+    """Return the seconds of each phase, by step: in the mean of ranks and devices.
+
+    A phase that less than half of the steps have is left out, and so are the first
+    steps of each start. A step that was taken twice counts as it was kept.
+    """
+    by_step: dict[int, dict[str, list[float]]] = {}
+    starts: dict[int, list[SpanFile]] = collections.defaultdict(list)
+    for of in record.files:
+        starts[of.header.generation].append(of)
+    for number in sorted(starts):
+        found = _of_start(starts[number])
+        first = min(found, default=0)
+        by_step = {step: value for step, value in by_step.items() if step < first}
+        by_step |= {s: value for s, value in found.items() if s >= first + WARM_UP}
+    names = collections.Counter(name for own in by_step.values() for name in own)
+    ordered = sorted(by_step)
+    series = {
+        name: np.array(
+            [np.mean(by_step[s][name]) for s in ordered if name in by_step[s]]
+        )
+        for name, num in names.items()
+        if 2 * num > len(ordered)
+    }
+    rows = [s for s in sorted(record.rows) if s in by_step or not by_step]
+    rows = rows if by_step else rows[WARM_UP:]
+    wall = [record.rows[s].get("step_s") for s in rows]
+    numbers = [float(x) for x in wall if isinstance(x, int | float)]
+    if numbers:
+        series = {"step_s": np.array(numbers), **series}
+    return series
+
+
+def _of_start(files: Sequence[SpanFile]) -> dict[int, dict[str, list[float]]]:
+    """Return seconds by step and phase, one for each rank or device."""
+    found: dict[int, dict[str, list[float]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    for of in files:
+        for line in of.lines:
+            if line.step < 1:
+                continue
+            sums: dict[tuple[str, str], int] = collections.defaultdict(int)
+            for span in line.spans:
+                if span.stream != "step":
+                    sums[span.name, span.stream] += span.end_ns - span.start_ns
+            for (name, _), spent_ns in sums.items():
+                found[line.step][name].append(spent_ns / 1e9)
+    return found
+
+
+def compare(a: Mapping[str, Steps], b: Mapping[str, Steps]) -> list[Difference]:
+    """Compare the phases that both runs have, in the order of the first."""
+    rng = np.random.default_rng(0)
+    names = [name for name in a if name in b]
+    tested = [_test(a[name], b[name], rng) for name in names]
+    values = [p for found in tested for p in (found[1], found[2]) if p is not None]
+    limit = _holm(values)
+    differences = []
+    for name, (block, p_median, p_tail) in zip(names, tested, strict=True):
+        own_a, own_b = a[name], b[name]
+        medians = float(np.median(own_a)), float(np.median(own_b))
+        p95 = [float(np.quantile(own, _SLOW)) for own in (own_a, own_b)]
+        differences.append(
+            Difference(
+                name=name,
+                median_a=medians[0],
+                median_b=medians[1],
+                p95_a=p95[0],
+                p95_b=p95[1],
+                p_median=p_median,
+                p_tail=p_tail,
+                block=block,
+                median=_verdict(p_median, limit, medians[1] - medians[0]),
+                tail=_verdict(p_tail, limit, p95[1] - p95[0]),
+            )
+        )
+    return differences
+
+
+def _verdict(p: float | None, limit: float, more: float) -> Verdict:
+    if p is None:
+        return "too few steps"
+    if p > limit:
+        return "within noise"
+    return "slower" if more > 0 else "faster"
+
+
+def _holm(values: Sequence[float]) -> float:
+    """Return the largest p that is significant beside the others; -1 for none."""
+    limit = -1.0
+    for rank, p in enumerate(sorted(values)):
+        if p > ALPHA / (len(values) - rank):
+            break
+        limit = p
+    return limit
+
+
+def _test(
+    a: Steps, b: Steps, rng: np.random.Generator
+) -> tuple[int, float | None, float | None]:
+    """Return the length of a block, and both p; None with too few blocks."""
+    own = [_TIMES * autocorrelation_time(x) for x in (a, b)]
+    wanted = max(_SHORTEST, *own, max(len(a), len(b)) / _MOST_BLOCKS)
+    block = int(np.ceil(wanted))
+    if min(len(a), len(b)) // block < FEWEST_BLOCKS:
+        return block, None, None
+    slow = float(np.quantile(np.concatenate([a, b]), _SLOW))
+    blocks_a, blocks_b = _blocks(a, block), _blocks(b, block)
+    p_median = _rank_sum(np.median(blocks_a, 1), np.median(blocks_b, 1), rng)
+    p_tail = _rank_sum((blocks_a > slow).mean(1), (blocks_b > slow).mean(1), rng)
+    return block, p_median, p_tail
+
+
+def _blocks(x: Steps, block: int) -> Float[np.ndarray, "blocks block"]:
+    num = len(x) // block
+    return x[len(x) - num * block :].reshape(num, block)
+
+
+def autocorrelation_time(x: Steps) -> float:
+    """Return after how many steps a series forgets; 1 for noise.
+
+    Of the ranks of the values: an outlier does not count for more than its place.
+    """
+    ranks = _ranks(x) - (len(x) + 1) / 2
+    power = float(ranks @ ranks)
+    if len(x) < 4 or power == 0:
+        return 1.0
+    size = 2 ** int(np.ceil(np.log2(2 * len(x))))
+    spectrum = np.abs(np.fft.rfft(ranks, size)) ** 2
+    correlation = np.fft.irfft(spectrum, size)[: len(x) // 2] / power
+    total = 0.0
+    for lag in range(1, len(correlation) - 1, 2):
+        pair = float(correlation[lag] + correlation[lag + 1])
+        if pair <= 0:
+            break
+        total += pair
+    return max(1.0, 1 + 2 * total)
+
+
+def _ranks(x: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    """Return ranks from 1; equal values share the mean of theirs."""
+    _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[place.reshape(-1)].astype(np.float64)
+
+
+def _rank_sum(
+    a: Float[np.ndarray, "n"], b: Float[np.ndarray, "m"], rng: np.random.Generator
+) -> float:
+    """Return how often permuted blocks have rank sums as unequal as these."""
+    ranks = _ranks(np.concatenate([a, b]))
+    expected = len(a) * (len(ranks) + 1) / 2
+    seen = abs(float(ranks[: len(a)].sum()) - expected)
+    drawn = rng.permuted(np.tile(ranks, (_PERMUTATIONS, 1)), axis=1)
+    sums = np.abs(drawn[:, : len(a)].sum(axis=1) - expected)
+    return (1 + int((sums >= seen - 1e-9).sum())) / (1 + _PERMUTATIONS)
+
+
+def rank_correlation(x: Steps, y: Steps) -> float:
+    """Return Spearman's; 0 if one of them is constant."""
+    own, other = (_ranks(values) - (len(values) + 1) / 2 for values in (x, y))
+    size = float(np.sqrt((own @ own) * (other @ other)))
+    return float(own @ other) / size if size else 0.0

@@ -1,0 +1,154 @@
+"""What a run has left in its work dir, for whoever compares runs.
+
+Enters: a work dir. Leaves: its config, starts, rows, summary, spans, events and the
+fingerprint of its data, each absent where its file is, and what could not be read.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mjax.observe import events, output, spans
+from mjax.observe.events import Event
+from mjax.observe.spans import SpanFile
+
+_OBJECT = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """What is known of a run."""
+
+    path: Path
+    config: Mapping[str, Any] | None
+    """By dotted name of the field, `optim.lr`."""
+    starts: tuple[Mapping[str, Any], ...]
+    """Records of its starts, oldest first."""
+    rows: Mapping[int, Mapping[str, Any]]
+    """Of metrics.jsonl, by step."""
+    summary: Mapping[str, Any] | None
+    files: tuple[SpanFile, ...]
+    events: tuple[Event, ...] | None
+    """None: there is no events.jsonl."""
+    data: str | None
+    """Fingerprint of the data: equal if the samples of all steps are."""
+    problems: tuple[str, ...]
+    """What could not be read, for people."""
+
+
+def read(path: Path, flag: str) -> Record:
+    """Read what a run has left.
+
+    Args:
+      path: its work dir.
+      flag: what named it, for messages.
+    Raises:
+      ValueError: it is no folder, or no run has left anything there.
+    """
+    output.check_folder(path, flag)
+    problems: list[str] = []
+
+    def object_in(file: Path) -> Mapping[str, Any] | None:
+        return _guarded(file, _decode_object, problems)
+
+    config = object_in(path / "config.json")
+    starts = [object_in(file) for file in sorted((path / "starts").glob("*.json"))]
+    rows = _guarded(
+        path / "metrics.jsonl", lambda data: _rows(data, problems), problems
+    )
+    if config is None and not starts and not rows:
+        raise ValueError(
+            f"{flag} {path} has neither config.json, starts nor metrics.jsonl; give "
+            "the work dir of a run"
+        )
+    files: list[SpanFile] = []
+    if (path / spans.FOLDER).is_dir():
+        try:
+            files, more = spans.read_run(path)
+            problems += more
+        except ValueError as error:
+            problems.append(str(error))
+    told, more = events.read(path)
+    summary = object_in(path / "summary.json")
+    problems += more
+    return Record(
+        path=path,
+        config=None if config is None else dict(flat(config)),
+        starts=tuple(start for start in starts if start is not None),
+        rows=rows or {},
+        summary=summary,
+        files=tuple(files),
+        events=tuple(told) if (path / events.NAME).exists() else None,
+        data=_fingerprint(path, config or {}, summary or {}, problems),
+        problems=tuple(f"{path}: {problem}" for problem in problems),
+    )
+
+
+def flat(nested: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of nested objects, by dotted name."""
+    found: list[tuple[str, Any]] = []
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            found += flat(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found
+
+
+def _guarded[T](
+    file: Path, decode: Callable[[bytes], T], problems: list[str]
+) -> T | None:
+    """Return what a file holds; None if it is absent or cannot be read."""
+    try:
+        return decode(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        problems.append(f"{file.name} cannot be read: {error.strerror}")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        problems.append(f"{file.name} is left out: {error}")
+    return None
+
+
+def _decode_object(data: bytes) -> Mapping[str, Any]:
+    return msgspec.json.decode(data, type=_OBJECT)
+
+
+def _rows(data: bytes, problems: list[str]) -> dict[int, Mapping[str, Any]]:
+    """Return the rows by step; a last line that is cut off is passed over."""
+    *whole, _ = data.split(b"\n")
+    found: dict[int, Mapping[str, Any]] = {}
+    for number, line in enumerate(whole, start=1):
+        try:
+            row = _decode_object(line)
+            found[msgspec.convert(row.get("step"), int)] = row
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            problems.append(f"metrics.jsonl, line {number} is left out: {error}")
+    return found
+
+
+def _fingerprint(
+    path: Path,
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    problems: list[str],
+) -> str | None:
+    """Return that of the newest checkpoint, or the hash of the texts."""
+    own = dict(flat(config)).get("ckpt.dir")
+    folder = path / "checkpoints" if own is None else Path(str(own))
+    steps = [
+        of for of in folder.glob("[0-9]*/checkpoint.json") if of.parent.name.isdigit()
+    ]
+    for file in sorted(steps, key=lambda of: int(of.parent.name), reverse=True)[:1]:
+        # Its first line is a checksum, see `mjax.ckpt.manifest`.
+        sealed = _guarded(
+            file, lambda data: _decode_object(data.partition(b"\n")[2]), problems
+        )
+        found = ((sealed or {}).get("run") or {}).get("data_fingerprint")
+        if isinstance(found, str):
+            return f"samples {found}"
+    found = summary.get("corpus_hash")
+    return f"corpus {found}" if isinstance(found, str) else None
