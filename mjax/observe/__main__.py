@@ -1,10 +1,13 @@
 """`python -m mjax.observe COMMAND`: what did each process of a run do, and when?
 
 collect   send the files of a run to an ingester
+diff      what differs between two runs: records, losses, times
 heatmap   which hosts are slow, and in what; a picture of hosts and phases
 ingest    own a database, and write what collectors send
+ledger    how much of its time a run has spent on training
 mfu       what the shape of the MFU series says, and what to do
 phases    where the time of recorded steps went: by phase and role, overlapped or not
+timeline  some steps of all ranks on one clock, as a trace or a picture
 
 `COMMAND --help` has the flags of each. Exit codes: 0 done, 2 bad input.
 """
@@ -16,10 +19,13 @@ from collections.abc import Sequence
 
 _COMMANDS = {
     "collect": "mjax.observe.collect",
+    "diff": "mjax.observe.diff",
     "heatmap": "mjax.observe.heatmap",
     "ingest": "mjax.observe.ingest",
+    "ledger": "mjax.observe.ledger",
     "mfu": "mjax.observe.mfu",
     "phases": "mjax.observe.phases",
+    "timeline": "mjax.observe.timeline",
 }
 """Modules with `main(argv) -> exit code`."""
 

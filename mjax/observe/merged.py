@@ -1,0 +1,284 @@
+"""Some steps of all ranks on one clock, with how sure that is.
+
+Enters: the files of spans of a run, its events, and which steps. Leaves: the spans of
+each rank on the clock of rank 0, with the bound of its error; and what happened
+meanwhile.
+
+A rank has one offset for all of the steps, that in their middle, so that its spans stay
+in order; the drift until both ends is in the bound. Ranks of one host read one clock.
+Where barriers give no bound, because there are none or they contradict each other, the
+bound is infinite: the spans are put by the nearest barrier, or else by the wall clocks.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from mjax.observe.clocks import Clock, clocks
+from mjax.observe.events import Event
+from mjax.observe.places import View, device_place
+from mjax.observe.spans import Header, Line, Span, SpanFile
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One process; times are those of the clock of the lowest rank."""
+
+    header: Header
+    error_ns: float
+    """Between the first span of the steps and the last one, times are at most this
+    wrong; infinite if nothing bounds it."""
+    spans: tuple[tuple[int, Span], ...]
+    """With the step that each is for, by time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Something that happened."""
+
+    time_ns: int
+    rank: int | None
+    """None: to the run."""
+    kind: str
+    text: str
+    severity: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Merged:
+    """Some steps of one start of a run."""
+
+    run: str
+    generation: int
+    ranks: tuple[Rank, ...]
+    """In the order of the view."""
+    marks: tuple[Mark, ...]
+    problems: tuple[str, ...]
+
+    steps: tuple[int, int]
+    """First and last; spans of other steps are there as far as they overlap these."""
+
+    @functools.cached_property
+    def start_ns(self) -> int:
+        """When the first span of the steps begins."""
+        return min(span.start_ns for span in self._of_steps)
+
+    @functools.cached_property
+    def end_ns(self) -> int:
+        """When the last span of the steps ends."""
+        return max(span.end_ns for span in self._of_steps)
+
+    @property
+    def _of_steps(self) -> Iterator[Span]:
+        first, last = self.steps
+        for rank in self.ranks:
+            yield from (span for step, span in rank.spans if first <= step <= last)
+
+
+def merge(
+    files: Sequence[SpanFile],
+    events: Sequence[Event],
+    *,
+    first: int,
+    last: int,
+    generation: int | None = None,
+    view: View = "dp",
+) -> Merged:
+    """Put some steps of all ranks on one clock.
+
+    Args:
+      files: of a run.
+      events: of the same run.
+      first: a step.
+      last: a step, too.
+      generation: a start of the run; None is the newest that took one of the steps.
+      view: ranks that differ along this axis only are neighbours.
+    Raises:
+      ValueError: no rank has spans of these steps.
+    """
+    of_start = _start(files, first, last, generation)
+    number = of_start[0].header.generation
+    problems: list[str] = []
+    lowest = of_start[0].header
+    of_rank = _clocks(of_start)
+    ranks, offsets_ns = [], {}
+    for of in of_start:
+        window = _window(of.lines, first, last)
+        if window is None:
+            problems.append(f"rank {of.header.rank} has no spans of these steps")
+            continue
+        clock = of_rank[of.header.rank - lowest.rank]
+        offset_ns, error_ns, problem = _offset(of.header, lowest, clock, window)
+        problems += [problem] * bool(problem)
+        offsets_ns[of.header.rank] = offset_ns
+        spans = _moved(of.lines, first, last, window, offset_ns)
+        ranks.append(Rank(header=of.header, error_ns=error_ns, spans=spans))
+    problems += _missing(of_start)
+    found = Merged(
+        run=lowest.run,
+        generation=number,
+        ranks=tuple(sorted(ranks, key=lambda rank: _place(rank.header, view))),
+        marks=(),
+        problems=tuple(problems),
+        steps=(first, last),
+    )
+    start_ns, end_ns = found.start_ns, found.end_ns
+    inside = [
+        mark
+        for mark in _marks(of_start, events, offsets_ns)
+        if start_ns <= mark.time_ns <= end_ns
+    ]
+    return dataclasses.replace(found, marks=tuple(inside))
+
+
+def _start(
+    files: Sequence[SpanFile], first: int, last: int, generation: int | None
+) -> list[SpanFile]:
+    """Return the files of the start that is meant, by rank."""
+    taken = {
+        of.header.generation
+        for of in files
+        for line in of.lines
+        if first <= line.step <= last
+    }
+    if generation is not None:
+        taken &= {generation}
+    if not taken:
+        steps = [line.step for of in files for line in of.lines if line.step > 0]
+        there = f"{min(steps)} to {max(steps)}" if steps else "none"
+        where = "" if generation is None else f" in start {generation}"
+        raise ValueError(
+            f"no spans of --steps {first}:{last + 1}{where}; steps with spans: {there}"
+        )
+    chosen = [of for of in files if of.header.generation == max(taken)]
+    return sorted(chosen, key=lambda of: of.header.rank)
+
+
+def _clocks(files: Sequence[SpanFile]) -> dict[int, Clock]:
+    """Return the clocks, by rank; the lowest one counts as 0."""
+    lowest = files[0].header.rank
+    return clocks(
+        {
+            of.header.rank - lowest: {
+                line.barrier: (line.spans[0].start_ns, line.spans[0].end_ns)
+                for line in of.lines
+                if line.barrier is not None and line.spans
+            }
+            for of in files
+        }
+    )
+
+
+def _window(lines: Sequence[Line], first: int, last: int) -> tuple[int, int] | None:
+    """Return when the first span of the steps begins, and the last one ends."""
+    spans = [s for line in lines if first <= line.step <= last for s in line.spans]
+    if not spans:
+        return None
+    return min(s.start_ns for s in spans), max(s.end_ns for s in spans)
+
+
+def _offset(
+    header: Header, lowest: Header, clock: Clock, window: tuple[int, int]
+) -> tuple[int, float, str]:
+    """Return the offset of a rank in ns, its error, and a problem or ""."""
+    if header.rank == lowest.rank:
+        return 0, 0.0, ""
+    middle_ns = (window[0] + window[1]) // 2
+    found = clock.at(middle_ns)
+    # Hosts of one name that are two machines did not boot at the same time.
+    if header.host == lowest.host and abs(found.ns) <= found.error_ns < math.inf:
+        return 0, 0.0, ""
+    if math.isfinite(found.error_ns):
+        drift_ns = clock.drift * (window[1] - window[0]) / 2
+        # Half a nanosecond more: the offset is rounded.
+        return round(found.ns), found.error_ns + drift_ns + 0.5, ""
+    who = f"rank {header.rank} on {header.host}"
+    if len(clock.time_ns):
+        nearest = int(np.argmin(np.abs(clock.time_ns - middle_ns)))
+        bounds = int(clock.least_ns[nearest]), int(clock.most_ns[nearest])
+        return (
+            sum(bounds) // 2,
+            math.inf,
+            (
+                f"{who}: its clock has jumped, its barriers contradict each other; the "
+                "error of its times is not bounded, the nearest barrier places them"
+            ),
+        )
+    own, other = (of.monotonic_ns - of.wall_ns for of in (header, lowest))
+    return (
+        own - other,
+        math.inf,
+        (
+            f"{who}: it shares no barrier with rank {lowest.rank}; the error of its "
+            "times is not bounded, the wall clocks place them"
+        ),
+    )
+
+
+def _moved(
+    lines: Sequence[Line],
+    first: int,
+    last: int,
+    window: tuple[int, int],
+    offset_ns: int,
+) -> tuple[tuple[int, Span], ...]:
+    """Return the spans of the steps, and those of others meanwhile."""
+    found = []
+    for line in lines:
+        for span in line.spans:
+            is_meanwhile = span.end_ns > window[0] and span.start_ns < window[1]
+            if first <= line.step <= last or is_meanwhile:
+                start_ns, end_ns = span.start_ns - offset_ns, span.end_ns - offset_ns
+                moved = span._replace(start_ns=start_ns, end_ns=end_ns)
+                found.append((line.step, moved))
+    return tuple(sorted(found, key=lambda item: item[1].start_ns))
+
+
+def _missing(files: Sequence[SpanFile]) -> list[str]:
+    """Say which devices of the mesh no file of spans speaks of."""
+    num = math.prod(files[0].header.mesh.values())
+    there = {device for of in files for device in of.header.devices}
+    absent = [str(device) for device in range(num) if device not in there]
+    if not absent:
+        return []
+    shown = ", ".join(absent[:8]) + (" ..." if len(absent) > 8 else "")
+    return [f"{len(absent)} of {num} devices have no file of spans: {shown}"]
+
+
+def _marks(
+    files: Sequence[SpanFile],
+    events: Sequence[Event],
+    offsets_ns: Mapping[int, int],
+) -> Iterator[Mark]:
+    """Yield what happened, by time of the clock of the lowest rank."""
+    for of in files:
+        header = of.header
+        to_lowest_ns = header.monotonic_ns - header.wall_ns
+        to_lowest_ns -= offsets_ns.get(header.rank, 0)
+        for line in of.lines:
+            if line.event is not None and header.rank in offsets_ns:
+                yield Mark(
+                    time_ns=line.event.time_ns + to_lowest_ns,
+                    rank=header.rank,
+                    kind=line.event.kind,
+                    text=line.event.text,
+                    severity=line.event.severity,
+                )
+    lowest = files[0].header
+    for event in events:
+        if event.severity != "debug":
+            yield Mark(
+                time_ns=event.time_ns - lowest.wall_ns + lowest.monotonic_ns,
+                rank=event.rank if event.rank in offsets_ns else None,
+                kind=event.kind,
+                text=event.text,
+                severity=event.severity,
+            )
+
+
+def _place(header: Header, view: View) -> tuple[int, ...]:
+    first = min(header.devices, default=0)
+    return (*device_place(first, header.mesh, view), header.rank)

@@ -1,0 +1,34 @@
+"""Where in the mesh devices and their streams are.
+
+Enters: numbers of devices and sizes of the mesh axes, as headers of spans have them.
+Leaves: coordinates, and keys that sort devices by an axis.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+type View = Literal["dp", "pp", "tp"]
+DEVICE = "device:"
+"""Prefix of the streams of devices, see `spans`."""
+
+
+def coordinates(device: int, mesh: Mapping[str, int]) -> dict[str, int]:
+    """Return where in the mesh a device is, by axis; axes are outermost first."""
+    found = {}
+    for axis in reversed([*mesh]):
+        device, found[axis] = divmod(device, max(1, mesh[axis]))
+    return {axis: found[axis] for axis in mesh}
+
+
+def device_of(stream: str) -> int | None:
+    """Return the number in the mesh of the device of a stream; None for another."""
+    number = stream.removeprefix(DEVICE)
+    return int(number) if number != stream and number.isdigit() else None
+
+
+def device_place(device: int, mesh: Mapping[str, int], view: View) -> tuple[int, ...]:
+    """Return the key that sorts devices for a view."""
+    where = coordinates(device, mesh)
+    own = [place for axis, place in where.items() if axis.startswith(view)]
+    others = [place for axis, place in where.items() if not axis.startswith(view)]
+    return (*others, *own)

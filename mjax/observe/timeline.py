@@ -1,0 +1,239 @@
+"""`python -m mjax.observe timeline`: what did all ranks do in some steps?
+
+    python -m mjax.observe timeline --work-dir DIR --steps A:B --out FILE.json
+
+Enters: the work dir of a run. Leaves: steps A to B - 1 of all ranks on one clock, as a
+trace for https://ui.perfetto.dev or chrome://tracing; with `--out FILE.html` a picture
+of a few steps that needs nothing else. A process is a rank, a thread a stream. Exit
+codes: 0 done, 2 bad input.
+
+Source: Trace Event Format, Google
+(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU);
+names of colours: catapult-project/catapult, tracing/tracing/base/color_scheme.html.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from mjax.observe import (
+    events,
+    merged,
+    output,
+    spans,
+    timeline_picture,
+    timeline_rows,
+)
+from mjax.observe.merged import Merged
+from mjax.observe.places import View
+
+_COLOURS: dict[spans.Kind, str] = {
+    "compute": "thread_state_running",
+    "tp": "rail_response",
+    "pp": "thread_state_runnable",
+    "dp": "thread_state_uninterruptible",
+    "optimizer": "olive",
+    "data": "rail_idle",
+    "host": "generic_work",
+    "ckpt": "cq_build_failed",
+    "eval": "background_memory_dump",
+    "restart": "terrible",
+    "idle": "grey",
+}
+"""Of catapult; Perfetto takes its own."""
+_STEPS = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
+
+
+def steps(text: str) -> tuple[int, int]:
+    """Read `A:B`; return the first and the last step.
+
+    Raises:
+      ValueError: it is none, or has no step.
+    """
+    found = _STEPS.fullmatch(text)
+    if found is None or not 1 <= int(found[1]) < int(found[2]):
+        raise ValueError(
+            f"--steps A:B is steps A to B - 1, so A must be at least 1 and below B, "
+            f"got {text}; write --steps 100:103"
+        )
+    return int(found[1]), int(found[2]) - 1
+
+
+def trace(found: Merged, view: View) -> dict[str, Any]:
+    """Return the trace; its time 0 is when its first span begins."""
+    return {
+        "traceEvents": [
+            *_names(found, view),
+            *_spans(found, view),
+            *_rest(found, view),
+        ],
+        "displayTimeUnit": "ms",
+        "metadata": {
+            "format": "mjax-timeline",
+            "version": 1,
+            "run": found.run,
+            "generation": found.generation,
+            "view": view,
+            "start_monotonic_ns": _zero_ns(found),
+            "clock": f"monotonic clock of rank {_lowest(found)}",
+            "ranks": [
+                {
+                    "rank": rank.header.rank,
+                    "host": rank.header.host,
+                    "error_ns": None if math.isinf(rank.error_ns) else rank.error_ns,
+                }
+                for rank in found.ranks
+            ],
+            "problems": [*found.problems],
+        },
+    }
+
+
+def _zero_ns(found: Merged) -> int:
+    return min(span.start_ns for rank in found.ranks for _, span in rank.spans)
+
+
+def _lowest(found: Merged) -> int:
+    return min(rank.header.rank for rank in found.ranks)
+
+
+def _threads(found: Merged, view: View) -> dict[tuple[int, str], int]:
+    """Number the streams of each rank."""
+    return {
+        (rank.header.rank, stream): number
+        for rank in found.ranks
+        for number, stream in enumerate(timeline_rows.streams(rank, view), start=1)
+    }
+
+
+def _names(found: Merged, view: View) -> Iterator[dict[str, Any]]:
+    """Yield names and order of processes and threads."""
+    for place, rank in enumerate(found.ranks):
+        of = {"ph": "M", "pid": rank.header.rank}
+        yield of | {"name": "process_name", "args": {"name": timeline_rows.title(rank)}}
+        yield of | {
+            "name": "process_labels",
+            "args": {"labels": timeline_rows.bound(rank)},
+        }
+        yield of | {"name": "process_sort_index", "args": {"sort_index": place}}
+    for (number, stream), thread in _threads(found, view).items():
+        of = {"ph": "M", "pid": number, "tid": thread}
+        yield of | {"name": "thread_name", "args": {"name": stream}}
+        yield of | {"name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _spans(found: Merged, view: View) -> Iterator[dict[str, Any]]:
+    threads, zero_ns = _threads(found, view), _zero_ns(found)
+    for rank in found.ranks:
+        number = rank.header.rank
+        for step, span in rank.spans:
+            one = {
+                "ph": "X",
+                "name": span.name,
+                "cat": span.kind,
+                "cname": _COLOURS[span.kind],
+                "pid": number,
+                "tid": threads[number, span.stream],
+                "ts": (span.start_ns - zero_ns) / 1e3,
+                "dur": (span.end_ns - span.start_ns) / 1e3,
+            }
+            yield one | ({"args": {"step": step}} if step > 0 else {})
+
+
+def _rest(found: Merged, view: View) -> Iterator[dict[str, Any]]:
+    """Yield arrows and marks."""
+    threads, zero_ns = _threads(found, view), _zero_ns(found)
+    for number, arrow in enumerate(timeline_rows.arrows(found), start=1):
+        of = {"cat": timeline_rows.PIPELINE, "name": "send", "id": number}
+        yield of | {
+            "ph": "s",
+            "pid": arrow.sender,
+            "tid": threads[arrow.sender, arrow.sent.stream],
+            # An arrow begins in the slice around its time: not at its very end.
+            "ts": (max(arrow.sent.start_ns, arrow.sent.end_ns - 1) - zero_ns) / 1e3,
+        }
+        yield of | {
+            "ph": "f",
+            "bp": "e",
+            "pid": arrow.receiver,
+            "tid": threads[arrow.receiver, arrow.received.stream],
+            "ts": (arrow.received_ns - zero_ns) / 1e3,
+        }
+    for mark in found.marks:
+        yield {
+            "ph": "i",
+            "s": "g" if mark.rank is None else "p",
+            "name": mark.kind,
+            "cat": mark.severity,
+            "pid": _lowest(found) if mark.rank is None else mark.rank,
+            "tid": 1,
+            "ts": (mark.time_ns - zero_ns) / 1e3,
+            "args": {"text": mark.text},
+        }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mjax.observe timeline",
+        description="What all ranks did in some steps, on one clock.",
+    )
+    add = parser.add_argument
+    add("--work-dir", type=Path, required=True, help="of the run")
+    add("--steps", required=True, metavar="A:B", help="steps A to B - 1")
+    add(
+        "--out", type=Path, help="FILE.json: a trace for Perfetto; FILE.html: a picture"
+    )
+    add("--json", action="store_true", help="print the trace")
+    add("--generation", type=int, help="a start of the run; default: the newest")
+    add("--view", choices=get_args(View.__value__), default="dp", help="order of ranks")
+    args = parser.parse_args(argv)
+    try:
+        found = _read(args.work_dir, args.steps, args.generation, args.view)
+        if args.out is None and not args.json:
+            raise ValueError("--out is missing; give --out FILE.json or FILE.html")
+        if args.out is not None:
+            _write(args.out, found, args.view)
+    except ValueError as error:
+        return output.refuse(error)
+    output.warn(found.problems)
+    if args.json:
+        print(json.dumps(trace(found, args.view)))
+        return 0
+    num = sum(len(rank.spans) for rank in found.ranks)
+    print(f"{args.out}: {num} spans of {len(found.ranks)} ranks")
+    for rank in found.ranks:
+        print(
+            output.printable(
+                f"  {timeline_rows.title(rank)}: {timeline_rows.bound(rank)}"
+            )
+        )
+    return 0
+
+
+def _read(work_dir: Path, text: str, generation: int | None, view: View) -> Merged:
+    first, last = steps(text)
+    output.check_folder(work_dir)
+    files, problems = spans.read_run(work_dir)
+    if not files:
+        raise ValueError(f"no file of spans can be read: {problems[0]}")
+    told, more = events.read(work_dir)
+    found = merged.merge(
+        files, told, first=first, last=last, generation=generation, view=view
+    )
+    problems += [*more, *found.problems]
+    return dataclasses.replace(found, problems=tuple(problems))
+
+
+def _write(path: Path, found: Merged, view: View) -> None:
+    if path.suffix == ".html":
+        output.write(path, timeline_picture.page(found, view))
+    elif path.suffix == ".json":
+        output.write(path, json.dumps(trace(found, view)) + "\n")
+    else:
+        raise ValueError(f"--out must end in .json or .html, got {path}")
