@@ -7,7 +7,9 @@ ingest    own a database, and write what collectors send
 ledger    how much of its time a run has spent on training
 mfu       what the shape of the MFU series says, and what to do
 phases    where the time of recorded steps went: by phase and role, overlapped or not
+stuck     which ranks hold the others up, and who waits for whom
 timeline  some steps of all ranks on one clock, as a trace or a picture
+whatif    how fast the run would be without its slow hosts
 
 `COMMAND --help` has the flags of each. Exit codes: 0 done, 2 bad input.
 """
@@ -25,7 +27,9 @@ _COMMANDS = {
     "ledger": "mjax.observe.ledger",
     "mfu": "mjax.observe.mfu",
     "phases": "mjax.observe.phases",
+    "stuck": "mjax.observe.stuck",
     "timeline": "mjax.observe.timeline",
+    "whatif": "mjax.observe.whatif",
 }
 """Modules with `main(argv) -> exit code`."""
 

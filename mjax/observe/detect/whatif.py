@@ -1,0 +1,423 @@
+"""How much of a run is due to stragglers: its steps replayed without them.
+
+Enters: what each worker did when, and what each operation waited for. Leaves: the time
+of the run without the uneven part of a worker, a stage or a phase, and the causes of
+slowness, ranked by the time that each costs.
+
+The method is that of arXiv 2505.05713: an operation needs the time from when all that
+it waits for has ended until it ends itself. With other needed times the graph is
+replayed, every operation as early as its edges allow.
+
+Even steps have every operation at the median of its phase in that step, and the last
+virtual stage, which has the head and the loss, `USUAL_LAST` times that. A cause is
+estimated from what it alone changes:
+
+- slow host: one worker's passes against those of the other workers.
+- last stage: its passes against those of the other stages.
+- uneven sequence lengths: a microbatch in all stages, against the mean of its step.
+- garbage collection: single passes that last longer by a pause.
+- slow link: transfers of a pair of neighbours, or the gradient sync of one stage.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64, Shaped
+from numpy.typing import NDArray
+
+type Floats = NDArray[np.float64]
+PHASES = ("data", "forward", "backward", "send", "sync", "optimizer")
+_PASSES = ("forward", "backward")
+_JOINT = ("sync", "optimizer")
+"""They start when their worker arrives: the wait for others is inside."""
+type CauseName = Literal[
+    "slow host",
+    "last stage",
+    "uneven sequence lengths",
+    "garbage collection",
+    "slow link",
+]
+
+USUAL_LAST = 1.05
+"""Last stage against the others, in runs where it is not to blame. Source: 1.065 and
+1.03 in trace AR of github.com/ByteDance-Seed/StragglerAnalysis."""
+USUAL_LENGTHS = 0.025
+"""Log deviation of microbatches in runs where lengths are not to blame. Chosen."""
+LEAST_PAUSE_S = 0.06
+"""Chosen: Python looks through some 100,000 objects in it."""
+LEAST_PAUSE_DEVIATIONS = 6.0
+"""Of the passes. Chosen."""
+SLOW_LINK = 2.0
+"""Times the usual transfer from which a link is slow. Chosen."""
+SLOW_SYNC = 1.4
+"""The same of a gradient sync. Chosen: several deviations of what networks do."""
+LEAST_SAVED = 0.025
+"""Part of the time, below which nothing is called a cause. Chosen."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Operations of a run. N operations, W workers, E edges."""
+
+    phase: Shaped[np.ndarray, "N"]
+    """One of PHASES."""
+    worker: Int64[np.ndarray, "N"]
+    """Of a send: who sends."""
+    step: Int64[np.ndarray, "N"]
+    """From 0."""
+    micro: Int64[np.ndarray, "N"]
+    """Microbatch of the replica; -1 where there is none."""
+    stage: Int64[np.ndarray, "N"]
+    """Virtual stage; -1 where there is none."""
+    backward: Bool[np.ndarray, "N"]
+    """Of a send: it is one of the backward pass."""
+    edges: Int64[np.ndarray, "E 2"]
+    """An operation, and one that starts after it has ended."""
+    start_s: Float64[np.ndarray, "N"]
+    """A sync or an optimizer starts when its worker arrives, the others when all that
+    they wait for has ended."""
+    end_s: Float64[np.ndarray, "N"]
+    place: Int64[np.ndarray, "W"]
+    """Stage of each worker in the pipeline."""
+    replica: Int64[np.ndarray, "W"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A reason for slowness, and what it costs."""
+
+    name: CauseName
+    workers: tuple[int, ...]
+    """To blame; empty if it is all of them."""
+    step_s: Floats
+    """[steps], without it."""
+    saved: float
+    """Part of the time of the run that it costs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """What a run would be without parts of it."""
+
+    step_s: Floats
+    """[steps], as it was."""
+    replayed_s: Floats
+    """[steps], of the replay of what was measured: the error of the graph."""
+    even_s: Floats
+    """[steps], with every operation at its usual time."""
+    causes: tuple[Cause, ...]
+    """All, the most expensive first."""
+    saved_by_worker: Floats
+    """[W], part of the time that the uneven part of one worker's operations costs."""
+    saved_by_stage: Mapping[int, float]
+    """By stage of the pipeline."""
+    saved_by_phase: Mapping[str, float]
+
+    @property
+    def first(self) -> Cause | None:
+        """The most expensive cause, if any is worth naming."""
+        best = self.causes[0]
+        return best if best.saved >= LEAST_SAVED else None
+
+    @property
+    def saved(self) -> float:
+        """Part of the time that all stragglers together cost."""
+        return _part(self.even_s, self.replayed_s)
+
+
+def analyse(trace: Trace) -> WhatIf:
+    """Replay a run without each cause, worker, stage and phase.
+
+    Raises:
+      ValueError: operations wait for each other, or a step has no optimizer.
+    """
+    replay = _Replay(trace)
+    needed_s = replay.needed_s()
+    measured_s = _step_s(trace, trace.end_s)
+    replayed_s = replay.step_s(needed_s)
+    usual_s = _Effects(trace, needed_s).usual_s()
+
+    def saved(chosen: NDArray[np.bool_]) -> float:
+        return _part(replay.step_s(np.where(chosen, usual_s, needed_s)), replayed_s)
+
+    causes = []
+    for name, workers, other_s in _without(trace, needed_s):
+        # The graph errs alike with and without the cause.
+        step_s = measured_s * replay.step_s(other_s) / replayed_s
+        causes.append(
+            Cause(
+                name=name,
+                workers=workers,
+                step_s=step_s,
+                saved=_part(step_s, measured_s),
+            )
+        )
+    num_workers, place = len(trace.place), trace.place[trace.worker]
+    return WhatIf(
+        step_s=measured_s,
+        replayed_s=replayed_s,
+        even_s=replay.step_s(usual_s),
+        causes=tuple(sorted(causes, key=lambda cause: -cause.saved)),
+        saved_by_worker=np.array(
+            [saved(trace.worker == worker) for worker in range(num_workers)]
+        ),
+        saved_by_stage={
+            stage: saved(place == stage) for stage in np.unique(place).tolist()
+        },
+        saved_by_phase={
+            phase: saved(trace.phase == phase) for phase in np.unique(trace.phase)
+        },
+    )
+
+
+def _part(without_s: Floats, with_s: Floats) -> float:
+    return float(1 - without_s.sum() / with_s.sum())
+
+
+def _step_s(trace: Trace, end_s: Floats) -> Floats:
+    """Return the time of each step: between the ends of the last optimizers."""
+    last = trace.phase == "optimizer"
+    num = int(trace.step.max(initial=-1)) + 1
+    ends = np.full(num, -np.inf)
+    np.maximum.at(ends, trace.step[last], end_s[last])
+    if not num or np.isinf(ends).any():
+        raise ValueError("every step must have an operation of the phase optimizer")
+    return np.diff(ends, prepend=0.0)
+
+
+class _Replay:
+    """Runs the graph of a trace with other times."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        num = len(trace.phase)
+        before: list[list[int]] = [[] for _ in range(num)]
+        after: list[list[int]] = [[] for _ in range(num)]
+        for first, then in trace.edges.tolist():
+            before[then].append(first)
+            after[first].append(then)
+        self._before = before
+        waits = [len(each) for each in before]
+        self._order = [number for number in range(num) if not waits[number]]
+        for number in self._order:  # grows
+            for then in after[number]:
+                waits[then] -= 1
+                if not waits[then]:
+                    self._order.append(then)
+        if len(self._order) < num:
+            raise ValueError(
+                f"{num - len(self._order)} of {num} operations wait for each other"
+            )
+
+    def needed_s(self) -> Floats:
+        """Return what each operation needs once all that it waits for has ended."""
+        trace = self._trace
+        start_s = trace.start_s.copy()
+        joint = np.isin(trace.phase, _JOINT)
+        for number in np.flatnonzero(joint).tolist():
+            ends_s = trace.end_s[self._before[number]]
+            start_s[number] = ends_s.max(initial=start_s[number])
+        return np.maximum(trace.end_s - start_s, 0.0)
+
+    def step_s(self, needed_s: Floats) -> Floats:
+        """Return the time of each step if operations need these times."""
+        end_s, needed = [0.0] * len(needed_s), needed_s.tolist()
+        for number in self._order:
+            begin_s = max([end_s[each] for each in self._before[number]], default=0.0)
+            end_s[number] = begin_s + needed[number]
+        return _step_s(self._trace, np.array(end_s))
+
+
+class _Effects:
+    """What makes the operations of a trace longer than usual, as factors."""
+
+    def __init__(self, trace: Trace, needed_s: Floats) -> None:
+        self.trace, self.needed_s = trace, needed_s
+        self.passes = np.isin(trace.phase, _PASSES)
+        self.last_stage = int(trace.stage[self.passes].max(initial=0))
+        self.has_stages = self.last_stage > 0
+        self.is_last = self.passes & (trace.stage == self.last_stage)
+        self.is_last &= self.has_stages
+        self.base_s = {p: self._base_s(p) for p in np.unique(trace.phase).tolist()}
+        self.last = {phase: self._last(phase) for phase in _PASSES}
+        self.of_worker = self._of_worker()
+        self.length = self._length()
+
+    def _base_s(self, phase: str) -> float:
+        """Return the usual time of a phase: the median of a usual worker."""
+        medians = self._by_worker_s((self.trace.phase == phase) & ~self.is_last)
+        return max(_lower_median([*medians.values()]), 1e-9) if medians else 1.0
+
+    def _by_worker_s(self, chosen: NDArray[np.bool_]) -> dict[int, float]:
+        """Return the median time of chosen operations of each worker."""
+        return {
+            worker: float(
+                np.median(self.needed_s[chosen & (self.trace.worker == worker)])
+            )
+            for worker in np.unique(self.trace.worker[chosen]).tolist()
+        }
+
+    def _last(self, phase: str) -> float:
+        """Return how long a pass of the last stage is, the others are 1."""
+        medians = self._by_worker_s(self.is_last & (self.trace.phase == phase))
+        if not medians:
+            return 1.0
+        return _lower_median([*medians.values()]) / self.base_s[phase]
+
+    def staged_s(self) -> Floats:
+        """Return the usual time of each pass, with that of the last stage, [N]."""
+        trace = self.trace
+        staged_s = np.array([self.base_s[phase] for phase in trace.phase.tolist()])
+        for phase in _PASSES:
+            staged_s[self.is_last & (trace.phase == phase)] *= self.last[phase]
+        return staged_s
+
+    def _of_worker(self) -> Floats:
+        """Return the factor of the passes of each worker, [W]."""
+        ratio = self.needed_s / self.staged_s()
+        factors = np.ones(len(self.trace.place))
+        for worker in range(len(factors)):
+            chosen = self.passes & (self.trace.worker == worker)
+            if chosen.any():
+                factors[worker] = np.median(ratio[chosen])
+        # What all stages of a replica share comes from its microbatches.
+        for members in _split(self.trace.replica):
+            if len(members) > 1:
+                factors[members] /= _lower_median(factors[members].tolist())
+        return factors
+
+    def _length(self) -> Floats:
+        """Return the factor of each pass by its microbatch, 1 elsewhere, [N]."""
+        trace = self.trace
+        length = np.ones(len(trace.phase))
+        chosen = np.flatnonzero(self.passes)
+        expected_s = self.staged_s() * self.of_worker[trace.worker]
+        ratio = self.needed_s[chosen] / expected_s[chosen]
+        replica = trace.replica[trace.worker[chosen]]
+        group = _numbered(trace.step[chosen], replica, trace.micro[chosen])
+        for number in _split(group):
+            length[chosen[number]] = np.median(ratio[number])
+        return length
+
+    def usual_s(self) -> Floats:
+        """Return the median time of each phase in each step, [N]."""
+        trace = self.trace
+        usual_s = self.staged_s()
+        for phase in np.unique(trace.phase).tolist():
+            others = (trace.phase == phase) & ~self.is_last
+            last = (trace.phase == phase) & self.is_last
+            factor = min(self.last.get(phase, 1.0), USUAL_LAST)
+            for step in np.unique(trace.step[others]).tolist():
+                here = trace.step == step
+                median_s = float(np.median(self.needed_s[others & here]))
+                usual_s[others & here] = median_s
+                usual_s[last & here] = median_s * factor
+        return usual_s
+
+
+def _lower_median(values: Sequence[float]) -> float:
+    """Return the lower of the two in the middle: of two workers the fast one."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _numbered(*columns: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the number of the group of equal rows of each row."""
+    rows = np.stack(columns, axis=1)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _split(group: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
+    """Yield the members of each group."""
+    order = np.argsort(group, kind="stable")
+    yield from np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+
+
+def _without(
+    trace: Trace, needed_s: Floats
+) -> Iterator[tuple[CauseName, tuple[int, ...], Floats]]:
+    """Yield each cause, its workers, and the needed times without it."""
+    effects = _Effects(trace, needed_s)
+    worker = int(np.argmax(effects.of_worker))
+    factor = max(1.0, float(effects.of_worker[worker]))
+    slow = effects.passes & (trace.worker == worker)
+    yield "slow host", (worker,), np.where(slow, needed_s / factor, needed_s)
+    if effects.has_stages:
+        too_long = np.ones(len(needed_s))
+        for phase in _PASSES:
+            chosen = effects.is_last & (trace.phase == phase)
+            too_long[chosen] = max(1.0, effects.last[phase] / USUAL_LAST)
+        last = np.flatnonzero(trace.place == trace.place.max()).tolist()
+        yield "last stage", tuple(last), needed_s / too_long
+    yield "uneven sequence lengths", (), needed_s / _unevenness(effects)
+    yield "garbage collection", (), needed_s - _pauses_s(effects)
+    yield from _links(effects)
+
+
+def _unevenness(effects: _Effects) -> Floats:
+    """Return the factor of each pass that lengths explain beyond what is usual, [N]."""
+    trace, passes = effects.trace, effects.passes
+    logs = np.log(effects.length[passes])
+    deviation = float(logs.std())
+    kept = min(1.0, USUAL_LENGTHS / deviation) if deviation > 0 else 1.0
+    factor = np.ones(len(passes))
+    even = factor.copy()
+    factor[passes] = effects.length[passes]
+    even[passes] = np.exp(kept * logs)
+    # A step has as many tokens as before.
+    for step in np.unique(trace.step).tolist():
+        here = passes & (trace.step == step)
+        if here.any():
+            even[here] *= factor[here].mean() / even[here].mean()
+    return factor / even
+
+
+def _pauses_s(effects: _Effects) -> Floats:
+    """Return the pause within each pass, [N]; 0 for most."""
+    trace, passes = effects.trace, effects.passes
+    expected_s = effects.staged_s() * effects.of_worker[trace.worker] * effects.length
+    excess_s = effects.needed_s - expected_s
+    relative = np.log(np.maximum(effects.needed_s[passes], 1e-9) / expected_s[passes])
+    spread = 1.4826 * float(np.median(np.abs(relative)))
+    least_s = np.maximum(LEAST_PAUSE_S, LEAST_PAUSE_DEVIATIONS * spread * expected_s)
+    return np.where(passes & (excess_s > least_s), excess_s, 0.0)
+
+
+def _links(
+    effects: _Effects,
+) -> Iterator[tuple[CauseName, tuple[int, ...], Floats]]:
+    """Yield the slowest link of a pipeline, and the slowest gradient sync."""
+    trace, needed_s = effects.trace, effects.needed_s
+    sends = np.flatnonzero(trace.phase == "send")
+    if len(sends):
+        found: dict[tuple[int, int], float] = {}
+        pair = np.where(trace.backward[sends], -1, 1)
+        low = trace.place[trace.worker[sends]] + np.minimum(pair, 0)
+        replica = trace.replica[trace.worker[sends]]
+        for members in _split(_numbered(replica, low)):
+            median_s = float(np.median(needed_s[sends[members]]))
+            found[int(replica[members[0]]), int(low[members[0]])] = median_s
+        at = max(found, key=found.__getitem__)
+        ratio = found[at] / max(_lower_median([*found.values()]), 1e-9)
+        other_s = needed_s.copy()
+        if ratio > SLOW_LINK:
+            chosen = sends[(replica == at[0]) & (low == at[1])]
+            other_s[chosen] = needed_s[chosen] / ratio
+        ends = (trace.replica == at[0]) & np.isin(trace.place, (at[1], at[1] + 1))
+        yield "slow link", tuple(np.flatnonzero(ends).tolist()), other_s
+    sync = np.flatnonzero(trace.phase == "sync")
+    places = trace.place[trace.worker[sync]]
+    by_place = {
+        place: float(np.median(needed_s[sync[places == place]]))
+        for place in np.unique(places).tolist()
+    }
+    if len(by_place) > 1:
+        usual_s = _lower_median([*by_place.values()])
+        place = max(by_place, key=by_place.__getitem__)
+        ratio = by_place[place] / max(usual_s, 1e-9)
+        other_s = needed_s.copy()
+        if ratio > SLOW_SYNC:
+            other_s[sync[places == place]] /= ratio
+        blamed = np.flatnonzero(trace.place == place).tolist()
+        yield "slow link", tuple(blamed), other_s

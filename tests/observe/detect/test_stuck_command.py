@@ -1,0 +1,222 @@
+"""The command names the rank to blame in the files of a run, and changes none."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mjax.observe.spans import FOLDER, Header, Launch, Line, Span, encode, file_name
+from mjax.observe.stuck import main
+from mjax.processes.progress import LOCK_ANSWER, Phase, Writer
+
+NUM = 4
+WAITING = (
+    "Current thread 0x00007f (most recent call first):\n"
+    '  File "/x/jax/_src/array.py", line 1 in _value\n'
+    '  File "/x/mjax/run/loop.py", line 2 in run\n'
+)
+SLEEPING = WAITING.replace("/x/jax/_src/array.py", "/x/my/reader.py")
+
+
+def write_run(
+    work_dir: Path,
+    *,
+    steps: tuple[int, ...] = (7, 7, 7, 7),
+    age_s: float = 600.0,
+    launch: bool = True,
+    missing: tuple[int, ...] = (),
+    ends: dict[int, int] | None = None,
+) -> None:
+    """Write the spans of ranks of another machine, whose clock began elsewhere."""
+    said_ns = time.time_ns() - int(age_s * 1e9)
+    for rank in range(NUM):
+        if rank in missing:
+            continue
+        header = Header(
+            run="r",
+            host=f"host-{rank // 2}",
+            rank=rank,
+            generation=1,
+            pid=2**22 + 1,
+            wall_ns=said_ns,
+            monotonic_ns=0,
+            devices=(rank,),
+            mesh={"pp": 1, "dp_replicate": 1, "dp_shard": 2, "tp": 2},
+            launch=Launch(name="a", generation=0) if launch else None,
+        )
+        lines = [
+            Line(
+                n=step - 1,
+                step=step,
+                spans=(Span("step", "compute", "step", -2 * 10**9, -(10**9)),),
+            )
+            for step in range(1, steps[rank])
+        ]
+        if ends and rank in ends:
+            lines.append(Line(n=len(lines), end=ends[rank]))
+        path = work_dir / FOLDER / file_name(header)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(encode(each) for each in (header, *lines)))
+
+
+def write_words(
+    work_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    steps: tuple[int, ...] = (7, 7, 7, 7),
+    phases: dict[int, Phase] | None = None,
+    missing: tuple[int, ...] = (),
+) -> Path:
+    """Write progress words at the zero of the monotonic clock of the spans."""
+    folder = work_dir / "launch" / "generation-0000"
+    folder.mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic_ns", lambda: 1)
+        for rank, step in enumerate(steps):
+            if rank in missing:
+                continue
+            writer = Writer(folder / f"progress-{rank}")
+            writer.mark((phases or {}).get(rank, Phase.STEP), step)
+            writer.ended_first_step()
+    return folder
+
+
+def ask(work_dir: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> dict:
+    assert main(["--work-dir", str(work_dir), "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_rank_whose_word_is_behind_is_named(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path)
+    write_words(tmp_path, monkeypatch, steps=(8, 8, 7, 8))
+    found = ask(tmp_path, capsys)
+    assert (found["ranks"], found["host"]) == ([2], "host-1")
+    assert (found["phase"], found["step"]) == ("step", 7)
+    assert found["groups"] == {"dp_shard": [0], "tp": [3]}
+
+
+def test_the_rank_without_a_record_is_named(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path, missing=(3,))
+    write_words(tmp_path, monkeypatch, missing=(3,))
+    found = ask(tmp_path, capsys)
+    assert found["ranks"] == [3]
+    assert found["reason"] == "it has no record"
+    assert found["groups"] == {"dp_shard": [1], "tp": [2]}
+
+
+def test_the_rank_that_does_not_wait_is_named_with_its_stack(
+    tmp_path, capsys, monkeypatch
+):
+    write_run(tmp_path)
+    folder = write_words(tmp_path, monkeypatch)
+    for rank in range(NUM):
+        text = (SLEEPING if rank == 1 else WAITING) + LOCK_ANSWER
+        (folder / f"stacks-{rank}.txt").write_text(text)
+    found = ask(tmp_path, capsys)
+    assert found["ranks"] == [1]
+    assert "reader.py" in found["stacks"]["1"]
+
+
+def test_the_rank_that_holds_the_interpreter_lock_is_named(
+    tmp_path, capsys, monkeypatch
+):
+    write_run(tmp_path)
+    folder = write_words(tmp_path, monkeypatch)
+    for rank in range(NUM):
+        text = WAITING + (LOCK_ANSWER if rank != 0 else "")
+        (folder / f"stacks-{rank}.txt").write_text(text)
+    assert ask(tmp_path, capsys)["ranks"] == [0]
+
+
+def test_stacks_of_the_watchdog_are_read_without_a_launcher(tmp_path, capsys):
+    write_run(tmp_path, launch=False)
+    (tmp_path / "stacks").mkdir()
+    for rank in range(NUM):
+        old = "Timeout (0:00:01)!\n" + SLEEPING
+        new = "Timeout (0:00:01)!\n" + (SLEEPING if rank == 3 else WAITING)
+        path = tmp_path / "stacks" / f"host-{rank // 2}-{rank}-1.txt"
+        path.write_text(old + new)
+    found = ask(tmp_path, capsys)
+    assert (found["ranks"], found["step"]) == ([3], 7)
+    assert found["stacks"]["3"].count("Timeout") == 1
+
+
+def test_stacks_older_than_the_last_progress_say_nothing(tmp_path, capsys):
+    write_run(tmp_path, launch=False)
+    (tmp_path / "stacks").mkdir()
+    for rank in range(NUM):
+        path = tmp_path / "stacks" / f"host-{rank // 2}-{rank}-1.txt"
+        path.write_text(SLEEPING if rank == 3 else WAITING)
+        long_ago_s = time.time() - 3600
+        os.utime(path, (long_ago_s, long_ago_s))
+    found = ask(tmp_path, capsys)
+    assert found["is_stuck"]
+    assert (found["ranks"], found["stacks"]) == ([], {})
+
+
+def test_the_rank_that_failed_is_named_and_not_those_that_wait(tmp_path, capsys):
+    write_run(tmp_path, launch=False, ends={1: 1})
+    found = ask(tmp_path, capsys)
+    assert (found["ranks"], found["phase"]) == ([1], "exit")
+
+
+def test_nobody_is_named_while_all_go_on(tmp_path, capsys):
+    write_run(tmp_path, launch=False, age_s=3.0)
+    found = ask(tmp_path, capsys)
+    assert not found["is_stuck"]
+    assert found["ranks"] == []
+
+
+def test_a_long_save_is_no_hang(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path)
+    write_words(tmp_path, monkeypatch, phases=dict.fromkeys(range(NUM), Phase.SAVE))
+    assert not ask(tmp_path, capsys)["is_stuck"]
+
+
+def test_a_run_that_has_ended_is_not_stuck(tmp_path, capsys):
+    write_run(tmp_path, launch=False, ends=dict.fromkeys(range(NUM), 0))
+    assert ask(tmp_path, capsys)["reason"] == "all ranks have ended"
+
+
+def test_reading_changes_no_file_and_out_has_what_json_prints(
+    tmp_path, capsys, monkeypatch
+):
+    run = tmp_path / "run"
+    write_run(run)
+    write_words(run, monkeypatch, steps=(8, 8, 7, 8))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    found = ask(run, capsys, "--out", str(tmp_path / "out.json"))
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert before == after
+    assert json.loads((tmp_path / "out.json").read_text())["ranks"] == found["ranks"]
+
+
+def test_people_are_told_rank_host_step_and_who_waits(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path)
+    write_words(tmp_path, monkeypatch, steps=(8, 8, 7, 8))
+    assert main(["--work-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "rank 2 on host-1 in step, step 7" in said
+    assert "waiting for them in tp: rank 3" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((), "no spans and no progress words"),
+        (("--step-s", "0"), "--step-s must be finite and above 0, got 0"),
+        (("--step-s", "nan"), "--step-s must be finite and above 0, got nan"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(flags, says, tmp_path, capsys):
+    assert main(["--work-dir", str(tmp_path), *flags]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_a_work_dir_that_is_none_is_refused(tmp_path, capsys):
+    assert main(["--work-dir", str(tmp_path / "no")]) == 2
+    assert "--work-dir must be a folder of a run" in capsys.readouterr().err
