@@ -162,7 +162,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50, help="of each stage")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--setups", nargs="+", choices=[*STAGES], default=[*STAGES])
-    parser.add_argument("--stages", nargs="+", help="only these")
+    every = sorted({stage for stages in STAGES.values() for stage in stages})
+    parser.add_argument("--stages", nargs="+", choices=every, help="only these")
     parser.add_argument("--no-page", action="store_true", help="only print")
     given = parser.parse_args()
     rows, is_good = [], True
