@@ -66,7 +66,10 @@ class Watch:
         mesh: Mesh,
         agreement: Agreement,
     ) -> None:
-        """Begin to write spans, the phases of the start first; all processes call it.
+        """Begin to write what the config asks for; all processes call it.
+
+        Spans begin with the phases of the start. Without spans the processes do not
+        meet for them.
 
         Args:
           config: whether and where to.
@@ -75,16 +78,16 @@ class Watch:
           mesh: of all processes.
           agreement: of all processes.
         """
-        self.meet = lambda: agreement.merge("", lambda _: "")
-        if not config.spans:
-            return
         header = _header(start, mesh, self.marks.generation)
-        folder = Path(config.spans_dir) if config.spans_dir else work_dir / FOLDER
-        self.spans = Spans(folder, header, say)
         stacks = f"{header.host}-{header.rank}-{header.generation}.txt"
         if config.slow_step_factor is not None:
             path = work_dir / "stacks" / stacks
             self.slow_steps = SlowSteps(path, config.slow_step_factor)
+        if not config.spans:
+            return
+        self.meet = lambda: agreement.merge("", lambda _: "")
+        folder = Path(config.spans_dir) if config.spans_dir else work_dir / FOLDER
+        self.spans = Spans(folder, header, say)
         ends_ns = [began_ns for _, began_ns in self._started[1:]]
         for (name, began_ns), end_ns in zip(
             self._started, [*ends_ns, time.monotonic_ns()], strict=True
