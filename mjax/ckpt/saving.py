@@ -54,6 +54,25 @@ class Attempt:
     warning: str | None = None
     """What went wrong after the step was saved, as when older ones are deleted."""
 
+    def describe(self) -> str:
+        """Tell people how it went."""
+        if self.error is not None:
+            then = "it is given up"
+            if self.pause_s is not None:
+                then = f"next try in {self.pause_s:.0f} s; training goes on"
+            return (
+                f"warning: checkpoint {self.step} was not saved (try {self.number}): "
+                f"{self.error}; {then}"
+            )
+        tries = f", at try {self.number}" if self.number > 1 else ""
+        removed = "".join(f", {step}" for step in self.removed)[2:]
+        warning = f"; warning: {self.warning}" if self.warning else ""
+        return (
+            f"checkpoint {self.step} saved: {self.num_bytes / 1e6:.1f} MB in "
+            f"{self.write_s:.2f} s{tries}{'; removed ' + removed if removed else ''}"
+            f"{warning}"
+        )
+
 
 class Writer:
     """The background thread of one process; every process makes the same calls."""

@@ -18,7 +18,6 @@ import jax
 from jax.sharding import NamedSharding
 
 from mjax.ckpt.manager import Answer, Checkpoints
-from mjax.ckpt.saving import Attempt
 from mjax.processes.progress import Phase
 from mjax.run.ending import DONE, FAILED, GAVE_UP, PREEMPTED, StopRequest
 from mjax.run.garbage import collections_every
@@ -451,7 +450,7 @@ class Loop:
     def report_saves(self) -> None:
         """Say how saves went that were tried in the background; training goes on."""
         for attempt in self.checkpoints.attempts():
-            self.recorder.say(_describe(attempt))
+            self.recorder.say(attempt.describe())
             if attempt.error is None:
                 self.watch.marks.saved(attempt.step)
                 self._save_facts |= {
@@ -482,23 +481,3 @@ class Loop:
         if not is_saved:
             self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
         return is_saved
-
-
-def _describe(attempt: Attempt) -> str:
-    """Tell people how a try to write a checkpoint went."""
-    if attempt.error is not None:
-        then = "it is given up"
-        if attempt.pause_s is not None:
-            then = f"next try in {attempt.pause_s:.0f} s; training goes on"
-        return (
-            f"warning: checkpoint {attempt.step} was not saved (try {attempt.number}): "
-            f"{attempt.error}; {then}"
-        )
-    tries = f", at try {attempt.number}" if attempt.number > 1 else ""
-    removed = "".join(f", {step}" for step in attempt.removed)[2:]
-    warning = f"; warning: {attempt.warning}" if attempt.warning else ""
-    return (
-        f"checkpoint {attempt.step} saved: {attempt.num_bytes / 1e6:.1f} MB in "
-        f"{attempt.write_s:.2f} s{tries}{'; removed ' + removed if removed else ''}"
-        f"{warning}"
-    )
