@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.observe import output
 from mjax.observe.windows import folders
 from mjax.observe.windows.places import ROLES, UNKNOWN
 from mjax.observe.windows.read import Reading, read
 from mjax.observe.windows.seconds import DeviceSeconds, Seconds, merged
 from mjax.scopes import PHASES
 
-_BAD_INPUT = 2
 _RECORD = "record some: python -m mjax.train ... --profile.steps 100:103"
 Parts = Mapping[tuple[str, str], Seconds]
 
@@ -81,10 +81,9 @@ def main(argv: Sequence[str]) -> int:
         found = phases(args.work_dir, generation=args.generation, step=args.step)
         text = json.dumps(as_json(found), indent=1) + "\n"
         if args.out is not None:
-            _write(args.out, text)
+            output.write(args.out, text)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return output.refuse(error)
     for problem in found.problems:
         print(f"warning: left out: {problem}", file=sys.stderr)
     print(text if args.json else page(found, each=args.each), end="")
@@ -299,12 +298,3 @@ def _aligned(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write --out {path}: {error.strerror}; give another path"
-        ) from error

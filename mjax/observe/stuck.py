@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,11 +25,11 @@ import numpy as np
 
 from mjax.launch import stacks
 from mjax.launch.config import LimitsConfig
+from mjax.observe import output
 from mjax.observe.spans import FOLDER, Header, SpanFile, read_run
 from mjax.processes import progress
 from mjax.processes.progress import LOCK_ANSWER, Phase, Word
 
-_BAD_INPUT = 2
 _SAME_BOOT_S = 2.0
 """Difference of wall and monotonic clock that is one boot of one machine. Chosen: more
 than what NTP corrects at once, far less than between two boots."""
@@ -111,10 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = report(args.work_dir, args.step_s)
         answer = json.dumps(found.to_json())
         if args.out is not None:
-            _write(args.out, answer)
+            output.write(args.out, answer + "\n")
     except ValueError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return output.refuse(error)
     print(answer if args.json else _text(found))
     return 0
 
@@ -415,12 +413,3 @@ def _text(found: Report) -> str:
         if stack := found.seen[rank].stack:
             lines += ["", f"stack of rank {rank}:", stack.rstrip()]
     return "\n".join(lines)
-
-
-def _write(path: Path, answer: str) -> None:
-    try:
-        path.write_text(f"{answer}\n")
-    except OSError as error:
-        raise ValueError(
-            f"cannot write --out {path}: {error.strerror}; give another path"
-        ) from error

@@ -24,17 +24,16 @@ import argparse
 import collections
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mjax.observe import output
 from mjax.observe.detect.whatif import LEAST_SAVED, Trace, WhatIf, analyse
 from mjax.observe.spans import Span, SpanFile, read_run
 
-_BAD_INPUT = 2
 _PHASE_OF = {"tick": "forward"}
 _NAME_OF = {"data": "between steps", "sync": "norm"}
 """What people and programs are told, for phases of the analysis."""
@@ -116,10 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = answer(args.work_dir, args.from_step)
         text = json.dumps(found.to_json())
         if args.out is not None:
-            _write(args.out, text)
+            output.write(args.out, text + "\n")
     except ValueError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return output.refuse(error)
     print(text if args.json else _text(found))
     return 0
 
@@ -315,12 +313,3 @@ def _text(found: Answer) -> str:
     for phase, saved in sorted(what.saved_by_phase.items(), key=lambda each: -each[1]):
         lines.append(f"  {_NAME_OF.get(phase, phase)}: {saved:.1%}")
     return "\n".join(lines)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(f"{text}\n")
-    except OSError as error:
-        raise ValueError(
-            f"cannot write --out {path}: {error.strerror}; give another path"
-        ) from error
