@@ -283,7 +283,7 @@ def _look(
     """Read the records at some moment after the fault."""
     rank, stopped, stop_s = fault
     host, num_hosts = mesh.host[rank], int(mesh.host.max()) + 1
-    usual_s = max(visit.left_s for visit in visits[0] if visit.step == 0)
+    usual_s = _first_step_s(visits)
     save_s = float(rng.uniform(*SAVING_S))
     slow_from_s = visits[rank][min(stopped[rank], len(visits[rank]) - 1)].entered_s
     now_s, saving = _draw_moment(rng, kind, visits, usual_s, save_s, slow_from_s)
@@ -319,6 +319,16 @@ def _look(
             stale=stale,
         ),
     )
+
+
+def _first_step_s(visits: list[list[_Visit]]) -> float:
+    """Return how long the first step took: of the lowest rank that does not hang in it.
+
+    A stage whose program is longer than that of the stopped rank may stop in its first
+    step, and hold up others there.
+    """
+    ends_s = (max(v.left_s for v in each if v.step == 0) for each in visits)
+    return next(end_s for end_s in ends_s if end_s < np.inf)
 
 
 def _draw_moment(

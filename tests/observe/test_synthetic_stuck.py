@@ -129,6 +129,18 @@ def test_a_dead_host_has_no_records_and_no_log():
         assert np.flatnonzero(np.isnan(case.host_log_s)).tolist() == [host[0]]
 
 
+def test_every_time_of_a_case_is_finite():
+    """A host of several stages may stop while one of them is in its first step."""
+    for seed in range(301):
+        case = make("dead_host", seed)
+        assert np.isfinite([case.now_s, case.usual_step_s, case.usual_save_s]).all()
+        assert 0 < case.usual_step_s < case.now_s
+        times_s = np.stack([case.progress.entered_s, case.progress.left_s])
+        assert not np.isinf(times_s).any()
+    for kind in KINDS:
+        assert all(np.isfinite(case.now_s) for case in made(kind))
+
+
 def test_a_slow_run_moves_or_saves():
     saving = 0
     for case in made("slow"):
