@@ -1,14 +1,18 @@
 """Flags made from config dataclasses, and one plain message for a bad one.
 
 Enters: a dataclass of configs and the words of a command line. Leaves: an instance of
-it. The parsing is tyro's. Some kinds of mistakes are taken out of its hands, because
-here they can be told better: an unknown flag, a value that is none of the choices or no
-whole number, and a value that a config refuses in `__post_init__`.
+it; or, of a program with several commands, the exit code of the one that is named. The
+parsing is tyro's. Some kinds of mistakes are taken out of its hands, because here they
+can be told better: an unknown flag, a value that is none of the choices or no whole
+number, and a value that a config refuses in `__post_init__`.
 """
 
 import dataclasses
 import difflib
+import importlib
 import itertools
+import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -117,6 +121,39 @@ def with_flags(words: Sequence[str], changes: Mapping[str, Sequence[str]]) -> li
         if not is_changed:
             kept.append(word)
     return kept + [word for flag, new in changes.items() for word in (flag, *new)]
+
+
+def run_command(words: Sequence[str], commands: Mapping[str, str], help: str) -> int:
+    """Run the command that the first word names; return its exit code.
+
+    Args:
+      words: of the command line, without the program's name.
+      commands: from names to modules, each with `main(argv) -> exit code`; only that of
+        the named one is imported.
+      help: shown for --help, and with the message for a name that is none.
+    Returns:
+      the exit code of the command; 2 if there is none of this name; 1 if nobody reads
+      what it prints any more.
+    """
+    try:
+        code = _run_command(words, commands, help)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _run_command(words: Sequence[str], commands: Mapping[str, str], help: str) -> int:
+    if words and words[0] in ("-h", "--help"):
+        print(help)
+        return 0
+    if words and words[0] in commands:
+        return importlib.import_module(commands[words[0]]).main(words[1:])
+    said = f"there is no command {words[0]}" if words else "a command is missing"
+    print(f"error: {said}\n\n{help}", file=sys.stderr)
+    return 2
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

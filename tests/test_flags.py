@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 from typing import Literal
 
 import pytest
@@ -121,3 +123,43 @@ def test_the_flags_of_a_command_line_have_all_their_values():
     assert flags.values([]) == {}
     with pytest.raises(ValueError, match="flags begin with two hyphens, got seed"):
         flags.values(["seed", "3"])
+
+
+def test_a_command_gets_the_words_behind_its_name(tmp_path, monkeypatch, capsys):
+    (tmp_path / "shouted.py").write_text("def main(argv): print(*argv); return 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    commands = {"shout": "shouted", "absent": "no_such_module"}
+    assert flags.run_command(["shout", "a", "--help"], commands, "Help.") == 7
+    assert capsys.readouterr().out == "a --help\n"
+    for word in ("-h", "--help"):
+        assert flags.run_command([word], commands, "Help.") == 0
+        assert capsys.readouterr() == ("Help.\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "a command is missing"),
+        (["shot", "-h"], "there is no command shot"),
+        (["--shout"], "there is no command --shout"),
+    ],
+)
+def test_a_command_that_is_none_is_bad_input(capsys, words, said):
+    assert flags.run_command(words, {"shout": "shouted"}, "Help.") == 2
+    assert capsys.readouterr() == ("", f"error: {said}\n\nHelp.\n")
+
+
+def test_a_reader_that_has_gone_ends_a_command_without_a_traceback():
+    code = "import sys; from mjax import flags; sys.stdin.read()\n"
+    code += "sys.exit(flags.run_command(['-h'], {}, 'word ' * 10))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (1, b"")

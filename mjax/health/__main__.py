@@ -14,60 +14,30 @@ init      time how process groups start
 bad input.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 
-from mjax.health import check_command
+from mjax.flags import run_command
+
+_COMMANDS = {
+    "bisect": "mjax.health.bisect.command",
+    "burn": "mjax.health.burn.command",
+    "check": "mjax.health.check_command",
+    "checks": "mjax.health.checks_command",
+    "cluster": "mjax.health.cluster.command",
+    "history": "mjax.health.history.command",
+    "init": "mjax.health.startup.command",
+    "ports": "mjax.health.watch.command",
+    "watch": "mjax.health.events.command",
+}
+"""Modules with `main(argv) -> exit code`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
-    words = [*(sys.argv[1:] if argv is None else argv)]
-    match words[:1]:
-        case ["check" | "checks"]:
-            return check_command.main(words)
-        case ["burn"]:
-            from mjax.health.burn import command as burn
-
-            return burn.main(words[1:])
-        case ["bisect"]:
-            from mjax.health.bisect import command as bisect
-
-            return bisect.main(words[1:])
-        case ["cluster"]:
-            from mjax.health.cluster import command as cluster
-
-            return cluster.main(words[1:])
-        case ["history"]:
-            from mjax.health.history import command as history
-
-            return history.main(words[1:])
-        case ["ports"]:
-            from mjax.health.watch import command as ports
-
-            return ports.main(words[1:])
-        case ["watch"]:
-            from mjax.health.events import command as watch
-
-            return watch.main(words[1:])
-        case ["init"]:
-            from mjax.health.startup import command as init
-
-            return init.main(words[1:])
-        case ["-h" | "--help"]:
-            print(__doc__)
-            return 0
-    said = f"there is no command {words[0]}" if words else "a command is missing"
-    print(f"error: {said}\n\n{__doc__}", file=sys.stderr)
-    return 2
+    words = sys.argv[1:] if argv is None else argv
+    return run_command(words, _COMMANDS, __doc__ or "")
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code)
+    sys.exit(main())

@@ -1,7 +1,6 @@
-"""`python -m mjax.health check` and `checks`: is this host healthy?
+"""`python -m mjax.health check`: is this host healthy?
 
     python -m mjax.health check [--json] [--expect FILE] [--in-use] [--only NAMES]
-    python -m mjax.health checks [--markdown]
 
 Exit codes: 0 the host may be used, 1 something failed or was cut off, 2 bad input.
 """
@@ -35,20 +34,14 @@ line of a terminal."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command, `check` or `checks` with its flags; return its exit code."""
+    """Run the command with its flags; return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m mjax.health", description=(__doc__ or "").splitlines()[0]
+        prog="python -m mjax.health check",
+        description=(__doc__ or "").splitlines()[0],
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    _add_check(commands.add_parser("check", help="judge this host"))
-    listing = commands.add_parser("checks", help="list all checks")
-    listing.add_argument("--markdown", action="store_true", help="as a table, for docs")
-    args = parser.parse_args(argv)
+    _add_check(parser)
     try:
-        if args.command == "check":
-            return _check(args)
-        print(table() if args.markdown else listed())
-        return 0
+        return _check(parser.parse_args(argv))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return _BAD_INPUT

@@ -14,10 +14,10 @@ whatif    how fast the run would be without its slow hosts
 `COMMAND --help` has the flags of each. Exit codes: 0 done, 2 bad input.
 """
 
-import importlib
-import os
 import sys
 from collections.abc import Sequence
+
+from mjax.flags import run_command
 
 _COMMANDS = {
     "collect": "mjax.observe.collect",
@@ -36,22 +36,9 @@ _COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
-    words = [*(sys.argv[1:] if argv is None else argv)]
-    if words[:1] in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
-    if words and words[0] in _COMMANDS:
-        return importlib.import_module(_COMMANDS[words[0]]).main(words[1:])
-    said = f"there is no command {words[0]}" if words else "a command is missing"
-    print(f"error: {said}\n\n{__doc__}", file=sys.stderr)
-    return 2
+    words = sys.argv[1:] if argv is None else argv
+    return run_command(words, _COMMANDS, __doc__ or "")
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code)
+    sys.exit(main())
