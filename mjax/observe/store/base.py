@@ -50,6 +50,9 @@ class Changes:
 class Store(Protocol):
     """A database with the schema. One thread writes; any may query."""
 
+    address: str
+    """As `open_store` took it."""
+
     def marks(self) -> list[Mark]:
         """Return how far each file is stored."""
         ...

@@ -62,7 +62,7 @@ class DuckStore:
         Raises:
           ValueError: it belongs to another process, to a newer mjax, or is no database.
         """
-        self._path = path
+        self.address = path
         self._threads = threads
         self._lock = threading.Lock()
         self._base = self._open()
@@ -83,10 +83,12 @@ class DuckStore:
             with self._transaction() as base:
                 self._write(base, changes)
         except (duckdb.IntegrityError, duckdb.DataError) as error:
-            raise ValueError(f"{self._path} refuses a row: {error}") from error
+            raise ValueError(f"{self.address} refuses a row: {error}") from error
         except duckdb.Error as error:
             self._reopen()
-            raise StoreGoneError(f"{self._path} cannot be written: {error}") from error
+            raise StoreGoneError(
+                f"{self.address} cannot be written: {error}"
+            ) from error
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Read; any thread may."""
@@ -105,8 +107,8 @@ class DuckStore:
         settings: dict[str, Any] = {"threads": self._threads}
         settings["memory_limit"] = _MEMORY_LIMIT
         try:
-            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-            return duckdb.connect(self._path, config=settings)
+            Path(self.address).parent.mkdir(parents=True, exist_ok=True)
+            return duckdb.connect(self.address, config=settings)
         except duckdb.Error as error:
             text = " ".join(str(error).split())
             hint = (
@@ -115,11 +117,11 @@ class DuckStore:
                 else "move it away to begin anew; collectors send what they have again"
             )
             raise ValueError(
-                f"{self._path} cannot be opened ({text}); {hint}"
+                f"{self.address} cannot be opened ({text}); {hint}"
             ) from error
         except OSError as error:
             raise ValueError(
-                f"{self._path} cannot be opened ({error.strerror}); "
+                f"{self.address} cannot be opened ({error.strerror}); "
                 "name another --store"
             ) from error
 

@@ -61,7 +61,7 @@ class PostgresStore:
             parts = conninfo_to_dict(address)
         except psycopg.Error as error:
             raise ValueError(f"--store is no address of PostgreSQL: {error}") from error
-        self._address = address
+        self.address = address
         self._name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         self._writer: psycopg.Connection | None = None
         self._reader: psycopg.Connection | None = None
@@ -128,7 +128,7 @@ class PostgresStore:
     def _connect(self, *, autocommit: bool) -> psycopg.Connection:
         try:
             made = psycopg.connect(
-                self._address, autocommit=autocommit, connect_timeout=_CONNECT_S
+                self.address, autocommit=autocommit, connect_timeout=_CONNECT_S
             )
             made.adapters.register_loader("numeric", _NumberLoader)
             return made

@@ -73,12 +73,15 @@ def test_a_request_that_is_too_large_is_refused_unread(service):
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_database_that_is_gone_keeps_the_collector_waiting(service, monkeypatch):
+def test_a_database_that_is_gone_keeps_the_collector_waiting(
+    service, tmp_path, monkeypatch
+):
     def fail(changes):
         raise StoreGoneError("the disk is full")
 
-    sink = open_sink(service.address, None)
-    sink._headers = {"Authorization": "Bearer secret"}  # type: ignore[attr-defined]
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    sink = open_sink(service.address, token)
     whole = batch(span_bytes(0, 3), "spans/node0-0-1.jsonl")
     monkeypatch.setattr(service.store, "write", fail)
     with pytest.raises(SinkGoneError, match="answered 503: the disk is full"):

@@ -188,7 +188,7 @@ def test_two_ingesters_on_one_database_do_not_double_rows(
     make_run(tmp_path)
     service = start()
     other = IngestService(
-        store=service.store._address,  # type: ignore[attr-defined]
+        store=service.store.address,
         listen=f"unix:{tmp_path}/other",
         say=lambda text: None,
     )
