@@ -152,7 +152,7 @@ def _read_rows(path: Path, problems: list[str]) -> Rows:
 def _read_starts(work_dir: Path, problems: list[str]) -> list[_Start]:
     """Read the spans of the first rank of each start, oldest first."""
     folder = work_dir / spans.FOLDER
-    if not any(folder.glob("*.jsonl")):
+    if not spans.paths(folder):
         return []
     files, found = spans.read_run(work_dir)
     problems += found

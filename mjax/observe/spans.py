@@ -1,7 +1,8 @@
 """The file of spans: what one process did when, one JSON object a line.
 
-Enters: a file below `spans/` in the work dir, named HOST-RANK-GENERATION.jsonl. Leaves:
-its header and its lines, and what is wrong with it. Nothing here changes a file.
+Enters: a file below `spans/` in the work dir, named HOST-RANK-GENERATION.jsonl, or the
+same compressed (`mjax.observe.gzipped`). Leaves: its header and its lines, and what is
+wrong with it. Nothing here changes a file.
 
 The first line is a `Header`, every other one a `Line`. A line is appended with one
 write, so a process that is killed loses at most the line that it was about to write. A
@@ -22,9 +23,13 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from mjax.observe import gzipped
+
 VERSION = 1
 FOLDER = "spans"
 """In the work dir."""
+ENDING = ".jsonl"
+"""Of the names of files, before compression."""
 
 type Kind = Literal[
     "compute",
@@ -124,7 +129,7 @@ class SpanFile:
 def file_name(header: Header) -> str:
     """Return the name of the file of a process; a host may have any name."""
     host = urllib.parse.quote(header.host, safe="")
-    return f"{host}-{header.rank}-{header.generation}.jsonl"
+    return f"{host}-{header.rank}-{header.generation}{ENDING}"
 
 
 def encode(line: Header | Line) -> bytes:
@@ -177,15 +182,16 @@ def read(path: Path) -> SpanFile:
       ValueError: it cannot be read, or has no header.
     """
     try:
-        data = path.read_bytes()
+        data, problem = gzipped.read(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     first, _, rest = data.partition(b"\n")
+    cut = f"{path} {problem}; what follows is left out"
     try:
         header = decode_header(first)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    problems: list[str] = []
+        raise ValueError(cut if problem else f"{path}: {error}") from error
+    problems = [cut] if problem else []
     lines = tuple(_lines(rest, path, problems))
     return SpanFile(path=path, header=header, lines=lines, problems=tuple(problems))
 
@@ -210,6 +216,11 @@ def _lines(data: bytes, path: Path, problems: list[str]) -> Iterator[Line]:
         yield line
 
 
+def paths(folder: Path) -> list[Path]:
+    """Return the files of spans of a folder, compressed or not; each process once."""
+    return [*gzipped.find(folder, ENDING).values()]
+
+
 def read_run(work_dir: Path) -> tuple[list[SpanFile], list[str]]:
     """Read all files of a run, by generation and rank.
 
@@ -219,15 +230,15 @@ def read_run(work_dir: Path) -> tuple[list[SpanFile], list[str]]:
       ValueError: the run has no spans.
     """
     folder = work_dir / FOLDER
-    paths = sorted(folder.glob("*.jsonl"))
-    if not paths:
+    there = paths(folder)
+    if not there:
         raise ValueError(
             f"{folder} has no spans; name the work dir of a run with --work-dir, one "
             "that was not started with --observe.no-spans"
         )
     files: dict[tuple[int, int], SpanFile] = {}
     problems = []
-    for path in paths:
+    for path in there:
         try:
             found = read(path)
         except ValueError as error:

@@ -26,7 +26,7 @@ import numpy as np
 from mjax.launch import stacks
 from mjax.launch.config import LimitsConfig
 from mjax.observe import output
-from mjax.observe.spans import FOLDER, Header, SpanFile, read_run
+from mjax.observe.spans import FOLDER, Header, SpanFile, paths, read_run
 from mjax.processes import progress
 from mjax.processes.progress import LOCK_ANSWER, Phase, Word
 
@@ -167,7 +167,7 @@ def _read(
         raise ValueError(f"--work-dir must be a folder of a run, got {work_dir}")
     files: list[SpanFile] = []
     problems: list[str] = []
-    if any((work_dir / FOLDER).glob("*.jsonl")):
+    if paths(work_dir / FOLDER):
         files, problems = read_run(work_dir)
     newest = max((found.header.generation for found in files), default=-1)
     last = {f.header.rank: f for f in files if f.header.generation == newest}

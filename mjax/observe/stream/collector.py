@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mjax.observe import spans
+from mjax.observe import gzipped, spans
 from mjax.observe.store.batches import MAX_BYTES, Batch, Mark, Outcome, digest
 from mjax.observe.stream import quota
 from mjax.observe.stream.sinks import Sink
@@ -20,7 +20,6 @@ from mjax.observe.stream.tail import (
     first_line,
     has_whole_lines,
     read_batches,
-    size_of,
 )
 from mjax.observe.stream.wire import MarksAnswer, MarksRequest
 
@@ -283,7 +282,7 @@ class Collector:
                 share = self._read(tail)
                 found += share
                 size += sum(len(batch.data) for batch in share)
-            except (OSError, EOFError, ChangedError) as error:
+            except (OSError, ChangedError) as error:
                 self._cannot(tail.source, f"{tail.path} cannot be read: {error}")
         return found
 
@@ -308,7 +307,7 @@ def _may_have_more(tail: Tail) -> bool:
         if tail.kind != "spans":
             status = tail.path.stat()
             return status.st_size != tail.position or status.st_ino != tail.inode
-        return size_of(tail.path) != tail.position
+        return gzipped.size_of(tail.path) != tail.position
     except OSError:
         return False
 
@@ -329,6 +328,6 @@ def _is_stored(tail: Tail) -> bool:
 
 def _behind(tail: Tail) -> int:
     try:
-        return max(0, size_of(tail.path) - tail.position)
+        return max(0, gzipped.size_of(tail.path) - tail.position)
     except OSError:
         return 0

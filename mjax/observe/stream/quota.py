@@ -6,17 +6,12 @@ last line, or that a process may still write, is never touched, unless a flag sa
 """
 
 import dataclasses
-import gzip
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from mjax.observe.stream.tail import COMPRESSED
+from mjax.observe import gzipped
 
-_MAX_COMPRESSED = 2**32
-"""A gzip file knows its size before compression modulo this (RFC 1952)."""
 _RATIO = 5
 """By how much compression is expected to shrink a file, to plan with. Files of spans of
 the demo shrink by 7; the next round counts what came out."""
@@ -62,7 +57,9 @@ def plan(
     actions: list[Action] = []
     oldest = sorted(files, key=lambda file: (file.modified_s, file.path))
     stored = [file for file in oldest if file.is_closed and file.is_stored]
-    plain = [file for file in stored if _can_compress(file)]
+    plain = [
+        file for file in stored if gzipped.can_compress(file.path, file.disk_bytes)
+    ]
     gain = sum(file.disk_bytes - file.disk_bytes // _RATIO for file in plain)
     if 0 < excess <= gain:
         for file in plain:
@@ -88,25 +85,4 @@ def carry_out(action: Action) -> None:
     if action.kind != "compress":
         action.path.unlink(missing_ok=True)
         return
-    final = action.path.with_name(action.path.name + COMPRESSED)
-    temporary = final.with_name(final.name + ".tmp")
-    try:
-        with (
-            action.path.open("rb") as source,
-            temporary.open("wb") as raw,
-            gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6, mtime=0) as target,
-        ):
-            shutil.copyfileobj(source, target, 2**20)
-            target.close()
-            raw.flush()
-            os.fsync(raw.fileno())
-        shutil.copystat(action.path, temporary)
-        temporary.replace(final)
-    finally:
-        temporary.unlink(missing_ok=True)
-    action.path.unlink()
-
-
-def _can_compress(file: Spool) -> bool:
-    is_plain = file.path.suffix != COMPRESSED
-    return is_plain and file.disk_bytes < _MAX_COMPRESSED
+    gzipped.compress(action.path)

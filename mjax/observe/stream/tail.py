@@ -6,14 +6,13 @@ Compressed files are read like others; places count their bytes before compressi
 """
 
 import dataclasses
-import gzip
 import io
 import os
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
-from mjax.observe import spans
+from mjax.observe import gzipped, spans
 from mjax.observe.store.batches import (
     MAX_BYTES,
     MAX_LINES,
@@ -24,7 +23,6 @@ from mjax.observe.store.batches import (
 )
 
 RUN_FILES: dict[str, Kind] = {"metrics.jsonl": "metrics", "events.jsonl": "events"}
-COMPRESSED = ".gz"
 _READ_BYTES = 4 * MAX_BYTES
 
 
@@ -72,12 +70,10 @@ def discover(
     A file that is being compressed is there twice: the plain one counts.
     """
     found: dict[str, Path] = {}
-    for path in sorted((spans_dir or work_dir / spans.FOLDER).glob("*.jsonl*")):
-        if path.name.endswith((".jsonl", ".jsonl" + COMPRESSED)):
-            name = path.name.removesuffix(COMPRESSED)
-            parts = name.rsplit("-", 2)
-            if host is None or urllib.parse.unquote(parts[0]) == host:
-                found.setdefault(f"{spans.FOLDER}/{name}", path)
+    folder = spans_dir or work_dir / spans.FOLDER
+    for name, path in gzipped.find(folder, spans.ENDING).items():
+        if host is None or urllib.parse.unquote(name.rsplit("-", 2)[0]) == host:
+            found[f"{spans.FOLDER}/{name}"] = path
     for name in RUN_FILES:
         if (work_dir / name).is_file():
             found[name] = work_dir / name
@@ -86,18 +82,9 @@ def discover(
 
 def first_line(path: Path) -> bytes | None:
     """Return the first line of a file without its end; None while it has none."""
-    with _open(path) as file:
+    with gzipped.opened(path) as file:
         line = file.readline(MAX_BYTES)
     return line[:-1] if line.endswith(b"\n") else None
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of a file, before compression."""
-    if path.suffix != COMPRESSED:
-        return path.stat().st_size
-    with path.open("rb") as file:  # RFC 1952: the last four bytes have the size
-        file.seek(-4, os.SEEK_END)
-        return int.from_bytes(file.read(4), "little")
 
 
 def read_batches(tail: Tail, most: int) -> list[Batch]:
@@ -110,7 +97,7 @@ def read_batches(tail: Tail, most: int) -> list[Batch]:
       OSError: the file is gone, or cannot be read.
       ChangedError: what was sent is not in the file any more.
     """
-    with _open(tail.path) as file:
+    with gzipped.opened(tail.path) as file:
         inode = os.fstat(file.fileno()).st_ino
         if not tail.is_checked or inode != tail.inode or tail.kind != "spans":
             _check(tail, file)
@@ -218,9 +205,3 @@ def _check(tail: Tail, file: io.BufferedIOBase) -> None:
     last = before[before.rfind(b"\n", 0, -1) + 1 : -1]
     if not (begins_alike and is_whole and digest(last) == tail.tail):
         raise ChangedError(f"{tail.path} was rewritten")
-
-
-def _open(path: Path) -> io.BufferedIOBase:
-    if path.suffix == COMPRESSED:
-        return gzip.GzipFile(path, "rb")
-    return path.open("rb")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mjax.observe import gzipped
 from mjax.observe.store import batches
 from mjax.observe.store.batches import Outcome, digest
 from mjax.observe.stream import tail
@@ -172,4 +173,4 @@ def test_a_file_that_is_being_compressed_is_there_once(tmp_path):
     assert discover(tmp_path, None) == {"spans/node0-0-1.jsonl": path}
     path.unlink()
     assert discover(tmp_path, None) == {"spans/node0-0-1.jsonl": packed}
-    assert tail.size_of(packed) == len(span_bytes(0, 2))
+    assert gzipped.size_of(packed) == len(span_bytes(0, 2))
