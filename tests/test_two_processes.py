@@ -153,6 +153,6 @@ def test_each_process_writes_its_spans_and_their_clocks_agree(tmp_path):
     for found in files:
         assert {1, 2} <= {line.step for line in found.lines}
     clock = of_generation(files)[1]
-    assert len(clock.time_ns) >= 8
+    assert len(clock.time_ns) >= 3  # at the start
     offset = clock.at(int(clock.time_ns[0]))
     assert abs(offset.ns) <= offset.error_ns < float("inf")
