@@ -5,7 +5,6 @@ all that is there is stored.
 """
 
 import dataclasses
-import os
 import socket
 import sys
 import threading
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mjax import flags
-from mjax.observe.stream import quota
+from mjax.observe.stream import logs, quota
 from mjax.observe.stream.collector import Collector
 from mjax.observe.stream.service import FOLDER, stopped_by_signals
 from mjax.observe.stream.sinks import SinkGoneError, open_sink
@@ -58,6 +57,13 @@ class CollectFlags:
     """With --quota-gb: if that does not do, delete files of ended processes although
     their lines are not stored, and lose them."""
 
+    log_quota_gb: float | None = None
+    """Gigabytes (1e9) that logs of ranks, stacks and recorded windows may have. Above
+    it, the oldest that nobody writes are compressed, windows not. None: no limit."""
+    delete_logs: bool = False
+    """With --log-quota-gb: if that does not do, delete the oldest that nobody writes.
+    No store has them."""
+
     def __post_init__(self) -> None:
         if not 0.01 <= self.every_s <= 3600:
             raise ValueError(
@@ -65,6 +71,10 @@ class CollectFlags:
             )
         if self.quota_gb is not None and not self.quota_gb > 0:
             raise ValueError(f"--quota-gb must be above 0, got {self.quota_gb}")
+        if self.log_quota_gb is not None and not self.log_quota_gb > 0:
+            raise ValueError(f"--log-quota-gb must be above 0, got {self.log_quota_gb}")
+        if self.delete_logs and self.log_quota_gb is None:
+            raise ValueError("--delete-logs needs --log-quota-gb; without it all stay")
         if self.drop_unstored and self.quota_gb is None:
             raise ValueError("--drop-unstored needs --quota-gb; without it all is kept")
         if not self.once_within_s > 0:
@@ -137,24 +147,44 @@ def _loop(given: CollectFlags, collector: Collector, stop: threading.Event) -> i
 
 
 def _limit(given: CollectFlags, collector: Collector) -> None:
-    """Keep the files of spans below the quota."""
-    if given.quota_gb is None:
-        return
-    actions, excess = quota.plan(
-        collector.spool(), int(given.quota_gb * 1e9), drop_unstored=given.drop_unstored
-    )
+    """Keep the files of spans, and the logs, below their quotas."""
+    if given.quota_gb is not None:
+        actions, excess = quota.plan(
+            collector.spool(),
+            int(given.quota_gb * 1e9),
+            drop_unstored=given.drop_unstored,
+        )
+        _carry_out(actions)
+        if excess:
+            _say(
+                f"the spans have {excess} bytes more than --quota-gb {given.quota_gb}, "
+                "and nothing more may be deleted: the rest is not stored, or still "
+                "written"
+            )
+    if given.log_quota_gb is not None:
+        actions, excess = quota.plan(
+            collector.logs(),
+            int(given.log_quota_gb * 1e9),
+            drop_unstored=given.delete_logs,
+        )
+        written = logs.written_here() if actions else set()
+        _carry_out([one for one in actions if not logs.is_among(one.path, written)])
+        if excess:
+            _say(
+                f"the logs have {excess} bytes more than --log-quota-gb "
+                f"{given.log_quota_gb}, and the rest is still written"
+                + ("" if given.delete_logs else ", or needs --delete-logs")
+            )
+
+
+def _carry_out(actions: Sequence[quota.Action]) -> None:
     for action in actions:
         if action.kind == "drop":
-            _say(f"{action.path} is deleted, its last lines were not stored")
+            _say(f"{action.path} is deleted, no store has all of it")
         try:
             quota.carry_out(action)
         except OSError as error:
-            _say(f"{action.path}: {os.strerror(error.errno or 0)}")
-    if excess:
-        _say(
-            f"the spans have {excess} bytes more than --quota-gb {given.quota_gb}, and "
-            "nothing more may be deleted: the rest is not stored, or still written"
-        )
+            _say(f"{action.path}: {error.strerror or error}")
 
 
 def _say(text: str) -> None:

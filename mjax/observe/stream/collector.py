@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mjax.observe import gzipped, spans
 from mjax.observe.store.batches import MAX_BYTES, Batch, Mark, Outcome, digest
-from mjax.observe.stream import quota
+from mjax.observe.stream import logs, quota
 from mjax.observe.stream.sinks import Sink
 from mjax.observe.stream.tail import (
     ChangedError,
@@ -130,6 +130,11 @@ class Collector:
             )
         return found
 
+    def logs(self) -> list[quota.Spool]:
+        """Describe the logs of this host, for their quota."""
+        own = {tail.launched for tail in self._tails.values() if tail.launched}
+        return logs.find(self._work_dir, now_s=time.time(), host=self._host, own=own)
+
     def _find(self) -> None:
         """Look for new files, and forget those that are gone."""
         paths = discover(self._work_dir, self._host, self._spans_dir)
@@ -161,16 +166,26 @@ class Collector:
         if not source.startswith(f"{spans.FOLDER}/"):
             run = self._run or self._only_run(path, [*self._tails.values(), *new])
             kind = "metrics" if source.startswith("metrics") else "events"
+            launched = None
         else:
             kind = "spans"
             try:
-                run = spans.decode_header(line).run
+                header = spans.decode_header(line)
             except ValueError as error:
                 return self._cannot(source, f"{path} is not sent: {error}")
+            run, launch = header.run, header.launch
+            launched = (launch.generation, header.rank) if launch else None
         if run is None:
             return None
         self._unreadable.pop(source, None)
-        return Tail(path=path, source=source, kind=kind, run=run, identity=digest(line))
+        return Tail(
+            path=path,
+            source=source,
+            kind=kind,
+            run=run,
+            identity=digest(line),
+            launched=launched,
+        )
 
     def _only_run(self, path: Path, tails: Sequence[Tail]) -> str | None:
         """Return the run of the spans; None if there are none, or several."""

@@ -1,11 +1,13 @@
-"""Room on the host: files of spans that were stored are compressed, then deleted.
+"""Room on the host: the oldest files are compressed, then deleted.
 
-Enters: the files of a host, how far each is stored, and a quota. Leaves: what to do,
-the oldest first, as a list (pure), and its execution. A file that is not stored to its
-last line, or that a process may still write, is never touched, unless a flag says so.
+Enters: files of spans or logs of a host, what may be done with each, and a quota.
+Leaves: what to do, as a list (pure), and its execution. A file that a process may still
+write is never touched. What no store has is deleted only if that is asked for.
 """
 
 import dataclasses
+import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,10 +18,13 @@ _RATIO = 5
 """By how much compression is expected to shrink a file, to plan with. Files of spans of
 the demo shrink by 7; the next round counts what came out."""
 
+_DELETED = ".deleted"
+"""Below profile/: a window that is being deleted."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spool:
-    """One file of spans on this host."""
+    """One file of spans or one log on this host; a recorded window is a folder."""
 
     path: Path
     disk_bytes: int
@@ -28,6 +33,16 @@ class Spool:
     """Its process has ended, or a later one has taken its place."""
     is_stored: bool
     """All its whole lines are in the store."""
+    is_log: bool = False
+    """A file that is compressed although no store has it."""
+
+    @property
+    def small_bytes(self) -> int:
+        """Bytes once it is compressed, if it may be."""
+        may = self.is_closed and (self.is_stored or self.is_log)
+        if may and gzipped.can_compress(self.path, self.disk_bytes):
+            return self.disk_bytes // _RATIO
+        return self.disk_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,34 +60,33 @@ def plan(
     """Choose what brings the files below a quota.
 
     Args:
-      files: all files of spans of the host.
+      files: all files of the host.
       quota_bytes: of all together.
       drop_unstored: also delete closed files that are not stored.
     Returns:
-      actions: in order. Compression comes first, of as many files as are needed;
-        deletion only if compressing all of them would not do.
+      actions: in order. The oldest are deleted, as many as needed if all others were
+        compressed; then of those the oldest are compressed, as many as needed.
       excess: bytes above the quota that remain.
     """
-    excess = sum(file.disk_bytes for file in files) - quota_bytes
-    actions: list[Action] = []
     oldest = sorted(files, key=lambda file: (file.modified_s, file.path))
     stored = [file for file in oldest if file.is_closed and file.is_stored]
-    plain = [
-        file for file in stored if gzipped.can_compress(file.path, file.disk_bytes)
-    ]
-    gain = sum(file.disk_bytes - file.disk_bytes // _RATIO for file in plain)
-    if 0 < excess <= gain:
-        for file in plain:
-            if excess > 0:
-                actions.append(Action(path=file.path, kind="compress"))
-                excess -= file.disk_bytes - file.disk_bytes // _RATIO
-        return actions, max(excess, 0)
     lost = [file for file in oldest if file.is_closed and not file.is_stored]
+    small = {file.path: file.small_bytes for file in files}
+    least = sum(small.values())
+    actions: list[Action] = []
+    kept = {file.path: file.disk_bytes for file in oldest}
     for file in stored + (lost if drop_unstored else []):
-        if excess > 0:
-            kind = "delete" if file.is_stored else "drop"
-            actions.append(Action(path=file.path, kind=kind))
-            excess -= file.disk_bytes
+        if least <= quota_bytes:
+            break
+        least -= small[file.path]
+        del kept[file.path]
+        kind = "delete" if file.is_stored else "drop"
+        actions.append(Action(path=file.path, kind=kind))
+    excess = sum(kept.values()) - quota_bytes
+    for path, size in kept.items():
+        if excess > 0 and small[path] < size:
+            actions.append(Action(path=path, kind="compress"))
+            excess -= size - small[path]
     return actions, max(excess, 0)
 
 
@@ -82,7 +96,42 @@ def carry_out(action: Action) -> None:
     Raises:
       OSError: no room to compress, or the file is gone.
     """
-    if action.kind != "compress":
+    if action.kind == "compress":
+        gzipped.compress(put_aside(action.path))
+    elif action.path.is_dir():
+        _delete_window(action.path)
+    else:
         action.path.unlink(missing_ok=True)
-        return
-    gzipped.compress(action.path)
+
+
+def put_aside(path: Path) -> Path:
+    """Give a log that the launcher rotated a name that the next one does not take.
+
+    Raises:
+      OSError: it is gone, or was written to in the meantime.
+    """
+    if not path.name.endswith(".log.1"):
+        return path
+    modified_s = path.stat().st_mtime
+    when = time.strftime("%Y%m%dT%H%M%S", time.gmtime(modified_s))
+    kept = path.with_name(f"{path.name.removesuffix('1')}{when}")
+    if kept.exists() or kept.with_name(kept.name + gzipped.SUFFIX).exists():
+        raise FileExistsError(f"{kept.name} is there")
+    path.rename(kept)
+    if kept.stat().st_mtime != modified_s:
+        raise OSError("it was rotated just now")
+    return kept
+
+
+def _delete_window(path: Path) -> None:
+    """Delete a folder in one step; the next call deletes what a killed one has left."""
+    step, generation = path.parent, path.parent.parent
+    aside = generation.parent / _DELETED
+    if aside.exists():
+        shutil.rmtree(aside)
+    aside.mkdir()
+    path.rename(aside / path.name)
+    shutil.rmtree(aside)
+    for folder in (step, generation):
+        if not any(folder.iterdir()):
+            folder.rmdir()

@@ -53,6 +53,8 @@ class Tail:
     has_ended: bool = False
     """Whether the process has written its last line."""
     refused: str = ""
+    launched: tuple[int, int] | None = None
+    """Generation of the launch, and rank."""
 
     def move(self, to: Outcome) -> None:
         """Go to the place up to which a sink has the file."""
