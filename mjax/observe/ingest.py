@@ -4,12 +4,14 @@ Enters: flags. Leaves: a database that is fed until SIGTERM or Ctrl-C.
 """
 
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mjax import flags
 from mjax.observe.store.base import StoreGoneError
+from mjax.observe.store.retention import Keep
 from mjax.observe.stream.service import (
     FOLDER,
     IngestService,
@@ -37,8 +39,30 @@ class IngestFlags:
     """nats://HOST:PORT to take batches from as well."""
     threads: int = 2
     """Threads of DuckDB."""
+    keep_days: float | None = None
+    """Delete spans and metrics of runs whose last span is so many days old. Their files
+    stay known as stored. None: they are kept."""
+    keep_sums_days: float | None = None
+    """With --keep-days: delete the sums of the heat map too, after so many days. None:
+    they are kept."""
+    compact: bool = False
+    """Before listening, write the database anew, which gives the room of deleted rows
+    back to the disk. Needs room for a second copy."""
 
     def __post_init__(self) -> None:
+        for flag, days in (
+            ("--keep-days", self.keep_days),
+            ("--keep-sums-days", self.keep_sums_days),
+        ):
+            if days is not None and not 0 < days < math.inf:
+                raise ValueError(f"{flag} must be above 0, got {days:g}")
+        if self.keep_sums_days is not None and (
+            self.keep_days is None or self.keep_sums_days < self.keep_days
+        ):
+            raise ValueError(
+                f"--keep-sums-days {self.keep_sums_days:g} needs a --keep-days that is "
+                f"not longer, got {self.keep_days}"
+            )
         if self.threads < 1:
             raise ValueError(f"--threads must be at least 1, got {self.threads}")
 
@@ -73,12 +97,17 @@ def _start(given: IngestFlags) -> IngestService:
     token = ""
     if not listen.startswith("unix:"):
         token = make_token(given.token_file or folder / "token")
+    keep = None
+    if given.keep_days is not None:
+        keep = Keep(days=given.keep_days, sums_days=given.keep_sums_days)
     return IngestService(
         store=given.store or str(folder / "store.duckdb"),
         listen=listen,
         token=token,
         nats=given.nats,
         threads=given.threads,
+        keep=keep,
+        compact=given.compact,
         say=_say,
     )
 

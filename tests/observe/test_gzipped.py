@@ -11,6 +11,9 @@ import pytest
 
 from mjax.observe import gzipped, spans
 from mjax.observe.__main__ import main
+from mjax.observe.stream.collector import Collector
+from mjax.observe.stream.service import IngestService
+from mjax.observe.stream.sinks import open_sink
 from tests.observe.store.run_files import (
     header,
     metric_bytes,
@@ -199,6 +202,30 @@ def test_a_compressed_file_that_was_cut_off_is_said_and_its_start_is_read(tmp_pa
         f"{path} is cut off; what follows is left out",
         f"{other} is cut off; what follows is left out",
     ]
+
+
+def test_a_collector_says_which_compressed_file_is_cut_off_and_sends_the_rest(tmp_path):
+    compressed_run(tmp_path)
+    path = span_path(tmp_path, 1).with_name(spans.file_name(header(1)) + ".gz")
+    path.write_bytes(path.read_bytes()[:-40])
+    said: list[str] = []
+    service = IngestService(
+        store=str(tmp_path / "s.duckdb"), listen=f"unix:{tmp_path}/s", say=said.append
+    )
+    sink = open_sink(service.address, None)
+    one = Collector(tmp_path, sink, say=said.append)
+    for _ in range(3):
+        one.round()
+        assert one.is_done()
+    assert [text.split(": ")[0] for text in said] == [f"{path} cannot be read"]
+    assert list(one.refused()) == [f"spans/{path.name.removesuffix('.gz')}"]
+    found = service.store.query(
+        "select p.rank, max(s.n) from spans s join processes p "
+        "on p.file_id = s.file_id group by p.rank order by p.rank"
+    )
+    assert found == [(0, 29), (2, 29)]
+    sink.close()
+    service.close()
 
 
 @pytest.mark.parametrize("command", ["ledger", "stuck", "timeline", "mfu", "heatmap"])

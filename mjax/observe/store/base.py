@@ -48,7 +48,7 @@ class Changes:
 
 @runtime_checkable
 class Store(Protocol):
-    """A database with the schema. One thread writes; any may query."""
+    """A database with the schema. One thread writes, one may delete; any may query."""
 
     address: str
     """As `open_store` took it."""
@@ -69,6 +69,40 @@ class Store(Protocol):
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Read with a statement that both databases know; `?` stands for a value."""
+        ...
+
+    def delete(self, sql: str, values: Sequence[Any]) -> int:
+        """Delete rows with a statement that both databases know, in one transaction.
+
+        Returns:
+          how many.
+        Raises:
+          StoreGoneError: the database is gone; nothing is deleted.
+        """
+        ...
+
+    def reclaim(self) -> None:
+        """Let new rows use the room of deleted ones; the thread that deletes calls it.
+
+        Raises:
+          StoreGoneError: the database is gone.
+        """
+        ...
+
+    def compact(self) -> None:
+        """Give the room of deleted rows back to the disk.
+
+        Nobody else may use the store meanwhile. The tables are written anew, so there
+        must be room for that.
+
+        Raises:
+          ValueError: there is no room; the database is as it was.
+          StoreGoneError: the database is gone.
+        """
+        ...
+
+    def size(self) -> int:
+        """Return the bytes on the disk."""
         ...
 
     def close(self) -> None:

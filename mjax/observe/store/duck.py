@@ -7,6 +7,7 @@ asks the owner, `python -m mjax.observe serve`.
 
 import contextlib
 import dataclasses
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -65,6 +66,7 @@ class DuckStore:
         self.address = path
         self._threads = threads
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._base = self._open()
         try:
             migrate(self._version(), self._run_all, dialect="duckdb", name=path, to=to)
@@ -79,16 +81,8 @@ class DuckStore:
 
     def write(self, changes: Changes) -> None:
         """Write all of it, or nothing; see `Store`."""
-        try:
-            with self._transaction() as base:
-                self._write(base, changes)
-        except (duckdb.IntegrityError, duckdb.DataError) as error:
-            raise ValueError(f"{self.address} refuses a row: {error}") from error
-        except duckdb.Error as error:
-            self._reopen()
-            raise StoreGoneError(
-                f"{self.address} cannot be written: {error}"
-            ) from error
+        with self._reopened_after_errors(), self._transaction() as base:
+            self._write(base, changes)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Read; any thread may."""
@@ -99,6 +93,52 @@ class DuckStore:
         finally:
             cursor.close()
 
+    def delete(self, sql: str, values: Sequence[Any]) -> int:
+        """Delete rows; see `Store`. Writing waits meanwhile."""
+        with self._reopened_after_errors(), self._transaction() as base:
+            found = base.execute(sql, list(values)).fetchone()
+            return 0 if found is None else found[0]
+
+    def reclaim(self) -> None:
+        """Free the blocks of deleted rows; the file stays as large as it is."""
+        # A query that runs may prevent it; the next one does it, or the end.
+        with (
+            self._reopened_after_errors(),
+            contextlib.suppress(duckdb.TransactionException),
+        ):
+            self._base.execute("checkpoint")
+
+    def compact(self) -> None:
+        """Copy all to a new file, and put it in the place of the old one."""
+        path = Path(self.address)
+        fresh, fresh_log = _compacted(path)
+        try:
+            quoted = str(fresh).replace("'", "''")
+            ((name,),) = self.query("select current_database()")
+            self._base.execute("checkpoint")
+            self._base.execute(f"attach '{quoted}' as compacted")
+            self._base.execute(f'copy from database "{name}" to compacted')
+            self._base.execute("detach compacted")
+            _sync(fresh)
+            self._base.close()  # this leaves all in the file, and no log
+            logs = [fresh_log, path.with_name(path.name + ".wal")]
+            if any(log.exists() for log in logs):
+                raise OSError(f"{path} was not written to its end")
+            fresh.replace(path)
+            _sync(path.parent)
+        except (duckdb.Error, OSError) as error:
+            raise ValueError(
+                f"{path} cannot be compacted ({' '.join(str(error).split())}); make "
+                "room for a second copy, or leave out --compact"
+            ) from error
+        finally:
+            self._base.close()
+            self._base = self._open()
+
+    def size(self) -> int:
+        """Return the bytes of the file."""
+        return Path(self.address).stat().st_size
+
     def close(self) -> None:
         """Close the file."""
         self._base.close()
@@ -108,7 +148,10 @@ class DuckStore:
         settings["memory_limit"] = _MEMORY_LIMIT
         try:
             Path(self.address).parent.mkdir(parents=True, exist_ok=True)
-            return duckdb.connect(self.address, config=settings)
+            opened = duckdb.connect(self.address, config=settings)
+            for left in _compacted(Path(self.address)):  # by one that was killed
+                left.unlink(missing_ok=True)
+            return opened
         except duckdb.Error as error:
             text = " ".join(str(error).split())
             hint = (
@@ -124,6 +167,20 @@ class DuckStore:
                 f"{self.address} cannot be opened ({error.strerror}); "
                 "name another --store"
             ) from error
+
+    @contextlib.contextmanager
+    def _reopened_after_errors(self) -> Iterator[None]:
+        """Let one thread write at a time, and make errors those of `Store`."""
+        with self._writing:
+            try:
+                yield
+            except (duckdb.IntegrityError, duckdb.DataError) as error:
+                raise ValueError(f"{self.address} refuses a row: {error}") from error
+            except duckdb.Error as error:
+                self._reopen()
+                raise StoreGoneError(
+                    f"{self.address} cannot be written: {error}"
+                ) from error
 
     def _reopen(self) -> None:
         """Begin anew after an error that may have made the connection useless."""
@@ -190,6 +247,21 @@ class DuckStore:
                 "delete from files where file_id in (select file_id from arriving)"
             )
             base.execute("insert into files select * from arriving")
+
+
+def _compacted(path: Path) -> tuple[Path, Path]:
+    """Return the paths of a copy of a database that is being made, and of its log."""
+    fresh = path.with_name(f"{path.name}.compact")
+    return fresh, fresh.with_name(f"{fresh.name}.wal")
+
+
+def _sync(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

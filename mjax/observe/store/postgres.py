@@ -26,6 +26,8 @@ from mjax.observe.store.base import (
 from mjax.observe.store.batches import Mark
 
 _MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
+_SWEPT = ("spans", "metrics", "phase_totals")
+"""Tables of which old rows are deleted."""
 _CONNECT_S = 5
 """Chosen: the ingester tries again anyway."""
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -65,6 +67,7 @@ class PostgresStore:
         self._name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         self._writer: psycopg.Connection | None = None
         self._reader: psycopg.Connection | None = None
+        self._sweeper: psycopg.Connection | None = None
         self._lock = threading.Lock()
         try:
             self._migrate(to)
@@ -94,7 +97,7 @@ class PostgresStore:
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Read; any thread may, one at a time."""
-        statement = sql.replace("%", "%%").replace("?", "%s").encode()
+        statement = _statement(sql)
         with self._lock:
             for attempt in (0, 1):
                 try:
@@ -107,11 +110,46 @@ class PostgresStore:
                         raise StoreGoneError(f"{self._name}: {error}") from error
         raise AssertionError("unreachable")
 
+    def delete(self, sql: str, values: Sequence[Any]) -> int:
+        """Delete rows; see `Store`. Writing goes on beside it."""
+        return self._sweep(_statement(sql), values)
+
+    def reclaim(self) -> None:
+        """Free the room of deleted rows; writing goes on beside it."""
+        self._sweep(f"vacuum {', '.join(_SWEPT)}".encode())
+
+    def compact(self) -> None:
+        """Write the large tables anew; see `Store`."""
+        try:
+            for table in _SWEPT:
+                self._sweep(f"vacuum (full, analyze) {table}".encode())
+        except StoreGoneError as error:
+            if isinstance(error.__cause__, psycopg.errors.DiskFull):
+                raise ValueError(
+                    f"{self._name} cannot be compacted ({error.__cause__}); make room "
+                    "for a second copy of its largest table, or leave out --compact"
+                ) from error
+            raise
+
+    def size(self) -> int:
+        """Return the bytes of the database."""
+        return self.query("select pg_database_size(current_database())")[0][0]
+
     def close(self) -> None:
         """Close the connections."""
-        for connection in (self._writer, self._reader):
+        for connection in (self._writer, self._reader, self._sweeper):
             if connection is not None:
                 connection.close()
+
+    def _sweep(self, statement: bytes, values: Sequence[Any] = ()) -> int:
+        """Run a statement by itself; return the number of rows that it changed."""
+        try:
+            if self._sweeper is None or self._sweeper.closed:
+                self._sweeper = self._connect(autocommit=True)
+            return self._sweeper.execute(statement, list(values) or None).rowcount
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            text = " ".join(str(error).split())
+            raise StoreGoneError(f"{self._name}: {text}") from error
 
     def _migrate(self, to: int) -> None:
         with self._transaction() as base:
@@ -148,6 +186,11 @@ class PostgresStore:
             self._writer.close()
             text = " ".join(str(error).split())
             raise StoreGoneError(f"{self._name}: {text}") from error
+
+
+def _statement(sql: str) -> bytes:
+    """Write a statement with psycopg's placeholders."""
+    return sql.replace("%", "%%").replace("?", "%s").encode()
 
 
 def _version(base: psycopg.Connection) -> int | None:

@@ -8,7 +8,8 @@ What nobody writes:
 - `launch/generation-N/`: `rank-R.log`, `stacks-R.txt` and `coordinator.log`, if a later
   generation has begun or the launch has ended; `rank-R.log.1`, which the launcher has
   put aside when a log was too long, always.
-- `stacks/HOST-RANK-GENERATION.txt`, GENERATION counts the starts of the run: likewise.
+- `stacks/HOST-RANK-GENERATION.txt`, if the run has been started again since; GENERATION
+  counts the starts, also those without a launch.
 - `profile/GENERATION/step-N/HOST-RANK/`: likewise, or once its last file is there.
 
 In any case only if it was not written for a minute. The logs of agents are not touched.
@@ -57,7 +58,7 @@ def find(
         has_ended = False
     found = [
         *_of_launch(work_dir, has_ended, host, own),
-        *_of_starts(work_dir, has_ended, host),
+        *_of_starts(work_dir, host),
     ]
     spools = []
     for path, is_closed in found:
@@ -125,9 +126,7 @@ def _of_launch(
                 yield path, is_over or bool(found["aside"] or found["gz"])
 
 
-def _of_starts(
-    work_dir: Path, has_ended: bool, host: str | None
-) -> Iterator[tuple[Path, bool]]:
+def _of_starts(work_dir: Path, host: str | None) -> Iterator[tuple[Path, bool]]:
     """Yield stacks and windows, and whether nobody writes them."""
     stacks = [*gzipped.find(work_dir / "stacks", ".txt").items()]
     names = [name.removesuffix(".txt") for name, _ in stacks]
@@ -138,7 +137,7 @@ def _of_starts(
     for name, path in stacks:
         of_host, _, number = name.removesuffix(".txt").rpartition("-")
         if number.isdecimal() and host in (None, of_host.rpartition("-")[0]):
-            yield path, has_ended or int(number) < newest
+            yield path, int(number) < newest
     complete, incomplete = folders.find(work_dir)
     ended = {*complete}
     for path in complete + incomplete:
@@ -147,8 +146,7 @@ def _of_starts(
             work_dir, generation=generation, step=0, host=host, rank=0
         ).name.removesuffix("-0")
         if own in (None, path.name.rpartition("-")[0]):
-            is_over = has_ended or generation < newest
-            yield path, is_over or path in ended
+            yield path, generation < newest or path in ended
 
 
 def _measure(path: Path) -> tuple[int, float]:

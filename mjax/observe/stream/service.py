@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mjax.observe.store.base import open_store
 from mjax.observe.store.ingester import Ingester
+from mjax.observe.store.retention import Keep, Sweeper
 from mjax.observe.stream import gauges
 from mjax.observe.stream.http_server import Server
 
@@ -46,6 +47,8 @@ class IngestService:
         token: str = "",
         nats: str | None = None,
         threads: int = 2,
+        keep: Keep | None = None,
+        compact: bool = False,
         say: Callable[[str], None],
     ) -> None:
         """Open the store and begin to listen.
@@ -56,20 +59,26 @@ class IngestService:
           token: that requests on a port must have.
           nats: nats://HOST:PORT to take batches from as well.
           threads: of DuckDB.
+          keep: how long rows are kept; None: for ever.
+          compact: give the room of deleted rows back to the disk first.
           say: tells people.
         Raises:
           ValueError: an address cannot be used.
           StoreGoneError: the database does not answer.
         """
         self.store = open_store(store, threads=threads)
+        if compact:
+            self._compact(say)
         self.ingester = Ingester(self.store)
-        self._source = None
+        self._source = self._sweeper = None
         try:
             self._server = Server(
                 self.ingester, self.metrics, listen=listen, token=token
             )
             if nats is not None:
                 self._source = _nats_source(nats, self.ingester, say)
+            if keep is not None:
+                self._sweeper = Sweeper(self.store, keep, say)
         except BaseException:
             self.ingester.close()
             self.store.close()
@@ -83,11 +92,23 @@ class IngestService:
 
     def close(self) -> None:
         """Commit what has arrived, and release everything."""
+        if self._sweeper is not None:
+            self._sweeper.close()
         if self._source is not None:
             self._source.close()
         self._server.close()
         self.ingester.close()
         self.store.close()
+
+    def _compact(self, say: Callable[[str], None]) -> None:
+        try:
+            before = self.store.size()
+            self.store.compact()
+            after = self.store.size()
+        except BaseException:
+            self.store.close()
+            raise
+        say(f"the database had {before / 1e6:.1f} MB, and has {after / 1e6:.1f} MB")
 
 
 def make_token(path: Path) -> str:

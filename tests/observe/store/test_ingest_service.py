@@ -174,6 +174,18 @@ BAD_FLAGS = [
         "--quota-gb must be above",
     ),
     (["collect", "--work-dir", "{dir}", "--drop-unstored"], "--drop-unstored needs"),
+    (["collect", "--work-dir", "{dir}", "--log-quota-gb", "0"], "must be above 0, got"),
+    (["collect", "--work-dir", "{dir}", "--delete-logs"], "--delete-logs needs"),
+    (["ingest", "--work-dir", "{dir}", "--keep-days", "0"], "--keep-days must be"),
+    (["ingest", "--work-dir", "{dir}", "--keep-days", "nan"], "--keep-days must be"),
+    (
+        ["ingest", "--work-dir", "{dir}", "--keep-sums-days", "3"],
+        "--keep-sums-days 3 needs a --keep-days that is not longer, got None",
+    ),
+    (
+        [*("ingest", "--work-dir", "{dir}"), "--keep-sums-days=3", "--keep-days=4"],
+        "--keep-sums-days 3 needs a --keep-days that is not longer, got 4",
+    ),
     (["collect", "--work-dir", "{dir}/none"], "is no folder; name the work dir"),
     (["collect", "--work-dir", "{dir}", "--to", "ftp://x"], "--to must be unix:PATH"),
     (["collect", "--work-dir", "{dir}", "--to", "http://x"], "--token-file"),

@@ -1,0 +1,185 @@
+"""Old rows of ended runs are deleted, a small batch at a time.
+
+Enters: a store that an ingester feeds, and for how many days rows are kept. Leaves: the
+store without older ones. A run counts as ended if none of its processes has written a
+span for that long; only whole runs become old. Marks, processes and events stay: a file
+that is still on a host is known as stored, and is not sent again.
+
+Batches follow the sums of the heat map: these say how many spans there are of each 50
+steps, and rows of the same steps lie together in both databases.
+"""
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+
+from mjax.observe.store.base import Store, StoreGoneError
+
+_DAY_NS = 86_400 * 10**9
+_BATCH_ROWS = 50_000
+"""Deleted in one transaction, about. Chosen: that takes some 10 ms."""
+_EVERY_S = 600.0
+"""Between two looks for old runs. Chosen: the limit is in days."""
+_BLOCK_STEPS = 50
+"""Of the table phase_totals, see schema/0002.sql."""
+_OF_RUN = "file_id in (select file_id from processes where run = ?)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keep:
+    """For how long rows of a run are kept after its last span."""
+
+    days: float
+    """Spans, and rows of metrics."""
+    sums_days: float | None
+    """Sums of the heat map, at least `days`; None: for ever."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run that is old."""
+
+    name: str
+    has_old_sums: bool
+    stored_bytes: int
+    """Of its files."""
+
+
+class Sweeper:
+    """Deletes what is old, in a thread of its own."""
+
+    def __init__(self, store: Store, keep: Keep, say: Callable[[str], None]) -> None:
+        """Start; the first look is at once."""
+        self._store, self._keep, self._say = store, keep, say
+        self._done: set[_Run] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="sweeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after the batch that is being deleted."""
+        self._stop.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._sweep()
+            except StoreGoneError as error:
+                self._say(f"old rows are not deleted: {error}")
+            self._stop.wait(_EVERY_S)
+
+    def _sweep(self) -> None:
+        total, began_s = 0, time.monotonic()
+        for num in batches(self._store, self._keep, time.time_ns(), self._done):
+            total += num
+            # Whoever ingests gets as much time as the deletion takes.
+            if self._stop.wait(time.monotonic() - began_s):
+                break
+            began_s = time.monotonic()
+        if total:
+            self._store.reclaim()
+            self._say(f"{total} rows of runs that ended long ago are deleted")
+
+
+def batches(
+    store: Store, keep: Keep, now_ns: int, done: set[_Run] | None = None
+) -> Generator[int]:
+    """Delete what is old, and yield the number of rows after each transaction.
+
+    Args:
+      store: an ingester may write to it meanwhile.
+      keep: what is not old.
+      now_ns: since 1970.
+      done: runs of which nothing is left; this adds to them.
+    Raises:
+      StoreGoneError: the database does not answer; what was deleted stays deleted.
+    """
+    done = set() if done is None else done
+    for run in _old_runs(store, keep, now_ns):
+        if run not in done:
+            yield from _delete_spans(store, run.name)
+            yield from _delete_metrics(store, run.name)
+            if run.has_old_sums:
+                yield from _delete_sums(store, run.name)
+            done.add(run)
+
+
+def _old_runs(store: Store, keep: Keep, now_ns: int) -> list[_Run]:
+    """Return runs by the wall time of their last span, or of their start."""
+    limit_ns = now_ns - round(keep.days * _DAY_NS)
+    sums_ns = -math.inf
+    if keep.sums_days is not None:
+        sums_ns = now_ns - round(keep.sums_days * _DAY_NS)
+    rows = store.query(
+        "select p.run, max(coalesce(f.last_end_ns, p.monotonic_ns) - p.monotonic_ns "
+        "+ p.wall_ns) as ended_ns, sum(f.at_byte) "
+        "from processes p join files f on f.file_id = p.file_id group by p.run"
+    )
+    return [
+        _Run(name=name, has_old_sums=ended_ns < sums_ns, stored_bytes=int(size))
+        for name, ended_ns, size in sorted(rows, key=lambda row: row[1])
+        if ended_ns < limit_ns
+    ]
+
+
+def _delete_spans(store: Store, run: str) -> Iterator[int]:
+    if not store.query(f"select 1 from spans where {_OF_RUN} limit 1", [run]):
+        return
+    blocks = store.query(
+        f"select block, sum(spans) from phase_totals where {_OF_RUN} group by block "
+        "order by block",
+        [run],
+    )
+    begin, held = None, 0
+    for block, num in blocks:
+        first = block * _BLOCK_STEPS
+        if begin is not None and held + num > _BATCH_ROWS:
+            yield _delete_steps(store, run, begin, first)
+            begin, held = None, 0
+        if num <= _BATCH_ROWS:
+            begin, held = first if begin is None else begin, held + int(num)
+            continue
+        steps = max(1, _BLOCK_STEPS * _BATCH_ROWS // int(num))
+        for step in range(first, first + _BLOCK_STEPS, steps):
+            end = min(step + steps, first + _BLOCK_STEPS)
+            yield _delete_steps(store, run, step, end)
+    if begin is not None:
+        yield _delete_steps(store, run, begin, None)
+
+
+def _delete_steps(store: Store, run: str, begin: int, end: int | None) -> int:
+    """Delete the spans of steps from `begin` on, before `end`."""
+    if end is None:
+        sql = f"delete from spans where {_OF_RUN} and step > ?"
+        return store.delete(sql, [run, begin - 1])
+    sql = f"delete from spans where {_OF_RUN} and step between ? and ?"
+    return store.delete(sql, [run, begin, end - 1])
+
+
+def _delete_metrics(store: Store, run: str) -> Iterator[int]:
+    """Delete rows from the first step on."""
+    while True:
+        ((first,),) = store.query("select min(step) from metrics where run = ?", [run])
+        if first is None:
+            return
+        yield store.delete(
+            "delete from metrics where run = ? and step < ?", [run, first + _BATCH_ROWS]
+        )
+
+
+def _delete_sums(store: Store, run: str) -> Iterator[int]:
+    ((num, least, most),) = store.query(
+        f"select count(*), min(block), max(block) from phase_totals where {_OF_RUN}",
+        [run],
+    )
+    if not num:
+        return
+    width = max(1, (most - least + 1) * _BATCH_ROWS // num)
+    for block in range(least, most + 1, width):
+        yield store.delete(
+            f"delete from phase_totals where {_OF_RUN} and block between ? and ?",
+            [run, block, block + width - 1],
+        )
