@@ -10,9 +10,13 @@ import importlib
 import os
 import platform
 import socket
+import time
 from pathlib import Path
+from typing import Any
 
 _INFINIBAND = Path("/sys/class/infiniband")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_STATUS = Path("/proc/self/stat")
 _WORD_BYTES = 4
 """port_xmit_data and port_rcv_data count words (InfiniBand specification, 16.1.3.5)."""
 
@@ -30,6 +34,23 @@ def host_facts() -> dict[str, str]:
         "rdma_ports": ", ".join(rdma_bytes()),
         **gpu_facts(),
     }
+
+
+def process_facts() -> dict[str, Any]:
+    """Return what a reader of times must know of this process.
+
+    Returns:
+      its number; its age in seconds; and the boot of its host, whose processes share
+      one monotonic clock. The last two are None where /proc does not say them.
+    """
+    age_s = boot = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # Field 22 of proc_pid_stat(5), in clock ticks since the boot; 20 follow a name.
+        ticks = int(_STATUS.read_text().rpartition(")")[2].split()[19])
+        since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        age_s = since_boot_s - ticks / os.sysconf("SC_CLK_TCK")
+        boot = _BOOT.read_text().strip()
+    return {"pid": os.getpid(), "age_s": age_s, "boot": boot}
 
 
 def gpu_facts() -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 Enters: events and snapshots. Leaves: `launch/journal.db` in the work dir, which a
 driver that was killed at any moment is started again from, and `events.jsonl` beside
-it, one object a line, for whoever computes from it.
+it, one object a line, for whoever computes from it. A line has its number in the
+journal, so a reader sees which are missing, and the time by both clocks of the host:
+the wall clock may be set while a run goes on.
 """
 
 import contextlib
@@ -85,8 +87,8 @@ class Journal:
 
     def record(self, event: Event, generation: int) -> None:
         """Append an event."""
-        time_ns = time.time_ns()
-        self._base.execute(
+        time_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
+        cursor = self._base.execute(
             "insert into events (time_ns, generation, kind, severity, host, rank, text,"
             " data) values (?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -94,7 +96,8 @@ class Journal:
                 *(event.host, event.rank, event.text, json.dumps(dict(event.data))),
             ),
         )
-        line = {"time_ns": time_ns, "source": "driver", "generation": generation}
+        line = {"time_ns": time_ns, "monotonic_ns": monotonic_ns, "source": "driver"}
+        line |= {"number": cursor.lastrowid, "generation": generation}
         line |= {"kind": event.kind, "severity": event.severity, "host": event.host}
         line |= {"rank": event.rank, "text": event.text, "data": dict(event.data)}
         self._lines.write(json.dumps(line) + "\n")

@@ -178,7 +178,7 @@ class Supervisor:
             for state in beat.ranks
             if state.generation == self.generation
         }
-        self._times.look(host.ranks)
+        self._times.look(host.ranks, now_s)
         for rank, state in host.ranks.items():
             old = before.get(rank)
             if old is None or old.step != state.step:
@@ -529,7 +529,9 @@ class Supervisor:
     def _decide(self, failure: Failure, now_s: float) -> None:
         """Apply the policy."""
         self._times.ended(
-            self._fleet.states(), lambda rank: self._fleet.silent_s(rank, now_s)
+            self._fleet.states(),
+            lambda rank: self._fleet.silent_s(rank, now_s),
+            now_s,
         )
         rule = policy.TABLE[failure.cause]
         if self._is_asked_to_stop and failure.cause is not Cause.DONE:

@@ -2,8 +2,8 @@
 
 Enters: the states of the ranks of a generation. Leaves an event when all of them have
 taken a first step, with the seconds of each phase until then, and one when they have
-ended, with the seconds that the lowest rank has spent in each phase. What the driver
-does meanwhile is in its events of kind `state`.
+ended, with the seconds that the lowest rank has spent in each phase and when it was to
+be started. What the driver does meanwhile is in its events of kind `state`.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,17 +26,27 @@ class Times:
         self._tell = tell
         self._waiting: set[int] = set()
         self._last: RankState | None = None
+        self._asked_s: dict[int, float] = {}
+        self._lowest: tuple[RankState, float] | None = None
 
     def begin(self, num_ranks: int) -> None:
         """Begin a generation."""
         self._waiting, self._last = set(range(num_ranks)), None
+        self._asked_s, self._lowest = {}, None
 
-    def look(self, states: Mapping[int, RankState]) -> None:
-        """Say once that all ranks have taken a step.
+    def look(self, states: Mapping[int, RankState], now_s: float) -> None:
+        """Note when ranks began; say once that all of them have taken a step.
 
         Args:
           states: of those of one host.
+          now_s: the time.
         """
+        for rank, state in states.items():
+            if rank not in self._asked_s:  # its life until now, by its own clock
+                self._asked_s[rank] = now_s - sum(state.spent_s)
+        rank = min(states, default=None)
+        if rank is not None and (self._lowest is None or rank <= self._lowest[0].rank):
+            self._lowest = states[rank], now_s
         if not self._waiting:
             return
         for rank, state in states.items():
@@ -60,17 +70,27 @@ class Times:
         )
 
     def ended(
-        self, states: Mapping[int, RankState], silent_s: Callable[[int], float]
+        self,
+        states: Mapping[int, RankState],
+        silent_s: Callable[[int], float],
+        now_s: float,
     ) -> None:
         """Say how the lowest rank of a generation that has ended spent its time.
 
         Args:
-          states: of all ranks, as they were last seen.
+          states: of all ranks, as they were last seen; none if the agents that knew
+            them were started again. Then the lowest one that was ever seen counts.
           silent_s: from a rank to the seconds since its host was heard.
+          now_s: the time.
         """
-        if not states:
+        if states:
+            state = states[min(states)]
+            unheard_s = silent_s(state.rank)
+        elif self._lowest is not None:
+            state, heard_s = self._lowest
+            unheard_s = now_s - heard_s
+        else:
             return
-        state = states[min(states)]
         by_phase = {phase.name.lower(): state.spent_s[phase] for phase in Phase}
         self._tell(
             "times",
@@ -80,7 +100,8 @@ class Times:
                 "spent_s": by_phase,
                 "phase": Phase(state.phase).name.lower(),
                 "age_s": state.age_s,
-                "silent_s": 0.0 if state.code is not None else silent_s(state.rank),
+                "asked_s": self._asked_s.get(state.rank),
+                "silent_s": 0.0 if state.code is not None else unheard_s,
                 "start_step": state.start_step,
                 "step": state.step,
                 "saved_step": state.saved_step,

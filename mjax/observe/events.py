@@ -20,6 +20,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     time_ns: int
     """Since 1970, by the clock of whoever wrote it."""
+    monotonic_ns: int | None = None
+    """By the other clock of the same host, of whose boot the event `launch` tells."""
+    number: int | None = None
+    """In the journal of its source, one more than that of the event before."""
     kind: str
     source: str = DRIVER
     generation: int = 0

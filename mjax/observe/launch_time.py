@@ -1,22 +1,30 @@
 """Where the wall time of a launched run went, from the events of its driver alone.
 
 Enters: the events of `events.jsonl`. Leaves: seconds by part, and what no event
-explains. The driver's states tile the time of the run. While rank 0 runs, the time is
-that of the rank, by the clock of its own host: the phases that it counted in its
-progress word. What is left between the two is reported as `unexplained`.
+explains. The driver's states tile the time of the run, from the begin of its first
+process. While the counted rank (0, or the lowest that was seen to its end) runs, the
+time is that of the rank, by the clock of its own host: the phases that it counted in
+its progress word. The driver knows at most when the rank was to be started: the time
+before that is an order on its way, and what is left after its life is the news of its
+end on its way. What fits neither is reported as `unexplained`.
 
 Steps after the newest saved step of a generation that failed are lost: of the time in
-steps their share counts as lost. The time since the last mark of a rank that hung, or
-that waited for one, is no step. In its exit a rank says nothing for seconds: that is a
-hang only if the driver asked for stacks.
+steps their share counts as lost, or what spans say, where there are some. Spans also
+say what a rank did while its host was not heard. The time since the last mark of a rank
+that hung, or that waited for one, is no step. In its exit a rank says nothing for
+seconds: that is a hang only if the driver asked for stacks.
 """
 
 import collections
+import dataclasses
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from mjax.observe import event_clock
+from mjax.observe.event_clock import BEGAN, Timed
 from mjax.observe.events import DRIVER, Event
 
 GATHERING = "waiting for hosts"
@@ -26,10 +34,26 @@ STOPPING = "ending the ranks"
 ENDED = "ended"
 """These are texts of events of kind `state`, see `mjax.launch.supervisor.State`."""
 _RANKS_LIVE = (RUNNING, STACKS, STOPPING)
+ALONE = "no driver"
+"""Part: no process ran, or ranks had ended and there was no driver to hear of it."""
+UNEXPLAINED = "unexplained"
+MOST_UNEXPLAINED = 0.005
+"""Of the wall time, before it is a problem. Chosen: the bound of the benchmark."""
+_CLOSED = "closed"
+_SILENT = "host silent"
+_KEPT, _LOST = "productive steps", "lost steps"
 _START = ("import", "init", "build", "compile", "restore")
 _HUNG_S = 1.0
 """A rank that has said nothing for longer hung. Chosen: it says something several times
 a second, but in one long step; that its last step may have been a long one is rare."""
+_STARTING = "driver: starting"
+_MESSAGE_S = 1.0
+"""Most that an order or the news of an end may take. Chosen: twice the pause before an
+agent calls a driver again; what takes longer has another cause."""
+
+
+type Seen = Callable[[float], Mapping[str, float]]
+"""From seconds since the first span of a start to its time until then, by part."""
 
 
 class _Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,36 +65,92 @@ class _Spent(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: float
     start_step: int
     step: int
+    asked_s: float | None = None
+    """When it was to be started, at the latest, by the driver's monotonic clock."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Where the time of a run went."""
+
+    parts: Mapping[str, float]
+    """Seconds."""
+    num_starts: int
+    """Of the ranks."""
+    num_lost_steps: int
+    """Steps that a later start took again; one that was lost twice counts twice."""
+    problems: tuple[str, ...]
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Life:
+    """The time of one generation in which its counted rank ran, as the driver saw it.
+
+    Seconds are on the clock of `event_clock`.
+    """
+
+    first_s: float
+    last_s: float = 0.0
+    total_s: float = 0.0
+    gaps: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
+    """Part, begin and end of the times in which no driver could hear of an end."""
 
 
 def has_ended(events: Sequence[Event]) -> bool:
     """Say whether the driver has ended the run, and no further launch has begun."""
-    states = [event.text for event in events if event.kind == "state"]
+    told = [event for event in events if event.source == DRIVER]
+    states = [event.text for event in told if event.kind in ("state", BEGAN)]
     return bool(states) and states[-1] == ENDED
 
 
-def seconds(events: Sequence[Event]) -> dict[str, float]:
-    """Return the seconds of a run that has ended, by part; they add up to its time.
+def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> Counted:
+    """Return where the time of a run that has ended went; the parts add up to it.
 
     Args:
       events: of one work dir, oldest first; those of others than the driver are passed
         over.
+      seen: what the spans of a rank say of its generation.
     Raises:
       ValueError: there are no states, or events of two journals.
     """
     events = [event for event in events if event.source == DRIVER]
-    spent = _rank_times(events)
     _check(events)
-    parts, live_s = _driver_times(events)
-    kept = kept_steps({number: of.start_step for number, of in spent.items()})
+    timed, problems = event_clock.timed(events)
+    spent = _rank_times(timed)
+    parts, lives = _driver_times(timed, {n: one.event.rank for n, one in spent.items()})
+    found = {number: _spent(one.event) for number, one in spent.items()}
+    kept = kept_steps({number: of.start_step for number, of in found.items()})
     asked = {e.generation for e in events if e.kind == "state" and e.text == STACKS}
-    for number, of in spent.items():
-        found = _of_rank(of, number, kept, may_exit=number not in asked)
-        live_s[number] -= sum(found.values())
-        for part, part_s in found.items():
+    unexplained: dict[int, float] = {}
+    for number, life in lives.items():
+        own: dict[str, float] = {}
+        asked_s = None
+        if number in found:
+            of = found[number]
+            own = _of_rank(of, number, kept, may_exit=number not in asked)
+            if seen is not None and number in seen:
+                own = _with_spans(own, seen[number], is_first=number == min(kept))
+            asked_s = spent[number].place_s(of.asked_s)
+        own |= _on_the_way(life, sum(own.values(), 0.0), asked_s)
+        unexplained[number] = abs(own[UNEXPLAINED])
+        for part, part_s in own.items():
             parts[part] += part_s
-    parts["unexplained"] = sum(live_s.values())
-    return dict(parts)
+    if sum(unexplained.values()) > MOST_UNEXPLAINED * sum(parts.values()):
+        worst = max(unexplained, key=unexplained.__getitem__)
+        problems.append(
+            f"{unexplained[worst]:.1f} s of generation {worst} are not explained: an "
+            "event is missing, or the clock jumped"
+        )
+    problems += [
+        f"generation {number} has no event of its start: its steps are not counted"
+        for number in sorted(found.keys() - lives.keys())
+    ]
+    return Counted(
+        parts=dict(parts),
+        num_starts=len(lives),
+        num_lost_steps=sum(_num_lost(of, kept[n]) for n, of in found.items()),
+        problems=tuple(problems),
+    )
 
 
 def kept_steps(begins: Mapping[int, int]) -> dict[int, int]:
@@ -103,52 +183,146 @@ def _check(events: Sequence[Event]) -> None:
         newest = event.generation
 
 
-def _rank_times(events: Sequence[Event]) -> dict[int, _Spent]:
-    """Return what rank 0 counted, by generation."""
-    found = {}
-    for event in events:
-        if event.kind == "times":
-            try:
-                found[event.generation] = msgspec.convert(event.data, _Spent)
-            except msgspec.ValidationError as error:
-                raise ValueError(
-                    f"events.jsonl, generation {event.generation}: the event times "
-                    f"cannot be read ({error}); use the mjax that wrote it"
-                ) from error
-    return found
+def _rank_times(timed: Sequence[Timed]) -> dict[int, Timed]:
+    """Return what the counted rank said of its time, by generation."""
+    return {one.event.generation: one for one in timed if one.event.kind == "times"}
+
+
+def _spent(event: Event) -> _Spent:
+    try:
+        return msgspec.convert(event.data, _Spent)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"events.jsonl, generation {event.generation}: the event times "
+            f"cannot be read ({error}); use the mjax that wrote it"
+        ) from error
 
 
 def _driver_times(
-    events: Sequence[Event],
-) -> tuple[dict[str, float], dict[int, float]]:
-    """Return the seconds by state, and those by generation in which rank 0 ran."""
+    timed: Sequence[Timed], ranks: Mapping[int, int | None]
+) -> tuple[dict[str, float], dict[int, _Life]]:
+    """Return the seconds by state, and those by generation in which a rank ran.
+
+    Args:
+      timed: the events.
+      ranks: the counted one by generation; 0 where none is named.
+    """
     parts: dict[str, float] = collections.defaultdict(float)
-    live_s: dict[int, float] = collections.defaultdict(float)
-    state, since_ns, generation = GATHERING, events[0].time_ns, 0
-    has_rank_0 = False
-    for event in events:
-        is_end = event.kind == "rank_end" and event.rank == 0
-        if not is_end and event.kind not in ("state", "end"):
-            continue
-        state_s = (event.time_ns - since_ns) / 1e9
-        if state in _RANKS_LIVE and has_rank_0:
-            live_s[generation] += state_s
-        elif state in _RANKS_LIVE:
-            parts[f"driver: {STOPPING}"] += state_s
-        else:
-            parts[f"driver: {state}"] += state_s
-        since_ns, generation = event.time_ns, event.generation
-        if event.kind == "state":
-            state = event.text
-        has_rank_0 = not is_end and (has_rank_0 or state == RUNNING)
-        has_rank_0 &= state in _RANKS_LIVE
-    return parts, live_s
+    lives: dict[int, _Life] = {}
+    ended: set[int] = set()
+    state, since_s, generation = GATHERING, timed[0].began_s, 0
+    heard_s = since_s  # the last sign of a driver
+    for one in timed:
+        event = one.event
+        number = event.generation
+        is_end = event.kind == "rank_end" and event.rank == (ranks.get(number) or 0)
+        if is_end or event.kind in ("state", "end", BEGAN, _CLOSED):
+            lives_on = state in _RANKS_LIVE and generation not in ended
+            lives_on &= generation in lives
+            if lives_on:
+                life = lives[generation]
+                life.last_s = one.at_s
+                life.total_s += one.at_s - since_s
+                if event.kind == BEGAN:
+                    life.gaps.append((ALONE, heard_s, one.began_s))
+                    life.gaps.append((_STARTING, one.began_s, one.at_s))
+            elif event.kind == BEGAN:
+                parts[_part(state)] += heard_s - since_s
+                parts[ALONE] += one.began_s - heard_s
+                parts[_STARTING] += one.at_s - one.began_s
+            elif event.kind == _CLOSED:
+                parts["driver: leaving"] += one.at_s - since_s
+            else:
+                parts[_part(state)] += one.at_s - since_s
+            since_s, generation = one.at_s, number
+            if event.kind == "state":
+                state = event.text
+            if is_end:
+                ended.add(number)
+            elif state == RUNNING and number not in lives:
+                lives[number] = _Life(first_s=one.at_s)
+        heard_s = one.at_s
+    return parts, lives
+
+
+def _part(state: str) -> str:
+    """Name the part of a state in which no rank is counted."""
+    return f"driver: {STOPPING if state in _RANKS_LIVE else state}"
+
+
+def _on_the_way(life: _Life, known_s: float, asked_s: float | None) -> dict[str, float]:
+    """Return what is left of the time in which a rank ran, by part.
+
+    Args:
+      life: as the driver saw it.
+      known_s: by the clock of the rank's own host.
+      asked_s: when it was to be started, at the latest.
+    """
+    left_s = life.total_s - known_s
+    if asked_s is None:
+        return {UNEXPLAINED: left_s}
+    # At the latest: the message that said so was on its way too.
+    order_s = min(max(0.0, asked_s - life.first_s), max(0.0, left_s))
+    news_s = left_s - order_s
+    ended_s = life.last_s - news_s
+    found = {ALONE: 0.0, _STARTING: 0.0, UNEXPLAINED: 0.0}
+    for part, begin_s, end_s in life.gaps:
+        gap_s = max(0.0, end_s - max(begin_s, ended_s))
+        found[part] += gap_s
+        news_s -= gap_s
+    for part, part_s in (("order", order_s), ("news of an end", news_s)):
+        is_usual = 0.0 <= part_s <= _MESSAGE_S
+        found[f"driver: {part} on its way"] = part_s if is_usual else 0.0
+        found[UNEXPLAINED] += 0.0 if is_usual else part_s
+    return found
+
+
+def _with_spans(
+    own: dict[str, float], seen: Seen, *, is_first: bool
+) -> dict[str, float]:
+    """Let the spans of a start say what its events cannot know; the sum stays.
+
+    A rank lives on while its host is not heard: its spans say what it did. They also
+    know how long each step took. Steps after the last one that was kept are lost, those
+    too that had not ended.
+    """
+    kind = "start: " if is_first else "restart: "
+
+    def until(limit_s: float) -> dict[str, float]:
+        return {
+            kind + part.partition(": ")[2] if ": " in part else part: part_s
+            for part, part_s in seen(limit_s).items()
+            if part != UNEXPLAINED
+        }
+
+    all_s = until(math.inf)
+    if _SILENT in own:
+        importing = f"{kind}import"
+        # The process has no span of its begin.
+        before_s = max(0.0, own[importing] - all_s.get(importing, 0.0))
+        total_s = sum(own.values())
+        found = until(total_s - before_s)
+        found[importing] = found.get(importing, 0.0) + before_s
+        left_s = total_s - sum(found.values())
+        return found | {_SILENT: left_s} if left_s <= own[_SILENT] else own
+    kept_s = all_s.get(_KEPT, 0.0)
+    step_s = own[_KEPT] + own[_LOST]
+    if own[_LOST] and kept_s:
+        kept_s = min(kept_s, step_s)
+        return own | {_KEPT: kept_s, _LOST: step_s - kept_s}
+    return own
+
+
+def _num_lost(found: _Spent, kept: int) -> int:
+    if found.start_step < 0:
+        return 0
+    return max(0, found.step - max(found.start_step, kept))
 
 
 def _of_rank(
     found: _Spent, generation: int, kept: Mapping[int, int], *, may_exit: bool
 ) -> dict[str, float]:
-    """Return the seconds of rank 0 in one generation, by part."""
+    """Return the seconds of the counted rank in one generation, by part."""
     spent = collections.defaultdict(float, found.spent_s)
     parts = {}
     kind = "start" if generation == min(kept) else "restart"
@@ -159,10 +333,10 @@ def _of_rank(
         spent[found.phase] -= found.age_s
         parts["hung"] = found.age_s
     if found.silent_s:
-        parts["host silent"] = found.silent_s
-    first, last = found.start_step, found.step
-    num_taken, num_lost = last - first, max(0, last - max(first, kept[generation]))
+        parts[_SILENT] = found.silent_s
+    num_taken = found.step - found.start_step
+    num_lost = _num_lost(found, kept[generation])
     share = num_lost / num_taken if num_taken > 0 else 0.0
     step_s = spent.pop("step", 0.0)
-    parts |= {"lost steps": share * step_s, "productive steps": (1 - share) * step_s}
+    parts |= {_LOST: share * step_s, _KEPT: (1 - share) * step_s}
     return parts | spent

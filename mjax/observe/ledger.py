@@ -5,14 +5,14 @@
 Enters: the work dir of a run. Leaves: its wall time by bucket, and the effective
 training time, which is the productive part. There are two sources. The events of a
 launch know what its driver did between the starts (`launch_time`). The spans of the
-lowest rank know each start (`start_time`). Where both exist the events count, and the
-spans check them. Exit codes: 0 done, 2 bad input.
+lowest rank know each start (`start_time`). Where both exist the events count; the spans
+check them, and say how long steps took. Exit codes: 0 done, 2 bad input.
 
 Buckets: `productive` are steps whose work was kept; `lost` are steps that a later start
 took again, and the time until a hang was noticed; `compile`; `restart` is whatever else
 starts and ends processes, the first start too; `save` is what a save holds up; `eval`
 has the sample too; `idle` is time without processes. What no record explains is
-`unexplained`, in no bucket.
+`unexplained`, in no bucket. It is a problem if it is more than half a percent.
 
 Source: the effective training time is a figure of MegaScale (arXiv:2402.15627).
 Differs: compilation, saves and evaluations do not count as effective.
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mjax.observe import events, launch_time, output, spans, start_time
+from mjax.observe.launch_time import UNEXPLAINED, Counted
 
 BUCKETS: tuple[str, ...] = (
     "productive",
@@ -36,7 +37,6 @@ BUCKETS: tuple[str, ...] = (
     "eval",
     "idle",
 )
-UNEXPLAINED = "unexplained"
 _BUCKET = {
     "productive steps": "productive",
     "lost steps": "lost",
@@ -49,6 +49,7 @@ _BUCKET = {
     "sample": "eval",
     f"driver: {launch_time.GATHERING}": "idle",
     f"driver: {launch_time.ENDED}": "idle",
+    launch_time.ALONE: "idle",
     start_time.BETWEEN: "idle",
 }
 """Of each part; all others start or end processes."""
@@ -64,6 +65,9 @@ class Ledger:
     source: Literal["events", "spans"]
     parts: Mapping[str, float]
     """Seconds; they add up to the wall time."""
+    num_starts: int
+    num_lost_steps: int
+    """Steps that a later start took again; one that was lost twice counts twice."""
     problems: tuple[str, ...] = ()
     """What was left out or does not fit, for people."""
     check: Mapping[str, float] | None = None
@@ -72,7 +76,7 @@ class Ledger:
     @property
     def wall_s(self) -> float:
         """From the begin of the first start to the end of the last one."""
-        return sum(self.parts.values())
+        return sum(self.parts.values(), 0.0)
 
     @property
     def unexplained_s(self) -> float:
@@ -112,15 +116,19 @@ def ledger(work_dir: Path) -> Ledger:
         problems.append(f"no check by spans: {error}")
     why = _why_not_events(found, files)
     if why and not files:
-        raise ValueError(f"{work_dir}: {why}; read it again after its end")
+        raise ValueError(
+            f"{work_dir}: {why}, and it has no spans; read it again after its end, or "
+            "start its driver again if it was killed"
+        )
     by_spans = _by_spans(files) if files else None
     if why:
         assert by_spans is not None
-        if found:
+        if found or any(of.header.launch is not None for of in files):
             problems.append(f"{why}: the spans count")
         problems += by_spans.problems
         return dataclasses.replace(by_spans, problems=tuple(problems))
-    by_events = Ledger(source="events", parts=launch_time.seconds(found))
+    seen = start_time.by_generation(files)
+    by_events = _of("events", launch_time.counted(found, seen))
     if by_spans is not None:
         by_events = _checked(by_events, by_spans)
     problems += by_events.problems
@@ -132,7 +140,7 @@ def _why_not_events(
 ) -> str:
     """Say why the events are not the whole run; "" if they are."""
     if not any(event.kind == "state" for event in found):
-        return "no launch ran there"
+        return f"{events.NAME} has no state of a launch"
     if not launch_time.has_ended(found):
         return "its launch has not ended"
     apart = {of.header.generation for of in files if of.header.launch is None}
@@ -142,8 +150,17 @@ def _why_not_events(
 
 
 def _by_spans(files: Sequence[spans.SpanFile]) -> Ledger:
-    parts, problems = start_time.seconds(files)
-    return Ledger(source="spans", parts=parts, problems=tuple(problems))
+    return _of("spans", start_time.counted(files))
+
+
+def _of(source: Literal["events", "spans"], counted: Counted) -> Ledger:
+    return Ledger(
+        source=source,
+        parts=counted.parts,
+        num_starts=counted.num_starts,
+        num_lost_steps=counted.num_lost_steps,
+        problems=counted.problems,
+    )
 
 
 def _checked(by_events: Ledger, by_spans: Ledger) -> Ledger:
@@ -152,7 +169,7 @@ def _checked(by_events: Ledger, by_spans: Ledger) -> Ledger:
         bucket: by_spans.buckets[bucket] - of_events
         for bucket, of_events in by_events.buckets.items()
     }
-    problems = [*by_spans.problems]
+    problems = [*by_events.problems, *by_spans.problems]
     for bucket in ("productive", "compile", "save", "eval"):
         if abs(check[bucket]) > _MOST_DIFFERENCE * by_events.wall_s:
             problems.append(
@@ -175,6 +192,8 @@ def as_json(found: Ledger) -> dict[str, Any]:
         "buckets": found.buckets,
         "unexplained_s": found.unexplained_s,
         "effective": found.effective,
+        "starts": found.num_starts,
+        "lost_steps": found.num_lost_steps,
         "parts": dict(found.parts),
         "check": None if found.check is None else dict(found.check),
         "problems": [*found.problems],
@@ -185,7 +204,8 @@ def page(found: Ledger) -> str:
     """Return the tables for people."""
     lines = [
         f"{found.wall_s:.1f} s of wall time by the {found.source}, "
-        f"{found.effective:.1%} effective",
+        f"{found.effective:.1%} effective; starts: {found.num_starts}, steps lost: "
+        f"{found.num_lost_steps}",
         "",
     ]
     wall_s = found.wall_s or 1.0

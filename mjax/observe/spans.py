@@ -86,6 +86,8 @@ class Header(
     mesh: dict[str, int]
     """Sizes of the mesh axes, outermost first."""
     launch: Launch | None = None
+    boot: str | None = None
+    """Of the host: processes of one boot have one monotonic clock."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,61 +2,167 @@
 
 Enters: the files of spans of a run. Leaves: seconds by part, as in `launch_time`, and
 what is wrong. In a start the spans of the host tile the time, by its monotonic clock;
-the headers put the starts on the wall clock, so a gap between two starts is what the
-wall clocks say. A process that was killed has no span of its last moments: they are a
-part of that gap.
+a gap between two starts is what that clock says if their host has not been booted in
+between, or else what the wall clocks of the headers say. A process that was killed has
+no span of its last moments: they are a part of that gap.
+
+The events of a launch know more of the time between starts and less of the steps. So
+`by_generation` hands over the seconds of each start to `launch_time`.
 """
 
 import collections
+import dataclasses
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 
-from mjax.observe.launch_time import kept_steps
+from mjax.observe.launch_time import (
+    MOST_UNEXPLAINED,
+    UNEXPLAINED,
+    Counted,
+    Seen,
+    kept_steps,
+)
 from mjax.observe.spans import Span, SpanFile
 
 BETWEEN = "between starts"
 _SAVES = "save"
+_JUMP_S = 1.0
+"""Between wall and monotonic clock before it is reported, as in `event_clock`."""
 _PHASE = {"eval": "eval", "sample": "sample", "exit": "exit"}
 """Spans whose name is the part."""
 
 
-def seconds(files: Sequence[SpanFile]) -> tuple[dict[str, float], list[str]]:
-    """Return the seconds of a run by part, and what is wrong.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """What one process did in one start."""
+
+    file: SpanFile
+    begin_ns: int
+    end_ns: int
+    """Of its host's monotonic clock. It may have lived on beside the next start, on a
+    host that the driver had lost: that time is not counted."""
+    kept: int
+    """The last step whose work was kept."""
+    kind: str
+    """`start`, or `restart` if it is not the first."""
+
+    def until(self, limit_s: float) -> dict[str, float]:
+        """Return the seconds by part, up to so many after the first span."""
+        end_ns = self.end_ns
+        if self.begin_ns + limit_s * 1e9 < end_ns:
+            end_ns = self.begin_ns + round(limit_s * 1e9)
+        return _parts(self.file, self.kept, end_ns, self.kind)
+
+    @property
+    def num_lost(self) -> int:
+        """Steps that a later start took again."""
+        return len({step for step, _ in _host_spans(self.file) if step > self.kept})
+
+
+def counted(files: Sequence[SpanFile]) -> Counted:
+    """Return where the time of a run went.
 
     Args:
       files: of all ranks, at least one.
     Raises:
       ValueError: no file has a span of the host.
     """
-    parts: dict[str, float] = collections.defaultdict(float)
-    starts, problems = _starts(files)
-    if not starts:
+    found, problems = starts(files)
+    if not found:
         raise ValueError(
             f"{files[0].path.parent} has no span of a host; the run ended before its "
             "first step, start it again"
         )
-    begins = {of.header.generation: _first_step(of) - 1 for of in starts}
-    kept = kept_steps({n: at if at >= 0 else -1 for n, at in begins.items()})
-    before: SpanFile | None = None
-    for of in starts:
+    parts: dict[str, float] = collections.defaultdict(float)
+    for before, start in itertools.pairwise([None, *found]):
+        assert start is not None
         if before is not None:
-            gap_s = (_wall_ns(of)[0] - _wall_ns(before)[1]) / 1e9
-            if gap_s < 0:
-                problems.append(
-                    f"{of.path} begins {-gap_s:.1f} s before the end of "
-                    f"{before.path.name}: the clocks of their hosts differ, or jumped"
-                )
-            parts[BETWEEN if gap_s >= 0 else "unexplained"] += gap_s
-        _add_start(of, kept[of.header.generation], parts, is_first=before is None)
-        before = of
-    if before is not None and before.lines[-1].end is None:
+            gap_s = _gap_s(before, start, problems)
+            parts[BETWEEN if gap_s >= 0 else UNEXPLAINED] += gap_s
+        for part, part_s in start.until(math.inf).items():
+            parts[part] += part_s
+    last = found[-1].file
+    if last.lines[-1].end is None:
         problems.append(
-            f"{before.path} has no last line: the process runs, or was killed; the "
+            f"{last.path} has no last line: the process runs, or was killed; the "
             "time after its last span is not counted"
         )
-    return dict(parts), problems
+    unexplained_s = parts.get(UNEXPLAINED, 0.0)
+    if abs(unexplained_s) > MOST_UNEXPLAINED * sum(parts.values()):
+        problems.append(
+            f"{unexplained_s:.1f} s are not explained: lines are missing, or the clock "
+            "jumped"
+        )
+    return Counted(
+        parts=dict(parts),
+        num_starts=len(found),
+        num_lost_steps=sum(start.num_lost for start in found),
+        problems=tuple(problems),
+    )
 
 
-def _starts(files: Sequence[SpanFile]) -> tuple[list[SpanFile], list[str]]:
+def starts(files: Sequence[SpanFile]) -> tuple[list[Start], list[str]]:
+    """Return what the lowest rank of each start did, oldest first; what is wrong."""
+    chosen, problems = _chosen(files)
+    begins = {of.header.generation: _first_step(of) - 1 for of in chosen}
+    kept = kept_steps({n: at if at >= 0 else -1 for n, at in begins.items()})
+    found = []
+    for of, after in itertools.pairwise([*chosen, None]):
+        assert of is not None
+        begin_ns, end_ns = _own_ns(of)
+        if after is not None and _is_one_clock(of, after):
+            end_ns = min(end_ns, _own_ns(after)[0])
+        found.append(
+            Start(
+                file=of,
+                begin_ns=begin_ns,
+                end_ns=end_ns,
+                kept=kept[of.header.generation],
+                kind="restart" if found else "start",
+            )
+        )
+    return found, problems
+
+
+def by_generation(files: Sequence[SpanFile]) -> dict[int, Seen]:
+    """Return what is known of each start of the newest launch, as its driver counts."""
+    found = [one for one in starts(files)[0] if one.file.header.launch is not None]
+    names = [one.file.header.launch.name for one in found if one.file.header.launch]
+    return {
+        one.file.header.launch.generation: one.until
+        for one in found
+        if one.file.header.launch and one.file.header.launch.name == names[-1]
+    }
+
+
+def _is_one_clock(one: SpanFile, other: SpanFile) -> bool:
+    return one.header.boot is not None and one.header.boot == other.header.boot
+
+
+def _gap_s(before: Start, start: Start, problems: list[str]) -> float:
+    """Return the seconds between two starts; below 0 if clocks contradict them."""
+    of = start.file
+    gap_s = (
+        start.begin_ns + _to_wall_ns(of) - before.end_ns - _to_wall_ns(before.file)
+    ) / 1e9
+    if _is_one_clock(before.file, of):
+        same_s = (start.begin_ns - before.end_ns) / 1e9
+        if abs(gap_s - same_s) > _JUMP_S:
+            problems.append(
+                f"the wall clock of {of.header.host} jumped by {gap_s - same_s:+.1f} s "
+                f"before {of.path.name}: its monotonic clock counts"
+            )
+        gap_s = same_s
+    if gap_s < 0:
+        problems.append(
+            f"{of.path} begins {-gap_s:.1f} s before the end of "
+            f"{before.file.path.name}: the clocks of their hosts differ, or jumped"
+        )
+    return gap_s
+
+
+def _chosen(files: Sequence[SpanFile]) -> tuple[list[SpanFile], list[str]]:
     """Return the file of the lowest rank of each start, in order."""
     by_start: dict[int, SpanFile] = {}
     problems = []
@@ -90,32 +196,39 @@ def _first_step(of: SpanFile) -> int:
     return min((step for step, _ in _host_spans(of) if step > 0), default=0)
 
 
-def _wall_ns(of: SpanFile) -> tuple[int, int]:
-    """Return when the host began and ended, by its wall clock."""
+def _to_wall_ns(of: SpanFile) -> int:
+    """Return what is added to the host's monotonic clock for its wall clock."""
+    return of.header.wall_ns - of.header.monotonic_ns
+
+
+def _own_ns(of: SpanFile) -> tuple[int, int]:
+    """Return when the host began and ended, by its monotonic clock."""
     spans = [span for _, span in _host_spans(of)]
-    to_wall_ns = of.header.wall_ns - of.header.monotonic_ns
-    return (
-        min(span.start_ns for span in spans) + to_wall_ns,
-        max(span.end_ns for span in spans) + to_wall_ns,
-    )
+    return min(span.start_ns for span in spans), max(span.end_ns for span in spans)
 
 
-def _add_start(
-    of: SpanFile, kept: int, parts: dict[str, float], *, is_first: bool
-) -> None:
-    """Add the seconds of one start; what the host spent in no span is told apart."""
-    kind = "start" if is_first else "restart"
+def _parts(of: SpanFile, kept: int, end_ns: int, kind: str) -> dict[str, float]:
+    """Return the seconds of one start; what the host spent in no span is told apart.
+
+    Args:
+      of: its spans.
+      kept: the last step whose work was kept.
+      end_ns: what comes later is not counted.
+      kind: `start`, or `restart` if it is not the first.
+    """
+    parts: dict[str, float] = collections.defaultdict(float)
     ordered = sorted(_host_spans(of), key=lambda item: item[1].start_ns)
     cursor_ns, has_stepped = ordered[0][1].start_ns, False
     for step, span in ordered:
-        gap_ns = max(0, span.start_ns - cursor_ns)
+        gap_ns = max(0, min(span.start_ns, end_ns) - cursor_ns)
         # Before the first step: barriers, and the loop is made.
-        rest = "unexplained" if has_stepped else f"{kind}: other"
+        rest = UNEXPLAINED if has_stepped else f"{kind}: other"
         parts[rest] += gap_ns / 1e9
         has_stepped |= step > 0
-        own_ns = max(0, span.end_ns - max(span.start_ns, cursor_ns))
-        parts[_part(step, span, kept, kind)] += own_ns / 1e9
-        cursor_ns = max(cursor_ns, span.end_ns)
+        own_ns = min(span.end_ns, end_ns) - max(span.start_ns, cursor_ns)
+        parts[_part(step, span, kept, kind)] += max(0, own_ns) / 1e9
+        cursor_ns = max(cursor_ns, min(span.end_ns, end_ns))
+    return dict(parts)
 
 
 def _part(step: int, span: Span, kept: int, kind: str) -> str:

@@ -183,4 +183,13 @@ def _header(start: Start, mesh: Mesh, generation: int) -> Header:
         ),
         mesh=dict(mesh.shape),
         launch=Launch(name=launch, generation=generation) if launch else None,
+        boot=_boot(),
     )
+
+
+def _boot() -> str | None:
+    """Return the name of the boot of this host, if it says one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None

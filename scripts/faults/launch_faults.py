@@ -179,9 +179,9 @@ def add_up(runs: list[dict[str, float]]) -> Table:
         text=(
             f"{len(runs)} runs, {wall_s:.0f} s of wall time, from their events alone "
             "(mjax/observe/launch_time.py). The states of the driver tile the time; "
-            "while ranks live it is that of rank 0 by its own clock. `unexplained` is "
-            "what is left between the two: an order on its way, a rank that has ended "
-            "and is not yet heard of."
+            "while ranks live it is that of rank 0 by its own clock. An order to start "
+            "and the news of an end are on their way between the two. `unexplained` "
+            "is what no event tells."
         ),
         header=["bucket", "s", "share"],
         rows=[
@@ -271,7 +271,7 @@ def main() -> int:
         times.write_text("")
 
     def spent(run: int, launched: Launched) -> None:
-        buckets = launch_time.seconds(events.read(launched.work_dir)[0])
+        buckets = launch_time.counted(events.read(launched.work_dir)[0]).parts
         with times.open("a") as file:
             file.write(json.dumps({"run": run, "seconds": buckets}) + "\n")
 

@@ -1,6 +1,9 @@
 """What is known of a host, and what is not."""
 
+import json
+import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -52,3 +55,25 @@ def test_gpus_that_cannot_be_asked_for_are_unknown(monkeypatch, module, expected
     monkeypatch.setitem(sys.modules, "pynvml", module)
     assert facts.gpu_facts() == expected
     assert facts.host_facts().items() >= expected.items()
+
+
+def test_a_process_knows_its_age_and_the_boot_of_its_host():
+    """Another process measures: from before it starts this one to its answer."""
+    code = "import json; from mjax.launch import facts; "
+    code += "print(json.dumps(facts.process_facts()))"
+    begin_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=60
+    )
+    most_s = time.monotonic() - begin_s
+    found = json.loads(done.stdout)
+    # The kernel counts the begin of a process in hundredths of a second.
+    assert 0.0 < found["age_s"] <= most_s + 0.02
+    assert found["boot"] == facts.process_facts()["boot"] != ""
+    assert found["pid"] != facts.process_facts()["pid"]
+
+
+def test_a_process_without_proc_has_no_age(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "_STATUS", tmp_path / "none")
+    found = facts.process_facts()
+    assert (found["age_s"], found["boot"]) == (None, None)

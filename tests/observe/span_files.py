@@ -28,6 +28,7 @@ class Process:
         ("tp", 1),
     )
     launch: spans.Launch | None = None
+    boot: str | None = None
 
 
 def span(process: Process, name: str, kind, stream: str, start_s, end_s) -> Span:
@@ -54,6 +55,7 @@ def write(
         devices=process.devices,
         mesh=dict(process.mesh),
         launch=process.launch,
+        boot=process.boot,
     )
     folder = work_dir / spans.FOLDER
     folder.mkdir(parents=True, exist_ok=True)

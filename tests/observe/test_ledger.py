@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mjax.observe import ledger
+from mjax.observe import ledger, spans, start_time
 from mjax.observe.spans import Launch, Line
 from tests.observe.span_files import Process, span, write
 
@@ -84,6 +84,7 @@ def test_time_in_no_span_after_the_first_step_is_unexplained_and_in_no_bucket(tm
     write(tmp_path, process, lines)
     found = ledger.ledger(tmp_path)
     assert found.unexplained_s == pytest.approx(1.0)
+    assert "1.0 s are not explained" in found.problems[0]
     assert found.buckets["idle"] == 0
     total = sum(found.buckets.values()) + found.unexplained_s
     assert total == pytest.approx(found.wall_s)
@@ -97,6 +98,48 @@ def test_a_wall_clock_that_went_back_is_said_and_not_hidden(tmp_path):
     assert found.unexplained_s == pytest.approx(30 - 16.5 - 100)
     assert found.buckets["idle"] == 0
     assert "node-0-2.jsonl begins 86.5 s before the end of" in found.problems[0]
+
+
+@pytest.mark.parametrize("jump_s", [-5, 100])
+def test_a_wall_clock_that_jumps_within_one_boot_changes_nothing(tmp_path, jump_s):
+    first = Process(boot="b00t")
+    later = Process(boot="b00t", generation=2, wall_ahead_ns=10**18 + jump_s * 10**9)
+    write(tmp_path, first, start(first, 0, 1, 4, end=None), at_s=9)
+    write(tmp_path, later, start(later, 30, 5, 8), at_s=39)
+    found = ledger.ledger(tmp_path)
+    assert found.buckets["idle"] == pytest.approx(30 - 14.5)
+    assert found.wall_s == pytest.approx(46.5)
+    (problem,) = found.problems
+    assert f"clock of node jumped by {jump_s:+.1f} s before" in problem
+
+
+def test_another_boot_goes_on_by_the_wall_clock(tmp_path):
+    first = Process(boot="b00t", monotonic_ahead_ns=5 * 10**12)
+    later = Process(boot="b2", generation=2, monotonic_ahead_ns=7)
+    write(tmp_path, first, start(first, 0, 1, 4, end=None), at_s=9)
+    write(tmp_path, later, start(later, 30, 5, 8), at_s=39)
+    found = ledger.ledger(tmp_path)
+    assert found.buckets["idle"] == pytest.approx(30 - 14.5)
+    assert found.problems == ()
+
+
+def test_a_process_that_lived_on_beside_the_next_start_is_counted_once(tmp_path):
+    """Its host was lost, and it did not know."""
+    first, later = Process(boot="b00t"), Process(boot="b00t", generation=2)
+    write(tmp_path, first, start(first, 0, 1, 6))
+    write(tmp_path, later, start(later, 12.5, 3, 4))
+    found = ledger.ledger(tmp_path)
+    assert found.wall_s == pytest.approx(12.5 + 12 + 0.5 + 2)
+    assert found.buckets["productive"] == pytest.approx(2 + 2)
+    assert found.buckets["lost"] == pytest.approx(0.5)
+    assert found.unexplained_s == 0
+    assert found.problems == ()
+
+
+def test_starts_and_lost_steps_are_counted(tmp_path):
+    two_starts(tmp_path)
+    found = ledger.ledger(tmp_path)
+    assert (found.num_starts, found.num_lost_steps) == (2, 2)
 
 
 def test_a_process_that_runs_is_said(tmp_path):
@@ -147,13 +190,49 @@ def test_events_count_and_spans_check_them(tmp_path):
     assert found.problems == ()
 
 
+def test_spans_of_a_launched_run_say_how_long_kept_steps_took(tmp_path):
+    """Steps 1 to 6 take 6 s by the spans, and a seventh one that did not end 2 s."""
+    told = []
+    for generation, (first, last, step_s) in enumerate([(0, 6, 8.0), (4, 8, 4.0)]):
+        at_ns = 10**18 + generation * 30 * 10**9
+        spent = {"compile": 4.0, "build": 6.0, "step": step_s, "save": 0.5}
+        data = {"spent_s": spent, "silent_s": 0.0, "age_s": 0.0, "phase": "step"}
+        data |= {"start_step": first, "step": last}
+        own = {"generation": generation + 1}
+        told += [
+            own | {"time_ns": at_ns, "kind": "state", "text": "running"},
+            own | {"time_ns": at_ns + 19 * 10**9, "kind": "times", "data": data},
+            own | {"time_ns": at_ns + 19 * 10**9, "kind": "state", "text": "ended"},
+        ]
+    lines = "".join(json.dumps(one) + "\n" for one in told)
+    (tmp_path / "events.jsonl").write_text(lines)
+    for number, (begin_s, first, last) in enumerate([(0, 1, 6), (30, 5, 8)], start=1):
+        launch = Launch(name="b2", generation=number)
+        process = Process(generation=number, launch=launch)
+        write(tmp_path, process, start(process, begin_s, first, last, end=None))
+    found = ledger.ledger(tmp_path)
+    assert found.source == "events"
+    assert found.buckets["productive"] == pytest.approx(4.0 + 4.0)
+    assert found.buckets["lost"] == pytest.approx(4.0)
+
+
+def test_starts_of_an_older_launch_are_not_those_of_the_newest(tmp_path):
+    for number, name in enumerate(("a1", "b2"), start=1):
+        process = Process(generation=number, launch=Launch(name=name, generation=1))
+        write(tmp_path, process, start(process, 30 * number, 1, 3 * number))
+    files, _ = spans.read_run(tmp_path)
+    (seen,) = start_time.by_generation(files).values()
+    assert seen(100.0)["productive steps"] == pytest.approx(6.0)
+
+
 def test_sources_that_contradict_each_other_are_said(tmp_path):
     driver_events(tmp_path, step_s=5.0)
     process = Process(launch=Launch(name="b2", generation=1))
     write(tmp_path, process, start(process, 0, 1, 4))
     found = ledger.ledger(tmp_path)
     said = "productive: the spans say -1.0 s beside the 5.0 s of the events"
-    assert found.problems == (said,)
+    unknown = "1.0 s of generation 1 are not explained: an event is missing, or the "
+    assert found.problems == (unknown + "clock jumped", said)
     assert found.unexplained_s == pytest.approx(-1.0)
 
 
@@ -173,6 +252,14 @@ def test_spans_count_where_the_events_are_not_the_whole_run(
     found = ledger.ledger(tmp_path)
     assert found.source == "spans"
     assert found.problems == (f"{says}: the spans count",)
+
+
+def test_a_launch_without_its_events_is_said(tmp_path):
+    process = Process(launch=Launch(name="b2", generation=1))
+    write(tmp_path, process, start(process, 0, 1, 4))
+    found = ledger.ledger(tmp_path)
+    said = "events.jsonl has no state of a launch: the spans count"
+    assert found.problems == (said,)
 
 
 def test_a_file_without_a_span_is_said_and_the_other_start_counts(tmp_path):
@@ -223,7 +310,10 @@ def only_headers(tmp_path):
     [
         (no_folder, "none is no folder; give the work dir of a run"),
         (nothing, "has no spans; name the work dir of a run"),
-        (not_ended, "its launch has not ended; read it again after its end"),
+        (
+            not_ended,
+            "has not ended, and it has no spans; read it again after its end",
+        ),
         (other_run, "has spans of 2 runs: ['a', 'b']"),
         (only_headers, "has no span of a host; the run ended before its first step"),
     ],
@@ -244,6 +334,7 @@ def test_the_command_prints_one_object_and_writes_it(tmp_path, capsys):
     out, _ = capsys.readouterr()
     found = json.loads(out)
     assert {"wall_s", "buckets", "effective"} <= set(found)
+    assert (found["starts"], found["lost_steps"]) == (2, 2)
     assert [*found["buckets"]] == [*ledger.BUCKETS]
     assert (tmp_path / "out").read_text() == out
     assert ledger.main(words[:2]) == 0
