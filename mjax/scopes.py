@@ -11,6 +11,8 @@ change no instruction.
 - `layers.0.2.3`: a loop; its turns begin with layers 0, 2 and 4 (start, step, count).
   Inside, `place.1` is the turn of the second layer of the repeating pattern.
 - `ticks.4.1.9`, `microbatches.1.1.2`: loops over ticks of a pipeline, or microbatches.
+  A loop of one turn, which XLA takes apart, names that turn.
+- `slot`: what a stage of a pipeline computes in a slot that is not idle.
 """
 
 import collections
@@ -37,6 +39,8 @@ _WORD = re.compile(r"[^/():;]+")
 _LOOP = re.compile(r"(layers|ticks|microbatches)\.(-?\d+)\.(-?\d+)\.(\d+)")
 _SINGLE = re.compile(r"(layer|tick|microbatch)\.(\d+)")
 _PLACE = re.compile(r"place\.(\d+)")
+SLOT = "slot"
+"""Scope of the work of a slot of a pipeline."""
 _BACKWARD = "transpose("
 """As jax writes what it has transposed; the primitive of that name has no bracket."""
 _RECOMPUTED = "rematted_computation"
@@ -94,6 +98,8 @@ class Scopes:
     """Units outside of loops."""
     place: int
     """In the pattern of layers; 0 without one."""
+    is_slot: bool
+    """The work of a slot of a pipeline."""
     own_loop: Loop | None
     """Of a while instruction, the loop that it is; None: none that has a scope."""
 
@@ -121,13 +127,16 @@ def read(op_name: str) -> Scopes:
     singles = [m for m in map(_SINGLE.fullmatch, words) if m]
     places = [m for m in map(_PLACE.fullmatch, words) if m]
     loops = [(at, m) for at, m in enumerate(map(_LOOP.fullmatch, words)) if m]
+    turns = [one for _, m in loops if (one := _loop(m)).count == 1]
     # A while instruction stands for the innermost loop, unless it is inside of that.
     is_own = bool(loops) and words[loops[-1][0] :].count(_WHILE) == 1
     return Scopes(
         phase=votes.most_common(1)[0][0] if votes else None,
         is_recomputed=_RECOMPUTED in words,
-        singles={_UNITS[m[1]]: int(m[2]) for m in singles},
+        singles={one.unit: one.start for one in turns if one.unit != "layers"}
+        | {_UNITS[m[1]]: int(m[2]) for m in singles},
         place=int(places[-1][1]) if places else 0,
+        is_slot=SLOT in words,
         own_loop=_loop(loops[-1][1]) if is_own else None,
     )
 

@@ -46,7 +46,16 @@ from mjax.processes.comparison import check_same, code_facts, environment_facts
 from mjax.processes.config import DistributedConfig
 from mjax.processes.progress import Phase
 from mjax.recipes import RECIPES
-from mjax.run import ending, evaluation, loop, metrics, record, report, work_dir
+from mjax.run import (
+    ending,
+    evaluation,
+    loop,
+    metrics,
+    record,
+    report,
+    schedule_record,
+    work_dir,
+)
 from mjax.run.ending import is_ours
 from mjax.run.init_from import initial_params
 from mjax.run.prepare import Run, check_facts, claim_work_dir, init_from, prepare
@@ -130,6 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             generation=watch.marks.generation,
             start_step=start.step,
         )
+        if jax.process_index() == 0:
+            schedule_record.write(run.work_dir, recorded, run.program.pipeline)
         if start.step:
             watch.marks.saved(start.step)
     except Exception as error:

@@ -31,6 +31,8 @@ class Rank:
     error_ns: float
     """Between the first span of the steps and the last one, times are at most this
     wrong; infinite if nothing bounds it."""
+    offset_ns: int
+    """That was taken from the times of its own clock."""
     spans: tuple[tuple[int, Span], ...]
     """With the step that each is for, by time."""
 
@@ -115,7 +117,9 @@ def merge(
         problems += [problem] * bool(problem)
         offsets_ns[of.header.rank] = offset_ns
         spans = _moved(of.lines, first, last, window, offset_ns)
-        ranks.append(Rank(header=of.header, error_ns=error_ns, spans=spans))
+        ranks.append(
+            Rank(header=of.header, error_ns=error_ns, offset_ns=offset_ns, spans=spans)
+        )
     problems += _missing(of_start)
     found = Merged(
         run=lowest.run,

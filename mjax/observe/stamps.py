@@ -10,6 +10,7 @@ together give the offset; they grow apart by `MOST_DRIFT` of the time.
 """
 
 import dataclasses
+import itertools
 from collections import deque
 
 import numpy as np
@@ -29,6 +30,10 @@ INTERVALS: dict[int, tuple[str, Kind]] = {
     4: ("norm", "dp"),
 }
 """Name and kind of the interval that a row ends, by its tag (`mjax.step.stamps`)."""
+_BEGIN, _BACKWARD, _TICK = 0, 2, 3
+_BESIDE_TICKS = {(_BEGIN, _TICK): 1, (_TICK, _BACKWARD): _TICK}
+"""A tick writes its row when it begins: what ends with the first of them is no tick but
+what comes before, and what begins with the last one is a tick."""
 _MOST_BOUNDS = 64
 """Steps that bound the offset. Chosen: drift makes older ones useless."""
 
@@ -79,7 +84,9 @@ class DeviceClock:
             self._bound(clock_ns, dispatched_ns, ready_ns)
         times_ns = [int(time_ns) + self._offset_ns for time_ns in clock_ns]
         found = []
-        for number, tag in enumerate(rows[1:, 0].tolist()):
+        tags = rows[:, 0].tolist()
+        for number, pair in enumerate(itertools.pairwise(tags)):
+            tag = _BESIDE_TICKS.get(pair, pair[1])
             name, kind = INTERVALS.get(tag, (f"tag {tag}", "compute"))
             start_ns, end_ns = times_ns[number], times_ns[number + 1]
             found.append(Span(name, kind, f"device:{device}", start_ns, end_ns))

@@ -13,6 +13,7 @@ names of colours: catapult-project/catapult, tracing/tracing/base/color_scheme.h
 """
 
 import argparse
+import collections
 import dataclasses
 import json
 import math
@@ -31,6 +32,9 @@ from mjax.observe import (
 )
 from mjax.observe.merged import Merged
 from mjax.observe.places import View
+from mjax.observe.schedule import DIRECTIONS
+from mjax.observe.slots import PIPELINE, Bar, Slots, find
+from mjax.observe.spans import Span
 
 _COLOURS: dict[spans.Kind, str] = {
     "compute": "thread_state_running",
@@ -46,6 +50,7 @@ _COLOURS: dict[spans.Kind, str] = {
     "idle": "grey",
 }
 """Of catapult; Perfetto takes its own."""
+_TRANSFERS = "transfers"
 _STEPS = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
 
 
@@ -64,13 +69,21 @@ def steps(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2]) - 1
 
 
-def trace(found: Merged, view: View) -> dict[str, Any]:
-    """Return the trace; its time 0 is when its first span begins."""
+def trace(found: Merged, view: View, slots: Slots | None = None) -> dict[str, Any]:
+    """Return the trace; its time 0 is when its first span begins.
+
+    Args:
+      found: the steps.
+      view: which ranks are neighbours.
+      slots: of a pipeline; None: there are none.
+    """
+    slots = slots or Slots(schedule=None)
     return {
         "traceEvents": [
-            *_names(found, view),
-            *_spans(found, view),
-            *_rest(found, view),
+            *_names(found, view, slots),
+            *_spans(found, view, slots),
+            *_slots(found, view, slots),
+            *_marks(found),
         ],
         "displayTimeUnit": "ms",
         "metadata": {
@@ -89,7 +102,7 @@ def trace(found: Merged, view: View) -> dict[str, Any]:
                 }
                 for rank in found.ranks
             ],
-            "problems": [*found.problems],
+            "problems": [*found.problems, *slots.problems],
         },
     }
 
@@ -102,16 +115,26 @@ def _lowest(found: Merged) -> int:
     return min(rank.header.rank for rank in found.ranks)
 
 
-def _threads(found: Merged, view: View) -> dict[tuple[int, str], int]:
-    """Number the streams of each rank."""
-    return {
-        (rank.header.rank, stream): number
-        for rank in found.ranks
-        for number, stream in enumerate(timeline_rows.streams(rank, view), start=1)
-    }
+def _threads(found: Merged, view: View, slots: Slots) -> dict[tuple[int, str], int]:
+    """Number the streams of each rank, slots and transfers below their device."""
+    more = collections.defaultdict(set)
+    for bar in slots.bars:
+        more[bar.rank, f"device:{bar.device}"].add(bar.slot.direction)
+    for sent in slots.transfers:
+        more[sent.rank, f"device:{sent.device}"].add(_TRANSFERS)
+    found_threads = {}
+    for rank in found.ranks:
+        number, names = rank.header.rank, []
+        for stream in timeline_rows.streams(rank, view):
+            own = more[number, stream]
+            below = [name for name in (*DIRECTIONS, _TRANSFERS) if name in own]
+            names += [stream, *(f"{stream} {name}" for name in below)]
+        for at, name in enumerate(names, start=1):
+            found_threads[number, name] = at
+    return found_threads
 
 
-def _names(found: Merged, view: View) -> Iterator[dict[str, Any]]:
+def _names(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
     """Yield names and order of processes and threads."""
     for place, rank in enumerate(found.ranks):
         of = {"ph": "M", "pid": rank.header.rank}
@@ -121,49 +144,67 @@ def _names(found: Merged, view: View) -> Iterator[dict[str, Any]]:
             "args": {"labels": timeline_rows.bound(rank)},
         }
         yield of | {"name": "process_sort_index", "args": {"sort_index": place}}
-    for (number, stream), thread in _threads(found, view).items():
+    for (number, stream), thread in _threads(found, view, slots).items():
         of = {"ph": "M", "pid": number, "tid": thread}
         yield of | {"name": "thread_name", "args": {"name": stream}}
         yield of | {"name": "thread_sort_index", "args": {"sort_index": thread}}
 
 
-def _spans(found: Merged, view: View) -> Iterator[dict[str, Any]]:
-    threads, zero_ns = _threads(found, view), _zero_ns(found)
+def _spans(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
+    threads, zero_ns = _threads(found, view, slots), _zero_ns(found)
     for rank in found.ranks:
         number = rank.header.rank
         for step, span in rank.spans:
-            one = {
-                "ph": "X",
-                "name": span.name,
-                "cat": span.kind,
-                "cname": _COLOURS[span.kind],
-                "pid": number,
-                "tid": threads[number, span.stream],
-                "ts": (span.start_ns - zero_ns) / 1e3,
-                "dur": (span.end_ns - span.start_ns) / 1e3,
-            }
+            one = _bar(number, threads[number, span.stream], span, zero_ns)
             yield one | ({"args": {"step": step}} if step > 0 else {})
 
 
-def _rest(found: Merged, view: View) -> Iterator[dict[str, Any]]:
-    """Yield arrows and marks."""
-    threads, zero_ns = _threads(found, view), _zero_ns(found)
-    for number, arrow in enumerate(timeline_rows.arrows(found), start=1):
-        of = {"cat": timeline_rows.PIPELINE, "name": "send", "id": number}
-        yield of | {
-            "ph": "s",
-            "pid": arrow.sender,
-            "tid": threads[arrow.sender, arrow.sent.stream],
-            # An arrow begins in the slice around its time: not at its very end.
-            "ts": (max(arrow.sent.start_ns, arrow.sent.end_ns - 1) - zero_ns) / 1e3,
-        }
-        yield of | {
-            "ph": "f",
-            "bp": "e",
-            "pid": arrow.receiver,
-            "tid": threads[arrow.receiver, arrow.received.stream],
-            "ts": (arrow.received_ns - zero_ns) / 1e3,
-        }
+def _bar(rank: int, thread: int, span: Span, zero_ns: int) -> dict[str, Any]:
+    """Return the event of a span."""
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "cname": _COLOURS[span.kind],
+        "pid": rank,
+        "tid": thread,
+        "ts": (span.start_ns - zero_ns) / 1e3,
+        "dur": (span.end_ns - span.start_ns) / 1e3,
+    }
+
+
+def _slots(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
+    """Yield slots, transfers, and arrows from a slot to the one that needs it."""
+    threads, zero_ns = _threads(found, view, slots), _zero_ns(found)
+
+    def thread(bar: Bar) -> tuple[int, int]:
+        return bar.rank, threads[bar.rank, f"device:{bar.device} {bar.slot.direction}"]
+
+    for bar in slots.bars:
+        kind = "idle" if bar.work is None else "compute"
+        span = Span(bar.name, kind, "", bar.start_ns, bar.end_ns)
+        work = {} if bar.work is None else bar.work._asdict()
+        args = {"step": bar.step, **bar.slot._asdict(), **work}
+        args["measured"] = bar.is_measured
+        yield _bar(*thread(bar), span, zero_ns) | {"args": args}
+    for sent in slots.transfers:
+        span = Span(f"send {sent.direction}", "pp", "", sent.start_ns, sent.end_ns)
+        where = threads[sent.rank, f"device:{sent.device} {_TRANSFERS}"]
+        args = {"step": sent.step, "tick": sent.tick}
+        yield _bar(sent.rank, where, span, zero_ns) | {"args": args}
+    for number, arrow in enumerate(timeline_rows.arrows(slots, found.ranks), start=1):
+        of = {"cat": PIPELINE, "name": "send", "id": number}
+        pid, tid = thread(arrow.sent)
+        # An arrow begins in the slice around its time: not at its very end.
+        ts = (max(arrow.sent.start_ns, arrow.sent.end_ns - 1) - zero_ns) / 1e3
+        yield of | {"ph": "s", "pid": pid, "tid": tid, "ts": ts}
+        pid, tid = thread(arrow.received)
+        ts = (arrow.received_ns - zero_ns) / 1e3
+        yield of | {"ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": ts}
+
+
+def _marks(found: Merged) -> Iterator[dict[str, Any]]:
+    zero_ns = _zero_ns(found)
     for mark in found.marks:
         yield {
             "ph": "i",
@@ -191,19 +232,21 @@ def main(argv: Sequence[str]) -> int:
     )
     add("--json", action="store_true", help="print the trace")
     add("--generation", type=int, help="a start of the run; default: the newest")
+    add("--only-slots", action="store_true", help="draw nothing but a pipeline's slots")
     add("--view", choices=get_args(View.__value__), default="dp", help="order of ranks")
     args = parser.parse_args(argv)
     try:
         found = _read(args.work_dir, args.steps, args.generation, args.view)
+        slots = find(args.work_dir, found)
         if args.out is None and not args.json:
             raise ValueError("--out is missing; give --out FILE.json or FILE.html")
         if args.out is not None:
-            _write(args.out, found, args.view)
+            _write(args.out, found, args.view, slots, only_slots=args.only_slots)
     except ValueError as error:
         return output.refuse(error)
-    output.warn(found.problems)
+    output.warn([*found.problems, *slots.problems])
     if args.json:
-        print(json.dumps(trace(found, args.view)))
+        print(json.dumps(trace(found, args.view, slots)))
         return 0
     num = sum(len(rank.spans) for rank in found.ranks)
     print(f"{args.out}: {num} spans of {len(found.ranks)} ranks")
@@ -230,10 +273,14 @@ def _read(work_dir: Path, text: str, generation: int | None, view: View) -> Merg
     return dataclasses.replace(found, problems=tuple(problems))
 
 
-def _write(path: Path, found: Merged, view: View) -> None:
+def _write(
+    path: Path, found: Merged, view: View, slots: Slots, *, only_slots: bool
+) -> None:
     if path.suffix == ".html":
-        output.write(path, timeline_picture.page(found, view))
+        output.write(
+            path, timeline_picture.page(found, view, slots, only_slots=only_slots)
+        )
     elif path.suffix == ".json":
-        output.write(path, json.dumps(trace(found, view)) + "\n")
+        output.write(path, json.dumps(trace(found, view, slots)) + "\n")
     else:
         raise ValueError(f"--out must end in .json or .html, got {path}")

@@ -1,15 +1,16 @@
 """A picture of a few steps of all ranks, as a page of its own.
 
-Enters: merged steps. Leaves: HTML with an SVG inside, without scripts, fonts or
-anything from a network; names of hosts and spans are escaped.
+Enters: merged steps, and the slots of a pipeline. Leaves: HTML with an SVG inside,
+without scripts, fonts or anything from a network; names of hosts and spans are escaped.
 """
 
 import html
 from collections.abc import Iterator
 
-from mjax.observe import timeline_rows
+from mjax.observe import slot_picture, timeline_rows
 from mjax.observe.merged import Merged, Rank
-from mjax.observe.places import View
+from mjax.observe.places import View, device_of
+from mjax.observe.slots import Slots
 from mjax.observe.spans import Kind, Span
 
 MOST_SPANS = 20_000
@@ -28,88 +29,125 @@ _COLOURS: dict[Kind, str] = {
     "idle": "#d4d7db",
 }
 _LEFT, _WIDTH, _ROW, _BAR, _HEAD = 150, 1300, 20, 15, 26
-_MOST_ARROWS = 2_000
+_SLOTS = " slots"
+"""After the name of a stream: the row of its slots."""
 _LEAST_TEXT = 6.5
 """Width of a letter, in pixels."""
 _STYLE = """
 body{font:13px system-ui,sans-serif;margin:24px;color:#1f2328;background:#fff}
 svg text{font:11px system-ui,sans-serif;fill:#1f2328;pointer-events:none}
 svg .rank{font-weight:600}svg .axis,svg .bound{fill:#667}
-svg .bar{fill:#fff}.key{display:inline-block;width:12px;height:12px;margin:0 5px 0 14px}
+svg .bar{fill:#fff}svg .slot{text-anchor:middle}svg .bubble{fill:#8a9199}
+.key{display:inline-block;width:12px;height:12px;margin:0 5px 0 14px}
 """
 
 
-def page(found: Merged, view: View) -> str:
+def page(
+    found: Merged,
+    view: View,
+    slots: Slots | None = None,
+    *,
+    only_slots: bool = False,
+) -> str:
     """Return the page.
 
+    Args:
+      found: the steps.
+      view: which ranks are neighbours.
+      slots: of a pipeline; None: there are none.
+      only_slots: leave out all spans.
     Raises:
-      ValueError: there are too many spans for a picture.
+      ValueError: there are too many spans for a picture, or no slots to draw.
     """
-    num = sum(len(rank.spans) for rank in found.ranks)
+    slots = slots or Slots(schedule=None)
+    if only_slots and not slots.bars:
+        raise ValueError("no slots to draw: " + "; ".join(slots.problems or ("none",)))
+    num = len(slots.bars)
+    if not only_slots:
+        num += sum(len(rank.spans) for rank in found.ranks)
     if num > MOST_SPANS:
         raise ValueError(
             f"a picture of {num} spans is too large, at most {MOST_SPANS}; take fewer "
             "--steps, or write --out FILE.json and open it in Perfetto"
         )
-    rows = _rows(found, view)
-    height = max(top for _, _, top in rows) + _ROW + 30
+    scale = _scale(found, slots, only_slots=only_slots)
+    rows = _rows(found, view, slots, only_slots=only_slots)
+    height = max(top for _, _, top in rows) + slot_picture.HEIGHT + 30
     heading = html.escape(f"Run {found.run}, start {found.generation}, by {view}")
     kinds = {span.kind for rank in found.ranks for _, span in rank.spans}
+    kinds = set() if only_slots else kinds
     keys = "".join(
         f'<span class="key" style="background:{colour}"></span>{kind}'
         for kind, colour in _COLOURS.items()
         if kind in kinds
     )
-    problems = "".join(f"<li>{html.escape(text)}</li>" for text in found.problems)
+    told = (*found.problems, *slots.problems)
+    problems = "".join(f"<li>{html.escape(text)}</li>" for text in told)
+    tops = {stream: top for _, stream, top in rows if stream.endswith(_SLOTS)}
     drawn = "\n".join(
-        (*_axis(found, height), *_bars(found, rows), *_arrows(found, rows))
+        (
+            *_axis(found, scale, height),
+            *_bars(scale, rows),
+            *slot_picture.drawn(slots, found.ranks, scale, tops),
+        )
     )
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{heading}</title>
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; style-src 'unsafe-inline'">
 <style>{_STYLE}</style></head><body>
-<h1 style="font-size:16px">{heading}</h1><p>{keys}</p>
+<h1 style="font-size:16px">{heading}</h1><p>{keys}{slot_picture.key(slots)}</p>
 <svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{heading}"
  width="{_LEFT + _WIDTH + 20}" height="{height}">
-<defs><marker id="tip" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="5"
- markerHeight="5" orient="auto"><path d="M0 0L6 3L0 6z" fill="#444"/></marker></defs>
+<defs>{slot_picture.DEFINITIONS}</defs>
 {drawn}
 </svg><ul>{problems}</ul></body></html>
 """
 
 
-def _rows(found: Merged, view: View) -> list[tuple[Rank, str, int]]:
+def _scale(found: Merged, slots: Slots, *, only_slots: bool) -> slot_picture.Scale:
+    """Return the scale of the picture: that of the steps, or of the slots."""
+    start_ns, end_ns = found.start_ns, found.end_ns
+    if only_slots:
+        start_ns = min(bar.start_ns for bar in slots.bars)
+        end_ns = max(bar.end_ns for bar in slots.bars)
+    return slot_picture.Scale(
+        left=_LEFT, width=_WIDTH, start_ns=start_ns, end_ns=max(end_ns, start_ns + 1)
+    )
+
+
+def _rows(
+    found: Merged, view: View, slots: Slots, *, only_slots: bool
+) -> list[tuple[Rank, str, int]]:
     """Return the rank, the stream and the top of each row."""
+    with_slots = {bar.device for bar in slots.bars}
     rows, top = [], 30
     for rank in found.ranks:
         top += _HEAD
         for stream in timeline_rows.streams(rank, view):
-            rows.append((rank, stream, top))
-            top += _ROW
+            if not only_slots:
+                rows.append((rank, stream, top))
+                top += _ROW
+            if device_of(stream) in with_slots:
+                rows.append((rank, stream + _SLOTS, top))
+                top += slot_picture.HEIGHT
     return rows
 
 
-def _x(found: Merged, time_ns: int) -> float:
-    """Return where a time is; what is before the steps or after them, at the edge."""
-    part = (time_ns - found.start_ns) / max(1, found.end_ns - found.start_ns)
-    return _LEFT + _WIDTH * min(1.0, max(0.0, part))
-
-
-def _axis(found: Merged, height: int) -> Iterator[str]:
+def _axis(found: Merged, scale: slot_picture.Scale, height: int) -> Iterator[str]:
     """Yield lines at round times, and what happened."""
-    whole_ns = max(1, found.end_ns - found.start_ns)
+    whole_ns = scale.end_ns - scale.start_ns
     power_ns = max(1, 10 ** (len(str(whole_ns)) - 1) // 10)
     unit_ns = next(n for n in (2, 5, 10, 20) if whole_ns < 13 * n * power_ns) * power_ns
     for number in range(whole_ns // unit_ns + 1):
-        x = _x(found, found.start_ns + number * unit_ns)
+        x = scale.x(scale.start_ns + number * unit_ns)
         yield f'<path d="M{x:.1f} 22V{height - 12}" stroke="#e4e6ea"/>'
         yield (
             f'<text class="axis" x="{x:.1f}" y="16" text-anchor="middle">'
             f"{number * unit_ns / 1e6:g} ms</text>"
         )
     for mark in found.marks:
-        x = _x(found, mark.time_ns)
+        x = scale.x(mark.time_ns)
         said = html.escape(f"{mark.kind}: {mark.text}")
         yield (
             f'<path d="M{x:.1f} 22V{height - 12}" stroke="#d1242f" '
@@ -118,7 +156,10 @@ def _axis(found: Merged, height: int) -> Iterator[str]:
         )
 
 
-def _bars(found: Merged, rows: list[tuple[Rank, str, int]]) -> Iterator[str]:
+def _bars(
+    scale: slot_picture.Scale, rows: list[tuple[Rank, str, int]]
+) -> Iterator[str]:
+    """Yield names of ranks and rows, and a bar for each span."""
     before = None
     for rank, stream, top in rows:
         if rank is not before:
@@ -128,15 +169,16 @@ def _bars(found: Merged, rows: list[tuple[Rank, str, int]]) -> Iterator[str]:
                 f'font-weight="400" dx="8">{timeline_rows.bound(rank)}</tspan></text>'
             )
             before = rank
-        yield f'<text x="14" y="{top + 12}">{html.escape(stream)}</text>'
+        lower = top + (slot_picture.HEIGHT // 2 if stream.endswith(_SLOTS) else 12)
+        yield f'<text x="14" y="{lower}">{html.escape(stream)}</text>'
         for step, span in rank.spans:
-            is_inside = span.end_ns > found.start_ns and span.start_ns < found.end_ns
+            is_inside = span.end_ns > scale.start_ns and span.start_ns < scale.end_ns
             if span.stream == stream and is_inside:
-                yield _bar(found, step, span, top)
+                yield _bar(scale, step, span, top)
 
 
-def _bar(found: Merged, step: int, span: Span, top: int) -> str:
-    x, end = _x(found, span.start_ns), _x(found, span.end_ns)
+def _bar(scale: slot_picture.Scale, step: int, span: Span, top: int) -> str:
+    x, end = scale.x(span.start_ns), scale.x(span.end_ns)
     width = max(0.5, end - x)
     of = f", step {step}" if step > 0 else ""
     spent_ms = (span.end_ns - span.start_ns) / 1e6
@@ -150,18 +192,3 @@ def _bar(found: Merged, step: int, span: Span, top: int) -> str:
         f'fill="{_COLOURS[span.kind]}" stroke="#fff" stroke-width=".4">'
         f"<title>{said}</title></rect>{text}"
     )
-
-
-def _arrows(found: Merged, rows: list[tuple[Rank, str, int]]) -> Iterator[str]:
-    """Yield the sends of a pipeline, unless they would hide the rest."""
-    tops = {(rank.header.rank, stream): top for rank, stream, top in rows}
-    drawn = timeline_rows.arrows(found)
-    for arrow in drawn if len(drawn) <= _MOST_ARROWS else ():
-        middle = _BAR / 2
-        y = tops[arrow.sender, arrow.sent.stream] + middle
-        to_y = tops[arrow.receiver, arrow.received.stream] + middle
-        x, to_x = _x(found, arrow.sent.end_ns), _x(found, arrow.received_ns)
-        yield (
-            f'<path d="M{x:.1f} {y}L{to_x:.1f} {to_y}" stroke="#444" fill="none" '
-            'stroke-width=".8" opacity=".6" marker-end="url(#tip)"/>'
-        )

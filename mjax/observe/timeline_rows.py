@@ -1,33 +1,29 @@
 """What a timeline shows beside its spans: rows, their titles, arrows of a pipeline.
 
-Enters: merged steps. Leaves: the streams of each rank in order, names for people, and
-which ticks pass something to the next stage.
+Enters: merged steps and the slots of a pipeline. Leaves: the streams of each rank in
+order, names for people, and which slots pass something to another stage.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
-from mjax.observe.merged import Merged, Rank
+from mjax.observe.merged import Rank
 from mjax.observe.places import View, coordinates, device_of, device_place
-from mjax.observe.spans import Span
-
-PIPELINE = "pp"
-TICK = "tick"
+from mjax.observe.schedule import Slot
+from mjax.observe.slots import PIPELINE, Bar, Slots
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrow:
-    """From a span to one that uses what it has sent."""
+    """From a slot to the one that uses what it has sent."""
 
-    sender: int
-    """A rank."""
-    sent: Span
-    receiver: int
-    received: Span
+    sent: Bar
+    received: Bar
 
     @property
     def received_ns(self) -> int:
-        """When it is there at the earliest, inside the span that uses it.
+        """When it is there at the earliest, inside the slot that uses it.
 
         A tick begins before it has what it waits for.
         """
@@ -35,41 +31,30 @@ class Arrow:
         return min(there_ns, self.received.end_ns)
 
 
-def arrows(found: Merged) -> list[Arrow]:
-    """Return what the ticks of a pipeline send.
-
-    In a tick a stage does a forward and a backward slot, and passes what they made to
-    the stages beside it, which use it in the next tick. Stamps do not say which slots
-    are idle: an idle one has its arrow too.
-    """
-    ticks: dict[tuple[int, int], list[tuple[int, Span]]] = {}
-    first, last = found.steps
-    for rank in found.ranks:
-        for step, span in rank.spans:
-            device = device_of(span.stream)
-            if span.name == TICK and device is not None and first <= step <= last:
-                ticks.setdefault((step, device), []).append((rank.header.rank, span))
-    if not ticks:
+def arrows(slots: Slots, ranks: Sequence[Rank]) -> list[Arrow]:
+    """Return what slots send to other stages, in the order of the slots."""
+    if slots.schedule is None or not ranks:
         return []
-    mesh = found.ranks[0].header.mesh
-    places = {device: coordinates(device, mesh) for _, device in ticks}
-    by_place = {tuple(sorted(where.items())): at for at, where in places.items()}
+    mesh = ranks[0].header.mesh
+    bars = {(bar.step, bar.device, bar.slot): bar for bar in slots.bars}
     drawn = []
-    for (step, device), own in ticks.items():
-        for direction in (1, -1):
-            beside = dict(places[device])
-            beside[PIPELINE] = beside.get(PIPELINE, 0) + direction
-            other = by_place.get(tuple(sorted(beside.items())))
-            following = ticks.get((step, -1 if other is None else other), [])[1:]
-            for (sender, sent), (receiver, received) in zip(
-                own, following, strict=False
-            ):
-                drawn.append(
-                    Arrow(
-                        sender=sender, sent=sent, receiver=receiver, received=received
-                    )
-                )
+    for bar in slots.bars:
+        there = slots.schedule.receiver(bar.slot)
+        if there is None:
+            continue
+        device = _beside(bar.device, mesh, there)
+        received = bars.get((bar.step, device, there))
+        if received is not None:
+            drawn.append(Arrow(sent=bar, received=received))
     return drawn
+
+
+def _beside(device: int, mesh: dict[str, int], slot: Slot) -> int:
+    """Return the device on the stage of a slot, all other coordinates the same."""
+    number = 0
+    for axis, place in coordinates(device, mesh).items():
+        number = number * mesh[axis] + (slot.stage if axis == PIPELINE else place)
+    return number
 
 
 def streams(rank: Rank, view: View) -> list[str]:

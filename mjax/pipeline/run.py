@@ -75,7 +75,8 @@ def gradients(
       dtype: of the accumulated gradients.
       pieces: gathers the chunks' compute copy and reduces their gradients.
       log: carried from tick to tick.
-      mark: called at the start of each tick, with the log and the tick's input.
+      mark: called at the start of each tick, with the log and the tick's input, or the
+        gradient that it sends where it has no forward slot.
     Returns:
       the loss of these rows on the last stage, zero on all others;
       gradients: of this stage's chunks, reduced, as they are stored; and of the ends
@@ -91,8 +92,10 @@ def gradients(
             carry_and_log: tuple[Carry, Any], row: Row, phase: Body = phase
         ) -> Any:
             carry, log = carry_and_log
-            log, x = mark(log, carry.x)
-            carry = carry._replace(x=x)
+            # What a tick uses first: nothing else keeps the mark before the tick's work.
+            first = "x" if phase.has_forward else "dx"
+            log, value = mark(log, getattr(carry, first))
+            carry = carry._replace(**{first: value})
             part: list[Array] = []
             if phase.reduces:
                 since = row["tick"] - (schedule.num_ticks - pieces.num_ticks)

@@ -260,20 +260,22 @@ class Execution:
 
     def _keep(self, x: Array, *args: PyTree) -> tuple[Array, tuple[Array, ...]]:
         """Run a chunk; return its output and what its backward slot needs."""
-        if self.options.stash == "input":
-            return self.model.chunk(x, *args), (x,)
-        return self._chunk.forward(x, *args)
+        with jax.named_scope(scopes.SLOT):
+            if self.options.stash == "input":
+                return self.model.chunk(x, *args), (x,)
+            return self._chunk.forward(x, *args)
 
     def _pull(
         self, kept: tuple[Array, ...], dy: Array, *args: PyTree
     ) -> tuple[Array, PyTree]:
         """Return the gradients of a chunk's input and of its weights."""
-        if self.options.stash == "residuals":
-            return self._chunk.backward(kept, dy, *args)
-        has_gradient = (True, True, False, False)
-        _, pullback = jax.vjp(self.model.chunk, *kept, *args, in_nzs=has_gradient)
-        dx, d_weights, *_ = pullback(dy)
-        return dx, d_weights
+        with jax.named_scope(scopes.SLOT):
+            if self.options.stash == "residuals":
+                return self._chunk.backward(kept, dy, *args)
+            has_gradient = (True, True, False, False)
+            _, pullback = jax.vjp(self.model.chunk, *kept, *args, in_nzs=has_gradient)
+            dx, d_weights, *_ = pullback(dy)
+            return dx, d_weights
 
 
 def _get(buffer: Array, slot: Int[Array, ""]) -> Array:

@@ -26,7 +26,7 @@ from mjax.mesh.collectives import sum_over_mesh
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, abstract_params, map_params
-from mjax.pipeline.config import PipelineConfig, make_pipeline
+from mjax.pipeline.config import Pipeline, PipelineConfig, make_pipeline
 from mjax.step import optim
 from mjax.step.forward import Batch, Forward
 from mjax.step.pipelined import Pipelined
@@ -71,6 +71,8 @@ class Program:
     mesh: Mesh | AbstractMesh
     xla_options: Chosen
     """What the functions on a batch are compiled with."""
+    pipeline: Pipeline | None
+    """That the step follows; None: all layers are on each device."""
     abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
     abstract_saved: TrainState
@@ -198,6 +200,7 @@ def build_program(
     return Program(
         mesh=mesh,
         xla_options=chosen,
+        pipeline=stages if is_pipeline else None,
         abstract_state=abstract_state,
         abstract_saved=saved.abstract,
         abstract_batch=dict.fromkeys(BATCH_FIELDS, row),

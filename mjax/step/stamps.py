@@ -31,7 +31,7 @@ class Place(enum.IntEnum):
     BACKWARD = 2
     """The backward pass of the layers, of a microbatch; with a pipeline, of all."""
     TICK = 3
-    """The ticks of a pipeline before this one."""
+    """The ticks of a pipeline before this one: a tick begins."""
     NORM = 4
     """The norm of the gradients of all devices."""
 

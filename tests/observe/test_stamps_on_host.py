@@ -83,3 +83,15 @@ def test_rows_that_had_no_room_are_left_out():
 def test_an_empty_log_has_no_spans():
     clock = DeviceClock(is_host_clock=True)
     assert clock.spans(log_of([], ()), 0, dispatched_ns=0, ready_ns=1) == []
+
+
+def test_the_spans_of_a_pipeline_are_its_ticks_and_what_is_around_them():
+    """A row is written when a tick begins: the last tick ends with the next row."""
+    times = [10**16 + MS * number for number in range(6)]
+    spans = DeviceClock(is_host_clock=True).spans(
+        log_of(times, (0, 3, 3, 3, 2, 4)), 0, dispatched_ns=0, ready_ns=times[-1] + MS
+    )
+    names = ["forward", "tick", "tick", "tick", "norm", "optimizer"]
+    assert [span.name for span in spans] == names
+    ticks = [span.start_ns for span in spans if span.name == "tick"]
+    assert ticks == pytest.approx(times[1:4], abs=UNIT_NS)

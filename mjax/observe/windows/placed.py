@@ -32,6 +32,10 @@ class Placed:
     """In whose turn it ran; None: in none, or XLA has taken the loop apart."""
     tick: int | None
     microbatch: int | None
+    is_slot: bool
+    """Work of a slot of a pipeline."""
+    is_chosen: bool
+    """A condition decided that it runs, as it does for slots that may be skipped."""
 
 
 def place_events(
@@ -85,6 +89,8 @@ def _place_some(events: list[Event], table: Table, *, is_gpu: bool) -> list[Plac
                 layer=units.get("layers"),
                 tick=units.get("ticks"),
                 microbatch=units.get("microbatches"),
+                is_slot=place.is_slot,
+                is_chosen=place.is_chosen,
             )
         )
     return found
@@ -99,6 +105,8 @@ def _nowhere(event: Event) -> Placed:
         layer=None,
         tick=None,
         microbatch=None,
+        is_slot=False,
+        is_chosen=False,
     )
 
 

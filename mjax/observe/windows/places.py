@@ -26,7 +26,8 @@ UNKNOWN = "unknown"
 type Role = Literal["compute", "tp", "pp", "dp", "mixed"]
 ROLES: tuple[Role, ...] = ("compute", "tp", "pp", "dp", "mixed")
 """`mixed`: a collective over axes of several roles, such as a norm of all gradients."""
-_FORMAT, _VERSION = "mjax-places", 1
+_FORMAT, _VERSION = "mjax-places", 2
+_TRUTHS = ("is_recomputed", "is_slot", "is_container", "is_direct", "is_chosen")
 _CONTAINERS = ("while", "call", "conditional")
 _NOWHERE = scopes.read("")
 
@@ -39,6 +40,8 @@ class Place:
     role: Role
     is_recomputed: bool
     """Computed again in the backward pass, part of this."""
+    is_slot: bool
+    """Work of a slot of a pipeline."""
     is_container: bool
     """A loop, a call or a choice: what is inside has events of its own."""
     singles: dict[str, int]
@@ -49,6 +52,8 @@ class Place:
     """Loops around it by their keys in the table, the outermost first."""
     is_direct: bool
     """Runs once in each turn of the innermost loop; nothing chooses."""
+    is_chosen: bool
+    """A condition around it, however far, decides whether it runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +142,7 @@ def _place_of(value: Any) -> Place:
     kinds = {
         "phase": Literal[(*scopes.PHASES, UNKNOWN)],
         "role": Literal[ROLES],
-        **dict.fromkeys(("is_recomputed", "is_container", "is_direct"), bool),
+        **dict.fromkeys(_TRUTHS, bool),
         "singles": dict[str, int],
         "place": int,
         "loops": tuple[str, ...],
@@ -183,7 +188,7 @@ def table_of(text: str, sizes: AxisSizes) -> Table:
             names += [y.name for y in module.computations[x.called[0]].instructions]
         roles |= dict.fromkeys(names, found.role)
     builder = _Builder(module, roles)
-    builder.visit(module.entry, _NOWHERE, (), is_direct=True)
+    builder.visit(module.entry, _NOWHERE, (), is_direct=True, is_chosen=False)
     return Table(
         module=module.name,
         num_devices=sizes.num_devices,
@@ -207,27 +212,37 @@ class _Builder:
         loops: tuple[str, ...],
         *,
         is_direct: bool,
+        is_chosen: bool,
     ) -> None:
         computation = self.module.computations[name]
         found = _resolve(computation, self.module, caller)
         for x in computation.instructions:
             at = found[x.name]
-            self.ops.setdefault(x.name, self._place(x, at, loops, is_direct))
+            place = self._place(x, at, loops, is_direct, is_chosen)
+            self.ops.setdefault(x.name, place)
+            chosen = is_chosen or bool(x.branches)
             for called, inside, direct in self._calls(x, at, loops, is_direct):
-                self.visit(called, at, inside, is_direct=direct)
+                self.visit(called, at, inside, is_direct=direct, is_chosen=chosen)
 
     def _place(
-        self, x: Instruction, at: Scopes, loops: tuple[str, ...], is_direct: bool
+        self,
+        x: Instruction,
+        at: Scopes,
+        loops: tuple[str, ...],
+        is_direct: bool,
+        is_chosen: bool,
     ) -> Place:
         return Place(
             phase=at.phase or UNKNOWN,
             role=self.roles.get(x.name, "compute"),  # pyright: ignore[reportArgumentType]
             is_recomputed=at.is_recomputed,
+            is_slot=at.is_slot,
             is_container=x.opcode in _CONTAINERS,
             singles={**at.singles},
             place=at.place,
             loops=loops,
             is_direct=is_direct,
+            is_chosen=is_chosen,
         )
 
     def _calls(

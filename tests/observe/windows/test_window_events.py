@@ -101,7 +101,10 @@ def place(
         loops=loops,
         is_direct=is_direct,
         is_recomputed=False,
-        **{"is_container": False, "singles": {}, "place": 0, **fields},
+        **{
+            **dict.fromkeys(("is_container", "is_slot", "is_chosen"), False),
+            **{"singles": {}, "place": 0, **fields},
+        },
     )
 
 
@@ -203,6 +206,8 @@ def placed(start_s, stop_s, role="compute", phase="forward", name="x"):
         layer=None,
         tick=None,
         microbatch=None,
+        is_slot=False,
+        is_chosen=False,
     )
 
 

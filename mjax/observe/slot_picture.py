@@ -1,0 +1,142 @@
+"""The slots of a pipeline in the picture of a timeline: used, idle, and transfers.
+
+Enters: slots, and where times and rows are in the picture. Leaves: parts of an SVG. A
+row has a lane for forward slots, one for transfers, and one for backward slots. As in
+docs/pipeline.md numbers are microbatches, letters virtual stages, forward slots light
+and backward slots dark; an idle slot is hatched over the whole of its tick.
+"""
+
+import dataclasses
+import html
+from collections.abc import Iterator, Mapping, Sequence
+
+from mjax.observe.merged import Rank
+from mjax.observe.schedule import Direction
+from mjax.observe.slots import Bar, Slots, Transfer
+from mjax.observe.timeline_rows import arrows
+
+HEIGHT = 46
+"""Of a row, in pixels."""
+_LANE, _WIRE = 17, 4
+_TOPS: dict[Direction, int] = {"forward": 0, "backward": _LANE + _WIRE}
+_HUES = (("#b5d5f5", "#1f5fa8"), ("#f8d3a8", "#a85a12"), ("#bfe5c8", "#1d7a3e"))
+_HUES += (("#e3c8f0", "#7a3a9c"),)
+"""Forward and backward, by virtual stage; they repeat."""
+_SENT: dict[Direction, str] = {"forward": "#c9447a", "backward": "#6b2145"}
+MOST_ARROWS = 2_000
+"""Chosen: more would hide the rest."""
+_LETTER = 6.5
+"""Width of a letter, in pixels."""
+DEFINITIONS = """<marker id="tip" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6"
+ markerHeight="6" orient="auto"><path d="M0 0L6 3L0 6z" fill="#c9447a"/></marker>
+<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse"
+ patternTransform="rotate(45)"><rect width="6" height="6" fill="#f1f2f4"/>
+<path d="M0 0V6" stroke="#b9bec5" stroke-width="2.4"/></pattern>"""
+"""Of the SVG."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scale:
+    """From times to places in the picture, in pixels."""
+
+    left: int
+    width: int
+    start_ns: int
+    end_ns: int
+
+    def x(self, time_ns: int) -> float:
+        """Return where a time is; what is outside of the picture, at its edge."""
+        part = (time_ns - self.start_ns) / max(1, self.end_ns - self.start_ns)
+        return self.left + self.width * min(1.0, max(0.0, part))
+
+
+def key(slots: Slots) -> str:
+    """Return what the colours of slots mean."""
+    if slots.schedule is None or not slots.bars:
+        return ""
+    said = []
+    for chunk in range(min(slots.schedule.num_chunks, len(_HUES))):
+        for name, colour in zip(("forward", "backward"), _HUES[chunk], strict=True):
+            letter = chr(ord("a") + chunk)
+            said.append((colour, f"{name}, virtual stage {letter}"))
+    found = "".join(
+        f'<span class="key" style="background:{colour}"></span>{text}'
+        for colour, text in said
+    )
+    hatch = "repeating-linear-gradient(45deg,#f1f2f4 0 3px,#b9bec5 3px 6px)"
+    sent = ("transfer forward", "transfer backward")
+    wires = "".join(
+        f'<span class="key" style="background:{colour};height:4px"></span>{text}'
+        for text, colour in zip(sent, _SENT.values(), strict=True)
+    )
+    return (
+        f'{found}<span class="key" style="background:{hatch}"></span>idle (bubble)'
+        f"{wires}. Numbers are microbatches."
+    )
+
+
+def drawn(
+    slots: Slots, ranks: Sequence[Rank], scale: Scale, tops: Mapping[str, int]
+) -> Iterator[str]:
+    """Yield slots, transfers and arrows.
+
+    Args:
+      slots: to draw.
+      ranks: of the picture.
+      scale: of time.
+      tops: of the rows, by the name of the row.
+    """
+    for bar in slots.bars:
+        yield _slot(bar, scale, _top(bar, tops))
+    for sent in slots.transfers:
+        top = tops[f"device:{sent.device} slots"] + _LANE
+        yield _transfer(sent, scale, top)
+    found = arrows(slots, ranks)
+    for arrow in found if len(found) <= MOST_ARROWS else ():
+        x, to_x = scale.x(arrow.sent.end_ns), scale.x(arrow.received_ns)
+        y, to_y = (_top(bar, tops) + _LANE / 2 for bar in (arrow.sent, arrow.received))
+        yield (
+            f'<path d="M{x:.1f} {y}L{to_x:.1f} {to_y}" stroke="#c9447a" fill="none" '
+            'stroke-width="1" opacity=".75" marker-end="url(#tip)"/>'
+        )
+
+
+def _top(bar: Bar, tops: Mapping[str, int]) -> int:
+    return tops[f"device:{bar.device} slots"] + _TOPS[bar.slot.direction]
+
+
+def _slot(bar: Bar, scale: Scale, top: int) -> str:
+    x, end = scale.x(bar.start_ns), scale.x(bar.end_ns)
+    width = max(0.5, end - x)
+    spent_ms = (bar.end_ns - bar.start_ns) / 1e6
+    how = "" if bar.work is None else f", virtual stage {bar.work.chunk}"
+    said = html.escape(
+        f"{bar.name}{how}, tick {bar.slot.tick}, step {bar.step}: {spent_ms:.3f} ms"
+    )
+    if bar.work is None:
+        colour, style, text = "url(#idle)", "slot bubble", "idle"
+    else:
+        light, dark = _HUES[bar.work.chunk % len(_HUES)]
+        is_forward = bar.slot.direction == "forward"
+        colour, style = (light, "slot") if is_forward else (dark, "slot bar")
+        text = bar.name[1:]
+    inside = ""
+    if width > _LETTER * len(text):
+        middle = (x + end) / 2
+        inside = f'<text class="{style}" x="{middle:.1f}" y="{top + 12}">{text}</text>'
+    return (
+        f'<rect x="{x:.2f}" y="{top}" width="{width:.2f}" height="{_LANE - 1}" '
+        f'fill="{colour}" stroke="#fff" stroke-width=".5"><title>{said}</title></rect>'
+        f"{inside}"
+    )
+
+
+def _transfer(sent: Transfer, scale: Scale, top: int) -> str:
+    x, end = scale.x(sent.start_ns), scale.x(sent.end_ns)
+    spent_ms = (sent.end_ns - sent.start_ns) / 1e6
+    said = f"transfer {sent.direction}, tick {sent.tick}: {spent_ms:.3f} ms"
+    return (
+        f'<rect x="{x:.2f}" y="{top}" width="{max(0.5, end - x):.2f}" '
+        f'height="{_WIRE - 1}" fill="{_SENT[sent.direction]}" opacity=".8">'
+        f"<title>{said}</title></rect>"
+    )

@@ -1,0 +1,320 @@
+"""The slots of a pipeline in a run: when each one ran, and whether it ran at all.
+
+Enters: some steps of all ranks on one clock, windows of the profiler that were recorded
+in them, and the schedule that the run recorded. Leaves: a bar for each slot, the
+transfers between stages, and every disagreement between the three.
+
+A stamp says when a tick began. What a stage does in it the schedule says; where a step
+was recorded, the operations themselves say which slots ran, and from when to when. An
+idle slot that is skipped has no operations; one that is computed (`--pipeline.idle
+compute`) has the same as a used one, so windows do not tell them apart.
+"""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mjax.observe import schedule as schedules
+from mjax.observe.merged import Merged, Rank
+from mjax.observe.places import coordinates, device_of
+from mjax.observe.schedule import DIRECTIONS, Direction, Schedule, Slot, Work
+from mjax.observe.spans import Span
+from mjax.observe.windows import folders
+from mjax.observe.windows.placed import Placed
+from mjax.observe.windows.read import read
+
+PIPELINE = "pp"
+"""Axis of the mesh, and role of what crosses it."""
+TICK = "tick"
+"""Name of a span."""
+APART_NS = 2_000_000
+"""By which operations may lie outside of the stamps of their tick. Chosen: a stamp on a
+CPU is a callback that takes half a millisecond, or more if the cores are busy."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A slot of a device in a step."""
+
+    rank: int
+    device: int
+    step: int
+    slot: Slot
+    work: Work | None
+    """By the schedule; None: the slot is idle."""
+    start_ns: int
+    end_ns: int
+    is_measured: bool
+    """Times are those of its operations; else those of its tick."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return schedules.label(self.slot, self.work)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """A device sends to another stage and receives, or waits for both."""
+
+    rank: int
+    device: int
+    step: int
+    tick: int
+    direction: Direction
+    start_ns: int
+    end_ns: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """The slots of one device in one recorded step, by its operations alone."""
+
+    rank: int
+    device: int
+    stage: int
+    step: int
+    ran: Mapping[tuple[Direction, int], tuple[int, int]]
+    """By direction and tick, when it began and ended; those that ran, and no others."""
+    ticks: Mapping[int, tuple[int, int]]
+    """When the first operation of a tick began and the last one ended."""
+    transfers: tuple[Transfer, ...]
+    is_computed: bool
+    """Nothing skips idle slots: what ran says nothing of them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slots:
+    """What is known of the slots of some steps."""
+
+    schedule: Schedule | None
+    bars: tuple[Bar, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def stage_of(device: int, mesh: Mapping[str, int]) -> int:
+    """Return the stage of a device."""
+    return coordinates(device, mesh).get(PIPELINE, 0)
+
+
+def find(work_dir: Path, found: Merged) -> Slots:
+    """Find the slots of merged steps.
+
+    Raises:
+      ValueError: the record of the schedule, or a window, cannot be read.
+    """
+    known = schedules.read(work_dir, found.generation)
+    ticks = dict(_ticks(found))
+    if known is None:
+        problem = (
+            f"{schedules.path_of(work_dir, found.generation)} is absent: the run has "
+            "not recorded its schedule, so slots and transfers are not shown"
+        )
+        return Slots(schedule=None, problems=(problem,) * bool(ticks))
+    recorded = {(r.step, r.device): r for r in recorded_slots(work_dir, found)}
+    bars: list[Bar] = []
+    problems = _misfit(known, found)
+    for step, device in sorted({*ticks, *recorded} if not problems else ()):
+        spans, ran = ticks.get((step, device)), recorded.get((step, device))
+        where = f"device {device}, step {step}"
+        if spans is not None and len(spans) != known.num_ticks:
+            problems.append(
+                f"{where}: {len(spans)} ticks, the schedule has {known.num_ticks}; "
+                "its slots are not shown"
+            )
+            continue
+        if ran is not None:
+            problems += disagreements(known, ran)
+            problems += outside_ticks(ran, spans) if spans is not None else []
+        rank = next(r.header for r in found.ranks if device in r.header.devices)
+        stage = stage_of(device, rank.mesh)
+        for slot in known.slots(stage):
+            work = known.work(slot)
+            times = None if work is None or ran is None else _times(ran, slot)
+            whole = _of_tick(slot.tick, spans, ran) if times is None else times
+            if whole is not None:
+                bar = Bar(
+                    rank=rank.rank,
+                    device=device,
+                    step=step,
+                    slot=slot,
+                    work=work,
+                    start_ns=whole[0],
+                    end_ns=whole[1],
+                    is_measured=times is not None,
+                )
+                bars.append(bar)
+    transfers = itertools.chain.from_iterable(r.transfers for r in recorded.values())
+    return Slots(
+        schedule=known,
+        bars=tuple(bars),
+        transfers=() if problems and not bars else tuple(transfers),
+        problems=tuple(problems),
+    )
+
+
+def _ticks(found: Merged) -> Iterator[tuple[tuple[int, int], list[Span]]]:
+    """Yield step and device, with its ticks in their order."""
+    first, last = found.steps
+    every = collections.defaultdict(list)
+    for rank in found.ranks:
+        for step, span in rank.spans:
+            device = device_of(span.stream)
+            if span.name == TICK and device is not None and first <= step <= last:
+                every[step, device].append(span)
+    for key, spans in every.items():
+        yield key, sorted(spans, key=lambda span: span.start_ns)
+
+
+def _misfit(known: Schedule, found: Merged) -> list[str]:
+    """Say why a schedule cannot be that of the run."""
+    stages = found.ranks[0].header.mesh.get(PIPELINE, 1)
+    if known.run != found.run or known.generation != found.generation:
+        return [
+            f"the schedule is that of run {known.run}, start {known.generation}, not "
+            f"of run {found.run}, start {found.generation}; slots are not shown"
+        ]
+    if known.num_stages != stages:
+        return [
+            f"the schedule has {known.num_stages} stages and the mesh {stages}; slots "
+            "are not shown"
+        ]
+    return []
+
+
+def _times(ran: Recorded, slot: Slot) -> tuple[int, int] | None:
+    return ran.ran.get((slot.direction, slot.tick))
+
+
+def _of_tick(
+    tick: int, spans: Sequence[Span] | None, ran: Recorded | None
+) -> tuple[int, int] | None:
+    """Return when a tick began and ended, by its stamps or else by its operations."""
+    if spans is not None:
+        return spans[tick].start_ns, spans[tick].end_ns
+    return None if ran is None else ran.ticks.get(tick)
+
+
+# ------------------------------------------------------------------ recorded steps
+
+
+def recorded_slots(work_dir: Path, found: Merged) -> list[Recorded]:
+    """Read the windows of merged steps.
+
+    Raises:
+      ValueError: one cannot be read.
+    """
+    ranks = {rank.header.rank: rank for rank in found.ranks}
+    first, last = found.steps
+    every = []
+    for folder in folders.find(work_dir)[0]:
+        window = folders.read_window(folder)
+        is_meant = window.generation == found.generation and window.rank in ranks
+        if is_meant and first <= window.step <= last:
+            every += _read(folder, ranks[window.rank])
+    return every
+
+
+def _read(folder: Path, rank: Rank) -> Iterator[Recorded]:
+    """Yield what the devices of a process did in one window."""
+    reading = read(folder)
+    if reading.offset_ns is None:
+        return
+    # From times of the window to those of its host, and of the lowest rank.
+    ahead_ns = round(reading.offset_ns) - rank.offset_ns
+    for device, events in reading.by_device.items():
+        of_ticks = [p for p in events if p.tick is not None]
+        slots = [p for p in of_ticks if p.is_slot and p.phase in DIRECTIONS]
+        yield Recorded(
+            rank=rank.header.rank,
+            device=device,
+            stage=stage_of(device, rank.header.mesh),
+            step=reading.window.step,
+            ran={
+                (direction, tick): _extent(some, ahead_ns)
+                for direction in DIRECTIONS
+                for tick, some in _by_tick(
+                    p for p in slots if p.is_chosen and p.phase == direction
+                )
+            },
+            ticks={tick: _extent(some, ahead_ns) for tick, some in _by_tick(of_ticks)},
+            transfers=tuple(
+                Transfer(
+                    rank=rank.header.rank,
+                    device=device,
+                    step=reading.window.step,
+                    tick=tick,
+                    direction=direction,
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                )
+                for direction in DIRECTIONS
+                for tick, some in _by_tick(
+                    p for p in of_ticks if p.role == PIPELINE and p.phase == direction
+                )
+                for start_ns, end_ns in (_extent((p,), ahead_ns) for p in some)
+            ),
+            is_computed=any(not p.is_chosen for p in slots),
+        )
+
+
+def _by_tick(events: Iterable[Placed]) -> Iterator[tuple[int, list[Placed]]]:
+    """Yield each tick with its events."""
+    found: dict[int, list[Placed]] = collections.defaultdict(list)
+    for placed in events:
+        if placed.tick is not None:
+            found[placed.tick].append(placed)
+    yield from sorted(found.items())
+
+
+def _extent(events: Sequence[Placed], ahead_ns: int) -> tuple[int, int]:
+    """Return when the first event began and the last one ended."""
+    start_ns = min(placed.event.start_ns for placed in events)
+    stop_ns = max(placed.event.stop_ns for placed in events)
+    return round(start_ns) + ahead_ns, round(stop_ns) + ahead_ns
+
+
+# -------------------------------------------------------------------- disagreements
+
+
+def disagreements(known: Schedule, ran: Recorded) -> list[str]:
+    """Say which slots ran though they are idle, or did not though they are not.
+
+    Where idle slots are computed, all run: nothing is said.
+    """
+    if ran.is_computed:
+        return []
+    slots = {slot for slot in known.slots(ran.stage) if known.work(slot) is not None}
+    seen = {Slot(direction, tick, ran.stage) for direction, tick in ran.ran}
+    where = f"device {ran.device}, step {ran.step}"
+    return [
+        *(f"{where}: {_name(s)} ran, idle by the schedule" for s in seen - slots),
+        *(
+            f"{where}: {_name(s)} did not run, the schedule has it"
+            for s in slots - seen
+        ),
+    ]
+
+
+def _name(slot: Slot) -> str:
+    return f"{slot.direction} slot of tick {slot.tick}"
+
+
+def outside_ticks(ran: Recorded, spans: Sequence[Span]) -> list[str]:
+    """Say which slots have operations outside of their tick, as stamps place it.
+
+    Stamps and the profiler read clocks of their own: `_APART_NS` is allowed for.
+    """
+    found = []
+    for (direction, tick), (start_ns, end_ns) in sorted(ran.ran.items()):
+        begin_ns, stop_ns = spans[tick].start_ns, spans[tick].end_ns
+        over_ns = max(begin_ns - start_ns, end_ns - stop_ns)
+        if over_ns > APART_NS:
+            found.append(
+                f"device {ran.device}, step {ran.step}: the {direction} slot of tick "
+                f"{tick} is {over_ns / 1e6:.1f} ms outside of its stamps"
+            )
+    return found
