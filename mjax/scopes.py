@@ -128,13 +128,14 @@ def read(op_name: str) -> Scopes:
     places = [m for m in map(_PLACE.fullmatch, words) if m]
     loops = [(at, m) for at, m in enumerate(map(_LOOP.fullmatch, words)) if m]
     turns = [one for _, m in loops if (one := _loop(m)).count == 1]
+    units: dict[Unit, int] = {x.unit: x.start for x in turns if x.unit != "layers"}
+    units.update((_UNITS[m[1]], int(m[2])) for m in singles)
     # A while instruction stands for the innermost loop, unless it is inside of that.
     is_own = bool(loops) and words[loops[-1][0] :].count(_WHILE) == 1
     return Scopes(
         phase=votes.most_common(1)[0][0] if votes else None,
         is_recomputed=_RECOMPUTED in words,
-        singles={one.unit: one.start for one in turns if one.unit != "layers"}
-        | {_UNITS[m[1]]: int(m[2]) for m in singles},
+        singles=units,
         place=int(places[-1][1]) if places else 0,
         is_slot=SLOT in words,
         own_loop=_loop(loops[-1][1]) if is_own else None,

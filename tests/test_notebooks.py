@@ -18,6 +18,15 @@ CHECKS = {
     # GPipe keeps 12 microbatches more, the other schedule 3 chunks of half their size.
     # Seen: 17% and 70%: embedding and head are a large part of four layers.
     "planning.ipynb": "assert hidden['in chunks'] > hidden['at once'] + 0.3",
+    # (P - 1) / (v M) with M = 4, and what was counted agrees; the slots have arrows.
+    "observe.ipynb": (
+        "assert known.schedule.bubble == 0.5 and found.problems == ()\n"
+        "assert page.count('marker-end') == 8 and page.count('url(#idle)') == 4\n"
+        "assert abs(sum(parts.values()) / account.wall_s - 1) < 0.01\n"
+        "assert '--batch.microbatches' in diff.questions(both)[1][1]\n"
+        "assert {row['role'] for row in rows} >= {'compute', 'pp'}\n"
+        "assert set(causes) >= {'slow host', 'garbage collection'}"
+    ),
     "pipeline.ipynb": (
         "assert difference < 1e-5\n"
         "assert losses['plain'][-1] < losses['plain'][0] - 0.3\n"

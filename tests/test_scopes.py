@@ -55,3 +55,16 @@ def test_what_is_computed_again_is_told_apart():
 def test_every_phase_is_read_back():
     for phase in scopes.PHASES:
         assert scopes.read(f"f/{scopes.phase(phase)}/add").phase == phase
+
+
+def test_a_loop_of_one_turn_names_its_turn():
+    """XLA takes it apart, and no loop is left that would say it."""
+    name = f"{STEP}/{scopes.loop('ticks', 4, 1)}/while/body/phase.backward/add"
+    assert scopes.read(name).singles == {"ticks": 4}
+    assert scopes.read(name.replace("ticks.4.1.1", "ticks.4.1.2")).singles == {}
+
+
+def test_the_work_of_a_slot_is_told_from_what_is_around_it():
+    name = f"{STEP}/phase.backward/cond/branch_1_fun"
+    assert scopes.read(f"{name}/{scopes.SLOT}/add").is_slot
+    assert not scopes.read(f"{name}/add").is_slot

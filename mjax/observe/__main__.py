@@ -1,5 +1,6 @@
 """`python -m mjax.observe COMMAND`: what did each process of a run do, and when?
 
+bubble    how long the stages of a pipeline idle, counted and by the schedule
 collect   send the files of a run to an ingester
 diff      what differs between two runs: records, losses, times
 heatmap   which hosts are slow, and in what; a picture of hosts and phases
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from mjax.flags import run_command
 
 _COMMANDS = {
+    "bubble": "mjax.observe.bubble",
     "collect": "mjax.observe.collect",
     "diff": "mjax.observe.diff",
     "heatmap": "mjax.observe.heatmap",

@@ -11,7 +11,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 
 from mjax.observe.merged import Rank
-from mjax.observe.schedule import Direction
+from mjax.observe.schedule import DIRECTIONS, Direction
 from mjax.observe.slots import Bar, Slots, Transfer
 from mjax.observe.timeline_rows import arrows
 
@@ -22,14 +22,17 @@ _TOPS: dict[Direction, int] = {"forward": 0, "backward": _LANE + _WIRE}
 _HUES = (("#b5d5f5", "#1f5fa8"), ("#f8d3a8", "#a85a12"), ("#bfe5c8", "#1d7a3e"))
 _HUES += (("#e3c8f0", "#7a3a9c"),)
 """Forward and backward, by virtual stage; they repeat."""
+_REPLICAS = "#2aa5a0"
 _SENT: dict[Direction, str] = {"forward": "#c9447a", "backward": "#6b2145"}
 MOST_ARROWS = 2_000
 """Chosen: more would hide the rest."""
 _LETTER = 6.5
 """Width of a letter, in pixels."""
-DEFINITIONS = """<marker id="tip" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6"
- markerHeight="6" orient="auto"><path d="M0 0L6 3L0 6z" fill="#c9447a"/></marker>
-<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse"
+_TIP = """<marker id="{}" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6"
+ markerHeight="6" orient="auto"><path d="M0 0L6 3L0 6z" fill="{}"/></marker>
+"""
+DEFINITIONS = "".join(_TIP.format(*both) for both in _SENT.items())
+DEFINITIONS += """<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse"
  patternTransform="rotate(45)"><rect width="6" height="6" fill="#f1f2f4"/>
 <path d="M0 0V6" stroke="#b9bec5" stroke-width="2.4"/></pattern>"""
 """Of the SVG."""
@@ -58,21 +61,22 @@ def key(slots: Slots) -> str:
     for chunk in range(min(slots.schedule.num_chunks, len(_HUES))):
         for name, colour in zip(("forward", "backward"), _HUES[chunk], strict=True):
             letter = chr(ord("a") + chunk)
-            said.append((colour, f"{name}, virtual stage {letter}"))
+            said.append((colour, f"{name}, {letter}"))
     found = "".join(
         f'<span class="key" style="background:{colour}"></span>{text}'
         for colour, text in said
     )
     hatch = "repeating-linear-gradient(45deg,#f1f2f4 0 3px,#b9bec5 3px 6px)"
-    sent = ("transfer forward", "transfer backward")
+    sent = [(_SENT[way], f"transfer {way}") for way in DIRECTIONS]
+    if any(one.role == "dp" for one in slots.transfers):
+        sent.append((_REPLICAS, "weights and gradients over dp"))
     wires = "".join(
         f'<span class="key" style="background:{colour};height:4px"></span>{text}'
-        for text, colour in zip(sent, _SENT.values(), strict=True)
+        for colour, text in (sent if slots.transfers else ())
     )
-    return (
-        f'{found}<span class="key" style="background:{hatch}"></span>idle (bubble)'
-        f"{wires}. Numbers are microbatches."
-    )
+    idle = f'<span class="key" style="background:{hatch}"></span>idle (bubble)'
+    what = "<br>Slots: numbers are microbatches, letters virtual stages. "
+    return what + found + idle + wires
 
 
 def drawn(
@@ -95,9 +99,11 @@ def drawn(
     for arrow in found if len(found) <= MOST_ARROWS else ():
         x, to_x = scale.x(arrow.sent.end_ns), scale.x(arrow.received_ns)
         y, to_y = (_top(bar, tops) + _LANE / 2 for bar in (arrow.sent, arrow.received))
+        direction = arrow.sent.slot.direction
         yield (
-            f'<path d="M{x:.1f} {y}L{to_x:.1f} {to_y}" stroke="#c9447a" fill="none" '
-            'stroke-width="1" opacity=".75" marker-end="url(#tip)"/>'
+            f'<path d="M{x:.1f} {y}L{to_x:.1f} {to_y}" stroke="{_SENT[direction]}" '
+            'fill="none" stroke-width="1" opacity=".75" '
+            f'marker-end="url(#{direction})"/>'
         )
 
 
@@ -134,9 +140,10 @@ def _slot(bar: Bar, scale: Scale, top: int) -> str:
 def _transfer(sent: Transfer, scale: Scale, top: int) -> str:
     x, end = scale.x(sent.start_ns), scale.x(sent.end_ns)
     spent_ms = (sent.end_ns - sent.start_ns) / 1e6
-    said = f"transfer {sent.direction}, tick {sent.tick}: {spent_ms:.3f} ms"
+    said = f"{sent.role}, {sent.direction}, tick {sent.tick}: {spent_ms:.3f} ms"
+    colour = _REPLICAS if sent.role == "dp" else _SENT[sent.direction]
     return (
         f'<rect x="{x:.2f}" y="{top}" width="{max(0.5, end - x):.2f}" '
-        f'height="{_WIRE - 1}" fill="{_SENT[sent.direction]}" opacity=".8">'
+        f'height="{_WIRE - 1}" fill="{colour}" opacity=".8">'
         f"<title>{said}</title></rect>"
     )

@@ -12,21 +12,22 @@ compute`) has the same as a used one, so windows do not tell them apart.
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from mjax.observe import schedule as schedules
 from mjax.observe.merged import Merged, Rank
 from mjax.observe.places import coordinates, device_of
 from mjax.observe.schedule import DIRECTIONS, Direction, Schedule, Slot, Work
-from mjax.observe.spans import Span
+from mjax.observe.spans import Header, Span
 from mjax.observe.windows import folders
 from mjax.observe.windows.placed import Placed
 from mjax.observe.windows.read import read
 
 PIPELINE = "pp"
 """Axis of the mesh, and role of what crosses it."""
+_ROLES: tuple[Literal["pp", "dp"], ...] = ("pp", "dp")
 TICK = "tick"
 """Name of a span."""
 APART_NS = 2_000_000
@@ -57,13 +58,15 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """A device sends to another stage and receives, or waits for both."""
+    """A device communicates in a tick, or waits for those that it communicates with."""
 
     rank: int
     device: int
     step: int
     tick: int
     direction: Direction
+    role: Literal["pp", "dp"]
+    """With another stage, or with the replicas: gathered weights, reduced gradients."""
     start_ns: int
     end_ns: int
 
@@ -114,46 +117,60 @@ def find(work_dir: Path, found: Merged) -> Slots:
             "not recorded its schedule, so slots and transfers are not shown"
         )
         return Slots(schedule=None, problems=(problem,) * bool(ticks))
-    recorded = {(r.step, r.device): r for r in recorded_slots(work_dir, found)}
-    bars: list[Bar] = []
     problems = _misfit(known, found)
-    for step, device in sorted({*ticks, *recorded} if not problems else ()):
+    if problems:
+        return Slots(schedule=None, problems=tuple(problems))
+    recorded = {(r.step, r.device): r for r in recorded_slots(work_dir, found)}
+    owners = {d: rank.header for rank in found.ranks for d in rank.header.devices}
+    bars: list[Bar] = []
+    transfers: list[Transfer] = []
+    for step, device in sorted({*ticks, *recorded}):
         spans, ran = ticks.get((step, device)), recorded.get((step, device))
-        where = f"device {device}, step {step}"
         if spans is not None and len(spans) != known.num_ticks:
             problems.append(
-                f"{where}: {len(spans)} ticks, the schedule has {known.num_ticks}; "
-                "its slots are not shown"
+                f"device {device}, step {step}: {len(spans)} ticks, the schedule has "
+                f"{known.num_ticks}; its slots are not shown"
             )
             continue
         if ran is not None:
             problems += disagreements(known, ran)
             problems += outside_ticks(ran, spans) if spans is not None else []
-        rank = next(r.header for r in found.ranks if device in r.header.devices)
-        stage = stage_of(device, rank.mesh)
-        for slot in known.slots(stage):
-            work = known.work(slot)
-            times = None if work is None or ran is None else _times(ran, slot)
-            whole = _of_tick(slot.tick, spans, ran) if times is None else times
-            if whole is not None:
-                bar = Bar(
-                    rank=rank.rank,
-                    device=device,
-                    step=step,
-                    slot=slot,
-                    work=work,
-                    start_ns=whole[0],
-                    end_ns=whole[1],
-                    is_measured=times is not None,
-                )
-                bars.append(bar)
-    transfers = itertools.chain.from_iterable(r.transfers for r in recorded.values())
+            transfers += ran.transfers
+        bars += _bars(known, owners[device], device, step, spans, ran)
     return Slots(
         schedule=known,
         bars=tuple(bars),
-        transfers=() if problems and not bars else tuple(transfers),
+        transfers=tuple(transfers),
         problems=tuple(problems),
     )
+
+
+def _bars(
+    known: Schedule,
+    owner: Header,
+    device: int,
+    step: int,
+    spans: Sequence[Span] | None,
+    ran: Recorded | None,
+) -> Iterator[Bar]:
+    """Yield the slots of a device in a step whose times are known."""
+    for slot in known.slots(stage_of(device, owner.mesh)):
+        work = known.work(slot)
+        own = None
+        if work is not None and ran is not None:
+            own = ran.ran.get((slot.direction, slot.tick))
+        times = _of_tick(slot.tick, spans, ran) if own is None else own
+        if times is not None:
+            yield Bar(
+                rank=owner.rank,
+                device=device,
+                step=step,
+                slot=slot,
+                work=work,
+                start_ns=times[0],
+                end_ns=times[1],
+                is_measured=own is not None,
+            )
 
 
 def _ticks(found: Merged) -> Iterator[tuple[tuple[int, int], list[Span]]]:
@@ -183,10 +200,6 @@ def _misfit(known: Schedule, found: Merged) -> list[str]:
             "are not shown"
         ]
     return []
-
-
-def _times(ran: Recorded, slot: Slot) -> tuple[int, int] | None:
-    return ran.ran.get((slot.direction, slot.tick))
 
 
 def _of_tick(
@@ -248,12 +261,14 @@ def _read(folder: Path, rank: Rank) -> Iterator[Recorded]:
                     step=reading.window.step,
                     tick=tick,
                     direction=direction,
+                    role=role,
                     start_ns=start_ns,
                     end_ns=end_ns,
                 )
+                for role in _ROLES
                 for direction in DIRECTIONS
                 for tick, some in _by_tick(
-                    p for p in of_ticks if p.role == PIPELINE and p.phase == direction
+                    p for p in of_ticks if p.role == role and p.phase == direction
                 )
                 for start_ns, end_ns in (_extent((p,), ahead_ns) for p in some)
             ),

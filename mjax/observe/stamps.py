@@ -84,7 +84,7 @@ class DeviceClock:
             self._bound(clock_ns, dispatched_ns, ready_ns)
         times_ns = [int(time_ns) + self._offset_ns for time_ns in clock_ns]
         found = []
-        tags = rows[:, 0].tolist()
+        tags: list[int] = rows[:, 0].tolist()
         for number, pair in enumerate(itertools.pairwise(tags)):
             tag = _BESIDE_TICKS.get(pair, pair[1])
             name, kind = INTERVALS.get(tag, (f"tag {tag}", "compute"))

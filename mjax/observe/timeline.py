@@ -188,7 +188,8 @@ def _slots(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
         args["measured"] = bar.is_measured
         yield _bar(*thread(bar), span, zero_ns) | {"args": args}
     for sent in slots.transfers:
-        span = Span(f"send {sent.direction}", "pp", "", sent.start_ns, sent.end_ns)
+        name = f"{sent.role} {sent.direction}"
+        span = Span(name, sent.role, "", sent.start_ns, sent.end_ns)
         where = threads[sent.rank, f"device:{sent.device} {_TRANSFERS}"]
         args = {"step": sent.step, "tick": sent.tick}
         yield _bar(sent.rank, where, span, zero_ns) | {"args": args}
@@ -280,6 +281,8 @@ def _write(
         output.write(
             path, timeline_picture.page(found, view, slots, only_slots=only_slots)
         )
+    elif path.suffix == ".json" and only_slots:
+        raise ValueError(f"--only-slots is for a picture, --out FILE.html, got {path}")
     elif path.suffix == ".json":
         output.write(path, json.dumps(trace(found, view, slots)) + "\n")
     else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from mjax.observe import slot_picture, timeline_rows
 from mjax.observe.merged import Merged, Rank
 from mjax.observe.places import View, device_of
-from mjax.observe.slots import Slots
+from mjax.observe.slots import Slots, stage_of
 from mjax.observe.spans import Kind, Span
 
 MOST_SPANS = 20_000
@@ -170,11 +170,20 @@ def _bars(
             )
             before = rank
         lower = top + (slot_picture.HEIGHT // 2 if stream.endswith(_SLOTS) else 12)
-        yield f'<text x="14" y="{lower}">{html.escape(stream)}</text>'
+        said = html.escape(_name(rank, stream))
+        yield f'<text x="14" y="{lower}">{said}</text>'
         for step, span in rank.spans:
             is_inside = span.end_ns > scale.start_ns and span.start_ns < scale.end_ns
             if span.stream == stream and is_inside:
                 yield _bar(scale, step, span, top)
+
+
+def _name(rank: Rank, stream: str) -> str:
+    """Return the name of a row."""
+    device = device_of(stream.removesuffix(_SLOTS))
+    if not stream.endswith(_SLOTS) or device is None:
+        return stream
+    return f"stage {stage_of(device, rank.header.mesh)}, device {device}"
 
 
 def _bar(scale: slot_picture.Scale, step: int, span: Span, top: int) -> str:

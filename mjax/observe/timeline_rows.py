@@ -28,7 +28,7 @@ class Arrow:
         A tick begins before it has what it waits for.
         """
         there_ns = max(self.sent.end_ns, self.received.start_ns)
-        return min(there_ns, self.received.end_ns)
+        return max(self.received.start_ns, min(there_ns, self.received.end_ns - 1))
 
 
 def arrows(slots: Slots, ranks: Sequence[Rank]) -> list[Arrow]:

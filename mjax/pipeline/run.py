@@ -92,7 +92,7 @@ def gradients(
             carry_and_log: tuple[Carry, Any], row: Row, phase: Body = phase
         ) -> Any:
             carry, log = carry_and_log
-            # What a tick uses first: nothing else keeps the mark before the tick's work.
+            # What a tick uses first, or its work would not wait for the mark.
             first = "x" if phase.has_forward else "dx"
             log, value = mark(log, getattr(carry, first))
             carry = carry._replace(**{first: value})

@@ -12,6 +12,8 @@ import pytest
 from mjax.observe import (
     merged,
     places,
+    schedule,
+    slots,
     spans,
     timeline,
     timeline_picture,
@@ -200,8 +202,8 @@ def test_coordinates_are_those_of_the_mesh():
         assert found == np.unravel_index(device, (2, 1, 3, 4))
 
 
-def pipeline(folder):
-    """Write two stages with three ticks each, in two steps, on one clock."""
+def pipeline(folder, *, recorded=True, ticks=4):
+    """Write two stages with four ticks each, in two steps, on one clock."""
     for rank in range(2):
         lines = [
             Line(
@@ -210,7 +212,7 @@ def pipeline(folder):
                 spans=tuple(
                     Span("tick", "compute", f"device:{rank}", begin, begin + 100)
                     for begin in (
-                        10_000 * step + 100 * tick + 30 * rank for tick in range(3)
+                        10_000 * step + 100 * tick + 30 * rank for tick in range(ticks)
                     )
                 ),
             )
@@ -219,48 +221,183 @@ def pipeline(folder):
         process = Process(rank=rank, devices=(rank,), mesh=(("pp", 2), ("tp", 1)))
         barrier = Span("barrier", "idle", "barrier", 1, 2)
         write(folder, process, [Line(n=0, spans=(barrier,), barrier=0), *lines])
+    if recorded:
+        path = schedule.path_of(folder, 1)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(schedule.to_json(ONE_MICROBATCH))
 
 
-def test_a_tick_sends_to_the_next_tick_of_the_stages_beside_it(tmp_path):
+ONE_MICROBATCH = schedule.Schedule(
+    run="a1",
+    generation=1,
+    name="1f1b",
+    idle="skip",
+    num_stages=2,
+    num_chunks=1,
+    num_microbatches=1,
+    # Stage 0 forward, stage 1 forward, stage 1 backward, stage 0 backward.
+    forward=[[[0, 0], None], [None, [0, 0]], [None, None], [None, None]],
+    backward=[[None, None], [None, None], [None, [0, 0]], [[0, 0], None]],
+)
+
+
+def arrows(folder, first=1, last=2):
+    found = merge(folder, first, last)
+    return timeline_rows.arrows(slots.find(folder, found), found.ranks)
+
+
+def test_a_slot_sends_to_the_slot_that_uses_it_and_an_idle_one_sends_nothing(tmp_path):
     pipeline(tmp_path)
-    found = merge(tmp_path, 1, 2)
     drawn = {
-        (a.sender, a.sent.start_ns, a.receiver, a.received.start_ns, a.received_ns)
-        for a in timeline_rows.arrows(found)
+        (a.sent.device, a.sent.start_ns, a.received.device, a.received_ns)
+        for a in arrows(tmp_path)
     }
     expected = set()
     for base in (10_000, 20_000):
-        for tick in range(2):
-            sent, received = base + 100 * tick, base + 100 * (tick + 1)
-            # Stage 0 ends before the next tick of stage 1 begins, and stage 1 after
-            # that of stage 0 has begun: it waits.
-            expected.add((0, sent, 1, received + 30, received + 30))
-            expected.add((1, sent + 30, 0, received, sent + 130))
+        # Stage 0 ends tick 0 before stage 1 begins tick 1; stage 1 ends tick 2 after
+        # stage 0 has begun tick 3, which waits.
+        expected.add((0, base, 1, base + 130))
+        expected.add((1, base + 230, 0, base + 330))
     assert drawn == expected
 
 
-def test_arrows_bind_to_the_spans_that_send_and_receive(tmp_path):
+def test_each_tick_has_its_slots_and_idle_ones_are_told(tmp_path):
+    pipeline(tmp_path)
+    found = slots.find(tmp_path, merge(tmp_path, 1, 1))
+    told = {(bar.device, bar.slot.tick): bar.name for bar in found.bars}
+    assert told == {
+        **{(0, 0): "F0a", (0, 1): "F idle", (0, 2): "B idle", (0, 3): "B0a"},
+        **{(1, 0): "F idle", (1, 1): "F0a", (1, 2): "B0a", (1, 3): "B idle"},
+    }
+    assert {bar.is_measured for bar in found.bars} == {False}
+    assert all(bar.end_ns - bar.start_ns == 100 for bar in found.bars)
+
+
+def test_a_run_that_has_not_recorded_its_schedule_has_no_slots_and_no_arrows(tmp_path):
+    pipeline(tmp_path, recorded=False)
+    found = slots.find(tmp_path, merge(tmp_path, 1, 2))
+    assert found.bars == ()
+    assert arrows(tmp_path) == []
+    [problem] = found.problems
+    assert "the run has not recorded its schedule, so slots" in problem
+
+
+def test_ticks_that_do_not_fit_the_schedule_have_no_slots(tmp_path):
+    pipeline(tmp_path, ticks=3)
+    found = slots.find(tmp_path, merge(tmp_path, 1, 1))
+    assert found.bars == ()
+    assert len(found.problems) == 2
+    assert "3 ticks, the schedule has 4; its slots are not shown" in found.problems[0]
+
+
+def test_a_schedule_of_another_run_or_of_other_stages_is_not_used(tmp_path):
+    pipeline(tmp_path)
+    path = schedule.path_of(tmp_path, 1)
+    other = dataclasses.replace(ONE_MICROBATCH, run="b2")
+    path.write_text(schedule.to_json(other))
+    found = slots.find(tmp_path, merge(tmp_path, 1, 1))
+    assert found.bars == ()
+    assert "is that of run b2, start 1, not of run a1" in found.problems[0]
+
+
+def test_arrows_bind_to_the_slots_that_send_and_receive(tmp_path):
     pipeline(tmp_path)
     found = merge(tmp_path, 1, 2)
-    told = timeline.trace(found, "pp")["traceEvents"]
+    known = slots.find(tmp_path, found)
+    told = timeline.trace(found, "pp", known)["traceEvents"]
     bars = [e for e in told if e["ph"] == "X"]
     flows = {e["id"]: e for e in told if e["ph"] == "s"}
     ends = [e for e in told if e["ph"] == "f"]
-    assert len(ends) == len(flows) == len(timeline_rows.arrows(found)) == 8
-    for event in (*flows.values(), *ends):
-        inside = [
-            bar
-            for bar in bars
-            if (bar["pid"], bar["tid"]) == (event["pid"], event["tid"])
-            and bar["ts"] <= event["ts"] < bar["ts"] + bar["dur"]
-        ]
-        assert len(inside) == 1, event
-    assert all(end["pid"] != flows[end["id"]]["pid"] for end in ends)
+    assert len(ends) == len(flows) == len(arrows(tmp_path)) == 4
+    names = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in told
+        if e["name"] == "thread_name"
+    }
+    for end in ends:
+        at = []
+        for event in (flows[end["id"]], end):
+            where = event["pid"], event["tid"]
+            inside = [
+                bar
+                for bar in bars
+                if (bar["pid"], bar["tid"]) == where
+                and bar["ts"] <= event["ts"] < bar["ts"] + bar["dur"]
+            ]
+            assert len(inside) == 1, event
+            at.append((inside[0], names[where]))
+        (sent, stream), (received, there) = at
+        assert received["pid"] == 1 - sent["pid"]
+        assert stream.split()[1] == there.split()[1] == sent["args"]["direction"]
+        for same in ("step", "chunk", "microbatch"):
+            assert sent["args"][same] == received["args"][same]
+        assert sent["args"]["tick"] < received["args"]["tick"]
 
 
-def test_a_run_without_ticks_has_no_arrows(tmp_path):
+@pytest.mark.parametrize(
+    ("device", "stage", "there"), [(0, 1, 4), (3, 1, 7), (5, 0, 1), (6, 0, 2)]
+)
+def test_a_slot_is_sent_to_the_same_replica_and_the_same_part_of_tp(
+    device, stage, there
+):
+    mesh = {"pp": 2, "dp_replicate": 1, "dp_shard": 2, "tp": 2}
+    slot = schedule.Slot("forward", 3, stage)
+    assert timeline_rows._beside(device, mesh, slot) == there
+
+
+def test_a_recorded_slot_has_the_times_of_its_operations(tmp_path, monkeypatch):
+    """And one that ran in an idle slot is told, but is not taken for work."""
+    pipeline(tmp_path)
+    sent = slots.Transfer(
+        rank=0,
+        device=0,
+        step=1,
+        tick=0,
+        direction="forward",
+        role="pp",
+        start_ns=10_060,
+        end_ns=10_090,
+    )
+    recorded = slots.Recorded(
+        rank=0,
+        device=0,
+        stage=0,
+        step=1,
+        ran={
+            **{("forward", 0): (10_010, 10_050), ("backward", 3): (10_340, 10_390)},
+            ("forward", 1): (10_110, 10_120),
+        },
+        ticks={},
+        transfers=(sent,),
+        is_computed=False,
+    )
+    monkeypatch.setattr(slots, "recorded_slots", lambda *_: [recorded])
+    found = slots.find(tmp_path, merge(tmp_path, 1, 1))
+    told = {
+        (bar.device, bar.name): (bar.start_ns, bar.end_ns, bar.is_measured)
+        for bar in found.bars
+    }
+    assert told[0, "F0a"] == (10_010, 10_050, True)
+    assert told[0, "B0a"] == (10_340, 10_390, True)
+    assert told[0, "F idle"] == (10_100, 10_200, False)
+    assert told[1, "F0a"] == (10_130, 10_230, False)
+    assert found.transfers == (sent,)
+    assert found.problems == (
+        "device 0, step 1: forward slot of tick 1 ran, idle by the schedule",
+    )
+    threads = {
+        e["args"]["name"]
+        for e in timeline.trace(merge(tmp_path, 1, 1), "pp", found)["traceEvents"]
+        if e["name"] == "thread_name" and e["pid"] == 0
+    }
+    more = {f"device:0 {name}" for name in ("forward", "backward", "transfers")}
+    assert threads == {"device:0", *more}
+
+
+def test_a_run_without_ticks_has_no_slots_and_nothing_to_say(tmp_path):
     shifted_run(tmp_path, seed=0)
-    assert timeline_rows.arrows(merge(tmp_path)) == []
+    found = slots.find(tmp_path, merge(tmp_path))
+    assert (found.bars, found.problems) == ((), ())
 
 
 def with_events(tmp_path):
@@ -386,19 +523,34 @@ def test_names_are_escaped_in_the_picture_which_needs_no_network(tmp_path):
     assert "default-src 'none'" in page
 
 
-def test_the_picture_has_a_bar_for_each_span_and_a_path_for_each_arrow(tmp_path):
+def test_the_picture_has_a_bar_for_each_span_and_slot_and_a_path_for_each_arrow(
+    tmp_path,
+):
     pipeline(tmp_path)
     found = merge(tmp_path, 1, 2)
-    page = timeline_picture.page(found, "pp")
-    assert page.count("<rect ") == sum(len(rank.spans) for rank in found.ranks) == 12
-    assert page.count('marker-end="url(#tip)"') == 8
+    known = slots.find(tmp_path, found)
+    hatch = 1  # the pattern of idle slots
+    page = timeline_picture.page(found, "pp", known)
+    num = sum(len(rank.spans) for rank in found.ranks)
+    assert page.count("<rect ") == num + len(known.bars) + hatch == 16 + 16 + 1
+    assert page.count('marker-end="url(#') == 4
+    assert page.count('fill="url(#idle)"') == 8
     assert "times within 0.0 us" in page
+    only = timeline_picture.page(found, "pp", known, only_slots=True)
+    assert only.count("<rect ") == len(known.bars) + hatch
+
+
+def test_a_picture_of_slots_without_a_schedule_is_refused(tmp_path, capsys):
+    pipeline(tmp_path, recorded=False)
+    words = ["--work-dir", str(tmp_path), "--steps", "1:2", "--only-slots"]
+    assert timeline.main([*words, "--out", str(tmp_path / "x.html")]) == 2
+    assert "the run has not recorded its schedule" in capsys.readouterr()[1]
 
 
 def test_a_picture_of_too_many_spans_is_refused(tmp_path, monkeypatch):
     pipeline(tmp_path)
     monkeypatch.setattr(timeline_picture, "MOST_SPANS", 11)
-    with pytest.raises(ValueError, match="12 spans is too large, at most 11"):
+    with pytest.raises(ValueError, match="16 spans is too large, at most 11"):
         timeline_picture.page(merge(tmp_path, 1, 2), "pp")
 
 
@@ -435,6 +587,10 @@ def test_colours_are_there_for_every_kind():
         (["--steps", "7:8", "--generation", "4"], "of --steps 7:8 in start 4"),
         (["--steps", "7:8", "--out", "x.png"], "--out must end in .json or .html"),
         (["--steps", "7:8", "--out", "no/x.json"], "give another path"),
+        (
+            ["--steps", "7:8", "--only-slots", "--out", "x.json"],
+            "--only-slots is for a picture, --out FILE.html, got x.json",
+        ),
         (["--steps", "7:8"], "--out is missing"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from mjax.mesh.axes import AxisSizes
@@ -118,6 +119,31 @@ def test_ticks_of_a_pipeline_are_numbered_and_devices_have_their_stage(pipeline)
         # Two microbatches through two stages, one after the other.
         assert set(ticks) <= set(range(4))
         assert len(set(ticks)) > 1
+
+
+def test_the_slots_that_ran_are_those_of_the_schedule(pipeline):
+    """Nothing of the schedule is in a window: operations behind a choice say it."""
+    program, _ = compiled(PIPELINE)
+    assert program.pipeline is not None
+    tables = program.pipeline.schedule
+    for number, events in pipeline.by_device.items():
+        stage = pipeline.stage_of(number)
+        for direction in ("forward", "backward"):
+            ran = {
+                p.tick
+                for p in events
+                if p.is_slot and p.is_chosen and p.phase == direction
+            }
+            column = getattr(tables, f"{direction}_chunk")[:, stage]
+            assert ran == {*np.flatnonzero(column >= 0).tolist()}
+    assert all(
+        p.is_chosen for some in pipeline.by_device.values() for p in some if p.is_slot
+    )
+
+
+def test_a_step_without_a_pipeline_has_no_slots(plain):
+    assert not any(p.is_slot for some in plain.by_device.values() for p in some)
+    assert compiled(PLAIN)[0].pipeline is None
 
 
 def test_events_lie_between_begin_and_end_of_the_step_on_the_clock_of_the_host(plain):
