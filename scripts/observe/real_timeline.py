@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.evidence import REPOSITORY
+from scripts.evidence import REPOSITORY, commit
 
 FIRST, STOP, STEPS = 13, 16, 16
 """Recorded steps, and all of them."""
@@ -196,6 +196,7 @@ def main() -> int:
     if not args.read:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        (folder / "commit").write_text(commit())
         run_shifted(folder)
         run_plain(folder)
         run_witness(folder)

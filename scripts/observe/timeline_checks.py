@@ -433,8 +433,9 @@ def write(folder: Path) -> int:
     run_flags = " ".join((*FLAGS, *PIPELINE, *SHIFTED))
     slots_table = Table(
         title="Slots, transfers and the bubble",
-        text=f"Measured at {commit()}: four processes with `{run_flags}`, and for the "
-        f"run without a pipeline `{' '.join(PLAIN)}`. Operations are those of the "
+        text=f"Runs of {(folder / 'commit').read_text()}, read by {commit()}: four "
+        f"processes with `{run_flags}`, and for the run without a pipeline "
+        f"`{' '.join(PLAIN)}`. Operations are those of the "
         "profiler's window; idle slots are skipped on simulated devices. All eight "
         "devices share two cores, so times show what this machine did, not what GPUs "
         "would do: a stage that idles leaves its core to the others.",
