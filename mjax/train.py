@@ -36,7 +36,12 @@ from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.data import skips
 from mjax.data.cache_files import DamagedFileError
-from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
+from mjax.data.loader import (
+    Loader,
+    OneBatch,
+    held_out_batches,
+    held_out_num_bytes,
+)
 from mjax.mesh.build import build_mesh, describe, devices_per_host
 from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
 from mjax.plan import operations
@@ -215,13 +220,7 @@ def _take_steps(
     """Run the loop, let the model continue a text, return how the run would end."""
     config = run.config
     assert run.checkpoints is not None
-    loader = Loader(
-        run.dataset.train,
-        run.program.batch_sharding,
-        batch_size=config.batch.size,
-        start_step=start.step,
-    )
-    with loader:
+    with _batches(run, start) as loader:
         steps = _make_loop(run, start, loader, recorder, watch)
         outcome = steps.run(start.step, stop)
     exit_code = outcome.exit_code
@@ -247,6 +246,15 @@ def _take_steps(
     run.checkpoints.close()
     steps.report_saves()
     return exit_code
+
+
+def _batches(run: Run, start: Start) -> Loader | OneBatch:
+    """Begin to read the batches of the steps that are left."""
+    stream, sharding = run.dataset.train, run.program.batch_sharding
+    batch_size = run.config.batch.size
+    if run.config.data.one_batch:
+        return OneBatch(stream, sharding, batch_size=batch_size)
+    return Loader(stream, sharding, batch_size=batch_size, start_step=start.step)
 
 
 def _text_of_step(run: Run) -> str:
@@ -408,7 +416,7 @@ def _new_state(run: Run) -> Any:
 def _make_loop(
     run: Run,
     start: Start,
-    loader: Loader,
+    loader: Loader | OneBatch,
     recorder: metrics.Recorder,
     watch: Watch,
 ) -> loop.Loop:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -50,6 +51,44 @@ def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
         if fields[name] is not None and "://" not in fields[name]:
             fields[name] = str(Path(fields[name]).absolute())
     return {f"--{name.replace('_', '-')}": value for name, value in fields.items()}
+
+
+def to_flags(config: TrainConfig, base: TrainConfig) -> list[str]:
+    """Return the flags that make one config of another; `parse` reads them back.
+
+    Args:
+      config: what the flags are to give.
+      base: what they are given over, as of a recipe.
+    Raises:
+      ValueError: a value cannot be written as a flag, such as the text "None".
+    """
+    words = _differing(config, base, "")
+    found, _ = parse(words, {Command.recipe: lambda: base}, "mjax")
+    if found != config:
+        raise ValueError(
+            f"the flags {' '.join(words)} do not give the config back; a text is "
+            "written like another value"
+        )
+    return words
+
+
+def _differing(config: Any, base: Any, prefix: str) -> list[str]:
+    words: list[str] = []
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value, before = getattr(config, name), getattr(base, name)
+        flag = f"{prefix}{name}".replace("_", "-")
+        if dataclasses.is_dataclass(hint):
+            words += _differing(value, before, f"{prefix}{name}.")
+        elif value == before:
+            continue
+        elif hint is bool:
+            group, dot, last = flag.rpartition(".")
+            words.append(f"--{flag}" if value else f"--{group}{dot}no-{last}")
+        elif isinstance(value, tuple):
+            words += [f"--{flag}", *map(str, value)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

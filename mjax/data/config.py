@@ -34,6 +34,8 @@ class DataConfig:
     """Field or column that holds the text in JSONL and parquet."""
     vocab: Literal["tokenizer", "model"] = "tokenizer"
     """Whose vocabulary size counts: tokenizer, or model (--model.vocab-size)."""
+    one_batch: bool = False
+    """Take the batch of the first step in all steps, read once: to measure."""
     skip: tuple[str, ...] = ()
     """Batches to leave out: 40:12 goes on behind the 12 that follow step 40."""
     cache_dir: str | None = None

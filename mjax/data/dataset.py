@@ -160,7 +160,7 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
     return Dataset(
         tokenizer=tokenizer,
         tokenizer_path=str(files[0].trained_tokenizer or config.tokenizer),
-        train=Stream(samples["train"], config.weights, seed, skips.read(config.skip)),
+        train=_stream(samples["train"], config, seed),
         held_out=HeldOut(samples["held_out"], config.weights),
         corpora=found,
         corpus_hash=corpus_hash,
@@ -266,13 +266,17 @@ def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
     return Dataset(
         tokenizer=BytesTokenizer(),
         tokenizer_path=config.tokenizer,
-        train=Stream(
-            (samples["train"],), config.weights, seed, skips.read(config.skip)
-        ),
+        train=_stream((samples["train"],), config, seed),
         held_out=HeldOut((samples["held_out"],), config.weights),
         corpora=(found,),
         corpus_hash=corpus_hash,
         fingerprint=_hash(corpora.SYNTHETIC, str(seed), _settings(config)),
+    )
+
+
+def _stream(samples: tuple[Samples, ...], config: DataConfig, seed: int) -> Stream:
+    return Stream(
+        samples, config.weights, seed, skips.read(config.skip), config.one_batch
     )
 
 
@@ -288,9 +292,11 @@ def _mixture_hash(found: tuple[Corpus, ...], weights: tuple[float, ...]) -> str:
 
 def _settings(config: DataConfig) -> str:
     words = [config.seq_len, config.held_out_fraction, config.isolate_documents]
-    # Absent where it is windows: then the fingerprint is that of runs from before.
+    # Absent where they are the defaults: then the fingerprint is that of runs from
+    # before.
     packing = [] if config.packing == "windows" else [config.packing]
-    return " ".join(map(str, words + packing))
+    one_batch = ["one batch"] if config.one_batch else []
+    return " ".join(map(str, words + packing + one_batch))
 
 
 def _hash(*parts: str) -> str:

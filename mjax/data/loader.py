@@ -103,6 +103,36 @@ class Loader:
         return _place(read_rows, self._shape, self._sharding)
 
 
+class OneBatch:
+    """The batch of the first step, read once and given to every step.
+
+    What a step takes with it does not depend on files, threads or copies to devices.
+    It is used like a `Loader`.
+    """
+
+    data_wait_s = 0.0
+
+    def __init__(
+        self, stream: Stream, sharding: jax.sharding.NamedSharding, *, batch_size: int
+    ) -> None:
+        """Read the batch; arguments as for `Loader`."""
+        read_rows = functools.partial(stream.rows, 0, batch_size)
+        self._batch = _place(read_rows, (batch_size, stream.seq_len), sharding)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the batch, the same arrays each time."""
+        return self._batch
+
+    def __enter__(self) -> "OneBatch":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Do nothing: there is no thread to stop."""
+
+
 def held_out_batches(
     samples: Samples,
     sharding: jax.sharding.NamedSharding,

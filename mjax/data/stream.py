@@ -33,6 +33,8 @@ class Stream:
     """Decides the order inside each epoch of each corpus."""
     skips: tuple[Skip, ...] = ()
     """Batches that are left out."""
+    one_batch: bool = False
+    """All steps read the batch of the first."""
 
     def __post_init__(self) -> None:
         """Check that corpora and weights fit each other.
@@ -70,7 +72,7 @@ class Stream:
         """
         if step < 0:
             raise ValueError(f"step must be at least 0, got {step}")
-        first = place(step, self.skips) * batch_size
+        first = place(0 if self.one_batch else step, self.skips) * batch_size
         numbers = np.arange(batch_size)[rows] + first
         corpora, places = mixture.places(numbers, self.weights)
         ids = np.stack([corpora, places], axis=1)

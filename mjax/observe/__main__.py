@@ -3,6 +3,7 @@
 bubble    how long the stages of a pipeline idle, counted and by the schedule
 collect   send the files of a run to an ingester
 diff      what differs between two runs: records, losses, times
+fake      a run again in short runs, each with one thing less: what explains its time
 heatmap   which hosts are slow, and in what; a picture of hosts and phases
 ingest    own a database, and write what collectors send
 ledger    how much of its time a run has spent on training
@@ -10,6 +11,7 @@ mfu       what the shape of the MFU series says, and what to do
 phases    where the time of recorded steps went: by phase and role, overlapped or not
 stuck     which ranks hold the others up, and who waits for whom
 timeline  some steps of all ranks on one clock, as a trace or a picture
+unused    parameters that never had a gradient
 whatif    how fast the run would be without its slow hosts
 
 `COMMAND --help` has the flags of each. Exit codes: 0 done, 2 bad input.
@@ -24,6 +26,7 @@ _COMMANDS = {
     "bubble": "mjax.observe.bubble",
     "collect": "mjax.observe.collect",
     "diff": "mjax.observe.diff",
+    "fake": "mjax.observe.fake",
     "heatmap": "mjax.observe.heatmap",
     "ingest": "mjax.observe.ingest",
     "ledger": "mjax.observe.ledger",
@@ -31,6 +34,7 @@ _COMMANDS = {
     "phases": "mjax.observe.phases",
     "stuck": "mjax.observe.stuck",
     "timeline": "mjax.observe.timeline",
+    "unused": "mjax.observe.unused",
     "whatif": "mjax.observe.whatif",
 }
 """Modules with `main(argv) -> exit code`."""

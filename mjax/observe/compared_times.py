@@ -11,14 +11,18 @@ Whitney), against permutations of the blocks. Several phases are tested together
 the correction of Holm. What differs from run to run but not within a run, such as the
 choice of hosts, is no noise to this test: run the same flags twice to see that.
 
+A mean is tested in the same way, by the means of blocks. What repeats, such as a save
+every ten steps, asks for blocks of whole periods: then each block has as many.
+
 Sources: Mann and Whitney 1947 (doi:10.1214/aoms/1177730491); Holm 1979 (Scandinavian
 Journal of Statistics 6:65-70); the autocorrelation time ends where the sum of two
-neighbours is not positive (Geyer 1992, doi:10.1214/ss/1177011137).
+neighbours is not positive (Geyer 1992, doi:10.1214/ss/1177011137); intervals
+draw blocks anew (Kuensch 1989, doi:10.1214/aos/1176347265).
 """
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -40,6 +44,8 @@ _TIMES = 4
 _SHORTEST = 4
 """Steps of a block."""
 _PERMUTATIONS = 9999
+_DRAWS = 1000
+"""Of blocks, for an interval. Chosen: more do not move its ends by much."""
 _SLOW = 0.95
 
 type Steps = Float[np.ndarray, "_"]
@@ -122,7 +128,7 @@ def compare(a: Mapping[str, Steps], b: Mapping[str, Steps]) -> list[Difference]:
     names = [name for name in a if name in b]
     tested = [_test(a[name], b[name], rng) for name in names]
     values = [p for found in tested for p in (found[1], found[2]) if p is not None]
-    limit = _holm(values)
+    limit = significant(values)
     differences = []
     for name, (block, p_median, p_tail) in zip(names, tested, strict=True):
         own_a, own_b = a[name], b[name]
@@ -153,7 +159,7 @@ def _verdict(p: float | None, limit: float, more: float) -> Verdict:
     return "slower" if more > 0 else "faster"
 
 
-def _holm(values: Sequence[float]) -> float:
+def significant(values: Sequence[float]) -> float:
     """Return the largest p that is significant beside the others; -1 for none."""
     limit = -1.0
     for rank, p in enumerate(sorted(values)):
@@ -167,9 +173,7 @@ def _test(
     a: Steps, b: Steps, rng: np.random.Generator
 ) -> tuple[int, float | None, float | None]:
     """Return the length of a block, and both p; None with too few blocks."""
-    own = [_TIMES * autocorrelation_time(x) for x in (a, b)]
-    wanted = max(_SHORTEST, *own, max(len(a), len(b)) / _MOST_BLOCKS)
-    block = int(np.ceil(wanted))
+    block = block_length(a, b)
     if min(len(a), len(b)) // block < FEWEST_BLOCKS:
         return block, None, None
     slow = float(np.quantile(np.concatenate([a, b]), _SLOW))
@@ -177,6 +181,74 @@ def _test(
     p_median = _rank_sum(np.median(blocks_a, 1), np.median(blocks_b, 1), rng)
     p_tail = _rank_sum((blocks_a > slow).mean(1), (blocks_b > slow).mean(1), rng)
     return block, p_median, p_tail
+
+
+def means_differ(a: Steps, b: Steps, block: int) -> float | None:
+    """Test whether two runs differ in the means of their blocks.
+
+    Args:
+      a: seconds of the steps of one run.
+      b: likewise.
+      block: steps, see `block_length`.
+    Returns:
+      p: of two runs that are alike, how often they differ as much; None: too few
+        blocks.
+    """
+    if min(len(a), len(b)) // block < FEWEST_BLOCKS:
+        return None
+    rng = np.random.default_rng(0)
+    return _rank_sum(_blocks(a, block).mean(1), _blocks(b, block).mean(1), rng)
+
+
+def block_length(a: Steps, b: Steps, *, period: int = 1) -> int:
+    """Return the steps of blocks that are close to independent.
+
+    Args:
+      a: seconds of the steps of one run.
+      b: likewise.
+      period: of something that repeats; blocks are whole periods.
+    """
+    own = [_TIMES * autocorrelation_time(x) for x in (a, b)]
+    wanted = max(_SHORTEST, *own, max(len(a), len(b)) / _MOST_BLOCKS)
+    return int(np.ceil(wanted / period)) * period
+
+
+def interval(
+    x: Steps, statistic: Callable[..., np.ndarray | np.floating]
+) -> tuple[float, float] | None:
+    """Return the 95% interval of a statistic of the steps, by drawing blocks anew.
+
+    None: there are too few blocks.
+
+    Args:
+      x: seconds of the steps.
+      statistic: such as `np.median`; it takes `axis`.
+    """
+    block = block_length(x, x)
+    if len(x) // block < FEWEST_BLOCKS:
+        return None
+    drawn = statistic(_drawn(x, block, np.random.default_rng(0)), axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def ratio_interval(a: Steps, b: Steps, block: int) -> tuple[float, float] | None:
+    """Return the 95% interval of mean(a) / mean(b); None as for `interval`."""
+    if min(len(a), len(b)) // block < FEWEST_BLOCKS:
+        return None
+    rng = np.random.default_rng(0)
+    ratio = _drawn(a, block, rng).mean(1) / _drawn(b, block, rng).mean(1)
+    low, high = np.quantile(ratio, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _drawn(
+    x: Steps, block: int, rng: np.random.Generator
+) -> Float[np.ndarray, "draws steps"]:
+    """Draw series of blocks of a series, with replacement."""
+    blocks = _blocks(x, min(block, len(x)))
+    chosen = rng.integers(0, len(blocks), (_DRAWS, len(blocks)))
+    return blocks[chosen].reshape(_DRAWS, -1)
 
 
 def _blocks(x: Steps, block: int) -> Float[np.ndarray, "blocks block"]:

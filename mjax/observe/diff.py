@@ -245,7 +245,8 @@ def _with_less(found: Diff) -> str:
     parts = ", ".join(f"{name} {total_ns[kind] / whole_ns:.1%}" for kind, name in named)
     return (
         f"of the time between B's first and last step: {parts}; leaving one out gains "
-        "at most that. For a smaller model or one host: python -m mjax.observe fake"
+        "at most that. To see what each really gains: python -m mjax.observe fake "
+        f"--work-dir {found.b.path}"
     )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from mjax.ckpt.config import CkptConfig
-from mjax.config.command_line import Command, parse, shared_facts
+from mjax.config.command_line import Command, parse, shared_facts, to_flags
+from mjax.config.run import ObserveConfig
 from mjax.config.sizes import check_sizes
 from mjax.config.step import BatchConfig
 from mjax.config.train import (
@@ -385,6 +386,37 @@ def test_an_absent_field_has_its_default():
     assert from_json('{"steps": 5, "model": {"layers": 2}}') == TrainConfig(
         steps=5, model=ModelConfig(layers=2)
     )
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "demo"])
+def test_flags_give_a_config_back(recipe: str):
+    config, base = RECIPES[recipe](), RECIPES["demo"]()
+    words = to_flags(config, base)
+    assert parse(words, RECIPES, "x")[0] == config
+    assert to_flags(config, config) == []
+
+
+def test_flags_of_every_kind_give_a_config_back():
+    config = TrainConfig(
+        steps=3,
+        peak_tflops=0.1 + 0.2,
+        keep_compiled=False,
+        model=ModelConfig(window=(8, None), mlp_bias=True, rope=(True, False)),
+        data=DataConfig(path=("a", "b é"), skip=("40:12",)),
+        mesh=MeshConfig(dp_shard=2, pp=-1, dp=2),
+        observe=ObserveConfig(spans=False, stamps=False, slow_step_factor=None),
+    )
+    words = to_flags(config, TrainConfig())
+    assert {"--no-keep-compiled", "--model.mlp-bias", "--observe.no-spans"} <= {*words}
+    back = to_flags(TrainConfig(), config)  # tuples become empty, too
+    assert words[words.index("--observe.stamps") + 1] == "False"
+    assert back[back.index("--data.skip") + 1].startswith("--")
+
+
+def test_a_text_that_looks_like_an_absent_value_is_no_flag():
+    config = TrainConfig(data=DataConfig(cache_dir="None"))
+    with pytest.raises(ValueError, match="do not give the config back"):
+        to_flags(config, TrainConfig())
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ def test_the_fingerprint_names_the_data_not_the_place(corpus, tmp_path):
         {"isolate_documents": False},
         {"tokenizer": "train:290"},
         {"packing": "documents"},
+        {"one_batch": True},
     ):
         changed = open_dataset(dataclasses.replace(base, **change), seed=0)
         assert changed.fingerprint != here.fingerprint

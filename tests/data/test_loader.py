@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mjax.data.dataset import Dataset
-from mjax.data.loader import Loader, held_out_batches, held_out_num_bytes
+from mjax.data.loader import Loader, OneBatch, held_out_batches, held_out_num_bytes
 from mjax.data.stream import Stream
 
 BATCH = 8
@@ -55,6 +55,18 @@ def test_the_batch_of_a_step_is_the_same_on_every_mesh(dataset, dp, tp):
     for step, batch in enumerate(load(dataset, place, 3)):
         assert_equal(batch, dataset.train.rows(step, BATCH))
         assert {array.sharding for array in batch.values()} == {place}
+
+
+def test_one_batch_is_that_of_the_first_step_read_once(dataset):
+    samples = Recorded(dataset.train.corpora[0])
+    stream = Stream((samples,), (1.0,), 0, one_batch=True)
+    with OneBatch(stream, sharding(4, 2), batch_size=BATCH) as loader:
+        batches = list(itertools.islice(loader, 3))
+        assert loader.data_wait_s == 0
+    assert all(batch is batches[0] for batch in batches)
+    assert len(samples.reads) == 4  # one for each part of the rows
+    assert_equal(jax.device_get(batches[0]), dataset.train.rows(0, BATCH))
+    assert_equal(stream.rows(5, BATCH), dataset.train.rows(0, BATCH))
 
 
 def test_each_row_is_read_once_even_if_several_devices_hold_it(dataset):

@@ -1,0 +1,233 @@
+"""The short runs of `fake`: their commands, and running them.
+
+Enters: the work dir of a run. Leaves: a command for each rung, and a folder with what
+the short runs have left. The run's own folders are only read.
+"""
+
+import dataclasses
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mjax.config.command_line import to_flags
+from mjax.config.train import TrainConfig, from_json, to_json
+from mjax.observe import output, records, rungs
+from mjax.observe.records import Record
+from mjax.observe.rungs import FIRST, Origin, Rung
+from mjax.recipes import RECIPES
+
+_STOP_S = 120.0
+"""Seconds that a run has to end after SIGTERM: a launch first stops its hosts."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The short runs, before one of them is started."""
+
+    ladder: list[Rung]
+    commands: Mapping[str, list[str]]
+    """By name of the rung; without those that have nothing to take away."""
+    elsewhere: str
+    """Why they cannot be started from here; empty: they can."""
+    record: Record
+    """Of the run."""
+
+
+def plan(work_dir: Path, out_dir: Path, *, steps: int, names: tuple[str, ...]) -> Plan:
+    """Make the commands.
+
+    Raises:
+      ValueError: the run has no config, or cannot be repeated with these steps.
+    """
+    record = records.read(work_dir, "--work-dir")
+    origin = _origin(record, work_dir)
+    ladder = rungs.ladder(origin, out_dir, steps, names)
+    elsewhere = _elsewhere(record, origin)
+    program = _program(record, origin, is_here=not elsewhere)
+    commands = {
+        rung.name: _command(rung, program) for rung in ladder if rung.config is not None
+    }
+    return Plan(
+        ladder=ladder,
+        commands=commands,
+        elsewhere=elsewhere,
+        record=record,
+    )
+
+
+def _origin(record: Record, work_dir: Path) -> Origin:
+    """Read what the run is, and how many processes and hosts it had."""
+    path = work_dir / "config.json"
+    if record.config is None or not record.starts:
+        missing = "config.json" if record.config is None else "starts/"
+        raise ValueError(
+            f"{work_dir} has no {missing}, so the run cannot be repeated; give the "
+            "work dir of a run that has begun"
+        )
+    try:
+        config = from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not the config of a run of this version: {error}; use the "
+            "version that wrote it"
+        ) from error
+    start = record.starts[-1]
+    mesh = start.get("mesh") or {}
+    newest = max((of.header.generation for of in record.files), default=0)
+    own = [of.header for of in record.files if of.header.generation == newest]
+    processes = len(start.get("processes") or [0])
+    hosts = len({header.host for header in own} or {*_hosts(record)})
+    return Origin(
+        config=config,
+        processes=processes,
+        hosts=hosts if processes % hosts == 0 else 1,
+        dp=int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1)),
+        pp=int(mesh.get("pp", 1)),
+    )
+
+
+def _hosts(record: Record) -> list[str]:
+    """Return the machine of each process of the newest start."""
+    return [str(of.get("host")) for of in record.starts[-1].get("processes") or []]
+
+
+def _elsewhere(record: Record, origin: Origin) -> str:
+    """Say why the short runs cannot be started from this machine; empty if they can."""
+    others = {*_hosts(record)} - {socket.gethostname()}
+    if origin.processes == 1 or not others:
+        return ""
+    return (
+        f"the run had {origin.processes} processes on {len({*_hosts(record)})} "
+        "machines, which are not started from here"
+    )
+
+
+def _program(record: Record, origin: Origin, *, is_here: bool) -> list[str]:
+    """Return what starts the run: the trainer, or a launch of several of them."""
+    start = record.starts[-1]
+    variables = start.get("environment") or {}
+    is_slurm = any(name.startswith("SLURM_") for name in variables)
+    if origin.processes == 1:
+        return ["-m", "mjax.train"]
+    if is_here:
+        return ["-m", "mjax.launch"]
+    if is_slurm and start.get("launch"):
+        return ["-m", "mjax.launch", "slurm"]
+    return ["-m", "mjax.train"]  # in each process, as the run was started
+
+
+def _command(rung: Rung, program: Sequence[str]) -> list[str]:
+    """Return the command of a rung: the flags over the recipe that is nearest."""
+    assert rung.config is not None
+    own = _fields(rung.config)
+    bases = {name: make() for name, make in RECIPES.items()}
+    name = min(bases, key=lambda recipe: len(own - _fields(bases[recipe])))
+    words = ["--recipe", name, *to_flags(rung.config, bases[name])]
+    if "mjax.launch" not in program:
+        return [*program, *words]
+    ranks = ["--ranks-per-host", str(rung.processes // rung.hosts)]
+    return [*program, "--hosts", str(rung.hosts), *ranks, "--", *words]
+
+
+def _fields(config: TrainConfig) -> set[tuple[str, str]]:
+    """Return the fields with their values, as text."""
+    nested = json.loads(to_json(config))
+    return {(name, repr(value)) for name, value in records.flat(nested)}
+
+
+# ------------------------------------------------------------------------ running them
+
+
+def check_out_dir(out_dir: Path, work_dir: Path, *, has_runs: bool) -> None:
+    """Refuse a folder that is in use, or is in the run.
+
+    Args:
+      out_dir: of the short runs.
+      work_dir: of the run.
+      has_runs: the short runs have been made.
+    Raises:
+      ValueError: it is refused.
+    """
+    if out_dir.resolve().is_relative_to(work_dir.resolve()):
+        raise ValueError(
+            f"--out-dir {out_dir} is in the work dir of the run; give another folder"
+        )
+    if has_runs:
+        output.check_folder(out_dir, "--out-dir")
+    elif out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        raise ValueError(
+            f"--out-dir {out_dir} exists and is not empty; give another folder, or "
+            "--compare-only to compare the runs in it"
+        )
+
+
+def run_all(found: Plan, out_dir: Path, limit_s: float) -> dict[str, str]:
+    """Run the rungs one after the other; return why some failed, by name.
+
+    Raises:
+      ValueError: the folder cannot be made, or the run as it is fails.
+    """
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cannot make --out-dir {out_dir}: {error.strerror}; give another one"
+        ) from error
+    failed: dict[str, str] = {}
+    for rung in found.ladder:
+        name = rung.name
+        if name not in found.commands:
+            continue
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        why = _run(found.commands[name], out_dir / f"{name}.log", limit_s)
+        _remove_copies(rung)
+        if why:
+            failed[name] = why
+        if why and name == FIRST:
+            raise ValueError(f"the run as it is failed: {why}")
+    return failed
+
+
+def _remove_copies(rung: Rung) -> None:
+    """Delete the copies of the state of a short run: they may be in memory."""
+    folder = None if rung.config is None else rung.config.ckpt.local_dir
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(words: Sequence[str], log: Path, limit_s: float) -> str:
+    """Run a command to its end; return why it failed, empty if it did not."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"it took longer than --limit-s {limit_s:g}; see {log}"
+        finally:
+            _end(process)
+    if not code:
+        return ""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    last = next((line for line in reversed(lines) if "error" in line), "")
+    return f"exit code {code}, {last or 'no error in its log'}; see {log}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a run that has not ended: it saves, or a launch stops its hosts."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

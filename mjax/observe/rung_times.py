@@ -1,0 +1,245 @@
+"""Which rung explains the time of a step: the short runs of `fake`, compared.
+
+Enters: what the short runs have recorded. Leaves: for each its times, what it gains
+over the run as it is, and which one explains the loss, or that none does.
+
+A rung is compared with the run as it is before all rungs, and with the one after them.
+It gains if the means of its blocks of steps are below those of both (see
+`compared_times` for blocks, permutations and the correction of Holm), and if the gain
+is above a limit and above twice the drift between the two. The mean is compared, not
+the median: a save in one step of ten may cost a run half of its time and changes no
+median.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from mjax.observe import compared_times
+from mjax.observe.compared_times import Steps
+from mjax.observe.records import Record
+from mjax.observe.rungs import FIRST, LAST, Rung
+
+LEAST = 0.05
+"""Part of a step that a rung must gain. Chosen: two starts of one run may differ so."""
+_DRIFTS = 2.0
+"""A gain must be so many times the drift. Chosen."""
+_PAUSES: dict[str, frozenset[str]] = {
+    "no-saves": frozenset({"ckpt"}),
+    "no-evals": frozenset({"eval"}),
+}
+"""By rung: kinds of spans that count in addition to the step; others do not pause."""
+
+type Verdict = Literal[
+    "gains", "gains little", "within noise", "too few steps", "differs", "not run"
+]
+"""differs: of a smaller model, which takes less time in any case."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The times of one short run; seconds a step."""
+
+    steps: int
+    mean_s: float
+    median_s: float
+    median_low_s: float | None
+    median_high_s: float | None
+    """The median's interval of 95%, by blocks; None: too few steps."""
+    data_wait_s: float
+    """Mean."""
+    tokens_per_s: float
+    mfu: float | None
+    """Median; None: no peak is known."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A rung beside the run as it is."""
+
+    name: str
+    less: str
+    verdict: Verdict
+    measured: Measured | None
+    """None: it was not run, or failed."""
+    reason: str = ""
+    """Why there is nothing to compare."""
+    gain: float | None = None
+    """Part of the time of a step that is gone; of the mean of both runs as they are."""
+    gain_low: float | None = None
+    gain_high: float | None = None
+    """Interval of 95%, by blocks; None: too few steps."""
+    outside_layers: float | None = None
+    """Part of a step that is the same with fewer layers, of a smaller model."""
+    p: float | None = None
+    """How often blocks of alike runs differ as much; the larger of both."""
+    block: int | None = None
+    """Steps."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """All rungs."""
+
+    rungs: tuple[Compared, ...]
+    drift: float | None
+    """By how much the last run as it is is slower than the first."""
+    explains: str | None
+    """Rung that gains most; None: none does."""
+
+
+def series(record: Record, kinds: Collection[str] = ()) -> Steps:
+    """Return the seconds of each step, without the first ones and the last.
+
+    Args:
+      record: of a short run.
+      kinds: of spans between steps that count too, of the first rank.
+    """
+    pauses: dict[int, float] = {}
+    if kinds and record.files:
+        first = min(record.files, key=lambda of: of.header.rank)
+        for line in first.lines:
+            spent_ns = sum(
+                span.end_ns - span.start_ns
+                for span in line.spans
+                if span.stream == "host" and span.kind in kinds
+            )
+            pauses[line.step] = pauses.get(line.step, 0.0) + spent_ns / 1e9
+    return np.array(
+        [
+            float(record.rows[step]["step_s"]) + pauses.get(step, 0.0)
+            for step in _steps(record)
+        ],
+        np.float64,
+    )
+
+
+def _steps(record: Record) -> list[int]:
+    """Return the steps that count: the last one is always saved and evaluated."""
+    return sorted(record.rows)[compared_times.WARM_UP : -1]
+
+
+def measured(record: Record) -> Measured | None:
+    """Return the times of a short run; None if it has taken no steps."""
+    times = series(record)
+    if not len(times):
+        return None
+    rows = [record.rows[step] for step in _steps(record)]
+    mfu = [float(row["mfu"]) for row in rows if row.get("mfu") is not None]
+    low, high = compared_times.interval(times, np.median) or (None, None)
+    return Measured(
+        steps=len(times),
+        mean_s=float(times.mean()),
+        median_s=float(np.median(times)),
+        median_low_s=low,
+        median_high_s=high,
+        data_wait_s=float(np.mean([float(row["data_wait_s"]) for row in rows])),
+        tokens_per_s=sum(int(row["tokens"]) for row in rows) / float(times.sum()),
+        mfu=float(np.median(mfu)) if mfu else None,
+    )
+
+
+def compare(
+    rungs: Sequence[Rung],
+    records: Mapping[str, Record],
+    failed: Mapping[str, str],
+    *,
+    least: float = LEAST,
+) -> Ladder:
+    """Compare the rungs with the run as it is.
+
+    Args:
+      rungs: all of them, with the run as it is first and last.
+      records: of those that were run to their end, by name.
+      failed: why the others were not.
+      least: part of a step that a rung must gain to explain anything.
+    Raises:
+      ValueError: the run as it is was not run, or has too few steps.
+    """
+    for name in (FIRST, LAST):
+        if name not in records or measured(records[name]) is None:
+            why = failed.get(name, "it has too few steps")
+            raise ValueError(
+                f"the run as it is ({name}) cannot be compared with: {why}"
+            )
+    first, last = (series(records[name]) for name in (FIRST, LAST))
+    drift = float(last.mean() / first.mean() - 1)
+    found = [_compared(rung, records, failed) for rung in rungs]
+    limit = compared_times.significant([one.p for one in found if one.p is not None])
+    needed = max(least, _DRIFTS * abs(drift))
+    judged = tuple(_judged(one, limit, needed) for one in found)
+    gains = [one for one in judged if one.verdict == "gains"]
+    best = max(gains, key=lambda one: one.gain or 0.0, default=None)
+    return Ladder(
+        rungs=judged, drift=drift, explains=None if best is None else best.name
+    )
+
+
+def _compared(
+    rung: Rung, records: Mapping[str, Record], failed: Mapping[str, str]
+) -> Compared:
+    """Return the times of a rung; the verdict follows when all rungs are known."""
+    record = records.get(rung.name)
+    times = None if record is None else measured(record)
+    if record is None or times is None:
+        reason = rung.reason or failed.get(rung.name, "it has too few steps")
+        return Compared(
+            name=rung.name,
+            less=rung.less,
+            verdict="not run",
+            measured=None,
+            reason=reason,
+        )
+    if rung.name in (FIRST, LAST):
+        return Compared(
+            name=rung.name, less=rung.less, verdict="within noise", measured=times
+        )
+    kinds = _PAUSES.get(rung.name, frozenset())
+    own = series(record, kinds)
+    whole = [series(records[name], kinds) for name in (FIRST, LAST)]
+    # Pauses that repeat are no correlation.
+    steps = [series(records[name]) for name in (FIRST, LAST)]
+    block = max(
+        compared_times.block_length(series(record), x, period=rung.period)
+        for x in steps
+    )
+    tests = [compared_times.means_differ(own, x, block) for x in whole]
+    both = np.concatenate(whole)
+    ratio = compared_times.ratio_interval(own, both, block)
+    p_values = [p for p in tests if p is not None]
+    # Slower than one and faster than the other is no gain.
+    is_between = len({bool(own.mean() < x.mean()) for x in whole}) > 1
+    p = max(p_values) if len(p_values) == len(tests) else None
+    gain, gone = 1 - float(own.mean() / both.mean()), rung.layers_gone
+    return Compared(
+        name=rung.name,
+        less=rung.less,
+        verdict="too few steps" if p is None else "within noise",
+        measured=times,
+        gain=gain,
+        outside_layers=None if gone is None else 1 - gain / gone,
+        gain_low=None if ratio is None else 1 - ratio[1],
+        gain_high=None if ratio is None else 1 - ratio[0],
+        p=1.0 if p is not None and is_between else p,
+        block=block,
+    )
+
+
+def _judged(one: Compared, limit: float, needed: float) -> Compared:
+    """Give a rung its verdict.
+
+    Args:
+      one: the rung.
+      limit: largest p that counts.
+      needed: gain that explains something.
+    """
+    if one.p is None or one.gain is None:
+        return one
+    verdict: Verdict = "within noise"
+    if one.name == "smaller-model":
+        verdict = "differs"
+    elif one.p <= limit and one.gain > 0:
+        verdict = "gains" if one.gain >= needed else "gains little"
+    return dataclasses.replace(one, verdict=verdict)

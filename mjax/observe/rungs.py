@@ -1,0 +1,259 @@
+"""The rungs of `fake`: configs of short runs that each have one thing less.
+
+Enters: the config of a run, and how many processes and hosts it had. Leaves: for each
+rung the config of its run, or why there is nothing to take away. Nothing is written and
+nothing runs.
+
+Source of the idea: question 8 of the list for slow runs in Imbue's guide to the
+infrastructure of a 70B model (https://imbue.com/research/70b-infrastructure/): is it
+still there with a smaller model, fake data, no checkpoints, one host?
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from mjax.config.run import ProfileConfig
+from mjax.config.train import TrainConfig
+from mjax.processes.config import DistributedConfig
+
+FIRST, LAST = "as-it-is-first", "as-it-is-last"
+"""The run as it is, before and after all others: their difference is drift."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The run that is taken apart."""
+
+    config: TrainConfig
+    processes: int
+    hosts: int
+    dp: int
+    """Size of the data-parallel axes together."""
+    pp: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One short run."""
+
+    name: str
+    """Of its folder, too."""
+    less: str
+    """What it lacks, for people."""
+    config: TrainConfig | None
+    """None: the run has nothing of this kind to take away."""
+    reason: str = ""
+    """Why not."""
+    processes: int = 1
+    hosts: int = 1
+    layers_gone: float | None = None
+    """Part of the layers; None: all are there."""
+    period: int = 1
+    """Steps between what is taken away, if that happens in some steps only."""
+
+
+class _NothingError(Exception):
+    """A run has nothing of a kind to take away; the text says why."""
+
+
+def as_it_is(origin: Origin, folder: Path, name: str, steps: int) -> TrainConfig:
+    """Return the config of a short run that does what the run does.
+
+    It begins anew, and writes to folders of its own: a checkpoint or a copy goes to the
+    file system to which the run's go. The learning rate rises to the last step.
+
+    Args:
+      origin: the run.
+      folder: of the run's folder.
+      name: of the run.
+      steps: of the short run.
+    """
+    config = origin.config
+    own_ckpt = dataclasses.replace(
+        config.ckpt,
+        dir=_beside(config.ckpt.dir, name),
+        local_dir=_beside(config.ckpt.local_dir, name),
+        keep=1,
+        keep_every=None,
+        keep_best=0,
+        max_unsaved=None,
+    )
+    is_evaluated = config.eval.every < steps
+    return dataclasses.replace(
+        config,
+        work_dir=str(folder / name),
+        steps=steps,
+        distributed=DistributedConfig(),
+        optim=dataclasses.replace(
+            config.optim, schedule="constant", warmup_steps=steps
+        ),
+        data=dataclasses.replace(config.data, skip=()),
+        ckpt=own_ckpt,
+        # The evaluation after the last step is not measured.
+        eval=config.eval
+        if is_evaluated
+        else dataclasses.replace(config.eval, batches=1),
+        log=dataclasses.replace(config.log, sample_tokens=0),
+        observe=dataclasses.replace(config.observe, spans=True, spans_dir=None),
+        profile=ProfileConfig(),
+    )
+
+
+def _beside(path: str | None, name: str) -> str | None:
+    return None if path is None else f"{path.rstrip('/')}-fake-{name}"
+
+
+def ladder(
+    origin: Origin, folder: Path, steps: int, names: tuple[str, ...]
+) -> list[Rung]:
+    """Return the runs in the order in which they are made.
+
+    Args:
+      origin: the run.
+      folder: that gets a folder for each of them.
+      steps: of each.
+      names: of `NAMES`: those that are made beside the run as it is.
+    """
+    rungs = [_whole(origin, folder, FIRST, steps)]
+    for name in names:
+        base = as_it_is(origin, folder, name, steps)
+        less, change = _CHANGES[name]
+        rung = Rung(
+            name=name,
+            less=less,
+            config=None,
+            processes=origin.processes,
+            hosts=origin.hosts,
+        )
+        try:
+            rungs.append(change(rung, base, origin))
+        except _NothingError as error:
+            rungs.append(dataclasses.replace(rung, reason=str(error)))
+        except ValueError as error:  # a config refuses the change
+            rungs.append(dataclasses.replace(rung, reason=f"not possible: {error}"))
+    return [*rungs, _whole(origin, folder, LAST, steps)]
+
+
+def _whole(origin: Origin, folder: Path, name: str, steps: int) -> Rung:
+    return Rung(
+        name=name,
+        less="nothing",
+        config=as_it_is(origin, folder, name, steps),
+        processes=origin.processes,
+        hosts=origin.hosts,
+    )
+
+
+# --------------------------------------------------------------------------- the rungs
+
+
+def _fake_data(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
+    del origin
+    if config.data.one_batch:
+        raise _NothingError("the run takes one batch in all steps (--data.one-batch)")
+    data = dataclasses.replace(config.data, one_batch=True)
+    return dataclasses.replace(rung, config=dataclasses.replace(config, data=data))
+
+
+def _no_saves(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
+    del origin
+    own, never = config.ckpt, config.steps + 1
+    every = [own.every, *([own.local_every] if own.local_dir is not None else [])]
+    ckpt = dataclasses.replace(own, every=never, local_dir=None)
+    return dataclasses.replace(
+        rung,
+        config=dataclasses.replace(config, ckpt=ckpt),
+        period=_period(every, config.steps, "saves"),
+    )
+
+
+def _no_evals(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
+    del origin
+    never = dataclasses.replace(config.eval, every=config.steps + 1, batches=1)
+    return dataclasses.replace(
+        rung,
+        config=dataclasses.replace(config, eval=never),
+        period=_period([config.eval.every], config.steps, "evaluations"),
+    )
+
+
+def _period(every: list[int], steps: int, what: str) -> int:
+    """Return after how many steps the saves or evaluations repeat."""
+    due = [each for each in every if each < steps]
+    if not due:
+        raise _NothingError(
+            f"no {what} in {steps} steps, they are {min(every)} steps apart; give more "
+            "--steps"
+        )
+    return math.lcm(*due)
+
+
+def _smaller_model(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
+    model = config.model
+    parts = 1 if config.pipeline.uneven_layers else config.pipeline.chunks
+    unit = model.pattern_length * origin.pp * parts
+    layers = model.layers // 2 // unit * unit
+    if not layers:
+        raise _NothingError(
+            f"{model.layers} layers cannot be halved: they come in units of {unit}"
+        )
+    smaller = dataclasses.replace(model, layers=layers)
+    return dataclasses.replace(
+        rung,
+        less=f"{model.layers - layers} of {model.layers} layers",
+        layers_gone=1 - layers / model.layers,
+        config=dataclasses.replace(config, model=smaller),
+    )
+
+
+def _one_host(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
+    """Leave each device its rows: a step then takes as long if no host waits."""
+    hosts, batch = origin.hosts, config.batch
+    if hosts == 1:
+        raise _NothingError("the run has one host")
+    if origin.dp % hosts or batch.size % hosts or origin.processes % hosts:
+        raise _NothingError(
+            f"one of {hosts} hosts cannot be left: data-parallel size {origin.dp}, "
+            f"--batch.size {batch.size} and {origin.processes} processes must be "
+            "multiples of the hosts"
+        )
+    dp = origin.dp // hosts
+    shard = config.mesh.dp_shard
+    mesh = dataclasses.replace(
+        config.mesh,
+        dp=-1 if config.mesh.dp == -1 else dp,
+        dp_shard=None if shard is None else math.gcd(shard, dp),
+    )
+    smaller = dataclasses.replace(batch, size=batch.size // hosts)
+    return dataclasses.replace(
+        rung,
+        less=f"{hosts - 1} of {hosts} hosts, each device with as many rows",
+        config=dataclasses.replace(config, mesh=mesh, batch=smaller),
+        processes=origin.processes // hosts,
+        hosts=1,
+    )
+
+
+def _no_spans(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
+    own = origin.config.observe
+    if not own.spans and own.stamps is False:
+        raise _NothingError("the run writes neither spans nor stamps")
+    observe = dataclasses.replace(
+        config.observe, spans=False, stamps=False, slow_step_factor=None
+    )
+    changed = dataclasses.replace(config, observe=observe)
+    return dataclasses.replace(rung, config=changed)
+
+
+_CHANGES: dict[str, tuple[str, Callable[[Rung, TrainConfig, Origin], Rung]]] = {
+    "fake-data": ("the loader", _fake_data),
+    "no-saves": ("saves and copies", _no_saves),
+    "no-evals": ("evaluations", _no_evals),
+    "smaller-model": ("layers", _smaller_model),
+    "one-host": ("hosts", _one_host),
+    "no-spans": ("spans and stamps", _no_spans),
+}
+NAMES = tuple(_CHANGES)
+"""Rungs beside the run as it is."""
