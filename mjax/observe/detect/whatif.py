@@ -28,7 +28,11 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 from numpy.typing import NDArray
 
 type Floats = NDArray[np.float64]
-PHASES = ("data", "forward", "backward", "send", "sync", "optimizer")
+PHASES = (
+    *("data", "host", "forward", "backward", "tick", "send", "sync", "optimizer"),
+    "join",
+)
+"""A join takes no time: what follows it waits for all that it waits for."""
 _PASSES = ("forward", "backward")
 _JOINT = ("sync", "optimizer")
 """They start when their worker arrives: the wait for others is inside."""
@@ -38,6 +42,9 @@ type CauseName = Literal[
     "uneven sequence lengths",
     "garbage collection",
     "slow link",
+    "late host",
+    "slow loader",
+    "pauses",
 ]
 
 USUAL_LAST = 1.05
@@ -124,26 +131,40 @@ class WhatIf:
     @property
     def saved(self) -> float:
         """Part of the time that all stragglers together cost."""
-        return _part(self.even_s, self.replayed_s)
+        return part(self.even_s, self.replayed_s)
 
 
-def analyse(trace: Trace) -> WhatIf:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Usual:
+    """What a run has where it is not to blame; no analysis can read it from a run."""
+
+    last: float = USUAL_LAST
+    """Last stage against the others."""
+    lengths: float = USUAL_LENGTHS
+    """Log deviation of microbatches."""
+
+
+def analyse(trace: Trace, usual: Usual | None = None) -> WhatIf:
     """Replay a run without each cause, worker, stage and phase.
 
+    Args:
+      trace: of the run.
+      usual: if it is known of this run.
     Raises:
       ValueError: operations wait for each other, or a step has no optimizer.
     """
-    replay = _Replay(trace)
+    replay = Replay(trace)
     needed_s = replay.needed_s()
-    measured_s = _step_s(trace, trace.end_s)
+    measured_s = step_times(trace, trace.end_s)
     replayed_s = replay.step_s(needed_s)
-    usual_s = _Effects(trace, needed_s).usual_s()
+    effects = _Effects(trace, needed_s, usual or Usual())
+    usual_s = effects.usual_s()
 
     def saved(chosen: NDArray[np.bool_]) -> float:
-        return _part(replay.step_s(np.where(chosen, usual_s, needed_s)), replayed_s)
+        return part(replay.step_s(np.where(chosen, usual_s, needed_s)), replayed_s)
 
     causes = []
-    for name, workers, other_s in _without(trace, needed_s):
+    for name, workers, other_s in _without(effects):
         # The graph errs alike with and without the cause.
         step_s = measured_s * replay.step_s(other_s) / replayed_s
         causes.append(
@@ -151,7 +172,7 @@ def analyse(trace: Trace) -> WhatIf:
                 name=name,
                 workers=workers,
                 step_s=step_s,
-                saved=_part(step_s, measured_s),
+                saved=part(step_s, measured_s),
             )
         )
     num_workers, place = len(trace.place), trace.place[trace.worker]
@@ -172,11 +193,12 @@ def analyse(trace: Trace) -> WhatIf:
     )
 
 
-def _part(without_s: Floats, with_s: Floats) -> float:
+def part(without_s: Floats, with_s: Floats) -> float:
+    """Return the part of the time of some steps that is saved."""
     return float(1 - without_s.sum() / with_s.sum())
 
 
-def _step_s(trace: Trace, end_s: Floats) -> Floats:
+def step_times(trace: Trace, end_s: Floats) -> Floats:
     """Return the time of each step: between the ends of the last optimizers."""
     last = trace.phase == "optimizer"
     num = int(trace.step.max(initial=-1)) + 1
@@ -187,7 +209,7 @@ def _step_s(trace: Trace, end_s: Floats) -> Floats:
     return np.diff(ends, prepend=0.0)
 
 
-class _Replay:
+class Replay:
     """Runs the graph of a trace with other times."""
 
     def __init__(self, trace: Trace) -> None:
@@ -227,14 +249,14 @@ class _Replay:
         for number in self._order:
             begin_s = max([end_s[each] for each in self._before[number]], default=0.0)
             end_s[number] = begin_s + needed[number]
-        return _step_s(self._trace, np.array(end_s))
+        return step_times(self._trace, np.array(end_s))
 
 
 class _Effects:
     """What makes the operations of a trace longer than usual, as factors."""
 
-    def __init__(self, trace: Trace, needed_s: Floats) -> None:
-        self.trace, self.needed_s = trace, needed_s
+    def __init__(self, trace: Trace, needed_s: Floats, usual: Usual) -> None:
+        self.trace, self.needed_s, self.usual = trace, needed_s, usual
         self.passes = np.isin(trace.phase, _PASSES)
         self.last_stage = int(trace.stage[self.passes].max(initial=0))
         self.has_stages = self.last_stage > 0
@@ -248,7 +270,7 @@ class _Effects:
     def _base_s(self, phase: str) -> float:
         """Return the usual time of a phase: the median of a usual worker."""
         medians = self._by_worker_s((self.trace.phase == phase) & ~self.is_last)
-        return max(_lower_median([*medians.values()]), 1e-9) if medians else 1.0
+        return max(lower_median([*medians.values()]), 1e-9) if medians else 1.0
 
     def _by_worker_s(self, chosen: NDArray[np.bool_]) -> dict[int, float]:
         """Return the median time of chosen operations of each worker."""
@@ -264,7 +286,7 @@ class _Effects:
         medians = self._by_worker_s(self.is_last & (self.trace.phase == phase))
         if not medians:
             return 1.0
-        return _lower_median([*medians.values()]) / self.base_s[phase]
+        return lower_median([*medians.values()]) / self.base_s[phase]
 
     def staged_s(self) -> Floats:
         """Return the usual time of each pass, with that of the last stage, [N]."""
@@ -285,7 +307,7 @@ class _Effects:
         # What all stages of a replica share comes from its microbatches.
         for members in _split(self.trace.replica):
             if len(members) > 1:
-                factors[members] /= _lower_median(factors[members].tolist())
+                factors[members] /= lower_median(factors[members].tolist())
         return factors
 
     def _length(self) -> Floats:
@@ -308,7 +330,7 @@ class _Effects:
         for phase in np.unique(trace.phase).tolist():
             others = (trace.phase == phase) & ~self.is_last
             last = (trace.phase == phase) & self.is_last
-            factor = min(self.last.get(phase, 1.0), USUAL_LAST)
+            factor = min(self.last.get(phase, 1.0), self.usual.last)
             for step in np.unique(trace.step[others]).tolist():
                 here = trace.step == step
                 median_s = float(np.median(self.needed_s[others & here]))
@@ -317,7 +339,7 @@ class _Effects:
         return usual_s
 
 
-def _lower_median(values: Sequence[float]) -> float:
+def lower_median(values: Sequence[float]) -> float:
     """Return the lower of the two in the middle: of two workers the fast one."""
     return sorted(values)[(len(values) - 1) // 2]
 
@@ -335,10 +357,10 @@ def _split(group: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
 
 
 def _without(
-    trace: Trace, needed_s: Floats
+    effects: _Effects,
 ) -> Iterator[tuple[CauseName, tuple[int, ...], Floats]]:
     """Yield each cause, its workers, and the needed times without it."""
-    effects = _Effects(trace, needed_s)
+    trace, needed_s = effects.trace, effects.needed_s
     worker = int(np.argmax(effects.of_worker))
     factor = max(1.0, float(effects.of_worker[worker]))
     slow = effects.passes & (trace.worker == worker)
@@ -347,7 +369,7 @@ def _without(
         too_long = np.ones(len(needed_s))
         for phase in _PASSES:
             chosen = effects.is_last & (trace.phase == phase)
-            too_long[chosen] = max(1.0, effects.last[phase] / USUAL_LAST)
+            too_long[chosen] = max(1.0, effects.last[phase] / effects.usual.last)
         last = np.flatnonzero(trace.place == trace.place.max()).tolist()
         yield "last stage", tuple(last), needed_s / too_long
     yield "uneven sequence lengths", (), needed_s / _unevenness(effects)
@@ -360,7 +382,7 @@ def _unevenness(effects: _Effects) -> Floats:
     trace, passes = effects.trace, effects.passes
     logs = np.log(effects.length[passes])
     deviation = float(logs.std())
-    kept = min(1.0, USUAL_LENGTHS / deviation) if deviation > 0 else 1.0
+    kept = min(1.0, effects.usual.lengths / deviation) if deviation > 0 else 1.0
     factor = np.ones(len(passes))
     even = factor.copy()
     factor[passes] = effects.length[passes]
@@ -399,7 +421,7 @@ def _links(
             median_s = float(np.median(needed_s[sends[members]]))
             found[int(replica[members[0]]), int(low[members[0]])] = median_s
         at = max(found, key=found.__getitem__)
-        ratio = found[at] / max(_lower_median([*found.values()]), 1e-9)
+        ratio = found[at] / max(lower_median([*found.values()]), 1e-9)
         other_s = needed_s.copy()
         if ratio > SLOW_LINK:
             chosen = sends[(replica == at[0]) & (low == at[1])]
@@ -413,7 +435,7 @@ def _links(
         for place in np.unique(places).tolist()
     }
     if len(by_place) > 1:
-        usual_s = _lower_median([*by_place.values()])
+        usual_s = lower_median([*by_place.values()])
         place = max(by_place, key=by_place.__getitem__)
         ratio = by_place[place] / max(usual_s, 1e-9)
         other_s = needed_s.copy()
