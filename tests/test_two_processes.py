@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mjax.observe.beats import read_run as read_beats
 from mjax.observe.clocks import of_generation
 from mjax.observe.spans import read_run
 from mjax.run import ending
@@ -148,6 +149,11 @@ def test_each_process_writes_its_spans_and_their_clocks_agree(tmp_path):
     assert problems == []
     assert [found.header.rank for found in files] == [0, 1]
     assert [found.header.devices for found in files] == [(0, 1), (2, 3)]
+    last, problems = read_beats(tmp_path / "run")
+    assert problems == []
+    assert [last[rank].end for rank in range(2)] == [0, 0]
+    # Who has begun fewer things is behind: at the end nobody is.
+    assert last[0].entered == last[1].entered > 20
     assert len({(found.header.run, found.header.generation) for found in files}) == 1
     assert [found.lines[-1].end for found in files] == [0, 0]
     for found in files:

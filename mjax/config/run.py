@@ -5,6 +5,9 @@ import importlib
 import importlib.util
 import math
 
+_LEAST_BEAT_S = 0.1
+"""Chosen: beats that come faster would cost time of the steps."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalConfig:
@@ -110,9 +113,11 @@ class ObserveConfig:
     """Let devices write when they come to the parts of a step. None: GPUs do."""
     slow_step_factor: float | None = 3.0
     """A step that takes so many times the usual p99 writes its stacks (stacks/)."""
+    beat_s: float | None = 1.0
+    """Seconds between signs of life of each process (beats/); None writes none."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty folder and factors that usual steps reach."""
+        """Refuse an empty folder, a factor of usual steps, beats without a pause."""
         if self.spans_dir == "":
             raise ValueError("--observe.spans-dir is empty; name a folder")
         factor = self.slow_step_factor
@@ -120,4 +125,9 @@ class ObserveConfig:
             raise ValueError(
                 f"--observe.slow-step-factor must be finite and above 1, got {factor}; "
                 "with 1 one step in a hundred would count as slow; None turns it off"
+            )
+        if self.beat_s is not None and not _LEAST_BEAT_S <= self.beat_s < math.inf:
+            raise ValueError(
+                f"--observe.beat-s must be finite and at least {_LEAST_BEAT_S}, got "
+                f"{self.beat_s}; 1 costs nothing that can be seen; None writes no beats"
             )

@@ -1,15 +1,18 @@
 """`python -m mjax.observe stuck`: which ranks hold up a run, and who waits for them.
 
-    python -m mjax.observe stuck --work-dir DIR [--step-s S] [--json] [--out FILE]
+    python -m mjax.observe stuck --work-dir DIR [--step-s S] [--eval-s S] [--save-s S]
+                                 [--json] [--out FILE]
 
 Enters: a work dir. Leaves: ranks, host, phase and step of those to blame, the reason,
 the members of their groups, and their stacks. Exit codes: 0 done, 2 bad input.
 
-What is read of a rank, the best first: its progress word, which `python -m mjax.launch`
-asks for; the last line of its spans; its stacks, from the launcher or from the watchdog
-of slow steps; the state of its process, if that runs on this machine. The order of the
-reasons is that of MegaScale (arXiv 2402.15627, section 5.2: the rank without a log is
-the one that hangs), then that of `mjax.launch.stacks`. Nothing is sent to a process.
+What is read of a rank, the best first: its beats, which say how far it has come and
+where its main thread stands, and whether it lives; its progress word, which `python -m
+mjax.launch` asks for; the last line of its spans; its stacks, from the launcher or from
+the watchdog of slow steps; the state of its process, if that runs on this machine. The
+order of the reasons is that of MegaScale (arXiv 2402.15627, section 5.2: the rank
+without a log is the one that hangs), then that of `mjax.launch.stacks`. Nothing is sent
+to a process.
 """
 
 import argparse
@@ -25,37 +28,17 @@ import numpy as np
 
 from mjax.launch import stacks
 from mjax.launch.config import LimitsConfig
-from mjax.observe import output
-from mjax.observe.spans import FOLDER, Header, SpanFile, paths, read_run
-from mjax.processes import progress
-from mjax.processes.progress import LOCK_ANSWER, Phase, Word
+from mjax.observe import beats, output
+from mjax.observe import seen as seen_
+from mjax.observe.seen import Records, Seen
+from mjax.observe.spans import Header, SpanFile
+from mjax.processes.progress import LOCK_ANSWER, Phase
 
-_SAME_BOOT_S = 2.0
-"""Difference of wall and monotonic clock that is one boot of one machine. Chosen: more
-than what NTP corrects at once, far less than between two boots."""
 _NUM_STEPS = 256
 """Last steps that say what is usual; as many as the launcher takes."""
 _MOST_SHOWN = 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What can be read of one rank."""
-
-    rank: int
-    host: str | None
-    phase: Phase
-    step: int
-    age_s: float
-    """Since it last made progress; infinite if nothing of it can be read."""
-    has_stepped: bool
-    """Its first step has ended."""
-    code: int | None = None
-    """Exit code, if it has ended orderly."""
-    state: str = "?"
-    """Letter of /proc/PID/stat, "gone" if there is no such process, "?" elsewhere."""
-    stack: str = ""
-    devices: tuple[int, ...] = ()
+_LIMITED = {"step": "a step", "eval": "a batch of an evaluation", "save": "a save"}
+"""Phases whose limit is a flag, and what it limits."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,17 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--work-dir", type=Path, required=True, help="of the run")
-    add("--step-s", type=float, default=30.0, help="a step may take so many seconds")
+    for name, what in _LIMITED.items():
+        add(f"--{name}-s", type=float, help=f"seconds that {what} may take")
     add("--json", action="store_true", help="print one JSON object")
     add("--out", type=Path, help="write the JSON object there too")
     args = parser.parse_args(argv)
     try:
-        if not 0 < args.step_s < math.inf:
-            raise ValueError(
-                f"--step-s must be finite and above 0, got {args.step_s:g}; name the "
-                "seconds that a step may take"
-            )
-        found = report(args.work_dir, args.step_s)
+        given = {name: getattr(args, f"{name}_s") for name in _LIMITED}
+        limits_s = {name: limit for name, limit in given.items() if limit is not None}
+        found = report(args.work_dir, limits_s=limits_s)
         answer = json.dumps(found.to_json())
         if args.out is not None:
             output.write(args.out, answer + "\n")
@@ -117,149 +98,91 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def report(work_dir: Path, step_s: float = 30.0) -> Report:
+def report(
+    work_dir: Path,
+    spans: Sequence[SpanFile] | None = None,
+    limits_s: Mapping[str, float] | None = None,
+) -> Report:
     """Say who holds up the newest start of a run.
+
+    If someone seems to, this takes some seconds: it waits for the next beats.
 
     Args:
       work_dir: of the run.
-      step_s: that a step may take, at least.
+      spans: their files, if they have been read: the newest lines of each rank, and
+        256 steps of the lowest one.
+      limits_s: how long `step`, `eval` and `save` may take; what is absent may take
+        what the launcher allows.
     Raises:
-      ValueError: nothing of a run is there.
+      ValueError: nothing of a run is there, or a limit is no time.
     """
-    files, words, folder, problems = _read(work_dir)
-    num = _num_ranks(files, words)
-    limits = LimitsConfig(step_s=step_s)
-    now_ns = time.time_ns()
-    seen = {
-        rank: _see(rank, files.get(rank), words.get(rank), bool(words), now_ns)
-        for rank in range(num)
-    }
-    traces, mute = _stacks(work_dir, folder, files, seen)
+    limits_s = limits_s or {}
+    for name, limit_s in limits_s.items():
+        if not 0 < limit_s < math.inf:
+            raise ValueError(
+                f"--{name}-s must be finite and above 0, got {limit_s:g}; name the "
+                f"seconds that {_LIMITED[name]} may take"
+            )
+    records = seen_.read(work_dir, spans)
+    usual_s = 0.0 if "step" in limits_s else _p99_s(records.spans)
+    limits = LimitsConfig(**{f"{name}_s": limit for name, limit in limits_s.items()})
+    seen = seen_.see(records)
+    if records.beats and _late(seen, limits, usual_s) and not _is_over(seen):
+        records = seen_.look_again(work_dir, records)
+        seen = seen_.see(records)
+    traces, mute = _stacks(work_dir, records, seen)
     seen = {
         rank: dataclasses.replace(one, stack=traces.get(rank, ""))
         for rank, one in seen.items()
     }
-    usual_s = _p99_s(files)
-    late = [one for one in seen.values() if one.age_s > _limit_s(one, limits, usual_s)]
-    is_over = all(one.code is not None or one.state == "gone" for one in seen.values())
-    ranks, reason = (), "all ranks go on"
-    if is_over:
+    late = _late(seen, limits, usual_s)
+    is_stuck, ranks, reason = False, (), "all ranks go on"
+    if _is_over(seen):
         is_killed = any(one.code is None for one in seen.values())
         told = "ended, or are gone without a last line" if is_killed else "ended"
         reason = f"all ranks have {told}"
-    if late and not is_over:
-        ranks, reason = _blame(seen, traces, mute)
+    elif late:
+        is_stuck, (ranks, reason) = True, _blame(seen, traces, mute)
+        if ranks and all(seen[r].code is None and r not in late for r in ranks):
+            # It takes as long as it may, though others cannot go on meanwhile.
+            is_stuck, reason, ranks = False, _patience(seen, ranks), ()
     return Report(
-        is_stuck=bool(late) and not is_over,
+        is_stuck=is_stuck,
         ranks=tuple(ranks),
         reason=reason,
         seen=seen,
-        groups=_groups(files, ranks),
-        problems=tuple(problems),
+        groups=_groups(records.headers, ranks),
+        problems=records.problems,
     )
 
 
-def _read(
-    work_dir: Path,
-) -> tuple[dict[int, SpanFile], dict[int, Word], Path | None, list[str]]:
-    """Return spans, words and launch folder of the newest start."""
-    if not work_dir.is_dir():
-        raise ValueError(f"--work-dir must be a folder of a run, got {work_dir}")
-    files: list[SpanFile] = []
-    problems: list[str] = []
-    if paths(work_dir / FOLDER):
-        files, problems = read_run(work_dir)
-    newest = max((found.header.generation for found in files), default=-1)
-    last = {f.header.rank: f for f in files if f.header.generation == newest}
-    folder = max((work_dir / "launch").glob("generation-*"), default=None)
-    if folder is not None and last and any(f.header.launch for f in last.values()):
-        number = int(folder.name.rpartition("-")[2])
-        of_last = {f.header.launch.generation for f in last.values() if f.header.launch}
-        if number not in of_last:  # a newer start, which has not begun its spans
-            last = {}
-    words = {}
-    for path in sorted(folder.glob("progress-*")) if folder else ():
-        rank = path.name.removeprefix("progress-")
-        if not rank.isdigit():
-            continue
-        try:
-            word = progress.read(path)
-        except ValueError as error:
-            problems.append(str(error))
-            continue
-        if word is not None:
-            words[int(rank)] = word
-    if not last and not words:
-        raise ValueError(
-            f"{work_dir} has no spans and no progress words; name the work dir of a "
-            "run with --work-dir, one that was not started with --observe.no-spans"
-        )
-    return last, words, folder, problems
+def _late(
+    seen: Mapping[int, Seen], limits: LimitsConfig, usual_s: float
+) -> tuple[int, ...]:
+    """Return the ranks that should have made progress by now.
 
-
-def _num_ranks(files: Mapping[int, SpanFile], words: Mapping[int, Word]) -> int:
-    """Return how many ranks there should be."""
-    num = max([*files, *words]) + 1
-    for found in files.values():
-        devices = math.prod(found.header.mesh.values())
-        num = max(num, devices // max(1, len(found.header.devices)))
-    return num
-
-
-def _see(
-    rank: int,
-    found: SpanFile | None,
-    word: Word | None,
-    have_words: bool,
-    now_ns: int,
-) -> Seen:
-    """Return what can be read of a rank."""
-    header = found.header if found else None
-    host = header.host if header else None
-    code = found.lines[-1].end if found and found.lines else None
-    if word is not None:
-        said_ns = _wall_ns(header, word.monotonic_ns, now_ns)
-        phase, step, first = word.phase, word.step, word.first_step_ns > 0
-    elif found is not None and not have_words:
-        steps = [line.step for line in found.lines]
-        ends_ns = [span.end_ns for line in found.lines for span in line.spans]
-        last_ns = max(ends_ns, default=found.header.monotonic_ns)
-        said_ns = _wall_ns(header, last_ns, now_ns)
-        # The line of a step is written after it, so the next one is under way.
-        phase, step, first = Phase.STEP, max([*steps, 0]) + 1, max([*steps, 0]) > 0
-    else:
-        said_ns, phase, step, first = None, Phase.IMPORT, 0, False
-    return Seen(
-        rank=rank,
-        host=host,
-        phase=Phase.EXIT if code is not None else phase,
-        step=step,
-        age_s=math.inf if said_ns is None else max(0.0, (now_ns - said_ns) / 1e9),
-        has_stepped=first,
-        code=code,
-        state=_state(header, now_ns) if header else "?",
-        devices=header.devices if header else (),
+    Ranks write their first records one after the other: one without any is late only
+    if others are, or have ended.
+    """
+    late = tuple(
+        rank for rank, one in seen.items() if one.age_s > _limit_s(one, limits, usual_s)
     )
+    waits = any(math.isfinite(seen[rank].age_s) for rank in late)
+    return late if waits or any(one.code is not None for one in seen.values()) else ()
 
 
-def _wall_ns(header: Header | None, monotonic_ns: int, now_ns: int) -> int:
-    """Return a time of a host's monotonic clock by the wall clock."""
-    if header is None:  # not begun its spans: taken for a process of this machine
-        return now_ns - (time.monotonic_ns() - monotonic_ns)
-    return header.wall_ns + monotonic_ns - header.monotonic_ns
+def _is_over(seen: Mapping[int, Seen]) -> bool:
+    return all(one.code is not None or one.state == "gone" for one in seen.values())
 
 
-def _state(header: Header, now_ns: int) -> str:
-    """Return the state of the process, if it runs on this machine."""
-    own_ns = now_ns - time.monotonic_ns()
-    if abs(own_ns - (header.wall_ns - header.monotonic_ns)) > _SAME_BOOT_S * 1e9:
-        return "?"
-    try:
-        text = Path(f"/proc/{header.pid}/stat").read_text()
-    except OSError:
-        return "gone" if Path("/proc/self/stat").exists() else "?"
-    state = text.rpartition(")")[2].split()[0]
-    return "gone" if state in "ZX" else state
+def _patience(seen: Mapping[int, Seen], ranks: Sequence[int]) -> str:
+    """Say for whom the others wait, though it is not late."""
+    first = seen[ranks[0]]
+    named = ", ".join(map(str, ranks[:_MOST_SHOWN]))
+    return (
+        f"the others wait for rank {named}, in {first.phase.name.lower()} for "
+        f"{first.age_s:.1f} s, which is not too long"
+    )
 
 
 def _limit_s(one: Seen, limits: LimitsConfig, usual_s: float) -> float:
@@ -286,22 +209,25 @@ def _p99_s(files: Mapping[int, SpanFile]) -> float:
 
 
 def _stacks(
-    work_dir: Path,
-    folder: Path | None,
-    files: Mapping[int, SpanFile],
-    seen: Mapping[int, Seen],
+    work_dir: Path, records: Records, seen: Mapping[int, Seen]
 ) -> tuple[dict[int, str], list[int]]:
     """Return the newest stacks of each rank, and ranks whose lock is held."""
     shown: dict[int, str] = {}
+    folder = records.launch
     for rank in seen if folder else ():
         text = _fresh(folder / f"stacks-{rank}.txt", seen[rank]) if folder else ""
         if text:
             shown[rank] = text
     if shown:
         return shown, [rank for rank, text in shown.items() if LOCK_ANSWER not in text]
-    for rank, found in files.items():
-        path = work_dir / "stacks" / f"{found.path.stem}.txt"
-        if text := _fresh(path, seen[rank]):
+    for rank, header in records.headers.items():
+        beat = records.beats.get(rank)
+        # The watchdog needs no interpreter lock, a beat does.
+        path = work_dir / "stacks" / f"{beats.stem(header)}.txt"
+        text = _fresh(path, seen[rank])
+        if beat is not None and beat.stack and (seen[rank].is_beating or not text):
+            text = beat.stack
+        if text:
             shown[rank] = text
     return shown, []
 
@@ -323,6 +249,9 @@ def _blame(
     """Return the ranks that the others wait for, and why."""
     alive = {rank: one for rank, one in seen.items() if one.code is None}
     failed = [rank for rank, one in seen.items() if one.code]
+    silent = [rank for rank, one in alive.items() if one.is_beating is False]
+    if silent and len(silent) == len(alive):  # nobody waits for those that have ended
+        return (), "no rank shows a sign of life: all have ended, or are killed or lost"
     for ranks, reason in (
         (failed, "ended while the others wait"),
         ([r for r, one in alive.items() if one.state == "gone"], "its process is gone"),
@@ -334,30 +263,43 @@ def _blame(
     ):
         if ranks and len(ranks) < len(seen):
             return ranks, reason
-    places = {r: stacks.Place(step=s.step, phase=s.phase) for r, s in alive.items()}
+    stopped = [rank for rank, one in alive.items() if one.state in "Tt"]
+    if silent and not stopped:
+        return silent, (
+            "it shows no sign of life: its interpreter lock is held, or it is stopped "
+            "or lost"
+        )
+    places = {rank: _place(one) for rank, one in alive.items()}
+    if any(one.entered is None for one in alive.values()):
+        places = {r: stacks.Place(step=s.step, phase=s.phase) for r, s in alive.items()}
     found = {rank: stacks.frames(traces[rank]) for rank in alive if rank in traces}
     # Watchdogs write at times of their own: without the stacks of all, whose are
     # missing says nothing.
     usable = found if len(found) == len(alive) else {}
-    stopped = [rank for rank, one in alive.items() if one.state in "Tt"]
     verdict = stacks.judge(places, usable, stopped, [r for r in mute if r in usable])
     return verdict.ranks, verdict.reason
 
 
+def _place(one: Seen) -> stacks.Place:
+    """Return how far a rank with beats has come, in the order of the launcher."""
+    entered, microstep = one.entered or (0, 0)
+    return stacks.Place(step=entered, phase=microstep)
+
+
 def _groups(
-    files: Mapping[int, SpanFile], ranks: Sequence[int]
+    headers: Mapping[int, Header], ranks: Sequence[int]
 ) -> dict[str, list[int]]:
     """Return by axis the other ranks in groups of those to blame."""
-    if not files:
+    if not headers:
         return {}
-    header = next(iter(files.values())).header
+    header = next(iter(headers.values()))
     names = list(header.mesh)
-    rank_of = {d: rank for rank, f in files.items() for d in f.header.devices}
+    rank_of = {d: rank for rank, h in headers.items() for d in h.devices}
     shape = tuple(header.mesh.values())
     per_rank = len(header.devices)
     groups: dict[str, set[int]] = {}
     for rank in ranks:
-        own = files[rank].header.devices if rank in files else ()
+        own = headers[rank].devices if rank in headers else ()
         # A rank without spans has the devices that its number says.
         for device in own or range(rank * per_rank, (rank + 1) * per_rank):
             at = list(np.unravel_index(device, shape))
@@ -375,6 +317,8 @@ def _row(one: Seen) -> dict[str, Any]:
         "host": one.host,
         "phase": one.phase.name.lower(),
         "step": one.step,
+        "doing": one.doing,
+        "is_beating": one.is_beating,
         "age_s": None if math.isinf(one.age_s) else round(one.age_s, 3),
         "state": one.state,
         "code": one.code,
@@ -397,10 +341,11 @@ def _text(found: Report) -> str:
         return "\n".join(lines)
     for rank in found.ranks[:_MOST_SHOWN]:
         one = found.seen[rank]
+        doing = f" ({one.doing})" if one.doing else ""
         age = "nothing" if math.isinf(one.age_s) else f"{one.age_s:.1f} s ago"
         lines.append(
             f"rank {rank} on {one.host or 'an unknown host'} in "
-            f"{one.phase.name.lower()}, step {one.step}: {found.reason}; last "
+            f"{one.phase.name.lower()}, step {one.step}{doing}: {found.reason}; last "
             f"progress: {age}"
         )
     more = len(found.ranks) - _MOST_SHOWN

@@ -25,7 +25,7 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +98,19 @@ class Writer:
         """Make or take over the file.
 
         Args:
-          path: of the file, made if absent; None writes nothing.
+          path: of the file, made if absent; None keeps the word in this process.
           generation: of the run.
         Raises:
           OSError: the file cannot be made or mapped.
         """
         self.generation = generation
         self._path = path
-        self._map: mmap.mmap | None = None
-        self._sequence = 0
         if path is None:
-            return
-        with path.open("a+b") as file:
-            file.truncate(_FORMAT.size)
-            self._map = mmap.mmap(file.fileno(), _FORMAT.size)
+            self._map = mmap.mmap(-1, _FORMAT.size)
+        else:
+            with path.open("a+b") as file:
+                file.truncate(_FORMAT.size)
+                self._map = mmap.mmap(file.fileno(), _FORMAT.size)
         self._words = memoryview(self._map).cast("q")
         self._words[_SEQUENCE] = 1
         for index in range(_GENERATION, len(self._words)):
@@ -132,8 +131,6 @@ class Writer:
           step: steps dispatched; None leaves what was said before.
           microstep: a count within the phase.
         """
-        if self._map is None:
-            return
         words = self._begin()
         self._count_time(words)
         words[_PHASE] = phase
@@ -146,20 +143,20 @@ class Writer:
 
     def ended_first_step(self) -> None:
         """Say that devices have ended the first step; others may be dispatched."""
-        if self._map is None:
-            return
         words = self._begin()
         words[_FIRST_STEP] = self._count_time(words)
         self._end()
 
     def saved(self, step: int) -> None:
         """Say that a step is in the store: it was saved, or restored."""
-        if self._map is None:
-            return
         words = self._begin()
         self._count_time(words)
         words[_SAVED] = step
         self._end()
+
+    def word(self) -> Word | None:
+        """Return the word as a reader would see it now; any thread may call it."""
+        return _read(lambda: bytes(self._map), "the word of this process")
 
     def diverged(self, step: int, ways: Mapping[int, Sequence[str]]) -> None:
         """Say in a file beside the word that the run cannot go on, but back.
@@ -303,20 +300,24 @@ def read(path: Path) -> Word | None:
     Raises:
       ValueError: the file is no progress word.
     """
+    try:
+        return _read(path.read_bytes, str(path))
+    except FileNotFoundError:
+        return None
+
+
+def _read(look: Callable[[], bytes], where: str) -> Word | None:
     for _ in range(_TRIES):
-        try:
-            before, after = path.read_bytes(), path.read_bytes()
-        except FileNotFoundError:
-            return None
+        before, after = look(), look()
         if not any(before):
             return None
         if len(before) != _FORMAT.size:
-            raise ValueError(f"{path} holds {len(before)} bytes, not {_FORMAT.size}")
+            raise ValueError(f"{where} holds {len(before)} bytes, not {_FORMAT.size}")
         words = _FORMAT.unpack(before)
         if words[_SEQUENCE] % 2 or before != after:
             continue
         if words[0] != _MAGIC:
-            raise ValueError(f"{path} is no progress word of this version of mjax")
+            raise ValueError(f"{where} is no progress word of this version of mjax")
         return Word(
             generation=words[_GENERATION],
             phase=Phase(words[_PHASE]),

@@ -56,6 +56,17 @@ class Spans:
         self._num_barriers = 0
         self._open: tuple[str, Kind, int, int] | None = None
         self._pending: dict[int, list[Span]] = {}
+        self._num_entered = 0
+
+    @property
+    def doing(self) -> tuple[int, str, int]:
+        """How often something has begun, what did last, and when in ns.
+
+        All processes of a run begin the same things in the same order, so the numbers
+        say who is behind. Any thread may ask.
+        """
+        name, _, _, start_ns = self._open or ("", "host", -1, 0)
+        return self._num_entered, name, start_ns
 
     def enter(self, name: str, kind: Kind, step: int) -> int:
         """Say what the host does from now on, and return this time in ns.
@@ -70,6 +81,7 @@ class Spans:
         now_ns = time.monotonic_ns()
         self._close(now_ns)
         self._open = name, kind, step, now_ns
+        self._num_entered += 1
         return now_ns
 
     def add(
@@ -107,7 +119,9 @@ class Spans:
           meet: returns after all processes have called it.
         """
         start_ns = time.monotonic_ns()
+        self._num_entered += 1
         meet()
+        self._num_entered += 1
         span = Span("barrier", "idle", "barrier", start_ns, time.monotonic_ns())
         self._append(spans=(span,), barrier=self._num_barriers)
         self._num_barriers += 1

@@ -1,7 +1,8 @@
 """What a process shows of itself while it runs, to whoever watches the run.
 
 Enters: what begins now. Leaves: its progress word, which says where it is, also if it
-hangs; its spans, which say where its time went; the stacks of steps that take too long.
+hangs; its spans, which say where its time went; the stacks of steps that take too long;
+its beats, which say that it lives.
 """
 
 import dataclasses
@@ -17,11 +18,13 @@ from jax.sharding import Mesh
 
 import mjax
 from mjax.config.run import ObserveConfig, ProfileConfig
+from mjax.observe.beats import stem
 from mjax.observe.spans import FOLDER, Header, Kind, Launch
 from mjax.observe.stamps import DeviceClock
 from mjax.observe.windows.record import Due, Origin, Recorder
 from mjax.processes.agreement import Agreement
 from mjax.processes.progress import LAUNCH_VARIABLE, Phase, Writer
+from mjax.run.beats import Beats
 from mjax.run.metrics import say
 from mjax.run.record import Start
 from mjax.run.slow_steps import SlowSteps
@@ -43,6 +46,8 @@ class Watch:
     marks: Writer = dataclasses.field(default_factory=lambda: Writer(None))
     spans: Spans = dataclasses.field(default_factory=Spans)
     slow_steps: SlowSteps = dataclasses.field(default_factory=SlowSteps)
+    beats: Beats | None = None
+    """Shows that the process lives; None: it shows nothing."""
     windows: Recorder | None = None
     """Records steps with the profiler; None: none are to be recorded."""
     meet: Callable[[], object] = lambda: None
@@ -83,15 +88,18 @@ class Watch:
           agreement: of all processes.
         """
         header = _header(start, mesh, self.marks.generation)
-        stacks = f"{header.host}-{header.rank}-{header.generation}.txt"
         if config.slow_step_factor is not None:
-            path = work_dir / "stacks" / stacks
+            path = work_dir / "stacks" / f"{stem(header)}.txt"
             self.slow_steps = SlowSteps(path, config.slow_step_factor)
+        if config.spans:
+            self.meet = lambda: agreement.merge("", lambda _: "")
+            folder = Path(config.spans_dir) if config.spans_dir else work_dir / FOLDER
+            self.spans = Spans(folder, header, say)
+        if config.beat_s is not None:
+            marks, spans = self.marks, self.spans
+            self.beats = Beats(work_dir, header, marks, spans, config.beat_s, say)
         if not config.spans:
             return
-        self.meet = lambda: agreement.merge("", lambda _: "")
-        folder = Path(config.spans_dir) if config.spans_dir else work_dir / FOLDER
-        self.spans = Spans(folder, header, say)
         ends_ns = [began_ns for _, began_ns in self._started[1:]]
         for (name, began_ns), end_ns in zip(
             self._started, [*ends_ns, time.monotonic_ns()], strict=True
@@ -163,6 +171,8 @@ class Watch:
         """Say how the process ends."""
         self.slow_steps.close()
         self.spans.close(exit_code)
+        if self.beats is not None:
+            self.beats.close(exit_code)
 
 
 def _header(start: Start, mesh: Mesh, generation: int) -> Header:

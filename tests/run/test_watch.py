@@ -20,7 +20,7 @@ def open_watch(tmp_path, **flags) -> Watch:
 
 
 def test_without_spans_slow_steps_are_watched_and_nobody_meets(tmp_path):
-    watch = open_watch(tmp_path, spans=False)
+    watch = open_watch(tmp_path, spans=False, beat_s=None)
     assert watch.slow_steps._path is not None
     assert watch.slow_steps._path.parent == tmp_path / "stacks"
     assert watch.meet() is None
@@ -29,7 +29,7 @@ def test_without_spans_slow_steps_are_watched_and_nobody_meets(tmp_path):
 
 
 def test_spans_are_written_without_a_watch_over_slow_steps(tmp_path):
-    watch = open_watch(tmp_path, slow_step_factor=None)
+    watch = open_watch(tmp_path, slow_step_factor=None, beat_s=None)
     assert watch.slow_steps._path is None
     watch.close(0)
     assert len([*(tmp_path / "spans").iterdir()]) == 1

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mjax.observe import beats
+from mjax.observe.beats import Beat
 from mjax.observe.spans import FOLDER, Header, Launch, Line, Span, encode, file_name
 from mjax.observe.stuck import main
 from mjax.processes.progress import LOCK_ANSWER, Phase, Writer
@@ -83,6 +85,61 @@ def write_words(
     return folder
 
 
+def write_beats(
+    work_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    entered: tuple[int, ...] = (40, 40, 40, 40),
+    silent: tuple[int, ...] = (),
+    clock_s: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0),
+    stands_s: tuple[float, ...] = (600.0, 600.0, 600.0, 600.0),
+    **fields: tuple[object, ...],
+) -> None:
+    """Write the beats of ranks of another machine, and let all but some go on."""
+    before = {}
+    for rank in range(NUM):
+        wall_ns = time.time_ns() + int(clock_s[rank] * 1e9)
+        header = Header(
+            run="r",
+            host=f"host-{rank // 2}",
+            rank=rank,
+            generation=1,
+            pid=2**22 + 1,
+            wall_ns=wall_ns,
+            monotonic_ns=0,
+            devices=(rank,),
+            mesh={"pp": 1, "dp_replicate": 1, "dp_shard": 2, "tp": 2},
+        )
+        own = {name: values[rank] for name, values in fields.items()}
+        before[rank] = Beat(
+            n=3,
+            whose=header,
+            every_s=1.0,
+            wall_ns=wall_ns,
+            monotonic_ns=0,
+            since_ns=-int(stands_s[rank] * 1e9),
+            entered=entered[rank],
+            again=3,
+            **{  # pyright: ignore[reportArgumentType]
+                "phase": int(Phase.STEP),
+                "step": 7,
+                "microstep": 0,
+                "has_stepped": True,
+                "doing": "device",
+            }
+            | own,
+        )
+        path = work_dir / beats.FOLDER / beats.file_name(header)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(beats.encode(before[rank]))
+    again = {rank: beat for rank, beat in before.items() if rank not in silent}
+    monkeypatch.setattr(
+        beats,
+        "still_beating",
+        lambda _, known: {rank: again[rank] for rank in known if rank in again},
+    )
+
+
 def ask(work_dir: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> dict:
     assert main(["--work-dir", str(work_dir), "--json", *flags]) == 0
     return json.loads(capsys.readouterr().out)
@@ -104,6 +161,23 @@ def test_the_rank_without_a_record_is_named(tmp_path, capsys, monkeypatch):
     assert found["ranks"] == [3]
     assert found["reason"] == "it has no record"
     assert found["groups"] == {"dp_shard": [1], "tp": [2]}
+
+
+@pytest.mark.parametrize("has_beats", [True, False])
+def test_nobody_is_named_while_ranks_write_their_first_records(
+    tmp_path, capsys, monkeypatch, has_beats
+):
+    write_run(tmp_path, launch=False, age_s=2.0, missing=(2, 3))
+    if has_beats:
+        write_beats(tmp_path, monkeypatch, stands_s=(2.0,) * NUM)
+        for path in (tmp_path / beats.FOLDER).glob("*-[23]-1.json"):
+            path.unlink()
+    found = ask(tmp_path, capsys)
+    assert (found["ranks"], found["is_stuck"]) == ([], False)
+    write_run(tmp_path, launch=False, age_s=60.0, missing=(2, 3))
+    for path in (tmp_path / beats.FOLDER).glob("*"):
+        path.unlink()
+    assert ask(tmp_path, capsys)["ranks"] == [2, 3]
 
 
 def test_the_rank_that_does_not_wait_is_named_with_its_stack(
@@ -208,6 +282,7 @@ def test_people_are_told_rank_host_step_and_who_waits(tmp_path, capsys, monkeypa
         ((), "no spans and no progress words"),
         (("--step-s", "0"), "--step-s must be finite and above 0, got 0"),
         (("--step-s", "nan"), "--step-s must be finite and above 0, got nan"),
+        (("--save-s", "-1"), "--save-s must be finite and above 0, got -1"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(flags, says, tmp_path, capsys):
@@ -220,3 +295,104 @@ def test_bad_input_is_one_line_and_code_2(flags, says, tmp_path, capsys):
 def test_a_work_dir_that_is_none_is_refused(tmp_path, capsys):
     assert main(["--work-dir", str(tmp_path / "no")]) == 2
     assert "--work-dir must be a folder of a run" in capsys.readouterr().err
+
+
+def test_the_silent_rank_is_named_though_all_are_at_one_place(
+    tmp_path, capsys, monkeypatch
+):
+    write_run(tmp_path, launch=False)
+    write_beats(tmp_path, monkeypatch, silent=(2,))
+    found = ask(tmp_path, capsys)
+    assert (found["ranks"], found["host"]) == ([2], "host-1")
+    assert "no sign of life" in found["reason"]
+    assert [one["is_beating"] for one in found["seen"]] == [True, True, False, True]
+
+
+def test_the_rank_that_has_begun_the_fewest_things_is_named_by_beats_alone(
+    tmp_path, capsys, monkeypatch
+):
+    write_beats(tmp_path, monkeypatch, entered=(40, 38, 40, 40))
+    found = ask(tmp_path, capsys)
+    assert (found["ranks"], found["step"]) == ([1], 7)
+    assert found["groups"] == {"dp_shard": [3], "tp": [0]}
+
+
+def test_the_rank_that_is_behind_in_an_evaluation_is_named(
+    tmp_path, capsys, monkeypatch
+):
+    phase = (int(Phase.EVAL),) * NUM
+    write_beats(tmp_path, monkeypatch, phase=phase, microstep=(3, 3, 3, 1))
+    assert ask(tmp_path, capsys, "--eval-s", "9")["ranks"] == [3]
+    assert ask(tmp_path, capsys, "--eval-s", "900")["ranks"] == []
+
+
+def test_the_rank_whose_main_thread_stands_elsewhere_is_named(
+    tmp_path, capsys, monkeypatch
+):
+    waits, sleeps = WAITING.partition("\n")[2], SLEEPING.partition("\n")[2]
+    write_beats(tmp_path, monkeypatch, stack=(waits, waits, sleeps, waits))
+    found = ask(tmp_path, capsys)
+    assert found["ranks"] == [2]
+    assert found["stacks"] == {"2": sleeps}
+
+
+def test_nobody_is_named_when_all_are_silent(tmp_path, capsys, monkeypatch):
+    write_beats(
+        tmp_path, monkeypatch, entered=(40, 38, 40, 40), silent=tuple(range(NUM))
+    )
+    found = ask(tmp_path, capsys)
+    assert (found["ranks"], found["is_stuck"]) == ([], True)
+    assert "no rank shows a sign of life" in found["reason"]
+
+
+def test_nobody_is_named_for_its_exit_code_when_all_others_are_silent(
+    tmp_path, capsys, monkeypatch
+):
+    write_beats(tmp_path, monkeypatch, end=(None, None, 1, 1), silent=(0, 1))
+    found = ask(tmp_path, capsys)
+    assert found["ranks"] == []
+    assert "all have ended, or are killed or lost" in found["reason"]
+    write_beats(tmp_path, monkeypatch, end=(None, None, None, 1), silent=(0, 1))
+    assert ask(tmp_path, capsys)["ranks"] == [3]
+
+
+@pytest.mark.parametrize("hours", [-1.0, 1.0])
+def test_clocks_of_hosts_that_differ_change_nothing(
+    tmp_path, capsys, monkeypatch, hours
+):
+    clock_s = (0.0, 0.0, 3600 * hours, 3600 * hours)
+    write_beats(tmp_path, monkeypatch, clock_s=clock_s, stands_s=(3.0,) * NUM)
+    assert not ask(tmp_path, capsys)["is_stuck"]
+    write_beats(tmp_path, monkeypatch, clock_s=clock_s, silent=(2,))
+    assert ask(tmp_path, capsys)["ranks"] == [2]
+
+
+def test_a_rank_that_may_still_save_is_told_and_not_named(
+    tmp_path, capsys, monkeypatch
+):
+    phase = (int(Phase.SAVE), *(int(Phase.STEP),) * 3)
+    write_beats(tmp_path, monkeypatch, entered=(38, 40, 40, 40), phase=phase)
+    found = ask(tmp_path, capsys)
+    assert (found["ranks"], found["is_stuck"]) == ([], False)
+    assert "the others wait for rank 0, in save for 600.0 s" in found["reason"]
+    found = ask(tmp_path, capsys, "--save-s", "60")
+    assert (found["ranks"], found["phase"]) == ([0], "save")
+
+
+def test_beats_that_some_ranks_lack_are_left_out_and_that_is_said(
+    tmp_path, capsys, monkeypatch
+):
+    write_run(tmp_path, launch=False)
+    write_beats(tmp_path, monkeypatch, silent=(2,))
+    next((tmp_path / beats.FOLDER).glob("*-1-1.json")).unlink()
+    found = ask(tmp_path, capsys)
+    assert found["ranks"] == []
+    assert "those of rank 1 are missing" in found["problems"][0]
+
+
+def test_the_limit_of_a_step_can_be_below_that_of_the_launcher(
+    tmp_path, capsys, monkeypatch
+):
+    write_beats(tmp_path, monkeypatch, entered=(40, 38, 40, 40), stands_s=(9.0,) * NUM)
+    assert ask(tmp_path, capsys)["ranks"] == []
+    assert ask(tmp_path, capsys, "--step-s", "4")["ranks"] == [1]

@@ -1,0 +1,225 @@
+"""What can be read of the ranks of a run from outside, for `mjax.observe.stuck`.
+
+Enters: a work dir. Leaves: of each rank of the newest start where it is, since when it
+stands there, and whether it lives. Nothing is sent to a process, no file is changed.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from mjax.observe import beats as beats_
+from mjax.observe.beats import Beat
+from mjax.observe.spans import FOLDER, Header, SpanFile, paths, read_run
+from mjax.processes import progress
+from mjax.processes.progress import Phase, Word
+
+_SAME_BOOT_S = 2.0
+"""Difference of wall and monotonic clock that is one boot of one machine. Chosen: more
+than what NTP corrects at once, far less than between two boots."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What can be read of one rank."""
+
+    rank: int
+    host: str | None
+    phase: Phase
+    step: int
+    age_s: float
+    """Since it last made progress; infinite if nothing of it can be read."""
+    has_stepped: bool
+    """Its first step has ended."""
+    code: int | None = None
+    """Exit code, if it has ended orderly."""
+    state: str = "?"
+    """Letter of /proc/PID/stat, "gone" if there is no such process, "?" elsewhere."""
+    entered: tuple[int, int] | None = None
+    """How far it has come, to be compared with other ranks; None without beats."""
+    doing: str = ""
+    """Span that is open; "" without beats."""
+    is_beating: bool | None = None
+    """It shows signs of life; None if that is not known."""
+    stack: str = ""
+    devices: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Records:
+    """What the files of the newest start hold, by rank."""
+
+    spans: Mapping[int, SpanFile]
+    words: Mapping[int, Word]
+    beats: Mapping[int, Beat]
+    """Of all ranks with spans, or none."""
+    problems: tuple[str, ...]
+    launch: Path | None = None
+    """Folder of the launcher for this start."""
+    beating: Collection[int] | None = None
+    """Ranks that have beaten again; None: nobody has looked."""
+
+    def header(self, rank: int) -> Header | None:
+        """Return whose records these are, if they say it."""
+        if rank in self.spans:
+            return self.spans[rank].header
+        return self.beats[rank].whose if rank in self.beats else None
+
+    @property
+    def headers(self) -> dict[int, Header]:
+        """By rank."""
+        found = {rank: self.header(rank) for rank in sorted({*self.spans, *self.beats})}
+        return {rank: header for rank, header in found.items() if header is not None}
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there should be."""
+        num = max([*self.spans, *self.words, *self.beats]) + 1
+        for header in self.headers.values():
+            devices = math.prod(header.mesh.values())
+            num = max(num, devices // max(1, len(header.devices)))
+        return num
+
+
+def read(work_dir: Path, spans: Sequence[SpanFile] | None = None) -> Records:
+    """Return the records of the newest start.
+
+    Args:
+      work_dir: of the run.
+      spans: their files, if they have been read: the newest lines of each rank.
+    Raises:
+      ValueError: nothing of a run is there.
+    """
+    if not work_dir.is_dir():
+        raise ValueError(f"--work-dir must be a folder of a run, got {work_dir}")
+    files, problems = list(spans or ()), list[str]()
+    if spans is None and paths(work_dir / FOLDER):
+        files, problems = read_run(work_dir)
+    beats, more = beats_.read_run(work_dir)
+    problems += more
+    of_spans = [found.header for found in files]
+    of_beats = [beat.whose for beat in beats.values()]
+    newest = max((h.generation for h in (*of_spans, *of_beats)), default=-1)
+    last = {f.header.rank: f for f in files if f.header.generation == newest}
+    beats = {r: beat for r, beat in beats.items() if beat.whose.generation == newest}
+    folder = max((work_dir / "launch").glob("generation-*"), default=None)
+    starts = [h.launch for h in (*of_spans, *of_beats) if h.generation == newest]
+    if folder is not None and any(starts):
+        number = int(folder.name.rpartition("-")[2])
+        if number not in {start.generation for start in starts if start}:
+            last, beats = {}, {}  # a newer start, which has not begun its spans
+    missing = sorted(last.keys() - beats.keys())
+    if beats and missing:
+        named = ", ".join(map(str, missing))
+        problems.append(f"beats are left out: those of rank {named} are missing")
+        beats = {}
+    words = _words(folder, problems)
+    if not last and not words and not beats:
+        raise ValueError(
+            f"{work_dir} has no spans and no progress words; name the work dir of a "
+            "run with --work-dir, one that was not started with --observe.no-spans"
+        )
+    return Records(
+        spans=last, words=words, beats=beats, problems=tuple(problems), launch=folder
+    )
+
+
+def _words(folder: Path | None, problems: list[str]) -> dict[int, Word]:
+    """Return the progress words that a launcher has asked for."""
+    words = {}
+    for path in sorted(folder.glob("progress-*")) if folder else ():
+        rank = path.name.removeprefix("progress-")
+        if not rank.isdigit():
+            continue
+        try:
+            word = progress.read(path)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if word is not None:
+            words[int(rank)] = word
+    return words
+
+
+def look_again(work_dir: Path, records: Records) -> Records:
+    """See which processes beat; wait for their next beats."""
+    again = beats_.still_beating(work_dir, records.beats)
+    beats = {**records.beats, **again}
+    return dataclasses.replace(records, beats=beats, beating={*again})
+
+
+def see(records: Records) -> dict[int, Seen]:
+    """Return what the records say of each rank."""
+    now_ns = time.time_ns()
+    seen = {r: _see(r, records, now_ns) for r in range(records.num_ranks)}
+    waiting_s = [one.age_s for one in seen.values() if one.is_beating]
+    for rank, one in seen.items():
+        # Its clock may differ from ours, but who waits for it came later.
+        if one.is_beating is False and waiting_s:
+            age_s = max(one.age_s, min(waiting_s))
+            seen[rank] = dataclasses.replace(one, age_s=age_s)
+    return seen
+
+
+def _see(rank: int, records: Records, now_ns: int) -> Seen:
+    """Return what can be read of a rank."""
+    found, word = records.spans.get(rank), records.words.get(rank)
+    beat, header = records.beats.get(rank), records.header(rank)
+    is_beating = None
+    if beat is not None and records.beating is not None:
+        is_beating = rank in records.beating
+    if word is not None and (beat is None or word.monotonic_ns > beat.since_ns):
+        age_s = _since_s(header, word.monotonic_ns, now_ns)
+        phase, step, first = word.phase, word.step, word.first_step_ns > 0
+    elif beat is not None:
+        age_s = (beat.monotonic_ns - beat.since_ns) / 1e9
+        if not is_beating:
+            age_s += max(0.0, (now_ns - beat.wall_ns) / 1e9)
+        phase, step, first = Phase(beat.phase), beat.step, beat.has_stepped
+    elif found is not None and not records.words:
+        last = max((line.step for line in found.lines), default=0)
+        ends_ns = [span.end_ns for line in found.lines for span in line.spans]
+        last_ns = max(ends_ns, default=found.header.monotonic_ns)
+        age_s = _since_s(header, last_ns, now_ns)
+        # The line of a step is written after it, so the next one is under way.
+        phase, step, first = Phase.STEP, max(last, 0) + 1, last > 0
+    else:
+        age_s, phase, step, first = math.inf, Phase.IMPORT, 0, False
+    code = found.lines[-1].end if found and found.lines else None
+    code = beat.end if code is None and beat is not None else code
+    return Seen(
+        rank=rank,
+        host=header.host if header else None,
+        phase=Phase.EXIT if code is not None else phase,
+        step=step,
+        age_s=max(0.0, age_s),
+        has_stepped=first,
+        code=code,
+        state=process_state(header, now_ns) if header else "?",
+        entered=(beat.entered, beat.microstep) if beat else None,
+        doing=beat.doing if beat else "",
+        is_beating=is_beating,
+        devices=header.devices if header else (),
+    )
+
+
+def _since_s(header: Header | None, monotonic_ns: int, now_ns: int) -> float:
+    """Return the seconds since a time of a host's monotonic clock."""
+    if header is None:  # not begun its spans: taken for a process of this machine
+        return (time.monotonic_ns() - monotonic_ns) / 1e9
+    return (now_ns - header.wall_ns - monotonic_ns + header.monotonic_ns) / 1e9
+
+
+def process_state(header: Header, now_ns: int) -> str:
+    """Return the state of the process, if it runs on this machine."""
+    own_ns = now_ns - time.monotonic_ns()
+    if abs(own_ns - (header.wall_ns - header.monotonic_ns)) > _SAME_BOOT_S * 1e9:
+        return "?"
+    try:
+        text = Path(f"/proc/{header.pid}/stat").read_text()
+    except OSError:
+        return "gone" if Path("/proc/self/stat").exists() else "?"
+    state = text.rpartition(")")[2].split()[0]
+    return "gone" if state in "ZX" else state
