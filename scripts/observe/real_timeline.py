@@ -4,8 +4,8 @@
 
 Trains `--recipe debug`, made larger, on four processes with two simulated devices each:
 two stages, two replicas, tensor parallelism of two. The clocks of the processes are
-shifted, each by its own offset and drift (`scripts/observe/inject`). Then checks, each
-against something that the timeline did not see:
+shifted, each by its own offset and drift (`scripts/observe/shifted_clocks`). Then
+checks, each against something that the timeline did not see:
 
 - idle slots that were counted from operations, against the schedule, slot by slot; with
   the schedule of another run the check must fail, without a pipeline it must count 0;
@@ -109,7 +109,7 @@ def run_shifted(folder: Path) -> None:
         coordinator = f"127.0.0.1:{server.getsockname()[1]}"
     anchor_ns = time.monotonic_ns()
     (folder / "anchor").write_text(str(anchor_ns))
-    inject = REPOSITORY / "scripts" / "observe" / "inject"
+    inject = REPOSITORY / "scripts" / "observe" / "shifted_clocks"
     flags = (*FLAGS, *PIPELINE, *SHIFTED, "--work-dir", str(folder / "pipeline"))
     flags += ("--distributed.coordinator", coordinator)
     flags += ("--distributed.num-processes", str(NUM_PROCESSES))

@@ -1,39 +1,140 @@
-"""Let a process read clocks that are wrong: its folder goes on PYTHONPATH.
+"""Let a rank stop for a while from within: its folder goes on PYTHONPATH.
 
-Python imports this module when it starts. `CLOCK_SHIFT` has three numbers: by how many
-nanoseconds the clocks of this process are ahead, how fast they are in parts in a
-million, and at which time of the true monotonic clock the shift is just that offset.
-Without the variable nothing changes. See `scripts/observe/real_timeline.py`.
+Python imports this module when it starts. In a process of the trainer a thread then
+waits for orders of `scripts.observe.stuck_runs`, files RANK-K.order in the folder
+MJAX_STOPS, and obeys one after the other. Every stop ends when the order says so, and
+the run goes on.
+
+    sleep  the main thread sleeps; the interpreter lock is free
+    lock   a thread sits in a system call with the interpreter lock held
+    skip   the main thread takes part in an agreement to which nobody else comes,
+           instead of what the other ranks do
+    slow   the main thread sleeps for some seconds, as a slow disk would let it
+
+`where` is the span or the batch of an evaluation at which the main thread stops,
+"anywhere" the next bytecode that it runs, "thread" any moment in another thread.
 """
 
+import ctypes
+import json
 import os
+import threading
 import time
-from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-VARIABLE = "CLOCK_SHIFT"
-
-
-def _shift(words: str) -> None:
-    """Replace the clocks of the module `time`."""
-    offset_ns, fast_ppm, anchor_ns = words.split()
-    ahead_ns, fast, since_ns = int(offset_ns), float(fast_ppm) * 1e-6, int(anchor_ns)
-    true_ns = time.monotonic_ns
-
-    def shift_ns() -> int:
-        return ahead_ns + round((true_ns() - since_ns) * fast)
-
-    def in_ns(clock: Callable[[], int]) -> Callable[[], int]:
-        return lambda: clock() + shift_ns()
-
-    def in_s(clock: Callable[[], int]) -> Callable[[], float]:
-        return lambda: (clock() + shift_ns()) / 1e9
-
-    monotonic, wall = time.monotonic_ns, time.time_ns
-    time.monotonic_ns, time.monotonic = in_ns(monotonic), in_s(monotonic)
-    # On Linux both are CLOCK_MONOTONIC, and mjax takes them for one.
-    time.perf_counter_ns, time.perf_counter = time.monotonic_ns, time.monotonic
-    time.time_ns, time.time = in_ns(wall), in_s(wall)
+_FOLDER, _RANK, _WORD = "MJAX_STOPS", "MJAX_STOP_RANK", "MJAX_PROGRESS_FILE"
+_POLL_S = 0.02
+_armed: list[dict[str, Any]] = []
 
 
-if VARIABLE in os.environ:
-    _shift(os.environ[VARIABLE])
+def _rank() -> int | None:
+    """Return the rank of this process; None if it is none of the trainer."""
+    if _RANK in os.environ:
+        return int(os.environ[_RANK])
+    name = os.environ.get(_WORD, "").rpartition("progress-")[2]
+    return int(name) if name.isdigit() else None
+
+
+def _serve(folder: Path, rank: int) -> None:
+    number, is_hooked = 0, False
+    while (folder / f"{rank}-{number}.order").exists():  # of a process before this one
+        number += 1
+    while True:
+        path = folder / f"{rank}-{number}.order"
+        if path.exists():
+            if not is_hooked:
+                _hook()
+                is_hooked = True
+            _obey(json.loads(path.read_text()) | {"rank": rank, "folder": str(folder)})
+            number += 1
+        time.sleep(_POLL_S)
+
+
+def _obey(order: dict[str, Any]) -> None:
+    if order["kind"] == "join":
+        _meet(order)
+        return
+    if order["where"] in ("thread", "anywhere"):
+        time.sleep(order["delay_s"])
+    if order["where"] == "thread":
+        _stop(order)
+        return
+    _armed.append(order)
+    if order["where"] == "anywhere":
+        ctypes.pythonapi.Py_AddPendingCall(_PENDING, None)
+
+
+def _hook() -> None:
+    """Let the main thread pass by here at each span and each batch."""
+    from mjax.processes.progress import Phase, Writer
+    from mjax.run.spans import Spans
+
+    enter, barrier, mark = Spans.enter, Spans.barrier, Writer.mark
+
+    def entered(self: Spans, name: str, kind: Any, step: int) -> int:
+        now_ns = enter(self, name, kind, step)
+        _at(name)
+        return now_ns
+
+    def before(self: Spans, meet: Any) -> None:
+        _at("barrier")
+        barrier(self, meet)
+
+    def marked(
+        self: Writer, phase: Phase, step: int | None = None, microstep: int = 0
+    ) -> None:
+        mark(self, phase, step, microstep)
+        if phase is Phase.EVAL:
+            _at(f"batch {microstep}")
+
+    Spans.enter, Spans.barrier, Writer.mark = entered, before, marked
+
+
+def _at(where: str) -> None:
+    """Stop if the main thread is where an order says."""
+    if _armed and _armed[0]["where"] == where:
+        _stop(_armed.pop())
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def _PENDING(_: object) -> int:
+    _stop(_armed.pop())
+    return 0
+
+
+def _stop(order: dict[str, Any]) -> None:
+    """Do what holds up the others, until it is to end."""
+    stem = Path(order["folder"]) / f"{order['id']}-{order['rank']}"
+    began, ends = stem.with_suffix(".began"), stem.with_suffix(".ends")
+    match order["kind"]:
+        case "sleep":
+            began.touch()
+            while not ends.exists():
+                time.sleep(0.05)
+        case "lock":
+            # Both ends are open, so that reading waits; PyDLL keeps the lock.
+            pipe = os.open(stem.with_suffix(".pipe"), os.O_RDWR)
+            read, buffer = ctypes.PyDLL(None).read, ctypes.create_string_buffer(1)
+            began.touch()
+            while read(pipe, buffer, 1) != 1:
+                pass
+            os.close(pipe)
+        case "skip":
+            began.touch()
+            _meet(order)
+        case "slow":
+            began.touch()
+            time.sleep(order["slow_s"])
+
+
+def _meet(order: dict[str, Any]) -> None:
+    """Take part in an agreement of all ranks that is no part of the run."""
+    from mjax.processes.agreement import Agreement
+
+    Agreement(f"stop {order['id']}").merge("", lambda _: "")
+
+
+if _FOLDER in os.environ and (_number := _rank()) is not None:
+    _stops = Path(os.environ[_FOLDER])
+    threading.Thread(target=_serve, args=(_stops, _number), daemon=True).start()
