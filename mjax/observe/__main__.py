@@ -9,6 +9,7 @@ ingest    own a database, and write what collectors send
 ledger    how much of its time a run has spent on training
 mfu       what the shape of the MFU series says, and what to do
 phases    where the time of recorded steps went: by phase and role, overlapped or not
+serve     a live page of a run for a browser
 stuck     which ranks hold the others up, and who waits for whom
 timeline  some steps of all ranks on one clock, as a trace or a picture
 unused    parameters that never had a gradient
@@ -32,6 +33,7 @@ _COMMANDS = {
     "ledger": "mjax.observe.ledger",
     "mfu": "mjax.observe.mfu",
     "phases": "mjax.observe.phases",
+    "serve": "mjax.observe.serve",
     "stuck": "mjax.observe.stuck",
     "timeline": "mjax.observe.timeline",
     "unused": "mjax.observe.unused",

@@ -98,22 +98,26 @@ class Ledger:
         return self.buckets["productive"] / self.wall_s if self.wall_s > 0 else 0.0
 
 
-def ledger(work_dir: Path) -> Ledger:
+def ledger(work_dir: Path, files: Sequence[spans.SpanFile] | None = None) -> Ledger:
     """Read where the time of a run went.
 
+    Args:
+      work_dir: of the run.
+      files: of the spans of the lowest rank of each start, if they have been read.
     Raises:
       ValueError: neither events nor spans say it.
     """
     output.check_folder(work_dir)
     found, problems = events.read(work_dir)
-    files: list[spans.SpanFile] = []
-    try:
-        files, span_problems = spans.read_run(work_dir)
-        problems += span_problems
-    except ValueError as error:
-        if not found:
-            raise
-        problems.append(f"no check by spans: {error}")
+    if files is None:
+        files = []
+        try:
+            files, span_problems = spans.read_run(work_dir)
+            problems += span_problems
+        except ValueError as error:
+            if not found:
+                raise
+            problems.append(f"no check by spans: {error}")
     why = _why_not_events(found, files)
     if why and not files:
         raise ValueError(

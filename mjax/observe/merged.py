@@ -13,7 +13,7 @@ bound is infinite: the spans are put by the nearest barrier, or else by the wall
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -88,6 +88,7 @@ def merge(
     last: int,
     generation: int | None = None,
     view: View = "dp",
+    ranks: Collection[int] | None = None,
 ) -> Merged:
     """Put some steps of all ranks on one clock.
 
@@ -98,6 +99,8 @@ def merge(
       last: a step, too.
       generation: a start of the run; None is the newest that took one of the steps.
       view: ranks that differ along this axis only are neighbours.
+      ranks: to show; None are all. Of the others only barriers are needed, and those
+        of the lowest rank alone.
     Raises:
       ValueError: no rank has spans of these steps.
     """
@@ -106,8 +109,10 @@ def merge(
     problems: list[str] = []
     lowest = of_start[0].header
     of_rank = _clocks(of_start)
-    ranks, offsets_ns = [], {}
+    shown, offsets_ns = [], {}
     for of in of_start:
+        if ranks is not None and of.header.rank not in ranks:
+            continue
         window = _window(of.lines, first, last)
         if window is None:
             problems.append(f"rank {of.header.rank} has no spans of these steps")
@@ -117,14 +122,14 @@ def merge(
         problems += [problem] * bool(problem)
         offsets_ns[of.header.rank] = offset_ns
         spans = _moved(of.lines, first, last, window, offset_ns)
-        ranks.append(
+        shown.append(
             Rank(header=of.header, error_ns=error_ns, offset_ns=offset_ns, spans=spans)
         )
     problems += _missing(of_start)
     found = Merged(
         run=lowest.run,
         generation=number,
-        ranks=tuple(sorted(ranks, key=lambda rank: _place(rank.header, view))),
+        ranks=tuple(sorted(shown, key=lambda rank: _place(rank.header, view))),
         marks=(),
         problems=tuple(problems),
         steps=(first, last),

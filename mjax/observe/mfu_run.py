@@ -11,6 +11,7 @@ of the rows and from `starts/`.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,18 @@ class _Start:
     marks: tuple[Mark, ...]
 
 
-def read_series(work_dir: Path, plan_path: Path | None = None) -> RunSeries:
+def read_series(
+    work_dir: Path,
+    plan_path: Path | None = None,
+    files: Sequence[spans.SpanFile] | None = None,
+) -> RunSeries:
     """Read a run.
 
     Args:
       work_dir: of the run.
       plan_path: what `python -m mjax.plan --json` printed; None takes plan.json of the
         work dir, if it is there.
+      files: of the spans of the lowest rank of each start, if they have been read.
     Raises:
       ValueError: there are no rows, or a file cannot be read.
     """
@@ -81,7 +87,7 @@ def read_series(work_dir: Path, plan_path: Path | None = None) -> RunSeries:
     step_s = _column(rows, "step_s")
     rate = _column(rows, "mfu")
     has_mfu = bool(np.isfinite(rate).any())
-    starts = _read_starts(work_dir, problems)
+    starts = _read_starts(work_dir, files, problems)
     steps = [row["step"] for row in rows]
     if any(step in start.steps for start in starts for step in steps):
         end_s, marks = _lay_spans(steps, step_s, starts, problems)
@@ -149,13 +155,15 @@ def _read_rows(path: Path, problems: list[str]) -> Rows:
     return [found[step] for step in sorted(found)]
 
 
-def _read_starts(work_dir: Path, problems: list[str]) -> list[_Start]:
+def _read_starts(
+    work_dir: Path, files: Sequence[spans.SpanFile] | None, problems: list[str]
+) -> list[_Start]:
     """Read the spans of the first rank of each start, oldest first."""
-    folder = work_dir / spans.FOLDER
-    if not spans.paths(folder):
-        return []
-    files, found = spans.read_run(work_dir)
-    problems += found
+    if files is None:
+        files = []
+        if spans.paths(work_dir / spans.FOLDER):
+            files, found = spans.read_run(work_dir)
+            problems += found
     first = {file.header.generation: file for file in reversed(files)}
     return [_read_start(first[generation]) for generation in sorted(first)]
 

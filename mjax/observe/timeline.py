@@ -13,7 +13,6 @@ names of colours: catapult-project/catapult, tracing/tracing/base/color_scheme.h
 """
 
 import argparse
-import collections
 import dataclasses
 import json
 import math
@@ -32,7 +31,6 @@ from mjax.observe import (
 )
 from mjax.observe.merged import Merged
 from mjax.observe.places import View
-from mjax.observe.schedule import DIRECTIONS
 from mjax.observe.slots import PIPELINE, Bar, Slots, find
 from mjax.observe.spans import Span
 
@@ -50,7 +48,6 @@ _COLOURS: dict[spans.Kind, str] = {
     "idle": "grey",
 }
 """Of catapult; Perfetto takes its own."""
-_TRANSFERS = "transfers"
 _STEPS = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
 
 
@@ -117,21 +114,11 @@ def _lowest(found: Merged) -> int:
 
 def _threads(found: Merged, view: View, slots: Slots) -> dict[tuple[int, str], int]:
     """Number the streams of each rank, slots and transfers below their device."""
-    more = collections.defaultdict(set)
-    for bar in slots.bars:
-        more[bar.rank, f"device:{bar.device}"].add(bar.slot.direction)
-    for sent in slots.transfers:
-        more[sent.rank, f"device:{sent.device}"].add(_TRANSFERS)
-    found_threads = {}
-    for rank in found.ranks:
-        number, names = rank.header.rank, []
-        for stream in timeline_rows.streams(rank, view):
-            own = more[number, stream]
-            below = [name for name in (*DIRECTIONS, _TRANSFERS) if name in own]
-            names += [stream, *(f"{stream} {name}" for name in below)]
-        for at, name in enumerate(names, start=1):
-            found_threads[number, name] = at
-    return found_threads
+    return {
+        (number, name): at
+        for number, names in timeline_rows.lanes(found.ranks, view, slots).items()
+        for at, name in enumerate(names, start=1)
+    }
 
 
 def _names(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
@@ -190,7 +177,7 @@ def _slots(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
     for sent in slots.transfers:
         name = f"{sent.role} {sent.direction}"
         span = Span(name, sent.role, "", sent.start_ns, sent.end_ns)
-        where = threads[sent.rank, f"device:{sent.device} {_TRANSFERS}"]
+        where = threads[sent.rank, f"device:{sent.device} {timeline_rows.TRANSFERS}"]
         args = {"step": sent.step, "tick": sent.tick}
         yield _bar(sent.rank, where, span, zero_ns) | {"args": args}
     for number, arrow in enumerate(timeline_rows.arrows(slots, found.ranks), start=1):

@@ -4,14 +4,18 @@ Enters: merged steps and the slots of a pipeline. Leaves: the streams of each ra
 order, names for people, and which slots pass something to another stage.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
 
 from mjax.observe.merged import Rank
 from mjax.observe.places import View, coordinates, device_of, device_place
-from mjax.observe.schedule import Slot
+from mjax.observe.schedule import DIRECTIONS, Slot
 from mjax.observe.slots import PIPELINE, Bar, Slots
+
+TRANSFERS = "transfers"
+"""Below a device, beside the directions of its slots."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,31 @@ def streams(rank: Rank, view: View) -> list[str]:
         return (2, device_place(device, rank.header.mesh, view), name)
 
     return sorted(names, key=key)
+
+
+def lanes(ranks: Sequence[Rank], view: View, slots: Slots) -> dict[int, list[str]]:
+    """Return the rows of each rank: its streams; below a device, its slots.
+
+    Args:
+      ranks: with their spans.
+      view: order of devices.
+      slots: of a pipeline. Those of device 3 are in `device:3 forward`, `device:3
+        backward` and `device:3 transfers`, if there are any.
+    """
+    more: dict[tuple[int, str], set[str]] = collections.defaultdict(set)
+    for bar in slots.bars:
+        more[bar.rank, f"device:{bar.device}"].add(bar.slot.direction)
+    for sent in slots.transfers:
+        more[sent.rank, f"device:{sent.device}"].add(TRANSFERS)
+    found = {}
+    for rank in ranks:
+        names: list[str] = []
+        for stream in streams(rank, view):
+            own = more[rank.header.rank, stream]
+            below = [name for name in (*DIRECTIONS, TRANSFERS) if name in own]
+            names += [stream, *(f"{stream} {name}" for name in below)]
+        found[rank.header.rank] = names
+    return found
 
 
 def title(rank: Rank) -> str:

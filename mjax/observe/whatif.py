@@ -24,7 +24,7 @@ import numpy as np
 from mjax.observe import output
 from mjax.observe.detect.whatif import LEAST_SAVED, WhatIf
 from mjax.observe.detect.whatif_ranks import analyse_ranks
-from mjax.observe.spans import read_run
+from mjax.observe.spans import SpanFile, read_run
 from mjax.observe.step_graph import Worker, build, read_steps, runs_of
 
 _NAME_OF = {"data": "wait for data", "host": "between steps", "sync": "norm"}
@@ -108,7 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def answer(
-    work_dir: Path, from_step: int | None = None, to_step: int | None = None
+    work_dir: Path,
+    from_step: int | None = None,
+    to_step: int | None = None,
+    files: Sequence[SpanFile] | None = None,
 ) -> Answer:
     """Replay the newest start of a run.
 
@@ -116,10 +119,13 @@ def answer(
       work_dir: of the run.
       from_step: first step that counts; None leaves out the first two.
       to_step: last step that counts.
+      files: of its spans, if they have been read.
     Raises:
       ValueError: there are no spans, or too few steps that all ranks have taken.
     """
-    files, problems = read_run(work_dir)
+    problems: list[str] = []
+    if files is None:
+        files, problems = read_run(work_dir)
     newest = max(found.header.generation for found in files)
     steps = read_steps([found for found in files if found.header.generation == newest])
     last = max((max(of, default=0) for of in steps.of), default=0)

@@ -1,0 +1,471 @@
+"""What the page answers: one method for each address of the API.
+
+Enters: queries of viewers. Leaves: objects for JSON, or bytes. A thread follows the
+run; what it has read is in memory, so an answer costs its own size, and reports that
+take long are made once for all viewers.
+"""
+
+import collections
+import dataclasses
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import msgspec
+import numpy as np
+from starlette.concurrency import run_in_threadpool
+
+from mjax.observe.page import groups, heat, model, ranks, reports, rows, timeline
+from mjax.observe.page.feed import Feed
+from mjax.observe.page.model import Model, Process
+from mjax.observe.page.query import BadQueryError, Query
+from mjax.observe.page.worker import Worker
+from mjax.observe.places import View, coordinates
+
+POLL_S = 0.5
+"""Between two looks at the run, at least; and four times what a look takes."""
+WAIT_S = 20.0
+"""For a report; chosen: browsers and proxies wait for 30 s or longer."""
+_MFU_WAIT_S = 1.0
+"""The charts do not wait longer for the shape of the MFU."""
+_STATE_S = 1.0
+"""How long a state of the ranks is shared by all viewers."""
+_MOST_POINTS, _POINTS = 20_000, 2_000
+_EVENTS, _MOST_EVENTS = 500, 5_000
+_RANK_EVENTS = 50
+_HEATS = 8
+_MOST_MARKS = 2_000
+"""Chosen: the newest ones; a chart is as wide in pixels."""
+_VIEWS: tuple[View, ...] = get_args(View.__value__)
+
+
+class Page:
+    """A run, as its viewers see it."""
+
+    def __init__(
+        self, feed: Feed, *, name: str, work_dir: Path, poll_s: float = POLL_S
+    ) -> None:
+        """Begin to follow a run.
+
+        Args:
+          feed: of the run; closed with the page.
+          name: of the run, for people.
+          work_dir: of the run, for reports that read other files.
+          poll_s: between two looks at the run.
+        """
+        self._poll_s = poll_s
+        self._feed, self._name, self._work_dir = feed, name, work_dir
+        self._lock = threading.Lock()
+        self._model = Model()
+        self._reports, self._views = Worker("reports"), Worker("views")
+        self._heats: collections.OrderedDict[Hashable, bytes] = (
+            collections.OrderedDict()
+        )
+        self._charts: tuple[Hashable, dict[str, Any]] = (None, {})
+        self._state: tuple[float, int, bytes] = (-np.inf, 0, b"")
+        self._failed = ""
+        """Why the last look failed."""
+        self.stopping = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follow", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop to follow."""
+        self.stopping.set()
+        self._reports.close()
+        self._views.close()
+        self._thread.join()
+        self._feed.close()
+
+    def _follow(self) -> None:
+        """Read what is new, again and again."""
+        while not self.stopping.is_set():
+            begin = time.monotonic()
+            is_behind = False
+            try:
+                share = self._feed.poll()
+                with self._lock:
+                    self._model.take(share)
+                is_behind, self._failed = share.is_behind, ""
+            except OSError as error:
+                self._failed = f"the run cannot be read now: {error}"
+            except Exception as error:  # a bug of ours: what is known stays
+                traceback.print_exception(error, file=sys.stderr)
+                self._failed = (
+                    f"{type(error).__name__} while the run was read; the page does not "
+                    "follow it any more; the stderr of the server has the details"
+                )
+                return
+            took_s = time.monotonic() - begin
+            self.stopping.wait(0.005 if is_behind else max(self._poll_s, 4 * took_s))
+
+    # ------------------------------------------------------------- what viewers ask for
+
+    def run(self, query: Query) -> Any:
+        """Say what runs where."""
+        now_ns = time.time_ns()
+        config = self._feed.config()
+        with self._lock:
+            known = self._model
+            newest = known.newest()
+            found = [known.latest(rank) for rank in self._ranks()]
+            problems = self._problems(newest)
+            return {
+                "run": newest[0].header.run if newest else None,
+                "name": self._name,
+                "mesh": newest[0].header.mesh if newest else None,
+                "generation": known.generation,
+                "ranks": [ranks.described(of) for of in found if of is not None],
+                "config": config,
+                "newest_step": self._newest_step(newest),
+                "live": ranks.is_live(newest, now_ns),
+                "wall_ns": now_ns,
+                "problems": problems,
+            }
+
+    async def metrics(self, query: Query) -> Any:
+        """Return rows of metrics in columns, thinned, with marks."""
+        points = query.whole("points", 10, _MOST_POINTS) or _POINTS
+        found = await run_in_threadpool(self._charted, points)
+        with self._lock:
+            version, lowest = self._model.version, self._model.lowest()
+        report = await self._reports.get(
+            "mfu",
+            version,
+            lambda: reports.mfu_shape(self._work_dir, self._feed, lowest),
+            wait_s=_MFU_WAIT_S,
+        )
+        problem = report["problem"] if report else "the shape of the MFU is being read"
+        return {
+            **found,
+            "mfu_report": report if problem is None else None,
+            "mfu_problem": problem,
+        }
+
+    def _charted(self, points: int) -> dict[str, Any]:
+        """Return thinned rows and marks; the same for all viewers."""
+        with self._lock:
+            key = (self._model.version, points)
+            if self._charts[0] == key:
+                return self._charts[1]
+            steps, columns = self._model.rows.copy()
+            marks = self._model.marks()
+        thinned = rows.as_json(*rows.thin(steps, columns, points))
+        shown = [mark._asdict() for mark in marks[-_MOST_MARKS:]]
+        found = {**thinned, "rows": len(steps), "marks": shown}
+        with self._lock:
+            self._charts = key, found
+        return found
+
+    def heat(self, query: Query) -> bytes:
+        """Return a matrix of ranks and steps; `from` and `to` are both included."""
+        first, last = query.whole("from"), query.whole("to")
+        asked = query.text("phase")
+        with self._lock:
+            grids = self._model.grids
+            phases = grids.phases
+            if not phases:
+                return heat.empty([])
+            phase = asked or ("step" if "step" in phases else phases[0])
+            if phase not in phases:
+                raise BadQueryError(
+                    f"phase must be one of {', '.join(phases)[:1000]}, "
+                    f"got {phase[:100]!r}"
+                )
+            key = (self._model.version, phase, first, last)
+            found = self._heats.get(key)
+            if found is not None:
+                return found
+            matrix = grids.matrix(phase, first, last)
+        found = heat.encode(matrix, phase, phases)
+        with self._lock:
+            self._heats[key] = found
+            while len(self._heats) > _HEATS:
+                self._heats.popitem(last=False)
+        return found
+
+    async def timeline(self, query: Query) -> Any:
+        """Return steps of ranks on one clock; `from` and `to` are both included."""
+        asked = query.wholes("ranks")
+        order = cast(View, query.choice("view", _VIEWS))
+        with self._lock:
+            newest = self._model.newest()
+            version = self._model.version
+            everyone = self._events()
+        if not newest:
+            return timeline.empty("no spans have been read yet")
+        common = max(1, min(of.newest_step for of in newest) - 1)
+        last = query.whole("to", 1) or common
+        first = query.whole("from", 1) or max(1, min(common, last) - 1)
+        if first > last:
+            raise BadQueryError(f"from must be at most to, got {first} and {last}")
+        chosen = None if asked is None else frozenset(asked)
+        is_over = last < common  # its steps do not change any more
+        return await self._asked(
+            self._views,
+            ("timeline", first, last, order, chosen),
+            0 if is_over else version,
+            lambda: reports.on_one_clock(
+                self._work_dir,
+                self._feed,
+                newest,
+                everyone,
+                (first, last),
+                order,
+                chosen,
+            ),
+        )
+
+    async def stragglers(self, query: Query) -> Any:
+        """Return slow hosts."""
+        newest, version = self._newest()
+        return await self._asked(
+            self._reports,
+            "stragglers",
+            version,
+            lambda: reports.stragglers(self._feed, newest),
+        )
+
+    async def stuck(self, query: Query) -> Any:
+        """Return who holds up the run."""
+        newest, _ = self._newest()
+        return await self._asked(
+            self._views,
+            "stuck",
+            int(time.monotonic()),  # silence has no version
+            lambda: reports.who_is_missing(self._work_dir, self._feed, newest),
+        )
+
+    async def ledger(self, query: Query) -> Any:
+        """Return where the time went."""
+        with self._lock:
+            lowest, version = self._model.lowest(), self._model.version
+        return await self._asked(
+            self._reports,
+            "ledger",
+            version,
+            lambda: reports.where_time_went(self._work_dir, self._feed, lowest),
+        )
+
+    async def whatif(self, query: Query) -> Any:
+        """Return what stragglers cost."""
+        newest, version = self._newest()
+        return await self._asked(
+            self._reports,
+            "whatif",
+            version,
+            lambda: reports.stragglers_cost(self._work_dir, self._feed, newest),
+        )
+
+    def events(self, query: Query) -> Any:
+        """Return events from one on; without `after` the newest ones."""
+        limit = query.whole("limit", 1, _MOST_EVENTS) or _EVENTS
+        with self._lock:
+            total = self._model.num_events
+            after = query.whole("after")
+            first = max(0, total - limit) if after is None else after
+            found = self._numbered(first, limit)
+        return {"events": found, "next": found[-1]["i"] + 1 if found else first}
+
+    def rank(self, query: Query) -> Any:
+        """Return what is known of a rank."""
+        number = query.whole("rank")
+        if number is None:
+            raise BadQueryError("rank is missing; write ?rank=0")
+        now_ns = time.time_ns()
+        with self._lock:
+            process = self._model.latest(number)
+            if process is None:
+                known = self._ranks()
+                raise BadQueryError(
+                    f"there is no rank {number}; there are {len(known)}, "
+                    f"{known[0] if known else '-'} to {known[-1] if known else '-'}"
+                )
+            newest = [of.header for of in self._model.newest()]
+            told = [
+                each
+                for each in self._numbered(0, model.MOST_EVENTS)
+                if each["rank"] == number
+            ]
+        header = process.header
+        before, behind = groups.stages_beside(header, newest)
+        return {
+            "rank": number,
+            "host": header.host,
+            "pid": header.pid,
+            "generation": header.generation,
+            "devices": [*header.devices],
+            "coordinates": [coordinates(d, header.mesh) for d in header.devices],
+            "groups": groups.groups_of(header, newest),
+            "sends_to": behind,
+            "receives_from": before,
+            "last": ranks.last(process, now_ns),
+            "ended": process.code,
+            "error": ranks.error(process, told, now_ns),
+            "stacks": ranks.stacks(self._work_dir, process),
+            "events": told[-_RANK_EVENTS:],
+        }
+
+    def state(self, query: Query) -> Any:
+        """Return where each rank is."""
+        return self.state_json()[1]
+
+    # ------------------------------------------------------------ what live viewers get
+
+    def state_json(self) -> tuple[int, bytes]:
+        """Return the state of all ranks as JSON, the same for all for a second.
+
+        Returns:
+          the version of the run that it is of, and the JSON.
+        """
+        with self._lock:
+            at, version, found = self._state
+            if time.monotonic() - at < _STATE_S:
+                return version, found
+            now_ns = time.time_ns()
+            newest = self._model.newest()
+            answer = {
+                "time_ns": now_ns,
+                "generation": self._model.generation,
+                "live": ranks.is_live(newest, now_ns),
+                "newest_step": self._newest_step(newest),
+                "ranks": [ranks.where(of, now_ns) for of in newest],
+            }
+            found = msgspec.json.encode(answer)
+            self._state = time.monotonic(), self._model.version, found
+            return self._state[1:]
+
+    def seen(self) -> "Seen":
+        """Return how far the run is."""
+        with self._lock:
+            return Seen(
+                version=self._model.version,
+                generation=self._model.generation,
+                rows=len(self._model.rows),
+                rows_revision=self._model.rows.revision,
+                events=self._model.num_events,
+                is_complete=self._model.is_complete,
+            )
+
+    def rows_from(self, first: int, points: int = _POINTS) -> dict[str, Any]:
+        """Return the rows of metrics from one on."""
+        with self._lock:
+            found = self._model.rows.copy(first)
+        return rows.as_json(*rows.thin(*found, points))
+
+    def events_from(self, first: int) -> list[dict[str, Any]]:
+        """Return the events from one on."""
+        with self._lock:
+            return self._numbered(first, _MOST_EVENTS)
+
+    # ------------------------------------------------------------------- with the lock
+
+    def _newest(self) -> tuple[list[Process], int]:
+        with self._lock:
+            return self._model.newest(), self._model.version
+
+    def _ranks(self) -> list[int]:
+        return sorted({key.rank for key in self._model.processes})
+
+    def _newest_step(self, newest: list[Process]) -> int:
+        steps = [of.newest_step for of in newest]
+        return max([*steps, self._model.rows.newest_step])
+
+    def _problems(self, newest: list[Process]) -> list[str]:
+        known = self._model
+        found = [self._failed] * bool(self._failed)
+        if not known.is_complete:
+            found.append("the files of the run are still being read for the first time")
+        elif not known.processes:
+            found.append(
+                "there are no spans yet: the run has just begun, or it was started "
+                "with --observe.no-spans, or writes them elsewhere (--spans-dir)"
+            )
+        found += model.missing(newest)
+        found += known.problems
+        hidden = known.num_problems - len(known.problems)
+        if hidden > 0:
+            found.append(f"and {hidden} more lines or files with problems")
+        if known.grids.left_out:
+            names = ", ".join(sorted(known.grids.left_out))[:200]
+            found.append(f"too many phases for the heat map, left out: {names}")
+        return found
+
+    def _events(self) -> list[Any]:
+        return [told.event for told in self._model.events if told.generation is None]
+
+    def _numbered(self, first: int, limit: int) -> list[dict[str, Any]]:
+        """Return events as viewers get them."""
+        known = self._model
+        oldest = known.num_events - len(known.events)
+        start = max(first, oldest)
+        found = []
+        for number in range(start, min(start + limit, known.num_events)):
+            event = known.events[number - oldest].event
+            found.append(
+                {
+                    "i": number,
+                    "time_ns": event.time_ns,
+                    "host": event.host,
+                    "rank": event.rank,
+                    "generation": event.generation,
+                    "source": event.source,
+                    "kind": event.kind,
+                    "severity": event.severity,
+                    "text": event.text,
+                }
+            )
+        return found
+
+    # ---------------------------------------------------------------- without the lock
+
+    async def _asked(
+        self,
+        worker: Worker,
+        key: Hashable,
+        version: Hashable,
+        compute: Callable[[], Any],
+    ) -> Any:
+        """Return a report, or say that it takes longer."""
+        found = await worker.get(
+            key,
+            version,
+            lambda: encode(compute()),
+            wait_s=WAIT_S,
+        )
+        if found is None:
+            return {
+                "problem": f"this takes longer than {WAIT_S:.0f} s; ask again",
+                "problems": [],
+            }
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """How far a run is, for a viewer that waits for more."""
+
+    version: int
+    generation: int
+    rows: int
+    rows_revision: int
+    events: int
+    is_complete: bool
+
+
+def encode(answer: Any) -> bytes:
+    """Write JSON; numbers that are not finite become null."""
+    return msgspec.json.encode(answer, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Turn what numpy computes into numbers."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no place in JSON")

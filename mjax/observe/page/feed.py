@@ -1,0 +1,84 @@
+"""Where the page reads a run from.
+
+Enters: nothing. Leaves: shares of what is new, and lines of chosen steps once more.
+`FileFeed` reads files. A feed changes nothing of what it reads.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from mjax.observe.page.model import Process, Share
+from mjax.observe.spans import Header, Line, SpanFile
+
+MOST_DEVICES = 1_000_000
+"""Of a mesh that can be true. Chosen: ten times the largest cluster."""
+_MOST_NS = 2**62
+_MOST_STEP = 2**31
+
+
+def check_header(header: Header) -> None:
+    """Refuse what would make work without end, or numbers that no array holds.
+
+    Raises:
+      ValueError: a size of the mesh, a device or a time cannot be true.
+    """
+    num = math.prod(header.mesh.values())
+    if min(header.mesh.values(), default=1) < 1 or num > MOST_DEVICES:
+        raise ValueError(f"the mesh {header.mesh} has no size that can be true")
+    wrong = [device for device in header.devices if not 0 <= device < num]
+    if wrong or not 0 <= header.rank < num:
+        raise ValueError(
+            f"rank {header.rank} with devices {[*header.devices[:8]]} is outside of "
+            f"the mesh {header.mesh}"
+        )
+    if max(abs(header.wall_ns), abs(header.monotonic_ns)) >= _MOST_NS:
+        raise ValueError("its clocks show times that cannot be true")
+
+
+def check_line(line: Line) -> None:
+    """Refuse numbers that no array holds.
+
+    Raises:
+      ValueError: the step or a time cannot be true.
+    """
+    if not -1 <= line.step < _MOST_STEP:
+        raise ValueError(f"step {line.step} cannot be true")
+    for _, _, _, start_ns, end_ns in line.spans:
+        if start_ns <= -_MOST_NS or end_ns >= _MOST_NS:
+            raise ValueError("the time of a span cannot be true")
+
+
+@runtime_checkable
+class Feed(Protocol):
+    """A run that may go on. One thread polls; any thread may ask for lines."""
+
+    def poll(self) -> Share:
+        """Read what is new, at most so much that others get their turn.
+
+        Raises:
+          OSError: nothing can be read now; the next try may do.
+        """
+        ...
+
+    def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
+        """Return the lines of a process for some steps, in order, and some beside them.
+
+        Args:
+          process: as `poll` gave it.
+          first: step.
+          last: step, too.
+        """
+        ...
+
+    def whole(self, process: Process) -> SpanFile:
+        """Return all that there is of a process."""
+        ...
+
+    def config(self) -> Any:
+        """Return the config of the run as it was written; None if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
+        ...

@@ -1,0 +1,324 @@
+"""Follows the files of a run: what was appended since the last look.
+
+Enters: a work dir. Leaves: shares of headers, lines, rows and events, each once, and
+the lines of chosen steps again, from their places in the files. Nothing is written.
+
+Of the spans of several runs in one folder, those of the run that began last count.
+"""
+
+import array
+import bisect
+import collections
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mjax.observe import gzipped, spans
+from mjax.observe.output import printable
+from mjax.observe.page.feed import check_header, check_line
+from mjax.observe.page.model import Key, Process, Share
+from mjax.observe.page.run_files import FILE_BATCHES, Problems, RunFiles, move
+from mjax.observe.spans import Line, SpanFile
+from mjax.observe.store.batches import Batch, digest
+from mjax.observe.stream.tail import (
+    RUN_FILES,
+    ChangedError,
+    Tail,
+    discover,
+    first_line,
+    read_batches,
+)
+
+_SHARE_BYTES = 3_000_000
+"""Read at one time, about. Chosen: viewers wait for 0.2 s meanwhile."""
+_MOST_PLACES = 4096
+"""Remembered of a file; then every second one is forgotten."""
+_FIND_S = 1.0
+"""Between two looks into the folder, at least."""
+_FIND_SHARE = 10.0
+"""And so many times what one takes."""
+
+
+class Places:
+    """Where in a file steps are: some of its lines, in order."""
+
+    def __init__(self) -> None:
+        self._steps = array.array("q")
+        """The largest step before each place."""
+        self._bytes = array.array("q")
+        self._every = 1
+        self._count = 0
+        self._most = 0
+
+    def add(self, at_byte: int, step: int) -> None:
+        """Add a line."""
+        if self._count % self._every == 0:
+            self._steps.append(self._most)
+            self._bytes.append(at_byte)
+            if len(self._steps) > _MOST_PLACES:
+                self._steps, self._bytes = self._steps[::2], self._bytes[::2]
+                self._every *= 2
+        self._count += 1
+        self._most = max(self._most, step)
+
+    def between(self, first: int, last: int) -> tuple[int, int | None]:
+        """Return bytes that hold all lines of some steps; None is the end."""
+        # A line of an older step may follow: one that was written late.
+        low = max(0, bisect.bisect_left(self._steps, first) - 1)
+        high = bisect.bisect_right(self._steps, last + 1)
+        start = self._bytes[low] if self._bytes else 0
+        return start, self._bytes[high] if high < len(self._bytes) else None
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Followed:
+    """A file of spans."""
+
+    tail: Tail
+    process: Process
+    places: Places = dataclasses.field(default_factory=Places)
+    last_n: int = -1
+
+
+class FileFeed:
+    """A run in its work dir."""
+
+    def __init__(self, work_dir: Path, spans_dir: Path | None = None) -> None:
+        """Remember where to look; files are looked for at each poll.
+
+        Args:
+          work_dir: of the run.
+          spans_dir: where its spans are, None is the folder spans of the work dir.
+        """
+        self._work_dir, self._spans_dir = work_dir, spans_dir
+        self._followed: dict[Key, _Followed] = {}
+        self._known: set[str] = set()
+        """Sources that are followed, or never will be."""
+        self._run: str | None = None
+        self._others: collections.Counter[str] = collections.Counter()
+        self._turns: collections.deque[Key] = collections.deque()
+        self._found_at, self._find_s = -1e9, _FIND_S
+        self._problems = Problems()
+        self._run_files = RunFiles(work_dir, self._problems)
+
+    def poll(self) -> Share:
+        """Read a share; see `Feed`."""
+        share = Share()
+        now = time.monotonic()
+        if now - self._found_at >= self._find_s:
+            self._find(share)
+            self._find_s = max(_FIND_S, _FIND_SHARE * (time.monotonic() - now))
+            self._found_at = now
+        self._run_files.poll(share)
+        left = _SHARE_BYTES
+        for _ in range(len(self._turns)):
+            key = self._turns[0]
+            self._turns.rotate(-1)
+            left -= self._read_spans(self._followed[key], share)
+            if left <= 0:
+                share.is_behind = True
+                break
+        return share
+
+    def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
+        """Return the lines of some steps and some beside them; see `Feed`."""
+        followed = self._followed[process.key]
+        start, end = followed.places.between(first, last)
+        end = followed.tail.position if end is None else end
+        try:
+            with gzipped.opened(followed.tail.path) as file:
+                file.seek(start)
+                data = file.read(max(0, end - start))
+        except (OSError, EOFError) as error:
+            raise ValueError(
+                f"{followed.tail.path} cannot be read: {error}; see whether it is "
+                "still there"
+            ) from error
+        return list(_whole_lines(data))
+
+    def whole(self, process: Process) -> SpanFile:
+        """Return all lines of a process; see `Feed`."""
+        lines = self.lines(process, 0, 2**62)
+        return SpanFile(
+            path=self._followed[process.key].tail.path,
+            header=process.header,
+            lines=tuple(lines),
+            problems=(),
+        )
+
+    def config(self) -> Any:
+        """Return what config.json holds."""
+        return self._run_files.config()
+
+    def close(self) -> None:
+        """Do nothing: no file is held open."""
+
+    # ---------------------------------------------------------------------- new files
+
+    def _find(self, share: Share) -> None:
+        """Look for new files."""
+        try:
+            paths = discover(self._work_dir, None, self._spans_dir)
+        except OSError as error:
+            self._tell(share, f"{self._work_dir} cannot be read: {error.strerror}")
+            return
+        if not self._work_dir.is_dir():
+            self._tell(share, f"{self._work_dir} is gone; what was read of it is shown")
+            return
+        new: list[tuple[str, Path, spans.Header, bytes]] = []
+        for source, path in paths.items():
+            if source in self._known or source in RUN_FILES:
+                continue
+            if (found := self._header(source, path, share)) is not None:
+                new.append((source, path, *found))
+        if self._run is None and new:
+            newest = max(new, key=lambda each: each[2].wall_ns)
+            self._run = newest[2].run
+        for source, path, header, line in new:
+            self._known.add(source)
+            self._follow(source, path, header, line, share)
+        if self._run is not None and self._others:
+            num, names = sum(self._others.values()), ", ".join(sorted(self._others))
+            self._tell(
+                share,
+                f"{num} files of spans are of other runs ({names[:200]}) and are left "
+                f"out: this is run {self._run}, which began last; move those files to "
+                "another work dir",
+            )
+            self._others.clear()
+
+    def _header(
+        self, source: str, path: Path, share: Share
+    ) -> tuple[spans.Header, bytes] | None:
+        """Read the first line of a file; None if it has none yet, or a wrong one."""
+        try:
+            line = first_line(path)
+            if line is None:
+                return None
+            header = spans.decode_header(line)
+            check_header(header)
+            return header, line
+        except (OSError, EOFError) as error:
+            self._tell(share, f"{path} cannot be read: {error}")
+        except ValueError as error:
+            self._known.add(source)
+            self._tell(share, f"{path} is left out: {error}")
+        return None
+
+    def _follow(
+        self, source: str, path: Path, header: spans.Header, line: bytes, share: Share
+    ) -> None:
+        key = Key(header.generation, header.rank)
+        if header.run != self._run:
+            self._others[header.run] += 1
+            return
+        if key in self._followed:
+            other = self._followed[key].tail.path.name
+            self._tell(
+                share,
+                f"{path} is left out: {other} is of rank {key.rank} in generation "
+                f"{key.generation} too; move one of them away",
+            )
+            return
+        tail = Tail(
+            path=path,
+            source=source,
+            kind="spans",
+            run=header.run,
+            identity=digest(line),
+        )
+        process = Process(header=header, where=printable(str(path)))
+        self._followed[key] = _Followed(tail=tail, process=process)
+        self._turns.append(key)
+        share.started.append(process)
+
+    # ---------------------------------------------------------------------- new lines
+
+    def _read_spans(self, followed: _Followed, share: Share) -> int:
+        """Read what was appended to a file of spans; return the bytes."""
+        tail = followed.tail
+        if tail.refused:
+            return 0
+        try:
+            if gzipped.size_of(tail.path) == tail.position:
+                return 0
+            batches = read_batches(tail, FILE_BATCHES)
+        except ChangedError:
+            tail.refused = "changed"
+            self._tell(
+                share,
+                f"{tail.path} does not hold what was read of it: spans are only "
+                "appended to; what was read is shown, start this command again",
+            )
+            return 0
+        except (OSError, EOFError) as error:
+            self._gone(followed, share, error)
+            return 0
+        for batch in batches:
+            lines = list(self._lines_of(followed, batch, share))
+            if lines:
+                share.lines.append((followed.process.key, lines))
+            move(tail, batch)
+        if len(batches) == FILE_BATCHES:
+            share.is_behind = True
+        return sum(batch.end - batch.start for batch in batches)
+
+    def _gone(self, followed: _Followed, share: Share, error: Exception) -> None:
+        """Say that a file cannot be read; it may have been compressed meanwhile."""
+        tail = followed.tail
+        packed = tail.path.with_name(tail.path.name + ".gz")
+        if tail.path.suffix == ".jsonl" and packed.exists():
+            tail.path, tail.is_checked = packed, False
+            return
+        self._tell(
+            share, f"{tail.path} cannot be read: {error}; what was read is shown"
+        )
+
+    def _lines_of(
+        self, followed: _Followed, batch: Batch, share: Share
+    ) -> Iterator[Line]:
+        """Yield the lines of a batch whose number is the next one, or later."""
+        if batch.skipped is not None:
+            where = f"{followed.tail.path}, line {batch.first_line}"
+            self._tell(share, f"{where} is left out: {batch.skipped}")
+            return
+        at_byte, number = batch.start, batch.first_line - 1
+        for text in batch.data.split(b"\n")[:-1]:
+            start, number = at_byte, number + 1
+            at_byte += len(text) + 1
+            if number == 1:
+                continue  # the header
+            where = f"{followed.tail.path}, line {number}"
+            try:
+                line = spans.decode_line(text)
+                check_line(line)
+            except ValueError as error:
+                self._tell(share, f"{where} is left out: {error}")
+                continue
+            if line.n <= followed.last_n:
+                self._tell(share, f"{where} is left out: n is {line.n} again")
+                continue
+            if line.n > followed.last_n + 1:
+                self._tell(share, f"{where}: n is {line.n} after {followed.last_n}")
+            followed.last_n = line.n
+            followed.places.add(start, line.step)
+            yield line
+
+    def _tell(self, share: Share, text: str) -> None:
+        self._problems.tell(share, text)
+
+
+def _whole_lines(data: bytes) -> Iterator[Line]:
+    """Yield the lines that can be read; a header and cut lines are passed over."""
+    last_n = -1
+    for text in data.split(b"\n")[:-1]:
+        try:
+            line = spans.decode_line(text)
+            check_line(line)
+        except ValueError:
+            continue  # it was told when it was read for the first time
+        if line.n > last_n:
+            last_n = line.n
+            yield line

@@ -1,0 +1,213 @@
+"""Who may ask the page what: hosts, methods, the token; and headers of all answers.
+
+Enters: a request. Leaves: a refusal, or the request handed on, and security headers on
+whatever is answered. The rules are pure functions; `Guard` applies them.
+
+The page is reached through one address only, so a request with the name of another host
+is refused: a name that an attacker points at this machine (DNS rebinding) is none of
+ours. An IP address cannot be pointed elsewhere.
+"""
+
+import dataclasses
+import hashlib
+import hmac
+import ipaddress
+import socket
+import urllib.parse
+from collections.abc import Mapping
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Content security policy: nothing is loaded from elsewhere, nothing inline is run."""
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_COOKIE = "mjax_page_"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a request gets no answer."""
+
+    status: int
+    text: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What of a request counts here."""
+
+    method: str
+    path: str
+    host: str
+    """Of the header Host."""
+    token: str | None
+    """Of the query."""
+    bearer: str | None
+    """Of the header Authorization."""
+    cookies: Mapping[str, str]
+
+
+def cookie_name(token: str) -> str:
+    """Return the name of the cookie of a page.
+
+    Cookies of a host are shared by all its ports: two pages must not have one name.
+    """
+    return _COOKIE + hashlib.sha256(token.encode()).hexdigest()[:8]
+
+
+def names_of(listen_host: str) -> frozenset[str]:
+    """Return the host names under which the page may be asked for, without ports."""
+    own = {"localhost", listen_host, socket.gethostname()}
+    return frozenset(name.lower().rstrip(".") for name in own if name)
+
+
+def is_known_host(host: str, names: frozenset[str]) -> bool:
+    """Say whether a header Host names this machine; the port may be any."""
+    name = urllib.parse.urlsplit(f"//{host}").hostname if _is_plain(host) else None
+    if not name:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.rstrip(".") in names
+    return True
+
+
+def _is_plain(host: str) -> bool:
+    """Say whether a text can be a host with a port."""
+    try:
+        urllib.parse.urlsplit(f"//{host}")
+    except ValueError:
+        return False
+    return not set(host) & set("/?#@\\ \t")
+
+
+def judge(asked: Request, token: str, names: frozenset[str]) -> Refusal | None:
+    """Return why a request is refused; None if it is not."""
+    if not is_known_host(asked.host, names):
+        return Refusal(
+            status=421,
+            text="this page is not served under this host name; use localhost, the "
+            "name or the IP address of its machine",
+        )
+    if asked.method != "GET":
+        return Refusal(
+            status=405,
+            text="this page is read-only; use GET",
+            headers=(("allow", "GET"),),
+        )
+    if asked.path == "/" and asked.token is not None:
+        if not _is_equal(asked.token, token):
+            return _not_allowed()
+        cookie = f"{cookie_name(token)}={token}; Path=/; HttpOnly; SameSite=Strict"
+        return Refusal(
+            status=303, text="", headers=(("location", "/"), ("set-cookie", cookie))
+        )
+    given = asked.bearer or asked.cookies.get(cookie_name(token)) or ""
+    return None if _is_equal(given, token) else _not_allowed()
+
+
+def _is_equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+def _not_allowed() -> Refusal:
+    return Refusal(
+        status=401,
+        text="the token is missing or wrong; open the address that "
+        "`python -m mjax.observe serve` has printed",
+        headers=(("www-authenticate", "Bearer"),),
+    )
+
+
+class Guard:
+    """Asks `judge` about each request, and adds headers to each answer."""
+
+    def __init__(self, app: ASGIApp, *, token: str, names: frozenset[str]) -> None:
+        """Stand before an application.
+
+        Args:
+          app: gets what is allowed.
+          token: that requests must have; of printable ASCII without separators.
+          names: of this machine.
+        """
+        self._app, self._token, self._names = app, token, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a refusal, or hand the request on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # no websockets here; the server closes what is not answered
+
+        path = scope["path"]
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": _with_headers(message, path)}
+            await send(message)
+
+        refusal = judge(_request(scope), self._token, self._names)
+        if refusal is None:
+            await self._app(scope, receive, send_with_headers)
+        else:
+            await _answer(refusal, path, send_with_headers)
+
+
+def _request(scope: Scope) -> Request:
+    """Take from a request what counts."""
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
+    scheme, _, bearer = headers.get(b"authorization", "").partition(" ")
+    # Other servers of this host may have set cookies that no standard knows.
+    pairs = (pair.partition("=") for pair in headers.get(b"cookie", "").split(";"))
+    return Request(
+        method=scope["method"],
+        path=scope["path"],
+        host=headers.get(b"host", ""),
+        token=query.get("token", [None])[0],
+        bearer=bearer.strip() if scheme.lower() == "bearer" else None,
+        cookies={name.strip(): value.strip() for name, _, value in pairs},
+    )
+
+
+def _with_headers(message: Message, path: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer with those that each has."""
+    added = dict(_HEADERS)
+    if not path.startswith("/static/"):
+        added["cache-control"] = "no-store"
+    own = [(name.lower(), value) for name, value in message.get("headers", [])]
+    kept = [(name, value) for name, value in own if name.decode("latin-1") not in added]
+    return kept + [(name.encode(), value.encode()) for name, value in added.items()]
+
+
+async def _answer(refusal: Refusal, path: str, send: Send) -> None:
+    """Send a refusal: JSON for programs, one line for people."""
+    is_api = path.startswith("/api/") or path == "/live"
+    body = refusal.text.encode() + b"\n" * bool(refusal.text)
+    content_type = b"text/plain; charset=utf-8"
+    if is_api:
+        body, content_type = (
+            msgspec.json.encode({"error": refusal.text}),
+            b"application/json",
+        )
+    headers = [(name.encode(), value.encode()) for name, value in refusal.headers]
+    headers += [
+        (b"content-type", content_type),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    start = {"type": "http.response.start", "status": refusal.status}
+    await send({**start, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,78 @@
+"""The heat map as bytes: one for each rank and step.
+
+Enters: a matrix of seconds. Leaves: 4 bytes with the length of a header, the header as
+JSON, and a byte for each cell, row by row. 255 is no value; 0 to 254 are linear between
+`lo` and `hi`, which are robust: a few cells that are beyond them have the end's colour,
+and `least` and `most` of the header say how far they go.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from mjax.observe.page.grids import Matrix
+
+ABSENT = 255
+_LEVELS = 254
+_TAIL = 0.005
+"""Part of the cells beyond each end of the scale. Chosen: the first steps of a start
+take a hundred times as long, and would leave one colour for all others."""
+_ROOM = 2.0
+"""The scale reaches this times the median if a value does. Chosen: a slow host of
+4,096 ranks is far fewer cells than a tail, and must stand out of its peers."""
+_SAMPLE = 200_000
+"""Cells that say what the ends are. Chosen: 10 ms."""
+
+
+def encode(matrix: Matrix, phase: str, phases: Sequence[str]) -> bytes:
+    """Return the answer for one phase."""
+    ms = matrix.mean_s * np.float32(1e3)
+    low, high, least, most = _scale(ms)
+    header = {
+        "phases": [*phases],
+        "phase": phase,
+        "ranks": [*matrix.ranks],
+        "hosts": [*matrix.hosts],
+        "steps": [*matrix.steps],
+        "lo": low,
+        "hi": high,
+        "unit": "ms",
+        "least": least,
+        "most": most,
+    }
+    return _join(header, _levels(ms, low, high).tobytes())
+
+
+def empty(phases: Sequence[str]) -> bytes:
+    """Return the answer while there is nothing to show."""
+    lists = {name: [] for name in ("ranks", "hosts", "steps")}
+    ends = dict.fromkeys(("lo", "hi", "least", "most"), 0.0)
+    header = {"phases": [*phases], "phase": "", **lists, **ends, "unit": "ms"}
+    return _join(header, b"")
+
+
+def _join(header: dict[str, object], cells: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<I", len(text)) + text + cells
+
+
+def _scale(ms: np.ndarray) -> tuple[float, float, float, float]:
+    """Return the ends of the scale, and the least and the largest value."""
+    known = ms[np.isfinite(ms)]
+    if not known.size:
+        return 0.0, 0.0, 0.0, 0.0
+    # A stride that is odd meets all columns and rows alike.
+    sample = known[:: max(1, known.size // _SAMPLE) | 1]
+    low, middle, high = np.quantile(sample, [_TAIL, 0.5, 1 - _TAIL])
+    least, most = float(known.min()), float(known.max())
+    high = max(float(high), min(most, _ROOM * float(middle)))
+    return float(low), high, least, most
+
+
+def _levels(ms: np.ndarray, low: float, high: float) -> np.ndarray:
+    width = max(high - low, 1e-9)
+    scaled = np.rint((ms - np.float32(low)) * np.float32(_LEVELS / width))
+    scaled = np.clip(scaled, 0, _LEVELS)
+    return np.where(np.isnan(scaled), ABSENT, scaled).astype(np.uint8)

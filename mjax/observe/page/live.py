@@ -1,0 +1,91 @@
+"""Server-sent events: what is new of a run, to each viewer at its own pace.
+
+Enters: a `Page`, and how many rows of metrics a viewer has seen. Leaves: the bytes of
+an event stream. Each viewer asks for what is new since its last event when it is ready
+to take it: a slow one gets fewer, larger events, and nothing piles up for it.
+
+Source: the format is that of the HTML standard, section 9.2, Server-sent events.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+
+from mjax.observe.page.answers import Page
+
+KEEP_ALIVE_S = 15.0
+"""Between comments, so that nothing on the way closes a quiet stream."""
+STATE_EVERY_S = 2.0
+"""Between two states of the ranks, at least."""
+RETRY_MS = 2000
+"""After which a browser connects again."""
+_IDLE_S = 10.0
+"""Between two states of a run in which nothing happens: the ages of its ranks grow."""
+_LOOK_S = 0.25
+_AGAIN = 300
+"""Rows; chosen: more than a run writes between two requests of a viewer."""
+
+
+def rows_seen(last_event_id: str | None) -> int | None:
+    """Read the header Last-Event-ID; None if it is absent, or not one of ours."""
+    text = last_event_id or ""
+    is_number = text.isascii() and text.isdigit() and len(text) <= 15
+    return int(text) if is_number else None
+
+
+def encode(event: str, data: Any, number: int | None = None) -> bytes:
+    """Write an event; JSON has no line ends of its own."""
+    body = data if isinstance(data, bytes) else msgspec.json.encode(data)
+    identity = b"" if number is None else b"id: %d\n" % number
+    return b"event: " + event.encode() + b"\n" + identity + b"data: " + body + b"\n\n"
+
+
+async def stream(page: Page, rows: int | None) -> AsyncIterator[bytes]:
+    """Yield events until the server stops.
+
+    Args:
+      page: of a run.
+      rows: of metrics that the viewer has; None gives it the last ones again, because
+        there may be some between those that it has read and this moment.
+    """
+    yield b"retry: %d\n\n" % RETRY_MS
+    seen = page.seen()
+    have = max(0, seen.rows - _AGAIN) if rows is None else min(rows, seen.rows)
+    # What was there before the viewer came is asked for by other addresses.
+    events, generation, revision = seen.events, seen.generation, seen.rows_revision
+    said = state_at = -1e9
+    version = -1
+    while not page.stopping.is_set():
+        now = time.monotonic()
+        seen = page.seen()
+        if seen.generation != generation:
+            generation = seen.generation
+            yield encode("run", {"generation": generation})
+            said = now
+        if seen.rows_revision != revision:
+            revision, have = seen.rows_revision, 0
+        if seen.rows != have:
+            have = min(have, seen.rows)
+            new = await run_in_threadpool(page.rows_from, have)
+            have += max(0, seen.rows - have)
+            yield encode("metrics", new, have)
+            said = now
+        if seen.events > events:
+            new = await run_in_threadpool(page.events_from, events)
+            events = seen.events
+            yield encode("events", new)
+            said = now
+        wait_s = STATE_EVERY_S if seen.version != version else _IDLE_S
+        if now - state_at >= wait_s:
+            version, state = await run_in_threadpool(page.state_json)
+            state_at = now
+            yield encode("state", state)
+            said = now
+        if now - said >= KEEP_ALIVE_S:
+            yield b": still here\n\n"
+            said = now
+        await asyncio.sleep(_LOOK_S)

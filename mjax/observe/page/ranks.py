@@ -1,0 +1,106 @@
+"""What the page says of single ranks: how far they are, whether they live.
+
+Enters: a process as the feed has read it, and the time. Leaves: what viewers get.
+Beside its spans, /proc tells of a process on this machine, and the work dir has its
+stacks.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from mjax.observe import seen
+from mjax.observe.page.model import Process
+
+_LIVE_S = 600.0
+"""A rank on another machine that is silent for longer is taken for dead. Chosen: longer
+than evaluations and compilations of large models take."""
+_FRESH_S = 10.0
+"""A rank that said something just now lives, whatever is known of its process."""
+_STACK_BYTES = 100_000
+
+
+def is_live(newest: list[Process], now_ns: int) -> bool:
+    """Say whether a run goes on, as far as it can be known."""
+    for process in newest:
+        if process.code is not None:
+            continue
+        age_s = (now_ns - process.progress_ns) / 1e9
+        if age_s < _FRESH_S:
+            return True
+        state = seen.process_state(process.header, now_ns)
+        if state not in ("gone", "?") or (state == "?" and age_s < _LIVE_S):
+            return True
+    return False
+
+
+def described(process: Process) -> dict[str, Any]:
+    """Say where a rank runs."""
+    header = process.header
+    return {
+        "rank": header.rank,
+        "host": header.host,
+        "pid": header.pid,
+        "devices": [*header.devices],
+        "generation": header.generation,
+        "ended": process.code,
+    }
+
+
+def where(process: Process, now_ns: int) -> dict[str, Any]:
+    """Say how far a rank is."""
+    return {
+        "rank": process.header.rank,
+        "step": process.newest_step,
+        "span": process.span.name if process.span else None,
+        "age_s": _age_s(process, now_ns),
+        "ended": process.code,
+    }
+
+
+def last(process: Process, now_ns: int) -> dict[str, Any]:
+    """Say what a rank did last."""
+    span = process.span
+    return {
+        "step": process.newest_step,
+        "span": span.name if span else None,
+        "kind": span.kind if span else None,
+        "age_s": _age_s(process, now_ns),
+    }
+
+
+def _age_s(process: Process, now_ns: int) -> float:
+    """Return seconds since a process's last span; clocks of hosts may differ."""
+    return round(max(0.0, (now_ns - process.progress_ns) / 1e9), 3)
+
+
+def error(process: Process, told: list[dict[str, Any]], now_ns: int) -> str | None:
+    """Return what is wrong with a rank; None if nothing is known."""
+    generation = process.header.generation
+    worst = [e for e in told if e["severity"] == "error" and e["source"] == "process"]
+    if worst and worst[-1]["generation"] == generation:
+        return f"{worst[-1]['kind']}: {worst[-1]['text']}"
+    if process.code:
+        return f"it has ended with exit code {process.code}"
+    if process.code is None:
+        age_s = (now_ns - process.progress_ns) / 1e9
+        state = seen.process_state(process.header, now_ns)
+        if state == "gone" and age_s > _FRESH_S:
+            return "its process is gone, and has written no last line: it was killed"
+    return None
+
+
+def stacks(work_dir: Path, process: Process) -> str | None:
+    """Return the stacks that were written last of a rank, if there are any."""
+    name = Path(process.where).name.partition(".jsonl")[0]
+    launches = sorted((work_dir / "launch").glob("generation-*"))
+    paths = [work_dir / "stacks" / f"{name}.txt"]
+    paths += [each / f"stacks-{process.header.rank}.txt" for each in launches[-1:]]
+    texts = []
+    for path in paths:
+        try:
+            texts.append((path.stat().st_mtime, path.read_bytes()[-_STACK_BYTES:]))
+        except OSError:
+            continue
+    if not texts:
+        return None
+    return max(texts)[1].decode("utf-8", "replace") or None

@@ -1,0 +1,138 @@
+"""The rows of metrics.jsonl in columns, and how they are thinned.
+
+Enters: rows, one for each step. Leaves: columns of numbers, of all steps or of so many
+that a chart needs; the least and the largest value of each part of a run stay, at their
+own steps.
+"""
+
+import array
+import bisect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+MOST_COLUMNS = 40
+"""Chosen: a row of the trainer has 15 fields."""
+MOST_NOTED = 1000
+_MOST_STEP = 2**53
+
+
+class Rows:
+    """Columns that grow. A later row of a step replaces the earlier one."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        """Counts how often rows were replaced: positions before are void then."""
+        self._steps = array.array("q")
+        self._columns: dict[str, array.array] = {}
+        self.nonfinite: dict[int, str] = {}
+        """What was not finite, by step."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._steps)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.revision += 1
+        self._steps = array.array("q")
+        self._columns = {}
+        self.nonfinite = {}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a row; one without a step is passed over."""
+        step = row.get("step")
+        if type(step) is not int or not 0 <= step < _MOST_STEP:
+            return
+        self._note(step, row.get("nonfinite"))
+        for name, value in row.items():
+            if name == "step" or type(value) not in (int, float):
+                continue
+            if name not in self._columns and len(self._columns) < MOST_COLUMNS:
+                nothing = [math.nan] * len(self._steps)
+                self._columns[name] = array.array("d", nothing)
+        at = len(self._steps)
+        if at and self._steps[-1] >= step:
+            self.revision += 1
+            at = bisect.bisect_left(self._steps, step)
+            if self._steps[at] == step:
+                for name, column in self._columns.items():
+                    column[at] = _float(row.get(name))
+                return
+        self._steps.insert(at, step)
+        for name, column in self._columns.items():
+            column.insert(at, _float(row.get(name)))
+
+    def _note(self, step: int, told: Any) -> None:
+        """Remember what a row says was not finite; its value is null."""
+        self.nonfinite.pop(step, None)
+        if isinstance(told, Mapping) and len(self.nonfinite) < MOST_NOTED:
+            words = [f"{name} is {value}" for name, value in told.items()]
+            self.nonfinite[step] = ", ".join(words)
+
+    @property
+    def newest_step(self) -> int:
+        """The step of the last row; 0 if there is none."""
+        return self._steps[-1] if self._steps else 0
+
+    def copy(self, first: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the rows from one on: their steps, and columns with NaN for absent."""
+        steps = np.array(self._steps[first:], np.int64)
+        return steps, {
+            name: np.array(column[first:], np.float64)
+            for name, column in self._columns.items()
+        }
+
+
+def _float(value: Any) -> float:
+    if type(value) not in (int, float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def thin(
+    steps: np.ndarray, columns: Mapping[str, np.ndarray], points: int
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Leave out rows, but none with the least or the largest value of a part.
+
+    Args:
+      steps: [T].
+      columns: [T] each; NaN is absent.
+      points: rows that may stay.
+    Returns:
+      steps and columns of the rows that stay: at most `points`, each as it was.
+    """
+    if len(steps) <= points:
+        return steps, dict(columns)
+    # Two rows of each part and column, and the ends of all.
+    parts = max(1, (points - 2) // max(1, 2 * len(columns)))
+    width = -(-len(steps) // parts)
+    kept = {0, len(steps) - 1}
+    for values in columns.values():
+        padded = np.full(parts * width, np.nan)
+        padded[: len(values)] = np.where(np.isfinite(values), values, np.nan)
+        table = padded.reshape(parts, width)
+        has = np.flatnonzero(~np.isnan(table).all(axis=1))
+        if len(has):
+            for found in (np.nanargmin(table[has], 1), np.nanargmax(table[has], 1)):
+                kept.update((has * width + found).tolist())
+    at = np.array(sorted(kept))
+    if len(at) > points:  # more columns than points
+        at = at[np.linspace(0, len(at) - 1, max(points, 1)).astype(int)]
+    return steps[at], {name: values[at] for name, values in columns.items()}
+
+
+def as_json(steps: np.ndarray, columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return rows as programs get them; numbers that are not finite become null."""
+    return {
+        "steps": steps.tolist(),
+        "columns": {
+            name: [value if math.isfinite(value) else None for value in values.tolist()]
+            for name, values in columns.items()
+        },
+    }

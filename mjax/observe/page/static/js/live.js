@@ -1,0 +1,21 @@
+/**
+ * What the server tells by itself: new rows of metrics, events, the state of the ranks.
+ *
+ * Enters: the stream of server-sent events /live. Leaves: calls of `handlers` by kind of
+ * event, and `onLink(isOpen)`. The browser reconnects; the server goes on after the id
+ * of the last event.
+ */
+
+const CLOSED = 2; // EventSource.CLOSED: the server refused, the browser gives up
+const ENDED = "▲ no updates: open the URL with its token again";
+
+/** Listen. handlers: {metrics, events, state, run}, each called with the parsed data. */
+export function listen(handlers, onLink) {
+  const source = new EventSource("live");
+  source.addEventListener("open", () => onLink(true));
+  source.addEventListener("error", () => onLink(false, source.readyState === CLOSED ? ENDED : ""));
+  for (const [kind, handler] of Object.entries(handlers)) {
+    source.addEventListener(kind, (message) => handler(JSON.parse(message.data)));
+  }
+  return () => source.close();
+}

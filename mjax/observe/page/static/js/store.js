@@ -1,0 +1,44 @@
+/**
+ * What the page knows of the run, in one place, and who wants to hear of changes.
+ *
+ * Enters: parts of the run by name: run, metrics, state, stragglers, stuck, ledger,
+ * whatif, events. Leaves: calls of those who listen, with the name of the part.
+ */
+
+/** Make an empty store. */
+export function makeStore() {
+  const parts = new Map();
+  const listeners = new Map();
+  return {
+    /** The part, or null if it is not known yet. */
+    get: (name) => parts.get(name) ?? null,
+    /** Replace a part. */
+    set(name, value) {
+      parts.set(name, value);
+      for (const listener of listeners.get(name) ?? []) listener(value, name);
+    },
+    /** Call `listener` whenever one of these parts changes. */
+    on(names, listener) {
+      for (const name of names) {
+        if (!listeners.has(name)) listeners.set(name, new Set());
+        listeners.get(name).add(listener);
+      }
+    },
+  };
+}
+
+/** Append rows to columns of metrics; a step that is known already replaces its row. */
+export function appendMetrics(metrics, rows) {
+  const steps = [...metrics.steps];
+  const columns = {};
+  const names = new Set([...Object.keys(metrics.columns), ...Object.keys(rows.columns)]);
+  const first = rows.steps.length ? rows.steps[0] : Infinity;
+  let keep = steps.length;
+  while (keep > 0 && steps[keep - 1] >= first) keep -= 1;
+  for (const name of names) {
+    const old = metrics.columns[name] ?? new Array(steps.length).fill(null);
+    const more = rows.columns[name] ?? new Array(rows.steps.length).fill(null);
+    columns[name] = old.slice(0, keep).concat(more);
+  }
+  return { ...metrics, steps: steps.slice(0, keep).concat(rows.steps), columns };
+}

@@ -1,0 +1,242 @@
+/**
+ * Overview: six numbers, the curves over steps with marks, and what the MFU looks like.
+ *
+ * Enters: the parts run, metrics, ledger of the store. Leaves: cards, charts, a list of
+ * marks, and the last rows as a table for those who do not see charts.
+ */
+
+import { makeChart, MARKS } from "../js/chart.js";
+import { onScheme } from "../js/colours.js";
+import { choice, el, empty, fill, say, table } from "../js/dom.js";
+import { redrawer } from "../js/draws.js";
+import { count, digits, percent, rate, seconds } from "../js/format.js";
+
+const CHARTS = [
+  ["loss", "Loss (nats per token)", "accent", digits, digits],
+  ["tokens_per_s", "Throughput (tokens/s)", "second", (v) => `${count(v)} tokens/s`, rate],
+  ["mfu", "MFU (part of the peak)", "third", (v) => percent(v, 2), (v) => percent(v, 0)],
+  ["step_s", "Time of a step", "muted", seconds, seconds],
+  ["grad_norm", "Gradient norm", "accent", digits, digits],
+];
+const WINDOWS = [
+  ["0", "all"],
+  ["1000", "last 1,000"],
+  ["200", "last 200"],
+];
+const LAST_ROWS = 12;
+
+/** Make the view. */
+export function make({ store }) {
+  const cards = {};
+  const cardBox = el("section", { class: "cards", "aria-label": "Newest values" });
+  for (const [name, title] of [
+    ["step", "Step"],
+    ["loss", "Loss"],
+    ["tokens_per_s", "Tokens/s"],
+    ["mfu", "MFU"],
+    ["step_s", "Step time"],
+    ["effective", "Effective time"],
+  ]) {
+    const value = el("p", { class: "value" }, "–");
+    const more = el("p", { class: "more" });
+    cards[name] = { value, more };
+    cardBox.append(el("div", { class: "card" }, el("h3", {}, title), value, more));
+  }
+  const charts = CHARTS.map(([name, title, colour, full, short]) => ({
+    name,
+    ...makeChart(title, colour, full, short),
+  }));
+  let window_ = "0";
+  const steps = choice("Steps", WINDOWS, window_, (value) => {
+    window_ = value;
+    draw("zoom");
+  });
+  const marks = el("ul", { class: "marks", "aria-label": "Marks in the charts" });
+  const body = el("div", {});
+  const report = el("div", {});
+  const lastRows = el("details", { class: "panel" }, el("summary", {}, "Last rows as a table"));
+  const last = el("div", {});
+  lastRows.append(last);
+  const panel = el(
+    "section",
+    { class: "panel", "aria-label": "Curves" },
+    el("div", { class: "head" }, el("h2", {}, "Over the steps"), steps.box),
+    body,
+  );
+  const element = el("div", {}, cardBox, panel, report, lastRows);
+  let visible = false;
+  let due = [];
+  // One chart a frame: together they would hold up the page for a tenth of a second.
+  const drawChart = redrawer("overview", (kinds) => {
+    const showNext = visible ? due.shift() : null;
+    if (!showNext) return false;
+    showNext();
+    if (due.length) drawChart([...kinds][0]);
+    return true;
+  });
+  const draw = redrawer("overview", (kinds) => {
+    if (!visible) return false;
+    const metrics = store.get("metrics");
+    showCards(cards, metrics, store.get("ledger"), store.get("run"));
+    due = chartsDue(body, charts, marks, metrics, Number(window_));
+    drawChart([...kinds][0]);
+    showReport(report, metrics);
+    if (lastRows.open) showRows(last, metrics);
+    return true;
+  });
+  lastRows.addEventListener("toggle", () => draw("pick"));
+  store.on(["metrics", "ledger", "run"], () => draw("live"));
+  onScheme(() => charts.forEach((chart) => chart.rebuild()));
+  return {
+    element,
+    show() {
+      visible = true;
+      draw("first");
+    },
+    hide() {
+      visible = false;
+    },
+  };
+}
+
+function showCards(cards, metrics, ledger, run) {
+  const columns = metrics?.columns ?? {};
+  const now = (name) => columns[name]?.at(-1) ?? null;
+  const usual = (name) => median((columns[name] ?? []).slice(-200));
+  const set = (name, value, more = "") => {
+    say(cards[name].value, value);
+    say(cards[name].more, more);
+  };
+  const of = (text) => (text === "–" ? "" : `median ${text}`);
+  const step = metrics?.steps?.at(-1) ?? run?.newest_step ?? null;
+  set("step", count(step), run?.generation ? `start ${run.generation}` : "");
+  set("loss", digits(now("loss"), 4), change(columns.loss));
+  set("tokens_per_s", rate(now("tokens_per_s")), of(rate(usual("tokens_per_s"))));
+  const mfu = now("mfu");
+  set(
+    "mfu",
+    percent(mfu),
+    mfu === null ? (step ? "no peak known" : "") : of(percent(usual("mfu"))),
+  );
+  set("step_s", seconds(now("step_s")), of(seconds(usual("step_s"))));
+  const known = ledger && !ledger.problem;
+  set(
+    "effective",
+    known ? percent(ledger.effective) : "–",
+    known ? `of ${seconds(ledger.wall_s)}` : "not known yet",
+  );
+}
+
+function median(values) {
+  const known = values.filter((each) => each !== null).sort((a, b) => a - b);
+  return known.length ? known[known.length >> 1] : null;
+}
+
+function change(loss) {
+  const known = (loss ?? []).filter((each) => each !== null);
+  if (known.length < 40) return "";
+  const mean = (part) => part.reduce((sum, each) => sum + each, 0) / part.length;
+  const [before, now] = [mean(known.slice(-40, -20)), mean(known.slice(-20))];
+  const moved = now - before;
+  return `${moved < 0 ? "down" : "up"} ${digits(Math.abs(moved), 2)} in 20 rows`;
+}
+
+/** Return a call for each chart that has values, which draws it. */
+function chartsDue(body, charts, marks, metrics, last) {
+  if (!metrics?.steps?.length) {
+    const why =
+      metrics?.problem ??
+      "metrics.jsonl has no rows yet. They appear with the first steps; " +
+        "a step may take minutes while it compiles.";
+    if (!body.querySelector(".empty")) fill(body, empty("No steps yet", why));
+    return [];
+  }
+  if (!body.contains(marks))
+    fill(
+      body,
+      charts.map((chart) => chart.element),
+      marks,
+    );
+  const from = last ? metrics.steps.at(-1) - last : -Infinity;
+  const first = metrics.steps.findIndex((step) => step > from);
+  const steps = metrics.steps.slice(first);
+  const shown = (metrics.marks ?? []).filter((mark) => mark.step >= steps[0]);
+  const due = [];
+  for (const chart of charts) {
+    const values = metrics.columns[chart.name]?.slice(first) ?? [];
+    const isThere = values.some((each) => each !== null);
+    chart.element.hidden = !isThere;
+    if (isThere) due.push(() => chart.show({ steps, values, marks: shown }));
+  }
+  showMarks(marks, shown);
+  return due;
+}
+
+function showMarks(list, marks) {
+  const kinds = new Map();
+  for (const mark of marks) {
+    const known = kinds.get(mark.kind) ?? { num: 0, last: mark };
+    kinds.set(mark.kind, { num: known.num + 1, last: mark });
+  }
+  fill(
+    list,
+    [...kinds].map(([kind, { num, last }]) => {
+      const [sign, , name] = MARKS[kind] ?? MARKS.warning;
+      return el(
+        "li",
+        {},
+        el("span", { class: `mark-sign mark-${kind}`, "aria-hidden": "true" }, sign),
+        ` ${name}, ${count(num)} (last: step ${count(last.step)}, ${last.text})`,
+      );
+    }),
+  );
+  if (!kinds.size) fill(list, el("li", {}, "no saves, evaluations or restarts yet"));
+}
+
+function showReport(box, metrics) {
+  const found = metrics?.mfu_report;
+  if (found) {
+    fill(
+      box,
+      el(
+        "section",
+        { class: "panel", "aria-label": "Shape of the MFU" },
+        el("h2", {}, `Shape of the MFU: ${String(found.class ?? "unclear").replaceAll("_", " ")}`),
+        el("p", {}, found.meaning ?? ""),
+        (found.evidence ?? []).map((each) => el("p", { class: "muted" }, each)),
+        found.action ? el("p", {}, `To do: ${found.action}`) : null,
+      ),
+    );
+  } else if (metrics?.mfu_problem) {
+    fill(
+      box,
+      el(
+        "section",
+        { class: "panel", "aria-label": "Shape of the MFU" },
+        el("h2", {}, "Shape of the MFU: not known"),
+        el("p", { class: "muted" }, metrics.mfu_problem),
+      ),
+    );
+  } else fill(box);
+}
+
+function showRows(box, metrics) {
+  const num = metrics?.steps?.length ?? 0;
+  const rows = Array.from({ length: Math.min(LAST_ROWS, num) }, (_, index) => num - 1 - index);
+  const names = CHARTS.filter(([name]) => metrics?.columns?.[name]);
+  fill(
+    box,
+    table(
+      `The last ${rows.length} rows, the newest first`,
+      [
+        { head: "step", num: true, cell: (row) => count(metrics.steps[row]) },
+        ...names.map(([name, title, , full]) => ({
+          head: title,
+          num: true,
+          cell: (row) => full(metrics.columns[name][row]),
+        })),
+      ],
+      rows,
+    ),
+  );
+}

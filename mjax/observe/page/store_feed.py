@@ -1,0 +1,378 @@
+"""Follows the spans of a run in a database, where collectors have brought them.
+
+Enters: a store that an ingester feeds, and the work dir for rows, events and the
+config. Leaves: shares as those of files. The statements are those that DuckDB and
+PostgreSQL both know; nothing is written.
+
+Spans are read step by step, which the index of the store is made for: those of steps
+that are complete are not read again. Barriers lie outside of steps; they are looked for
+once a minute.
+"""
+
+import collections
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mjax.observe import spans
+from mjax.observe.page.feed import check_header
+from mjax.observe.page.model import Key, Process, Share
+from mjax.observe.page.run_files import Problems, RunFiles
+from mjax.observe.spans import Line, Span, SpanFile
+from mjax.observe.store.base import VERSION, Store, StoreGoneError, open_store
+
+_SHARE_LINES = 20_000
+"""Read at one time, about. Chosen: half a second."""
+_HELD_LINES = 250_000
+"""Of one part of a run that several processes are asked for. Chosen: 500 MB."""
+_BARRIERS_S = 60.0
+"""Between two looks for barriers: each reads the whole table."""
+_MOST_LAG = 1_000
+"""Steps that a rank may be behind before its late spans are given up. Chosen."""
+_READ_ONLY = "options=-c%20default_transaction_read_only%3Don"
+_LINE = (
+    "s.file_id, s.n, s.step, s.barrier, s.name, s.kind, s.stream, s.start_ns, s.end_ns"
+)
+_OF_START = (
+    "from spans s join processes p on p.file_id = s.file_id "
+    "where p.run = ? and p.generation = ? and s.step between ? and ?"
+)
+
+
+def open_reader(address: str) -> Store:
+    """Open a database of PostgreSQL that is not to be changed.
+
+    Raises:
+      ValueError: the address is none, no ingester has made the database, or its schema
+        is another one.
+      StoreGoneError: it does not answer.
+    """
+    if not address.startswith(("postgresql://", "postgres://")):
+        raise ValueError(
+            f"--store must be postgresql://USER@HOST/NAME, got {address}; a file of "
+            "DuckDB belongs to its ingester: leave --store out, and the spans are read "
+            "from the work dir"
+        )
+    try:
+        found = open_store(address + ("&" if "?" in address else "?") + _READ_ONLY)
+    except ImportError as error:
+        raise ValueError(
+            f"{error.name} is not installed; pip install 'mjax[observe-scale]'"
+        ) from error
+    except Exception as error:
+        if "ReadOnlySqlTransaction" not in type(error).__name__:
+            raise
+        raise ValueError(
+            f"--store has no schema of version {VERSION}; start python -m mjax.observe "
+            "ingest of this mjax with this --store first"
+        ) from error
+    return found
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Followed:
+    """A process in the database."""
+
+    file_id: int
+    process: Process
+    last_n: int = -1
+    last_barrier: int = -1
+    stored: int = 0
+    """Lines, as the last look has it."""
+    has_ended: bool = False
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Start:
+    """A start of the run, and how far it was read."""
+
+    files: dict[int, _Followed] = dataclasses.field(default_factory=dict)
+    position: int = 1
+    """The next step to read."""
+    stored: int = -1
+    """Lines that were stored when all of them had been read."""
+
+
+class StoreFeed:
+    """A run whose spans are in a database."""
+
+    def __init__(self, work_dir: Path, store: Store, run: str | None = None) -> None:
+        """Remember where to look.
+
+        Args:
+          work_dir: of the run, for rows, events and the config.
+          store: closed with this feed.
+          run: None takes the one that began last.
+        """
+        self._store, self._run = store, run
+        self._problems = Problems()
+        self._run_files = RunFiles(work_dir, self._problems)
+        self._starts: dict[int, _Start] = {}
+        self._barriers_at = -1e9
+        self._num_events = 0
+        self._events_at: dict[int, int] = {}
+        self._held: tuple[Any, dict[int, list[Line]]] = (None, {})
+
+    def poll(self) -> Share:
+        """Read a share; see `Feed`."""
+        share = Share()
+        self._run_files.poll(share)
+        try:
+            self._find(share)
+            self._read_ends(share)
+            self._read_events(share)
+            self._read_barriers(share)
+            for generation in sorted(self._starts):
+                if self._read_steps(generation, share):
+                    share.is_behind = True
+                    break
+        except StoreGoneError as error:
+            raise OSError(str(error)) from error
+        return share
+
+    def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
+        """Return the lines of some steps; see `Feed`.
+
+        Those of all processes of the start are read together, if they are not too many:
+        whoever asks for one asks for the others too.
+        """
+        key = process.key
+        start = self._starts[key.generation]
+        file_id = self._file_id(key)
+        files = [*start.files.values()]
+        most = min(last, max(of.process.newest_step for of in files))
+        if (most - first + 1) * len(files) > _HELD_LINES:
+            return self._lines_of(file_id, first, last)
+        asked = (key.generation, first, last, self._total(start))
+        if self._held[0] != asked:
+            rows = self._ask(_OF_START, key.generation, first, last)
+            found: dict[int, list[Line]] = collections.defaultdict(list)
+            for of, line in _lines(rows):
+                found[of].append(line)
+            self._held = asked, dict(found)
+        return self._held[1].get(file_id, [])
+
+    def whole(self, process: Process) -> SpanFile:
+        """Return all lines of a process; see `Feed`."""
+        lines = self._lines_of(self._file_id(process.key), -1, 2**31 - 1)
+        if process.code is not None:
+            lines.append(Line(n=lines[-1].n + 1 if lines else 0, end=process.code))
+        return SpanFile(
+            path=Path(process.where),
+            header=process.header,
+            lines=tuple(lines),
+            problems=(),
+        )
+
+    def config(self) -> Any:
+        """Return what config.json holds."""
+        return self._run_files.config()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._store.close()
+
+    # ------------------------------------------------------------------------- reading
+
+    def _find(self, share: Share) -> None:
+        """Look for new processes."""
+        if self._run is None:
+            rows = self._store.query(
+                "select run from processes order by wall_ns desc limit 1"
+            )
+            if not rows:
+                return
+            self._run = rows[0][0]
+        known = sum(len(start.files) for start in self._starts.values())
+        (num,) = self._store.query(
+            "select count(*) from processes where run = ?", [self._run]
+        )
+        if num[0] == known:
+            return
+        for row in self._store.query(
+            "select p.file_id, f.source, p.generation, p.rank, p.host, p.pid, "
+            "p.wall_ns, p.monotonic_ns, p.devices, p.mesh from processes p "
+            "join files f on f.file_id = p.file_id where p.run = ?",
+            [self._run],
+        ):
+            self._follow(row, share)
+
+    def _follow(self, row: Sequence[Any], share: Share) -> None:
+        file_id, source, generation, rank, host, pid, wall_ns, monotonic_ns = row[:8]
+        files = self._starts.setdefault(generation, _Start()).files
+        if file_id in files:
+            return
+        header = spans.Header(
+            run=self._run or "",
+            host=host,
+            rank=rank,
+            generation=generation,
+            pid=pid,
+            wall_ns=wall_ns,
+            monotonic_ns=monotonic_ns,
+            devices=tuple(json.loads(row[8])),
+            mesh=json.loads(row[9]),
+        )
+        try:
+            check_header(header)
+        except ValueError as error:
+            self._problems.tell(share, f"{source} is left out: {error}")
+            return
+        process = Process(header=header, where=source)
+        files[file_id] = _Followed(file_id=file_id, process=process)
+        share.started.append(process)
+
+    def _read_steps(self, generation: int, share: Share) -> bool:
+        """Read some steps of a start; say whether there may be more now."""
+        start = self._starts[generation]
+        stored = self._total(start)
+        if start.stored == stored:
+            return False
+        first = start.position
+        num = max(1, _SHARE_LINES // len(start.files))
+        rows = self._ask(_OF_START, generation, first, first + num - 1)
+        found: dict[int, list[Line]] = collections.defaultdict(list)
+        for file_id, line in _lines(rows):
+            followed = start.files.get(file_id)
+            if followed is not None and line.n > followed.last_n:
+                followed.last_n = line.n
+                found[file_id].append(line)
+        for file_id, lines in found.items():
+            share.lines.append((start.files[file_id].process.key, lines))
+        if rows:
+            start.position = first + num
+            return True
+        following = self._ask_min(generation, first + num)
+        if following is not None:
+            start.position = following
+            return True
+        # All is read: go on with the step of the slowest rank, which may have more.
+        files = start.files.values()
+        fastest = max(of.process.newest_step for of in files)
+        live = [of.process.newest_step for of in files if not of.has_ended]
+        start.position = max(1, min([*live, fastest]), fastest - _MOST_LAG)
+        start.stored = stored
+        return False
+
+    def _total(self, start: _Start) -> int:
+        """Return how many lines of a start are stored, as the last look has it."""
+        return sum(of.stored for of in [*start.files.values()])
+
+    def _read_ends(self, share: Share) -> None:
+        """Read how far each file is stored, and exit codes."""
+        if self._run is None:
+            return
+        rows = self._store.query(
+            "select f.file_id, p.generation, f.last_n, f.exit_code from files f "
+            "join processes p on p.file_id = f.file_id where p.run = ?",
+            [self._run],
+        )
+        for file_id, generation, last_n, code in rows:
+            start = self._starts.get(generation, _Start())
+            followed = start.files.get(file_id)
+            if followed is None:
+                continue  # it came since the last look
+            followed.stored = last_n + 1
+            if code is not None and not followed.has_ended:
+                followed.has_ended = True
+                line = Line(n=last_n, end=code)
+                share.lines.append((followed.process.key, [line]))
+
+    def _read_events(self, share: Share) -> None:
+        """Read what processes told in their spans."""
+        if self._run is None:
+            return
+        of_run = "from events where run = ? and source = 'process'"
+        (num,) = self._store.query(f"select count(*) {of_run}", [self._run])
+        if num[0] == self._num_events:
+            return
+        self._num_events = num[0]
+        by_id = self._by_id()
+        for file_id, at_byte, time_ns, kind, severity, text, data in self._store.query(
+            f"select file_id, at_byte, time_ns, kind, severity, text, data {of_run} "
+            "order by file_id, at_byte",
+            [self._run],
+        ):
+            if file_id in by_id and at_byte > self._events_at.get(file_id, -1):
+                self._events_at[file_id] = at_byte
+                event = spans.Event(
+                    time_ns=time_ns,
+                    kind=kind,
+                    severity=severity,
+                    text=text,
+                    data=json.loads(data),
+                )
+                line = Line(n=by_id[file_id].last_n, event=event)
+                share.lines.append((by_id[file_id].process.key, [line]))
+
+    def _read_barriers(self, share: Share) -> None:
+        """Read barriers, which say how far apart clocks are."""
+        now = time.monotonic()
+        if self._run is None or now - self._barriers_at < _BARRIERS_S:
+            return
+        by_id = self._by_id()
+        rows = self._store.query(
+            f"select {_LINE} from spans s join processes p on p.file_id = s.file_id "
+            "where p.run = ? and s.barrier is not null order by s.file_id, s.n, s.i",
+            [self._run],
+        )
+        for file_id, line in _lines(rows):
+            followed = by_id.get(file_id)
+            if followed is not None and line.n > followed.last_barrier:
+                followed.last_barrier = line.n
+                share.lines.append((followed.process.key, [line]))
+        self._barriers_at = time.monotonic()
+
+    def _by_id(self) -> dict[int, _Followed]:
+        """Return the processes of all starts by their number in the store."""
+        found: dict[int, _Followed] = {}
+        for start in self._starts.values():
+            found |= start.files
+        return found
+
+    def _ask(self, condition: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._store.query(
+            f"select {_LINE} {condition} order by s.file_id, s.n, s.i",
+            [self._run, *values],
+        )
+
+    def _ask_min(self, generation: int, first: int) -> int | None:
+        """Return the first step of a start from one on."""
+        (row,) = self._store.query(
+            f"select min(s.step) {_OF_START}",
+            [self._run, generation, first, 2**31 - 1],
+        )
+        return row[0]
+
+    def _lines_of(self, file_id: int, first: int, last: int) -> list[Line]:
+        rows = self._store.query(
+            f"select {_LINE} from spans s where s.file_id = ? "
+            "and s.step between ? and ? order by s.n, s.i",
+            [file_id, first, last],
+        )
+        return [line for _, line in _lines(rows)]
+
+    def _file_id(self, key: Key) -> int:
+        files = [*self._starts[key.generation].files.values()]
+        return next(of.file_id for of in files if of.process.key == key)
+
+
+def _lines(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Line]]:
+    """Put spans that follow each other into lines."""
+    at, step, barrier = None, -1, None
+    own: list[Span] = []
+    for file_id, n, of_step, of_barrier, *span in rows:
+        if (file_id, n) != at:
+            if at is not None:
+                yield at[0], _line(at[1], step, barrier, own)
+            at, step, barrier, own = (file_id, n), of_step, of_barrier, []
+        own.append(Span(*span))
+    if at is not None:
+        yield at[0], _line(at[1], step, barrier, own)
+
+
+def _line(n: int, step: int, barrier: int | None, own: Sequence[Span]) -> Line:
+    return Line(n=n, step=step, barrier=barrier, spans=tuple(own))

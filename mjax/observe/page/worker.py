@@ -1,0 +1,117 @@
+"""Answers that take long: made once, kept, shared by all viewers.
+
+Enters: what to compute, under a key and the version of the run that it is for. Leaves:
+the result, at once if it is fresh. However many viewers ask, an answer is computed
+once, in one thread, and not again before ten times the time that it took has passed.
+"""
+
+import asyncio
+import collections
+import concurrent.futures
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+_LEAST_S = 2.0
+"""An answer holds so long, at least."""
+_SHARE = 10.0
+"""And so many times what it took: a tenth of a core is spent on each. Chosen."""
+_MOST_HELD = 32
+"""Answers; chosen: a viewer looks at one or two at a time."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Held:
+    """An answer, and the one that is being made."""
+
+    version: Hashable = None
+    value: Any = None
+    error: Exception | None = None
+    is_there: bool = False
+    until: float = 0.0
+    """Monotonic time up to which the answer is fresh whatever has happened."""
+    making: "concurrent.futures.Future[None] | None" = None
+
+
+class Worker:
+    """Computes in a thread of its own, which holds up nobody's end."""
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._held: collections.OrderedDict[Hashable, _Held] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more; what is being computed may go on until the process ends."""
+        self._jobs.put(None)
+
+    async def get(
+        self,
+        key: Hashable,
+        version: Hashable,
+        compute: Callable[[], Any],
+        *,
+        wait_s: float,
+    ) -> Any | None:
+        """Return an answer; an older one, or None, if it is not there in time.
+
+        Args:
+          key: of the answer.
+          version: of what it is made from.
+          compute: makes it.
+          wait_s: for this viewer.
+        Raises:
+          Exception: what `compute` raised.
+        """
+        with self._lock:
+            held = self._entry(key)
+            is_fresh = held.version == version or time.monotonic() < held.until
+            if held.making is None and not (held.is_there and is_fresh):
+                held.making = concurrent.futures.Future()
+                self._jobs.put(lambda: self._make(held, version, compute))
+            making = held.making
+        if making is not None:
+            try:
+                waiting = asyncio.shield(asyncio.wrap_future(making))
+                await asyncio.wait_for(waiting, wait_s)
+            except TimeoutError:
+                pass
+        if held.error is not None:
+            raise held.error
+        return held.value
+
+    def _entry(self, key: Hashable) -> _Held:
+        held = self._held.setdefault(key, _Held())
+        self._held.move_to_end(key)
+        for other in [*self._held]:
+            if len(self._held) <= _MOST_HELD:
+                break
+            if self._held[other].making is None and other != key:
+                del self._held[other]
+        return held
+
+    def _make(self, held: _Held, version: Hashable, compute: Callable[[], Any]) -> None:
+        begin = time.monotonic()
+        value, error = None, None
+        try:
+            value = compute()
+        except Exception as caught:  # handed to whoever waits
+            error = caught
+        took_s = time.monotonic() - begin
+        with self._lock:
+            held.value, held.error, held.is_there = value, error, True
+            held.version = version
+            held.until = time.monotonic() + max(_LEAST_S, _SHARE * took_s)
+            making, held.making = held.making, None
+        if making is not None:
+            making.set_result(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()

@@ -1,0 +1,174 @@
+"""`python -m mjax.observe serve`: a live page of a run for a browser.
+
+    python -m mjax.observe serve --work-dir DIR [--listen HOST:PORT]
+
+Enters: flags. Leaves: a page on a port until Ctrl-C or SIGTERM; its address on stdout,
+with the token that it asks for. The run is only read. Exit codes: 0 done, 2 bad input.
+"""
+
+import dataclasses
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjax import flags
+from mjax.observe import output, spans
+
+if TYPE_CHECKING:
+    from mjax.observe.page.answers import Page
+    from mjax.observe.page.server import PageServer
+
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
+"""Characters that mean nothing in addresses, cookies and headers (RFC 3986, 2.3)."""
+
+_BEGUN = ("config.json", "starts", "launch", "events.jsonl")
+"""What a run has left in its work dir before its first spans."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeFlags:
+    """Show a run in a browser while it runs, or afterwards."""
+
+    work_dir: Path
+    """Of the run."""
+    listen: str = "127.0.0.1:7450"
+    """HOST:PORT. Other machines reach a loopback address through `ssh -L`; on others
+    the page is not encrypted."""
+    spans_dir: Path | None = None
+    """Where the spans are, as in the flag --observe.spans-dir of the run. None: the
+    folder spans in the work dir."""
+    store: str | None = None
+    """postgresql://USER@HOST/NAME that ingesters feed: spans are read from there, and
+    only rows, events and the config from the work dir. None: spans are read from
+    files."""
+    run: str | None = None
+    """Of the spans in the store. None: the one that began last."""
+    token_file: Path | None = None
+    """File with the token that viewers need. None: a new one at each start."""
+
+    def __post_init__(self) -> None:
+        if self.run is not None and self.store is None:
+            raise ValueError("--run needs --store; a work dir has one run")
+        if self.spans_dir is not None and self.store is not None:
+            raise ValueError(
+                "--spans-dir and --store both say where the spans are; give one"
+            )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until a signal; return the exit code."""
+    try:
+        given = flags.read(
+            ServeFlags,
+            argv,
+            prog="python -m mjax.observe serve",
+            named_by=(ServeFlags,),
+        )
+        output.check_folder(given.work_dir)
+        if given.store is None:
+            check_run(given.work_dir, given.spans_dir)
+        token = read_token(given.token_file)
+        page, server = _start(given, token)
+    except ValueError as error:
+        return output.refuse(error)
+    except RuntimeError as error:  # the database does not answer
+        print(f"error: {output.printable(str(error))}", file=sys.stderr)
+        return 1
+    from mjax.observe.stream.service import stopped_by_signals
+
+    with stopped_by_signals() as stop:
+        output.warn(server.problems)
+        print(server.address, flush=True)
+        while not stop.wait(1.0) and server.is_alive():
+            pass
+    server.close()
+    page.close()
+    return 0
+
+
+def check_run(work_dir: Path, spans_dir: Path | None) -> None:
+    """Refuse a folder without spans, if no run has just begun in it.
+
+    Raises:
+      ValueError: there is nothing to show.
+    """
+    folder = spans_dir or work_dir / spans.FOLDER
+    if any(folder.glob("*.jsonl*")):
+        return
+    rows = work_dir / "metrics.jsonl"
+    if rows.is_file() and rows.stat().st_size:
+        raise ValueError(
+            f"{folder} has no spans, but {work_dir} has steps: it was started with "
+            "--observe.no-spans, or writes its spans elsewhere; name that folder with "
+            "--spans-dir"
+        )
+    if not any((work_dir / name).exists() for name in _BEGUN):
+        raise ValueError(
+            f"--work-dir {work_dir} has no spans and no run that begins; name the work "
+            "dir of a run"
+        )
+
+
+def _start(given: ServeFlags, token: str) -> "tuple[Page, PageServer]":
+    """Follow the run and serve its page.
+
+    Raises:
+      ValueError: a package is missing, or the address cannot be used.
+    """
+    try:
+        from mjax.observe.page import store_feed
+        from mjax.observe.page.answers import Page
+        from mjax.observe.page.file_feed import FileFeed
+        from mjax.observe.page.server import PageServer
+    except ImportError as error:
+        raise ValueError(
+            f"{error.name} is not installed; pip install 'mjax[observe]'"
+        ) from error
+    work_dir = given.work_dir.absolute()
+    if given.store is None:
+        feed = FileFeed(work_dir, given.spans_dir)
+    else:
+        store = store_feed.open_reader(given.store)
+        feed = store_feed.StoreFeed(work_dir, store, given.run)
+    page = Page(feed, name=output.printable(work_dir.name), work_dir=work_dir)
+    try:
+        return page, PageServer(page, listen=given.listen, token=token)
+    except BaseException:
+        page.close()
+        raise
+
+
+def read_token(path: Path | None) -> str:
+    """Read a token, or make one.
+
+    Raises:
+      ValueError: the file cannot be read, others may read it, or it has no token.
+    """
+    if path is None:
+        return secrets.token_hex(16)
+    try:
+        mode = path.stat().st_mode & 0o777
+        token = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise ValueError(
+            f"--token-file {path} cannot be read: {error.strerror}; write a word of "
+            "at least 16 letters and digits into it"
+        ) from error
+    if mode & 0o077:
+        raise ValueError(
+            f"--token-file {path} has mode {mode:04o}, others may read it; chmod 600"
+        )
+    if not _TOKEN.fullmatch(token):
+        raise ValueError(
+            f"--token-file {path} must have one word of 16 to 256 letters, digits, "
+            "hyphens, dots, tildes or underscores; write one, as openssl rand -hex 16 "
+            "prints it"
+        )
+    return token
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
