@@ -39,7 +39,7 @@ help:
 	@echo "make test-plan    compile for described GPUs, and read what came out"
 	@echo "make test-hf      compare with transformers, in both directions"
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
-	@echo "make test-services  store and stream on PostgreSQL and NATS on this machine, as root"
+	@echo "make test-services  PostgreSQL, NATS and the live page in Chromium, here, as root"
 	@echo "make test-newest  a short suite on the newest releases"
 	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
@@ -93,11 +93,14 @@ test-hf: env env-hf
 test-slurm: env
 	.venv/bin/python -m pytest tests/launch/test_slurm.py -m slurm $(ARGS)
 
-# A real PostgreSQL and NATS on this machine, in folders of their own. It needs root; what
-# is missing of Debian's packages is installed.
+# A real PostgreSQL, NATS and Chromium on this machine, in folders of their own. It needs
+# root; what is missing of Debian's packages is installed. npm fetches axe-core, which
+# checks the page for people who cannot see it.
 test-services: env
 	@ls /usr/sbin/nats-server /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || \
 	  apt-get install -y --no-install-recommends nats-server postgresql
+	@ls /usr/bin/chromium /usr/bin/npm > /dev/null 2>&1 || \
+	  apt-get install -y --no-install-recommends chromium npm
 	.venv/bin/python -m pytest tests/observe -m services $(ARGS)
 
 env-newest: .venv-newest/installed
