@@ -30,6 +30,7 @@ from mjax.data.dataset import open_dataset
 from mjax.data.loader import Loader
 from mjax.hardware.utilization import Utilization
 from mjax.run import ending, loop, metrics
+from mjax.run.watch import Watch
 from mjax.step.program import Program
 from scripts.bench_overhead import (
     Workload,
@@ -58,6 +59,21 @@ class SameBatch:
 
 def host_times_ms(program: Program, batches: loop.Batches) -> list[float]:
     """Run the loop with a step that computes nothing; ms of each iteration."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_empty(program, batches, Path(folder))
+        rows = metrics.read_rows(Path(folder) / "metrics.jsonl")
+    return [row["step_s"] * 1e3 for row in rows[NUM_WARMUP_STEPS:-1]]
+
+
+def run_empty(
+    program: Program,
+    batches: loop.Batches,
+    folder: Path,
+    *,
+    num_steps: int = NUM_STEPS,
+    watch: Watch | None = None,
+) -> None:
+    """Run the loop with a step that computes nothing."""
     scalars = {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens": 1, "skipped": 0}
 
     def empty_step(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -71,21 +87,24 @@ def host_times_ms(program: Program, batches: loop.Batches) -> list[float]:
     # Compiled ahead of time and kept whole with its batch, as mjax.train does it.
     lowered = step.lower(program.abstract_state, program.abstract_batch)
     program = dataclasses.replace(program, train_step=lowered.compile())
-    with tempfile.TemporaryDirectory() as folder:
-        run_loop(program, batches, Path(folder))
-        rows = metrics.read_rows(Path(folder) / "metrics.jsonl")
-    return [row["step_s"] * 1e3 for row in rows[NUM_WARMUP_STEPS:-1]]
+    _run_loop(program, batches, folder, num_steps, watch or Watch())
 
 
-def run_loop(program: Program, batches: loop.Batches, folder: Path) -> None:
-    """Run NUM_STEPS steps as mjax.train does; what they print is thrown away."""
+def _run_loop(
+    program: Program,
+    batches: loop.Batches,
+    folder: Path,
+    num_steps: int,
+    watch: Watch,
+) -> None:
+    """Run steps as mjax.train does; what they print is thrown away."""
     checkpoints = Checkpoints(folder, CkptConfig(keep=1))
     with contextlib.redirect_stdout(io.StringIO()), ending.StopRequest() as stop:
         recorder = metrics.Recorder(
             folder,
             LogConfig(every=1),
             start_step=0,
-            num_steps=NUM_STEPS,
+            num_steps=num_steps,
             active=True,
         )
         utilization = Utilization(
@@ -96,11 +115,11 @@ def run_loop(program: Program, batches: loop.Batches, folder: Path) -> None:
             state=program.init(),
             batches=batches,
             cadence=loop.Cadence(
-                num_steps=NUM_STEPS,
-                eval_every=NUM_STEPS,
-                ckpt_every=NUM_STEPS,
-                max_consecutive_skips=NUM_STEPS,
-                gc_every=NUM_STEPS,
+                num_steps=num_steps,
+                eval_every=num_steps,
+                ckpt_every=num_steps,
+                max_consecutive_skips=num_steps,
+                gc_every=num_steps,
             ),
             recorder=recorder,
             checkpoints=checkpoints,
@@ -109,6 +128,7 @@ def run_loop(program: Program, batches: loop.Batches, folder: Path) -> None:
             ),
             evaluate=lambda *_: {"eval_loss": 1.0, "eval_bits_per_byte": 1.0},
             facts={},
+            watch=watch,
         ).run(0, stop)
         recorder.close()
     checkpoints.close()

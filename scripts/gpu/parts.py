@@ -44,6 +44,12 @@ PARTS = MappingProxyType(
                 path="scripts.gpu.training",
                 timeout_s=180,
             ),
+            Part(
+                name="stamps",
+                title="Stamps: the clock, and what they cost",
+                path="scripts.gpu.stamp_times",
+                timeout_s=240,
+            ),
         )
     }
 )

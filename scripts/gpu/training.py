@@ -105,20 +105,22 @@ def programs(case: Case, setting: Setting) -> dict[str, Any]:
     """Return the step, which is the one that a run takes, and the initialisation."""
     if setting.mode != "gpu" and case.model.attention == "cudnn":
         raise SkippedError("cuDNN plans its kernels with its library, on the device")
-    program = _program(case, setting)
-    return {"step": _Step(program=program)}
+    return {"step": Step(program=step_program(case, setting))}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Step:
+class Step:
+    """The step of a program, for the compiler."""
+
     program: StepProgram
 
     def lower(self) -> jax.stages.Lowered:
-        p = self.program
-        return p.trace().lower()
+        """Trace it."""
+        return self.program.trace().lower()
 
 
-def _program(case: Case, setting: Setting) -> StepProgram:
+def step_program(case: Case, setting: Setting, *, stamps: bool = False) -> StepProgram:
+    """Build the program of a case."""
     attention = case.model.attention
     attention = setting.ours if attention == "auto" else attention
     return build_program(
@@ -132,6 +134,7 @@ def _program(case: Case, setting: Setting) -> StepProgram:
         zero_level=2,
         isolate_documents=case.isolate_documents,
         mesh=setting.mesh,
+        stamps=stamps,
     )
 
 
@@ -156,8 +159,7 @@ def random_batch(
 
 def measure(case: Case, setting: Setting) -> Row:
     """Time steps one by one, each from its call to its metrics on the host."""
-    step_program: _Step = programs(case, setting)["step"]
-    program = step_program.program
+    program = step_program(case, setting)
     batches = [random_batch(program, case.model.vocab_size, seed) for seed in range(2)]
     start = time.perf_counter()
     state = jax.block_until_ready(program.init())
