@@ -85,7 +85,7 @@ def counted(files: Sequence[SpanFile]) -> Counted:
     last = found[-1].file
     if last.lines[-1].end is None:
         problems.append(
-            f"{last.path} has no last line: the process runs, or was killed; the "
+            f"{last.path.name} has no last line: the process runs, or was killed; the "
             "time after its last span is not counted"
         )
     unexplained_s = parts.get(UNEXPLAINED, 0.0)
@@ -184,11 +184,26 @@ def _chosen(files: Sequence[SpanFile]) -> tuple[list[SpanFile], list[str]]:
 
 
 def _host_spans(of: SpanFile) -> Iterator[tuple[int, Span]]:
-    """Yield what the host did, with the step that it was for."""
-    for line in of.lines:
+    """Yield what the host did, with the step that it was for.
+
+    A host dispatches a step before it waits for the one before, and writes the spans of
+    a step together. So a file without an end lacks the newest dispatch, though it has
+    what came after it.
+    """
+    lines = [line for line in of.lines if any(s.stream == "host" for s in line.spans)]
+    is_cut_off = bool(lines) and of.lines[-1].end is None
+    cursor_ns = lines[0].spans[0].start_ns if lines else 0
+    for line in lines:
+        has_begun = False
         for span in line.spans:
-            if span.stream == "host":
-                yield line.step, span
+            if span.stream != "host":
+                continue
+            is_newest = is_cut_off and line is lines[-1] and has_begun
+            if is_newest and span.name == "device" and span.start_ns > cursor_ns:
+                missing = Span("dispatch", "host", "host", cursor_ns, span.start_ns)
+                yield line.step + 1, missing
+            yield line.step, span
+            has_begun, cursor_ns = True, max(cursor_ns, span.end_ns)
 
 
 def _first_step(of: SpanFile) -> int:

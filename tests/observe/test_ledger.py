@@ -148,6 +148,38 @@ def test_a_process_that_runs_is_said(tmp_path):
     assert "has no last line" in ledger.ledger(tmp_path).problems[0]
 
 
+def written_late(process, *, end):
+    """Return two steps as the loop writes them, the next one already dispatched."""
+    rows = {
+        1: [("data", 0, 1), ("dispatch", 1, 2), ("device", 4, 6), ("metrics", 6, 6.5)],
+        2: [("data", 2, 3), ("dispatch", 3, 4), ("agree", 6.5, 7), ("device", 8, 10)],
+    }
+    kinds = {"data": "data", "device": "compute"}
+    lines = [
+        Line(
+            n=0,
+            step=step,
+            spans=tuple(
+                span(process, name, kinds.get(name, "host"), "host", begin_s, end_s)
+                for name, begin_s, end_s in row
+            ),
+        )
+        for step, row in rows.items()
+    ]
+    return [*lines, *([] if end is None else [Line(n=0, end=end)])]
+
+
+@pytest.mark.parametrize(("end", "unexplained_s"), [(None, 0.0), (0, 1.0)])
+def test_a_running_process_has_dispatched_a_step_that_no_line_has_yet(
+    tmp_path, end, unexplained_s
+):
+    process = Process()
+    write(tmp_path, process, written_late(process, end=end))
+    found = ledger.ledger(tmp_path)
+    assert found.unexplained_s == pytest.approx(unexplained_s)
+    assert found.buckets["productive"] == pytest.approx(10.0 - unexplained_s)
+
+
 def test_another_rank_counts_where_rank_0_is_missing(tmp_path):
     process = Process(rank=3)
     write(tmp_path, process, start(process, 0, 1, 4))
