@@ -43,6 +43,9 @@ class Seen:
     """Span that is open; "" without beats."""
     is_beating: bool | None = None
     """It shows signs of life; None if that is not known."""
+    quiet_s: float | None = None
+    """Since its last beat, by the wall clocks of its host and of this one; None without
+    beats."""
     stack: str = ""
     devices: tuple[int, ...] = ()
 
@@ -201,6 +204,7 @@ def _see(rank: int, records: Records, now_ns: int) -> Seen:
         entered=(beat.entered, beat.microstep) if beat else None,
         doing=beat.doing if beat else "",
         is_beating=is_beating,
+        quiet_s=max(0.0, (now_ns - beat.wall_ns) / 1e9) if beat else None,
         devices=header.devices if header else (),
     )
 

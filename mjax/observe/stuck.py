@@ -37,6 +37,9 @@ from mjax.processes.progress import LOCK_ANSWER, Phase
 _NUM_STEPS = 256
 """Last steps that say what is usual; as many as the launcher takes."""
 _MOST_SHOWN = 8
+_BEFORE_S = 5.0
+"""That a rank stood still before others ended, to be the reason. Chosen: beats come
+each second, and a rank that waits for one that was killed stands still after it."""
 _LIMITED = {"step": "a step", "eval": "a batch of an evaluation", "save": "a save"}
 """Phases whose limit is a flag, and what it limits."""
 
@@ -252,6 +255,10 @@ def _blame(
     silent = [rank for rank, one in alive.items() if one.is_beating is False]
     if silent and len(silent) == len(alive):  # nobody waits for those that have ended
         return (), "no rank shows a sign of life: all have ended, or are killed or lost"
+    if before := _stood_before(seen):
+        is_stopped = all(seen[rank].state in "Tt" for rank in before)
+        reason = "stopped by a signal" if is_stopped else "it stood still"
+        return before, f"{reason}, and others ended later"
     for ranks, reason in (
         (failed, "ended while the others wait"),
         ([r for r, one in alive.items() if one.state == "gone"], "its process is gone"),
@@ -278,6 +285,28 @@ def _blame(
     usable = found if len(found) == len(alive) else {}
     verdict = stacks.judge(places, usable, stopped, [r for r in mute if r in usable])
     return verdict.ranks, verdict.reason
+
+
+def _stood_before(seen: Mapping[int, Seen]) -> list[int]:
+    """Return living ranks that stood still well before the first of others has ended.
+
+    Those that wait for a rank give up after a time, and end with an error. A rank that
+    is silent counts, and one that has begun fewer things than all that have ended.
+    """
+    ended = [one for one in seen.values() if one.code or one.state == "gone"]
+    places = [one.entered for one in ended if one.entered is not None]
+    quiet_s = [one.quiet_s for one in ended if one.quiet_s is not None]
+    if not ended or len(places) < len(ended) or len(quiet_s) < len(ended):
+        return []
+    found = []
+    for rank, one in seen.items():
+        if one.code is not None or one.state == "gone" or one.entered is None:
+            continue
+        stands_s = one.quiet_s if one.is_beating is False else one.age_s
+        is_behind = one.is_beating is False or one.entered < min(places)
+        if is_behind and stands_s is not None and stands_s > max(quiet_s) + _BEFORE_S:
+            found.append(rank)
+    return found
 
 
 def _place(one: Seen) -> stacks.Place:

@@ -356,6 +356,41 @@ def test_nobody_is_named_for_its_exit_code_when_all_others_are_silent(
     assert ask(tmp_path, capsys)["ranks"] == [3]
 
 
+@pytest.mark.parametrize("silent", [(2,), ()])
+def test_the_rank_that_stood_still_before_others_gave_up_is_named(
+    tmp_path, capsys, monkeypatch, silent
+):
+    # Ranks 1 and 3 have waited for rank 2 for 30 s, and ended with an error.
+    write_beats(
+        tmp_path,
+        monkeypatch,
+        entered=(40, 40, 39, 40),
+        clock_s=(0.0, -2.0, -32.0 if silent else 0.0, -1.0),
+        stands_s=(32.0, 0.0, 0.0 if silent else 32.0, 0.0),
+        end=(None, 1, None, 1),
+        silent=(*silent, 1, 3),
+    )
+    found = ask(tmp_path, capsys, "--step-s", "5")
+    assert found["ranks"] == [2]
+    assert found["reason"] == "it stood still, and others ended later"
+
+
+def test_the_rank_that_ended_is_named_where_the_others_stand_still_since_then(
+    tmp_path, capsys, monkeypatch
+):
+    write_beats(
+        tmp_path,
+        monkeypatch,
+        entered=(40, 39, 39, 40),
+        clock_s=(0.0, 0.0, 0.0, -30.0),
+        stands_s=(30.0, 31.0, 31.0, 0.0),
+        end=(None, None, None, 1),
+        silent=(3,),
+    )
+    found = ask(tmp_path, capsys, "--step-s", "5")
+    assert (found["ranks"], found["reason"]) == ([3], "ended while the others wait")
+
+
 @pytest.mark.parametrize("hours", [-1.0, 1.0])
 def test_clocks_of_hosts_that_differ_change_nothing(
     tmp_path, capsys, monkeypatch, hours
