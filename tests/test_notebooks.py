@@ -25,7 +25,7 @@ CHECKS = {
         "assert abs(sum(parts.values()) / account.wall_s - 1) < 0.01\n"
         "assert '--batch.microbatches' in diff.questions(both)[1][1]\n"
         "assert {row['role'] for row in rows} >= {'compute', 'pp'}\n"
-        "assert set(causes) >= {'slow host', 'garbage collection'}"
+        "assert set(causes) == {'slow host', 'late host', 'slow loader', 'pauses'}"
     ),
     "pipeline.ipynb": (
         "assert difference < 1e-5\n"
