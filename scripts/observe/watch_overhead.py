@@ -38,7 +38,7 @@ from scripts.evidence import Table, commit, write_page
 
 MOST = 1.01
 DEMO = (
-    *("--steps", "2401", "--eval.every", "2000", "--ckpt.every", "2000"),
+    *("--steps", "2401", "--eval.every", "3000", "--ckpt.every", "3000"),
     *("--log.sample-tokens", "0"),
 )
 DEVICES = (
