@@ -19,20 +19,16 @@ with 1 if a check fails. `--read` takes the runs that are in --work-dir.
 """
 
 import argparse
-import contextlib
-import dataclasses
 import json
-import os
 import shutil
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.evidence import REPOSITORY, commit
+from scripts.observe.processes import Process, coordinated, run
 
 FIRST, STOP, STEPS = 13, 16, 16
 """Recorded steps, and all of them."""
@@ -65,72 +61,34 @@ WITNESS = (
 LIMIT_S = 500.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Process:
-    """A training process to start."""
-
-    log: Path
-    flags: Sequence[str]
-    environment: dict[str, str]
-    module: Sequence[str] = ("mjax.train",)
-
-
-def run(processes: Iterable[Process]) -> None:
-    """Train, and wait for the end.
-
-    Raises:
-      RuntimeError: a process failed; the message has its errors.
-    """
-    with contextlib.ExitStack() as stack:
-        started = []
-        for one in processes:
-            log = stack.enter_context(one.log.open("w+"))
-            process = subprocess.Popen(
-                [sys.executable, "-m", *one.module, *one.flags],
-                cwd=REPOSITORY,
-                env=os.environ | {"JAX_PLATFORMS": "cpu"} | one.environment,
-                stdout=log,
-                stderr=log,
-            )
-            stack.callback(process.kill)
-            started.append((process, log))
-        until_s = time.monotonic() + LIMIT_S
-        for process, log in started:
-            code = process.wait(max(until_s - time.monotonic(), 1))
-            if code:
-                log.seek(0)
-                said = log.read()[-3000:]
-                raise RuntimeError(f"{log.name}: exit code {code}\n{said}")
-
-
 def run_shifted(folder: Path) -> None:
     """Train on four processes whose clocks are shifted."""
-    with socket.create_server(("", 0)) as server:
-        coordinator = f"127.0.0.1:{server.getsockname()[1]}"
     anchor_ns = time.monotonic_ns()
     (folder / "anchor").write_text(str(anchor_ns))
     inject = REPOSITORY / "scripts" / "observe" / "shifted_clocks"
     flags = (*FLAGS, *PIPELINE, *SHIFTED, "--work-dir", str(folder / "pipeline"))
-    flags += ("--distributed.coordinator", coordinator)
-    flags += ("--distributed.num-processes", str(NUM_PROCESSES))
+    flags += (*coordinated(NUM_PROCESSES),)
     run(
-        Process(
-            log=folder / f"pipeline-{rank}.log",
-            flags=(*flags, "--distributed.process-id", str(rank)),
-            environment={
-                "PYTHONPATH": f"{inject}:{REPOSITORY}",
-                "CLOCK_SHIFT": f"{SHIFTS_NS[rank]} {DRIFTS_PPM[rank]} {anchor_ns}",
-                "MJAX_HOST": f"node{rank}",
-            },
-        )
-        for rank in range(NUM_PROCESSES)
+        (
+            Process(
+                log=folder / f"pipeline-{rank}.log",
+                flags=(*flags, "--distributed.process-id", str(rank)),
+                environment={
+                    "PYTHONPATH": f"{inject}:{REPOSITORY}",
+                    "CLOCK_SHIFT": f"{SHIFTS_NS[rank]} {DRIFTS_PPM[rank]} {anchor_ns}",
+                    "MJAX_HOST": f"node{rank}",
+                },
+            )
+            for rank in range(NUM_PROCESSES)
+        ),
+        LIMIT_S,
     )
 
 
 def run_plain(folder: Path) -> None:
     """Train without a pipeline."""
     plain = (*FLAGS, *PLAIN, "--work-dir", str(folder / "plain"))
-    run([Process(log=folder / "plain.log", flags=plain, environment={})])
+    run([Process(log=folder / "plain.log", flags=plain)], LIMIT_S)
 
 
 def run_witness(folder: Path) -> None:
@@ -142,9 +100,9 @@ def run_witness(folder: Path) -> None:
                 log=folder / "witness.log",
                 module=("scripts.observe.real_timeline", "--witness"),
                 flags=(str(folder / "witness.jsonl"), "--", *flags),
-                environment={},
             )
-        ]
+        ],
+        LIMIT_S,
     )
 
 

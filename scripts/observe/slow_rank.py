@@ -14,10 +14,6 @@ compiled step of its loop and runs the trainer.
 """
 
 import argparse
-import contextlib
-import os
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -28,7 +24,8 @@ from mjax.observe.detect.stragglers import MIN_STEPS
 from mjax.observe.heatmap import report_of, says
 from mjax.observe.spans import read_run
 from mjax.observe.step_times import StepTimes, step_times
-from scripts.evidence import REPOSITORY
+from scripts.observe.processes import Process, coordinated
+from scripts.observe.processes import run as run_all
 
 NUM_PROCESSES = 4
 WITHIN = 50
@@ -74,37 +71,23 @@ def run(
     Raises:
       RuntimeError: one of them failed; the message has its errors.
     """
-    with socket.create_server(("", 0)) as server:
-        coordinator = f"127.0.0.1:{server.getsockname()[1]}"
     flags = ["--recipe", "debug", "--data.path", "synthetic", "--simulate-devices", "1"]
     flags += ["--steps", str(steps), "--model.layers", "2", "--eval.every", "1000"]
     flags += ["--observe.stamps", str(stamps), "--work-dir", str(work_dir)]
-    flags += ["--distributed.coordinator", coordinator]
-    flags += ["--distributed.num-processes", str(NUM_PROCESSES)]
-    script = [sys.executable, "-m", "scripts.observe.slow_rank", "--rank"]
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for rank in range(NUM_PROCESSES):
-            own_s = sleep_s if rank == slow_rank else 0.0
-            own = [str(rank), "--sleep-s", str(own_s), "--", *flags]
-            log = stack.enter_context(Path(f"{work_dir}-{rank}.log").open("w+"))
-            process = subprocess.Popen(
-                [*script, *own, "--distributed.process-id", str(rank)],
-                cwd=REPOSITORY,
-                env=os.environ | {"JAX_PLATFORMS": "cpu"},
-                stdout=log,
-                stderr=log,
+    flags += coordinated(NUM_PROCESSES)
+    slept_s = [sleep_s if rank == slow_rank else 0.0 for rank in range(NUM_PROCESSES)]
+    module = ("scripts.observe.slow_rank", "--rank")
+    run_all(
+        [
+            Process(
+                log=Path(f"{work_dir}-{rank}.log"),
+                module=(*module, str(rank), "--sleep-s", str(own_s), "--"),
+                flags=(*flags, "--distributed.process-id", str(rank)),
             )
-            stack.callback(process.kill)
-            processes.append((process, log))
-        deadline = time.monotonic() + LIMIT_S
-        for process, log in processes:
-            code = process.wait(max(deadline - time.monotonic(), 1))
-            if code:
-                log.seek(0)
-                raise RuntimeError(
-                    f"{log.name}: exit code {code}\n{log.read()[-3000:]}"
-                )
+            for rank, own_s in enumerate(slept_s)
+        ],
+        LIMIT_S,
+    )
 
 
 def named(times: StepTimes, num_steps: int) -> dict[str, str]:

@@ -12,14 +12,10 @@ front of the parts of its loop and its step, and runs the trainer.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import gc
 import json
-import os
 import random
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mjax import checked_json
-from scripts.evidence import REPOSITORY
+from scripts.observe.processes import Process, coordinated
+from scripts.observe.processes import run as run_all
 
 Kind = Literal["none", "late host", "every 5th", "slow forward", "garbage", "loader"]
 KINDS: tuple[Kind, ...] = (
@@ -229,44 +226,23 @@ def run(work_dir: Path, shape: str, plan: Sequence[Block]) -> None:
     work_dir.mkdir(parents=True)
     text = json.dumps([dataclasses.asdict(block) for block in plan])
     (work_dir / "plan.json").write_text(text)
-    with socket.create_server(("", 0)) as server:
-        coordinator = f"127.0.0.1:{server.getsockname()[1]}"
     flags = ["--recipe", "debug", "--data.path", "synthetic", "--simulate-devices", "1"]
     flags += ["--steps", str(plan[-1].last), "--eval.every", "100000"]
     flags += ["--ckpt.every", "100000"]
     flags += ["--observe.stamps", "True", "--work-dir", str(work_dir / "run")]
-    flags += ["--distributed.coordinator", coordinator, *SHAPES[shape]]
-    flags += ["--distributed.num-processes", str(NUM_PROCESSES)]
-    script = [sys.executable, "-m", "scripts.observe.slowed_run"]
-    script += ["--work-dir", str(work_dir), "--rank"]
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for rank in range(NUM_PROCESSES):
-            log = stack.enter_context((work_dir / f"{rank}.log").open("w+"))
-            process = subprocess.Popen(
-                [
-                    *script,
-                    str(rank),
-                    "--",
-                    *flags,
-                    "--distributed.process-id",
-                    f"{rank}",
-                ],
-                cwd=REPOSITORY,
-                env=os.environ | {"JAX_PLATFORMS": "cpu"},
-                stdout=log,
-                stderr=log,
+    flags += [*coordinated(NUM_PROCESSES), *SHAPES[shape]]
+    module = ("scripts.observe.slowed_run", "--work-dir", str(work_dir), "--rank")
+    run_all(
+        [
+            Process(
+                log=work_dir / f"{rank}.log",
+                module=(*module, str(rank), "--"),
+                flags=(*flags, "--distributed.process-id", str(rank)),
             )
-            stack.callback(process.kill)
-            processes.append((process, log))
-        deadline = time.monotonic() + LIMIT_S
-        for process, log in processes:
-            code = process.wait(max(deadline - time.monotonic(), 1))
-            if code:
-                log.seek(0)
-                raise RuntimeError(
-                    f"{log.name}: exit code {code}\n{log.read()[-3000:]}"
-                )
+            for rank in range(NUM_PROCESSES)
+        ],
+        LIMIT_S,
+    )
 
 
 def main() -> int:
