@@ -17,9 +17,41 @@ WRONG_ON_PURPOSE = ROOT / "docs" / "benchmarks" / "bad_inputs.md"
 DOCUMENTS = sorted(
     {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {WRONG_ON_PURPOSE}
 )
+# Its other rows name the files and flags of other frameworks.
+TASKS = ROOT / "docs" / "tasks.md"
 by_document = pytest.mark.parametrize(
     "document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
 )
+
+
+def text_on_mjax(document: Path) -> str:
+    """The text of a document; of the tasks, the lines that say what mjax does."""
+    text = document.read_text()
+    if document != TASKS:
+        return text
+    summary = re.findall(r"^\| \d+ \|.*$", text, re.MULTILINE)
+    rows = re.findall(r"^\| mjax \|.*$", text, re.MULTILINE)
+    return "\n".join([*summary, *rows])
+
+
+def test_each_of_the_25_tasks_says_when_it_is_done_and_how_each_framework_does_it() -> (
+    None
+):
+    text = TASKS.read_text()
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    summary = re.findall(r"^\| (\d+) \| ([^|]*) \|", text, re.MULTILINE)
+    assert [f"{number}. {title}" for number, title in summary] == [
+        section.partition("\n")[0] for section in sections
+    ]
+    assert [int(number) for number, _ in summary] == list(range(1, 26))
+    for section in sections:
+        assert "**Done when:** " in section
+        rows = re.findall(r"^\| (\w+) \| (.*) \|$", section, re.MULTILINE)
+        names = ["litgpt", "torchtitan", "levanter", "MaxText", "mjax"]
+        assert [name for name, _ in rows] == names
+        cells = [cell.strip() for _, row in rows[:4] for cell in row.split(" | ")]
+        assert len(cells) == 12  # mark, how and source of each
+        assert all(cells)
 
 
 @by_document
@@ -42,7 +74,7 @@ def test_tests_that_are_named_exist(document: Path) -> None:
 @by_document
 def test_files_that_are_named_exist(document: Path) -> None:
     pattern = r"\b(?:mjax|tests|scripts|notebooks)/[\w/]+\.(?:py|sh|ipynb)\b"
-    named = set(re.findall(pattern, document.read_text()))
+    named = set(re.findall(pattern, text_on_mjax(document)))
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
@@ -58,7 +90,7 @@ def flags(cls: typing.Any, prefix: str = "--") -> Iterator[str]:
 def test_flags_of_a_group_that_are_named_exist(document: Path) -> None:
     known = set(flags(TrainConfig))
     groups = {flag.partition(".")[0] for flag in known if "." in flag}
-    named = set(re.findall(r"--[a-z]+\.[a-z][a-z0-9-]*", document.read_text()))
+    named = set(re.findall(r"--[a-z]+\.[a-z][a-z0-9-]*", text_on_mjax(document)))
     named = {flag.replace(".no-", ".") for flag in named}
     assert {f for f in named if f.partition(".")[0] in groups} - known == set()
 
