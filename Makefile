@@ -32,7 +32,7 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
 	@echo "make env-plan     the same, and what compiles for NVIDIA GPUs without one"
-	@echo "make env-hf       torch and transformers in .venv-hf, which the tests ask"
+	@echo "make env-hf       torch, transformers, peft and openai in .venv-hf, which tests ask"
 	@echo "make env-newest   mjax with the newest releases, in .venv-newest"
 	@echo "make train        train the demo recipe; make train ARGS='--steps 50'"
 	@echo "make test         the gate: format, lint, types, tests"
@@ -67,7 +67,7 @@ env-hf: .venv-hf/installed
 # folders, where .python-version does not choose, or HF_PYTHON=/path/to/python.
 .venv-hf/installed: constraints-hf.txt
 	@cd / && "$(HF_PYTHON)" -m venv --clear "$(CURDIR)/.venv-hf"
-	.venv-hf/bin/python $(INSTALL) -c constraints-hf.txt torch transformers
+	.venv-hf/bin/python $(INSTALL) -c constraints-hf.txt torch transformers peft openai
 	@touch $@
 
 train: env
