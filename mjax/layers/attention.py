@@ -1,5 +1,8 @@
 """Self-attention with heads split over tensor parallelism."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -10,6 +13,12 @@ from mjax.layers.config import AttentionConfig
 from mjax.layers.initialise import normal, zeros
 from mjax.layers.linear import InWeight, OutWeight
 from mjax.mesh import collectives
+
+Core = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""(q [B, T, N, H], k, v [B, T, K, H]), positions applied -> attended values as q."""
+
+CachedCore = Callable[[Core, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+"""(the core of training, q, k, v) -> what takes its place, and what it keeps."""
 
 
 class Attention(nnx.Module):
@@ -70,7 +79,8 @@ class Attention(nnx.Module):
         window: int | None,
         cos_sin: rope.Angles | None,
         segments: Int[Array, "B T"] | None,
-    ) -> Float[Array, "B T NH"]:
+        cached: CachedCore | None = None,
+    ) -> tuple[Float[Array, "B T NH"], Any]:
         """Attend: this device's heads over the whole sequence.
 
         Args:
@@ -80,6 +90,9 @@ class Attention(nnx.Module):
           window: keys a query sees, itself included; None is all.
           cos_sin: rotary angles; None leaves positions out.
           segments: documents of the row; attention stays inside one. None is one.
+          cached: called in place of the core, where keys and values are kept.
+        Returns:
+          the attended values, and what `cached` keeps; None without it.
         """
 
         def heads(x: jax.Array, bias: nnx.Param | None, local: bool) -> jax.Array:
@@ -109,5 +122,5 @@ class Attention(nnx.Module):
         if self.config.recompute:
             keep = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
             core = jax.checkpoint(core, policy=keep)
-        out = core(q, k, v)
-        return out.reshape(*out.shape[:2], -1)
+        out, kept = (core(q, k, v), None) if cached is None else cached(core, q, k, v)
+        return out.reshape(*out.shape[:2], -1), kept

@@ -5,13 +5,14 @@ A parallel block enters and leaves its tensor-parallel region once, a serial blo
 twice: half the traffic for the same work.
 """
 
-from typing import NamedTuple
+import abc
+from typing import Any, NamedTuple
 
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from mjax.layers import rope
-from mjax.layers.attention import Attention
+from mjax.layers.attention import Attention, CachedCore
 from mjax.layers.config import BlockConfig, LayerKind
 from mjax.layers.dropout import DropoutKey, dropout
 from mjax.layers.linear import column_parallel, row_parallel
@@ -27,6 +28,8 @@ class Context(NamedTuple):
     """Rotary angles of each position."""
     segments: Int[Array, "B T"] | None
     """Document of each position; None is one document a row."""
+    cached: CachedCore | None = None
+    """In place of the attention core, in generation; None is training."""
 
 
 class Block(nnx.Module):
@@ -56,6 +59,26 @@ class Block(nnx.Module):
             rngs=rngs,
         )
 
+    def __call__(
+        self,
+        x: Float[Array, "B t D"],
+        kind: LayerKind,
+        context: Context,
+        key: DropoutKey | None,
+    ) -> Float[Array, "B t D"]:
+        """Apply the block to this device's part of the residual stream."""
+        return self.apply(x, kind, context, key)[0]
+
+    @abc.abstractmethod
+    def apply(
+        self,
+        x: Float[Array, "B t D"],
+        kind: LayerKind,
+        context: Context,
+        key: DropoutKey | None,
+    ) -> tuple[Float[Array, "B t D"], Any]:
+        """Apply the block; return also what `context.cached` keeps, else None."""
+
     def _mix(
         self,
         q: Float[Array, "n B s NH"],
@@ -63,15 +86,16 @@ class Block(nnx.Module):
         v: Float[Array, "n B s KH"],
         kind: LayerKind,
         context: Context,
-    ) -> Float[Array, "n B s NH"]:
+    ) -> tuple[Float[Array, "n B s NH"], Any]:
         """Attend over the whole sequence; shards in, shards out."""
-        mixed = self.attention.mix(
+        mixed, kept = self.attention.mix(
             *map(collectives.to_natural, (q, k, v)),
             window=kind.window,
             cos_sin=context.cos_sin if kind.rotate else None,
             segments=context.segments,
+            cached=context.cached,
         )
-        return collectives.to_relative(mixed, whole=self.tp_chunks == 1)
+        return collectives.to_relative(mixed, whole=self.tp_chunks == 1), kept
 
 
 def _norm(config: BlockConfig) -> Norm:
@@ -105,25 +129,27 @@ class ParallelBlock(Block):
         super().__init__(config, rngs=rngs, tp_chunks=tp_chunks)
         self.norm = _norm(config)
 
-    def __call__(
+    def apply(
         self,
         x: Float[Array, "B t D"],
         kind: LayerKind,
         context: Context,
         key: DropoutKey | None,
-    ) -> Float[Array, "B t D"]:
+    ) -> tuple[Float[Array, "B t D"], Any]:
         """Apply the block to this device's part of the residual stream."""
         weights = self.attention.in_weights() + self.mlp.in_weights()
         x, normed = self.norm.branch(x)
-        q, k, v, *up = column_parallel(normed, weights, self.tp_chunks)
-        mixed = self._mix(q, k, v, kind, context)
+        joined = context.cached is None
+        q, k, v, *up = column_parallel(normed, weights, self.tp_chunks, joined=joined)
+        mixed, kept = self._mix(q, k, v, kind, context)
         y = row_parallel(
             [mixed, self.mlp.activate(up)],
             [self.attention.out_weight(), self.mlp.out_weight()],
             self.tp_chunks,
+            joined=joined,
         )
         y = _add_biases(y, self.attention.out_bias(), self.mlp.out_bias())
-        return x + dropout(y, self.dropout, None if key is None else key.at(0))
+        return x + dropout(y, self.dropout, None if key is None else key.at(0)), kept
 
 
 class SerialBlock(Block):
@@ -138,27 +164,29 @@ class SerialBlock(Block):
         self.norm_attention = _norm(config)
         self.norm_mlp = _norm(config)
 
-    def __call__(
+    def apply(
         self,
         x: Float[Array, "B t D"],
         kind: LayerKind,
         context: Context,
         key: DropoutKey | None,
-    ) -> Float[Array, "B t D"]:
+    ) -> tuple[Float[Array, "B t D"], Any]:
         """Apply the block to this device's part of the residual stream."""
         x, normed = self.norm_attention.branch(x)
-        q, k, v = column_parallel(normed, self.attention.in_weights(), self.tp_chunks)
-        y = row_parallel(
-            [self._mix(q, k, v, kind, context)],
-            [self.attention.out_weight()],
-            self.tp_chunks,
+        joined = context.cached is None
+        q, k, v = column_parallel(
+            normed, self.attention.in_weights(), self.tp_chunks, joined=joined
         )
+        mixed, kept = self._mix(q, k, v, kind, context)
+        y = row_parallel([mixed], [self.attention.out_weight()], self.tp_chunks)
         y = _add_biases(y, self.attention.out_bias())
         x = x + dropout(y, self.dropout, None if key is None else key.at(0))
         x, normed = self.norm_mlp.branch(x)
-        up = column_parallel(normed, self.mlp.in_weights(), self.tp_chunks)
+        up = column_parallel(
+            normed, self.mlp.in_weights(), self.tp_chunks, joined=joined
+        )
         y = row_parallel(
             [self.mlp.activate(up)], [self.mlp.out_weight()], self.tp_chunks
         )
         y = _add_biases(y, self.mlp.out_bias())
-        return x + dropout(y, self.dropout, None if key is None else key.at(1))
+        return x + dropout(y, self.dropout, None if key is None else key.at(1)), kept

@@ -35,7 +35,11 @@ PROJECTION = "projection"
 
 
 def column_parallel(
-    x: Float[Array, "B t D"], weights: Sequence[InWeight], num_chunks: int
+    x: Float[Array, "B t D"],
+    weights: Sequence[InWeight],
+    num_chunks: int,
+    *,
+    joined: bool = True,
 ) -> list[Float[Array, "n B s _"]]:
     """Gather the sequence and project to the outputs that this device owns.
 
@@ -43,10 +47,19 @@ def column_parallel(
       x: the device's part of the sequence, t = T/tp positions.
       weights: local, [D, ...] each; the dims after the first count as one, F_i.
       num_chunks: products that the sequence is cut into, each of what has arrived.
+      joined: multiply at once. Joining copies the weights, which costs nothing beside
+        a long sequence, and more than the product itself where one token a sequence is
+        decoded; one by one, there is one chunk.
     Returns:
       x @ w for each w, over the whole sequence: n = tp shards of s = t positions, in
       the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
     """
+    if not joined:
+        assert num_chunks == 1
+        x = collectives.gather_sequence(x)[None]
+        return [
+            jnp.einsum("nbsd,df->nbsf", x, w.reshape(w.shape[0], -1)) for w in weights
+        ]
     y = _gather_and_multiply(num_chunks, x, tuple(weights))
     y = checkpoint_name(y, PROJECTION)
     return jnp.split(y, _ends([math.prod(w.shape[1:]) for w in weights]), axis=3)
@@ -56,6 +69,8 @@ def row_parallel(
     parts: Sequence[Float[Array, "n B s _"]],
     weights: Sequence[OutWeight],
     num_chunks: int,
+    *,
+    joined: bool = True,
 ) -> Float[Array, "B t D"]:
     """Project back to the model width, sum over tp, keep this device's positions.
 
@@ -64,9 +79,17 @@ def row_parallel(
         `column_parallel`.
       weights: local, [..., D] each; the dims before the last count as one, F_i.
       num_chunks: as in `column_parallel`.
+      joined: as in `column_parallel`.
     Returns:
       the sum over i and over tp of part @ w, on t = T/tp positions.
     """
+    if not joined:
+        assert num_chunks == 1
+        products = [
+            jnp.einsum("nbsf,fd->nbsd", part, w.reshape(-1, w.shape[-1]))
+            for part, w in zip(parts, weights, strict=True)
+        ]
+        return collectives.scatter_sequence(sum(products[1:], products[0])[0])
     y = _multiply_and_scatter(num_chunks, tuple(parts), tuple(weights))
     return checkpoint_name(y, PROJECTION)
 

@@ -6,10 +6,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import PartitionSpec
 
-from tests.training import LENGTH, ONE_DEVICE, ROWS, TINY, make_program
+from mjax.mesh.axes import AxisSizes
+from mjax.model.transformer import Transformer, abstract_params
+from mjax.step.state import param_specs
+from tests.training import (
+    EVERY_OPTION,
+    LENGTH,
+    ONE_DEVICE,
+    ROWS,
+    TINY,
+    make_mesh,
+    make_program,
+)
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -83,3 +98,44 @@ def test_joined_weights_never_wait_for_the_backward_pass(remat) -> None:
     # The outputs of that product: one stack, or the parts it is split into, or none.
     keeps_product = f"f32[5,1,{ROWS},{LENGTH},{width}]" in text
     assert keeps_product is (remat == "dots")
+
+
+@pytest.mark.promotion(rank="allow")
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("block", ["parallel", "serial"])
+def test_a_cached_core_gets_rotated_keys_and_changes_nothing_else(block, tp) -> None:
+    """Its weights are multiplied one by one: sums in another order, float32."""
+    model = dataclasses.replace(EVERY_OPTION, block=block, kv_heads=8)
+    graph, state = nnx.split(Transformer(model, rngs=nnx.Rngs(3)))
+    params = nnx.to_pure_dict(state)
+    one = jax.tree.map(lambda x: x[0] + 0.01, params["blocks"])
+    mesh = make_mesh((1, 1, 1, tp))
+    sizes = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=tp)
+    specs = param_specs(abstract_params(model)[1], sizes, shard_over_dp=False)
+    specs = jax.tree.map(lambda s: PartitionSpec(*s[1:]), specs["blocks"])
+
+    def per_device(params: Any, x: jax.Array) -> Any:
+        whole = nnx.merge(graph, nnx.to_pure_dict(state))
+        blocks = nnx.merge(nnx.graphdef(whole.blocks), params)
+        context = whole.context(jnp.arange(LENGTH)[None], None)
+        cached = context._replace(cached=lambda core, *qkv: (core(*qkv), qkv[1:]))
+        kind = model.kinds[0]
+        plain = blocks(x, kind, context, None)
+        return plain, *blocks.apply(x, kind, cached, None)
+
+    split, heads = PartitionSpec(None, "tp"), PartitionSpec(None, None, "tp")
+    mapped = jax.shard_map(
+        per_device,
+        mesh=mesh,
+        in_specs=(specs, split),
+        out_specs=(split, split, (heads, heads)),
+    )
+    x = jax.random.normal(jax.random.key(0), (1, LENGTH, model.d_model))
+    plain, cached, (k, v) = jax.jit(mapped)(one, x)
+    np.testing.assert_allclose(cached, plain, rtol=2e-5, atol=2e-6)
+    assert k.shape == v.shape == (1, LENGTH, 8, model.head_width)
+    # The first position is not rotated, the others are: equal inputs, other keys.
+    same = jnp.broadcast_to(x[:, :1], x.shape)
+    _, _, (k, v) = jax.jit(mapped)(one, same)
+    np.testing.assert_allclose(v, jnp.broadcast_to(v[:, :1], v.shape), atol=1e-6)
+    assert float(jnp.abs(k - k[:, :1]).max()) > 1e-3

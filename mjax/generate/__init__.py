@@ -1,0 +1,1 @@
+"""Text from a model: opened, continued token by token, served."""

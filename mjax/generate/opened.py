@@ -1,0 +1,352 @@
+"""A model opened to be used: its parameters on a mesh, its tokenizer, its ends.
+
+Enters: a path (a work dir, a folder of checkpoints, one checkpoint, or a folder in the
+form of Hugging Face) and a mesh. Leaves: an `Opened`. Whatever mesh wrote the
+parameters, each box is read once and goes straight to the devices that hold it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from mjax import checked_json
+from mjax.ckpt import places
+from mjax.ckpt.boxes import Box, slices
+from mjax.ckpt.recovery import by_path
+from mjax.ckpt.saved_step import SavedStep
+from mjax.config.train import from_json
+from mjax.data.tokenizers import BYTES, Tokenizer, load_tokenizer, trained_vocab_size
+from mjax.hugging_face.params import CONFIG, open_params, read_config
+from mjax.mesh.axes import AXES, AxisSizes
+from mjax.model.config import ModelConfig
+from mjax.model.transformer import Params, abstract_params, map_params
+from mjax.processes.agreement import Agreement
+from mjax.run.init_from import Weights, initial_params
+from mjax.step.state import param_specs
+
+TOKENIZER_DIR = "tokenizer"
+"""Folder of a work dir with the tokenizer of the run, as transformers has them."""
+DIGEST = "tokenizer_digest"
+"""Fact of a saved step: digest of the tokenizer that its tokens are of."""
+
+_SPEC, _SETTINGS, _TEMPLATE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+_GENERATION = "generation_config.json"
+# Under these names config.json says how long sequences may be: Llama and its kin, GPT.
+_LENGTHS = ("max_position_embeddings", "n_positions")
+_NAMED_LEAVES = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model that can be used."""
+
+    name: str
+    """What was opened, for people."""
+    model: ModelConfig
+    params: Params
+    """Canonical form, layers stacked in their order; compute dtype; on the mesh."""
+    mesh: Mesh
+    tokenizer: Tokenizer
+    chat_template: str | None
+    """Jinja text; None: the model has none."""
+    seq_len: int
+    """Longest sequence that the model is meant for."""
+    eos_ids: tuple[int, ...]
+    """Tokens at which generation ends."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A model whose parameters are not read yet."""
+
+    name: str
+    model: ModelConfig
+    seq_len: int
+    read_boxes: Callable[[str, list[Box]], list[np.ndarray]]
+    tokenizer: Tokenizer
+    folder: Path | None
+    """Where the files beside the tokenizer are; None: there are none."""
+
+
+def open_model(
+    path: str,
+    mesh: Mesh,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    step: int | None = None,
+    tokenizer: str | None = None,
+) -> Opened:
+    """Open a model to generate text with it, or to evaluate it.
+
+    Args:
+      path: a work dir or a folder of checkpoints (the newest is taken), one checkpoint,
+        or a folder in the form of Hugging Face.
+      mesh: with all axes; parameters are split over tp, and whole over dp.
+      dtype: of the parameters, and of what is computed with them.
+      step: the checkpoint to take.
+      tokenizer: bytes, or a tokenizer.json; None takes that of the run or the folder.
+    Raises:
+      ValueError: there is no such model, it does not divide over the mesh, or the
+        tokenizer is not its own.
+      RuntimeError: files are missing or damaged.
+    """
+    if mesh.shape["pp"] > 1:
+        raise ValueError(
+            f"--mesh.pp must be 1 to use a model, got {mesh.shape['pp']}: the layers "
+            "of a token run one after the other; use --mesh.tp "
+            f"{mesh.shape['pp']} to split each layer instead"
+        )
+    if places.is_hugging_face(path):
+        if step is not None:
+            raise ValueError(
+                f"{path} is a model in the form of Hugging Face, which has no steps; "
+                f"leave out --step {step}"
+            )
+        found = _find_folder(Path(path), tokenizer)
+    else:
+        found = _find_checkpoint(path, step, tokenizer)
+    _check_vocab(found)
+    params = _read(found, mesh, dtype)
+    return Opened(
+        name=found.name,
+        model=found.model,
+        params=params,
+        mesh=mesh,
+        tokenizer=found.tokenizer,
+        chat_template=_chat_template(found.folder),
+        seq_len=found.seq_len,
+        eos_ids=_eos_ids(found.tokenizer, found.folder, found.model),
+    )
+
+
+# -------------------------------------------------------------------------- parameters
+
+
+def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
+    """Find a model in the form of Hugging Face."""
+    family, model = read_config(folder)
+    source = open_params(folder, model)
+    config = checked_json.read((folder / CONFIG).read_bytes(), dict[str, Any])
+    lengths = [config[name] for name in _LENGTHS if config.get(name) is not None]
+    if not lengths:
+        raise ValueError(
+            f"{folder / CONFIG} does not say how long a sequence may be; add "
+            f"{_LENGTHS[0]}"
+        )
+    if tokenizer is None and not (folder / _SPEC).is_file():
+        raise ValueError(
+            f"{folder} has no {_SPEC}; give the model's as --tokenizer PATH, or "
+            "--tokenizer bytes for a model of bytes"
+        )
+    return _Found(
+        name=f"{folder} ({family.name})",
+        model=model,
+        seq_len=checked_json.check(lengths[0], int, _LENGTHS[0]),
+        read_boxes=lambda name, boxes: [source.read(name, slices(b)) for b in boxes],
+        tokenizer=_load_tokenizer(tokenizer or str(folder)),
+        folder=folder,
+    )
+
+
+def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Found:
+    """Find a saved step, and what its run says about it."""
+    place = places.find(path)
+    saved = SavedStep(places.choose(place, step))
+    config = from_json(saved.config())
+    folder = _tokenizer_folder(place, path)
+    if tokenizer is not None:
+        loaded = _load_tokenizer(tokenizer)
+    elif config.data.tokenizer == BYTES:
+        loaded = _load_tokenizer(BYTES)
+    elif folder is not None and (folder / _SPEC).is_file():
+        loaded = _load_tokenizer(str(folder), config.data.eos_token)
+    else:
+        loaded = _tokenizer_of_run(config.data.tokenizer, config.data.eos_token, path)
+    digest = saved.manifest.run.get(DIGEST)
+    if digest is not None and digest != loaded.digest:
+        raise ValueError(
+            f"the tokenizer is not that of {saved.path}: digest {loaded.digest[:12]}, "
+            f"the checkpoint was trained with {str(digest)[:12]} "
+            f"(--data.tokenizer {config.data.tokenizer}); give that one as --tokenizer"
+        )
+    return _Found(
+        name=str(saved.path),
+        model=config.model,
+        seq_len=config.data.seq_len,
+        read_boxes=_checked_boxes(saved, config.model),
+        tokenizer=loaded,
+        folder=folder,
+    )
+
+
+def _checked_boxes(
+    saved: SavedStep, model: ModelConfig
+) -> Callable[[str, list[Box]], list[np.ndarray]]:
+    """Return what reads boxes of a step that holds the parameters of its config."""
+    pure = _pure(abstract_params(model)[1])
+    wanted = {name: tuple(x.shape) for name, x in by_path({"params": pure}).items()}
+    held = {n: saved.shape(n) for n in saved.names() if n.startswith("params.")}
+    wrong = [
+        f"{name}: {held.get(name, 'absent')}, its config means "
+        f"{wanted.get(name, 'none')}"
+        for name in sorted(wanted | held)
+        if wanted.get(name) != held.get(name)
+    ]
+    if wrong:
+        raise ValueError(
+            f"{saved.path} holds other parameters than its config says: "
+            + "; ".join(wrong[:_NAMED_LEAVES])
+        )
+    return saved.read_boxes
+
+
+def _read(found: _Found, mesh: Mesh, dtype: str) -> Params:
+    """Read the parameters onto the mesh."""
+    sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
+    _check_sizes(found.model, sizes.tp)
+    _, abstract = abstract_params(found.model)
+    specs = param_specs(abstract, sizes, shard_over_dp=False)
+    wanted = jax.tree.map(
+        lambda leaf, spec: jax.ShapeDtypeStruct(
+            leaf.shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, spec)
+        ),
+        _pure(abstract),
+        specs,
+    )
+    weights = Weights(described=found.name, read_boxes=found.read_boxes)
+    return initial_params(weights, wanted, Agreement("open a model"))
+
+
+def _pure(abstract: Any) -> Params:
+    """Return the shapes of parameters as a tree of dicts."""
+    return map_params(lambda v, _: jax.ShapeDtypeStruct(v.shape, v.dtype), abstract)
+
+
+def _check_sizes(model: ModelConfig, tp: int) -> None:
+    """Refuse a tp over which the model does not divide."""
+    split = {"heads": model.heads, "feed-forward width": model.ffn_width}
+    for what, size in split.items():
+        if size % tp:
+            raise ValueError(
+                f"--mesh.tp must divide the model's {what}, which is {size}, got {tp}; "
+                f"use --mesh.tp {_divisor(size, tp)}"
+            )
+    kv_heads = model.num_kv_heads
+    if kv_heads % tp and tp % kv_heads:
+        raise ValueError(
+            "--mesh.tp must be a multiple or a divisor of the model's key/value heads, "
+            f"which are {kv_heads}, got {tp}; use --mesh.tp {_divisor(kv_heads, tp)}"
+        )
+    if model.padded_vocab % tp:
+        raise ValueError(
+            f"--mesh.tp must divide the model's padded vocabulary, which is "
+            f"{model.padded_vocab}, got {tp}; use --mesh.tp "
+            f"{_divisor(model.padded_vocab, tp)}"
+        )
+
+
+def _divisor(size: int, most: int) -> int:
+    """Return the largest divisor of a size that is at most a number."""
+    return next(n for n in range(most, 0, -1) if size % n == 0)
+
+
+# --------------------------------------------------------------------------- tokenizer
+
+
+def _tokenizer_folder(place: places.Place, path: str) -> Path | None:
+    """Return the tokenizer folder of the work dir of some steps, if it has one."""
+    # The steps of a work dir may be elsewhere.
+    work_dir = place.store.directory.parent if place.journal is None else path
+    if "://" in str(work_dir):
+        return None
+    folder = Path(str(work_dir)) / TOKENIZER_DIR
+    return folder if folder.is_dir() else None
+
+
+def _load_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
+    """Load a tokenizer; what is wrong is told by the flag of these commands."""
+    try:
+        return load_tokenizer(name, eos_token=eos_token)
+    except ValueError as error:
+        message = str(error).replace("--data.tokenizer", "--tokenizer")
+        raise ValueError(message.replace("bytes, train:N or", "bytes or")) from None
+
+
+def _tokenizer_of_run(name: str, eos_token: str | None, path: str) -> Tokenizer:
+    """Load what the config of a run names, if it can be found from here."""
+    if trained_vocab_size(name) is not None:
+        raise ValueError(
+            f"the run of {path} trained its tokenizer ({name}) on its data, and there "
+            f"is no {TOKENIZER_DIR}/{_SPEC} beside its checkpoints; give the file that "
+            "`python -m mjax.data info` names as --tokenizer PATH"
+        )
+    try:
+        return load_tokenizer(name, eos_token=eos_token)
+    except ValueError as error:
+        raise ValueError(
+            f"the tokenizer of the run of {path} cannot be used: {error}; give the "
+            "same one from where it is now as --tokenizer PATH"
+        ) from None
+
+
+def _check_vocab(found: _Found) -> None:
+    """Refuse a tokenizer with ids that the model has not."""
+    have, need = found.model.vocab_size, found.tokenizer.vocab_size
+    if need > have:
+        raise ValueError(
+            f"the tokenizer has {need} tokens and {found.name} only {have}: it is of "
+            "another model; give the model's own as --tokenizer PATH"
+        )
+
+
+def _chat_template(folder: Path | None) -> str | None:
+    """Return the template beside a tokenizer, as transformers looks for it."""
+    if folder is None:
+        return None
+    if (folder / _TEMPLATE).is_file():
+        return (folder / _TEMPLATE).read_text("utf-8")
+    if not (folder / _SETTINGS).is_file():
+        return None
+    try:
+        settings = checked_json.read((folder / _SETTINGS).read_bytes(), dict[str, Any])
+        found = settings.get("chat_template")
+        if isinstance(found, list):  # several with names; one is for every use
+            named = {entry["name"]: entry["template"] for entry in found}
+            found = named.get("default")
+        return checked_json.check(found, str | None, "chat_template")
+    except (ValueError, TypeError, KeyError) as error:
+        raise RuntimeError(f"{folder / _SETTINGS} is damaged: {error}") from error
+
+
+def _eos_ids(
+    tokenizer: Tokenizer, folder: Path | None, model: ModelConfig
+) -> tuple[int, ...]:
+    """Return the tokens that end a text: the tokenizer's, and those of the folder.
+
+    Without a generation_config.json config.json counts, as in transformers.
+    """
+    ids = [tokenizer.eos_id]
+    paths = [] if folder is None else [folder / _GENERATION, folder / CONFIG]
+    for path in [path for path in paths if path.is_file()][:1]:
+        try:
+            config = checked_json.read(path.read_bytes(), dict[str, Any])
+            found = config.get("eos_token_id")
+            found = found if isinstance(found, list) else [found]
+            ids += [
+                checked_json.check(i, int, "eos_token_id")
+                for i in found
+                if i is not None
+            ]
+        except ValueError as error:
+            raise RuntimeError(f"{path} is damaged: {error}") from error
+    return tuple(dict.fromkeys(i for i in ids if 0 <= i < model.vocab_size))
