@@ -1,9 +1,9 @@
 """Train a model: `python -m mjax.train --recipe NAME [flags]`.
 
-Enters: the command line. Leaves: a work dir with config.json, metrics.jsonl,
-summary.json, checkpoints/, plots/loss.png, sample.txt, a record of each start in
-starts/, and an exit code: 0 done, 2 bad input, 42 preempted and saved, 93 gave up, 1
-anything else. `--work-dir DIR` alone resumes the run in DIR.
+Enters: the command line. Leaves: a work dir with config.json, tokenizer/,
+metrics.jsonl, summary.json, checkpoints/, plots/loss.png, sample.txt, a record of each
+start in starts/, and an exit code: 0 done, 2 bad input, 42 preempted and saved, 93 gave
+up, 1 anything else. `--work-dir DIR` alone resumes the run in DIR.
 
 Read `main`, then `prepare.prepare`, then `train`: one run from flags to summary.
 """
@@ -188,7 +188,7 @@ def train(
         start_step=start.step,
         num_steps=config.steps,
         active=is_rank_0,
-        remake=lambda: claim_work_dir(config, run.work_dir),
+        remake=lambda: claim_work_dir(run),
     )
     exit_code = ending.FAILED
     try:
@@ -461,6 +461,7 @@ def _make_loop(
             "config": json.loads(to_json(config)),
             "data_fingerprint": dataset.fingerprint,
             "corpus_hash": dataset.corpus_hash,
+            "tokenizer_digest": dataset.tokenizer.digest,
             "seed": config.seed,
             "versions": report.versions(),
         },

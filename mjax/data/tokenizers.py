@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from mjax import checked_json
+from mjax.data import byte_level
 
 BYTES = "bytes"
 TRAIN = "train"
@@ -23,8 +24,8 @@ END_OF_TEXT = "<|endoftext|>"
 
 _NUM_BYTES = 256
 _MAX_TRAINED = 1 << 20
-# Names of the end of a document, the most common first.
-_EOS_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>")
+EOS_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>")
+"""Names of the end of a document, the most common first."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -122,8 +123,7 @@ class HuggingFaceTokenizer:
             json.loads(spec_json), vocab, self.vocab_size, origin
         )
         self.token_num_bytes[self.eos_id] = 0
-        content = f"{spec_json}\0{self.eos_id}".encode()
-        self.digest = hashlib.sha256(content).hexdigest()
+        self.digest = digest_of(spec_json, self.eos_id)
 
     def encode(self, text: str) -> Int64[np.ndarray, "n"]:
         """Return the ids of text, without special tokens."""
@@ -137,6 +137,16 @@ class HuggingFaceTokenizer:
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids, special tokens by name."""
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+
+def digest_of(spec_json: str, eos_id: int) -> str:
+    """Return the digest of the tokenizer that a tokenizer.json describes.
+
+    Args:
+      spec_json: content of the file.
+      eos_id: the token that ends a document.
+    """
+    return hashlib.sha256(f"{spec_json}\0{eos_id}".encode()).hexdigest()
 
 
 def trained_vocab_size(name: str) -> int | None:
@@ -186,6 +196,9 @@ def load_tokenizer(name: str, *, eos_token: str | None = None) -> Tokenizer:
         raise ValueError(f"--data.tokenizer {path} cannot be read: {error}") from None
     if eos_token is None:
         eos_token = _configured_eos(path.with_name("tokenizer_config.json"))
+    is_bytes = eos_token in (None, END_OF_TEXT)
+    if is_bytes and spec_json == byte_level.spec_json(END_OF_TEXT):
+        return BytesTokenizer()  # as files of a run have it; needs no library
     return HuggingFaceTokenizer(spec_json, origin=str(path), eos_token=eos_token)
 
 
@@ -259,11 +272,11 @@ def _find_eos(vocab: dict[str, int], eos_token: str | None, origin: str) -> str:
                 for near in difflib.get_close_matches(eos_token, vocab, n=1)
             )
         )
-    for name in _EOS_NAMES:
+    for name in EOS_NAMES:
         if name in vocab:
             return name
     raise ValueError(
-        f"--data.tokenizer {origin} has none of {', '.join(_EOS_NAMES)}; "
+        f"--data.tokenizer {origin} has none of {', '.join(EOS_NAMES)}; "
         "name the token that ends a document with --data.eos-token"
     )
 

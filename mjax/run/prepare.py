@@ -23,6 +23,7 @@ from mjax.config.fixes import Devices, sizes_of
 from mjax.config.sizes import smaller
 from mjax.config.train import TrainConfig, run_differences, to_json, with_tokenizer
 from mjax.data.dataset import Dataset, open_dataset
+from mjax.data.tokenizer_files import files_of
 from mjax.estimate import memory
 from mjax.mesh.axes import AxisSizes
 from mjax.processes.agreement import DAY_S, Agreement
@@ -68,6 +69,8 @@ class Run:
     memory: memory.Estimate
     """Of one device."""
     work_dir: Path
+    tokenizer_files: Mapping[str, bytes]
+    """What tokenizer/ in the work dir gets, by name; empty but on process 0."""
     checkpoints: Checkpoints | None
     """None in a dry run."""
     agreement: Agreement
@@ -110,7 +113,7 @@ def prepare(
     for line in _describe(built):
         report.say(line)
     if not command.dry_run:
-        agreement.decide(lambda: _claim(built.config, command, run.work_dir))
+        agreement.decide(lambda: _claim(run, command))
         resume = work_dir.resume_command(argv, run.work_dir)
         report.say(f"work dir {run.work_dir}, {resume}")
     return run
@@ -179,6 +182,9 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
     config = built.config
     check_same(agreement, {"data": built.dataset.fingerprint}, _SAME_DATA)
     agreement.together(lambda: _check_memory(built, mesh))
+    tokenizer_files = agreement.together(
+        lambda: _tokenizer_files(built.dataset) if agreement.rank == 0 else {}
+    )
     found = json.loads(agreement.decide(lambda: _look_at_work_dir(config, command)))
     # Relative to the folder of process 0, and in the messages of that process only.
     path = Path(found["path" if agreement.rank == 0 else "absolute_path"])
@@ -202,10 +208,15 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
         executables=built.executables,
         memory=built.memory,
         work_dir=path,
+        tokenizer_files=tokenizer_files,
         checkpoints=checkpoints,
         agreement=agreement,
         weights=weights,
     )
+
+
+def _tokenizer_files(dataset: Dataset) -> Mapping[str, bytes]:
+    return files_of(dataset.tokenizer, dataset.tokenizer_path).contents
 
 
 def _check_newest(
@@ -321,24 +332,25 @@ def _check_moves(config: TrainConfig, path: Path) -> None:
 # ------------------------------------------------------------------------------- claim
 
 
-def _claim(config: TrainConfig, command: Command, path: Path) -> str:
+def _claim(run: Run, command: Command) -> str:
     """Make the work dir this run's, once nothing is left that could refuse the run.
 
     On process 0.
     """
     if command.restart_from_scratch:
-        for folder in _folders(config, path):
+        for folder in _folders(run.config, run.work_dir):
             aside = work_dir.move_aside(folder)
             if aside is not None:
                 report.say(f"the run that was in {folder} is now in {aside}")
-    claim_work_dir(config, path)
-    return str(path)
+    claim_work_dir(run)
+    return str(run.work_dir)
 
 
-def claim_work_dir(config: TrainConfig, path: Path) -> None:
+def claim_work_dir(run: Run) -> None:
     """Make the work dir, and again if somebody has deleted it; on process 0."""
-    work_dir.make(path)
-    work_dir.write_config(path, json.loads(to_json(config)))
+    work_dir.make(run.work_dir)
+    work_dir.write_config(run.work_dir, json.loads(to_json(run.config)))
+    work_dir.keep_tokenizer(run.work_dir, run.tokenizer_files)
 
 
 def _folders(config: TrainConfig, path: Path) -> list[Path]:

@@ -1,19 +1,25 @@
 """The run folder: chosen by rank 0, the same for all, never another run's.
 
 Enters: flags and the run's config as JSON. Leaves: a folder that can be written and
-holds this run's config.json. Nothing here deletes: a run that is not wanted any more is
-moved aside.
+holds this run's config.json and tokenizer. Nothing here deletes: a run that is not
+wanted any more is moved aside.
 """
 
 import json
+import os
 import shlex
+import shutil
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mjax import checked_json
 from mjax.run.metrics import write_json
+
+TOKENIZER = "tokenizer"
+"""Folder with the tokenizer of the run, in the work dir."""
 
 Difference = tuple[str, Any, Any]
 """A field, its value in the work dir, its value in this run."""
@@ -111,6 +117,48 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
         write_json(path / "config.json", config)
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def keep_tokenizer(path: Path, contents: Mapping[str, bytes]) -> None:
+    """Write tokenizer/ into the folder, all of it or nothing; never change it.
+
+    Args:
+      path: of the work dir; it exists.
+      contents: of the files, by name.
+    Raises:
+      ValueError: a tokenizer is there that is not the run's, or the folder cannot be
+        written.
+    """
+    folder = path / TOKENIZER
+    unfinished = f".{TOKENIZER}.writing-"
+    temporary = path / f"{unfinished}{uuid.uuid4().hex[:8]}"
+    try:
+        for abandoned in path.glob(f"{unfinished}*"):  # by a process that was killed
+            shutil.rmtree(abandoned)
+        if folder.exists():
+            _check_tokenizer(folder, contents)
+            return
+        temporary.mkdir()
+        for name, content in contents.items():
+            with (temporary / name).open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.rename(folder)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_tokenizer(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Refuse another tokenizer; its configuration and template may differ."""
+    path = folder / "tokenizer.json"
+    if not path.is_file() or path.read_bytes() != contents[path.name]:
+        raise ValueError(
+            f"{path} is not the tokenizer of this run; move {folder} away, and it is "
+            "written again"
+        )
 
 
 def move_aside(path: Path) -> Path | None:

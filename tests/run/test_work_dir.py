@@ -119,3 +119,38 @@ def test_an_old_run_moves_aside_each_time_to_a_new_name(tmp_path):
 )
 def test_the_resume_command_is_the_same_with_the_work_dir(argv, command):
     assert work_dir.resume_command(argv, work_dir.Path("runs/x")) == command
+
+
+TOKENIZER = {"tokenizer.json": b"{}", "tokenizer_config.json": b'{"a": 1}'}
+
+
+def test_the_tokenizer_is_written_once_and_then_left_alone(tmp_path):
+    work_dir.keep_tokenizer(tmp_path, TOKENIZER)
+    folder = tmp_path / "tokenizer"
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == TOKENIZER
+    (folder / "tokenizer_config.json").write_text("changed by its owner")
+    (folder / "chat_template.jinja").write_text("added by its owner")
+    work_dir.keep_tokenizer(tmp_path, TOKENIZER)
+    assert (folder / "tokenizer_config.json").read_text() == "changed by its owner"
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"]
+
+
+@pytest.mark.parametrize("found", ["another", "absent"])
+def test_another_tokenizer_in_the_work_dir_is_refused(tmp_path, found):
+    (tmp_path / "tokenizer").mkdir()
+    if found == "another":
+        (tmp_path / "tokenizer" / "tokenizer.json").write_text("{ }")
+    with pytest.raises(ValueError, match="is not the tokenizer of this run; move"):
+        work_dir.keep_tokenizer(tmp_path, TOKENIZER)
+
+
+def test_a_tokenizer_that_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="cannot write the work dir"):
+        work_dir.keep_tokenizer(tmp_path, TOKENIZER | {"absent/x": b""})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_of_a_tokenizer_is_removed(tmp_path):
+    (tmp_path / ".tokenizer.writing-1234").mkdir()
+    work_dir.keep_tokenizer(tmp_path, TOKENIZER)
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"]

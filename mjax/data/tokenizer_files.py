@@ -1,0 +1,209 @@
+"""The files of a tokenizer: what a run keeps of it, and what goes beside weights.
+
+Enters: `bytes`, a tokenizer.json, or the folder of one. Leaves: the contents of
+tokenizer.json, tokenizer_config.json and, where there is one, chat_template.jinja, with
+the facts that the rest of the package checks. The `tokenizers` library is not needed.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from mjax import checked_json
+from mjax.data import byte_level
+from mjax.data.tokenizers import (
+    BYTES,
+    END_OF_TEXT,
+    EOS_NAMES,
+    BytesTokenizer,
+    Tokenizer,
+    digest_of,
+)
+
+SPEC = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerFiles:
+    """A tokenizer as files."""
+
+    contents: Mapping[str, bytes]
+    """By the name of the file."""
+    vocab_size: int
+    """V: every id is below it."""
+    eos_id: int | None
+    """The token that ends a document; None: no token is known to do so."""
+    digest: str | None
+    """As that of the `Tokenizer` that reads the files; None without an end."""
+
+
+def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
+    """Read the files of a tokenizer that needs no training.
+
+    The text of tokenizer.json stays as it is. Its tokenizer_config.json does too,
+    unless it names another end of a document, or no class.
+
+    Args:
+      name: `bytes`, a tokenizer.json, or a folder that holds one.
+      eos: the token that ends a document, or its id; None takes the one that
+        tokenizer_config.json names, or looks for a usual one.
+    Raises:
+      ValueError: a file cannot be read or is of another form, or has no such token.
+    """
+    if name == BYTES:
+        return _of_bytes()
+    path = _spec_path(name)
+    contents = {SPEC: _read(path)}
+    for other in (CONFIG, TEMPLATE):
+        if path.with_name(other).is_file():
+            contents[other] = _read(path.with_name(other))
+    text = _text(contents[SPEC])
+    vocab = _vocab(text, path)
+    config = _config(contents.get(CONFIG), path.with_name(CONFIG))
+    found = _find_eos(vocab, eos, _named_eos(config), path)
+    eos_id = None if found is None else vocab[found]
+    is_bytes = found == END_OF_TEXT and text == byte_level.spec_json(END_OF_TEXT)
+    digest = None if eos_id is None else digest_of(text, eos_id)
+    return TokenizerFiles(
+        contents={**contents, CONFIG: _completed(contents.get(CONFIG), config, found)},
+        vocab_size=max(vocab.values()) + 1,
+        eos_id=eos_id,
+        digest=BYTES if is_bytes else digest,
+    )
+
+
+def files_of(tokenizer: Tokenizer, name: str) -> TokenizerFiles:
+    """Read the files of a tokenizer that is in use.
+
+    Args:
+      tokenizer: in use.
+      name: it comes from: `bytes`, a tokenizer.json, or a folder that holds one.
+    Raises:
+      ValueError: the files cannot be read, or are no longer those of the tokenizer.
+    """
+    found = read_files(name, eos=None if name == BYTES else tokenizer.eos_id)
+    if found.digest != tokenizer.digest:
+        raise ValueError(
+            f"the tokenizer in {name} has changed since this run opened it; start the "
+            "run again"
+        )
+    return found
+
+
+def _of_bytes() -> TokenizerFiles:
+    """Return the files of the tokenizer that has none."""
+    spec = byte_level.spec_json(END_OF_TEXT)
+    return TokenizerFiles(
+        contents={SPEC: spec.encode(), CONFIG: _completed(None, {}, END_OF_TEXT)},
+        vocab_size=BytesTokenizer.vocab_size,
+        eos_id=BytesTokenizer.eos_id,
+        digest=BytesTokenizer.digest,
+    )
+
+
+def _spec_path(name: str) -> pathlib.Path:
+    path = pathlib.Path(name).expanduser()
+    return path / SPEC if path.is_dir() else path
+
+
+def _completed(
+    content: bytes | None, config: Mapping[str, Any], eos: str | None
+) -> bytes:
+    """Return a tokenizer_config.json that names the class and the end of a document.
+
+    Without a class transformers takes that of the model's family, which splits text in
+    its own way. Without the second key releases before 5 remove spaces before
+    punctuation when they decode (`clean_up_tokenization_spaces`).
+
+    Args:
+      content: of the file; None: there is none.
+      config: what it says.
+      eos: name of the token; None: none is known.
+    """
+    added: dict[str, Any] = {}
+    if content is None:
+        added["clean_up_tokenization_spaces"] = False
+    if "tokenizer_class" not in config:
+        added["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if _named_eos(config) != eos:
+        added["eos_token"] = eos
+    if content is not None and not added:
+        return content
+    return (json.dumps({**config, **added}, indent=2) + "\n").encode()
+
+
+def _config(content: bytes | None, path: pathlib.Path) -> Mapping[str, Any]:
+    """Return what a tokenizer_config.json says."""
+    try:
+        return {} if content is None else checked_json.read(content, dict[str, Any])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _named_eos(config: Mapping[str, Any]) -> Any:
+    """Return the name of the end of a document; an object holds it as content."""
+    named = config.get("eos_token")
+    return named.get("content") if isinstance(named, dict) else named
+
+
+def _find_eos(
+    vocab: Mapping[str, int], eos: str | int | None, named: Any, path: pathlib.Path
+) -> str | None:
+    """Return the name of the token that ends a document, None if none is known."""
+    if isinstance(eos, int):
+        found = next((token for token, index in vocab.items() if index == eos), None)
+        if found is None:
+            raise ValueError(
+                f"{path} has no token of id {eos}; its ids are below "
+                f"{max(vocab.values()) + 1}"
+            )
+        return found
+    wanted = named if eos is None else eos
+    if wanted is not None:
+        if not isinstance(wanted, str) or wanted not in vocab:
+            raise ValueError(
+                f"the end of a document, {wanted!r}, is no token of {path}"
+            )
+        return wanted
+    return next((name for name in EOS_NAMES if name in vocab), None)
+
+
+def _vocab(text: str, path: pathlib.Path) -> dict[str, int]:
+    """Return the tokens of a tokenizer.json, with those that were added."""
+    try:
+        spec = checked_json.read(text, dict[str, Any])
+        model = checked_json.check(spec.get("model"), dict[str, Any], "model")
+        added = checked_json.check(
+            spec.get("added_tokens", []), list[dict[str, Any]], "added_tokens"
+        )
+        tokens = model.get("vocab")
+        if isinstance(tokens, list):  # Unigram: a token and its score, by id
+            tokens = {str(entry[0]): i for i, entry in enumerate(tokens)}
+        vocab = {
+            **checked_json.check(tokens, dict[str, int], "model.vocab"),
+            **{str(token["content"]): int(token["id"]) for token in added},
+        }
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
+    if not vocab:
+        raise ValueError(f"{path} is not a tokenizer.json: it has no tokens")
+    return vocab
+
+
+def _text(content: bytes) -> str:
+    """Return the text of a file as `Path.read_text` does, on which digests are."""
+    return content.decode().replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _read(path: pathlib.Path) -> bytes:
+    """Read a file of text."""
+    try:
+        content = path.read_bytes()
+        content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    return content

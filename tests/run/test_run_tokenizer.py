@@ -1,0 +1,107 @@
+"""A run keeps its tokenizer beside its checkpoints, and its digest in them."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from mjax import train
+from mjax.ckpt import places
+from mjax.data.tokenizers import load_tokenizer, train_bpe
+from mjax.run import ending
+
+TEXT = "".join(
+    f"line {i}: the {i * 7919 % 1000} then them thesis\n" for i in range(900)
+)
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path_factory, monkeypatch):
+    """Keep the caches of the user out of the tests."""
+    home = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def start(work_dir: Path, corpus: Path, *more: str) -> int:
+    words = ["--recipe", "debug", "--data.path", str(corpus), "--steps", "1"]
+    words += [
+        "--optim.warmup-steps",
+        "1",
+        "--log.sample-tokens",
+        "0",
+        "--work-dir",
+        str(work_dir),
+        *more,
+    ]
+    return train.main(words)
+
+
+def saved_digest(work_dir: Path) -> str:
+    folder = places.choose(places.find(str(work_dir)), None)
+    return places.describe(folder)[0].run["tokenizer_digest"]
+
+
+def files_in(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "train:300", "given"])
+def test_the_tokenizer_beside_the_checkpoints_is_that_of_the_run(
+    tmp_path, corpus, kind
+):
+    run = tmp_path / "run"
+    given = tmp_path / "given.json"
+    given.write_text(train_bpe([TEXT], 280))
+    name = str(given) if kind == "given" else kind
+    assert start(run, corpus, "--data.tokenizer", name) == ending.DONE
+    kept = load_tokenizer(str(run / "tokenizer"))
+    assert kept.vocab_size == {"bytes": 257, "train:300": 300, "given": 280}[kind]
+    assert kept.digest == saved_digest(run)
+    before = files_in(run / "tokenizer")
+    assert start(run, corpus, "--data.tokenizer", name, "--steps", "2") == ending.DONE
+    assert files_in(run / "tokenizer") == before
+
+
+def test_another_vocabulary_of_the_same_size_is_refused(tmp_path, corpus, capsys):
+    """The flags are the same; the data that the tokens make are not."""
+    given = tmp_path / "given.json"
+    given.write_text(train_bpe([TEXT], 280))
+    run, flags = tmp_path / "run", ("--data.tokenizer", str(given))
+    assert start(run, corpus, *flags) == ending.DONE
+    before = files_in(run / "tokenizer")
+    given.write_text(train_bpe([TEXT[::-1]], 280))
+    capsys.readouterr()
+    assert start(run, corpus, *flags, "--steps", "2") == ending.BAD_INPUT
+    assert "the data are not those of the checkpoint" in capsys.readouterr().err
+    assert files_in(run / "tokenizer") == before
+
+
+def test_a_run_from_before_gets_its_tokenizer_when_it_is_resumed(tmp_path, corpus):
+    run = tmp_path / "run"
+    assert start(run, corpus) == ending.DONE
+    for path in (run / "tokenizer").iterdir():
+        path.unlink()
+    (run / "tokenizer").rmdir()
+    assert start(run, corpus, "--steps", "2") == ending.DONE
+    assert load_tokenizer(str(run / "tokenizer")).digest == "bytes"
+
+
+def test_a_tokenizer_that_was_changed_in_the_work_dir_is_refused(
+    tmp_path, corpus, capsys
+):
+    run = tmp_path / "run"
+    assert start(run, corpus) == ending.DONE
+    (run / "tokenizer" / "tokenizer.json").write_text("{}")
+    capsys.readouterr()
+    assert start(run, corpus, "--steps", "2") == ending.BAD_INPUT
+    assert "is not the tokenizer of this run; move" in capsys.readouterr().err
