@@ -50,6 +50,20 @@ class Tokenizer(Protocol):
         """Encode several texts; faster than one by one."""
         ...
 
+    def encode_special(self, text: str) -> Int64[np.ndarray, "n"]:
+        """Return the ids of text in which the names of special tokens are tokens."""
+        ...
+
+    def encode_spans(
+        self, text: str
+    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n 2"]]:
+        """Return what `encode_special` does, and which characters each id is of.
+
+        A span is (start, end), counted in characters of the text. Tokens of parts of
+        one character all have its span.
+        """
+        ...
+
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; special tokens by name, broken UTF-8 as U+FFFD."""
         ...
@@ -74,6 +88,30 @@ class BytesTokenizer:
         """Encode several texts."""
         return [self.encode(text) for text in texts]
 
+    def encode_special(self, text: str) -> Int64[np.ndarray, "n"]:
+        """Return the bytes of text; END_OF_TEXT in it is the end of a document."""
+        return self.encode_spans(text)[0]
+
+    def encode_spans(
+        self, text: str
+    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n 2"]]:
+        """Encode text in which END_OF_TEXT is a token, and find the characters."""
+        ids, starts, ends, start = [], [], [], 0
+        for number, part in enumerate(text.split(END_OF_TEXT)):
+            if number:
+                ids.append(np.array([self.eos_id]))
+                starts.append(np.array([start]))
+                start += len(END_OF_TEXT)
+                ends.append(np.array([start]))
+            widths = np.array([len(char.encode()) for char in part], np.int64)
+            chars = np.repeat(np.arange(len(part)) + start, widths)
+            ids.append(self.encode(part))
+            starts.append(chars)
+            ends.append(chars + 1)
+            start += len(part)
+        spans = np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1)
+        return np.concatenate(ids), spans
+
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; END_OF_TEXT where a document ends."""
         parts = np.split(ids, np.flatnonzero(ids == self.eos_id))
@@ -91,7 +129,8 @@ class HuggingFaceTokenizer:
     """A tokenizer.json, run by the `tokenizers` library.
 
     Special tokens are never added, and a special token's name inside the text is
-    ordinary text: no document can end another one.
+    ordinary text: no document can end another one. Only `encode_special` and
+    `encode_spans` take it for the token, in the text that a chat template made.
     """
 
     def __init__(self, spec_json: str, *, origin: str, eos_token: str | None = None):
@@ -115,6 +154,10 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
+        # A second one, as the choice is the library's for all threads.
+        self._with_special = library.Tokenizer.from_str(spec_json)
+        self._with_special.no_truncation()
+        self._with_special.no_padding()
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         # Ids may have holes, so the number of tokens can be below the largest id.
         self.vocab_size = max(vocab.values()) + 1
@@ -133,6 +176,18 @@ class HuggingFaceTokenizer:
         """Encode several texts on all cores."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
+    def encode_special(self, text: str) -> Int64[np.ndarray, "n"]:
+        """Return the ids of text in which the names of special tokens are tokens."""
+        return self.encode_spans(text)[0]
+
+    def encode_spans(
+        self, text: str
+    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n 2"]]:
+        """Encode as `encode_special`, and find the characters of each id."""
+        encoding = self._with_special.encode(text, add_special_tokens=False)
+        spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.int64), spans
 
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids, special tokens by name."""

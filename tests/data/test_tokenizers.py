@@ -157,3 +157,25 @@ def test_a_missing_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ValueError, match=r"pip install 'mjax\[data\]'"):
         train_bpe([TEXT], 290)
+
+
+@pytest.mark.parametrize("tokenizer", [BytesTokenizer(), BPE])
+def test_the_name_of_a_special_token_is_the_token_only_where_that_is_asked(tokenizer):
+    text = f"né{END_OF_TEXT}{END_OF_TEXT}b"
+    ids = tokenizer.encode_special(text)
+    assert (ids == tokenizer.eos_id).tolist().count(True) == 2
+    assert tokenizer.decode(ids) == text
+    assert not (tokenizer.encode(text) == tokenizer.eos_id).any()
+
+
+@pytest.mark.parametrize("tokenizer", [BytesTokenizer(), BPE])
+@given(parts=st.lists(st.text(), max_size=4))
+def test_spans_say_which_characters_a_token_is_of(tokenizer, parts):
+    text = END_OF_TEXT.join(parts)
+    ids, spans = tokenizer.encode_spans(text)
+    assert spans.shape == (len(ids), 2)
+    covered = {i for start, end in spans.tolist() for i in range(start, end)}
+    assert covered == set(range(len(text)))
+    for index, (start, end) in zip(ids.tolist(), spans.tolist(), strict=True):
+        if index == tokenizer.eos_id:
+            assert text[start:end] == END_OF_TEXT

@@ -1,0 +1,271 @@
+"""Messages in, the text that a chat template makes of them out.
+
+A template is Jinja, as `tokenizer_config.json` of a Hugging Face folder holds it. It is
+rendered in another process (`template_worker`) with bounded time and memory: an endless
+template ends in an error, and nothing it does reaches this process.
+
+Source: the environment of templates is that of transformers 5.23; see the worker.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mjax import checked_json
+
+TIME_LIMIT_S = (
+    10.0  # chosen: renders take below 1 ms; a busy host starts a process late
+)
+CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+_WORKER = pathlib.Path(__file__).with_name("template_worker.py")
+
+Message = Mapping[str, Any]
+"""{"role", "content"}, and what else a template reads."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    """A template and the names of tokens that it may write."""
+
+    text: str
+    """Jinja."""
+    bos_token: str = ""
+    eos_token: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendered:
+    """One text that a template has made."""
+
+    text: str
+    answers: tuple[tuple[int, int], ...]
+    """Where {% generation %} blocks begin and end in it, in characters."""
+    marks_answers: bool
+    """Whether the template has such blocks at all."""
+
+
+def render(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool,
+    bos_token: str = "",
+    eos_token: str = "",
+    tools: Any = None,
+) -> str:
+    """Return the text of messages, as `apply_chat_template` of transformers does.
+
+    Args:
+      template: Jinja.
+      messages: {"role", "content"} each.
+      add_generation_prompt: end with what an answer begins with.
+      bos_token: name of the token that begins a text.
+      eos_token: name of the token that ends one.
+      tools: JSON descriptions of functions that the model may call, or None.
+    Raises:
+      ValueError: the template or a message is refused; the line is named.
+    """
+    chat = ChatTemplate(text=template, bos_token=bos_token, eos_token=eos_token)
+    ends = [(messages, add_generation_prompt)]
+    return render_several(chat, ends, tools=tools)[0].text
+
+
+def render_several(
+    template: ChatTemplate,
+    chats: Sequence[tuple[Sequence[Message], bool]],
+    *,
+    tools: Any = None,
+    now: str | None = None,
+) -> list[Rendered]:
+    """Render several lists of messages, at once.
+
+    Args:
+      template: and the names of its tokens.
+      chats: messages, and whether the text ends with what an answer begins with.
+      tools: as in `render`.
+      now: date and time (ISO) that the template is told; None tells the clock's.
+    Raises:
+      ValueError: as `render`.
+    """
+    shared = {
+        "bos_token": template.bos_token,
+        "eos_token": template.eos_token,
+        "tools": tools,
+        "documents": None,
+    }
+    renders = [
+        shared | {"messages": list(messages), "add_generation_prompt": prompt}
+        for messages, prompt in chats
+    ]
+    request = {"template": template.text, "renders": renders, "now": now}
+    try:
+        line = json.dumps(request)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a message of the chat is not JSON: {error}") from None
+    reply = _WORKER_PROCESS.ask(line)
+    if "error" in reply:
+        raise ValueError(f"the chat template refuses: {reply['error']}")
+    marks = reply["marks"]
+    return [
+        Rendered(text, tuple((start, end) for start, end in spans), marks)
+        for text, spans in zip(reply["texts"], reply["spans"], strict=True)
+    ]
+
+
+def check(template: str) -> None:
+    """Refuse a template whose syntax is wrong.
+
+    Raises:
+      ValueError: the line is named.
+    """
+    request = {"template": template, "renders": [], "now": None}
+    reply = _WORKER_PROCESS.ask(json.dumps(request))
+    if "error" in reply:
+        raise ValueError(f"the chat template is broken: {reply['error']}")
+
+
+def read_beside(folder: pathlib.Path) -> ChatTemplate | None:
+    """Read the template that lies in the folder of a tokenizer, if one does.
+
+    `chat_template.jinja` goes before the entry of `tokenizer_config.json`, which is a
+    text, or a list of named ones of which "default" is taken.
+
+    Raises:
+      ValueError: a file cannot be read.
+    """
+    config = _config(folder / CONFIG_FILE)
+    names = {key: _token_name(config.get(key)) for key in ("bos_token", "eos_token")}
+    path = folder / TEMPLATE_FILE
+    if path.is_file():
+        return ChatTemplate(text=read_file(path), **names)
+    text = config.get("chat_template")
+    if isinstance(text, list):
+        named = {entry.get("name"): entry.get("template") for entry in text}
+        text = named.get("default")
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{folder / CONFIG_FILE}: chat_template must be a text, or a list of named "
+            f"ones with one called default, got {type(text).__name__}"
+        )
+    return ChatTemplate(text=text, **names)
+
+
+def read_file(path: pathlib.Path) -> str:
+    """Read the text of a template.
+
+    Raises:
+      ValueError: the file cannot be read.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the chat template {path} cannot be read: {error}") from None
+
+
+def _config(path: pathlib.Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return checked_json.read(path.read_bytes(), dict[str, Any])
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def _token_name(token: Any) -> str:
+    """Return the name of a token, which is a text or an object with its content."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+class _Worker:
+    """The process that renders, started when it is first needed and after an error."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._pid = 0
+
+    def ask(self, request: str) -> dict[str, Any]:
+        """Send a request and wait for its answer, for a bounded time.
+
+        Raises:
+          ValueError: jinja2 is absent.
+        """
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            is_late = threading.Event()
+
+            def end() -> None:
+                is_late.set()
+                process.kill()
+
+            timer = threading.Timer(TIME_LIMIT_S, end)
+            timer.start()
+            reply = ""
+            try:
+                process.stdin.write(f"{request}\n")
+                process.stdin.flush()
+                reply = process.stdout.readline()
+            except BrokenPipeError:
+                pass  # it ended; said below
+            finally:
+                timer.cancel()
+                if not reply.endswith("\n"):
+                    self._end()
+        if reply.endswith("\n"):
+            return json.loads(reply)
+        if is_late.is_set():
+            return {"error": f"it renders for more than {TIME_LIMIT_S:g} s"}
+        return {"error": "the process that renders it ended"}
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        with self._lock:
+            self._end()
+
+    def _running(self) -> "subprocess.Popen[str]":
+        # A fork has the parent's pipes, but a process of its own must answer it.
+        if self._process is not None and self._pid == os.getpid():
+            return self._process
+        if importlib.util.find_spec("jinja2") is None:
+            raise ValueError("chat templates need jinja2; pip install 'mjax[data]'")
+        self._pid = os.getpid()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C is for the process that asks
+        )
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None or self._pid != os.getpid():
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+_WORKER_PROCESS = _Worker()
+atexit.register(_WORKER_PROCESS.close)

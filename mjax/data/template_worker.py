@@ -1,0 +1,163 @@
+"""The process that renders chat templates: requests on stdin, answers on stdout.
+
+Enters: one JSON object a line, {"template", "renders": [variables, ...], "now"}.
+Leaves: one JSON object a line: {"texts", "spans", "marks"}, or {"error"}. The process
+that starts it (`mjax.data.chat_template`) ends it when an answer takes too long; its
+memory is limited here. A template comes with a model from anywhere, and Jinja's sandbox
+bounds neither the time nor the memory that it takes.
+
+It is run as a file and imports nothing of mjax, so that it starts in 0.1 s.
+
+Source: what templates may use is what transformers 5.23 gives them
+(`utils/chat_template_utils.py`): immutable sandbox, block trimming, loop controls,
+`generation` blocks, `tojson`, `raise_exception`, `strftime_now`.
+"""
+
+import contextlib
+import datetime
+import functools
+import json
+import resource
+import secrets
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+_MEMORY_BYTES = 2**30  # chosen: a chat of megabytes takes a few times its size
+_MAX_CHARS = 1 << 24  # chosen: far above any chat that fits into a sequence
+_NONCE = secrets.token_hex(8)  # so that no message can hold a mark
+_START, _END = f"\x02{_NONCE}[", f"\x03{_NONCE}]"
+
+
+class _Generation(jinja2.ext.Extension):
+    """Marks what is between {% generation %} and {% endgeneration %}: the answers."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja reads a plain set)
+
+    def parse(self, parser: Any) -> Any:
+        """Put marks around the block; what it sets is not seen outside."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        marked = [_text(_START, line), *body, _text(_END, line)]
+        return jinja2.nodes.With([], [], marked, lineno=line)
+
+
+def _text(text: str, line: int) -> Any:
+    data = jinja2.nodes.TemplateData(text, lineno=line)
+    return jinja2.nodes.Output([data], lineno=line)
+
+
+def _environment(now: Callable[[], datetime.datetime]) -> Any:
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(template: str, now: str | None) -> tuple[Any, bool]:
+    """Compile a template; say also whether it marks the answers."""
+
+    def time() -> datetime.datetime:
+        if now is None:
+            return datetime.datetime.now()
+        return datetime.datetime.fromisoformat(now)
+
+    environment = _environment(time)
+    environment.parse(template)  # for a plain message where the syntax is wrong
+    compiled = environment.from_string(template)
+    tokens = list(environment.lex(template))
+    marks = any(kind == "name" and word == "generation" for _, kind, word in tokens)
+    return compiled, marks
+
+
+def _render(template: Any, variables: dict[str, Any]) -> tuple[str, list[list[int]]]:
+    """Return the text without marks, and where the marked parts begin and end."""
+    parts, num_chars = [], 0
+    for part in template.generate(**variables):
+        parts.append(part)
+        num_chars += len(part)
+        if num_chars > _MAX_CHARS:
+            raise jinja2.TemplateError(
+                f"it makes more than {_MAX_CHARS} characters of one chat"
+            )
+    text, spans = "", []
+    for number, part in enumerate("".join(parts).split(_START)):
+        if number == 0:
+            text += part
+            continue
+        marked, *rest = part.split(_END)
+        spans.append([len(text), len(text) + len(marked)])
+        text += marked + "".join(rest)
+    return text, spans
+
+
+def _line_of(error: BaseException) -> int | None:
+    """Return the line of the template at which an error came up."""
+    line = getattr(error, "lineno", None)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Render what a request asks for."""
+    try:
+        template, marks = _compiled(request["template"], request["now"])
+        done = [_render(template, variables) for variables in request["renders"]]
+    except MemoryError:
+        return {"error": f"it takes more than {_MEMORY_BYTES >> 20} MiB"}
+    except RecursionError:
+        return {"error": "it calls itself without end"}
+    except Exception as error:  # a template can raise anything
+        line = _line_of(error)
+        where = "" if line is None else f"line {line}: "
+        kind = "" if isinstance(error, jinja2.TemplateError) else type(error).__name__
+        return {"error": f"{where}{': '.join(filter(None, (kind, str(error))))}"}
+    texts, spans = [text for text, _ in done], [spans for _, spans in done]
+    return {"texts": texts, "spans": spans, "marks": marks}
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    bound = _MEMORY_BYTES if most < 0 else min(_MEMORY_BYTES, most)
+    with contextlib.suppress(ValueError, OSError):  # a system without this limit
+        resource.setrlimit(resource.RLIMIT_AS, (bound, most))
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

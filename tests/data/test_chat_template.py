@@ -1,0 +1,156 @@
+import json
+import re
+import threading
+
+import pytest
+
+from mjax.data import chat_template
+from mjax.data.chat_template import (
+    CONFIG_FILE,
+    TEMPLATE_FILE,
+    ChatTemplate,
+    read_beside,
+    render,
+    render_several,
+)
+
+CHATML = (
+    "{% for message in messages %}\n"
+    "    {% set text = message['content'] %}\n"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + text + '<|im_end|>\\n' }}"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+CHAT = [
+    {"role": "user", "content": "hé?"},
+    {"role": "assistant", "content": "yes"},
+]
+
+
+def refused(template: str, messages=CHAT) -> str:
+    with pytest.raises(ValueError, match="the chat template refuses") as caught:
+        render(template, messages, add_generation_prompt=False)
+    return str(caught.value)
+
+
+def test_lines_of_blocks_leave_no_blanks_and_a_prompt_is_added_when_asked():
+    text = render(CHATML, CHAT[:1], add_generation_prompt=True)
+    assert text == "<|im_start|>user\nhé?<|im_end|>\n<|im_start|>assistant\n"
+    whole = render(CHATML, CHAT, add_generation_prompt=False)
+    assert whole == text + "yes<|im_end|>\n"
+
+
+def test_generation_blocks_are_found_where_they_are_and_leave_nothing_behind():
+    template = ChatTemplate(text=MARKED, eos_token="</s>")
+    once, twice = render_several(template, [(CHAT, False), (CHAT * 2, False)])
+    assert once.text == "[user]hé?[assistant]yes</s>"
+    assert [once.text[a:b] for a, b in once.answers] == ["yes</s>"]
+    assert [twice.text[a:b] for a, b in twice.answers] == ["yes</s>"] * 2
+    assert once.marks_answers
+    [plain] = render_several(ChatTemplate(text=CHATML), [(CHAT, False)])
+    assert not plain.marks_answers
+
+
+def test_what_is_set_in_a_generation_block_is_not_seen_outside():
+    template = (
+        "{% set x = 1 %}"
+        "{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
+    )
+    assert render(template, CHAT, add_generation_prompt=False) == "21"
+
+
+def test_templates_have_the_functions_that_transformers_gives_them():
+    template = (
+        "{{ {'b': 'é', 'a': ['<']} | tojson }} {{ strftime_now('%Y') }}"
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}"
+        "{{ m.role }}{% break %}{% endfor %}"
+    )
+    done = render_several(
+        ChatTemplate(text=template), [(CHAT, False)], now="2024-07-26"
+    )
+    assert done[0].text == '{"b": "é", "a": ["<"]} 2024assistant'
+
+
+@pytest.mark.parametrize(
+    ("template", "named"),
+    [
+        ("a\n{% for x in messages %}", "line 2: Unexpected end of template"),
+        (
+            "{% if 1 %}\n\n{{ raise_exception('no system role') }}{% endif %}",
+            "line 3: no",
+        ),
+        ("\n{{ 1 / 0 }}", "line 2: ZeroDivisionError"),
+        ("{{ messages.__class__.__mro__ }}", "line 1: access to attribute '__class__'"),
+        ("{{ messages.append(1) }}", "line 1: .*append"),
+        ("{{ 'a' * 10**10 }}", "takes more than 1024 MiB"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
+        (
+            "{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}",
+            "more than 16777216",
+        ),
+    ],
+)
+def test_a_broken_or_hostile_template_is_refused_with_its_line(template, named):
+    error = refused(template)
+    assert re.search(named, error), error
+
+
+def test_an_endless_template_ends_in_an_error_and_the_next_one_is_rendered(monkeypatch):
+    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.2)
+    loops = (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    assert "renders for more than 0.2 s" in refused(loops)
+    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 10.0)
+    assert render("{{ messages | length }}", CHAT, add_generation_prompt=False) == "2"
+
+
+def test_threads_get_their_own_texts():
+    texts: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        chat = [{"role": "user", "content": str(number)}]
+        texts[number] = render(
+            "{{ messages[0].content }}", chat, add_generation_prompt=False
+        )
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == {n: str(n) for n in range(8)}
+
+
+def test_a_message_that_is_not_json_is_refused():
+    with pytest.raises(ValueError, match="is not JSON"):
+        render(CHATML, [{"role": "user", "content": b"x"}], add_generation_prompt=False)
+
+
+def test_the_template_beside_a_tokenizer_is_found_in_each_of_its_forms(tmp_path):
+    assert read_beside(tmp_path) is None
+    config = {
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+        "chat_template": "A",
+    }
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    assert read_beside(tmp_path) == ChatTemplate(text="A", **names)
+    config["chat_template"] = [
+        {"name": "tool_use", "template": "T"},
+        {"name": "default", "template": "D"},
+    ]
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    assert read_beside(tmp_path) == ChatTemplate(text="D", **names)
+    (tmp_path / TEMPLATE_FILE).write_text("F")
+    assert read_beside(tmp_path) == ChatTemplate(text="F", **names)
+    (tmp_path / TEMPLATE_FILE).unlink()
+    (tmp_path / CONFIG_FILE).write_text('{"chat_template": 3}')
+    with pytest.raises(ValueError, match=r"chat_template must be a text.*got int"):
+        read_beside(tmp_path)
