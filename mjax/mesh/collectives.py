@@ -227,3 +227,20 @@ def _send_around(x: jax.Array, step: int) -> jax.Array:
         return x
     ring = [(stage, (stage + step) % num_stages) for stage in range(num_stages)]
     return lax.ppermute(x, PP, ring)
+
+
+def gather_vocab(x: Shaped[Array, "*dims v"]) -> Shaped[Array, "*dims V"]:
+    """All-gather the vocabulary, the last dim, over tp."""
+    if lax.axis_size(TP) == 1:
+        return x
+    return lax.all_gather(x, TP, axis=x.ndim - 1, tiled=True)
+
+
+def settle[Tree](tree: Tree, *, over_dp: bool = True) -> Tree:
+    """Say of values that are the same on several devices that they are.
+
+    They are computed alike on all of tp and pp, and on dp too where `over_dp` says so;
+    their type does not know. For small arrays: it is a maximum over these axes.
+    """
+    axes = (PP, TP, *(DP if over_dp else ()))
+    return jax.tree.map(lambda x: lax.pmax(x, axes), tree)

@@ -1,0 +1,352 @@
+"""The two programs of generation: read a prompt, and draw the tokens after it.
+
+Enters: an opened model. Leaves: jitted functions on a state of fixed shapes, which they
+donate: caches, and for each slot its newest token. Each is one `jax.shard_map` over all
+mesh axes, slots over dp.
+
+A prompt goes through the blocks as a batch of one row, with the attention of training.
+Then each step takes one token a slot: the slots stand where training has the sequence
+([1, slots/tp, D] a device), so that projections, norms, embedding and head are those of
+training, and only the attention core differs (`generate.cache`). Layers are unrolled
+over parameters that were unstacked once: a layer of a stack would be copied out of it
+for every token.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from mjax.generate import cache
+from mjax.generate.cache import Ring
+from mjax.generate.opened import Opened
+from mjax.generate.sampling import Draw, Drawn, draw
+from mjax.layers.attention import Core
+from mjax.mesh import collectives
+from mjax.mesh.axes import AXES, DP, PP, TP, AxisSizes
+from mjax.mesh.ordering import in_order
+from mjax.model.transformer import Params, Transformer, abstract_params
+from mjax.step.state import param_specs
+
+_SLOTS = PartitionSpec(DP)
+_RING = PartitionSpec(DP, (PP, TP))  # of pp there is one, which the type cannot know
+_NOWHERE = PartitionSpec()
+
+
+class Weights(NamedTuple):
+    """Parameters as decoding reads them."""
+
+    ends: Params
+    """All but the blocks."""
+    layers: tuple[Params, ...]
+    """Of each block."""
+
+
+class State(NamedTuple):
+    """What is on the devices between two calls."""
+
+    rings: tuple[Ring, ...]
+    """Of each layer."""
+    tokens: Int[Array, "slots"]
+    """The newest token of each slot, which no layer has seen yet."""
+    positions: Int[Array, "slots"]
+    """Its position."""
+    how: Draw
+    """How each slot draws."""
+
+
+class Prompt(NamedTuple):
+    """What the reading of a prompt takes beside weights and state."""
+
+    tokens: Int[Array, "1 T"]
+    """Padded."""
+    length: Int[Array, ""]
+    """Without padding."""
+    slot: Int[Array, ""]
+    how: Draw
+    """Arrays [1]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """The functions of one model, for a number of slots."""
+
+    mesh: Mesh
+    graph: Any
+    """GraphDef of a Transformer."""
+    specs: Weights
+    """PartitionSpecs."""
+    model: Any
+    """ModelConfig."""
+    num_slots: int
+    max_len: int
+    """Tokens of a prompt and its answer."""
+    dtype: Any
+    """Of parameters and caches."""
+
+    def new_state(self) -> State:
+        """Make empty slots, born sharded."""
+        shape = jax.eval_shape(self._empty)
+        shardings = jax.tree.map(
+            functools.partial(NamedSharding, self.mesh), self._state_specs(shape)
+        )
+        return jax.jit(self._empty, out_shardings=shardings)()
+
+    def _empty(self) -> State:
+        model, tp = self.model, self.mesh.shape[TP]
+        heads = max(model.num_kv_heads, tp)  # where tp is larger, heads are repeated
+        rings = []
+        for kind in model.kinds:
+            length = cache.ring_length(kind.window, self.max_len)
+            shape = (self.num_slots, heads, length, model.head_width)
+            rings.append(
+                Ring(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype))
+            )
+        whole = jnp.zeros(self.num_slots, jnp.int32)
+        return State(
+            rings=tuple(rings),
+            tokens=whole,
+            positions=whole,
+            how=Draw(
+                temperature=jnp.zeros(self.num_slots, jnp.float32),
+                top_k=jnp.ones(self.num_slots, jnp.int32),
+                top_p=jnp.ones(self.num_slots, jnp.float32),
+                seed=jnp.zeros(self.num_slots, jnp.uint32),
+            ),
+        )
+
+    def _state_specs(self, state: State) -> State:
+        specs = jax.tree.map(lambda _: _SLOTS, state)
+        return specs._replace(rings=jax.tree.map(lambda _: _RING, state.rings))
+
+    # -------------------------------------------------------------------- the programs
+
+    def read(
+        self, weights: Weights, state: State, prompt: Prompt, *, with_logprobs: bool
+    ) -> tuple[State, Drawn]:
+        """Put a prompt into a slot and draw the token after it.
+
+        Args:
+          weights: on the mesh.
+          state: donated where this is jitted.
+          prompt: padded to a multiple of tp.
+          with_logprobs: static; see `sampling.draw`.
+        Returns:
+          the state, and what was drawn, [1].
+        """
+
+        def per_device(
+            weights: Weights, state: State, prompt: Prompt
+        ) -> tuple[State, Drawn]:
+            weights, state, prompt = jax.tree.map(
+                collectives.vary, (weights, state, prompt)
+            )
+            local = state.tokens.shape[0]
+            slot = prompt.slot - collectives.batch_offset(local)
+            is_here = (slot >= 0) & (slot < local)
+            slot = slot.clip(0, local - 1)
+            logits, kept = self._prompt_logits(weights, prompt)
+            rings = tuple(
+                cache.fill(ring, k, v, length=prompt.length, slot=slot, is_here=is_here)
+                for ring, (k, v) in zip(state.rings, kept, strict=True)
+            )
+            drawn = draw(
+                logits, prompt.how, prompt.length[None], with_logprobs=with_logprobs
+            )
+
+            def put(old: jax.Array, new: jax.Array) -> jax.Array:
+                new = jnp.where(is_here, new.astype(old.dtype), old[slot])
+                return old.at[slot].set(new)
+
+            state = State(
+                rings=rings,
+                tokens=put(state.tokens, drawn.token[0]),
+                positions=put(state.positions, prompt.length),
+                how=Draw(
+                    *(put(a, b[0]) for a, b in zip(state.how, prompt.how, strict=True))
+                ),
+            )
+            return self._settled(state), collectives.settle(drawn)
+
+        return self._map(
+            per_device,
+            (state, prompt),
+            out_specs=(self._state_specs(state), _NOWHERE),
+        )(weights, state, prompt)
+
+    def advance(
+        self,
+        weights: Weights,
+        state: State,
+        *,
+        num_steps: int,
+        with_logprobs: bool,
+    ) -> tuple[State, Drawn]:
+        """Draw the next tokens of all slots, one after the other.
+
+        Args:
+          weights: on the mesh.
+          state: donated where this is jitted.
+          num_steps: static; tokens a slot.
+          with_logprobs: static; see `sampling.draw`.
+        Returns:
+          the state, and what was drawn, [num_steps, slots].
+        """
+
+        def per_device(weights: Weights, state: State) -> tuple[State, Drawn]:
+            weights, state = jax.tree.map(collectives.vary, (weights, state))
+
+            def step(state: State, _: None) -> tuple[State, Drawn]:
+                logits, rings = self._next_logits(weights, state)
+                positions = state.positions + 1
+                drawn = draw(logits, state.how, positions, with_logprobs=with_logprobs)
+                state = state._replace(
+                    rings=rings, tokens=drawn.token, positions=positions
+                )
+                return state, drawn
+
+            state, drawn = lax.scan(step, state, None, length=num_steps)
+            return self._settled(state), collectives.settle(drawn, over_dp=False)
+
+        return self._map(
+            per_device,
+            (state,),
+            out_specs=(self._state_specs(state), PartitionSpec(None, DP)),
+        )(weights, state)
+
+    def _map(
+        self, per_device: Callable[..., Any], args: tuple[Any, ...], *, out_specs: Any
+    ) -> Callable[..., Any]:
+        specs = [self.specs, self._state_specs(args[0])]
+        specs += [jax.tree.map(lambda _: _NOWHERE, arg) for arg in args[1:]]
+        is_simulated = self.mesh.size > 1 and jax.default_backend() == "cpu"
+        return jax.shard_map(
+            in_order(per_device) if is_simulated else per_device,
+            mesh=self.mesh,
+            in_specs=tuple(specs),
+            out_specs=out_specs,
+        )
+
+    def _settled(self, state: State) -> State:
+        """Say that what tp computed alike is alike; the rings are this device's own."""
+        settled = collectives.settle(state._replace(rings=()), over_dp=False)
+        return settled._replace(rings=state.rings)
+
+    # ---------------------------------------------------------------------- the layers
+
+    def _prompt_logits(
+        self, weights: Weights, prompt: Prompt
+    ) -> tuple[Float[Array, "1 V"], list[tuple[Array, Array]]]:
+        """Per device: logits after the prompt, and each layer's keys and values."""
+        model = self._bind(weights)
+
+        def keep(
+            core: Core, q: Array, k: Array, v: Array
+        ) -> tuple[Array, tuple[Array, Array]]:
+            return core(q, k, v), (k, v)
+
+        length = prompt.tokens.shape[1]
+        positions = collectives.vary(jnp.arange(length)[None])
+        context = model.context(positions, None)._replace(cached=keep)
+        x, kept = model.start(prompt.tokens), []
+        for index, params in enumerate(weights.layers):
+            x, one = self._block(model, params).apply(
+                x, self.model.kinds[index], context, None
+            )
+            kept.append(one)
+        x = collectives.gather_sequence(x)
+        x = lax.dynamic_slice_in_dim(x, prompt.length - 1, 1, axis=1)
+        return self._logits(model, x)[:1], kept
+
+    def _next_logits(
+        self, weights: Weights, state: State
+    ) -> tuple[Float[Array, "slots V"], tuple[Ring, ...]]:
+        """Per device: logits after the newest token of each slot, and the rings."""
+        model = self._bind(weights)
+        positions = state.positions[None]
+        context = model.context(positions, None)
+        x, rings = model.start(state.tokens[None]), []
+        for index, params in enumerate(weights.layers):
+            core = functools.partial(
+                _attend_to_ring, state.rings[index], state.positions
+            )
+            x, ring = self._block(model, params).apply(
+                x, self.model.kinds[index], context._replace(cached=core), None
+            )
+            rings.append(ring)
+        return self._logits(model, x), tuple(rings)
+
+    def _logits(
+        self, model: Transformer, x: Float[Array, "1 t D"]
+    ) -> Float[Array, "T V"]:
+        """Per device: whole logits of all positions."""
+        return collectives.gather_vocab(model.logits_of(x))[0]
+
+    def _bind(self, weights: Weights) -> Transformer:
+        """Make the model; of its blocks only what they are is used."""
+        return nnx.merge(self.graph, weights.ends | {"blocks": weights.layers[0]})
+
+    def _block(self, model: Transformer, params: Params) -> Any:
+        return nnx.merge(nnx.graphdef(model.blocks), params)
+
+
+def _attend_to_ring(
+    ring: Ring, positions: Array, core: Core, q: Array, k: Array, v: Array
+) -> tuple[Array, Ring]:
+    """Take the place of the attention core: slots stand where the sequence was."""
+    del core
+    ring = cache.append(ring, k[0], v[0], positions)
+    return cache.attend(ring, q[0], positions)[None], ring
+
+
+def make_decoder(
+    opened: Opened, *, num_slots: int, max_len: int
+) -> tuple[Decoder, Weights]:
+    """Build the functions of a model, and take its parameters apart into layers.
+
+    Args:
+      opened: the model.
+      num_slots: texts that are continued at once; a multiple of dp x tp.
+      max_len: tokens of a prompt and its answer.
+    """
+    mesh = opened.mesh
+    sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
+    graph, abstract = abstract_params(opened.model)
+    specs = param_specs(abstract, sizes, shard_over_dp=False)
+    ends = {name: spec for name, spec in specs.items() if name != "blocks"}
+    one = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), specs["blocks"])
+    decoder = Decoder(
+        mesh=mesh,
+        graph=graph,
+        specs=Weights(ends=ends, layers=(one,) * opened.model.layers),
+        model=opened.model,
+        num_slots=num_slots,
+        max_len=max_len,
+        dtype=opened.params["embed"]["table"].dtype,
+    )
+    blocks = opened.params["blocks"]
+    unstacked = jax.tree.map(
+        lambda x, spec: _unstack(x, NamedSharding(mesh, spec)), blocks, one
+    )
+    is_leaf = functools.partial(_is_layers, opened.model.layers)
+    layers = tuple(
+        jax.tree.map(lambda of_layers, i=i: of_layers[i], unstacked, is_leaf=is_leaf)
+        for i in range(opened.model.layers)
+    )
+    held = {name: p for name, p in opened.params.items() if name != "blocks"}
+    return decoder, Weights(ends=held, layers=layers)
+
+
+def _unstack(stacked: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
+    return jax.jit(list, out_shardings=sharding)(stacked)
+
+
+def _is_layers(num: int, x: Any) -> bool:
+    return isinstance(x, list) and len(x) == num

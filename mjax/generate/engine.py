@@ -1,0 +1,305 @@
+"""Several texts continued at once: slots, a queue, and one step after the other.
+
+Enters: requests. Leaves: events, one a token. A request waits until a slot is free; its
+prompt is then read in one program, and from there on each step draws the next tokens of
+all slots in another. Shapes are fixed, so that a program is compiled once: for the
+number of slots, and for each power of two that prompts are padded to.
+
+What a request is answered depends on the model, its prompt and its sampling: not on its
+slot, nor on what else runs.
+
+Source: iteration-level scheduling, Yu et al. 2022 (Orca), OSDI, section 3.1.
+"""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mjax.generate.decode import Prompt, State, make_decoder
+from mjax.generate.opened import Opened
+from mjax.generate.requests import Event, Finished, Request, Sampling
+from mjax.generate.sampling import Draw, Drawn
+from mjax.generate.stops import TextOfTokens
+from mjax.mesh.axes import DP, TP
+
+_SHORTEST_PROMPT = 16
+"""Prompts are padded to this and its doubles. Chosen: fewer programs to compile."""
+_STEPS_AT_ONCE = 8
+"""Tokens that one dispatch draws at most. Chosen: what a dispatch costs the host is
+small beside them, and text still comes as fast as anybody reads."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Running:
+    """A request in a slot."""
+
+    id: int
+    request: Request
+    text: TextOfTokens
+    num_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """All that a request was answered."""
+
+    tokens: tuple[int, ...]
+    """Also the one that ended it."""
+    text: str
+    logprobs: tuple[float, ...]
+    """Of the tokens; empty where they were not asked for."""
+    finished: Finished
+
+
+class Engine:
+    """Continues texts with one model."""
+
+    def __init__(self, opened: Opened, *, slots: int, max_len: int) -> None:
+        """Take a model; nothing is compiled yet.
+
+        Args:
+          opened: the model.
+          slots: texts at once; rounded up to a multiple of dp x tp.
+          max_len: tokens of a prompt and its answer together.
+        Raises:
+          ValueError: a number is below 1, or max_len above what the model is meant for.
+        """
+        for name, number in (("slots", slots), ("max_len", max_len)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        self._opened = opened
+        sizes = opened.mesh.shape
+        self._tp = sizes[TP]
+        multiple = self._tp * int(np.prod([sizes[axis] for axis in DP]))
+        self.num_slots = -(-slots // multiple) * multiple
+        self.max_len = max_len
+        self._decoder, self._weights = make_decoder(
+            opened, num_slots=self.num_slots, max_len=max_len
+        )
+        self._state: State = self._decoder.new_state()
+        self._read = jax.jit(
+            self._decoder.read, donate_argnums=1, static_argnames="with_logprobs"
+        )
+        self._advance = jax.jit(
+            self._decoder.advance,
+            donate_argnums=1,
+            static_argnames=("num_steps", "with_logprobs"),
+        )
+        self._ids = itertools.count()
+        self._waiting: collections.OrderedDict[int, Request] = collections.OrderedDict()
+        self._running: dict[int, _Running] = {}  # by slot
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have one."""
+        return len(self._running)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self._waiting and not self._running
+
+    def check(self, request: Request) -> None:
+        """Refuse what cannot be answered.
+
+        Raises:
+          ValueError: the prompt is empty, has an unknown token or is too long, or too
+            many tokens are asked for.
+        """
+        prompt, vocab_size = request.prompt, self._opened.model.vocab_size
+        if not prompt:
+            raise ValueError(
+                "the prompt is empty; give at least one token, such as the one that "
+                "ends a document"
+            )
+        if not all(0 <= token < vocab_size for token in prompt):
+            wrong = next(t for t in prompt if not 0 <= t < vocab_size)
+            raise ValueError(
+                f"a token of the prompt must be from 0 to {vocab_size - 1}, got {wrong}"
+            )
+        if len(prompt) >= self.max_len:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens, and the model takes "
+                f"{self.max_len} with the answer; shorten it to at most "
+                f"{self.max_len - 1}"
+            )
+        room = self.max_len - len(prompt)
+        if request.sampling.max_tokens > room:
+            raise ValueError(
+                f"the model takes {self.max_len} tokens, the prompt has {len(prompt)}: "
+                f"at most {room} can follow, got {request.sampling.max_tokens}; ask "
+                "for fewer, or shorten the prompt"
+            )
+
+    def submit(self, request: Request) -> int:
+        """Queue a request.
+
+        Returns:
+          its id, which its events carry.
+        Raises:
+          ValueError: as `check`.
+        """
+        self.check(request)
+        request_id = next(self._ids)
+        self._waiting[request_id] = request
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """Free the slot of a request, or its place in the queue; no event follows."""
+        self._waiting.pop(request_id, None)
+        for slot, running in self._running.items():
+            if running.id == request_id:
+                del self._running[slot]
+                return
+
+    def step(self) -> list[Event]:
+        """Read the prompts that slots are free for, then draw the next tokens of all.
+
+        Returns:
+          the events of each request in their order.
+        """
+        events: list[Event] = []
+        free = (slot for slot in range(self.num_slots) if slot not in self._running)
+        for slot in list(free)[: len(self._waiting)]:
+            request_id, request = self._waiting.popitem(last=False)
+            events.append(self._admit(slot, request_id, request))
+        if self._running:
+            events += self._draw()
+        return events
+
+    def _admit(self, slot: int, request_id: int, request: Request) -> Event:
+        """Read a prompt into a slot; return its first token."""
+        sampling, length = request.sampling, len(request.prompt)
+        padded = _padded(length, self._tp, self.max_len)
+        tokens = np.zeros((1, padded), np.int32)
+        tokens[0, :length] = request.prompt
+        self._state, drawn = self._read(
+            self._weights,
+            self._state,
+            Prompt(
+                tokens=jnp.asarray(tokens),
+                length=jnp.int32(length),
+                slot=jnp.int32(slot),
+                how=_how(sampling, self._decoder.model.padded_vocab),
+            ),
+            with_logprobs=sampling.logprobs is not None,
+        )
+        text = TextOfTokens(self._opened.tokenizer, sampling.stop)
+        running = _Running(id=request_id, request=request, text=text)
+        self._running[slot] = running
+        return self._event(slot, running, jax.device_get(drawn), 0)
+
+    def _draw(self) -> Iterator[Event]:
+        """Draw tokens of all slots; what a finished one draws more is dropped."""
+        left = min(
+            r.request.sampling.max_tokens - r.num_tokens for r in self._running.values()
+        )
+        num_steps = min(1 << (left.bit_length() - 1), _STEPS_AT_ONCE)
+        samplings = [r.request.sampling for r in self._running.values()]
+        self._state, drawn = self._advance(
+            self._weights,
+            self._state,
+            num_steps=num_steps,
+            with_logprobs=any(s.logprobs is not None for s in samplings),
+        )
+        drawn = jax.device_get(drawn)
+        for index in range(num_steps):
+            of_step = jax.tree.map(lambda x, index=index: x[index], drawn)
+            for slot, running in list(self._running.items()):
+                yield self._event(slot, running, of_step, slot)
+
+    def _event(self, slot: int, running: _Running, drawn: Drawn, index: int) -> Event:
+        """Take a token that was drawn; free the slot if it is the last."""
+        token, sampling = int(drawn.token[index]), running.request.sampling
+        running.num_tokens += 1
+        finished: Finished | None = None
+        if token in self._opened.eos_ids:
+            text, _ = running.text.end()
+            finished = "stop"
+        else:
+            text, stopped = running.text.add(token)
+            if not stopped and running.num_tokens == sampling.max_tokens:
+                rest, stopped = running.text.end()
+                text, finished = text + rest, "length"
+            finished = "stop" if stopped else finished
+        if finished is not None:
+            del self._running[slot]
+        logprob, top = None, ()
+        if sampling.logprobs is not None:
+            logprob = float(drawn.logprob[index])
+            top = tuple(
+                (int(t), float(p))
+                for t, p in zip(
+                    drawn.top_tokens[index][: sampling.logprobs],
+                    drawn.top_logprobs[index][: sampling.logprobs],
+                    strict=True,
+                )
+            )
+        return Event(
+            request_id=running.id,
+            token=token,
+            text=text,
+            logprob=logprob,
+            top=top,
+            finished=finished,
+        )
+
+
+def answer_all(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
+    """Answer requests, as many at once as the engine has slots; in their order.
+
+    Raises:
+      ValueError: as `Engine.check`, before anything is computed.
+    """
+    for request in requests:
+        engine.check(request)
+    ids = [engine.submit(request) for request in requests]
+    events: dict[int, list[Event]] = {request_id: [] for request_id in ids}
+    while not engine.is_idle:
+        for event in engine.step():
+            events[event.request_id].append(event)
+    return [answer_of(events[request_id]) for request_id in ids]
+
+
+def answer_of(events: Sequence[Event]) -> Answer:
+    """Put the events of one request together."""
+    finished = events[-1].finished
+    assert finished is not None
+    tokens = [event.token for event in events if event.token is not None]
+    logprobs = [event.logprob for event in events if event.logprob is not None]
+    return Answer(
+        tokens=tuple(tokens),
+        text="".join(event.text for event in events),
+        logprobs=tuple(logprobs),
+        finished=finished,
+    )
+
+
+def _padded(length: int, tp: int, max_len: int) -> int:
+    """Return the tokens that a prompt is padded to: few different numbers.
+
+    The next double of the shortest, at most the longest text, and a multiple of tp.
+    """
+    double = max(_SHORTEST_PROMPT, 1 << (length - 1).bit_length())
+    return -(-min(double, max_len) // tp) * tp
+
+
+def _how(sampling: Sampling, vocab: int) -> Draw:
+    """Return how one slot draws, as arrays [1]."""
+    top_k = vocab if sampling.top_k is None else min(sampling.top_k, vocab)
+    return Draw(
+        temperature=jnp.full(1, sampling.temperature, jnp.float32),
+        top_k=jnp.full(1, top_k, jnp.int32),
+        top_p=jnp.full(1, sampling.top_p, jnp.float32),
+        seed=jnp.full(1, sampling.seed, jnp.uint32),
+    )

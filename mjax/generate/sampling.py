@@ -1,0 +1,107 @@
+"""Tokens drawn from logits: temperature, top-k, top-p, a seed for each text.
+
+Enters: float32 logits of one position a slot, and how each slot draws. Leaves: tokens,
+and their log-probabilities. A draw depends on the logits, the seed and the position of
+the token, never on the slot or on what the other slots hold.
+
+Source: nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751, section 3.1; cuts are
+applied in the order temperature, top-k, top-p, as transformers does. Tokens as likely
+as the last one kept are kept too.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from mjax.generate.requests import MAX_LOGPROBS
+
+
+class Draw(NamedTuple):
+    """How each slot draws; arrays [slots], so that one program serves all requests."""
+
+    temperature: Float[Array, "slots"]
+    """0 takes the likeliest token."""
+    top_k: Int[Array, "slots"]
+    """From 1 to V; V is all."""
+    top_p: Float[Array, "slots"]
+    """Above 0; 1 is all."""
+    seed: UInt32[Array, "slots"]
+
+
+class Drawn(NamedTuple):
+    """Tokens of one position a slot."""
+
+    token: Int[Array, "*slots"]
+    logprob: Float[Array, "*slots"]
+    """Of the token, before temperature and cuts; 0 where it was not asked for."""
+    top_tokens: Int[Array, "*slots n"] | None
+    """The likeliest tokens, the likeliest first; None where not asked for."""
+    top_logprobs: Float[Array, "*slots n"] | None
+
+
+def draw(
+    logits: Float[Array, "slots V"],
+    how: Draw,
+    positions: Int[Array, "slots"],
+    *,
+    with_logprobs: bool,
+) -> Drawn:
+    """Draw one token a slot.
+
+    Args:
+      logits: float32; -inf where no token is.
+      how: each slot draws.
+      positions: of the tokens that are drawn.
+      with_logprobs: compute log-probabilities.
+    """
+    is_cut = (how.temperature > 0) & ((how.top_k < logits.shape[1]) | (how.top_p < 1))
+    likeliest = jnp.argmax(logits, axis=-1)
+
+    def at_random(logits: jax.Array) -> jax.Array:
+        hot = jnp.where(how.temperature > 0, how.temperature, 1.0)
+        scaled = logits / hot[:, None]
+        scaled = jax.lax.cond(
+            is_cut.any(),
+            lambda x: jax.vmap(_cut)(x, how.top_k, how.top_p),
+            _same,
+            scaled,
+        )
+        drawn = jax.vmap(_categorical)(scaled, how.seed, positions)
+        return jnp.where(how.temperature > 0, drawn, likeliest)
+
+    is_random = (how.temperature > 0).any()
+    token = jax.lax.cond(is_random, at_random, lambda _: likeliest, logits)
+    token = token.astype(jnp.int32)
+    if not with_logprobs:
+        return Drawn(token, jnp.zeros(token.shape, jnp.float32), None, None)
+    total = jax.nn.logsumexp(logits, axis=-1)
+    logprob = jnp.take_along_axis(logits, token[:, None], 1)[:, 0] - total
+    top, top_tokens = jax.lax.top_k(logits, min(MAX_LOGPROBS, logits.shape[1]))
+    top_tokens = top_tokens.astype(jnp.int32)
+    return Drawn(token, logprob, top_tokens, top - total[:, None])
+
+
+def _same(x: jax.Array) -> jax.Array:
+    return x
+
+
+def _cut(
+    scaled: Float[Array, " V"], top_k: Int[Array, ""], top_p: Float[Array, ""]
+) -> Float[Array, " V"]:
+    """Leave the likeliest tokens; -inf for the others."""
+    ranked = -jnp.sort(-scaled)
+    kept = jnp.arange(ranked.size) < top_k
+    share = jax.nn.softmax(jnp.where(kept, ranked, -jnp.inf))
+    before = jnp.cumsum(share) - share
+    kept &= (before < top_p) | (jnp.arange(ranked.size) == 0)
+    least = jnp.min(jnp.where(kept, ranked, jnp.inf))
+    return jnp.where(scaled >= least, scaled, -jnp.inf)
+
+
+def _categorical(
+    logits: Float[Array, " V"], seed: UInt32[Array, ""], position: Int[Array, ""]
+) -> Int[Array, ""]:
+    key = jax.random.fold_in(jax.random.key(seed), position)
+    return jax.random.categorical(key, logits)

@@ -1,0 +1,84 @@
+"""Text of tokens as they come, and the texts that end it.
+
+Enters: the tokens of one answer, one by one. Leaves: pieces of text that can be shown.
+A piece has whole characters only, and nothing that may be the beginning of a stop text;
+the pieces together are the answer, whatever the tokens were cut into.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mjax.data.tokenizers import Tokenizer
+
+_BROKEN = "\ufffd"
+"""What stands for bytes that are not a whole character (yet)."""
+_MOST_HELD = 8
+"""Tokens that may wait for the end of a character: one has 4 bytes at most, and a token
+of a byte-level vocabulary holds one byte at least. Chosen, twice that."""
+
+
+class TextOfTokens:
+    """Decodes one answer."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        """Begin with no tokens.
+
+        Args:
+          tokenizer: of the model.
+          stop: texts that end the answer; they are not shown.
+        """
+        self._decode = tokenizer.decode
+        self._stop = tuple(stop)
+        self._tokens: list[int] = []
+        self._shown_from = 0
+        """Tokens before this one are only there so that others decode as they would
+        in the whole text; a tokenizer may treat the first of a text differently."""
+        self._read_to = 0
+        """Tokens before this one are in the text."""
+        self._held = ""
+
+    def add(self, token: int) -> tuple[str, bool]:
+        """Take a token; return what can be shown now, and whether a stop text came."""
+        self._tokens.append(token)
+        return self._release(self._new_text(flush=False), flush=False)
+
+    def end(self) -> tuple[str, bool]:
+        """Return what was held back, when no token is to come."""
+        return self._release(self._new_text(flush=True), flush=True)
+
+    def _new_text(self, *, flush: bool) -> str:
+        """Return the text of the tokens since the last call, once it is whole."""
+        before = self._text(self._shown_from, self._read_to)
+        whole = self._text(self._shown_from, len(self._tokens))
+        waits = len(self._tokens) - self._read_to
+        if whole.endswith(_BROKEN) and waits < _MOST_HELD and not flush:
+            return ""
+        self._shown_from, self._read_to = self._read_to, len(self._tokens)
+        return whole[len(before) :]
+
+    def _text(self, start: int, end: int) -> str:
+        return self._decode(np.asarray(self._tokens[start:end], np.int64))
+
+    def _release(self, new: str, *, flush: bool) -> tuple[str, bool]:
+        text = self._held + new
+        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)], True
+        held = 0 if flush else _overlap(text, self._stop)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+
+def _overlap(text: str, stop: Sequence[str]) -> int:
+    """Return how many last characters of a text may begin a stop text."""
+    most = max((len(s) - 1 for s in stop), default=0)
+    return next(
+        (
+            n
+            for n in range(min(most, len(text)), 0, -1)
+            if any(s.startswith(text[-n:]) for s in stop)
+        ),
+        0,
+    )
