@@ -43,7 +43,11 @@ from mjax.data.loader import (
     held_out_num_bytes,
 )
 from mjax.mesh.build import build_mesh, describe, devices_per_host
-from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
+from mjax.mesh.devices import (
+    keep_compiled_programs,
+    load_plugin_without_gpu,
+    simulate_devices,
+)
 from mjax.plan import operations
 from mjax.processes import distributed, progress
 from mjax.processes.agreement import Agreement
@@ -336,10 +340,7 @@ def _start_devices(config: TrainConfig) -> Devices:
     load_plugin_without_gpu()
     if config.simulate_devices is not None:
         simulate_devices(config.simulate_devices)
-    cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
-    # Small programs too: a restart compiles a dozen of them.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    keep_compiled_programs()
     count, per_host = jax.device_count(), devices_per_host(jax.devices())
     can_simulate = jax.default_backend() == "cpu" and per_host == count
     return Devices(

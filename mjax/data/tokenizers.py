@@ -64,6 +64,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_prompt(self, text: str) -> Int64[np.ndarray, "n"]:
+        """Return the ids of text, with special tokens where the tokenizer adds them."""
+        ...
+
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; special tokens by name, broken UTF-8 as U+FFFD."""
         ...
@@ -112,8 +116,14 @@ class BytesTokenizer:
         spans = np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1)
         return np.concatenate(ids), spans
 
+    def encode_prompt(self, text: str) -> Int64[np.ndarray, "n"]:
+        """Return the UTF-8 bytes of text: no token begins one."""
+        return self.encode(text)
+
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; END_OF_TEXT where a document ends."""
+        if not (ids == self.eos_id).any():  # what is decoded token by token
+            return ids.astype(np.uint8).tobytes().decode(errors="replace")
         parts = np.split(ids, np.flatnonzero(ids == self.eos_id))
         texts = [
             part[part != self.eos_id]
@@ -188,6 +198,10 @@ class HuggingFaceTokenizer:
         encoding = self._with_special.encode(text, add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return np.array(encoding.ids, np.int64), spans
+
+    def encode_prompt(self, text: str) -> Int64[np.ndarray, "n"]:
+        """Return the ids of text, with the special tokens of its post-processor."""
+        return np.array(self._tokenizer.encode(text).ids, np.int64)
 
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids, special tokens by name."""

@@ -15,6 +15,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,24 @@ class _Running:
     request: Request
     text: TextOfTokens
     num_tokens: int = 0
+
+
+class _Token(NamedTuple):
+    """One token that was drawn, on the host."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class _Drawing(NamedTuple):
+    """Tokens that the devices draw."""
+
+    drawn: Drawn
+    """[num_steps, slots]."""
+    num_steps: int
+    slots: dict[int, _Running]
+    """The requests that they are of; a slot may have another one when they are read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +112,7 @@ class Engine:
         self._ids = itertools.count()
         self._waiting: collections.OrderedDict[int, Request] = collections.OrderedDict()
         self._running: dict[int, _Running] = {}  # by slot
+        self._drawing: _Drawing | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -180,8 +200,7 @@ class Engine:
     def _admit(self, slot: int, request_id: int, request: Request) -> Event:
         """Read a prompt into a slot; return its first token."""
         sampling, length = request.sampling, len(request.prompt)
-        padded = _padded(length, self._tp, self.max_len)
-        tokens = np.zeros((1, padded), np.int32)
+        tokens = np.zeros((1, _padded(length, self._tp, self.max_len)), np.int32)
         tokens[0, :length] = request.prompt
         self._state, drawn = self._read(
             self._weights,
@@ -197,60 +216,66 @@ class Engine:
         text = TextOfTokens(self._opened.tokenizer, sampling.stop)
         running = _Running(id=request_id, request=request, text=text)
         self._running[slot] = running
-        return self._event(slot, running, jax.device_get(drawn), 0)
+        return self._event(slot, running, _one(jax.device_get(drawn), 0))
 
     def _draw(self) -> Iterator[Event]:
-        """Draw tokens of all slots; what a finished one draws more is dropped."""
-        left = min(
-            r.request.sampling.max_tokens - r.num_tokens for r in self._running.values()
-        )
-        num_steps = min(1 << (left.bit_length() - 1), _STEPS_AT_ONCE)
+        """Draw tokens of all slots; what a finished one draws more is dropped.
+
+        The tokens after these are asked for before these are read, so that the devices
+        compute while the host makes text.
+        """
+        drawing = self._drawing or self._dispatch(None)
+        assert drawing is not None  # every request that runs has a token to come
+        self._drawing = self._dispatch(drawing)
+        drawn = jax.device_get(drawing.drawn)
+        for step in range(drawing.num_steps):
+            for slot, running in drawing.slots.items():
+                if self._running.get(slot) is running:
+                    yield self._event(slot, running, _one(drawn, (step, slot)))
+
+    def _dispatch(self, before: _Drawing | None) -> _Drawing | None:
+        """Start to draw, behind what is drawn already; None: a request ends there."""
+
+        def left(slot: int, running: _Running) -> int:
+            is_drawn = before is not None and before.slots.get(slot) is running
+            num = running.num_tokens + (before.num_steps if before and is_drawn else 0)
+            return running.request.sampling.max_tokens - num
+
+        num_left = min(left(*item) for item in self._running.items())
+        if num_left < 1:
+            return None
         samplings = [r.request.sampling for r in self._running.values()]
+        num_steps = min(1 << (num_left.bit_length() - 1), _STEPS_AT_ONCE)
         self._state, drawn = self._advance(
             self._weights,
             self._state,
             num_steps=num_steps,
             with_logprobs=any(s.logprobs is not None for s in samplings),
         )
-        drawn = jax.device_get(drawn)
-        for index in range(num_steps):
-            of_step = jax.tree.map(lambda x, index=index: x[index], drawn)
-            for slot, running in list(self._running.items()):
-                yield self._event(slot, running, of_step, slot)
+        return _Drawing(drawn=drawn, num_steps=num_steps, slots=dict(self._running))
 
-    def _event(self, slot: int, running: _Running, drawn: Drawn, index: int) -> Event:
+    def _event(self, slot: int, running: _Running, drawn: _Token) -> Event:
         """Take a token that was drawn; free the slot if it is the last."""
-        token, sampling = int(drawn.token[index]), running.request.sampling
+        sampling, finished = running.request.sampling, None
         running.num_tokens += 1
-        finished: Finished | None = None
-        if token in self._opened.eos_ids:
+        if drawn.token in self._opened.eos_ids:
             text, _ = running.text.end()
-            finished = "stop"
+            finished: Finished | None = "stop"
         else:
-            text, stopped = running.text.add(token)
+            text, stopped = running.text.add(drawn.token)
             if not stopped and running.num_tokens == sampling.max_tokens:
                 rest, stopped = running.text.end()
                 text, finished = text + rest, "length"
             finished = "stop" if stopped else finished
         if finished is not None:
             del self._running[slot]
-        logprob, top = None, ()
-        if sampling.logprobs is not None:
-            logprob = float(drawn.logprob[index])
-            top = tuple(
-                (int(t), float(p))
-                for t, p in zip(
-                    drawn.top_tokens[index][: sampling.logprobs],
-                    drawn.top_logprobs[index][: sampling.logprobs],
-                    strict=True,
-                )
-            )
+        num_top = sampling.logprobs
         return Event(
             request_id=running.id,
-            token=token,
+            token=drawn.token,
             text=text,
-            logprob=logprob,
-            top=top,
+            logprob=None if num_top is None else drawn.logprob,
+            top=() if num_top is None else drawn.top[:num_top],
             finished=finished,
         )
 
@@ -283,6 +308,15 @@ def answer_of(events: Sequence[Event]) -> Answer:
         logprobs=tuple(logprobs),
         finished=finished,
     )
+
+
+def _one(drawn: Drawn, at: Any) -> _Token:
+    """Return one token of what came from the devices."""
+    top: tuple[tuple[int, float], ...] = ()
+    if drawn.top_tokens is not None and drawn.top_logprobs is not None:
+        tokens, logprobs = drawn.top_tokens[at], drawn.top_logprobs[at]
+        top = tuple(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+    return _Token(int(drawn.token[at]), float(drawn.logprob[at]), top)
 
 
 def _padded(length: int, tp: int, max_len: int) -> int:

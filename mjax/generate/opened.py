@@ -63,6 +63,19 @@ class Opened:
     """Longest sequence that the model is meant for."""
     eos_ids: tuple[int, ...]
     """Tokens at which generation ends."""
+    is_hugging_face: bool = False
+    """Whether a prompt begins as the tokenizer says; training here adds nothing."""
+
+    def prompt_ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt.
+
+        In training a document follows the end of another one: an empty prompt is that
+        token. A model in the form of Hugging Face may want one that begins texts.
+        """
+        encode = self.tokenizer.encode
+        if self.is_hugging_face:
+            encode = self.tokenizer.encode_prompt
+        return tuple(encode(text).tolist()) or (self.tokenizer.eos_id,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,6 +139,7 @@ def open_model(
         chat_template=_chat_template(found.folder),
         seq_len=found.seq_len,
         eos_ids=_eos_ids(found.tokenizer, found.folder, found.model),
+        is_hugging_face=places.is_hugging_face(path),
     )
 
 

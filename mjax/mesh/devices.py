@@ -32,3 +32,11 @@ def load_plugin_without_gpu() -> None:
     drivers = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
     if not any(Path(path).exists() for path in drivers):
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+
+
+def keep_compiled_programs() -> None:
+    """Keep what is compiled in the user's cache folder, for the next start."""
+    cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
+    # Small programs too: a restart compiles a dozen of them.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

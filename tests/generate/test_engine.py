@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,8 +92,9 @@ def events_of(engine: Engine, request: Request) -> list[Event]:
     return found
 
 
-def ask(prompt, max_tokens, **options) -> Request:
-    sampling = Sampling(max_tokens=max_tokens, **{"temperature": 0.0} | options)
+def ask(prompt, max_tokens, **options: Any) -> Request:
+    wanted: dict[str, Any] = {"temperature": 0.0} | options
+    sampling = Sampling(max_tokens=max_tokens, **wanted)
     return Request(prompt=tuple(int(t) for t in prompt), sampling=sampling)
 
 
@@ -283,6 +285,7 @@ def test_caches_are_updated_in_place():
         weights, state, num_steps=8, with_logprobs=False
     ).compile()
     used = compiled.memory_analysis()
+    assert used is not None
     ring_bytes = sum(x.nbytes for x in jax.tree.leaves(state.rings))
     assert used.alias_size_in_bytes >= ring_bytes
     assert used.temp_size_in_bytes < ring_bytes / 2

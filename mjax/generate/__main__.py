@@ -1,0 +1,46 @@
+"""Continue prompts with a trained model: `python -m mjax.generate MODEL --prompt TEXT`.
+
+Enters: the command line. Leaves: texts on stdout, and an exit code: 0 done, 2 bad
+input, 1 a file is damaged, 130 stopped with Ctrl-C.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from mjax import flags
+from mjax.generate.options import GenerateFlags
+
+_DONE, _FAILED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code.
+
+    Args:
+      argv: words after the program's name; None takes those of the process.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        asked: GenerateFlags = flags.read(
+            GenerateFlags,
+            words,
+            prog="python -m mjax.generate",
+            named_by=(GenerateFlags,),
+        )
+        from mjax.generate import command  # JAX: once the flags have been read
+
+        command.run(asked)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return _INTERRUPTED
+    return _DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Flags of `python -m mjax.generate`; no JAX, so that mistakes are answered at once."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+import tyro
+
+from mjax.generate.requests import Sampling
+
+DEFAULT_TOKENS = 128
+STDIN = "-"
+"""As a prompt: standard input."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshFlags:
+    """Devices that share the model."""
+
+    dp: int = 1
+    """Replicas; each continues its share of the prompts."""
+    tp: int = 1
+    """Devices that each layer is split over."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        for name in ("dp", "tp"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"--mesh.{name} must be at least 1, got {getattr(self, name)}"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateFlags:
+    """Continue prompts with a trained model."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Work dir, folder of checkpoints, one checkpoint, or a Hugging Face folder."""
+    prompt: tuple[str, ...] = ()
+    """Texts to continue; - reads one from standard input."""
+    prompt_file: str | None = None
+    """File whose text is one more prompt."""
+    tokens: int | None = None
+    """Tokens to draw for each prompt, at most; None: 128, or fewer if no more fit."""
+    temperature: float = 0.8
+    """Logits are divided by this; 0 takes the likeliest token."""
+    top_k: int | None = None
+    """Draw from this many likeliest tokens; None: all."""
+    top_p: float = 1.0
+    """Draw from the fewest likeliest tokens with this probability together."""
+    stop: tuple[str, ...] = ()
+    """A text ends before the first of these."""
+    seed: int = 0
+    """Of the draws; prompt i has seed + i."""
+    step: int | None = None
+    """Checkpoint to take; None: the newest."""
+    tokenizer: str | None = None
+    """bytes, or a tokenizer.json; None: the model's own."""
+    precision: Literal["float32", "bfloat16"] | None = None
+    """Of parameters and caches; None: float32 on CPUs, bfloat16 on GPUs."""
+    max_len: int | None = None
+    """Longest prompt and answer; None: what the model was trained with."""
+    slots: int = 8
+    """Prompts that are continued at once, at most."""
+    echo: bool = True
+    """Print each prompt before its continuation."""
+    json: bool = False
+    """Print one JSON object."""
+    simulate_devices: int | None = None
+    """Run on this many simulated CPU devices."""
+    mesh: MeshFlags = MeshFlags()
+
+    def __post_init__(self) -> None:
+        """Refuse values that no model could take.
+
+        Raises:
+          ValueError: a value is out of range, or there is no prompt.
+        """
+        if not self.prompt and self.prompt_file is None:
+            raise ValueError(
+                "there is no prompt; give --prompt TEXT, --prompt-file FILE, or "
+                "--prompt - to read standard input"
+            )
+        if self.prompt.count(STDIN) > 1:
+            raise ValueError("--prompt - reads all of standard input; give it once")
+        for name in ("slots", "max_len", "simulate_devices"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} must be at least 1, got {number}")
+        self.sampling(0, room=DEFAULT_TOKENS)
+
+    def sampling(self, index: int, *, room: int) -> Sampling:
+        """Return how the prompt with this index is continued.
+
+        Args:
+          index: of the prompt.
+          room: tokens that fit after it; counts where --tokens is absent.
+        Raises:
+          ValueError: a flag is out of range.
+        """
+        try:
+            return Sampling(
+                max_tokens=max(min(DEFAULT_TOKENS, room), 1)
+                if self.tokens is None
+                else self.tokens,
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                seed=self.seed + index,
+                stop=self.stop,
+            )
+        except ValueError as error:
+            raise ValueError(_as_flags(str(error))) from None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the mesh."""
+        return self.mesh.dp * self.mesh.tp
+
+
+def _as_flags(message: str) -> str:
+    """Name the flags in a message that names the fields of `Sampling`."""
+    names = {
+        "max_tokens": "--tokens",
+        "temperature": "--temperature",
+        "top_k": "--top-k",
+        "top_p": "--top-p",
+        "seed": "--seed",
+        "a stop text": "--stop",
+    }
+    for name, flag in names.items():
+        if message.startswith(name):
+            return flag + message.removeprefix(name)
+    return message
