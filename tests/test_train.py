@@ -348,10 +348,11 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
 def test_a_run_begins_with_what_another_has_exported(tmp_path, capsys):
     llama = ["--model.block", "serial", "--model.norm", "rmsnorm", "--steps", "2"]
     llama += ["--model.activation", "swiglu", "--model.window", "None"]
+    llama += ["--model.rope", "True", "--model.no-rope-interleaved"]
     path, folder = tmp_path / "run", tmp_path / "exported"
     assert train.main(flags(path, *llama)) == ending.DONE
     assert ckpt_command.main(["export", str(path), str(folder)]) == 0
-    assert "llama, float32; tokenizer files are not written" in capsys.readouterr().out
+    assert "llama, float32, end of text 256" in capsys.readouterr().out
     assert ckpt_command.main(["show", str(folder)]) == 0
     shown = capsys.readouterr().out.split()
     still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(folder)]

@@ -79,7 +79,7 @@ class Reshard:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write the parameters of a step as a folder that `transformers` loads."""
+    """Write a step as a folder that `transformers` loads, with tokenizer and card."""
 
     path: Path
     """Work dir, folder of checkpoints, or one checkpoint."""
@@ -91,8 +91,12 @@ class Export:
     """Architecture; None: the first that can express the model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """In which the tensors are stored."""
+    tokenizer: str | None = None
+    """Folder or tokenizer.json of the run; None: found beside its checkpoints."""
+    without_tokenizer: bool = False
+    """Write no tokenizer files."""
     eos_token_id: int | None = None
-    """Token that ends a document; None: none is named."""
+    """Token that ends a document; None: the tokenizer's."""
 
 
 OK, DAMAGED, BAD_INPUT = 0, 1, 2
@@ -335,26 +339,16 @@ def _reshard(command: Reshard) -> int:
 
 
 def _export(command: Export) -> int:
-    from mjax.ckpt.saved_step import SavedStep  # as in `_verified`
-    from mjax.config.train import from_json
-    from mjax.hugging_face.export import write
+    from mjax.run.export import Wanted, export  # as in `_verified`
 
-    folder = places.choose(places.find(command.path), command.step)
-    source = SavedStep(folder)
-    config = from_json(source.config())
-    family = write(
-        source,
-        config.model,
-        command.out,
-        seq_len=config.data.seq_len,
+    wanted = Wanted(
         family=command.family,
         dtype=command.dtype,
+        tokenizer=command.tokenizer,
+        without_tokenizer=command.without_tokenizer,
         eos_token_id=command.eos_token_id,
     )
-    print(
-        f"{folder} -> {command.out}: {family}, {command.dtype}; tokenizer files are "
-        "not written"
-    )
+    print(export(command.path, command.out, command.step, wanted))
     return OK
 
 

@@ -1,14 +1,15 @@
 """A model written as a folder that `transformers` loads.
 
 Enters: a source of tensors in our names and canonical form, and the architecture.
-Leaves: config.json and safetensors files. One slab of layers or rows is in memory at a
-time. Tokenizer files are not written: mjax' own are not theirs.
+Leaves: config.json, generation_config.json, safetensors files, and the files that are
+given, such as those of the tokenizer. One slab of layers or rows is in memory at a
+time.
 """
 
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from mjax.hugging_face.source import TensorSource
 from mjax.hugging_face.tensors import is_stacked, our_shapes, their_shapes
 from mjax.model.config import ModelConfig
 
+GENERATION_CONFIG = "generation_config.json"
+
 _SLAB_BYTES = 2**30
 
 
@@ -34,6 +37,7 @@ def write(
     family: str | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     eos_token_id: int | None = None,
+    files: Mapping[str, bytes] | None = None,
     file_bytes: int = 5_000_000_000,
 ) -> str:
     """Write a folder that transformers loads by itself; all of it, or nothing.
@@ -46,6 +50,7 @@ def write(
       family: one of `families.FAMILIES`; None is the first that can express the model.
       dtype: in which the tensors are stored.
       eos_token_id: the token that ends a document, at which generation stops.
+      files: more files of the folder, by name.
       file_bytes: size at which a file ends and another begins.
     Returns:
       The name of the family.
@@ -57,18 +62,16 @@ def write(
     chosen, config = families.hf_config(model, seq_len=seq_len, family=family)
     _check_source(source, model)
     shapes = their_shapes(model, chosen.tensors)
-    config |= {
-        # The name that transformers 4 and 5 both read.
-        "torch_dtype": dtype,
-        # Null, or the family's own tokens would be taken.
-        "bos_token_id": None,
-        "eos_token_id": eos_token_id,
-        "pad_token_id": None,
-    }
+    # Null, or the family's own tokens would be taken.
+    tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
+    # The name of the dtype is that which transformers 4 and 5 both read.
+    config |= tokens | {"torch_dtype": dtype}
     stored = np.dtype(jnp.dtype(dtype))
     with new_folder(out_dir) as folder:
-        text = json.dumps(config, indent=2, sort_keys=True)
-        (folder / CONFIG).write_text(text + "\n")
+        for name, content in (files or {}).items():
+            (folder / name).write_bytes(content)
+        (folder / CONFIG).write_bytes(_as_json(config))
+        (folder / GENERATION_CONFIG).write_bytes(_as_json(tokens))
         with Writer(folder, shapes, stored, file_bytes=file_bytes) as writer:
             for path, shape in our_shapes(model).items():
                 tensor = chosen.tensors[path]
@@ -81,6 +84,10 @@ def write(
                         name = tensor.name.format(layer)
                         writer.write(name, tensor.to_theirs(ours))
     return chosen.name
+
+
+def _as_json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _slabs(

@@ -29,6 +29,21 @@ def test_an_empty_folder_is_taken_and_a_full_one_is_not(tmp_path: Path):
     assert (tmp_path / "out" / "f").exists()
 
 
+def test_of_two_that_write_at_once_the_first_to_end_stays(tmp_path: Path):
+    out = tmp_path / "out"
+
+    def write_later() -> None:
+        with new_folder(out) as later:
+            (later / "f").write_text("later")
+            with new_folder(out) as first:
+                (first / "f").write_text("first")
+
+    with pytest.raises(RuntimeError, match=r"out was not written: .* not empty"):
+        write_later()
+    assert (out / "f").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize(
     ("error", "raised"),
     [(OSError(28, "No space left on device"), RuntimeError), (KeyError(1), KeyError)],

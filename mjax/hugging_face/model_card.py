@@ -1,0 +1,131 @@
+"""The README.md of an exported model: what it is, how it was trained, how to load it.
+
+Enters: facts. Leaves: a text in the form of a model card, with a header that the Hub
+reads. It holds no folder of the machine that trained the model, and no license: who
+publishes a model chooses one.
+
+Source: the keys of the header, huggingface.co/docs/hub/model-cards.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+_UNKNOWN = "not recorded"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Card:
+    """What the card says; None where nothing is known."""
+
+    name: str
+    """Of the model: that of its folder."""
+    family: str
+    """model_type."""
+    num_params: int
+    dtype: str
+    """Of the stored weights."""
+    layers: int
+    d_model: int
+    vocab_size: int
+    seq_len: int
+    """Longest sequence that it was trained with."""
+    tokenizer: str | None
+    """What it is, in words; None: there are no tokenizer files."""
+    recipe: str | None
+    steps: int
+    tokens: int
+    """That the steps have read."""
+    optimizer: str
+    """Name and learning rate, in words."""
+    data: tuple[str, ...]
+    """Names of the corpora."""
+    corpus_hash: str | None
+    init_from: str | None
+    """Name of the model that training began with."""
+    eval_loss: float | None
+    """Held-out loss, nats per token."""
+    version: str | None
+    """Of mjax."""
+
+
+def write_card(card: Card) -> str:
+    """Return the text of README.md."""
+    return "\n".join([*_header(), *_model(card), *_training(card), *_loading(card), ""])
+
+
+def _header() -> Iterator[str]:
+    yield "---"
+    yield "library_name: transformers"
+    yield "pipeline_tag: text-generation"
+    yield "tags:"
+    yield "- mjax"
+    yield "# No license is named yet: add one, such as `license: apache-2.0`."
+    yield "---"
+
+
+def _model(card: Card) -> Iterator[str]:
+    yield ""
+    yield f"# {card.name}"
+    yield ""
+    yield (
+        f"A language model of {card.num_params:,} parameters in the form of "
+        f"`{card.family}`, trained with mjax"
+        f"{'' if card.version is None else f' {card.version}'}."
+    )
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    yield f"| layers, width | {card.layers}, {card.d_model} |"
+    yield f"| vocabulary | {card.vocab_size:,} |"
+    yield f"| tokenizer | {card.tokenizer or 'not in this folder'} |"
+    yield f"| longest sequence in training | {card.seq_len:,} tokens |"
+    yield f"| stored as | {card.dtype} |"
+    yield "| license | none named yet |"
+
+
+def _training(card: Card) -> Iterator[str]:
+    loss = card.eval_loss
+    yield ""
+    yield "## Training"
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    yield f"| recipe | {card.recipe or _UNKNOWN} |"
+    yield f"| began with | {card.init_from or 'random parameters'} |"
+    yield f"| data | {', '.join(card.data)} |"
+    yield f"| hash of the data | {card.corpus_hash or _UNKNOWN} |"
+    yield f"| steps | {card.steps:,} |"
+    yield f"| tokens | {card.tokens:,} |"
+    yield f"| optimizer | {card.optimizer} |"
+    held_out = "not evaluated at this step" if loss is None else f"{loss:.4f}"
+    unit = "" if loss is None else " nats per token"
+    yield f"| held-out loss | {held_out}{unit} |"
+
+
+def _loading(card: Card) -> Iterator[str]:
+    yield ""
+    yield "## Use"
+    yield ""
+    yield "With transformers, in the folder above this one:"
+    yield ""
+    yield "```python"
+    names = ["AutoModelForCausalLM"]
+    names += ["AutoTokenizer"] if card.tokenizer is not None else []
+    yield f"from transformers import {', '.join(names)}"
+    yield ""
+    yield f'model = AutoModelForCausalLM.from_pretrained("{card.name}")'
+    if card.tokenizer is not None:
+        yield f'tokenizer = AutoTokenizer.from_pretrained("{card.name}")'
+        yield 'inputs = tokenizer("def ", return_tensors="pt")'
+        yield "tokens = model.generate(**inputs, max_new_tokens=64, do_sample=True)"
+        yield "print(tokenizer.decode(tokens[0]))"
+    yield "```"
+    yield ""
+    yield "With mjax:"
+    yield ""
+    yield "```"
+    if card.tokenizer is not None:
+        yield f'python -m mjax.generate {card.name} --prompt "def "'
+    yield f"python -m mjax.ckpt show {card.name}  # the flags of the model"
+    yield f"python -m mjax.train --init-from {card.name} FLAGS"
+    yield "```"

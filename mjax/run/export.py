@@ -1,0 +1,277 @@
+"""A saved step as a folder that `transformers` loads: weights, tokenizer, model card.
+
+Enters: the path of a run or of a checkpoint. Leaves: the folder, all of it or nothing.
+The tokenizer is that of the run: its digest was saved with the step.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from etils import epath
+
+from mjax import checked_json, flags
+from mjax.ckpt import places
+from mjax.ckpt.places import Place
+from mjax.ckpt.saved_step import SavedStep
+from mjax.config.command_line import Command
+from mjax.config.train import TrainConfig, from_json
+from mjax.data.config import DataConfig
+from mjax.data.corpora import STDLIB, SYNTHETIC
+from mjax.data.tokenizer_files import TokenizerFiles, read_files
+from mjax.data.tokenizers import BYTES, trained_vocab_size
+from mjax.hugging_face import families
+from mjax.hugging_face.export import write
+from mjax.hugging_face.model_card import Card, write_card
+from mjax.model.counts import num_params
+
+_CARD = "README.md"
+_OURS = {
+    STDLIB: "the source of Python's standard library",
+    SYNTHETIC: "synthetic text",
+}
+"""Corpora that are no files of the user, in words."""
+_DIGITS = 12
+"""Of a hash, for people."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked for beside the model."""
+
+    family: str | None = None
+    """Architecture; None: the first that can express the model."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which the tensors are stored."""
+    tokenizer: str | None = None
+    """Folder or tokenizer.json; None: that of the run."""
+    without_tokenizer: bool = False
+    """Write no tokenizer files."""
+    eos_token_id: int | None = None
+    """Token that ends a document; None: the tokenizer's."""
+
+
+def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
+    """Write a step as a folder that transformers loads.
+
+    Args:
+      path: of a work dir, a folder of checkpoints, or one checkpoint.
+      out: folder that is made; it may exist if it is empty.
+      step: None: the newest.
+      wanted: likewise.
+    Returns:
+      what was written, in lines for people.
+    Raises:
+      ValueError: no family can express the model, its tokenizer is not known or is
+        another one, or `out` is not empty.
+      RuntimeError: a disk failed, or the step is damaged.
+    """
+    place = places.find(path)
+    folder = places.choose(place, step)
+    source = SavedStep(folder)
+    config = from_json(source.config())
+    model, facts = config.model, source.manifest.run
+    family, _ = families.hf_config(
+        model, seq_len=config.data.seq_len, family=wanted.family
+    )
+    tokenizer, lines = None, []
+    if wanted.without_tokenizer:
+        if wanted.tokenizer is not None:
+            raise ValueError(
+                f"--tokenizer {wanted.tokenizer} and --without-tokenizer contradict "
+                "each other; leave one out"
+            )
+    else:
+        tokenizer = _tokenizer(path, place, config, facts, wanted)
+        unused = model.vocab_size - tokenizer.vocab_size
+        if unused:
+            lines.append(
+                f"the model has {unused} ids more than the tokenizer, which no text "
+                "holds"
+            )
+    eos_id = _eos_id(wanted, tokenizer, model.vocab_size)
+    card = _card(out, place, source, config, family.name, wanted, tokenizer)
+    write(
+        source,
+        model,
+        out,
+        seq_len=config.data.seq_len,
+        family=family.name,
+        dtype=wanted.dtype,
+        eos_token_id=eos_id,
+        files={
+            **({} if tokenizer is None else tokenizer.contents),
+            _CARD: write_card(card).encode(),
+        },
+    )
+    named = "without a tokenizer" if tokenizer is None else f"end of text {eos_id}"
+    return "\n".join(
+        [f"{folder} -> {out}: {family.name}, {wanted.dtype}, {named}", *lines]
+    )
+
+
+# --------------------------------------------------------------------------- tokenizer
+
+
+def _tokenizer(
+    path: str,
+    place: Place,
+    config: TrainConfig,
+    facts: Mapping[str, Any],
+    wanted: Wanted,
+) -> TokenizerFiles:
+    """Return the files of the run's tokenizer, checked against the saved step."""
+    name = wanted.tokenizer or _find_tokenizer(path, place, config.data)
+    if name is None:
+        raise ValueError(_missing(path, config.data))
+    files = read_files(name, eos=None if name == BYTES else config.data.eos_token)
+    if wanted.eos_token_id is not None and files.eos_id is None:
+        files = read_files(name, eos=wanted.eos_token_id)
+    if files.eos_id is None:
+        raise ValueError(
+            f"no token of {name} is known to end a document; give its id as "
+            "--eos-token-id"
+        )
+    saved = facts.get("tokenizer_digest", files.digest)  # absent in older steps
+    if saved != files.digest:
+        raise ValueError(
+            f"the tokenizer in {name} is not that of the run: digest "
+            f"{str(files.digest)[:_DIGITS]} there, {str(saved)[:_DIGITS]} saved with "
+            f"the step; give the run's as --tokenizer"
+        )
+    if files.vocab_size > config.model.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {name} has {files.vocab_size} ids, the model "
+            f"{config.model.vocab_size}; give the run's as --tokenizer"
+        )
+    if wanted.eos_token_id in (None, files.eos_id):
+        return files
+    if name == BYTES:
+        raise ValueError(
+            f"--eos-token-id must be {files.eos_id} with the tokenizer bytes, got "
+            f"{wanted.eos_token_id}; leave it out"
+        )
+    if wanted.eos_token_id >= config.model.vocab_size:
+        raise ValueError(_outside(wanted.eos_token_id, config.model.vocab_size))
+    return read_files(name, eos=wanted.eos_token_id)
+
+
+def _find_tokenizer(path: str, place: Place, data: DataConfig) -> str | None:
+    """Return where the tokenizer of a run is: beside its steps, or as its config says.
+
+    None: it is on another machine, or was trained for the run.
+    """
+    if data.tokenizer == BYTES:
+        return BYTES
+    for folder in (epath.Path(path), place.store.directory.parent):
+        if "://" not in str(folder) and (folder / "tokenizer").is_dir():
+            return str(folder / "tokenizer")
+    if trained_vocab_size(data.tokenizer) is not None:
+        return None
+    return data.tokenizer if Path(data.tokenizer).expanduser().exists() else None
+
+
+def _missing(path: str, data: DataConfig) -> str:
+    trained = trained_vocab_size(data.tokenizer) is not None
+    why = "was trained for the run" if trained else "is not on this machine"
+    return (
+        f"{path} has no tokenizer/ beside its checkpoints, and the run's "
+        f"--data.tokenizer {data.tokenizer} {why}; give the folder of its "
+        "tokenizer.json as --tokenizer, or --without-tokenizer to write the weights "
+        "alone"
+    )
+
+
+def _eos_id(
+    wanted: Wanted, tokenizer: TokenizerFiles | None, vocab_size: int
+) -> int | None:
+    """Return the token that ends a document: what is asked for, or the tokenizer's."""
+    chosen = wanted.eos_token_id
+    if chosen is not None and not 0 <= chosen < vocab_size:
+        raise ValueError(_outside(chosen, vocab_size))
+    if chosen is None and tokenizer is not None:
+        return tokenizer.eos_id
+    return chosen
+
+
+def _outside(token_id: int, vocab_size: int) -> str:
+    return f"--eos-token-id must be from 0 to {vocab_size - 1}, got {token_id}"
+
+
+# -------------------------------------------------------------------------- model card
+
+
+def _card(
+    out: str,
+    place: Place,
+    source: SavedStep,
+    config: TrainConfig,
+    family: str,
+    wanted: Wanted,
+    tokenizer: TokenizerFiles | None,
+) -> Card:
+    """Gather what the card says."""
+    manifest, model = source.manifest, config.model
+    facts, steps = manifest.run, manifest.step
+    return Card(
+        name=Path(out).absolute().name,
+        family=family,
+        num_params=num_params(dataclasses.replace(model, vocab_multiple=1)),
+        dtype=wanted.dtype,
+        layers=model.layers,
+        d_model=model.d_model,
+        vocab_size=model.vocab_size,
+        seq_len=config.data.seq_len,
+        tokenizer=None if tokenizer is None else _tokenizer_words(tokenizer, config),
+        recipe=_recipe(place),
+        steps=steps,
+        tokens=steps * config.batch.size * config.data.seq_len,
+        optimizer=f"{config.optim.name}, learning rate {config.optim.lr:g}, batches of "
+        f"{config.batch.size} sequences",
+        data=tuple(_corpora(config.data)),
+        corpus_hash=facts.get("corpus_hash"),
+        init_from=None if config.init_from is None else _last(config.init_from),
+        eval_loss=facts.get("eval_loss"),
+        version=facts.get("versions", {}).get("mjax_version"),
+    )
+
+
+def _tokenizer_words(tokenizer: TokenizerFiles, config: TrainConfig) -> str:
+    name, size = config.data.tokenizer, f"{tokenizer.vocab_size:,} ids"
+    if name == BYTES:
+        return f"UTF-8 bytes, {size}"
+    if trained_vocab_size(name) is not None:
+        return f"byte-level BPE trained on the data, {size}"
+    return f"{_last(name)}, {size}"
+
+
+def _corpora(data: DataConfig) -> list[str]:
+    """Name the corpora without their folders, each with its weight in a mixture."""
+    names = [" ".join(_OURS.get(p, _last(p)) for p in paths) for paths in data.paths]
+    if not data.mixture:
+        return names
+    return [
+        f"{weight:g} x {name}" for weight, name in zip(data.weights, names, strict=True)
+    ]
+
+
+def _last(path: str) -> str:
+    """Return the last part of a path."""
+    return os.path.basename(path.rstrip("/")) or path
+
+
+def _recipe(place: Place) -> str | None:
+    """Return the recipe of the first start of a run, None where that is unknown."""
+    path = place.store.directory.parent / "starts" / "0001.json"
+    try:
+        argv = checked_json.read(path.read_bytes(), dict[str, Any])["argv"]
+        words = checked_json.check(argv, list[str], "argv")
+    except (OSError, ValueError, KeyError):
+        return None  # a folder of checkpoints alone, or a run from before
+    if flags.given(words, "--config") is not None:
+        return None
+    name = _last(flags.given(words, "--recipe") or Command.recipe)
+    own = {word.partition("=")[0] for word in words if word.startswith("--")}
+    return f"{name}, with other flags" if own - {"--recipe", "--work-dir"} else name
