@@ -135,9 +135,12 @@ def test_an_unwritable_work_dir_is_refused(tmp_path, capsys):
     assert "cannot write the work dir" in capsys.readouterr().err
 
 
-def test_a_dry_run_compiles_and_leaves_nothing(tmp_path, capsys):
-    assert train.main(flags(tmp_path / "run", "--dry-run")) == ending.DONE
-    assert re.search("start-up: (compile|load)", capsys.readouterr().out)
+def test_a_dry_run_compiles_says_what_has_no_form_and_leaves_nothing(tmp_path, capsys):
+    more = ["--dry-run", "--model.activation", "gelu"]
+    assert train.main(flags(tmp_path / "run", *more)) == ending.DONE
+    out = capsys.readouterr().out
+    assert re.search("start-up: (compile|load)", out)
+    assert "--model.activation swiglu would give it cohere2\n" in out
     assert list(tmp_path.iterdir()) == []
 
 

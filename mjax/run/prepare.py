@@ -25,6 +25,7 @@ from mjax.config.train import TrainConfig, run_differences, to_json, with_tokeni
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.tokenizer_files import files_of
 from mjax.estimate import memory
+from mjax.hugging_face import nearest
 from mjax.mesh.axes import AxisSizes
 from mjax.processes.agreement import DAY_S, Agreement
 from mjax.processes.comparison import check_same
@@ -158,6 +159,9 @@ def _describe(built: Built) -> Iterator[str]:
     """Yield what people want to know of a run before it begins."""
     config, sizes = built.config, built.sizes
     yield report.describe_run(config, built.dataset)
+    unexported = nearest.describe(config.model, config.data.seq_len)
+    if unexported is not None:
+        yield unexported
     yield from report_pipeline.describe(config, sizes, built.memory)
     yield report.describe_tp(config, sizes)
     yield from built.program.xla_options.describe()
