@@ -33,9 +33,12 @@ ROWS = 8
 STEPS = 400
 TOKENS = ROWS * SEQ_LEN * STEPS
 SEEDS = (0, 1, 2)
-FULL_PARALLEL = ("--model.window", "None", "--model.block", "parallel")
-FULL_SERIAL = ("--model.window", "None", "--model.block", "serial")
-WINDOW_PARALLEL = ("--model.window", str(SEQ_LEN // 4), "--model.block", "parallel")
+# All layers alike: the recipe leaves positions out of every fourth.
+FULL = ("--model.rope", "True", "--model.window", "None")
+WINDOW = ("--model.rope", "True", "--model.window", str(SEQ_LEN // 4))
+FULL_PARALLEL = (*FULL, "--model.block", "parallel")
+FULL_SERIAL = (*FULL, "--model.block", "serial")
+WINDOW_PARALLEL = (*WINDOW, "--model.block", "parallel")
 
 
 @dataclasses.dataclass(frozen=True)

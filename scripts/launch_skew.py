@@ -31,6 +31,7 @@ from scripts.evidence import REPOSITORY, Table, commit, write_page
 MODES = ("when Python likes", "at agreed steps")
 RUN = (
     *("--recipe", "debug", "--model.layers", "2", "--model.window", "16"),
+    *("--model.rope", "True"),
     *("--simulate-devices", "1", "--ckpt.every", "100000", "--eval.every", "100000"),
     *("--log.sample-tokens", "0", "--data.path", "synthetic"),
 )

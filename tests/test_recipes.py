@@ -9,6 +9,8 @@ from mjax import recipes
 from mjax.config.command_line import parse
 from mjax.config.sizes import check_sizes
 from mjax.config.train import TrainConfig, from_json, to_json
+from mjax.hugging_face.families import hf_config
+from mjax.hugging_face.nearest import describe
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.model.counts import num_params
 
@@ -27,12 +29,12 @@ def closed_formula(config: TrainConfig) -> int:
     """Count parameters from sizes alone.
 
     Per layer: q, k, v and attention output; two matrices of the feed-forward (three
-    with a gate); the scale of one norm in a parallel block, of two in a serial one.
-    Besides: embedding, output projection, final norm.
+    with a gate), a bias for the outputs of each; the scale of one norm in a parallel
+    block, of two in a serial one, and their biases. Besides: embedding, output
+    projection and its bias, final norm.
     """
     model = config.model
-    biases = (model.attn_bias, model.mlp_bias, model.norm_bias, model.head_bias)
-    assert not any(biases)
+    assert not model.attn_bias
     d, n = model.d_model, model.heads
     k = n if model.kv_heads is None else model.kv_heads
     h = d // n if model.head_dim is None else model.head_dim
@@ -40,9 +42,14 @@ def closed_formula(config: TrainConfig) -> int:
     multiple = model.vocab_multiple
     vocab = (model.vocab_size + multiple - 1) // multiple * multiple
     attention = d * (n + 2 * k) * h + n * h * d
-    feed_forward = (3 if model.activation == "swiglu" else 2) * d * f
-    ends = vocab * d * (1 if model.tie_embeddings else 2) + d
-    norms = (1 if model.block == "parallel" else 2) * d
+    matrices = 3 if model.activation == "swiglu" else 2
+    feed_forward = matrices * d * f
+    if model.mlp_bias:
+        feed_forward += (matrices - 1) * f + d
+    norm = d * (2 if model.norm_bias else 1)
+    ends = vocab * d * (1 if model.tie_embeddings else 2) + norm
+    ends += vocab if model.head_bias else 0
+    norms = (1 if model.block == "parallel" else 2) * norm
     return model.layers * (attention + feed_forward + norms) + ends
 
 
@@ -122,6 +129,40 @@ def test_debug_divides_over_eight_devices_any_way():
     config = recipes.debug()
     for tp in (1, 2, 4, 8):
         check_sizes(config, AxisSizes(pp=1, dp_replicate=1, dp_shard=8 // tp, tp=tp))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("debug", "cohere2"),
+        ("demo", "cohere2"),
+        ("gpt-125m", "gptj"),
+        ("gpt-350m", "gptj"),
+        ("gpt-1b3", "gptj"),
+        ("gpt-13b", "gptj"),
+        ("llama3-8b", "llama"),
+        ("megascale-175b", None),
+        ("megascale-530b", None),
+    ],
+)
+def test_a_recipe_has_a_form_of_hugging_face_or_says_that_it_has_none(
+    name: str, family: str | None
+):
+    config, doc = recipes.RECIPES[name](), inspect.getdoc(recipes.RECIPES[name]) or ""
+    keeps = " ".join(doc.split()).count("paper's form: no export to Hugging Face")
+    line = describe(config.model, config.data.seq_len)
+    if family is None:
+        assert keeps
+        assert (line or "").startswith("export: this model has no Hugging Face form")
+    else:
+        assert not keeps
+        assert line is None
+        chosen, _ = hf_config(config.model, seq_len=config.data.seq_len)
+        assert chosen.name == family
+
+
+def test_the_demo_ties_its_embeddings_as_vllm_wants_it_of_cohere2():
+    assert recipes.demo().model.tie_embeddings
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)

@@ -2,11 +2,12 @@
 
 Source: Brown et al. 2020, arXiv:2005.14165, Table 2.1 (layers, widths, heads, learning
 rates; batch in tokens) and appendix B (Adam: beta2 0.95, clip 1.0, weight decay 0.1,
-cosine to 10%). Differs: parallel blocks with rotary positions, an untied output
-projection, no biases, a vocabulary of 32,768 learned from the corpus, full attention in
-all layers, warm-up of at most 2,000 steps, 16 heads of 128 in the 1.3B model (the table
-prints 24, which is wider than the model), a width of 5120 = 40 x 128 in the 13B model
-(the table prints 5140).
+cosine to 10%). Differs: the form of GPT-J, so that what they train can be exported
+(parallel blocks; rotary positions, by neighbouring pairs; an untied output projection;
+biases on norms, feed-forward layer and output, none in attention), a vocabulary of
+32,768 learned from the corpus, full attention in all layers, warm-up of at most 2,000
+steps, 16 heads of 128 in the 1.3B model (the table prints 24, which is wider than the
+model), a width of 5120 = 40 x 128 in the 13B model (the table prints 5140).
 
 The default corpus is far too small for these; give yours with `--data.path`. The batch
 is split over all devices; `--batch.microbatches` makes it fit into memory.
@@ -29,7 +30,7 @@ def gpt_125m() -> TrainConfig:
     Hardware: one GPU or more. Tokens: 2.6e9 (20 per parameter) in 5,000 steps, about
     2.0e18 model FLOPs. Not trained yet: no loss is claimed.
     """
-    model = ModelConfig(layers=12, d_model=768, heads=12, vocab_size=VOCAB_SIZE)
+    model = _gptj(layers=12, d_model=768, heads=12)
     return _gpt(model, steps=5_000, sequences=256, lr=6e-4)
 
 
@@ -40,7 +41,7 @@ def gpt_350m() -> TrainConfig:
     Hardware: one GPU or more. Tokens: 7.3e9 (20 per parameter) in 14,000 steps, about
     1.7e19 model FLOPs. Not trained yet: no loss is claimed.
     """
-    model = ModelConfig(layers=24, d_model=1024, heads=16, vocab_size=VOCAB_SIZE)
+    model = _gptj(layers=24, d_model=1024, heads=16)
     return _gpt(model, steps=14_000, sequences=256, lr=3e-4)
 
 
@@ -51,7 +52,7 @@ def gpt_1b3() -> TrainConfig:
     Hardware: one node of 8 GPUs or more. Tokens: 2.7e10 (20 per parameter) in 26,000
     steps, about 2.3e20 model FLOPs. Not trained yet: no loss is claimed.
     """
-    model = ModelConfig(layers=24, d_model=2048, heads=16, vocab_size=VOCAB_SIZE)
+    model = _gptj(layers=24, d_model=2048, heads=16)
     return _gpt(model, steps=26_000, sequences=512, lr=2e-4)
 
 
@@ -62,8 +63,21 @@ def gpt_13b() -> TrainConfig:
     Hardware: 8 nodes of 8 GPUs or more. Tokens: 2.6e11 (20 per parameter) in 125,000
     steps, about 2.1e22 model FLOPs. Not trained yet: no loss is claimed.
     """
-    model = ModelConfig(layers=40, d_model=5120, heads=40, vocab_size=VOCAB_SIZE)
+    model = _gptj(layers=40, d_model=5120, heads=40)
     return _gpt(model, steps=125_000, sequences=1024, lr=1e-4, tp=8)
+
+
+def _gptj(*, layers: int, d_model: int, heads: int) -> ModelConfig:
+    return ModelConfig(
+        layers=layers,
+        d_model=d_model,
+        heads=heads,
+        vocab_size=VOCAB_SIZE,
+        rope_interleaved=True,
+        mlp_bias=True,
+        norm_bias=True,
+        head_bias=True,
+    )
 
 
 def _gpt(

@@ -11,6 +11,9 @@ in the step-time model of its tables (scripts/reproduce/megascale_cases.py); the
 a guess that nothing was trained with, and on the GPUs that a recipe names a microbatch
 is one sequence of each replica. Text is synthetic and the vocabulary the model's own,
 so that the shapes are those of the table on any machine.
+
+The form is the paper's, which no family of Hugging Face has: a run says so when it
+starts, with the flags that would make it one that can be exported.
 """
 
 from mjax.config.optim import OptimConfig
@@ -32,7 +35,8 @@ def megascale_175b() -> TrainConfig:
     Hardware: 1,024 GPUs, the last row with batches of 768 in the paper's Table 2; with
     fewer a microbatch has more sequences: on the 256 of the first row
     --batch.microbatches 192 makes it one again.
-    Time: about 1.7e18 model FLOPs a step. Not trained: no loss is claimed.
+    Time: about 1.7e18 model FLOPs a step. Not trained: no loss is claimed. Keeps the
+    paper's form: no export to Hugging Face.
     """
     return _megascale(
         ModelConfig(
@@ -50,7 +54,7 @@ def megascale_530b() -> TrainConfig:
     Command: python -m mjax.train --recipe megascale-530b
     Hardware: 2,240 GPUs, the fewest in the paper's Figure 9, where a batch has as many
     sequences as there are GPUs. Time: about 1.5e19 model FLOPs a step. Not trained: no
-    loss is claimed.
+    loss is claimed. Keeps the paper's form: no export to Hugging Face.
     """
     return _megascale(
         ModelConfig(

@@ -1,4 +1,11 @@
-"""Runs that end on a laptop: a smoke test, and the demonstration."""
+"""Runs that end on a laptop: a smoke test, and the demonstration.
+
+Both are Cohere2 models, so that what they train can be exported: layers with a window
+rotate neighbouring pairs, layers that see all keys have no positions, and the
+feed-forward layer is a SwiGLU. It has three matrices where a GELU has two: a width of
+8/3 D has the FLOPs of 4 D. In the demo the embedding is the output projection too, as
+vLLM wants it of this family (docs/serving_elsewhere.md).
+"""
 
 from mjax.ckpt.config import CkptConfig
 from mjax.config.optim import OptimConfig
@@ -19,7 +26,16 @@ def debug() -> TrainConfig:
     return TrainConfig(
         steps=20,
         batch=BatchConfig(size=8),
-        model=ModelConfig(layers=2, d_model=64, heads=8, window=(16, None)),
+        model=ModelConfig(
+            layers=2,
+            d_model=64,
+            heads=8,
+            d_ff=176,
+            window=(16, None),
+            rope=(True, False),
+            rope_interleaved=True,
+            activation="swiglu",
+        ),
         precision=PrecisionConfig(compute="float32"),
         data=DataConfig(seq_len=64),
         optim=OptimConfig(lr=5e-3, warmup_steps=2),
@@ -30,7 +46,8 @@ def debug() -> TrainConfig:
 def demo() -> TrainConfig:
     """Learn to write Python from the standard library, byte by byte.
 
-    Three layers of four see the last 64 bytes, the fourth all 128. LAMB is the
+    Three layers of four see the last 64 bytes and rotate, the fourth sees all 128 and
+    has no positions. LAMB is the
     optimizer, as for every run here that does not follow a published AdamW setting.
 
     Command: python -m mjax.train
@@ -42,7 +59,16 @@ def demo() -> TrainConfig:
         steps=1500,
         batch=BatchConfig(size=8),
         model=ModelConfig(
-            layers=4, d_model=128, heads=4, window=(64, 64, 64, None), remat="none"
+            layers=4,
+            d_model=128,
+            heads=4,
+            d_ff=344,
+            window=(64, 64, 64, None),
+            rope=(True, True, True, False),
+            rope_interleaved=True,
+            activation="swiglu",
+            tie_embeddings=True,
+            remat="none",
         ),
         precision=PrecisionConfig(compute="float32"),
         data=DataConfig(seq_len=128),

@@ -48,6 +48,7 @@ from scripts.faults.chaos_processes import NUM_PROCESSES, SILENCE_LIMIT_S, Group
 
 RUN = (
     *("--recipe", "debug", "--model.layers", "2", "--model.window", "16"),
+    *("--model.rope", "True"),
     *("--simulate-devices", "2", "--mesh.pp", "2", "--mesh.tp", "2"),
     *("--batch.microbatches", "2", "--ckpt.every", "2", "--eval.every", "20"),
 )

@@ -340,7 +340,7 @@ def _in_cell(text: str) -> str:
 
 RUN = (
     *("--recipe", "debug", "--simulate-devices", "2", "--model.layers", "2"),
-    *("--model.window", "16", "--ckpt.every", "4"),
+    *("--model.window", "16", "--model.rope", "True", "--ckpt.every", "4"),
 )
 FIRST, SECOND = 4, 8
 BY_COMMAND: Mapping[str, tuple[str, Callable[[Path], None]]] = {

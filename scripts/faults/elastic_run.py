@@ -24,6 +24,7 @@ from scripts.faults.launched import Launched
 HOSTS, STEPS, TOLERANCE = 4, 120, 1e-5
 RUN = (
     *("--recipe", "debug", "--model.layers", "2", "--model.window", "16"),
+    *("--model.rope", "True"),
     *("--model.d-model", "96", "--model.heads", "12", "--model.d-ff", "384"),
     *("--model.vocab-multiple", "96", "--batch.size", "12", "--simulate-devices", "1"),
     *("--ckpt.every", "4", "--eval.every", "40", "--steps", str(STEPS)),

@@ -23,6 +23,7 @@ from scripts.faults.launched import Launched
 HOSTS = 2
 RUN = (
     *("--recipe", "debug", "--model.layers", "2", "--model.window", "16"),
+    *("--model.rope", "True"),
     *("--simulate-devices", "1", "--ckpt.every", "20", "--eval.every", "50"),
     *("--steps", "1000000"),
 )

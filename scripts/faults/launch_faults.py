@@ -41,6 +41,7 @@ from scripts.faults.store_faults import tmpfs
 HOSTS, SPARES, STEPS, SAVE_EVERY = 2, 1, 200, 3
 RUN = (
     *("--recipe", "debug", "--model.layers", "2", "--model.window", "16"),
+    *("--model.rope", "True"),
     *("--simulate-devices", "1", "--ckpt.every", str(SAVE_EVERY)),
     *("--eval.every", "20", "--steps", str(STEPS)),
 )

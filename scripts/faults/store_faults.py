@@ -35,6 +35,7 @@ FAILED, PREEMPTED, GAVE_UP = 1, 42, 93
 RUN = (
     *("--recipe", "debug", "--simulate-devices", "2", "--model.layers", "2"),
     *("--model.window", "16", "--log.every", "50", "--eval.every", "100000"),
+    *("--model.rope", "True"),
 )
 ENDLESS = ("--steps", "100000")
 EVERY = 10

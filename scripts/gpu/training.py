@@ -25,7 +25,16 @@ from scripts.evidence import Table
 from scripts.gpu.cells import fixed, outcome
 from scripts.gpu.setting import Row, Setting, SkippedError
 
-GPT_1B3 = ModelConfig(layers=24, d_model=2048, heads=16, vocab_size=32_768)
+GPT_1B3 = ModelConfig(
+    layers=24,
+    d_model=2048,
+    heads=16,
+    vocab_size=32_768,
+    rope_interleaved=True,
+    mlp_bias=True,
+    norm_bias=True,
+    head_bias=True,
+)
 ADAMW = OptimConfig(name="adamw", lr=2e-4, beta2=0.95, eps=1e-8, warmup_steps=2000)
 NUM_STEPS = 26_000
 WARM_UP_STEPS = 2

@@ -39,6 +39,7 @@ NUM_PROCESSES = len(SHIFTS_NS)
 FLAGS = (
     *("--recipe", "debug", "--data.path", "synthetic", "--log.sample-tokens", "0"),
     *("--model.layers", "8", "--model.d-model", "128", "--data.seq-len", "128"),
+    *("--model.d-ff", "344"),
     *("--batch.size", "16", "--eval.every", "1000", "--observe.stamps", "True"),
 )
 PIPELINE = (

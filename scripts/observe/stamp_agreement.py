@@ -26,6 +26,7 @@ MOST = 0.1
 FLAGS = (
     *("--recipe", "debug", "--simulate-devices", "1", "--data.path", "synthetic"),
     *("--model.d-model", "256", "--model.layers", "8", "--batch.size", "16"),
+    *("--model.d-ff", "680"),
     *("--observe.stamps", "True", "--log.sample-tokens", "0"),
     *("--steps", str(STOP), "--profile.steps", f"{FIRST}:{STOP}"),
 )

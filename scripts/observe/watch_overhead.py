@@ -45,6 +45,7 @@ DEVICES = (
     *("--recipe", "debug", "--simulate-devices", "8", "--mesh.tp", "2"),
     *("--zero", "2", "--model.remat", "full", "--data.path", "synthetic"),
     *("--model.layers", "8", "--model.d-model", "256", "--model.heads", "8"),
+    *("--model.d-ff", "680"),
     *("--data.seq-len", "256", "--batch.size", "32", "--precision.compute", "float32"),
     *("--optim.name", "adamw", "--steps", "89", "--eval.every", "2000"),
     *("--ckpt.every", "2000", "--log.sample-tokens", "0"),

@@ -39,6 +39,7 @@ FINAL_BOUND = 5e-3
 RUN = (
     *("--recipe", "demo", "--steps", str(NUM_STEPS), "--simulate-devices", "8"),
     *("--model.layers", "8", "--model.window", "64", "--optim.warmup-steps", "20"),
+    *("--model.rope", "True"),
     *("--eval.every", str(NUM_STEPS), "--eval.batches", "16"),
     *("--ckpt.every", str(CKPT_EVERY)),
 )

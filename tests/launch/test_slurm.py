@@ -20,6 +20,7 @@ from tests.launch.slurm_cluster import Cluster
 REPOSITORY = Path(__file__).parents[2]
 TRAIN = (
     *("--recipe", "debug", "--model.layers", "2", "--model.window", "16"),
+    *("--model.rope", "True"),
     *("--simulate-devices", "1", "--ckpt.every", "5", "--eval.every", "50"),
 )
 SCRIPT = """#!/bin/bash

@@ -157,6 +157,7 @@ def trained(work_dir, *more):
     flags = [
         *("--recipe", "debug", "--data.path", "synthetic", "--steps", "4"),
         *("--model.layers", "4", "--model.window", "16", "--data.seq-len", "16"),
+        *("--model.rope", "True"),
         *("--eval.batches", "1", "--log.sample-tokens", "0", "--no-keep-compiled"),
         *("--optim.name", "adamw", "--work-dir", str(work_dir)),
     ]

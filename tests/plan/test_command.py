@@ -12,8 +12,9 @@ from jax.experimental import topologies
 from mjax.plan.__main__ import main
 
 FLAGS = (
-    "--recipe debug --model.layers 1 --model.window 16 --optim.name adamw "
-    "--precision.compute bfloat16 --mesh.tp 2 --gpu h100 --nodes 2 --gpus-per-node 2"
+    "--recipe debug --model.layers 1 --model.window 16 --model.rope True "
+    "--optim.name adamw --precision.compute bfloat16 --mesh.tp 2 "
+    "--gpu h100 --nodes 2 --gpus-per-node 2"
 )
 
 
