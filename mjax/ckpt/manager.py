@@ -25,10 +25,10 @@ from jaxtyping import PyTree
 
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostCopy, HostMemory
+from mjax.ckpt.job import Job
 from mjax.ckpt.journal import SAVED, Journal, new_save_id, origin_of
 from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manifest import DamagedError, Manifest
-from mjax.ckpt.orbax_save import Job
 from mjax.ckpt.phases import open_agreement
 from mjax.ckpt.recovery import LostError, Recovery, Restored, Unfit, by_path
 from mjax.ckpt.saving import Attempt, Writer

@@ -29,56 +29,15 @@ from orbax.checkpoint.path import atomicity_types
 
 from mjax.ckpt import arrays, manifest
 from mjax.ckpt.host_copy import HostCopy, HostLeaf, why_unusable
+from mjax.ckpt.job import Job, Progress
 from mjax.ckpt.manifest import Leaf, Manifest, Piece, Pieces
 from mjax.ckpt.phases import FinalError, Phases
 from mjax.ckpt.saved_step import read_checked
 from mjax.ckpt.store import Store, manifest_in, pieces_in, write_file
 
-PHASES = {
-    "folder": True,
-    "written": False,
-    "merged": True,
-    "checked": False,
-    "committed": True,
-}
-"""Whether process 0 acts alone."""
 _DAY_S = 86_400
 # Our own message has the reason, on one line; Orbax would add two tracebacks.
 _OF_FAILED_SAVES = "Handler Commit operations or the Commit callback"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """A host copy that is to become a saved step."""
-
-    step: int
-    save_id: str
-    copy: HostCopy | str
-    """Or why this process has none: the attempt fails."""
-    run: Mapping[str, Any]
-    """JSON facts that belong to the state."""
-    max_attempts: int | None
-    """Then it is given up; None tries until a newer job comes."""
-
-    @property
-    def leaves(self) -> Mapping[str, HostLeaf]:
-        """What this process has copied."""
-        return {} if isinstance(self.copy, str) else self.copy.leaves
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all arrays, over all processes."""
-        return sum(value.leaf.num_bytes for value in self.leaves.values())
-
-
-@dataclasses.dataclass(kw_only=True)
-class Progress:
-    """What one process has done in an attempt."""
-
-    folder: epath.Path | None = None
-    """In which the step is written."""
-    checksum_s: float = 0.0
-    read_back_s: float = 0.0
 
 
 def save_once(job: Job, store: Store, phases: Phases, progress: Progress) -> None:

@@ -18,9 +18,8 @@ import time
 from collections.abc import Callable, Container
 from typing import Any
 
-from mjax.ckpt import orbax_save
 from mjax.ckpt.config import Retention
-from mjax.ckpt.orbax_save import Job, Progress
+from mjax.ckpt.job import PHASES, Job, Progress
 from mjax.ckpt.phases import EXPECTED, FailedError, Phases, in_words
 from mjax.ckpt.store import Store
 from mjax.processes.agreement import Agreement
@@ -88,6 +87,9 @@ class Writer:
     ) -> None:
         """Start the thread.
 
+        Orbax is imported here, before the run takes a step: a broken installation is
+        no failed save, and the first save finds it loaded.
+
         Args:
           store: where steps go.
           retention: which older ones stay.
@@ -95,6 +97,10 @@ class Writer:
           refused: returns (step, save id) of what may not be restored.
           timeout_s: after this an attempt in which a process does not answer fails.
         """
+        from mjax.ckpt import orbax_save
+
+        self._save_once = orbax_save.save_once
+        self._remove_unfinished = orbax_save.remove_unfinished
         self.attempts: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
         """How tries went, on process 0."""
         self.saved_step: int | None = None
@@ -219,9 +225,7 @@ class Writer:
         """Try until the job is saved, given up, or a newer one waits."""
         pause_s = _FIRST_PAUSE_S
         for number in range(1, 1 << 30):
-            phases = Phases(
-                self._agreement, orbax_save.PHASES, timeout_s=self._timeout_s
-            )
+            phases = Phases(self._agreement, PHASES, timeout_s=self._timeout_s)
             is_last = number == job.max_attempts
             attempt = self._try(job, phases, number, None if is_last else pause_s)
             if self._rank == 0:
@@ -242,7 +246,7 @@ class Writer:
         begun_s = time.perf_counter()
         progress, error, bug = Progress(), None, None
         try:
-            orbax_save.save_once(job, self._store, phases, progress)
+            self._save_once(job, self._store, phases, progress)
         except FailedError as problem:
             error, bug = str(problem), problem.__cause__
             pause_s = None if problem.is_final else pause_s
@@ -252,7 +256,7 @@ class Writer:
             phases.close({"saved": False, "again": False})
             raise bug
         if error and self._rank == 0:
-            orbax_save.remove_unfinished(progress)
+            self._remove_unfinished(progress)
         return Attempt(
             step=job.step,
             save_id=job.save_id,

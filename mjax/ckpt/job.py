@@ -1,0 +1,55 @@
+"""What a save has to do, how far it is, and in which phases; no word of Orbax.
+
+Enters: a host copy. Leaves: the job that `saving` queues and `orbax_save` carries out.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from mjax.ckpt.host_copy import HostCopy, HostLeaf
+
+PHASES = {
+    "folder": True,
+    "written": False,
+    "merged": True,
+    "checked": False,
+    "committed": True,
+}
+"""Whether process 0 acts alone."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A host copy that is to become a saved step."""
+
+    step: int
+    save_id: str
+    copy: HostCopy | str
+    """Or why this process has none: the attempt fails."""
+    run: Mapping[str, Any]
+    """JSON facts that belong to the state."""
+    max_attempts: int | None
+    """Then it is given up; None tries until a newer job comes."""
+
+    @property
+    def leaves(self) -> Mapping[str, HostLeaf]:
+        """What this process has copied."""
+        return {} if isinstance(self.copy, str) else self.copy.leaves
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays, over all processes."""
+        return sum(value.leaf.num_bytes for value in self.leaves.values())
+
+
+@dataclasses.dataclass(kw_only=True)
+class Progress:
+    """What one process has done in an attempt."""
+
+    folder: epath.Path | None = None
+    """In which the step is written."""
+    checksum_s: float = 0.0
+    read_back_s: float = 0.0
