@@ -7,8 +7,10 @@ beside a real step. Here `mjax.run.loop.Loop` runs with a compiled step of the s
 arguments, shardings and donation that computes nothing. What is left of an iteration is
 the host's: the dispatch to 8 devices, reading the metrics, the row in metrics.jsonl,
 the progress line (every step here, every tenth in a run). The first row has one batch
-for all steps. The second has the data loader, whose thread works beside a real step but
-here has nothing to hide behind: what it adds is no part of a step that takes longer.
+for all steps; the next two take it apart: the call of the compiled function, which is
+jax' and XLA's dispatch, and what mjax does around it. The last has the data
+loader, whose thread works beside a real step but here has nothing to hide behind: what
+it adds is no part of a step that takes longer.
 """
 
 import contextlib
@@ -16,6 +18,8 @@ import dataclasses
 import functools
 import io
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +61,33 @@ class SameBatch:
         return self.batch
 
 
-def host_times_ms(program: Program, batches: loop.Batches) -> list[float]:
-    """Run the loop with a step that computes nothing; ms of each iteration."""
+def host_times_ms(
+    program: Program, batches: loop.Batches
+) -> tuple[list[float], list[float]]:
+    """Run the loop with a step that computes nothing.
+
+    Returns:
+      ms of each iteration, and of the call of the compiled function in it.
+    """
+    calls_s: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        run_empty(program, batches, Path(folder))
+        run_empty(program, batches, Path(folder), calls_s=calls_s)
         rows = metrics.read_rows(Path(folder) / "metrics.jsonl")
-    return [row["step_s"] * 1e3 for row in rows[NUM_WARMUP_STEPS:-1]]
+    # A row ends when its metrics are read, which is after the call of the next step.
+    whole = [row["step_s"] * 1e3 for row in rows[NUM_WARMUP_STEPS:-1]]
+    return whole, [call_s * 1e3 for call_s in calls_s[NUM_WARMUP_STEPS + 1 :]]
+
+
+def timed(call: Callable[..., Any], calls_s: list[float]) -> Callable[..., Any]:
+    """Return the function, which notes how many seconds each call takes."""
+
+    def timed_call(*args: Any) -> Any:
+        begun_s = time.perf_counter()
+        result = call(*args)
+        calls_s.append(time.perf_counter() - begun_s)
+        return result
+
+    return timed_call
 
 
 def run_empty(
@@ -72,8 +97,9 @@ def run_empty(
     *,
     num_steps: int = NUM_STEPS,
     watch: Watch | None = None,
+    calls_s: list[float] | None = None,
 ) -> None:
-    """Run the loop with a step that computes nothing."""
+    """Run the loop with a step that computes nothing; `calls_s` gets its calls."""
     scalars = {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens": 1, "skipped": 0}
 
     def empty_step(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -86,7 +112,10 @@ def run_empty(
     step = jax.jit(empty_step, donate_argnums=0, out_shardings=(placed, everywhere))
     # Compiled ahead of time and kept whole with its batch, as mjax.train does it.
     lowered = step.lower(program.abstract_state, program.abstract_batch)
-    program = dataclasses.replace(program, train_step=lowered.compile())
+    compiled: Callable[..., Any] = lowered.compile()
+    if calls_s is not None:
+        compiled = timed(compiled, calls_s)
+    program = dataclasses.replace(program, train_step=compiled)
     _run_loop(program, batches, folder, num_steps, watch or Watch())
 
 
@@ -143,9 +172,14 @@ def time_host(work: Workload) -> None:
     )
     loader = Loader(dataset.train, program.batch_sharding, batch_size=work.batch)
     print_header(f"{NUM_STEPS} iterations")
-    print_row("host a step, ms", host_times_ms(program, SameBatch(batch)))
+    whole, calls = host_times_ms(program, SameBatch(batch))
+    print_row("host a step, ms", whole)
+    print_row("of it the call of the compiled step, ms", calls)
+    rest = [a - b for a, b in zip(whole, calls, strict=True)]
+    print_row("of it around the call, ms", rest)
     with loader:
-        print_row("with the loader in the open, ms", host_times_ms(program, loader))
+        whole, _ = host_times_ms(program, loader)
+        print_row("with the loader in the open, ms", whole)
 
 
 if __name__ == "__main__":

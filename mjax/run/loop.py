@@ -21,6 +21,7 @@ from mjax.ckpt.manager import Answer, Checkpoints
 from mjax.processes.progress import Phase
 from mjax.run.ending import DONE, FAILED, GAVE_UP, PREEMPTED, StopRequest
 from mjax.run.garbage import collections_every
+from mjax.run.host_reads import read_numbers
 from mjax.run.metrics import Recorder, Row
 from mjax.run.watch import Watch
 
@@ -357,8 +358,7 @@ class Loop:
         step, metrics, data_wait_s, dispatched_ns = self._unfinished
         self._unfinished = None
         self.watch.spans.enter("device", "compute", step)
-        numbers = {name: value for name, value in metrics.items() if name != STAMPS}
-        numbers = jax.device_get(numbers)
+        numbers = read_numbers({n: x for n, x in metrics.items() if n != STAMPS})
         now_ns = self.watch.spans.enter("metrics", "host", step)
         if STAMPS in metrics:
             self.watch.add_stamps(step, metrics[STAMPS], dispatched_ns, now_ns)

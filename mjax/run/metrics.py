@@ -23,9 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
 
@@ -211,7 +208,7 @@ class Recorder:
         self._num_steps = num_steps
         self._failed: set[str] = set()
         self._unwritten = b""
-        self._progress: Progress | None = None
+        self._progress: Any = None
         if not active:
             return
         self._path = work_dir / "metrics.jsonl"
@@ -224,13 +221,7 @@ class Recorder:
                 str(work_dir / "tensorboard"), purge_step=start_step + 1
             )
         if sys.stdout.isatty():
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                TimeRemainingColumn(),
-                console=Console(),
-                refresh_per_second=4,
-            )
+            self._progress = _progress_bar()
             self._task = self._progress.add_task("", total=num_steps)
             self._progress.update(self._task, completed=start_step)
             self._progress.start()
@@ -351,6 +342,20 @@ class Recorder:
             self._failed.add(what)
 
 
+def _progress_bar() -> Any:
+    # A terminal is needed to see it: a log does not pay for the import.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TimeRemainingColumn(),
+        console=Console(),
+        refresh_per_second=4,
+    )
+
+
 def say(text: str) -> None:
     """Print for people; a log that cannot be written does not stop a run."""
     encoding = sys.stdout.encoding or "utf-8"
@@ -391,17 +396,25 @@ def progress_line(row: Row, num_steps: int) -> str:
     )
 
 
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(_without_nonfinite(row), allow_nan=False) + "\n"
+    return _encode(_without_nonfinite(row)) + "\n"
 
 
 def _without_nonfinite(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    for value in row.values():
+        if isinstance(value, float) and not math.isfinite(value):
+            break
+    else:
+        return row
     bad = {
         name: str(value)
         for name, value in row.items()
         if isinstance(value, float) and not math.isfinite(value)
     }
-    return {**row, **dict.fromkeys(bad), "nonfinite": bad} if bad else row
+    return {**row, **dict.fromkeys(bad), "nonfinite": bad}
 
 
 def _median(rows: Sequence[Row], name: str) -> float | None:

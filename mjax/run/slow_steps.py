@@ -8,6 +8,7 @@ costs more than a short step, so one that was started lately watches the next st
 the stacks come when a step has lasted 1 to 1.25 times the limit.
 """
 
+import bisect
 import faulthandler
 import math
 import time
@@ -43,7 +44,8 @@ class SlowSteps:
         """
         self._path, self._factor = path, factor
         self._file: TextIO | None = None
-        self._usual: deque[float] = deque(maxlen=_NUM_USUAL)
+        self._usual: deque[float] = deque()
+        self._ascending: list[float] = []
         self._began_s: float | None = None
         self._armed_s = -math.inf
         self._limit_s = math.inf
@@ -76,7 +78,7 @@ class SlowSteps:
         took_s = time.perf_counter() - self._began_s
         self._began_s = None
         was_slow, limit_s = took_s > self._limit_s, self._limit_s
-        self._usual.append(took_s)
+        self._count(took_s)
         self._num_dumps += was_slow
         self._limit_s = self._next_limit_s()
         if not was_slow:
@@ -105,8 +107,16 @@ class SlowSteps:
             self._file.close()
             self._file = None
 
+    def _count(self, took_s: float) -> None:
+        """Count the time of a step; of too many the oldest is forgotten."""
+        self._usual.append(took_s)
+        bisect.insort(self._ascending, took_s)
+        if len(self._usual) > _NUM_USUAL:
+            oldest_s = self._usual.popleft()
+            del self._ascending[bisect.bisect_left(self._ascending, oldest_s)]
+
     def _next_limit_s(self) -> float:
         if len(self._usual) < _NUM_BEFORE or self._num_dumps >= _MOST_DUMPS:
             return math.inf
         at = math.ceil(0.99 * len(self._usual)) - 1
-        return min(max(_LEAST_S, self._factor * sorted(self._usual)[at]), _MOST_S)
+        return min(max(_LEAST_S, self._factor * self._ascending[at]), _MOST_S)
