@@ -30,6 +30,12 @@ class DataConfig:
     """Share of the documents kept for evaluation."""
     isolate_documents: bool = True
     """No attention across documents of one sequence; positions restart."""
+    format: Literal["text", "chat"] = "text"
+    """What the files hold: text, or chats (JSONL), learned from their answers only."""
+    chat_template: str | None = None
+    """File with the Jinja template of chats; None takes the tokenizer's own."""
+    long_chats: Literal["refuse", "skip"] = "refuse"
+    """What becomes of chats of more than seq_len tokens; none is ever cut."""
     text_field: str = "text"
     """Field or column that holds the text in JSONL and parquet."""
     vocab: Literal["tokenizer", "model"] = "tokenizer"
@@ -52,7 +58,13 @@ class DataConfig:
                 "--data.path must name stdlib, synthetic, or files and folders, got "
                 f"{' '.join(map(repr, self.path)) or 'nothing'}"
             )
-        for name in ("tokenizer", "eos_token", "text_field", "cache_dir"):
+        for name in (
+            "tokenizer",
+            "eos_token",
+            "text_field",
+            "cache_dir",
+            "chat_template",
+        ):
             if getattr(self, name) == "":
                 flag = f"--data.{name.replace('_', '-')}"
                 raise ValueError(f"{flag} is empty; give it a value, or leave it out")
@@ -66,6 +78,7 @@ class DataConfig:
                 f"{self.held_out_fraction}; 0.05 keeps a twentieth"
             )
         trained_vocab_size(self.tokenizer)  # refuses a bad N
+        self._check_chats()
         skips.read(self.skip)  # refuses bad ones
 
     def goes_on(self, skip: Sequence[str]) -> bool:
@@ -101,6 +114,28 @@ class DataConfig:
         if not self.mixture:
             return (1.0,)
         return tuple(_read_part(part)[0] for part in self.mixture)
+
+    def _check_chats(self) -> None:
+        if self.format == "text":
+            for name, default in (("chat_template", None), ("long_chats", "refuse")):
+                if getattr(self, name) != default:
+                    flag = f"--data.{name.replace('_', '-')}"
+                    raise ValueError(
+                        f"{flag} {getattr(self, name)} needs --data.format chat, got "
+                        "text; add it, or leave the flag out"
+                    )
+            return
+        if self.path == (corpora.SYNTHETIC,) or "stdlib" in self.path:
+            raise ValueError(
+                f"--data.format chat reads JSONL files, got --data.path "
+                f"{' '.join(self.path)}; name files or folders of chats"
+            )
+        if trained_vocab_size(self.tokenizer) is not None:
+            raise ValueError(
+                f"--data.format chat needs a tokenizer that exists, got --data."
+                f"tokenizer {self.tokenizer}; give bytes or the tokenizer.json of the "
+                "model that is tuned"
+            )
 
     def _check_mixture(self) -> None:
         if self.path != (corpora.STDLIB,):

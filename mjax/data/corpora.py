@@ -19,7 +19,10 @@ import os
 import pathlib
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
+
+from mjax.data.chat_template import ChatTemplate
+from mjax.data.chats import read_chat
 
 STDLIB = "stdlib"
 SYNTHETIC = "synthetic"
@@ -62,6 +65,8 @@ class Document:
     index: int | None
     """Line or row in the file; None: the document is the whole file."""
     pieces: Iterator[str]
+    answers: tuple[tuple[int, int], ...] | None = None
+    """Of a chat, which is one piece: where its answers are, in characters."""
 
     @property
     def name(self) -> str:
@@ -133,23 +138,39 @@ def _with_contents(
         seen.add(digest)
 
 
-def documents(sources: list[Source], text_field: str) -> Iterator[Document]:
+def documents(
+    sources: list[Source], text_field: str, template: ChatTemplate | None = None
+) -> Iterator[Document]:
     """Read the documents of a corpus one after the other.
 
     Args:
       sources: what `find_sources` found.
       text_field: field (JSONL) or column (parquet) that holds the text.
+      template: that makes text of chats; None reads no chats.
     Raises:
       ValueError: a file cannot be read, is not text, or lacks the field; the message
         names the file and the line.
     """
     readers = {"jsonl": _read_jsonl, "parquet": _read_parquet}
     for source in sources:
-        if source.kind == "text":
+        if template is not None:
+            yield from _read_chats(source, template)
+        elif source.kind == "text":
             yield Document(source, None, _read_text(source.path))
         else:
             for index, text in readers[source.kind](source.path, text_field):
                 yield Document(source, index, split_text(text))
+
+
+def _read_chats(source: Source, template: ChatTemplate) -> Iterator[Document]:
+    if source.kind != "jsonl":
+        raise ValueError(
+            f"{source.path} is read as {source.kind}, but --data.format chat reads "
+            "JSONL only; give files that end in .jsonl"
+        )
+    for index, record in _read_records(source.path):
+        chat = read_chat(record, template, f"{source.path}:{index}")
+        yield Document(source, index, iter([chat.text]), chat.answers)
 
 
 def split_text(text: str) -> Iterator[str]:
@@ -350,6 +371,12 @@ def _open(path: pathlib.Path) -> Iterator[io.BufferedReader]:
 
 def _read_jsonl(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
     """Yield (line number, text); blank lines are skipped."""
+    for number, record in _read_records(path):
+        yield number, _text_of(record, field, f"{path}:{number}")
+
+
+def _read_records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object); blank lines are skipped."""
     with _open(path) as file:
         lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(lines, start=1):
@@ -379,7 +406,7 @@ def _read_jsonl(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
                 raise ValueError(
                     f"{path}:{number} holds a {type(record).__name__}, not an object"
                 )
-            yield number, _text_of(record, field, f"{path}:{number}")
+            yield number, record
 
 
 def _text_of(record: dict, field: str, where: str) -> str:

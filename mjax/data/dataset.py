@@ -3,6 +3,7 @@
 import dataclasses
 import fractions
 import hashlib
+import logging
 import math
 import pathlib
 from typing import Literal
@@ -10,7 +11,15 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from mjax.data import corpora, mixture, skips, synthetic
+from mjax.data import (
+    chat_samples,
+    chat_template,
+    corpora,
+    mixture,
+    skips,
+    synthetic,
+)
+from mjax.data.chat_template import ChatTemplate
 from mjax.data.config import DataConfig
 from mjax.data.documents import DocumentSamples
 from mjax.data.file_hashes import hash_files
@@ -21,10 +30,13 @@ from mjax.data.token_files import (
     Settings,
     TokenFiles,
     default_cache_dir,
+    name_of_chat,
     open_documents,
     open_token_files,
 )
-from mjax.data.tokenizers import BytesTokenizer, Tokenizer
+from mjax.data.tokenizers import BYTES, BytesTokenizer, Tokenizer, load_tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +67,8 @@ class Dataset:
     """Of the corpus; of a mixture, over the hashes and the shares of its corpora."""
     fingerprint: str
     """Hash of everything that decides the samples: equal data, equal fingerprint."""
+    chat_template: ChatTemplate | None = None
+    """What made text of chats; None: no chats are read."""
 
     @property
     def num_documents(self) -> int:
@@ -86,7 +100,7 @@ class Dataset:
         """Entropy of single bytes of held-out text: reached without any context."""
         times = _times_read(self.held_out)
         counts = [corpus.counts["held_out"] for corpus in self.corpora]
-        total = sum(t * c.num_bytes for t, c in zip(times, counts, strict=True))
+        total = sum(t * sum(c.byte_counts) for t, c in zip(times, counts, strict=True))
         shares = [
             float(
                 sum(t * c.byte_counts[b] for t, c in zip(times, counts, strict=True))
@@ -136,11 +150,14 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
     """
     if config.path == (corpora.SYNTHETIC,):
         return _open_synthetic(config, seed)
-    files = _open_files(config)
+    settings = _read_settings(config)
+    sources, files = _open_files(config, settings)
     samples = {
         side: tuple(
-            _open_samples(config, paths, opened, side)
-            for paths, opened in zip(config.paths, files, strict=True)
+            _open_chats(config, settings, paths, found, opened, side)
+            if settings.template
+            else _open_samples(config, paths, opened, side)
+            for paths, found, opened in zip(config.paths, sources, files, strict=True)
         )
         for side in SIDES
     }
@@ -165,24 +182,67 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
         corpora=found,
         corpus_hash=corpus_hash,
         fingerprint=_hash(corpus_hash, tokenizer.digest, _settings(config)),
+        chat_template=settings.template,
     )
 
 
-def _open_files(config: DataConfig) -> list[TokenFiles]:
-    """Open the token files of every corpus."""
-    cache_dir = pathlib.Path(config.cache_dir or default_cache_dir()).expanduser()
-    settings = Settings(
+def _read_settings(config: DataConfig) -> Settings:
+    """Say what decides the tokens.
+
+    Raises:
+      ValueError: there is no template for chats, or it is broken.
+    """
+    return Settings(
         text_field=config.text_field,
         tokenizer=config.tokenizer,
         eos_token=config.eos_token,
         held_out_fraction=config.held_out_fraction,
+        template=_read_template(config) if config.format == "chat" else None,
     )
+
+
+def _read_template(config: DataConfig) -> ChatTemplate:
+    """Read the template of chats: of the flag, or the tokenizer's own."""
+    tokenizer = load_tokenizer(config.tokenizer, eos_token=config.eos_token)
+    found, flag = None, "--data.chat-template"
+    if config.tokenizer != BYTES:
+        beside = pathlib.Path(config.tokenizer).expanduser()
+        found = chat_template.read_beside(beside if beside.is_dir() else beside.parent)
+    path = pathlib.Path(config.chat_template or "").expanduser()
+    if config.chat_template is not None:
+        text, origin = chat_template.read_file(path), f"{flag} {path}"
+    elif found is not None and found.text:
+        text, origin = (
+            found.text,
+            f"the template of --data.tokenizer {config.tokenizer}",
+        )
+    else:
+        raise ValueError(
+            f"--data.tokenizer {config.tokenizer} has no chat template; give a Jinja "
+            f"file as {flag}"
+        )
+    try:
+        chat_template.check(text)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
+    return ChatTemplate(
+        text=text,
+        bos_token=found.bos_token if found else "",
+        eos_token=tokenizer.decode(np.array([tokenizer.eos_id])),
+    )
+
+
+def _open_files(
+    config: DataConfig, settings: Settings
+) -> tuple[list[list[corpora.Source]], list[TokenFiles]]:
+    """Open the token files of every corpus; return also what they are made of."""
+    cache_dir = pathlib.Path(config.cache_dir or default_cache_dir()).expanduser()
     found = [corpora.find_sources(paths) for paths in config.paths]
     digests = hash_files([s.path for sources in found for s in sources], cache_dir)
     found = corpora.with_contents(found, digests)
     files = [open_token_files(sources, settings, cache_dir) for sources in found]
     _check_apart(config, found, files)
-    return files
+    return found, files
 
 
 def _check_apart(
@@ -230,6 +290,53 @@ def _open_samples(
         name = f"--data.path {' '.join(paths)} ({files.survey.num_bytes} bytes)"
         raise ValueError(_too_short(config, name, has, side))
     return samples
+
+
+def _open_chats(
+    config: DataConfig,
+    settings: Settings,
+    paths: tuple[str, ...],
+    sources: list[corpora.Source],
+    files: TokenFiles,
+    side: Side,
+) -> Samples:
+    """Make the samples of one side of a corpus of chats.
+
+    Raises:
+      ValueError: there is none, or a chat is too long.
+    """
+    starts, seq_len = chat_samples.chat_starts(files.flags[side]), config.seq_len
+    sizes = np.diff(starts)
+    longer, longest = np.flatnonzero(sizes > seq_len), int(sizes.max(initial=0))
+    if len(longer) and config.long_chats == "refuse":
+        first = int(longer[0])
+        name = name_of_chat(sources, settings, files.survey, side, first)
+        raise ValueError(
+            f"{len(longer)} of {len(sizes)} {side.replace('_', '-')} chats have more "
+            f"than --data.seq-len {seq_len} tokens: {name} has {sizes[first]}, the "
+            f"longest {longest}; give --data.seq-len {longest}, or leave them out with "
+            "--data.long-chats skip"
+        )
+    if len(longer):
+        _log.warning(
+            "--data.long-chats skip leaves out %d of %d %s chats, of more than "
+            "--data.seq-len %d tokens",
+            *(len(longer), len(sizes), side.replace("_", "-"), seq_len),
+        )
+    groups = chat_samples.group_chats(
+        starts, seq_len, packed=config.packing == "windows", skip_longer=True
+    )
+    if len(groups) == 0:
+        raise ValueError(
+            f"--data.path {' '.join(paths)} has {len(sizes)} {side.replace('_', '-')} "
+            f"chats, {len(longer)} of them too long; give more chats, a larger "
+            "--data.seq-len or another --data.held-out-fraction"
+        )
+    return chat_samples.ChatSamples(
+        *(files.tokens[side], files.flags[side], starts, groups, seq_len),
+        files.tokenizer.eos_id,
+        config.isolate_documents,
+    )
 
 
 def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
@@ -296,7 +403,8 @@ def _settings(config: DataConfig) -> str:
     # before.
     packing = [] if config.packing == "windows" else [config.packing]
     one_batch = ["one batch"] if config.one_batch else []
-    return " ".join(map(str, words + packing + one_batch))
+    chats = [config.format, config.long_chats] if config.format != "text" else []
+    return " ".join(map(str, words + packing + one_batch + chats))
 
 
 def _hash(*parts: str) -> str:

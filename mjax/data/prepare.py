@@ -4,6 +4,7 @@ The corpus is read twice, holding a few megabytes of it at a time: once to hash 
 find bad input before the long part, and to decide the split; once to tokenize it.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
@@ -14,6 +15,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from mjax.data.cache_files import BlockWriter
+from mjax.data.chat_samples import ANSWER, END
+from mjax.data.chats import Chat, encode_chat
 from mjax.data.corpora import Document
 from mjax.data.tokenizers import Tokenizer
 
@@ -54,7 +57,9 @@ class SideCounts:
     """Documents that end in this side."""
     max_token_id: int
     byte_counts: list[int]
-    """How often each of the 256 bytes occurs."""
+    """How often each of the 256 bytes occurs; of chats, in the answers."""
+    num_targets: int = 0
+    """Of chats: tokens of answers."""
 
 
 class Piece(NamedTuple):
@@ -63,6 +68,10 @@ class Piece(NamedTuple):
     side: Side
     text: str
     is_end: bool
+    answers: tuple[tuple[int, int], ...] | None = None
+    """Of a whole chat, where its answers are, in characters."""
+    name: str = ""
+    """Of a whole chat: its file and line."""
 
 
 def is_held_out(name: str, fraction: float) -> bool:
@@ -90,6 +99,8 @@ def survey(documents: Documents, held_out_fraction: float) -> Survey:
             size += len(encoded)
         if size == 0:
             continue
+        if document.answers is not None:
+            content.update(str(document.answers).encode())
         total.update(document.name.encode() + b"\0" + content.digest())
         side = is_held_out(document.first_name, held_out_fraction)
         if side != is_held_out(document.name, held_out_fraction):
@@ -120,7 +131,8 @@ def split_pieces(
     By document, where that leaves both sides some text (see `is_held_out`). A corpus of
     one or few documents is split by position: its end is held out, and the document
     that lies across the border has its beginning in the training text. Copies of a
-    document have the position of the first, so that they are split as it is.
+    document have the position of the first, so that they are split as it is. A chat
+    is never cut: the one across the border is held out, unless it is the first.
     """
     num_distinct = found.num_bytes - found.num_repeated_bytes
     border = round(num_distinct * (1 - held_out_fraction))
@@ -133,20 +145,29 @@ def split_pieces(
             position = positions.setdefault(document.content, end)
         for text in document.pieces:
             is_empty = False
-            if found.split == "document":
+            if document.answers is not None:
+                position += len(text.encode())
+                if found.split == "position":
+                    first = position == len(text.encode())
+                    side = SIDES[position > border and not first]
+                yield Piece(side, text, False, document.answers, document.name)
+            elif found.split == "document":
                 yield Piece(side, text, False)
-                continue
-            before, after = _split_text_at(text, border - position)
-            position += len(text.encode())
-            if before:
-                yield Piece("train", before, False)
-            if after:
-                yield Piece("held_out", after, False)
-            side = SIDES[bool(after)]
+            else:
+                side, parts = _cut(text, border - position)
+                position += len(text.encode())
+                yield from parts
         if not is_repeat:
             end = position
         if not is_empty:
             yield Piece(side, "", True)
+
+
+def _cut(text: str, num_bytes: int) -> tuple[Side, list[Piece]]:
+    """Divide a text between both sides; return also the side of its end."""
+    before, after = _split_text_at(text, num_bytes)
+    parts = zip(SIDES, (before, after), strict=True)
+    return SIDES[bool(after)], [Piece(side, t, False) for side, t in parts if t]
 
 
 def write_streams(
@@ -182,6 +203,37 @@ def write_streams(
     return {side: counts[side].total() for side in SIDES}
 
 
+def write_chats(
+    pieces: Iterator[Piece], tokenizer: Tokenizer, folder: pathlib.Path
+) -> dict[Side, SideCounts]:
+    """Tokenize chats as `write_streams` does text, with a flag of each token.
+
+    The flags go to `flags_path(folder, side)`, see `chat_samples`. No token is added
+    behind a chat: what ends a turn is the template's.
+    """
+    dtype = token_dtype(tokenizer)
+    counts = {side: _Counts() for side in SIDES}
+    with contextlib.ExitStack() as stack:
+        files = {
+            side: tuple(
+                stack.enter_context(BlockWriter(path))
+                for path in (stream_path(folder, side), flags_path(folder, side))
+            )
+            for side in SIDES
+        }
+        for piece in pieces:
+            if piece.answers is None:
+                continue  # the end of a chat, which its last flag says
+            ids, is_answer = encode_chat(Chat(piece.text, piece.answers), tokenizer)
+            flags = is_answer.astype(np.uint8) * np.uint8(ANSWER)
+            flags[-1] |= END
+            counts[piece.side].add_chat(piece, ids, is_answer)
+            tokens_file, flags_file = files[piece.side]
+            tokens_file.write(ids.astype(dtype).tobytes())
+            flags_file.write(flags.tobytes())
+    return {side: counts[side].total() for side in SIDES}
+
+
 def token_dtype(tokenizer: Tokenizer) -> np.dtype:
     """Return the smallest unsigned integer that holds every id."""
     return np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
@@ -192,12 +244,17 @@ def stream_path(folder: pathlib.Path, side: Side) -> pathlib.Path:
     return folder / f"{side}.tokens"
 
 
+def flags_path(folder: pathlib.Path, side: Side) -> pathlib.Path:
+    """Return the file of the flags of one side of chats: a byte each token."""
+    return folder / f"{side}_flags.bits"
+
+
 class _Counts:
     """Counts what goes into one stream."""
 
     def __init__(self) -> None:
         self.num_tokens = self.num_bytes = self.num_documents = 0
-        self.num_token_bytes = self.max_token_id = 0
+        self.num_token_bytes = self.max_token_id = self.num_targets = 0
         self.byte_counts = np.zeros(256, np.int64)
 
     def add(
@@ -211,6 +268,20 @@ class _Counts:
         self.max_token_id = max(self.max_token_id, int(ids.max(initial=0)))
         self.byte_counts += np.bincount(text, minlength=256)
 
+    def add_chat(
+        self, piece: Piece, ids: Int64[np.ndarray, "n"], is_answer: np.ndarray
+    ) -> None:
+        """Count a chat; the bytes that are counted one by one are of its answers."""
+        assert piece.answers is not None
+        answers = "".join(piece.text[start:end] for start, end in piece.answers)
+        text = np.frombuffer(answers.encode(), np.uint8)
+        self.num_tokens += len(ids)
+        self.num_bytes += len(piece.text.encode())
+        self.num_documents += 1
+        self.num_targets += int(is_answer[1:].sum())
+        self.max_token_id = max(self.max_token_id, int(ids.max(initial=0)))
+        self.byte_counts += np.bincount(text, minlength=256)
+
     def total(self) -> SideCounts:
         return SideCounts(
             num_tokens=self.num_tokens,
@@ -218,6 +289,7 @@ class _Counts:
             num_documents=self.num_documents,
             max_token_id=self.max_token_id,
             byte_counts=self.byte_counts.tolist(),
+            num_targets=self.num_targets,
         )
 
 

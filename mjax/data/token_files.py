@@ -10,6 +10,7 @@ raises `cache_files.DamagedFileError`.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from jaxtyping import Int64
 
 from mjax.data import cache_files, prepare
 from mjax.data.cache_files import DamagedFileError, MappedTokens
+from mjax.data.chat_template import ChatTemplate
 from mjax.data.corpora import Source, documents
 from mjax.data.documents import index_documents
 from mjax.data.file_hashes import changed, hash_files
@@ -53,7 +55,10 @@ class TokenFiles:
     survey: Survey
     counts: dict[Side, SideCounts]
     tokens: dict[Side, MappedTokens]
-    """The ids of each side; every document is followed by the tokenizer's eos_id."""
+    """The ids of each side; every document is followed by the tokenizer's eos_id, but
+    for chats."""
+    flags: dict[Side, MappedTokens]
+    """Of chats: the flags of each token, see `chat_samples`."""
 
     @property
     def trained_tokenizer(self) -> pathlib.Path | None:
@@ -70,6 +75,8 @@ class Settings:
     tokenizer: str
     eos_token: str | None
     held_out_fraction: float
+    template: ChatTemplate | None = None
+    """What makes text of chats; None reads no chats."""
 
 
 def open_token_files(
@@ -149,6 +156,19 @@ def _checksum(array: np.ndarray) -> bytes:
     return zlib.crc32(memoryview(array).cast("B")).to_bytes(4, "little")
 
 
+def name_of_chat(
+    sources: list[Source], settings: Settings, found: Survey, side: Side, number: int
+) -> str:
+    """Return file and line of a chat, by its number on its side; reads the corpus."""
+
+    def read():
+        return documents(sources, settings.text_field, settings.template)
+
+    pieces = prepare.split_pieces(read, found, settings.held_out_fraction)
+    names = (p.name for p in pieces if p.side == side and p.answers is not None)
+    return next(itertools.islice(names, number, None))
+
+
 def default_cache_dir() -> pathlib.Path:
     """Return the folder of token files in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -166,6 +186,8 @@ def _key(sources: list[Source], settings: Settings, tokenizer: Tokenizer | None)
         settings.text_field,
         settings.held_out_fraction,
     ]
+    if settings.template is not None:
+        parts.append(["chats", *dataclasses.astuple(settings.template)])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -215,7 +237,7 @@ def _build(
     tokenizer: Tokenizer | None,
 ) -> None:
     def read():
-        return documents(sources, settings.text_field)
+        return documents(sources, settings.text_field, settings.template)
 
     fraction = settings.held_out_fraction
     found = prepare.survey(read, fraction)
@@ -232,8 +254,12 @@ def _build(
         (folder / _TRAINED).write_text(trained, "utf-8")
         tokenizer = _load_trained(folder)
     pieces = prepare.split_pieces(read, found, fraction)
-    streams = prepare.write_streams(pieces, tokenizer, folder)
-    small = [cache_files.checksums_path(prepare.stream_path(folder, s)) for s in SIDES]
+    is_chats = settings.template is not None
+    write = prepare.write_chats if is_chats else prepare.write_streams
+    streams = write(pieces, tokenizer, folder)
+    paths = [prepare.stream_path(folder, side) for side in SIDES]
+    paths += [prepare.flags_path(folder, side) for side in SIDES] if is_chats else []
+    small = [cache_files.checksums_path(path) for path in paths]
     small += [folder / _TRAINED] if (folder / _TRAINED).exists() else []
     manifest = {
         "tokenizer": tokenizer.digest,
@@ -302,6 +328,7 @@ def _open(folder: pathlib.Path, tokenizer: Tokenizer | None) -> TokenFiles:
     tokenizer = tokenizer or _load_trained(folder)
     counts: dict[Side, SideCounts] = {}
     tokens: dict[Side, MappedTokens] = {}
+    flags: dict[Side, MappedTokens] = {}
     for side in SIDES:
         counts[side] = SideCounts(**manifest["streams"][side])
         path = prepare.stream_path(folder, side)
@@ -311,4 +338,10 @@ def _open(folder: pathlib.Path, tokenizer: Tokenizer | None) -> TokenFiles:
             counts[side].num_tokens,
             small[cache_files.checksums_path(path).name],
         )
-    return TokenFiles(folder, tokenizer, Survey(**manifest["survey"]), counts, tokens)
+        path = prepare.flags_path(folder, side)
+        checksums = small.get(cache_files.checksums_path(path).name)
+        if checksums is not None:
+            dtype, num_tokens = np.dtype(np.uint8), counts[side].num_tokens
+            flags[side] = MappedTokens(path, dtype, num_tokens, checksums)
+    found = Survey(**manifest["survey"])
+    return TokenFiles(folder, tokenizer, found, counts, tokens, flags)

@@ -1,0 +1,125 @@
+"""Tokens of chats and a flag for each in, samples of whole chats out.
+
+A sample holds one or several chats that follow each other in the stream, as many as fit
+into the length, then padding. No chat is cut: an answer is learned with all that comes
+before it. Only the tokens of answers are targets.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int, Int32, Int64
+
+from mjax.data.samples import NO_TARGET, Tokens, one_sample
+
+ANSWER = 1
+"""Bit of the flags: the token is a target, as it is of an answer."""
+END = 2
+"""Bit of the flags: the token is the last one of its chat."""
+
+
+def chat_starts(flags: Tokens) -> Int64[np.ndarray, "_"]:
+    """Return where the chats of a stream begin, and the end of the last one."""
+    ends = np.flatnonzero(flags[0 : len(flags)] & END) + 1
+    return np.concatenate([np.zeros(1, np.int64), ends.astype(np.int64)])
+
+
+def group_chats(
+    starts: Int64[np.ndarray, "_"], seq_len: int, *, packed: bool, skip_longer: bool
+) -> Int64[np.ndarray, "n 2"]:
+    """Divide chats among samples, in their order.
+
+    Args:
+      starts: what `chat_starts` returns.
+      seq_len: T, tokens that a sample holds.
+      packed: a sample takes as many chats as fit; without, one each.
+      skip_longer: leave out chats of more than T tokens; without, there must be none.
+    Returns:
+      Of each sample its first chat, and the one behind its last.
+    """
+    sizes = np.diff(starts)
+    fits = sizes <= seq_len
+    assert skip_longer or fits.all()
+    if not packed:
+        chosen = np.flatnonzero(fits)
+        return np.stack([chosen, chosen + 1], axis=1)
+    groups: list[tuple[int, int]] = []
+    for run in np.split(np.arange(len(sizes)), np.flatnonzero(~fits)):
+        kept = run[fits[run]]
+        first = int(kept[0]) if len(kept) else 0
+        stop = first + len(kept)
+        while first < stop:
+            end = int(starts[first]) + seq_len
+            after = int(np.searchsorted(starts, end, side="right")) - 1
+            groups.append((first, min(after, stop)))
+            first = groups[-1][1]
+    return np.array(groups, np.int64).reshape(-1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatSamples:
+    """Whole chats of a token stream."""
+
+    stream: Tokens
+    flags: Tokens
+    """Of each token, bits: `ANSWER`, `END`."""
+    starts: Int64[np.ndarray, "_"]
+    """What `chat_starts` returns."""
+    groups: Int64[np.ndarray, "_ 2"]
+    """What `group_chats` returns for this length."""
+    seq_len: int
+    eos_id: int
+    """Padding."""
+    isolate_documents: bool
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, index: int) -> dict[str, Int32[np.ndarray, "T"]]:
+        """Return one sample."""
+        return one_sample(self, index)
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that are a target, of all samples together."""
+        parts = [self.flags[int(a) : int(b)] for a, b in self.starts[self.groups]]
+        is_target = [((p[1:] & ANSWER) > 0) & ((p[:-1] & END) == 0) for p in parts]
+        return int(sum(map(np.count_nonzero, is_target)))
+
+    def rows(
+        self, indices: Int[np.ndarray, "B"]
+    ) -> dict[str, Int32[np.ndarray, "B T"]]:
+        """Return several samples: tokens, targets, segments, positions.
+
+        When documents are isolated, segments number the chats inside a sample and
+        positions restart with each; otherwise a sample is one segment. Padding comes
+        last, as one more segment.
+        """
+        shape = (len(indices), self.seq_len)
+        tokens = np.full(shape, self.eos_id, np.int32)
+        targets = np.full(shape, NO_TARGET, np.int32)
+        segments = np.zeros(shape, np.int32)
+        positions = np.zeros(shape, np.int32)
+        for row, index in enumerate(indices.tolist()):
+            first, stop = self.starts[self.groups[index]].tolist()
+            size = stop - first
+            ids, flags = self.stream[first:stop], self.flags[first:stop]
+            is_target = (flags[1:] & ANSWER > 0) & (flags[:-1] & END == 0)
+            tokens[row, :size] = ids
+            targets[row, : size - 1] = np.where(
+                is_target, ids[1:].astype(np.int32), NO_TARGET
+            )
+            is_start = np.zeros(self.seq_len + 1, bool)
+            if self.isolate_documents:
+                is_start[1 : size + 1] = flags & END > 0
+            is_start[size] = True  # padding
+            is_start = is_start[: self.seq_len]
+            segments[row] = np.cumsum(is_start)
+            place = np.arange(self.seq_len)
+            positions[row] = place - np.maximum.accumulate(np.where(is_start, place, 0))
+        return {
+            "tokens": tokens,
+            "targets": targets,
+            "segments": segments,
+            "positions": positions,
+        }

@@ -1,0 +1,188 @@
+"""One chat of a JSONL file in; its text, and where the answers are in it, out.
+
+The answers are what assistant turns add to the text, up to the mark that ends the turn:
+that is what a model has to write when it is asked. A template that has `generation`
+blocks says itself where they are. Of another one, renderings of the first 1, 2, ...
+messages are compared: each has to begin with the one before, or the template writes
+earlier turns otherwise once more follow, and no place of the text belongs to an answer.
+
+Source: `generation` blocks and their mask as in transformers 5.23
+(`apply_chat_template`, `return_assistant_tokens_mask`).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from mjax.data.chat_template import ChatTemplate, Message, Rendered, render_several
+from mjax.data.tokenizers import Tokenizer
+
+TRAINING_DATE = "2024-07-26"
+"""What `strftime_now` tells a template: with the real date, the text would change from
+day to day. It is the one that the templates of Llama 3 fall back to."""
+
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+"""Names of roles in "conversations" (ShareGPT)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """The text of a chat."""
+
+    text: str
+    answers: tuple[tuple[int, int], ...]
+    """Where answers begin and end, in characters."""
+
+
+def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> Chat:
+    """Render one object of a JSONL file.
+
+    Args:
+      record: {"messages": [{"role", "content"}, ...]}; or "conversations" of {"from",
+        "value"}; or "prompt" and "completion".
+      template: of the tokenizer.
+      where: file and line, for messages.
+    Raises:
+      ValueError: it is no chat, has no answer, or the template refuses it.
+    """
+    messages = messages_of(record, where)
+    if not any(message["role"] == "assistant" for message in messages):
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(
+            f"{where} has no turn of the assistant, only {roles}: nothing is learned "
+            'from it; leave it out, or name the role of the answers "assistant"'
+        )
+    try:
+        return _rendered(template, messages)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def messages_of(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Return the messages of one object, in the form of "messages".
+
+    Raises:
+      ValueError: it has none, or one is no message.
+    """
+    if "messages" in record:
+        messages = record["messages"]
+    elif "conversations" in record:
+        messages = _from_conversations(record["conversations"], where)
+    elif "prompt" in record and "completion" in record:
+        messages = _from_prompt(record["prompt"], record["completion"])
+    else:
+        raise ValueError(
+            f'{where} has no field "messages", only {sorted(record)}; --data.format '
+            'chat reads {"messages": [{"role", "content"}, ...]}, "conversations", or '
+            '"prompt" and "completion"'
+        )
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f'{where}: "messages" must be a list of at least one message')
+    for number, message in enumerate(messages, start=1):
+        is_object = isinstance(message, dict) and isinstance(message.get("role"), str)
+        content = message.get("content") if is_object else 0
+        can_be = isinstance(content, str | list) or (
+            content is None and is_object and message.get("tool_calls")
+        )
+        if not is_object or not can_be:
+            raise ValueError(
+                f"{where}: message {number} must be an object with texts as role and "
+                f"content, got {str(message)[:80]}"
+            )
+    return messages
+
+
+def _from_conversations(turns: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(turns, list) or not all(
+        isinstance(t, dict) and isinstance(t.get("from"), str) for t in turns
+    ):
+        raise ValueError(
+            f'{where}: "conversations" must be a list of objects with "from" and '
+            '"value"'
+        )
+    return [
+        {"role": _ROLES.get(t["from"], t["from"]), "content": t.get("value")}
+        for t in turns
+    ]
+
+
+def _from_prompt(prompt: Any, completion: Any) -> Any:
+    """Join both; each is a text, or a list of messages."""
+    asked = [{"role": "user", "content": prompt}]
+    answered = [{"role": "assistant", "content": completion}]
+    return [
+        *(prompt if isinstance(prompt, list) else asked),
+        *(completion if isinstance(completion, list) else answered),
+    ]
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> Chat:
+    """Render the whole chat, and find the answers.
+
+    Raises:
+      ValueError: the template refuses a message, or does not tell the answers apart.
+    """
+    places = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    asked = [(messages, False)]
+    for place in places:
+        asked += [(messages[:place], True), (messages[: place + 1], False)]
+    whole = render_several(template, asked[:1], now=TRAINING_DATE)[0]
+    if whole.marks_answers:
+        if not whole.answers:
+            raise ValueError(
+                "the generation blocks of the chat template mark no answer in this chat"
+            )
+        return Chat(whole.text, whole.answers)
+    parts = render_several(template, asked[1:], now=TRAINING_DATE)
+    answers = []
+    for number, place in enumerate(places):
+        before, after = parts[2 * number : 2 * number + 2]
+        _check_prefix(before, after, f"its message {place + 1}, an answer, is written")
+        following = f"messages follow message {place + 1}"
+        _check_prefix(after, whole, following)
+        start, end = len(before.text), len(after.text)
+        content = messages[place].get("content")
+        answers.append((start, end - _num_blank(after.text[start:], content)))
+    return Chat(whole.text, tuple(answers))
+
+
+def _check_prefix(first: Rendered, second: Rendered, once: str) -> None:
+    if second.text.startswith(first.text):
+        return
+    pairs = zip(first.text, second.text, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(second.text))
+    raise ValueError(
+        f"the chat template writes what comes before otherwise once {once} (from "
+        f"character {same}: {first.text[same : same + 30]!r} becomes "
+        f"{second.text[same : same + 30]!r}), so it cannot be said which part is the "
+        "answer; give a template with generation blocks as --data.chat-template"
+    )
+
+
+def _num_blank(added: str, content: Any) -> int:
+    """Count blanks behind the mark that ends a turn: the model need not write them.
+
+    Where nothing but blanks follows the content, they are the mark.
+    """
+    stripped = added.rstrip()
+    text = content.rstrip() if isinstance(content, str) else ""
+    if not stripped or (text and stripped.endswith(text)):
+        return 0
+    return len(added) - len(stripped)
+
+
+def encode_chat(
+    chat: Chat, tokenizer: Tokenizer
+) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+    """Return the ids of a chat, and which of them are of an answer.
+
+    A token that stands across the border of an answer is of it, as in transformers.
+    """
+    ids, spans = tokenizer.encode_spans(chat.text)
+    is_answer = np.zeros(len(ids), bool)
+    for start, end in chat.answers:
+        is_answer |= (spans[:, 0] < end) & (spans[:, 1] > start)
+    return ids, is_answer
