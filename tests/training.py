@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.layers.config import AdapterConfig
 from mjax.mesh.axes import AXES
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig, check_pipeline
@@ -77,6 +78,7 @@ def make_program(
     rows: int = ROWS,
     *,
     stamps: bool = False,
+    adapters: AdapterConfig | None = None,
 ) -> Program:
     return build_program(
         model=model,
@@ -92,6 +94,7 @@ def make_program(
         pipeline=layout.pipeline,
         tp_chunks=layout.tp_chunks,
         stamps=stamps,
+        adapters=adapters,
     )
 
 

@@ -14,10 +14,12 @@ from typing import Any
 
 from mjax import checked_json, flags
 from mjax.ckpt.config import CkptConfig
+from mjax.config.lora import LoraConfig, adapters
 from mjax.config.optim import OptimConfig
 from mjax.config.run import EvalConfig, LogConfig, ObserveConfig, ProfileConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.data.config import DataConfig
+from mjax.layers.config import AdapterConfig
 from mjax.mesh.axes import MeshConfig
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
@@ -57,6 +59,7 @@ class TrainConfig:
     model: ModelConfig = ModelConfig()
     precision: PrecisionConfig = PrecisionConfig()
     data: DataConfig = DataConfig()
+    lora: LoraConfig = LoraConfig()
     optim: OptimConfig = OptimConfig()
     ckpt: CkptConfig = CkptConfig()
     eval: EvalConfig = EvalConfig()
@@ -127,6 +130,34 @@ class TrainConfig:
                 f"--zero 3 with --model.remat {self.model.remat} would keep the "
                 "gathered parameters of every layer until the backward pass, which "
                 "level 3 is there to avoid; use --model.remat dots, full or offload"
+            )
+        self._check_lora()
+
+    @property
+    def adapters(self) -> AdapterConfig | None:
+        """Adapters of the blocks; None trains all parameters."""
+        return adapters(self.lora, self.model)
+
+    def _check_lora(self) -> None:
+        """Check that adapters have a base, and a step that can train them.
+
+        Raises:
+          ValueError: they have not.
+        """
+        if self.adapters is None:  # a target that matches nothing is refused here
+            return
+        if self.init_from is None:
+            raise ValueError(
+                f"--lora.rank {self.lora.rank} trains adapters of a model that "
+                "--init-from names, which is absent; give a run, a checkpoint or a "
+                "Hugging Face folder as --init-from, or leave --lora.rank out"
+            )
+        if self.mesh.pp != 1 or self.pipeline.chunks != 1:
+            raise ValueError(
+                f"--lora.rank {self.lora.rank} needs --mesh.pp 1 and --pipeline.chunks "
+                f"1, got --mesh.pp {self.mesh.pp} and --pipeline.chunks "
+                f"{self.pipeline.chunks}: a pipeline adds up the gradients of all "
+                "weights; use --mesh.tp or --zero 3 for a model that does not fit"
             )
 
 

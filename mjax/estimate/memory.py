@@ -48,6 +48,7 @@ def estimate(
     state: Any,
     saved: Any,
     *,
+    trained: Any = None,
     compute: DTypeLike,
     reduce: DTypeLike,
     stash_name: str,
@@ -61,6 +62,7 @@ def estimate(
       state: shapes, dtypes and shardings of the state.
       saved: the same of the form that a checkpoint holds; what is not the same leaf is
         copied while the state is saved.
+      trained: the parameters that have gradients; None is all of them.
       compute: dtype of the compute copy.
       reduce: dtype of the gradients.
       stash_name: name of the pipeline's ring buffers in the trace.
@@ -75,14 +77,16 @@ def estimate(
         any(_stored(p) != _gathered(p) for p in params)
         or any(p.dtype != np.dtype(compute) for p in params)
     )
-    stored = sum(_stored(p) * p.dtype.itemsize for p in params)
     compute_copy = is_copied * sum(gathered) * np.dtype(compute).itemsize
     is_whole = accumulates or zero_level == 0
-    gradients = sum(gathered if is_whole else map(_stored, params))
+    with_gradient = params if trained is None else jax.tree.leaves(trained)
+    is_parts = zero_level == 3 or not is_whole
+    gradients = sum(map(_stored if is_parts else _gathered, with_gradient))
     gradients *= np.dtype(reduce).itemsize
     stash = sum(map(liveness.num_bytes, liveness.named(body, stash_name)))
     # Then the activations are gone; an update of every parameter waits for the norms.
-    in_update = sum(map(_stored, params)) * np.dtype(reduce).itemsize + stored
+    updated = [(_stored(p), p.dtype.itemsize) for p in with_gradient]
+    in_update = sum(n * (np.dtype(reduce).itemsize + size) for n, size in updated)
     pairs = zip(jax.tree.leaves(state), jax.tree.leaves(saved), strict=True)
     in_save = sum(_stored(b) * b.dtype.itemsize for a, b in pairs if a is not b)
     peak = max(liveness.peak_bytes(body), in_update, in_save)

@@ -9,9 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from mjax.kernels.attention.api import SAVED_NAMES, attention
 from mjax.layers import rope
-from mjax.layers.config import AttentionConfig
+from mjax.layers.adapters import Weight, adapted, make_adapters
+from mjax.layers.config import AdapterConfig, AttentionConfig
 from mjax.layers.initialise import normal, zeros
-from mjax.layers.linear import InWeight, OutWeight
 from mjax.mesh import collectives
 
 Core = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -30,9 +30,15 @@ class Attention(nnx.Module):
     """
 
     def __init__(
-        self, config: AttentionConfig, *, std: float, out_std: float, rngs: nnx.Rngs
+        self,
+        config: AttentionConfig,
+        *,
+        std: float,
+        out_std: float,
+        rngs: nnx.Rngs,
+        adapters: AdapterConfig | None = None,
     ):
-        """Create wq [D, N, H], wk and wv [D, K, H], wo [N, H, D], and biases."""
+        """Create wq [D, N, H], wk and wv [D, K, H], wo [N, H, D], biases, adapters."""
         self.config = config
         d, h = config.d_model, config.head_width
         n, k = config.num_heads, config.num_kv_heads
@@ -47,6 +53,7 @@ class Attention(nnx.Module):
         self.bk = zeros((k, h), kv_dims[1:]) if bias else None
         self.bv = zeros((k, h), kv_dims[1:]) if bias else None
         self.bo = zeros((d,), ("embed",)) if bias else None
+        self.adapters = make_adapters(adapters, "attention", self, rngs)
 
     def _local_kv(self, w: jax.Array) -> jax.Array:
         """Pick this device's key/value heads where tp exceeds their number."""
@@ -54,17 +61,17 @@ class Attention(nnx.Module):
         local = self.wq[...].shape[1]
         return collectives.local_kv_heads(w, c.num_heads, local, c.num_kv_heads)
 
-    def in_weights(self) -> list[InWeight]:
+    def in_weights(self) -> list[Weight]:
         """Return the local query, key and value matrices, [D, heads, H] each."""
         return [
-            self.wq[...],
-            self._local_kv(self.wk[...]),
-            self._local_kv(self.wv[...]),
+            adapted(self.adapters, "wq", self.wq[...]),
+            adapted(self.adapters, "wk", self.wk[...], self._local_kv),
+            adapted(self.adapters, "wv", self.wv[...], self._local_kv),
         ]
 
-    def out_weight(self) -> OutWeight:
+    def out_weight(self) -> Weight:
         """Return the local output matrix [N, H, D]."""
-        return self.wo[...]
+        return adapted(self.adapters, "wo", self.wo[...])
 
     def out_bias(self) -> Float[Array, " D"] | None:
         """Return the bias added once, after the sum over tp."""

@@ -12,10 +12,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from mjax.layers import rope
+from mjax.layers.adapters import column_parallel, row_parallel
 from mjax.layers.attention import Attention, CachedCore
-from mjax.layers.config import BlockConfig, LayerKind
+from mjax.layers.config import AdapterConfig, BlockConfig, LayerKind
 from mjax.layers.dropout import DropoutKey, dropout
-from mjax.layers.linear import column_parallel, row_parallel
 from mjax.layers.mlp import Mlp
 from mjax.layers.norm import Norm
 from mjax.mesh import collectives
@@ -35,7 +35,14 @@ class Context(NamedTuple):
 class Block(nnx.Module):
     """What both blocks share: their parts."""
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs, tp_chunks: int = 1):
+    def __init__(
+        self,
+        config: BlockConfig,
+        *,
+        rngs: nnx.Rngs,
+        tp_chunks: int = 1,
+        adapters: AdapterConfig | None = None,
+    ):
         """Create attention and feed-forward layer.
 
         Args:
@@ -43,11 +50,16 @@ class Block(nnx.Module):
           rngs: streams to draw parameters from.
           tp_chunks: chunks in which the sequence crosses tp, each behind the product
             of another one; 1 is all at once.
+          adapters: low-rank adapters of its weights; None is none.
         """
         self.dropout = config.dropout
         self.tp_chunks = tp_chunks
         self.attention = Attention(
-            config.attention, std=config.std, out_std=config.out_std, rngs=rngs
+            config.attention,
+            std=config.std,
+            out_std=config.out_std,
+            rngs=rngs,
+            adapters=adapters,
         )
         self.mlp = Mlp(
             config.attention.d_model,
@@ -57,6 +69,7 @@ class Block(nnx.Module):
             std=config.std,
             out_std=config.out_std,
             rngs=rngs,
+            adapters=adapters,
         )
 
     def __call__(
@@ -124,9 +137,16 @@ class ParallelBlock(Block):
     section 2; Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.1.
     """
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs, tp_chunks: int = 1):
+    def __init__(
+        self,
+        config: BlockConfig,
+        *,
+        rngs: nnx.Rngs,
+        tp_chunks: int = 1,
+        adapters: AdapterConfig | None = None,
+    ):
         """Create the shared norm and the two branches; arguments as in `Block`."""
-        super().__init__(config, rngs=rngs, tp_chunks=tp_chunks)
+        super().__init__(config, rngs=rngs, tp_chunks=tp_chunks, adapters=adapters)
         self.norm = _norm(config)
 
     def apply(
@@ -158,9 +178,16 @@ class SerialBlock(Block):
     Source: pre-norm transformer, Xiong et al. 2020, arXiv:2002.04745, figure 1b.
     """
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs, tp_chunks: int = 1):
+    def __init__(
+        self,
+        config: BlockConfig,
+        *,
+        rngs: nnx.Rngs,
+        tp_chunks: int = 1,
+        adapters: AdapterConfig | None = None,
+    ):
         """Create two norms and the two branches; arguments as in `Block`."""
-        super().__init__(config, rngs=rngs, tp_chunks=tp_chunks)
+        super().__init__(config, rngs=rngs, tp_chunks=tp_chunks, adapters=adapters)
         self.norm_attention = _norm(config)
         self.norm_mlp = _norm(config)
 

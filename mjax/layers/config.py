@@ -45,6 +45,18 @@ class AttentionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Which weights of a block have a low-rank adapter, and its size."""
+
+    rank: int
+    """r."""
+    scale: float
+    """Factor on (x A) B."""
+    targets: tuple[str, ...]
+    """Weights, as "attention.wq"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerKind:
     """What may differ from layer to layer; static, so that kernels can use it."""
 

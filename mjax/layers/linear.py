@@ -40,6 +40,7 @@ def column_parallel(
     num_chunks: int,
     *,
     joined: bool = True,
+    num_frozen: int = 0,
 ) -> list[Float[Array, "n B s _"]]:
     """Gather the sequence and project to the outputs that this device owns.
 
@@ -50,6 +51,8 @@ def column_parallel(
       joined: multiply at once. Joining copies the weights, which costs nothing beside
         a long sequence, and more than the product itself where one token a sequence is
         decoded; one by one, there is one chunk.
+      num_frozen: of the first weights, whose gradient nobody reads. It is a product of
+        its own, which XLA then leaves out.
     Returns:
       x @ w for each w, over the whole sequence: n = tp shards of s = t positions, in
       the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
@@ -60,7 +63,7 @@ def column_parallel(
         return [
             jnp.einsum("nbsd,df->nbsf", x, w.reshape(w.shape[0], -1)) for w in weights
         ]
-    y = _gather_and_multiply(num_chunks, x, tuple(weights))
+    y = _gather_and_multiply(num_chunks, num_frozen, x, tuple(weights))
     y = checkpoint_name(y, PROJECTION)
     return jnp.split(y, _ends([math.prod(w.shape[1:]) for w in weights]), axis=3)
 
@@ -71,6 +74,7 @@ def row_parallel(
     num_chunks: int,
     *,
     joined: bool = True,
+    num_frozen: int = 0,
 ) -> Float[Array, "B t D"]:
     """Project back to the model width, sum over tp, keep this device's positions.
 
@@ -80,6 +84,7 @@ def row_parallel(
       weights: local, [..., D] each; the dims before the last count as one, F_i.
       num_chunks: as in `column_parallel`.
       joined: as in `column_parallel`.
+      num_frozen: likewise.
     Returns:
       the sum over i and over tp of part @ w, on t = T/tp positions.
     """
@@ -90,7 +95,7 @@ def row_parallel(
             for part, w in zip(parts, weights, strict=True)
         ]
         return collectives.scatter_sequence(sum(products[1:], products[0])[0])
-    y = _multiply_and_scatter(num_chunks, tuple(parts), tuple(weights))
+    y = _multiply_and_scatter(num_chunks, num_frozen, tuple(parts), tuple(weights))
     return checkpoint_name(y, PROJECTION)
 
 
@@ -100,17 +105,18 @@ def row_parallel(
 # they travel, are multiplied at once for the gradient of the weights.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gather_and_multiply(
-    num_chunks: int, x: Array, weights: tuple[Array, ...]
+    num_chunks: int, num_frozen: int, x: Array, weights: tuple[Array, ...]
 ) -> Float[Array, "n B s F"]:
     """Return gathered x @ (w_1 | w_2 | ...), by chunks."""
-    return _gather_and_multiply_fwd(num_chunks, x, weights)[0]
+    return _gather_and_multiply_fwd(num_chunks, num_frozen, x, weights)[0]
 
 
 def _gather_and_multiply_fwd(
-    num_chunks: int, x: Array, weights: tuple[Array, ...]
+    num_chunks: int, num_frozen: int, x: Array, weights: tuple[Array, ...]
 ) -> Any:
+    del num_frozen
     w = _join_columns(weights)
     chunks = collectives.gather_chunks(x, num_chunks)
     y = jnp.concatenate([jnp.einsum("nbsd,df->nbsf", chunk, w) for chunk in chunks])
@@ -119,35 +125,59 @@ def _gather_and_multiply_fwd(
     return y, (x if num_chunks > 1 else chunks[0], weights)
 
 
-def _gather_and_multiply_bwd(num_chunks: int, kept: Any, dy: Array) -> Any:
+def _gather_and_multiply_bwd(
+    num_chunks: int, num_frozen: int, kept: Any, dy: Array
+) -> Any:
     x, weights = kept
     chunks = collectives.gather_chunks(x, num_chunks) if num_chunks > 1 else [x]
     dx = _multiply_chunks_and_scatter(num_chunks, dy, _join_columns(weights).T)
-    dw = jnp.einsum("nbsd,nbsf->df", jnp.concatenate(chunks), dy)
-    pieces = jnp.split(dw, _ends([math.prod(w.shape[1:]) for w in weights]), axis=1)
-    return dx, tuple(p.reshape(w.shape) for p, w in zip(pieces, weights, strict=True))
+    whole = jnp.concatenate(chunks)
+    widths = [math.prod(w.shape[1:]) for w in weights]
+    border = sum(widths[:num_frozen])
+    dws = []
+    for some, columns in (
+        (slice(num_frozen), slice(border)),
+        (slice(num_frozen, None), slice(border, None)),
+    ):
+        group = weights[some]
+        if not group:
+            continue
+        dw = jnp.einsum("nbsd,nbsf->df", whole, dy[..., columns])
+        pieces = jnp.split(dw, _ends(widths[some]), axis=1)
+        dws += [p.reshape(w.shape) for p, w in zip(pieces, group, strict=True)]
+    return dx, tuple(dws)
 
 
 _gather_and_multiply.defvjp(_gather_and_multiply_fwd, _gather_and_multiply_bwd)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _multiply_and_scatter(
-    num_chunks: int, parts: tuple[Array, ...], weights: tuple[Array, ...]
+    num_chunks: int,
+    num_frozen: int,
+    parts: tuple[Array, ...],
+    weights: tuple[Array, ...],
 ) -> Float[Array, "B t D"]:
     """Return part_1 @ w_1 + part_2 @ w_2 + ..., as one product, summed over tp."""
+    del num_frozen
     return _multiply_chunks_and_scatter(
         num_chunks, jnp.concatenate(parts, 3), _join_rows(weights)
     )
 
 
 def _multiply_and_scatter_fwd(
-    num_chunks: int, parts: tuple[Array, ...], weights: tuple[Array, ...]
+    num_chunks: int,
+    num_frozen: int,
+    parts: tuple[Array, ...],
+    weights: tuple[Array, ...],
 ) -> Any:
-    return _multiply_and_scatter(num_chunks, parts, weights), (parts, weights)
+    y = _multiply_and_scatter(num_chunks, num_frozen, parts, weights)
+    return y, (parts, weights)
 
 
-def _multiply_and_scatter_bwd(num_chunks: int, kept: Any, dy: Array) -> Any:
+def _multiply_and_scatter_bwd(
+    num_chunks: int, num_frozen: int, kept: Any, dy: Array
+) -> Any:
     parts, weights = kept
     chunks = collectives.gather_chunks(dy, num_chunks)
     w = _join_rows(weights)
@@ -156,11 +186,16 @@ def _multiply_and_scatter_bwd(num_chunks: int, kept: Any, dy: Array) -> Any:
     # the chunks that are still on their way; XLA would be free to take it first.
     dxs, chunks = jax.lax.optimization_barrier((dxs, chunks))
     dx, dy = jnp.concatenate(dxs), jnp.concatenate(chunks)
-    dw = jnp.einsum("nbsf,nbsd->fd", jnp.concatenate(parts, 3), dy)
-    pieces = jnp.split(dw, _ends([math.prod(w.shape[:-1]) for w in weights]), axis=0)
-    return tuple(jnp.split(dx, _ends([p.shape[3] for p in parts]), axis=3)), tuple(
-        p.reshape(w.shape) for p, w in zip(pieces, weights, strict=True)
-    )
+    dws = []
+    for some in (slice(num_frozen), slice(num_frozen, None)):
+        group = weights[some]
+        if not group:
+            continue
+        dw = jnp.einsum("nbsf,nbsd->fd", jnp.concatenate(parts[some], 3), dy)
+        pieces = jnp.split(dw, _ends([math.prod(w.shape[:-1]) for w in group]), axis=0)
+        dws += [p.reshape(w.shape) for p, w in zip(pieces, group, strict=True)]
+    ends = _ends([p.shape[3] for p in parts])
+    return tuple(jnp.split(dx, ends, axis=3)), tuple(dws)
 
 
 _multiply_and_scatter.defvjp(_multiply_and_scatter_fwd, _multiply_and_scatter_bwd)

@@ -6,9 +6,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from mjax.kernels.gelu.api import gelu, swiglu
-from mjax.layers.config import Activation
+from mjax.layers.adapters import Weight, adapted, make_adapters
+from mjax.layers.config import Activation, AdapterConfig
 from mjax.layers.initialise import normal, zeros
-from mjax.layers.linear import InWeight, OutWeight
 
 
 class Mlp(nnx.Module):
@@ -30,8 +30,12 @@ class Mlp(nnx.Module):
         std: float,
         out_std: float,
         rngs: nnx.Rngs,
+        adapters: AdapterConfig | None = None,
     ):
-        """Create w_in [D, F], for swiglu w_gate [D, F], w_out [F, D], and biases."""
+        """Create w_in and w_out [F, D], with a gate w_gate; biases, adapters.
+
+        w_in and w_gate are [D, F].
+        """
         self.activation = activation
         dims = ("embed", "mlp")
         self.w_in = normal((d_model, d_ff), dims, std, rngs)
@@ -41,14 +45,16 @@ class Mlp(nnx.Module):
         self.b_in = zeros((d_ff,), ("mlp",)) if use_bias else None
         self.b_gate = zeros((d_ff,), ("mlp",)) if use_bias and gated else None
         self.b_out = zeros((d_model,), ("embed",)) if use_bias else None
+        self.adapters = make_adapters(adapters, "mlp", self, rngs)
 
-    def in_weights(self) -> list[InWeight]:
+    def in_weights(self) -> list[Weight]:
         """Return the local input matrices [D, F]: w_in, then w_gate if there is one."""
-        return [w[...] for w in (self.w_in, self.w_gate) if w is not None]
+        named = (("w_in", self.w_in), ("w_gate", self.w_gate))
+        return [adapted(self.adapters, n, w[...]) for n, w in named if w is not None]
 
-    def out_weight(self) -> OutWeight:
+    def out_weight(self) -> Weight:
         """Return the local output matrix [F, D]."""
-        return self.w_out[...]
+        return adapted(self.adapters, "w_out", self.w_out[...])
 
     def out_bias(self) -> Float[Array, " D"] | None:
         """Return the bias added once, after the sum over tp."""

@@ -19,6 +19,7 @@ LOGICAL_TO_AXIS: dict[str | None, str | None] = {
     "kv_heads": TP,
     "head_width": None,
     "mlp": TP,
+    "rank": None,
     "vocab": TP,
     None: None,
 }

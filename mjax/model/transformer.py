@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from mjax.layers.block import Block, Context, ParallelBlock, SerialBlock
-from mjax.layers.config import LayerKind
+from mjax.layers.config import AdapterConfig, LayerKind
 from mjax.layers.config import Remat as Remat
 from mjax.layers.dropout import DropoutKey as DropoutKey
 from mjax.layers.dropout import dropout
@@ -52,6 +52,7 @@ class Transformer(nnx.Module):
         rngs: nnx.Rngs,
         partition: Partition | None = None,
         tp_chunks: int = 1,
+        adapters: AdapterConfig | None = None,
     ):
         """Draw all parameters, float32, from the stream `rngs.params`.
 
@@ -61,12 +62,13 @@ class Transformer(nnx.Module):
           partition: the slots in which a run stores the layers; None is all layers in
             their order.
           tp_chunks: see `layers.block.Block`; parameters do not depend on it.
+          adapters: of the blocks; the other parameters do not depend on them.
         """
         self.config = config
         std = config.block_config.std
         vocab, d = config.padded_vocab, config.d_model
         self.embed = Embedding(vocab, d, std=std, rngs=rngs)
-        self.blocks = _stacked_blocks(config, rngs, partition, tp_chunks)
+        self.blocks = _stacked_blocks(config, rngs, partition, tp_chunks, adapters)
         self.final_norm = Norm(
             d, kind=config.norm, eps=config.norm_eps, use_bias=config.norm_bias
         )
@@ -192,6 +194,7 @@ def _stacked_blocks(
     rngs: nnx.Rngs,
     partition: Partition | None,
     tp_chunks: int,
+    adapters: AdapterConfig | None,
 ) -> Block:
     """Make one block whose leaves are stacked, each layer its own draw.
 
@@ -202,7 +205,9 @@ def _stacked_blocks(
 
     def make(key: jax.Array) -> Block:
         rngs = nnx.Rngs(params=key)
-        return kind(config.block_config, rngs=rngs, tp_chunks=tp_chunks)
+        return kind(
+            config.block_config, rngs=rngs, tp_chunks=tp_chunks, adapters=adapters
+        )
 
     def draw(key: jax.Array) -> Params:
         return nnx.to_pure_dict(nnx.state(make(key)))
@@ -219,19 +224,26 @@ def _stacked_blocks(
 
 
 def abstract_params(
-    config: ModelConfig, partition: Partition | None = None, tp_chunks: int = 1
+    config: ModelConfig,
+    partition: Partition | None = None,
+    tp_chunks: int = 1,
+    adapters: AdapterConfig | None = None,
 ) -> tuple[Any, Any]:
     """Return the model's GraphDef and its abstract parameters (no memory, no device).
 
     Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
     of its dims, without the layer dim) and `decay`. Those of the blocks are stacked
-    over the slots of `partition`; None is the L layers. `tp_chunks` is told to the
-    blocks.
+    over the slots of `partition`; None is the L layers. `tp_chunks` and `adapters` are
+    told to the blocks.
     """
 
     def make() -> Transformer:
         return Transformer(
-            config, rngs=nnx.Rngs(0), partition=partition, tp_chunks=tp_chunks
+            config,
+            rngs=nnx.Rngs(0),
+            partition=partition,
+            tp_chunks=tp_chunks,
+            adapters=adapters,
         )
 
     return nnx.split(nnx.eval_shape(make))

@@ -26,6 +26,7 @@ from mjax.mesh.rules import BATCH_SPEC
 from mjax.model.transformer import NO_TARGET, DropoutKey, Params, Transformer
 from mjax.step import stamps
 from mjax.step.stamps import LOG_SPEC, Log
+from mjax.step.trained import ALL_TRAINED, Trained
 
 Batch = dict[str, Int[Array, "B T"]]
 
@@ -47,13 +48,18 @@ class Forward(abc.ABC):
     """Dtype in which gradients are accumulated and reduced."""
     microbatches: int
     isolate_documents: bool
+    trained: Trained = ALL_TRAINED
+    """Parameters that have gradients."""
     stamps: bool = False
     """Each device writes when it comes to the places of a step."""
 
     def gradients(
         self, params: Params, rng: Array, step: Array, batch: Batch
     ) -> tuple[Float[Array, ""], Int[Array, ""], Params]:
-        """Return mean loss (nats per target), number of targets, summed gradients."""
+        """Return mean loss (nats per target), number of targets, summed gradients.
+
+        Gradients are laid out like the trained parameters.
+        """
         return self.gradients_and_log(params, rng, step, batch)[:3]
 
     def gradients_and_log(
@@ -84,7 +90,7 @@ class Forward(abc.ABC):
             self._in_order(per_device),
             mesh=self.mesh,
             in_specs=(self.specs, everywhere, everywhere, BATCH_SPEC),
-            out_specs=(everywhere, everywhere, self.specs, LOG_SPEC),
+            out_specs=(everywhere, everywhere, self.trained.of(self.specs), LOG_SPEC),
         )
         # Inside, the loss and the backward pass are named; the rest comes before them.
         with jax.named_scope(scopes.phase("forward")):

@@ -85,9 +85,10 @@ class Plain(Forward):
                 _, last_value, so_far = one(weights, ends, so_far, final, True)
             value += last_value
         total, log = so_far
-        grads = total.ends | {"blocks": total.blocks}
+        grads = self.trained.of(total.ends | {"blocks": total.blocks})
         with jax.named_scope(scopes.phase("backward")):
-            return value, zero.reduce_over((PP, TP), grads, self.specs), log
+            specs = self.trained.of(self.specs)
+            return value, zero.reduce_over((PP, TP), grads, specs), log
 
     def _microbatch(
         self,
@@ -126,14 +127,13 @@ class Plain(Forward):
             log, blocks = mark_smallest(log, Place.BACKWARD, blocks)
             (d_embed,) = pull_start(dx)
             d_ends["embed"] = jax.tree.map(jnp.add, d_ends["embed"], d_embed)
-            d_ends = zero.summand(
-                d_ends, self._end_specs, level=self.level, dtype=self.reduce
-            )
+            d_ends, specs = map(self.trained.of, (d_ends, self._end_specs))
+            d_ends = zero.summand(d_ends, specs, level=self.level, dtype=self.reduce)
             if total is not None:
                 d_ends = jax.tree.map(jnp.add, total.ends, d_ends)
             if finish:
-                d_ends = zero.scatter(d_ends, self._end_specs, level=self.level)
-                d_ends = zero.reduce_over(DP, d_ends, self._end_specs)
+                d_ends = zero.scatter(d_ends, specs, level=self.level)
+                d_ends = zero.reduce_over(DP, d_ends, specs)
         return weights, value, (_Sum(d_ends, blocks), log)
 
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:
@@ -194,6 +194,7 @@ class Plain(Forward):
             pattern=model.pattern(context, key=key),
             num_layers=model.config.layers,
             specs=self.specs["blocks"],
+            trained=self.trained,
             level=self.level,
             compute=self.compute,
             reduce=self.reduce,

@@ -36,6 +36,7 @@ from mjax import scopes
 from mjax.layers.stack import LayerPattern
 from mjax.mesh import zero
 from mjax.mesh.axes import DP, DP_REPLICATE, DP_SHARD
+from mjax.step.trained import Trained
 from mjax.vjp import SplitVJP, zeros_of
 
 Index = int | Int[Array, ""]
@@ -73,6 +74,8 @@ class OverlappedLayers:
     num_layers: int
     specs: PyTree
     """PartitionSpecs of the stored parameters [L, ...]."""
+    trained: Trained
+    """Parameters that have gradients."""
     level: int
     """ZeRO level."""
     compute: DTypeLike
@@ -190,6 +193,7 @@ class OverlappedLayers:
             moving, out = _move(hops, moving, so_far(out), out, index)
             one = places(place, index)
             dx, grads = one.backward(kept, dy, params, *self._context(index))
+            grads = self.trained.of(grads)
             if hops:
                 moving = (grads, *moving[1:])
             else:
@@ -223,6 +227,10 @@ class OverlappedLayers:
 
     # ------------------------------------------------------------ weights and gradients
 
+    @property
+    def _gradient_specs(self) -> PyTree:
+        return self.trained.of(self.specs)
+
     def _at(self, weights: Weights, index: Index) -> PyTree:
         """Return the weights of one layer, in the dtype of the compute."""
         one = jax.tree.map(
@@ -241,11 +249,11 @@ class OverlappedLayers:
 
         def scatter(grads: PyTree, total: PyTree, index: Index) -> PyTree:
             part = self._added(grads, total, index)
-            return zero.scatter(part, self.specs, level=level)
+            return zero.scatter(part, self._gradient_specs, level=level)
 
         def reduce(part: PyTree, total: PyTree, index: Index) -> PyTree:
             del total, index
-            return zero.reduce_over(DP, part, self.specs)
+            return zero.reduce_over(DP, part, self._gradient_specs)
 
         def both(grads: PyTree, total: PyTree, index: Index) -> PyTree:
             return self._reduced(self._added(grads, total, index))
@@ -262,7 +270,8 @@ class OverlappedLayers:
     def _added(self, grads: PyTree, total: PyTree | None, index: Index) -> PyTree:
         """Return a layer's gradients, added to what there is, leaves [1, ...]."""
         grads = jax.tree.map(lambda g: g[None], grads)
-        grads = zero.summand(grads, self.specs, level=self.level, dtype=self.reduce)
+        specs = self._gradient_specs
+        grads = zero.summand(grads, specs, level=self.level, dtype=self.reduce)
         if total is None:
             return grads
         added = jax.tree.map(jnp.add, _get(total, index), grads)
@@ -270,14 +279,14 @@ class OverlappedLayers:
 
     def _reduced(self, part: PyTree) -> PyTree:
         """Sum over data parallelism."""
-        part = zero.scatter(part, self.specs, level=self.level)
-        return zero.reduce_over(DP, part, self.specs)
+        part = zero.scatter(part, self._gradient_specs, level=self.level)
+        return zero.reduce_over(DP, part, self._gradient_specs)
 
     def _empty_sum(self, weights: Weights, *, finish: bool) -> PyTree:
         """Make zeros [L, ...] of the type of what is added up, or of its reduction."""
 
         def one() -> PyTree:
-            part = self._added(self._at(weights, 0), None, 0)
+            part = self._added(self.trained.of(self._at(weights, 0)), None, 0)
             part = self._reduced(part) if finish else part
             return jax.tree.map(lambda p: p[0], part)
 

@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from mjax import scopes
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.hardware.xla_flags import Chosen, choose
+from mjax.layers.config import AdapterConfig
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.collectives import sum_over_mesh
 from mjax.mesh.rules import BATCH_SPEC
@@ -40,10 +42,12 @@ from mjax.step.state import (
     saved_form,
     state_shardings,
 )
+from mjax.step.trained import Trained
 
 Metrics = dict[str, Array]
 Gradients = tuple[Float[Array, ""], Int[Array, ""], Params]
-"""Mean loss in nats per target, number of targets, gradients laid out like params."""
+"""Mean loss in nats per target, number of targets, gradients laid out like the trained
+parameters."""
 
 METRICS = ("loss", "grad_norm", "lr", "tokens", "skipped")
 """Names of the numbers that a step returns."""
@@ -75,6 +79,8 @@ class Program:
     """That the step follows; None: all layers are on each device."""
     abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
+    trained: Trained
+    """Parameters that have gradients and a state of the optimizer."""
     abstract_saved: TrainState
     """The same of its canonical form, which checkpoints hold; see `state.saved_form`.
     """
@@ -123,6 +129,8 @@ def build_program(
     pipeline: PipelineConfig | None = None,
     tp_chunks: int = 1,
     stamps: bool = False,
+    adapters: AdapterConfig | None = None,
+    frozen_dtype: DTypeLike = jnp.float32,
 ) -> Program:
     """Build the run's functions; nothing is compiled and no memory taken.
 
@@ -142,8 +150,11 @@ def build_program(
       tp_chunks: chunks in which the sequence crosses tp, as `mesh.axes.tp_chunks` says.
       stamps: the metrics of a step have `stamps`, the times at which each device came
         to the places of `step.stamps`: int32 [devices, rows, 2].
+      adapters: of the blocks, which alone are trained; None trains all parameters.
+      frozen_dtype: in which parameters that are not trained are stored.
     Raises:
       ValueError: the pipeline does not fit.
+      NotImplementedError: adapters in a pipeline.
     """
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     platform = mesh.abstract_mesh.abstract_device.platform
@@ -157,20 +168,34 @@ def build_program(
         permutes=tp_chunks > 1,
     )
     partition = stages.partition
-    graph, abstract = abstract_params(model, partition, tp_chunks)
+    is_pipeline = sizes.pp * partition.num_chunks > 1
+    if is_pipeline and adapters is not None:
+        raise NotImplementedError(
+            f"adapters need one stage and one chunk, got a mesh of {sizes.pp} stages "
+            f"with {partition.num_chunks} chunks each"
+        )
+    trained = Trained(adapters_only=adapters is not None)
+    graph, abstract = abstract_params(model, partition, tp_chunks, adapters)
     specs = param_specs(abstract, sizes, shard_over_dp=zero_level >= 1)
     tx = optim.build_optimizer(
         optimizer,
         num_steps=num_steps,
-        stacked=map_params(lambda _, stacked: stacked, abstract),
-        decayed=map_params(lambda v, _: v.get_metadata()["decay"], abstract),
+        stacked=trained.of(map_params(lambda _, stacked: stacked, abstract)),
+        decayed=trained.of(
+            map_params(lambda v, _: v.get_metadata()["decay"], abstract)
+        ),
     )
 
     def make_state(seed: jax.Array) -> TrainState:
-        return new_state(model, tx, seed, precision.params, partition)
+        return new_state(
+            *(model, tx, seed, precision.params, partition),
+            adapters=adapters,
+            trained=trained,
+            frozen_dtype=precision.params if adapters is None else frozen_dtype,
+        )
 
     shapes = jax.eval_shape(make_state, jnp.uint32(0))
-    shardings = state_shardings(shapes, specs, tx, mesh)
+    shardings = state_shardings(shapes, specs, tx, mesh, trained)
     abstract_state = jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
         shapes,
@@ -182,7 +207,6 @@ def build_program(
         (batch.size, seq_len), jnp.int32, sharding=batch_sharding
     )
     make_state = jax.jit(make_state, out_shardings=shardings)
-    is_pipeline = sizes.pp * partition.num_chunks > 1
     make_forward = partial(Pipelined, pipeline=stages) if is_pipeline else Plain
     forward = make_forward(
         graph=graph,
@@ -193,6 +217,7 @@ def build_program(
         reduce=precision.reduce,
         microbatches=batch.microbatches,
         isolate_documents=isolate_documents,
+        trained=trained,
         stamps=stamps,
     )
     chosen = choose(mesh, tp_chunks=tp_chunks)
@@ -202,6 +227,7 @@ def build_program(
         xla_options=chosen,
         pipeline=stages if is_pipeline else None,
         abstract_state=abstract_state,
+        trained=trained,
         abstract_saved=saved.abstract,
         abstract_batch=dict.fromkeys(BATCH_FIELDS, row),
         batch_sharding=batch_sharding,
@@ -273,11 +299,13 @@ def _make_train_step(
             log, scalars = mark_global(log, scalars, Place.NORM, forward.mesh)
             grad_norm, accept, guard = scalars
             lr = optim.current_learning_rate(state.opt_state, config, num_steps)
-            updates, opt_state = tx.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
+            before = forward.trained.of(state.params)
+            updates, opt_state = tx.update(grads, state.opt_state, before)
+            params = optax.apply_updates(before, updates)
             params, opt_state = optim.select(
-                accept, (params, opt_state), (state.params, state.opt_state)
+                accept, (params, opt_state), (before, state.opt_state)
             )
+            params = forward.trained.put(params, state.params)
             step = state.step + 1
             skipped = 1 - accept.astype(jnp.int32)
         new = TrainState(

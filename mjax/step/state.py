@@ -21,12 +21,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped
 
 from mjax.hardware.xla_flags import for_collectives
+from mjax.layers.config import AdapterConfig
 from mjax.mesh import rules
 from mjax.mesh.axes import PP, AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, Transformer, map_params
 from mjax.pipeline.partition import Partition
 from mjax.step.optim import GuardState, guard_init
+from mjax.step.trained import ALL_TRAINED, Trained
 
 
 @functools.partial(
@@ -69,20 +71,33 @@ def new_state(
     seed: jax.Array,
     dtype: DTypeLike,
     partition: Partition,
+    *,
+    adapters: AdapterConfig | None = None,
+    trained: Trained = ALL_TRAINED,
+    frozen_dtype: DTypeLike = jnp.float32,
 ) -> TrainState:
     """Draw a new state from `seed`; pure, to be jitted with sharded outputs.
 
-    A layer is the same in every partition.
+    A layer is the same in every partition. What is not trained has `frozen_dtype` and
+    no state of the optimizer.
     """
     init_key, step_key = jax.random.split(jax.random.key(seed))
-    model = Transformer(config, rngs=nnx.Rngs(params=init_key), partition=partition)
+    model = Transformer(
+        config,
+        rngs=nnx.Rngs(params=init_key),
+        partition=partition,
+        adapters=adapters,
+    )
     params = nnx.to_pure_dict(nnx.state(model))
-    params = jax.tree.map(lambda p: p.astype(dtype), params)
+    of_optimizer = jax.tree.map(lambda p: p.astype(dtype), trained.of(params))
+    params = trained.put(
+        of_optimizer, jax.tree.map(lambda p: p.astype(frozen_dtype), params)
+    )
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         rng=jax.random.key_data(step_key),
         params=params,
-        opt_state=optimizer.init(params),
+        opt_state=optimizer.init(of_optimizer),
         guard=guard_init(),
     )
 
@@ -92,6 +107,7 @@ def state_shardings(
     specs: Params,
     optimizer: optax.GradientTransformation,
     mesh: Mesh | AbstractMesh,
+    trained: Trained = ALL_TRAINED,
 ) -> TrainState:
     """Place a state: moments like their parameters, everything else on all devices.
 
@@ -100,6 +116,7 @@ def state_shardings(
       specs: PartitionSpecs of the parameters.
       optimizer: that made the state.
       mesh: to place it on.
+      trained: parameters that the optimizer has a state of.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
     placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
@@ -107,7 +124,7 @@ def state_shardings(
         optimizer,
         lambda _, sharding: sharding,
         abstract.opt_state,
-        placed,
+        trained.of(placed),
         transform_non_params=lambda _: everywhere,
     )
     return TrainState(

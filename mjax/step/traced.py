@@ -36,6 +36,8 @@ def program_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> Program:
         pipeline=config.pipeline,
         tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
         stamps=writes_stamps(config.observe.stamps, mesh),
+        adapters=config.adapters,
+        frozen_dtype=config.lora.base_dtype,
     )
 
 
@@ -57,6 +59,7 @@ def trace_step(
         step,
         state,
         program.abstract_saved,
+        trained=program.trained.of(state.params),
         compute=config.precision.compute,
         reduce=config.precision.reduce,
         stash_name=STASH,

@@ -468,7 +468,8 @@ def test_only_the_named_fields_may_change():
         field for field, _, _ in run_differences(every_field_changed(), TrainConfig())
     }
     assert {field.partition(".")[0] for field in held} == {
-        *("model", "data", "optim", "seed", "batch", "precision", "init_from")
+        *("model", "data", "optim", "seed", "batch", "precision", "init_from"),
+        "lora",
     }
     assert {field for field in held if field.startswith("batch.")} == {"batch.size"}
     model = {f"model.{field.name}" for field in dataclasses.fields(ModelConfig)}

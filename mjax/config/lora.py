@@ -1,0 +1,130 @@
+"""Which weights get a low-rank adapter: what the flags say, and what follows.
+
+Enters: the flags `--lora.*` and the architecture. Leaves: the weights by name, as
+`layers.adapters` takes them.
+"""
+
+import dataclasses
+import difflib
+import fnmatch
+import math
+from typing import Literal
+
+from mjax.layers.config import AdapterConfig
+from mjax.model.config import ModelConfig
+
+ALIASES = {
+    "attention.wq": ("q_proj",),
+    "attention.wk": ("k_proj",),
+    "attention.wv": ("v_proj",),
+    "attention.wo": ("o_proj", "out_proj"),
+    "mlp.w_in": ("up_proj", "fc_in"),
+    "mlp.w_gate": ("gate_proj",),
+    "mlp.w_out": ("down_proj", "fc_out"),
+}
+"""Linear layers of a block, and what families of transformers call them."""
+
+_UNGATED = ("gelu", "gelu_tanh")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters: they alone are trained, beside weights that are frozen."""
+
+    rank: int | None = None
+    """Rank r of each adapter; None trains all parameters and adds none."""
+    alpha: float = 16.0
+    """An adapter's output is multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ("*",)
+    """Linear layers, as attention.wq, q_proj or *_proj; * is all of every block."""
+    init_from: str | None = None
+    """Begin with these adapters: a folder in PEFT's form."""
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which the frozen weights are stored."""
+
+    def __post_init__(self) -> None:
+        """Check each field.
+
+        Raises:
+          ValueError: a value is refused.
+        """
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(
+                f"--lora.rank must be at least 1, got {self.rank}; leave it out to "
+                "train all parameters"
+            )
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(
+                f"--lora.alpha must be positive and finite, got {self.alpha}"
+            )
+        if not self.targets or not all(self.targets):
+            raise ValueError(
+                "--lora.targets must name linear layers, got "
+                f"{' '.join(map(repr, self.targets)) or 'nothing'}; * is all of them"
+            )
+        if self.init_from == "":
+            raise ValueError(
+                "--lora.init-from is empty; name a folder, or leave it out"
+            )
+        if self.rank is None:
+            for name, default in _DEFAULTS.items():
+                if getattr(self, name) != default:
+                    flag = f"--lora.{name.replace('_', '-')}"
+                    raise ValueError(
+                        f"{flag} needs --lora.rank, which is absent; give a rank, for "
+                        "example --lora.rank 16"
+                    )
+
+
+_DEFAULTS = {
+    field.name: field.default
+    for field in dataclasses.fields(LoraConfig)
+    if field.name != "rank"
+}
+
+
+def adapters(lora: LoraConfig, model: ModelConfig) -> AdapterConfig | None:
+    """Find the weights that get an adapter; None without a rank.
+
+    Args:
+      lora: the flags.
+      model: the architecture.
+    Raises:
+      ValueError: a target matches nothing.
+    """
+    if lora.rank is None:
+        return None
+    names = linears(model)
+    matched = {name for target in lora.targets for name in _matches(target, names)}
+    return AdapterConfig(
+        rank=lora.rank,
+        scale=lora.alpha / lora.rank,
+        targets=tuple(name for name in names if name in matched),
+    )
+
+
+def linears(model: ModelConfig) -> tuple[str, ...]:
+    """Return the names of the linear layers of a block."""
+    gated = model.activation not in _UNGATED
+    return tuple(name for name in ALIASES if gated or name != "mlp.w_gate")
+
+
+def _matches(target: str, names: tuple[str, ...]) -> list[str]:
+    found = [
+        name
+        for name in names
+        if any(
+            fnmatch.fnmatchcase(word, target)
+            for word in (name, name.rpartition(".")[2], *ALIASES[name])
+        )
+    ]
+    if found:
+        return found
+    words = [w for name in names for w in (name, *ALIASES[name])]
+    near = difflib.get_close_matches(target, words, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    listed = ", ".join(f"{name} ({', '.join(ALIASES[name])})" for name in names)
+    raise ValueError(
+        f"--lora.targets {target} matches no linear layer of this model; {hint}It has "
+        f"{listed}, in every block. Embedding and head have no adapters"
+    )

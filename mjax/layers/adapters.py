@@ -1,0 +1,203 @@
+"""Low-rank adapters of linear layers: y = x W + scale (x A) B, with W frozen.
+
+A and B are parameters beside W, which stays as it is. A is drawn, B starts as zero, so
+that a new adapter changes nothing. Over tp they are split as W is: of a weight that
+reads the residual stream B has the split outputs, of one that adds to it A has the
+split inputs. Both go through the products of `layers.linear` with the weights: A is one
+more weight of the input, (part A) with B one more part of the output.
+
+Source: Hu et al. 2021, arXiv:2106.09685, section 4.1. A is drawn as in PEFT 0.19, from
+U(-a, a) with a = 1/sqrt(inputs).
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from mjax.layers import linear
+from mjax.layers.config import AdapterConfig
+from mjax.layers.linear import InWeight, OutWeight
+
+ADAPTERS = "adapters"
+"""Part of the path of every parameter of an adapter, and of no other."""
+
+
+class Adapted(NamedTuple):
+    """A frozen weight of this device and the adapter beside it."""
+
+    weight: InWeight | OutWeight
+    a: Float[Array, "... r"]
+    b: Float[Array, "r ..."]
+    scale: float
+
+
+Weight = InWeight | OutWeight | Adapted
+
+
+class Adapter(nnx.Module):
+    """A [inputs..., r] and B [r, outputs...] of one linear layer."""
+
+    def __init__(self, weight: nnx.Param, rank: int, *, rngs: nnx.Rngs):
+        """Draw A; make B of zeros. Weight decay applies to both: it leads to W.
+
+        Args:
+          weight: its last dim is the only output if that is the model's width.
+          rank: r.
+          rngs: the stream to draw from.
+        """
+        logical: tuple[str, ...] = weight.get_metadata()["logical"]
+        num_inputs = weight.ndim - 1 if logical[-1] == "embed" else 1
+        inputs, outputs = weight.shape[:num_inputs], weight.shape[num_inputs:]
+        bound = math.prod(inputs) ** -0.5
+        a = jax.random.uniform(
+            rngs.params(), (*inputs, rank), jnp.float32, -bound, bound
+        )
+        b = jnp.zeros((rank, *outputs), jnp.float32)
+        dims = (*logical[:num_inputs], "rank"), ("rank", *logical[num_inputs:])
+        self.a = nnx.Param(a, logical=dims[0], decay=True)
+        self.b = nnx.Param(b, logical=dims[1], decay=True)
+
+
+class Adapters(nnx.Module):
+    """The adapters of one part of a block, by the names of the weights."""
+
+    def __init__(
+        self, config: AdapterConfig, part: str, module: nnx.Module, *, rngs: nnx.Rngs
+    ):
+        """Create those of the weights of `module` that the config names.
+
+        Args:
+          config: which weights, and the rank.
+          part: name of the module in its block.
+          module: has the weights.
+          rngs: the stream to draw from.
+        """
+        self.scale = config.scale
+        for name in _names(config, part):
+            adapter = Adapter(getattr(module, name), config.rank, rngs=rngs)
+            setattr(self, name, adapter)
+
+    def beside(
+        self, name: str, weight: Any, local: Callable[[jax.Array], jax.Array]
+    ) -> Weight:
+        """Return a weight with its adapter, or alone if it has none."""
+        adapter: Adapter | None = getattr(self, name, None)
+        if adapter is None:
+            return weight
+        return Adapted(weight, adapter.a[...], local(adapter.b[...]), self.scale)
+
+
+def make_adapters(
+    config: AdapterConfig | None, part: str, module: nnx.Module, rngs: nnx.Rngs
+) -> Adapters | None:
+    """Create the adapters of a part of a block; None if no weight of it has one."""
+    if config is None or not _names(config, part):
+        return None
+    # A stream of their own: the weights are drawn as without adapters.
+    key = jax.random.fold_in(rngs.params.key[...], zlib.crc32(part.encode()))
+    own = nnx.Rngs(params=key)
+    return Adapters(config, part, module, rngs=own)
+
+
+def _names(config: AdapterConfig, part: str) -> list[str]:
+    """Return the weights of a part of a block that have an adapter."""
+    prefix = f"{part}."
+    return [t.removeprefix(prefix) for t in config.targets if t.startswith(prefix)]
+
+
+def adapted(
+    adapters: Adapters | None,
+    name: str,
+    weight: Any,
+    local: Callable[[jax.Array], jax.Array] = lambda w: w,
+) -> Weight:
+    """Return this device's part of a weight, with its adapter if it has one.
+
+    Args:
+      adapters: of the module, or None.
+      name: of the weight.
+      weight: its value.
+      local: picks this device's outputs where the weight holds more.
+    """
+    weight = local(weight)
+    return weight if adapters is None else adapters.beside(name, weight, local)
+
+
+def column_parallel(
+    x: Float[Array, "B t D"],
+    weights: Sequence[Weight],
+    num_chunks: int,
+    *,
+    joined: bool = True,
+) -> list[Float[Array, "n B s _"]]:
+    """Project as `linear.column_parallel` does, each weight with its adapter.
+
+    Args:
+      x: the device's part of the sequence.
+      weights: local, [D, ...] each.
+      num_chunks: as there.
+      joined: likewise.
+    """
+    found = [w for w in weights if isinstance(w, Adapted)]
+    plain = [w.weight if isinstance(w, Adapted) else w for w in weights]
+    if not found:
+        return linear.column_parallel(x, plain, num_chunks, joined=joined)
+    outputs = linear.column_parallel(
+        x,
+        [*plain, *(w.a for w in found)],
+        num_chunks,
+        joined=joined,
+        num_frozen=len(plain),
+    )
+    reduced = iter(outputs[len(plain) :])
+    return [
+        y + _times(next(reduced), w) if isinstance(w, Adapted) else y
+        for y, w in zip(outputs[: len(plain)], weights, strict=True)
+    ]
+
+
+def row_parallel(
+    parts: Sequence[Float[Array, "n B s _"]],
+    weights: Sequence[Weight],
+    num_chunks: int,
+    *,
+    joined: bool = True,
+) -> Float[Array, "B t D"]:
+    """Project back as `linear.row_parallel` does, each weight with its adapter.
+
+    Args:
+      parts: inputs of the weights.
+      weights: local, [..., D] each.
+      num_chunks: as there.
+      joined: likewise.
+    """
+    plain = [w.weight if isinstance(w, Adapted) else w for w in weights]
+    found = [
+        (part, w)
+        for part, w in zip(parts, weights, strict=True)
+        if isinstance(w, Adapted)
+    ]
+    if not found:
+        return linear.row_parallel(parts, plain, num_chunks, joined=joined)
+    reduced = [
+        w.scale * jnp.einsum("nbsf,fr->nbsr", part, w.a.reshape(-1, w.a.shape[-1]))
+        for part, w in found
+    ]
+    return linear.row_parallel(
+        [*parts, *reduced],
+        [*plain, *(w.b for _, w in found)],
+        num_chunks,
+        joined=joined,
+        num_frozen=len(plain),
+    )
+
+
+def _times(reduced: Float[Array, "n B s r"], w: Adapted) -> Float[Array, "n B s _"]:
+    b = w.b.reshape(w.b.shape[0], -1)
+    return w.scale * jnp.einsum("nbsr,rf->nbsf", reduced, b)

@@ -1,0 +1,57 @@
+"""Which parameters of a run are trained: all, or those of the adapters alone.
+
+Trees of parameters are nested dicts. What is frozen has no gradient and no state of the
+optimizer: their trees are those of the parameters without it.
+"""
+
+import dataclasses
+from typing import Any
+
+from mjax.layers.adapters import ADAPTERS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The trained part of trees that are laid out like the parameters."""
+
+    adapters_only: bool
+    """Train what lies below a key `ADAPTERS`; the rest is frozen."""
+
+    def of(self, tree: Any) -> Any:
+        """Return the trained part of a tree, or of a part of it that a key names.
+
+        Leaves are whatever is no dict. A dict without a trained leaf is left out; that
+        of the whole tree is then empty.
+        """
+        return _below(tree, ADAPTERS) if self.adapters_only else tree
+
+    def put(self, part: Any, whole: Any) -> Any:
+        """Return the whole tree with the trained part replaced."""
+        return _replaced(part, whole) if self.adapters_only else part
+
+    def has(self, path: str) -> bool:
+        """Say whether a parameter is trained, by its path with dots."""
+        return not self.adapters_only or ADAPTERS in path.split(".")
+
+
+ALL_TRAINED = Trained(adapters_only=False)
+"""Of a run without adapters."""
+
+
+def _below(tree: Any, key: str) -> Any:
+    found = {}
+    for name, child in tree.items():
+        if name == key:
+            found[name] = child
+        elif isinstance(child, dict) and (part := _below(child, key)):
+            found[name] = part
+    return found
+
+
+def _replaced(part: Any, whole: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    return {
+        name: _replaced(part[name], child) if name in part else child
+        for name, child in whole.items()
+    }
