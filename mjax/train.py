@@ -409,8 +409,10 @@ def _new_state(run: Run) -> Any:
     if weights is None:
         return state
     report.say(weights.described)
-    params = initial_params(weights, program.abstract_saved.params, agreement)
-    saved = dataclasses.replace(program.to_saved(state), params=params)
+    saved = program.to_saved(state)
+    abstract = program.abstract_saved.params
+    params = initial_params(weights, abstract, saved.params, agreement)
+    saved = dataclasses.replace(saved, params=params)
     return program.from_saved(saved)
 
 

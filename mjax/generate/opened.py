@@ -23,12 +23,14 @@ from mjax.ckpt.saved_step import SavedStep
 from mjax.config.train import from_json
 from mjax.data.tokenizers import BYTES, Tokenizer, load_tokenizer, trained_vocab_size
 from mjax.hugging_face.params import CONFIG, open_params, read_config
+from mjax.layers.config import AdapterConfig
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, abstract_params, map_params
 from mjax.processes.agreement import Agreement
 from mjax.run.init_from import Weights, initial_params
 from mjax.step.state import param_specs
+from mjax.tune.merged import Merged
 
 TOKENIZER_DIR = "tokenizer"
 """Folder of a work dir with the tokenizer of the run, as transformers has them."""
@@ -197,19 +199,23 @@ def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Fou
         name=str(saved.path),
         model=config.model,
         seq_len=config.data.seq_len,
-        read_boxes=_checked_boxes(saved, config.model),
+        read_boxes=_checked_boxes(saved, config.model, config.adapters),
         tokenizer=loaded,
         folder=folder,
     )
 
 
 def _checked_boxes(
-    saved: SavedStep, model: ModelConfig
+    saved: SavedStep, model: ModelConfig, adapters: AdapterConfig | None
 ) -> Callable[[str, list[Box]], list[np.ndarray]]:
-    """Return what reads boxes of a step that holds the parameters of its config."""
+    """Return what reads boxes of a step that holds the parameters of its config.
+
+    Adapters are merged.
+    """
+    source = saved if adapters is None else Merged(saved, adapters)
     pure = _pure(abstract_params(model)[1])
     wanted = {name: tuple(x.shape) for name, x in by_path({"params": pure}).items()}
-    held = {n: saved.shape(n) for n in saved.names() if n.startswith("params.")}
+    held = {n: source.shape(n) for n in source.names() if n.startswith("params.")}
     wrong = [
         f"{name}: {held.get(name, 'absent')}, its config means "
         f"{wanted.get(name, 'none')}"
@@ -221,7 +227,9 @@ def _checked_boxes(
             f"{saved.path} holds other parameters than its config says: "
             + "; ".join(wrong[:_NAMED_LEAVES])
         )
-    return saved.read_boxes
+    if source is saved:
+        return saved.read_boxes
+    return lambda name, boxes: [source.read(name, slices(b)) for b in boxes]
 
 
 def _read(found: _Found, mesh: Mesh, dtype: str) -> Params:
@@ -237,8 +245,12 @@ def _read(found: _Found, mesh: Mesh, dtype: str) -> Params:
         _pure(abstract),
         specs,
     )
-    weights = Weights(described=found.name, read_boxes=found.read_boxes)
-    return initial_params(weights, wanted, Agreement("open a model"))
+    weights = Weights(
+        described=found.name,
+        read_boxes=found.read_boxes,
+        names=frozenset(by_path({"params": wanted})),
+    )
+    return initial_params(weights, wanted, wanted, Agreement("open a model"))
 
 
 def _pure(abstract: Any) -> Params:

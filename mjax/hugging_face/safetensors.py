@@ -61,21 +61,27 @@ class _Described:
 class Files:
     """The tensors of a folder; headers are read and checked at once, data when used."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], one_file: str = ONE_FILE
+    ) -> None:
         """Read the headers.
+
+        Args:
+          folder: with this file, or an index of several.
+          one_file: its name.
 
         Raises:
           ValueError: the folder holds no safetensors files.
           RuntimeError: a file is absent, shorter than its header says, or no such file.
         """
         self.folder = Path(folder)
-        if (self.folder / ONE_FILE).exists():
-            self._entries = _read_header(self.folder / ONE_FILE)
+        if (self.folder / one_file).exists():
+            self._entries = _read_header(self.folder / one_file)
         elif (self.folder / INDEX).exists():
             self._entries = _read_index(self.folder / INDEX)
         else:
             raise ValueError(
-                f"{self.folder} has neither {ONE_FILE} nor {INDEX}; weights in another "
+                f"{self.folder} has neither {one_file} nor {INDEX}; weights in another "
                 "form (pytorch_model.bin) are first to be saved as safetensors"
             )
 

@@ -26,6 +26,7 @@ from mjax.hugging_face import families
 from mjax.hugging_face.export import write
 from mjax.hugging_face.model_card import Card, write_card
 from mjax.model.counts import num_params
+from mjax.tune.merged import Merged
 
 _CARD = "README.md"
 _OURS = {
@@ -93,8 +94,9 @@ def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
             )
     eos_id = _eos_id(wanted, tokenizer, model.vocab_size)
     card = _card(out, place, source, config, family.name, wanted, tokenizer)
+    tensors = source if config.adapters is None else Merged(source, config.adapters)
     write(
-        source,
+        tensors,
         model,
         out,
         seq_len=config.data.seq_len,

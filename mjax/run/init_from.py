@@ -20,10 +20,13 @@ from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
 from mjax.config.train import from_json
 from mjax.hugging_face import families
-from mjax.hugging_face.params import open_params
+from mjax.hugging_face.params import open_params, read_config
 from mjax.hugging_face.source import TensorSource
+from mjax.layers.config import AdapterConfig
 from mjax.model.config import ModelConfig
 from mjax.processes.agreement import Agreement
+from mjax.tune.merged import Merged, is_adapter
+from mjax.tune.peft_files import PeftAdapters
 
 _NAMED_DIFFERENCES = 5
 
@@ -36,10 +39,18 @@ class Weights:
     """Where they come from, and in what that model differs, for people."""
     read_boxes: Callable[[str, list[Box]], list[np.ndarray]]
     """Name of a leaf ("params...") and boxes to their values."""
+    names: frozenset[str]
+    """Of the leaves that are read; the others stay as they are drawn."""
 
 
 def open_weights(
-    path: str, model: ModelConfig, abstract_params: PyTree, agreement: Agreement
+    path: str,
+    model: ModelConfig,
+    abstract_params: PyTree,
+    agreement: Agreement,
+    *,
+    adapters: AdapterConfig | None = None,
+    adapters_from: str | None = None,
 ) -> Weights:
     """Open what --init-from names, and check that this run can begin from it.
 
@@ -52,13 +63,21 @@ def open_weights(
       model: of this run.
       abstract_params: shapes of the parameters in canonical form.
       agreement: of all processes.
+      adapters: of this run. The other one may have adapters too: they are merged.
+      adapters_from: folder in PEFT's form with adapters to begin with.
     Raises:
       ValueError: there is no model, or it does not fit.
       RuntimeError: files are missing or damaged.
     """
     wanted = by_path({"params": abstract_params})
     chosen = agreement.decide(lambda: _choose(path))
-    return agreement.together(lambda: _open(chosen, model, wanted))
+    base = {name: leaf for name, leaf in wanted.items() if not is_adapter(name)}
+    weights = agreement.together(lambda: _open(chosen, model, base))
+    if adapters is None or adapters_from is None:
+        return weights
+    return agreement.together(
+        lambda: _with_adapters(weights, adapters_from, chosen, model, adapters)
+    )
 
 
 def _choose(path: str) -> str:
@@ -74,13 +93,14 @@ def _open(path: str, model: ModelConfig, wanted: Mapping[str, Any]) -> Weights:
         _check_fits(source, wanted, path)
         return Weights(
             described=f"parameters from {path}",
-            read_boxes=lambda name, boxes: [
-                source.read(name, slices(b)) for b in boxes
-            ],
+            read_boxes=_boxes_of(source),
+            names=frozenset(wanted),
         )
     saved = SavedStep(epath.Path(path))
-    _check_fits(saved, wanted, path)
-    theirs = from_json(saved.config()).model
+    config = from_json(saved.config())
+    merged = config.adapters and Merged(saved, config.adapters)
+    _check_fits(merged or saved, wanted, path)
+    theirs = config.model
     differing = [
         f"\n  there {families.flag(name, held)}, in this run "
         f"{families.flag(name, ours)}"
@@ -88,26 +108,65 @@ def _open(path: str, model: ModelConfig, wanted: Mapping[str, Any]) -> Weights:
     ]
     warning = "; warning: it was trained otherwise:" if differing else ""
     return Weights(
-        described=f"parameters from {saved.path}{warning}{''.join(differing)}",
-        read_boxes=saved.read_boxes,
+        described=f"parameters from {saved.path}"
+        f"{', adapters merged' if merged else ''}{warning}{''.join(differing)}",
+        read_boxes=_boxes_of(merged) if merged else saved.read_boxes,
+        names=frozenset(wanted),
     )
 
 
+def _with_adapters(
+    base: Weights,
+    folder: str,
+    base_path: str,
+    model: ModelConfig,
+    adapters: AdapterConfig,
+) -> Weights:
+    """Add adapters in PEFT's form, which name modules of the base's family.
+
+    Raises:
+      ValueError: they are of another form.
+    """
+    if places.is_hugging_face(base_path):
+        family, _ = read_config(base_path)
+    else:
+        family, _ = families.hf_config(model, seq_len=1)
+    source = PeftAdapters(folder, model, adapters, family)
+    read_adapters = _boxes_of(source)
+
+    def read_boxes(name: str, boxes: list[Box]) -> list[np.ndarray]:
+        return (read_adapters if is_adapter(name) else base.read_boxes)(name, boxes)
+
+    return Weights(
+        described=f"{base.described}; adapters from {folder}",
+        read_boxes=read_boxes,
+        names=base.names | frozenset(source.names()),
+    )
+
+
+def _boxes_of(
+    source: TensorSource,
+) -> Callable[[str, list[Box]], list[np.ndarray]]:
+    return lambda name, boxes: [source.read(name, slices(box)) for box in boxes]
+
+
 def initial_params(
-    weights: Weights, abstract_params: PyTree, agreement: Agreement
+    weights: Weights, abstract_params: PyTree, drawn: PyTree, agreement: Agreement
 ) -> PyTree:
     """Put the parameters on the mesh; every process calls it.
 
     Args:
       weights: that fit.
       abstract_params: in canonical form, with NamedShardings.
+      drawn: parameters of a new state in that form; those that `weights` lacks stay.
       agreement: of all processes.
     Returns:
       the same tree of arrays, in the dtypes that it asks for.
     Raises:
       RuntimeError: files are damaged, or do not answer.
     """
-    wanted = by_path({"params": abstract_params})
+    every = by_path({"params": abstract_params})
+    wanted = {name: leaf for name, leaf in every.items() if name in weights.names}
 
     def read_boxes(name: str, boxes: list[Box]) -> list[np.ndarray]:
         dtype = wanted[name].dtype
@@ -116,7 +175,8 @@ def initial_params(
     host = agreement.together(lambda: placing.read(read_boxes, wanted))
     placed = placing.place(host, wanted)
     structure = jax.tree.structure(abstract_params)
-    return jax.tree.unflatten(structure, [placed[name] for name in wanted])
+    placed = by_path({"params": drawn}) | placed
+    return jax.tree.unflatten(structure, [placed[name] for name in every])
 
 
 def _check_fits(source: TensorSource, wanted: Mapping[str, Any], path: str) -> None:

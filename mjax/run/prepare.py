@@ -287,7 +287,11 @@ def init_from(
     if config.init_from is None:
         return None
     params = program.abstract_saved.params
-    return open_weights(config.init_from, config.model, params, agreement)
+    return open_weights(
+        *(config.init_from, config.model, params, agreement),
+        adapters=config.adapters,
+        adapters_from=config.lora.init_from,
+    )
 
 
 def _check_memory(built: Built, mesh: Mesh) -> None:

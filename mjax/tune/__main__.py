@@ -1,0 +1,83 @@
+"""Write the adapters of a tuned run for PEFT: `python -m mjax.tune export RUN OUT`.
+
+The merged model is written by `python -m mjax.ckpt export`. Exit codes: 0; 2 bad input.
+"""
+
+import dataclasses
+import sys
+from typing import Annotated
+
+import tyro
+
+from mjax import flags
+from mjax.ckpt import places
+
+Path = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write the adapters of a step as a folder that PEFT loads."""
+
+    path: Path
+    """Work dir, folder of checkpoints, or one checkpoint."""
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Folder that is made; it may exist if it is empty."""
+    step: int | None = None
+    """Step to write; None: the newest."""
+    family: str | None = None
+    """Architecture of the base; None: the first that can express the model."""
+    base: str | None = None
+    """Name or folder of the base in adapter_config.json; None: --init-from."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        if words[:1] == ["export"]:
+            words = words[1:]
+        elif words[:1] not in (["-h"], ["--help"]):
+            found = words[0] if words else "nothing"
+            raise ValueError(f"there is one command, export, got {found}")
+        return _export(flags.read(Export, words, prog="python -m mjax.tune export"))
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _export(command: Export) -> int:
+    from mjax.ckpt.saved_step import SavedStep  # imports jax, which -h can do without
+    from mjax.config.train import from_json
+    from mjax.hugging_face import families
+    from mjax.tune import peft_files
+
+    folder = places.choose(places.find(command.path), command.step)
+    saved = SavedStep(folder)
+    config = from_json(saved.config())
+    if config.adapters is None:
+        raise ValueError(
+            f"{folder} has no adapters: its run trained all parameters; python -m "
+            "mjax.ckpt export writes the whole model"
+        )
+    family, _ = families.hf_config(
+        config.model, seq_len=config.data.seq_len, family=command.family
+    )
+    peft_files.write(
+        saved,
+        config.model,
+        config.adapters,
+        family,
+        command.out,
+        alpha=config.lora.alpha,
+        base=command.base or config.init_from,
+    )
+    print(
+        f"{folder} -> {command.out}: adapters of {len(config.adapters.targets)} "
+        f"weights a layer, rank {config.adapters.rank}, for {family.name}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The weights that a base and its adapters make together.
+
+Enters: a source of tensors with adapters, as a checkpoint of a tuned run holds them.
+Leaves: a source without, in which each weight is W + scale A B: the tensors of a plain
+model. Sums are made in float32, box by box; nothing is read before it is asked for.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from mjax.hugging_face.source import Index, TensorSource
+from mjax.layers.adapters import ADAPTERS
+from mjax.layers.config import AdapterConfig
+
+_BLOCKS = "params.blocks."
+
+
+def adapter_names(target: str) -> tuple[str, str]:
+    """Return the names of A and B of a weight, as "attention.wq"."""
+    part, _, name = target.rpartition(".")
+    prefix = f"{_BLOCKS}{part}.{ADAPTERS}.{name}"
+    return f"{prefix}.a", f"{prefix}.b"
+
+
+def is_adapter(name: str) -> bool:
+    """Say whether a tensor is of an adapter."""
+    return ADAPTERS in name.split(".")
+
+
+class Merged:
+    """A `hugging_face.source.TensorSource` of the parameters, adapters added."""
+
+    def __init__(self, source: TensorSource, adapters: AdapterConfig) -> None:
+        """Read nothing.
+
+        Args:
+          source: has the parameters ("params...."), with those of the adapters.
+          adapters: of the run that wrote it.
+        """
+        self._source = source
+        self._scale = adapters.scale
+        self._targets = {f"{_BLOCKS}{target}": target for target in adapters.targets}
+
+    def names(self) -> Iterator[str]:
+        """Return the names of all tensors but those of adapters and their moments."""
+        return (name for name in self._source.names() if not is_adapter(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        return self._source.shape(name)
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return float32 of a weight with an adapter, else what the source has."""
+        if name in self._targets:
+            return np.dtype(np.float32)
+        return self._source.dtype(name)
+
+    def read(self, name: str, index: Index = ...) -> np.ndarray:
+        """Return one box of a tensor."""
+        box = self._source.read(name, index)
+        if name not in self._targets:
+            return box
+        a_name, b_name = adapter_names(self._targets[name])
+        shape = self.shape(name)
+        slices = (slice(None),) * len(shape) if index is ... else index
+        num_inputs = len(self._source.shape(a_name)) - 2  # without layers and rank
+        every = slice(None)
+        a = self._source.read(a_name, (*slices[: 1 + num_inputs], every))
+        b = self._source.read(b_name, (slices[0], every, *slices[1 + num_inputs :]))
+        rank, num_layers = a.shape[-1], a.shape[0]
+        num_rows, num_columns = math.prod(a.shape[1:-1]), math.prod(b.shape[2:])
+        left = a.astype(np.float32).reshape(num_layers, num_rows, rank)
+        right = b.astype(np.float32).reshape(num_layers, rank, num_columns)
+        added = self._scale * (left @ right)
+        return box.astype(np.float32) + added.reshape(box.shape).astype(np.float32)

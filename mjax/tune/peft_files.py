@@ -1,0 +1,243 @@
+"""Adapters as a folder that PEFT loads, written and read.
+
+Enters: the tensors of a tuned run, or a folder with adapter_config.json and
+adapter_model.safetensors. Leaves: the other one. There is a pair of matrices for each
+layer and weight, A [r, inputs] and B [outputs, r], named by the module of the
+model that it belongs to.
+
+Source: PEFT 0.19, `utils/save_and_load.py` (names) and `tuners/lora/config.py`.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mjax import checked_json
+from mjax.hugging_face.families import Family
+from mjax.hugging_face.new_folder import new_folder
+from mjax.hugging_face.safetensors import ONE_FILE, Files, Writer
+from mjax.hugging_face.source import Index, TensorSource
+from mjax.hugging_face.tensors import Tensor, our_shapes
+from mjax.layers.config import AdapterConfig
+from mjax.model.config import ModelConfig
+from mjax.tune.merged import adapter_names
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_NAMED = 5
+
+
+def module_of(family: Family, target: str) -> str:
+    """Return the module of a family that a weight is, with {} for the layer.
+
+    Raises:
+      ValueError: the family has no module of its own for it.
+    """
+    tensor = family.tensors.get(f"blocks.{target}")
+    suffix = ".weight"
+    names = [other.name for other in family.tensors.values()]
+    is_plain = type(tensor) is Tensor and tensor.name.endswith(suffix)
+    if tensor is None or not is_plain or names.count(tensor.name) > 1:
+        raise ValueError(
+            f"{family.name} has no linear layer of its own for {target}, so PEFT "
+            "cannot hold its adapter; export the merged model with python -m "
+            "mjax.ckpt export"
+        )
+    return tensor.name.removesuffix(suffix)
+
+
+def write(
+    source: TensorSource,
+    model: ModelConfig,
+    adapters: AdapterConfig,
+    family: Family,
+    out_dir: str | os.PathLike[str],
+    *,
+    alpha: float,
+    base: str | None,
+) -> None:
+    """Write the adapters of a run as a folder that PEFT loads; all of it, or nothing.
+
+    Args:
+      source: has the tensors of the adapters.
+      model: the architecture.
+      adapters: of the run.
+      family: in which the base is.
+      out_dir: absent, or an empty folder.
+      alpha: the scale is alpha / rank.
+      base: folder or name of the base, for people and for PEFT.
+    Raises:
+      ValueError: the family has no layer for a weight, or out_dir is not empty.
+      RuntimeError: the disk failed.
+    """
+    modules = {target: module_of(family, target) for target in adapters.targets}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": adapters.rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "target_modules": [m.rpartition(".")[2] for m in modules.values()],
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "inference_mode": True,
+    }
+    matrices = {
+        name: matrix
+        for target, module in modules.items()
+        for name, matrix in _matrices(source, target, module)
+    }
+    with new_folder(out_dir) as folder:
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        shapes = {name: matrix.shape for name, matrix in matrices.items()}
+        with Writer(folder, shapes, np.dtype(np.float32), file_bytes=2**62) as writer:
+            for name, matrix in matrices.items():
+                writer.write(name, matrix)
+        (folder / ONE_FILE).rename(folder / WEIGHTS)
+
+
+def _matrices(
+    source: TensorSource, target: str, module: str
+) -> list[tuple[str, np.ndarray]]:
+    """Return the matrices of one weight, of every layer."""
+    a_name, b_name = adapter_names(target)
+    a, b = source.read(a_name), source.read(b_name)
+    num_layers, rank = a.shape[0], a.shape[-1]
+    a, b = a.reshape(num_layers, -1, rank), b.reshape(num_layers, rank, -1)
+    return [
+        (f"{_PREFIX}{module.format(layer)}.lora_{letter}.weight", matrix[layer].T)
+        for letter, matrix in (("A", a), ("B", b))
+        for layer in range(num_layers)
+    ]
+
+
+class PeftAdapters:
+    """The adapters of a folder in PEFT's form: a `source.TensorSource`."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        model: ModelConfig,
+        adapters: AdapterConfig,
+        family: Family,
+    ) -> None:
+        """Check that the folder holds adapters of this form, no more and no less.
+
+        Args:
+          folder: with adapter_config.json.
+          model: of the run.
+          adapters: likewise.
+          family: of the base, whose modules the files name.
+        Raises:
+          ValueError: rank, scale or layers are others, or an option is not known here.
+          RuntimeError: a file is absent or damaged.
+        """
+        self._files = Files(folder, WEIGHTS)
+        self._rank = adapters.rank
+        _check_config(Path(folder), adapters)
+        shapes = our_shapes(model)
+        self._modules: dict[str, tuple[str, str]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        wanted = set()
+        for target in adapters.targets:
+            module = module_of(family, target)
+            shape = shapes[f"blocks.{target}"]
+            inputs = family.tensors[f"blocks.{target}"].inputs
+            a_name, b_name = adapter_names(target)
+            self._shapes[a_name] = (*shape[: 1 + inputs], adapters.rank)
+            self._shapes[b_name] = (shape[0], adapters.rank, *shape[1 + inputs :])
+            for name, letter in ((a_name, "A"), (b_name, "B")):
+                self._modules[name] = module, letter
+                wanted |= {self._key(name, layer) for layer in range(shape[0])}
+        held = set(self._files.names())
+        if held != wanted:
+            missing, more = sorted(wanted - held), sorted(held - wanted)
+            lines = [f"  {n}: absent there" for n in missing[:_NAMED]]
+            lines += [f"  {n}: unknown to this run" for n in more[:_NAMED]]
+            raise ValueError(
+                f"--lora.init-from {folder} holds the adapters of other layers:\n"
+                + "\n".join(lines)
+                + "\nGive --lora.targets as its adapter_config.json has target_modules"
+            )
+
+    def _key(self, name: str, layer: int) -> str:
+        module, letter = self._modules[name]
+        return f"{_PREFIX}{module.format(layer)}.lora_{letter}.weight"
+
+    def names(self) -> list[str]:
+        """Return the names of all matrices, as a checkpoint has them."""
+        return list(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one, stacked over the layers."""
+        return self._shapes[name]
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return float32."""
+        return np.dtype(np.float32)
+
+    def read(self, name: str, index: Index = ...) -> np.ndarray:
+        """Return one box of a stacked matrix.
+
+        Raises:
+          ValueError: a matrix of the file has another shape.
+        """
+        shape = self._shapes[name]
+        layers = []
+        for layer in range(shape[0]):
+            theirs = self._files.view(self._key(name, layer))
+            if theirs.size != np.prod(shape[1:]) or theirs.ndim != 2:
+                raise ValueError(
+                    f"{self._files.folder}: {self._key(name, layer)} is "
+                    f"{list(theirs.shape)}, which does not fit {list(shape[1:])}"
+                )
+            layers.append(theirs.T.astype(np.float32).reshape(shape[1:]))
+        return np.stack(layers)[index]
+
+
+def _check_config(folder: Path, adapters: AdapterConfig) -> None:
+    """Refuse adapters that compute something else than ours.
+
+    Raises:
+      ValueError: they do.
+      RuntimeError: the file is absent or damaged.
+    """
+    path = folder / CONFIG
+    try:
+        config = checked_json.read(path.read_bytes(), dict[str, Any])
+    except (OSError, ValueError) as error:
+        raise RuntimeError(f"{path} cannot be read: {error}") from error
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if rank != adapters.rank:
+        raise ValueError(
+            f"{path} has rank {rank}, this run --lora.rank {adapters.rank}; give "
+            f"--lora.rank {rank}"
+        )
+    if not isinstance(alpha, int | float) or alpha / rank != adapters.scale:
+        raise ValueError(
+            f"{path} has lora_alpha {alpha}, this run --lora.alpha "
+            f"{adapters.scale * adapters.rank:g}; give --lora.alpha {alpha}"
+        )
+    plain = {
+        "use_rslora": False,
+        "use_dora": False,
+        "fan_in_fan_out": False,
+        "bias": "none",
+        "modules_to_save": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "layers_to_transform": None,
+    }
+    for key, only in plain.items():
+        if config.get(key) not in (only, None):
+            raise ValueError(
+                f"{path}: {key}={config[key]!r} is not known here, only {only!r}"
+            )
