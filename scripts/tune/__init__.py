@@ -1,0 +1,1 @@
+"""Evidence for fine-tuning."""
