@@ -22,7 +22,6 @@ from jaxtyping import Array, Float
 
 from mjax.layers import linear
 from mjax.layers.config import AdapterConfig
-from mjax.layers.linear import InWeight, OutWeight
 
 ADAPTERS = "adapters"
 """Part of the path of every parameter of an adapter, and of no other."""
@@ -31,13 +30,14 @@ ADAPTERS = "adapters"
 class Adapted(NamedTuple):
     """A frozen weight of this device and the adapter beside it."""
 
-    weight: InWeight | OutWeight
+    weight: Float[Array, "..."]
     a: Float[Array, "... r"]
     b: Float[Array, "r ..."]
     scale: float
 
 
-Weight = InWeight | OutWeight | Adapted
+Weight = Float[Array, "..."] | Adapted
+"""Of this device: `linear.InWeight` or `linear.OutWeight`, or one with its adapter."""
 
 
 class Adapter(nnx.Module):
