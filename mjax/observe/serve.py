@@ -7,22 +7,18 @@ with the token that it asks for. The run is only read. Exit codes: 0 done, 2 bad
 """
 
 import dataclasses
-import re
 import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjax import flags
+from mjax import flags, listening
 from mjax.observe import output, spans
 
 if TYPE_CHECKING:
     from mjax.observe.page.answers import Page
     from mjax.observe.page.server import PageServer
-
-_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
-"""Characters that mean nothing in addresses, cookies and headers (RFC 3986, 2.3)."""
 
 _BEGUN = ("config.json", "starts", "launch", "events.jsonl")
 """What a run has left in its work dir before its first spans."""
@@ -149,19 +145,11 @@ def read_token(path: Path | None) -> str:
     """
     if path is None:
         return secrets.token_hex(16)
-    try:
-        mode = path.stat().st_mode & 0o777
-        token = path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError as error:
-        raise ValueError(
-            f"--token-file {path} cannot be read: {error.strerror}; write a word of "
-            "at least 16 letters and digits into it"
-        ) from error
-    if mode & 0o077:
-        raise ValueError(
-            f"--token-file {path} has mode {mode:04o}, others may read it; chmod 600"
-        )
-    if not _TOKEN.fullmatch(token):
+    text = listening.read_private(
+        path, "write a word of at least 16 letters and digits into it"
+    )
+    token = text.strip()
+    if not listening.TOKEN.fullmatch(token):
         raise ValueError(
             f"--token-file {path} must have one word of 16 to 256 letters, digits, "
             "hyphens, dots, tildes or underscores; write one, as openssl rand -hex 16 "

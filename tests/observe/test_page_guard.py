@@ -9,7 +9,6 @@ from mjax.observe.page.guard import (
     Guard,
     Request,
     cookie_name,
-    is_known_host,
     judge,
     names_of,
 )
@@ -99,19 +98,6 @@ def test_other_methods_than_get_are_refused(method):
 )
 def test_a_name_that_points_here_from_elsewhere_is_refused(host):
     assert status(host=host, bearer=TOKEN) == 421
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["localhost", "LOCALHOST:80", "127.0.0.1:7450", "[::1]:9", "10.1.2.3", "head:1"],
-)
-def test_names_and_addresses_of_this_machine_are_known(host):
-    assert is_known_host(host, NAMES)
-
-
-@pytest.mark.parametrize("host", ["[::1", "[", "127.0.0.1:x", "a b", "[zz]:80"])
-def test_what_is_no_host_is_not_known(host):
-    assert not is_known_host(host, NAMES) or host == "127.0.0.1:x"
 
 
 def test_the_name_that_is_listened_to_is_known():

@@ -10,14 +10,14 @@ ours. An IP address cannot be pointed elsewhere.
 
 import dataclasses
 import hashlib
-import hmac
-import ipaddress
 import socket
 import urllib.parse
 from collections.abc import Mapping
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mjax.listening import is_equal, is_known_host
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -72,27 +72,6 @@ def names_of(listen_host: str) -> frozenset[str]:
     return frozenset(name.lower().rstrip(".") for name in own if name)
 
 
-def is_known_host(host: str, names: frozenset[str]) -> bool:
-    """Say whether a header Host names this machine; the port may be any."""
-    name = urllib.parse.urlsplit(f"//{host}").hostname if _is_plain(host) else None
-    if not name:
-        return False
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name.rstrip(".") in names
-    return True
-
-
-def _is_plain(host: str) -> bool:
-    """Say whether a text can be a host with a port."""
-    try:
-        urllib.parse.urlsplit(f"//{host}")
-    except ValueError:
-        return False
-    return not set(host) & set("/?#@\\ \t")
-
-
 def judge(asked: Request, token: str, names: frozenset[str]) -> Refusal | None:
     """Return why a request is refused; None if it is not."""
     if not is_known_host(asked.host, names):
@@ -108,18 +87,14 @@ def judge(asked: Request, token: str, names: frozenset[str]) -> Refusal | None:
             headers=(("allow", "GET"),),
         )
     if asked.path == "/" and asked.token is not None:
-        if not _is_equal(asked.token, token):
+        if not is_equal(asked.token, token):
             return _not_allowed()
         cookie = f"{cookie_name(token)}={token}; Path=/; HttpOnly; SameSite=Strict"
         return Refusal(
             status=303, text="", headers=(("location", "/"), ("set-cookie", cookie))
         )
     given = asked.bearer or asked.cookies.get(cookie_name(token)) or ""
-    return None if _is_equal(given, token) else _not_allowed()
-
-
-def _is_equal(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+    return None if is_equal(given, token) else _not_allowed()
 
 
 def _not_allowed() -> Refusal:

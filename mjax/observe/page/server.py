@@ -4,22 +4,19 @@ Enters: a `Page`, an address, a token. Leaves: a server that answers until `clos
 while viewers hold event streams open.
 """
 
-import errno
-import ipaddress
 import re
-import socket
 import threading
 import time
 
 import uvicorn
 
+from mjax import listening
 from mjax.observe.page.answers import Page
 from mjax.observe.page.app import make_app
 from mjax.observe.page.guard import names_of
 
 _GRACE_S = 2
 """Seconds that answers under way may still take when the server stops. Chosen."""
-_BACKLOG = 128
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 
 
@@ -37,14 +34,6 @@ def address_of(listen: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 class PageServer:
     """Serves a page until it is closed."""
 
@@ -60,12 +49,18 @@ class PageServer:
         """
         host, port = address_of(listen)
         self._page = page
-        self._socket = _bound(host, port, listen)
+        self._socket = listening.bind(
+            host,
+            port,
+            named=f"--listen {listen}",
+            instead=lambda other: f"--listen {host}:{other}",
+            default="--listen 127.0.0.1:7450",
+        )
         port = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         self.address = f"{self.url}?token={token}"
         self.problems: tuple[str, ...] = ()
-        if not is_loopback(host):
+        if not listening.is_loopback(host):
             self.problems = (
                 f"--listen {listen} can be reached from other machines, and nothing is "
                 "encrypted: whoever sees the traffic sees the token; --listen "
@@ -99,39 +94,3 @@ class PageServer:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
-
-
-def _bound(host: str, port: int, listen: str) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-      ValueError: the address is in use, or is none of this machine.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise ValueError(
-            f"--listen {listen}: the host is not known ({error.strerror}); write "
-            "--listen 127.0.0.1:7450"
-        ) from error
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # A server that has just ended leaves connections that hold the port for a
-        # minute; two servers cannot listen on it for all that.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(_BACKLOG)
-    except OSError as error:
-        made.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ValueError(
-                f"--listen {listen}: the port is in use; end the program that has it, "
-                f"or write --listen {host}:{port + 1 if port < 65535 else 0}"
-            ) from error
-        raise ValueError(
-            f"--listen {listen} cannot be used: {error.strerror}; write --listen "
-            "127.0.0.1:7450"
-        ) from error
-    return made

@@ -1,0 +1,117 @@
+"""Sockets that servers listen on, and checks of who asks.
+
+Enters: a host, a port, headers of requests, the path of a file with tokens. Leaves: a
+bound socket, answers, tokens. The live page of a run and the model server use these.
+"""
+
+import errno
+import hmac
+import ipaddress
+import re
+import socket
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+
+_BACKLOG = 128
+TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
+"""Characters that mean nothing in addresses, cookies and headers (RFC 3986, 2.3)."""
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bind(
+    host: str, port: int, *, named: str, instead: Callable[[int], str], default: str
+) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+      host: name or address of this machine.
+      port: 0 takes a free one.
+      named: the flag with its value, for messages.
+      instead: the same flag with another port.
+      default: flags that work everywhere.
+    Raises:
+      ValueError: the address is in use, or does not belong to this machine.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ValueError(
+            f"{named}: the host is not known ({error.strerror}); write {default}"
+        ) from error
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A server that has just ended leaves connections that hold the port for a
+        # minute; two servers cannot listen on it for all that.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(_BACKLOG)
+    except OSError as error:
+        made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(
+                f"{named}: the port is in use; end the program that has it, "
+                f"or write {instead(port + 1 if port < 65535 else 0)}"
+            ) from error
+        raise ValueError(
+            f"{named} cannot be used: {error.strerror}; write {default}"
+        ) from error
+    return made
+
+
+def is_known_host(host: str, names: frozenset[str]) -> bool:
+    """Say whether a header Host names this machine; the port may be any."""
+    name = urllib.parse.urlsplit(f"//{host}").hostname if _is_plain(host) else None
+    if not name:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.rstrip(".") in names
+    return True
+
+
+def _is_plain(host: str) -> bool:
+    """Say whether a text can be a host with a port."""
+    try:
+        urllib.parse.urlsplit(f"//{host}")
+    except ValueError:
+        return False
+    return not set(host) & set("/?#@\\ \t")
+
+
+def is_equal(given: str, token: str) -> bool:
+    """Compare two tokens in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+def read_private(path: Path, remedy: str) -> str:
+    """Return the text of a --token-file, which only its owner may read.
+
+    Args:
+      path: of the file.
+      remedy: what to write into it, for messages.
+    Raises:
+      ValueError: the file cannot be read, or others may read it.
+    """
+    try:
+        mode = path.stat().st_mode & 0o777
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ValueError(
+            f"--token-file {path} cannot be read: {error.strerror}; {remedy}"
+        ) from error
+    if mode & 0o077:
+        raise ValueError(
+            f"--token-file {path} has mode {mode:04o}, others may read it; chmod 600"
+        )
+    return text
