@@ -1,0 +1,313 @@
+"""Requests of many clients on one engine: a thread that owns it, and tickets.
+
+Enters: engine requests from coroutines. Leaves: their events, in order, to the
+coroutine that sent them. Only the engine's thread calls `submit`, `cancel` and `step`.
+Everything else here runs in the event loop: tickets, capacity and refusals need no
+locks.
+
+An accepted request ends in one of four ways: with its last event, with an error, closed
+by its client, or closed at its time limit. If the engine fails, every ticket gets an
+error, and the callback `on_failure` tells the process.
+"""
+
+import asyncio
+import math
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from mjax.generate.requests import Event, Request
+from mjax.generate.server.errors import ApiError, malformed, stopping
+
+_MEAN_WEIGHT = 0.1
+"""Of the newest answer in the running mean of durations. Chosen: about ten answers."""
+_MOST_RETRY_S = 60
+_JOIN_S = 5.0
+"""Seconds that a step under way may take when the thread ends. Chosen."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What generates tokens; `mjax.generate.engine.Engine` is one."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Requests in slots."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError for what cannot be done; thread-safe."""
+        ...
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; return its id."""
+        ...
+
+    def cancel(self, request_id: int) -> None:
+        """End a request and free its slot."""
+        ...
+
+    def step(self) -> list[Event]:
+        """Generate one token of each running request."""
+        ...
+
+
+type Indexed = tuple[int, Event]
+"""An event, with the index of its request in the ticket."""
+
+
+class Ticket:
+    """Accepted requests of one client. Lives in the event loop."""
+
+    def __init__(self, requests: tuple[Request, ...]) -> None:
+        """Take the requests; `Scheduler.open` makes tickets."""
+        self.requests = requests
+        self.opened_s = time.monotonic()
+        self._unread: list[Indexed] = []
+        self._wake = asyncio.Event()
+        self._num_unfinished = len(requests)
+        self._error: ApiError | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last event of each request has arrived."""
+        return self._num_unfinished == 0
+
+    async def read(self) -> list[Indexed]:
+        """Wait for events; return all that have arrived, none after the last one.
+
+        Raises:
+          ApiError: the requests have failed.
+        """
+        while not self._unread and not self.is_finished and self._error is None:
+            self._wake.clear()
+            await self._wake.wait()
+        if self._error is not None:
+            raise self._error
+        events, self._unread = self._unread, []
+        return events
+
+    def deliver(self, events: list[Indexed]) -> None:
+        """Add events that the engine has generated."""
+        self._unread += events
+        self._num_unfinished -= sum(event.finished is not None for _, event in events)
+        self._wake.set()
+
+    def fail(self, error: ApiError) -> None:
+        """End an unfinished ticket with an error."""
+        if not self.is_finished and self._error is None:
+            self._error = error
+            self._wake.set()
+
+
+class Scheduler:
+    """Hands requests to the engine, and events to tickets."""
+
+    def __init__(
+        self, engine: Engine, *, capacity: int, on_failure: Callable[[], None]
+    ) -> None:
+        """Start the engine's thread.
+
+        Args:
+          engine: used by nobody else from now on.
+          capacity: requests that may be open at a time.
+          on_failure: called once, in the engine's thread, after tickets were told.
+        """
+        self._engine, self._capacity, self._on_failure = engine, capacity, on_failure
+        self._commands: queue.SimpleQueue[tuple[str, Ticket | None]] = (
+            queue.SimpleQueue()
+        )
+        self._by_id: dict[int, tuple[Ticket, int]] = {}  # of the engine's thread
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open: set[Ticket] = set()
+        self._empty = asyncio.Event()
+        self._refusal: Callable[[], ApiError] | None = None
+        self._mean_s = 1.0
+        self.num_open = self.num_running = self.num_waiting = 0
+        self.failure: str | None = None
+        """Why the engine has failed; None: it works."""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- in the event loop
+
+    def open(self, requests: Sequence[Request]) -> Ticket:
+        """Accept requests, all or none.
+
+        The caller closes the ticket, whatever becomes of it.
+
+        Raises:
+          ApiError: 400, the engine refuses one; 429, too many are open; 500 or 503, the
+            engine has failed or the server stops.
+        """
+        self._loop = asyncio.get_running_loop()
+        self.check_open()
+        for request in requests:
+            try:
+                self._engine.check(request)
+            except ValueError as error:
+                raise malformed(str(error)) from None
+        if self.num_open + len(requests) > self._capacity:
+            raise ApiError(
+                429,
+                f"{self.num_open} of {self._capacity} answers are under way or wait "
+                f"(--slots plus --queue of this server), and this request needs "
+                f"{len(requests)}; try again",
+                code="queue_full",
+                retry_after_s=self._retry_after_s(),
+            )
+        ticket = Ticket(tuple(requests))
+        self._open.add(ticket)
+        self.num_open += len(requests)
+        self._commands.put(("submit", ticket))
+        return ticket
+
+    def check_open(self) -> None:
+        """Refuse a request at once if none are accepted any more.
+
+        Raises:
+          ApiError: 500 or 503.
+        """
+        if self._refusal is not None:
+            raise self._refusal()
+
+    @property
+    def state(self) -> str:
+        """Say whether requests are accepted: ok, stopping or failed."""
+        if self.failure is not None:
+            return "failed"
+        return "ok" if self._refusal is None else "stopping"
+
+    def close(self, ticket: Ticket) -> None:
+        """Give the room of a ticket back; cancel what is not finished."""
+        if ticket not in self._open:
+            return
+        self._open.remove(ticket)
+        self.num_open -= len(ticket.requests)
+        if ticket.is_finished:
+            took_s = time.monotonic() - ticket.opened_s
+            self._mean_s += _MEAN_WEIGHT * (took_s - self._mean_s)
+        else:
+            self._commands.put(("cancel", ticket))
+        if not self._open:
+            self._empty.set()
+
+    async def drain(self, grace_s: float) -> int:
+        """Refuse new requests, and wait for those that are open.
+
+        Args:
+          grace_s: what is not finished by then gets an error.
+        Returns:
+          how many tickets got an error.
+        """
+        self._refusal = self._refusal or stopping
+        try:
+            async with asyncio.timeout(grace_s):
+                while self._open:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            return self.cut()
+        return 0
+
+    def cut(self) -> int:
+        """End all open tickets with an error; return how many."""
+        cut = [ticket for ticket in self._open if not ticket.is_finished]
+        for ticket in cut:
+            ticket.fail(
+                ApiError(
+                    503,
+                    "the server has stopped before the answer was complete; send the "
+                    "request to another server, or later",
+                    code="stopped",
+                    retry_after_s=10,
+                )
+            )
+        return len(cut)
+
+    def _retry_after_s(self) -> int:
+        """Guess when there is room: at the mean duration of an answer."""
+        return min(max(1, math.ceil(self._mean_s)), _MOST_RETRY_S)
+
+    def _deliver(
+        self, batches: dict[Ticket, list[Indexed]], running: int, waiting: int
+    ) -> None:
+        self.num_running, self.num_waiting = running, waiting
+        for ticket, events in batches.items():
+            if ticket in self._open:
+                ticket.deliver(events)
+
+    def _fail_all(self, failure: str) -> None:
+        def failed() -> ApiError:
+            return ApiError(500, failure, code="engine_failed")
+
+        self._refusal = failed
+        for ticket in self._open:
+            ticket.fail(failed())
+
+    # ----------------------------------------------------------- in the engine's thread
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                self._hand_out(self._engine.step())
+        except BaseException as error:  # whatever it is, no ticket may wait for ever
+            traceback.print_exception(error)
+            self.failure = f"the engine has failed: {type(error).__name__}: {error}"
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._fail_all, self.failure)
+            self._on_failure()
+
+    def _take_commands(self) -> bool:
+        """Carry out what has been asked; wait if there is nothing else to do."""
+        while True:
+            is_idle = self._engine.is_idle
+            if is_idle and self._by_id:
+                raise RuntimeError(f"{len(self._by_id)} requests never ended")
+            try:
+                kind, ticket = self._commands.get(block=is_idle)
+            except queue.Empty:
+                return True
+            if ticket is None:
+                return False
+            if kind == "submit":
+                for index, request in enumerate(ticket.requests):
+                    self._by_id[self._engine.submit(request)] = ticket, index
+            else:
+                for request_id in [
+                    i for i, (owner, _) in self._by_id.items() if owner is ticket
+                ]:
+                    self._engine.cancel(request_id)
+                    del self._by_id[request_id]
+
+    def _hand_out(self, events: list[Event]) -> None:
+        """Send events to the event loop, in one call for all tickets."""
+        batches: dict[Ticket, list[Indexed]] = {}
+        for event in events:
+            if event.request_id not in self._by_id:
+                continue  # the end of a request that was cancelled
+            ticket, index = self._by_id[event.request_id]
+            batches.setdefault(ticket, []).append((index, event))
+            if event.finished is not None:
+                del self._by_id[event.request_id]
+        assert self._loop is not None  # a request has been opened
+        running, waiting = self._engine.num_running, self._engine.num_waiting
+        self._loop.call_soon_threadsafe(self._deliver, batches, running, waiting)
+
+    def stop(self) -> None:
+        """End the engine's thread; open tickets get nothing more."""
+        self._commands.put(("stop", None))
+        self._thread.join(_JOIN_S)

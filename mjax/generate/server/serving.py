@@ -1,0 +1,249 @@
+"""The process of the server: a socket, threads, signals, an exit code.
+
+Enters: a bound socket, what is served, an engine. Leaves: answers until a signal; then
+an exit code: 0 after a signal, 1 if the engine or the HTTP side has failed.
+
+The main thread waits for signals. A second thread runs the event loop with all
+connections, a third one the engine (`scheduler`).
+"""
+
+import asyncio
+import contextlib
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from mjax.generate.requests import Request, Sampling
+from mjax.generate.server.app import make_app
+from mjax.generate.server.metrics import Metrics
+from mjax.generate.server.prompts import Served
+from mjax.generate.server.scheduler import Engine, Scheduler
+
+_KEEP_ALIVE_S = 75
+"""An idle connection is kept for so long; nginx's default (keepalive_timeout)."""
+_SPARE_CONNECTIONS = 256
+"""Connections beyond those that can have answers under way. Chosen: idle clients, and
+those that are refused; each takes some 10 KB."""
+_LAST_ANSWERS_S = 2
+"""Seconds to send the last errors when the server ends. Chosen."""
+_PROBE_IDLE_S, _PROBE_EVERY_S, _PROBES = 60, 15, 4
+"""When the kernel asks whether the other end of a quiet connection is there. Chosen: a
+client whose machine is gone frees its slot after two minutes."""
+_POLL_S = 0.1
+
+
+def warm_up(engine: Engine, max_len: int) -> None:
+    """Compile every program before the first client waits for one.
+
+    Prompts of one token and of each power of two are continued by two tokens.
+
+    Args:
+      engine: nothing else uses it yet.
+      max_len: most tokens of prompt and answer.
+    """
+    lengths = {1, max(1, max_len - 2)}
+    lengths |= {
+        1 << bit for bit in range(max_len.bit_length()) if 1 << bit <= max_len - 2
+    }
+    for length in sorted(lengths):
+        sampling = Sampling(max_tokens=min(2, max_len - length))
+        engine.submit(Request(prompt=(0,) * length, sampling=sampling))
+        while not engine.is_idle:
+            engine.step()
+
+
+def set_timeouts(listening: socket.socket, limit_s: float) -> None:
+    """Let the kernel close connections whose other end takes nothing for too long.
+
+    Connections that are accepted inherit this. Without it, what was sent to a client
+    that does not read stays in memory after the request was given up. Source: tcp(7),
+    TCP_USER_TIMEOUT; only Linux has it.
+
+    Args:
+      listening: socket.
+      limit_s: seconds that sent data may wait.
+    """
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_USER_TIMEOUT": int(limit_s * 1000),
+        "TCP_KEEPIDLE": _PROBE_IDLE_S,
+        "TCP_KEEPINTVL": _PROBE_EVERY_S,
+        "TCP_KEEPCNT": _PROBES,
+    }
+    for name, value in options.items():
+        option = getattr(socket, name, None)
+        if option is not None:
+            listening.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class ModelServer:
+    """Answers requests until it is closed."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        served: Served,
+        engine: Engine,
+        *,
+        tokens: frozenset[str],
+        on_news: Callable[[], None],
+    ) -> None:
+        """Begin to answer.
+
+        Args:
+          listening: a socket that listens; closed with the server.
+          served: the model and its limits.
+          engine: used by nobody else from now on.
+          tokens: one of which a request must have; empty: none.
+          on_news: called from other threads when something has ended.
+        """
+        set_timeouts(listening, served.limits.request_s)
+        self._on_news = on_news
+        self.scheduler = Scheduler(engine, capacity=served.capacity, on_failure=on_news)
+        app = make_app(served, self.scheduler, tokens=tokens, counters=Metrics())
+        config = uvicorn.Config(
+            lambda: app,
+            factory=True,  # it is not asked whether it is one
+            access_log=False,
+            # What fails here is told by the application; uvicorn would only repeat it.
+            log_level="critical",
+            interface="asgi3",
+            lifespan="off",
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=served.capacity + _SPARE_CONNECTIONS,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_LAST_ANSWERS_S,
+        )
+        self._uvicorn = uvicorn.Server(config)
+        self._socket = listening
+        self._loop: asyncio.AbstractEventLoop | None = None
+        has_begun = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(has_begun,), name="http", daemon=True
+        )
+        self._thread.start()
+        has_begun.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether connections are answered."""
+        return self._thread.is_alive()
+
+    def _run(self, has_begun: threading.Event) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            has_begun.set()
+            await self._uvicorn.serve(sockets=[self._socket])
+
+        try:
+            asyncio.run(serve())
+        finally:
+            has_begun.set()
+            self._on_news()
+
+    def drain(self, grace_s: float, is_urgent: Callable[[], bool]) -> int:
+        """Refuse new requests and finish those that were accepted.
+
+        Args:
+          grace_s: what is not finished by then gets an error.
+          is_urgent: asked again and again; true ends the grace.
+        Returns:
+          how many requests got an error.
+        """
+        assert self._loop is not None
+        drained = asyncio.run_coroutine_threadsafe(
+            self.scheduler.drain(grace_s), self._loop
+        )
+        num_cut = 0
+        while not drained.done() and self.is_alive and self.scheduler.failure is None:
+            if is_urgent():
+                cutting = asyncio.run_coroutine_threadsafe(self._cut(), self._loop)
+                num_cut += cutting.result(_LAST_ANSWERS_S)
+        return num_cut + (drained.result() if drained.done() else 0)
+
+    async def _cut(self) -> int:
+        return self.scheduler.cut()
+
+    def close(self) -> None:
+        """Send what is left for a moment, and end."""
+        self._uvicorn.should_exit = True
+        self._thread.join()
+        self.scheduler.stop()
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def _signals(news: "queue.SimpleQueue[str]") -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C into news.
+
+    Putting into a SimpleQueue is safe in a signal handler; setting an Event is not.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [
+        signal.signal(number, lambda *_: news.put("signal")) for number in numbers
+    ]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def serve(
+    listening: socket.socket,
+    served: Served,
+    engine: Engine,
+    *,
+    tokens: frozenset[str],
+    say: Callable[[str], None],
+) -> int:
+    """Serve until a signal, and then until the accepted requests are answered.
+
+    Args:
+      listening: a socket that listens.
+      served: the model and its limits.
+      engine: used by nobody else from now on.
+      tokens: one of which a request must have; empty: none.
+      say: tells people.
+    Returns:
+      the exit code: 0 after a signal; 1 if the engine or the HTTP side has failed.
+    """
+    news: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with _signals(news):
+        server = ModelServer(
+            listening, served, engine, tokens=tokens, on_news=lambda: news.put("ended")
+        )
+        host, port = listening.getsockname()[:2]
+        say(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+        if news.get() == "signal":
+            grace_s = served.limits.grace_s
+            say(f"stopping: {server.scheduler.num_open} answers have {grace_s:g} s")
+            num_cut = server.drain(grace_s, lambda: _next(news) == "signal")
+            if num_cut:
+                say(f"{num_cut} requests were not finished and got an error")
+        is_alive = server.is_alive
+        server.close()
+    if server.scheduler.failure is not None:
+        print(f"error: {server.scheduler.failure}", file=sys.stderr)
+        return 1
+    if not is_alive:
+        print("error: the HTTP side of the server has failed", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _next(news: "queue.SimpleQueue[str]") -> str | None:
+    """Return what has happened within a moment."""
+    try:
+        return news.get(timeout=_POLL_S)
+    except queue.Empty:
+        return None
