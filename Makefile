@@ -125,7 +125,7 @@ lock:
 	.venv-lock/bin/python $(INSTALL) \
 	  jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION) \
 	  jax-cuda13-plugin==$(JAX_VERSION) jax-cuda13-pjrt==$(JAX_VERSION) \
-	  -e '.[data,dev,track,plan]'
+	  -e '.[data,dev,track,serve,plan]'
 	@echo '# Written by make lock: the versions that make env, env-plan and CI install.' \
 	  > constraints.txt
 	.venv-lock/bin/python $(PIP) freeze --exclude-editable >> constraints.txt

@@ -1,7 +1,7 @@
-"""Continue prompts with a trained model: `python -m mjax.generate MODEL --prompt TEXT`.
+"""Use a model: `python -m mjax.generate MODEL --prompt TEXT`, or `--serve PORT`.
 
-Enters: the command line. Leaves: texts on stdout, and an exit code: 0 done, 2 bad
-input, 1 a file is damaged, 130 stopped with Ctrl-C.
+Enters: the command line. Leaves: texts on stdout, or answers over HTTP, and an exit
+code: 0 done, 2 bad input, 1 a file is damaged, 130 stopped with Ctrl-C.
 """
 
 import sys
@@ -20,6 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: words after the program's name; None takes those of the process.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    if flags.given(words, "--serve") is not None:
+        from mjax.generate.server import command as server  # starlette: an extra
+
+        return server.main(words)
     try:
         asked: GenerateFlags = flags.read(
             GenerateFlags,

@@ -32,7 +32,11 @@ class MeshFlags:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateFlags:
-    """Continue prompts with a trained model."""
+    """Continue prompts with a trained model.
+
+    With --serve PORT it answers requests over HTTP instead; --serve PORT -h has the
+    flags.
+    """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Work dir, folder of checkpoints, one checkpoint, or a Hugging Face folder."""

@@ -35,26 +35,29 @@ _PROBE_IDLE_S, _PROBE_EVERY_S, _PROBES = 60, 15, 4
 """When the kernel asks whether the other end of a quiet connection is there. Chosen: a
 client whose machine is gone frees its slot after two minutes."""
 _POLL_S = 0.1
+_WARM_TOKENS = 16
+"""1 with the prompt, then 8, 4, 2 and 1."""
 
 
 def warm_up(engine: Engine, max_len: int) -> None:
     """Compile every program before the first client waits for one.
 
-    Prompts of one token and of each power of two are continued by two tokens.
+    Prompts of one token and of each power of two are read, with log-probabilities and
+    without; the first is continued by so many tokens that the engine draws them in
+    portions of every size (8, 4, 2 and 1).
 
     Args:
       engine: nothing else uses it yet.
       max_len: most tokens of prompt and answer.
     """
-    lengths = {1, max(1, max_len - 2)}
-    lengths |= {
-        1 << bit for bit in range(max_len.bit_length()) if 1 << bit <= max_len - 2
-    }
-    for length in sorted(lengths):
-        sampling = Sampling(max_tokens=min(2, max_len - length))
-        engine.submit(Request(prompt=(0,) * length, sampling=sampling))
-        while not engine.is_idle:
-            engine.step()
+    lengths = {1, max_len - 1} | {1 << bit for bit in range(max_len.bit_length())}
+    for length in sorted(length for length in lengths if length < max_len):
+        max_tokens = min(_WARM_TOKENS if length == 1 else 1, max_len - length)
+        for logprobs in (None, 0):
+            sampling = Sampling(max_tokens=max_tokens, logprobs=logprobs)
+            engine.submit(Request(prompt=(0,) * length, sampling=sampling))
+            while not engine.is_idle:
+                engine.step()
 
 
 def set_timeouts(listening: socket.socket, limit_s: float) -> None:

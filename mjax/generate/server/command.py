@@ -1,0 +1,234 @@
+"""`python -m mjax.generate MODEL --serve PORT`: an HTTP server for one model.
+
+Enters: flags. Leaves: a server in the form of OpenAI's API until SIGTERM or Ctrl-C; its
+address on stdout. Exit codes: 0 stopped by a signal, 2 bad input, 1 anything else.
+
+What can be refused without the model is refused first: flags, tokens, the port.
+"""
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from mjax import flags, listening
+from mjax.generate.server.limits import Limits
+from mjax.mesh.axes import MeshConfig
+
+if TYPE_CHECKING:
+    from mjax.generate.engine import Engine
+    from mjax.generate.opened import Opened
+    from mjax.generate.server.prompts import Messages
+
+_NAME_CHARS = 100
+
+
+# The limits are flags of their own, without a prefix: therefore a base class.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeFlags(Limits):
+    """Serve a model over HTTP in the form of OpenAI's completions and chat API."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A work dir, a folder of checkpoints, one checkpoint, or a Hugging Face folder."""
+    serve: int
+    """Port to listen on; 0 takes a free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Others than loopback need --token-file."""
+    token_file: Path | None = None
+    """File with one token per line, mode 600; requests must have one of them."""
+    slots: int = 8
+    """Answers that are generated at a time."""
+    max_len: int | None = None
+    """Tokens of a prompt and its answer together; None: what the model is meant for."""
+    served_name: str | None = None
+    """Name by which clients ask for the model; None: the last part of its path."""
+    warm_up: bool = True
+    """Compile all programs before the first request, not during it."""
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    """Devices: --mesh.tp splits each layer."""
+    simulate_devices: int | None = None
+    """Use this many simulated CPU devices."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of parameters and computation."""
+    step: int | None = None
+    """Checkpoint to take; None: the newest."""
+    tokenizer: str | None = None
+    """bytes, or the path of a tokenizer.json; None: that of the run or the folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.serve <= 65535:
+            raise ValueError(f"--serve must be from 0 to 65535, got {self.serve}")
+        if self.slots < 1:
+            raise ValueError(f"--slots must be at least 1, got {self.slots}")
+        if self.max_len is not None and self.max_len < 2:
+            raise ValueError(
+                f"--max-len must be at least 2, got {self.max_len}: a prompt and an "
+                "answer have a token each"
+            )
+        if not listening.is_loopback(self.host) and self.token_file is None:
+            raise ValueError(
+                f"--host {self.host} can be reached from other machines and needs "
+                "--token-file PATH with the tokens of those who may ask"
+            )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until a signal; return the exit code."""
+    try:
+        given = flags.read(
+            ServeFlags,
+            argv,
+            prog="python -m mjax.generate",
+            named_by=(ServeFlags,),
+            description=ServeFlags.__doc__,
+        )
+        return _serve(given)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # before there was anything to stop
+        return 130
+
+
+def _serve(given: ServeFlags) -> int:
+    """Bind, open the model, and serve it."""
+    try:
+        from mjax.generate.server import auth, prompts, serving
+    except ImportError as error:
+        raise ValueError(
+            f"{error.name} is not installed; pip install 'mjax[serve]'"
+        ) from error
+    path = given.token_file
+    tokens = frozenset() if path is None else auth.read_tokens(path)
+    with listening.bind(
+        given.host,
+        given.serve,
+        named=f"--serve {given.serve}",
+        instead=lambda port: f"--serve {port}",
+        default="--host 127.0.0.1",
+    ) as bound:
+        if not listening.is_loopback(given.host):
+            _say("nothing is encrypted: put a proxy with TLS in front of this server")
+        opened = _open(given)
+        engine = _engine(opened, given)
+        if given.warm_up:
+            serving.warm_up(engine, engine.max_len)
+        served = prompts.Served(
+            name=given.served_name or _name_of(given.model),
+            created_s=int(time.time()),
+            tokenizer=opened.tokenizer,
+            vocab_size=opened.model.vocab_size,
+            max_len=engine.max_len,
+            num_slots=engine.num_slots,
+            limits=given,
+            encode_chat=_chat_encoder(opened, given.model),
+        )
+        say = _Announcer(served.name)
+        return serving.serve(bound, served, engine, tokens=tokens, say=say)
+
+
+class _Announcer:
+    """Writes the address to stdout, where a program reads it; the rest to stderr."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, text: str) -> None:
+        if text.startswith("http://"):
+            print(text, flush=True)
+            text = f"serving {self._name} at {text}; Ctrl-C stops"
+        _say(text)
+
+
+def _say(text: str) -> None:
+    print(f"generate: {text}", file=sys.stderr, flush=True)
+
+
+def _name_of(path: str) -> str:
+    """Return the last part of a path that says something."""
+    name = os.path.basename(os.path.abspath(path)) if "://" not in path else path
+    return name.rstrip("/").rpartition("/")[2][:_NAME_CHARS] or "model"
+
+
+def _open(given: ServeFlags) -> "Opened":
+    import jax
+
+    from mjax.generate.opened import open_model
+    from mjax.mesh.axes import resolve
+    from mjax.mesh.build import build_mesh
+    from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
+
+    if given.simulate_devices is not None:
+        simulate_devices(given.simulate_devices)
+    load_plugin_without_gpu()
+    mesh = build_mesh(
+        resolve(given.mesh, jax.device_count()),
+        tp_across_hosts=given.mesh.tp_across_hosts,
+    )
+    return open_model(
+        given.model,
+        mesh,
+        dtype=given.dtype,
+        step=given.step,
+        tokenizer=given.tokenizer,
+    )
+
+
+def _engine(opened: "Opened", given: ServeFlags) -> "Engine":
+    from mjax.generate.engine import Engine
+
+    max_len = opened.seq_len if given.max_len is None else given.max_len
+    if max_len > opened.seq_len:
+        raise ValueError(
+            f"--max-len must be at most {opened.seq_len}, for which the model is "
+            f"meant, got {max_len}"
+        )
+    return Engine(opened, slots=given.slots, max_len=max_len)
+
+
+def _chat_encoder(
+    opened: "Opened", path: str
+) -> "Callable[[Messages], Sequence[int]] | None":
+    """Return what turns messages into tokens; None without a template.
+
+    Raises:
+      ValueError: the template is broken.
+    """
+    template = opened.chat_template
+    if template is None:
+        return None
+    from mjax.data import chat_template
+
+    chat_template.check(template)
+    names = _token_names(path, template)
+
+    def encode(messages: "Messages") -> Sequence[int]:
+        text = chat_template.render(
+            template, messages, add_generation_prompt=True, **names
+        )
+        return opened.tokenizer.encode_special(text).tolist()
+
+    return encode
+
+
+def _token_names(path: str, template: str) -> dict[str, str]:
+    """Return the names of tokens that a template may write, from the file beside it."""
+    from mjax.data import chat_template
+    from mjax.generate.opened import TOKENIZER_DIR
+
+    folder = Path(path).absolute()
+    places = (folder, *(each / TOKENIZER_DIR for each in (folder, *folder.parents[:2])))
+    for place in places if "://" not in path else ():
+        found = chat_template.read_beside(place) if place.is_dir() else None
+        if found is not None and found.text == template:
+            return {"bos_token": found.bos_token, "eos_token": found.eos_token}
+    return {}
