@@ -42,9 +42,9 @@ _WARM_TOKENS = 16
 def warm_up(engine: Engine, max_len: int) -> None:
     """Compile every program before the first client waits for one.
 
-    Prompts of one token and of each power of two are read, with log-probabilities and
-    without; the first is continued by so many tokens that the engine draws them in
-    portions of every size (8, 4, 2 and 1).
+    Prompts of one token and of each power of two are read; the first is continued by so
+    many tokens that the engine draws them in portions of every size (8, 4, 2 and 1).
+    Programs with log-probabilities are compiled when they are first asked for.
 
     Args:
       engine: nothing else uses it yet.
@@ -53,11 +53,10 @@ def warm_up(engine: Engine, max_len: int) -> None:
     lengths = {1, max_len - 1} | {1 << bit for bit in range(max_len.bit_length())}
     for length in sorted(length for length in lengths if length < max_len):
         max_tokens = min(_WARM_TOKENS if length == 1 else 1, max_len - length)
-        for logprobs in (None, 0):
-            sampling = Sampling(max_tokens=max_tokens, logprobs=logprobs)
-            engine.submit(Request(prompt=(0,) * length, sampling=sampling))
-            while not engine.is_idle:
-                engine.step()
+        sampling = Sampling(max_tokens=max_tokens)
+        engine.submit(Request(prompt=(0,) * length, sampling=sampling))
+        while not engine.is_idle:
+            engine.step()
 
 
 def set_timeouts(listening: socket.socket, limit_s: float) -> None:

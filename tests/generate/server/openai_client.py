@@ -56,7 +56,7 @@ def main(base_url: str, token: str, model: str) -> None:
         "streamed": streamed,
         "roles": roles,
         "stream_ends": ends,
-        "stream_usage": usage.model_dump(exclude_none=True),
+        "stream_usage": None if usage is None else usage.model_dump(exclude_none=True),
         "wrong_token": failure(lambda: stranger.models.list()),
         "wrong_model": failure(
             lambda: text.create(model="none", prompt="a", max_tokens=1)
