@@ -1,1 +1,1 @@
-"""Measurements of generation."""
+"""Evidence about generation and its server."""
