@@ -1,0 +1,109 @@
+"""The loss of a model on a text: sums over the scores of windows.
+
+Enters: a model on a mesh and windows. Leaves: a `Result`. Sums are made on the host in
+float64, window after window, so their order does not depend on the mesh.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from jax.sharding import Mesh
+
+from mjax.data.samples import NO_TARGET
+from mjax.evaluate.scoring import Scorer
+from mjax.evaluate.windows import Window
+from mjax.mesh.axes import DP, TP
+from mjax.model.config import ModelConfig
+from mjax.model.transformer import Params
+
+_TOKENS_PER_DEVICE = 8192
+"""Chosen, not measured: tokens of a batch on a device if no batch size is given."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a model makes of a text."""
+
+    nll: float
+    """Nats of all scored tokens."""
+    tokens: int
+    """That were scored."""
+    windows: int
+    computed_tokens: int
+    """Tokens that entered the model, those that are context again included."""
+
+    @property
+    def loss(self) -> float:
+        """Mean nats per token."""
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), infinite where that is no float."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
+
+
+def make_scorer(
+    model: ModelConfig,
+    params: Params,
+    mesh: Mesh,
+    *,
+    length: int,
+    batch_size: int | None,
+) -> Scorer:
+    """Make a scorer for windows of at most so many tokens.
+
+    Args:
+      model: the architecture.
+      params: as `Scorer` takes them.
+      mesh: likewise.
+      length: of the longest window.
+      batch_size: rows at once; None takes as many as make some thousand tokens.
+    Raises:
+      ValueError: as `Scorer`.
+    """
+    tp = mesh.shape[TP]
+    row_len = -(-length // tp) * tp
+    if batch_size is None:
+        num_dp = math.prod(mesh.shape[axis] for axis in DP)
+        batch_size = num_dp * max(1, _TOKENS_PER_DEVICE // row_len)
+    return Scorer(model, params, mesh, row_len=row_len, num_rows=batch_size)
+
+
+def total(scorer: Scorer, windows: Iterable[Window]) -> Result:
+    """Sum the scores of windows.
+
+    Raises:
+      ValueError: no token is scored.
+      RuntimeError: the sum is not finite.
+    """
+    num_tokens, num_computed = [], []
+
+    def counted() -> Iterable[Window]:
+        for window in windows:
+            num_tokens.append(int((window.targets != NO_TARGET).sum()))
+            num_computed.append(len(window.tokens))
+            yield window
+
+    parts = [scores.total for scores in scorer(counted())]
+    result = Result(
+        nll=math.fsum(parts),
+        tokens=sum(num_tokens),
+        windows=len(parts),
+        computed_tokens=sum(num_computed),
+    )
+    if result.tokens == 0:
+        raise ValueError(
+            "the text has no token to score: every document is empty, or has one token "
+            "without context; give more text, or --start-token eos"
+        )
+    if not math.isfinite(result.nll):
+        raise RuntimeError(
+            f"the loss is {result.nll}: the model gives numbers that are not finite; "
+            "use --dtype float32, or another checkpoint (--step)"
+        )
+    return result
