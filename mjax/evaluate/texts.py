@@ -21,7 +21,7 @@ _BATCH_CHARS = 1 << 22
 """Chosen, as in `data.prepare`: tokenized together, so that the library can use all
 cores."""
 _MAX_LOST = 0.01
-"""Chosen, as in `data.prepare`: if the tokenizer changes more of the text, bits per byte
+"""Chosen, as in `data.prepare`: if a tokenizer changes more of the text, bits per byte
 are of another text."""
 
 
