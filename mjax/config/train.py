@@ -113,6 +113,13 @@ class TrainConfig:
             if number is not None and not 0 < number < math.inf:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} must be positive and finite, got {number}")
+        rows = self.model.learned_positions
+        if rows is not None and self.data.seq_len > rows:
+            raise ValueError(
+                f"--data.seq-len must be at most --model.learned-positions {rows}, got "
+                f"{self.data.seq_len}; use --data.seq-len {rows}, or learn as many "
+                f"positions as --model.learned-positions {self.data.seq_len}"
+            )
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(
                 f"--zero must be from 0 to 3, got {self.zero}; 0 shards nothing, 1 the "

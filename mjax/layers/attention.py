@@ -12,6 +12,7 @@ from mjax.layers import rope
 from mjax.layers.adapters import Weight, adapted, make_adapters
 from mjax.layers.config import AdapterConfig, AttentionConfig
 from mjax.layers.initialise import normal, zeros
+from mjax.layers.norm import Norm
 from mjax.mesh import collectives
 
 Core = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -26,7 +27,9 @@ class Attention(nnx.Module):
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2; shared key/value heads,
     Ainslie et al. 2023, arXiv:2305.13245; window, Beltagy et al. 2020,
-    arXiv:2004.05150, section 3.1.
+    arXiv:2004.05150, section 3.1; normalised queries and keys, Henry et al. 2020,
+    arXiv:2010.04245, with the RMSNorm of Qwen3 and Gemma 3 in place of theirs; soft
+    cap, Gemma 2, arXiv:2408.00118, section 2.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
         adapters: AdapterConfig | None = None,
     ):
-        """Create wq [D, N, H], wk and wv [D, K, H], wo [N, H, D], biases, adapters."""
+        """Create wq [D, N, H], wk and wv [D, K, H], wo [N, H, D], and what is optional:
+        biases, norms of queries and keys, adapters.
+        """
         self.config = config
         d, h = config.d_model, config.head_width
         n, k = config.num_heads, config.num_kv_heads
@@ -52,7 +57,11 @@ class Attention(nnx.Module):
         self.bq = zeros((n, h), q_dims[1:]) if bias else None
         self.bk = zeros((k, h), kv_dims[1:]) if bias else None
         self.bv = zeros((k, h), kv_dims[1:]) if bias else None
-        self.bo = zeros((d,), ("embed",)) if bias else None
+        self.bo = zeros((d,), ("embed",)) if config.use_out_bias else None
+        norm = config.qk_norm
+        # One scale for all heads: tp leaves it whole, and its gradients are summed.
+        self.q_norm = None if norm is None else Norm(h, norm, logical="head_width")
+        self.k_norm = None if norm is None else Norm(h, norm, logical="head_width")
         self.adapters = make_adapters(adapters, "attention", self, rngs)
 
     def _local_kv(self, w: jax.Array) -> jax.Array:
@@ -115,6 +124,8 @@ class Attention(nnx.Module):
                 v,
                 window=window,
                 segment_ids=segments,
+                scale=self.config.scale,
+                soft_cap=self.config.soft_cap,
                 backend=self.config.backend,
             )
 
@@ -123,6 +134,8 @@ class Attention(nnx.Module):
             heads(k, self.bk, True),
             heads(v, self.bv, True),
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if cos_sin is not None:
             q = rope.rotate(q, cos_sin, self.config.rope)
             k = rope.rotate(k, cos_sin, self.config.rope)

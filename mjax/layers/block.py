@@ -30,6 +30,15 @@ class Context(NamedTuple):
     """Document of each position; None is one document a row."""
     cached: CachedCore | None = None
     """In place of the attention core, in generation; None is training."""
+    windowed_cos_sin: rope.Angles | None = None
+    """Angles in layers with a window; None is those of the others."""
+
+    def angles(self, kind: LayerKind) -> rope.Angles | None:
+        """Return the angles of a kind of layer; None leaves positions out."""
+        if not kind.rotate:
+            return None
+        other = self.windowed_cos_sin
+        return self.cos_sin if other is None or kind.window is None else other
 
 
 class Block(nnx.Module):
@@ -104,7 +113,7 @@ class Block(nnx.Module):
         mixed, kept = self.attention.mix(
             *map(collectives.to_natural, (q, k, v)),
             window=kind.window,
-            cos_sin=context.cos_sin if kind.rotate else None,
+            cos_sin=context.angles(kind),
             segments=context.segments,
             cached=context.cached,
         )
@@ -112,12 +121,7 @@ class Block(nnx.Module):
 
 
 def _norm(config: BlockConfig) -> Norm:
-    return Norm(
-        config.attention.d_model,
-        kind=config.norm,
-        eps=config.norm_eps,
-        use_bias=config.norm_bias,
-    )
+    return Norm(config.attention.d_model, config.norm)
 
 
 def _add_biases(
@@ -173,9 +177,10 @@ class ParallelBlock(Block):
 
 
 class SerialBlock(Block):
-    """y = x + Attn(LN1(x)); z = y + MLP(LN2(y)).
+    """y = x + Attn(LN1(x)); z = y + MLP(LN2(y)); each branch may end with a norm.
 
-    Source: pre-norm transformer, Xiong et al. 2020, arXiv:2002.04745, figure 1b.
+    Source: pre-norm transformer, Xiong et al. 2020, arXiv:2002.04745, figure 1b; norms
+    on both sides of a branch, Gemma 2, arXiv:2408.00118, section 2.
     """
 
     def __init__(
@@ -186,10 +191,13 @@ class SerialBlock(Block):
         tp_chunks: int = 1,
         adapters: AdapterConfig | None = None,
     ):
-        """Create two norms and the two branches; arguments as in `Block`."""
+        """Create the norms and the two branches; arguments as in `Block`."""
         super().__init__(config, rngs=rngs, tp_chunks=tp_chunks, adapters=adapters)
         self.norm_attention = _norm(config)
         self.norm_mlp = _norm(config)
+        post = config.post_norms
+        self.post_norm_attention = _norm(config) if post else None
+        self.post_norm_mlp = _norm(config) if post else None
 
     def apply(
         self,
@@ -207,6 +215,7 @@ class SerialBlock(Block):
         mixed, kept = self._mix(q, k, v, kind, context)
         y = row_parallel([mixed], [self.attention.out_weight()], self.tp_chunks)
         y = _add_biases(y, self.attention.out_bias())
+        y = y if self.post_norm_attention is None else self.post_norm_attention(y)
         x = x + dropout(y, self.dropout, None if key is None else key.at(0))
         x, normed = self.norm_mlp.branch(x)
         up = column_parallel(
@@ -216,4 +225,5 @@ class SerialBlock(Block):
             [self.mlp.activate(up)], [self.mlp.out_weight()], self.tp_chunks
         )
         y = _add_biases(y, self.mlp.out_bias())
+        y = y if self.post_norm_mlp is None else self.post_norm_mlp(y)
         return x + dropout(y, self.dropout, None if key is None else key.at(1)), kept

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+RopeType = Literal["linear", "llama3", "yarn"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeConfig:
@@ -13,11 +15,23 @@ class RopeConfig:
     base: float
     """Wavelengths go from 2 pi to 2 pi base."""
     scaling: float
-    """Positions are divided by this."""
+    """Positions are divided by this: at all frequencies, or as `type` says."""
     fraction: float
     """Share of the head that is rotated, from its start."""
     interleaved: bool
     """Pairs are neighbours (2i, 2i+1) instead of (i, i + half)."""
+    type: RopeType = "linear"
+    """Which frequencies are scaled; see `rope.frequencies`."""
+    original_len: int = 1
+    """Positions before they were scaled (llama3, yarn)."""
+    slow_turns: float = 1.0
+    """A pair that makes fewer turns in `original_len` is scaled (llama3, yarn)."""
+    fast_turns: float = 1.0
+    """A pair that makes more turns in `original_len` is not scaled (llama3, yarn)."""
+    truncate: bool = True
+    """The limits between the pairs are whole numbers (yarn)."""
+    magnitude: float = 1.0
+    """Factor on cosine and sine (yarn)."""
 
     @property
     def rotated_width(self) -> int:
@@ -25,7 +39,21 @@ class RopeConfig:
         return int(self.head_width * self.fraction) // 2 * 2
 
 
-Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+Activation = Literal["gelu", "gelu_tanh", "swiglu", "geglu_tanh"]
+
+GATED: tuple[Activation, ...] = ("swiglu", "geglu_tanh")
+"""Activations of two projections: three matrices, not two."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormConfig:
+    """How positions are normalised."""
+
+    kind: Literal["layernorm", "rmsnorm"]
+    eps: float
+    use_bias: bool
+    zero_centred: bool = False
+    """The stored scale is what is added to 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +65,19 @@ class AttentionConfig:
     num_kv_heads: int
     head_width: int
     use_bias: bool
+    """Of the query, key and value projections."""
+    use_out_bias: bool
     rope: RopeConfig
     backend: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"]
     recompute: bool
     """Recompute the attention core in the backward pass (remat policy attention),
     all but the output and log-sum-exp of a backend that names them."""
+    scale: float | None = None
+    """Factor on the scores; None is 1 / sqrt(H)."""
+    soft_cap: float | None = None
+    """Bound on the magnitude of the scores; None is no bound."""
+    qk_norm: NormConfig | None = None
+    """Normalise each query and key head before it is rotated."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,9 +110,9 @@ class BlockConfig:
     d_ff: int
     activation: Activation
     mlp_bias: bool
-    norm: Literal["layernorm", "rmsnorm"]
-    norm_eps: float
-    norm_bias: bool
+    norm: NormConfig
+    post_norms: bool
+    """Normalise what a branch adds, too (serial block)."""
     dropout: float
     std: float
     """Standard deviation of projections that read the residual stream."""

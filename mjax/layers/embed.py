@@ -1,5 +1,6 @@
-"""Token embedding and output projection, split over the vocabulary."""
+"""Embedding of tokens and positions; output projection, split over the vocabulary."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -10,26 +11,66 @@ from mjax.mesh import collectives
 
 
 class Embedding(nnx.Module):
-    """A table of one vector a token, rows split over tp.
+    """A table of one vector a token, rows split over tp, and one of positions.
 
     A device looks up the tokens it owns and leaves zeros for the rest; the sum over tp
-    is a reduce-scatter straight into the sequence split.
+    is a reduce-scatter straight into the sequence split. Every device holds the vectors
+    of all positions and adds those of its own part of the sequence.
 
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3 (vocabulary-parallel).
     """
 
-    def __init__(self, vocab: int, d_model: int, *, std: float, rngs: nnx.Rngs):
-        """Create the table [V, D], V padded."""
-        self.table = normal((vocab, d_model), ("vocab", "embed"), std, rngs)
+    def __init__(
+        self,
+        vocab: int,
+        d_model: int,
+        *,
+        std: float,
+        rngs: nnx.Rngs,
+        scale: float = 1.0,
+        num_positions: int | None = None,
+    ):
+        """Create the table [V, D], and that of positions, if they are learned.
 
-    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B t D"]:
-        """Embed this device's t = T/tp positions of tokens [B, T]."""
+        Args:
+          vocab: V, padded.
+          d_model: D.
+          std: standard deviation of both tables.
+          rngs: streams to draw from.
+          scale: factor on the vectors of tokens.
+          num_positions: rows of the table of positions; None is no table.
+        """
+        self.scale = scale
+        self.table = normal((vocab, d_model), ("vocab", "embed"), std, rngs)
+        shape, dims = (num_positions, d_model), ("positions", "embed")
+        self.positions = (
+            None if num_positions is None else normal(shape, dims, std, rngs)
+        )
+
+    def __call__(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"] | None = None
+    ) -> Float[Array, "B t D"]:
+        """Embed this device's t = T/tp positions of tokens [B, T].
+
+        Args:
+          tokens: of the whole sequence.
+          positions: of each token in its document; read if they are learned.
+        """
         table = self.table[...]
         local = tokens - collectives.vocab_offset(table.shape[0])
         mine = (local >= 0) & (local < table.shape[0])
         x = table[jnp.where(mine, local, 0)]
         x = jnp.where(mine[..., None], x, jnp.zeros_like(x))
-        return collectives.scatter_sequence(x)
+        x = collectives.scatter_sequence(x)
+        if self.scale != 1.0:
+            x = x * jnp.asarray(self.scale, x.dtype)
+        if self.positions is None:
+            return x
+        if positions is None:
+            raise ValueError("learned positions need the position of each token")
+        first, local_len = collectives.sequence_offset(x.shape[1]), x.shape[1]
+        own = jax.lax.dynamic_slice_in_dim(positions, first, local_len, axis=1)
+        return x + self.positions[...][own]
 
 
 class Head(nnx.Module):
@@ -45,9 +86,11 @@ class Head(nnx.Module):
         scale: float,
         std: float,
         rngs: nnx.Rngs,
+        soft_cap: float | None = None,
     ):
         """Create the table [V, D] unless tied, and an optional bias [V]."""
         self.scale = scale
+        self.soft_cap = soft_cap
         dims = ("vocab", "embed")
         self.table = None if tied else normal((vocab, d_model), dims, std, rngs)
         self.bias = zeros((vocab,), ("vocab",)) if use_bias else None
@@ -62,7 +105,10 @@ class Head(nnx.Module):
         )
         if self.bias is not None:
             logits = logits + self.bias[...].astype(jnp.float32)
-        return logits * self.scale
+        logits = logits * self.scale
+        if self.soft_cap is not None:
+            logits = self.soft_cap * jnp.tanh(logits / self.soft_cap)
+        return logits
 
     def nll(
         self,
@@ -86,6 +132,7 @@ class Head(nnx.Module):
             targets,
             scale=self.scale,
             vocab_size=vocab_size,
+            soft_cap=self.soft_cap,
         )
 
     def _table(self, embedding: Embedding) -> Float[Array, "v D"]:

@@ -26,6 +26,7 @@ def summed_nll(
     *,
     scale: float,
     vocab_size: int,
+    soft_cap: float | None = None,
 ) -> Float[Array, ""]:
     """Project to the vocabulary; return the targets' summed negative log-likelihood.
 
@@ -36,6 +37,7 @@ def summed_nll(
       targets: global token ids; `NO_TARGET` adds 0.
       scale: factor on the logits.
       vocab_size: V; tokens from there on are padding and have no probability.
+      soft_cap: bound on the magnitude of the scaled logits, or None.
     Returns:
       nats, float32, equal on all devices of a tp group.
     """
@@ -46,7 +48,14 @@ def summed_nll(
     )
     first = collectives.vocab_offset(table.shape[0])
     return linear_cross_entropy(
-        x, table, bias, targets, first, scale=scale, vocabulary=vocabulary
+        x,
+        table,
+        bias,
+        targets,
+        first,
+        scale=scale,
+        vocabulary=vocabulary,
+        soft_cap=soft_cap,
     )
 
 

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from flax import nnx
 from jaxtyping import Array, Float
 
-from mjax.kernels.gelu.api import gelu, swiglu
+from mjax.kernels.gelu.api import geglu_tanh, gelu, swiglu
 from mjax.layers.adapters import Weight, adapted, make_adapters
-from mjax.layers.config import Activation, AdapterConfig
+from mjax.layers.config import GATED, Activation, AdapterConfig
 from mjax.layers.initialise import normal, zeros
 
 
 class Mlp(nnx.Module):
     """Two projections around a non-linearity, three with a gate.
 
-    gelu: out(gelu(in(x))); swiglu: out(silu(gate(x)) * in(x)).
+    gelu: out(gelu(in(x))); swiglu: out(silu(gate(x)) * in(x)); geglu: gelu for silu.
 
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; Shazeer 2020,
     arXiv:2002.05202, eq. 6.
@@ -32,14 +32,11 @@ class Mlp(nnx.Module):
         rngs: nnx.Rngs,
         adapters: AdapterConfig | None = None,
     ):
-        """Create w_in and w_out [F, D], with a gate w_gate; biases, adapters.
-
-        w_in and w_gate are [D, F].
-        """
+        """Create w_in, if gated w_gate [D, F], and w_out [F, D]; biases, adapters."""
         self.activation = activation
         dims = ("embed", "mlp")
         self.w_in = normal((d_model, d_ff), dims, std, rngs)
-        gated = activation == "swiglu"
+        gated = activation in GATED
         self.w_gate = normal((d_model, d_ff), dims, std, rngs) if gated else None
         self.w_out = normal((d_ff, d_model), ("mlp", "embed"), out_std, rngs)
         self.b_in = zeros((d_ff,), ("mlp",)) if use_bias else None
@@ -65,7 +62,8 @@ class Mlp(nnx.Module):
     ) -> Float[Array, "*dims F"]:
         """Apply biases and the non-linearity to the outputs of `in_weights`."""
         b_in, b_gate = (None if b is None else b[...] for b in (self.b_in, self.b_gate))
-        if self.activation == "swiglu":
+        if self.activation in GATED:
             up, gate = parts
-            return swiglu(up, gate, b_in, b_gate)
+            gated = swiglu if self.activation == "swiglu" else geglu_tanh
+            return gated(up, gate, b_in, b_gate)
         return gelu(parts[0], b_in, tanh=self.activation == "gelu_tanh")

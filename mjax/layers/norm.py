@@ -1,12 +1,13 @@
 """LayerNorm and RMSNorm over the model width."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from mjax.kernels.layer_norm.api import norm, skip_and_norm
+from mjax.layers.config import NormConfig
 from mjax.layers.initialise import zeros
 
 
@@ -14,27 +15,27 @@ class Norm(nnx.Module):
     """Normalise every position by its own statistics, then scale.
 
     layernorm: y = (x - mean) * scale / sqrt(var + eps) + bias; rmsnorm: y = x * scale /
-    sqrt(mean(x^2) + eps). Statistics in float32.
+    sqrt(mean(x^2) + eps). Statistics in float32. A zero-centred norm stores scale - 1,
+    so that its parameters start at 0 (Gemma).
 
     Source: Ba et al. 2016, arXiv:1607.06450, eq. 4; Zhang and Sennrich 2019,
     arXiv:1910.07467, eq. 4. Differs: eps, absent in the latter.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        kind: Literal["layernorm", "rmsnorm"],
-        eps: float,
-        use_bias: bool,
-    ):
-        """Create scale [D] of ones and, if used, bias [D] of zeros."""
-        self.kind = kind
-        self.eps = eps
-        self.scale = nnx.Param(jnp.ones(d_model), logical=("embed",), decay=False)
-        self.bias = zeros((d_model,), ("embed",)) if use_bias else None
+    def __init__(self, width: int, config: NormConfig, *, logical: str = "embed"):
+        """Create the scale [width] and, if used, a bias of zeros.
 
-    def __call__(self, x: Float[Array, "B t D"]) -> Float[Array, "B t D"]:
+        Args:
+          width: of what is normalised; D, or H for heads.
+          config: how.
+          logical: name of the dim that is normalised.
+        """
+        self.config = config
+        start = jnp.zeros(width) if config.zero_centred else jnp.ones(width)
+        self.scale = nnx.Param(start, logical=(logical,), decay=False)
+        self.bias = zeros((width,), (logical,)) if config.use_bias else None
+
+    def __call__(self, x: Float[Array, "*dims D"]) -> Float[Array, "*dims D"]:
         """Normalise x over D; returns the dtype of x."""
         return norm(x, *self._params(), **self._options())
 
@@ -45,7 +46,11 @@ class Norm(nnx.Module):
         return skip_and_norm(x, *self._params(), **self._options())
 
     def _params(self) -> tuple[Any, Any]:
-        return self.scale[...], None if self.bias is None else self.bias[...]
+        scale = self.scale[...]
+        if self.config.zero_centred:
+            # In float32: next to 1, bfloat16 would lose what is stored.
+            scale = 1.0 + scale.astype(jnp.float32)
+        return scale, None if self.bias is None else self.bias[...]
 
     def _options(self) -> dict[str, Any]:
-        return {"centred": self.kind == "layernorm", "eps": self.eps}
+        return {"centred": self.config.kind == "layernorm", "eps": self.config.eps}

@@ -21,6 +21,7 @@ LOGICAL_TO_AXIS: dict[str | None, str | None] = {
     "mlp": TP,
     "rank": None,
     "vocab": TP,
+    "positions": None,
     None: None,
 }
 """Compute placement: which mesh axis splits a dim with this logical name."""

@@ -2,20 +2,31 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from mjax.layers.config import (
+    GATED,
+    Activation,
     AttentionConfig,
     BlockConfig,
     LayerKind,
+    NormConfig,
     Remat,
     RopeConfig,
+    RopeType,
 )
 
 _SIZES = (
     *("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff"),
-    *("vocab_size", "vocab_multiple"),
+    *("vocab_size", "vocab_multiple", "learned_positions", "rope_original_len"),
 )
+_POSITIVE = (
+    *("norm_eps", "rope_base", "rope_scaling", "init_std", "rope_windowed_base"),
+    *("rope_slow_turns", "rope_fast_turns", "rope_magnitude", "attn_scale_width"),
+    *("attn_soft_cap", "logit_soft_cap", "embed_scale"),
+)
+_TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
+"""Slow and fast turns where none are given: those of Llama 3.1, and of the paper."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,8 +55,15 @@ class ModelConfig:
     """Normalisation."""
     norm_eps: float = 1e-5
     """Added to the variance or mean square."""
-    activation: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
-    """gelu: exact; gelu_tanh: tanh form; swiglu: silu(gate) x in."""
+    norm_zero_centred: bool = False
+    """Norms store what is added to a scale of 1 (Gemma)."""
+    post_norms: bool = False
+    """Normalise what a branch adds, too (Gemma 2 and 3); with the serial block."""
+    qk_norm: bool = False
+    """RMSNorm of each query and key head, before it is rotated."""
+    activation: Activation = "gelu"
+    """gelu: exact; gelu_tanh: tanh form; swiglu: silu(gate) x in; geglu_tanh:
+    gelu_tanh(gate) x in."""
     window: tuple[int | None, ...] = (None,)
     """Keys a query sees, itself included; None is all; repeats over the layers."""
     rope: tuple[bool, ...] = (True,)
@@ -53,15 +71,39 @@ class ModelConfig:
     rope_base: float = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: float = 1.0
-    """Positions are divided by this (linear scaling)."""
+    """Positions are divided by this, as --model.rope-type says."""
+    rope_type: RopeType = "linear"
+    """linear: all pairs are scaled; llama3, yarn: only those that turn slowly."""
+    rope_original_len: int | None = None
+    """Length of sequences before positions were scaled (llama3, yarn)."""
+    rope_slow_turns: float | None = None
+    """Pairs with fewer turns in that length are scaled; None is 1."""
+    rope_fast_turns: float | None = None
+    """Pairs with more turns are not; None is 4 (llama3) or 32 (yarn)."""
+    rope_truncate: bool = True
+    """Round the limits between scaled and other pairs to whole pairs (yarn)."""
+    rope_magnitude: float | None = None
+    """Factor on cosine and sine (yarn); None is 0.1 ln(rope_scaling) + 1."""
+    rope_windowed_base: float | None = None
+    """Base in layers with a window, unscaled (Gemma 3); None is as the others."""
     rope_fraction: float = 1.0
     """Share of each head that is rotated (partial rotary)."""
     rope_interleaved: bool = False
     """Rotate neighbouring pairs (GPT-J) instead of the two halves (NeoX)."""
+    learned_positions: int | None = None
+    """Add one learned vector a position, this many (GPT-2); None adds none."""
+    embed_scale: float = 1.0
+    """Factor on the embedding of a token (Gemma: sqrt(d_model))."""
     tie_embeddings: bool = False
     """Use the embedding as output projection."""
     attn_bias: bool = False
     """Biases on the attention projections."""
+    qkv_bias: bool = False
+    """Biases on the query, key and value projections alone (Qwen2)."""
+    attn_scale_width: float | None = None
+    """Scores are divided by the square root of this; None is the head width."""
+    attn_soft_cap: float | None = None
+    """Scores become cap x tanh(score / cap) (Gemma 2); None leaves them."""
     mlp_bias: bool = False
     """Biases on the feed-forward projections."""
     norm_bias: bool = False
@@ -70,6 +112,8 @@ class ModelConfig:
     """Bias on the output projection."""
     logit_scale: float = 1.0
     """Factor on the logits."""
+    logit_soft_cap: float | None = None
+    """Logits become cap x tanh(logit / cap) (Gemma 2); None leaves them."""
     dropout: float = 0.0
     """Probability of dropping an entry of the embedding and of each branch."""
     init: Literal["depth-scaled", "uniform-depth"] = "depth-scaled"
@@ -102,7 +146,7 @@ class ModelConfig:
                 f"--model.kv-heads must divide --model.heads {self.heads}, got "
                 f"{self.num_kv_heads}; use --model.kv-heads {below}"
             )
-        for name in ("norm_eps", "rope_base", "rope_scaling", "init_std"):
+        for name in _POSITIVE:
             number = getattr(self, name)
             if number is not None and not 0 < number < math.inf:
                 raise ValueError(
@@ -146,6 +190,52 @@ class ModelConfig:
                 "--model.norm-bias needs --model.norm layernorm, got --model.norm "
                 "rmsnorm; use --model.no-norm-bias"
             )
+        if self.post_norms and self.block != "serial":
+            raise ValueError(
+                f"--model.post-norms needs --model.block serial, got --model.block "
+                f"{self.block}; use --model.no-post-norms"
+            )
+        if self.qkv_bias and self.attn_bias:
+            raise ValueError(
+                "--model.qkv-bias and --model.attn-bias exclude each other: the latter "
+                "puts a bias on the output projection too; give one of them"
+            )
+        self._check_rope_type()
+
+    def _check_rope_type(self) -> None:
+        """Refuse options of rotary scaling that its type does not read."""
+        options = {
+            "rope_original_len": self.rope_original_len,
+            "rope_slow_turns": self.rope_slow_turns,
+            "rope_fast_turns": self.rope_fast_turns,
+            "rope_magnitude": self.rope_magnitude,
+            "rope_truncate": None if self.rope_truncate else False,
+        }
+        reads = {"linear": 0, "llama3": 3, "yarn": 5}[self.rope_type]
+        for name in list(options)[reads:]:
+            if options[name] is not None:
+                types = "llama3 or yarn" if name in list(options)[:3] else "yarn"
+                raise ValueError(
+                    f"{_flag(name)} needs --model.rope-type {types}, got --model."
+                    f"rope-type {self.rope_type}; leave {_flag(name)} at its default"
+                )
+        if self.rope_type == "linear":
+            return
+        if self.rope_original_len is None:
+            raise ValueError(
+                f"--model.rope-type {self.rope_type} needs --model.rope-original-len, "
+                "the length of the sequences before positions were scaled"
+            )
+        if not self.rope_config.slow_turns < self.rope_config.fast_turns:
+            raise ValueError(
+                "--model.rope-fast-turns must be above --model.rope-slow-turns "
+                f"{self.rope_config.slow_turns}, got {self.rope_config.fast_turns}"
+            )
+        if self.rope_type == "yarn" and self.rope_base <= 1:
+            raise ValueError(
+                f"--model.rope-base must be above 1 with --model.rope-type yarn, got "
+                f"{self.rope_base}"
+            )
 
     @property
     def num_kv_heads(self) -> int:
@@ -161,6 +251,11 @@ class ModelConfig:
     def ffn_width(self) -> int:
         """F, feed-forward width."""
         return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def is_gated(self) -> bool:
+        """The feed-forward layer has a gate: three matrices, not two."""
+        return self.activation in GATED
 
     @property
     def padded_vocab(self) -> int:
@@ -197,6 +292,54 @@ class ModelConfig:
             scaling=self.rope_scaling,
             fraction=self.rope_fraction,
             interleaved=self.rope_interleaved,
+            type=self.rope_type,
+            **self._scaled_rope,
+        )
+
+    @property
+    def _scaled_rope(self) -> dict[str, Any]:
+        """What only llama3 and yarn read."""
+        if self.rope_type == "linear":
+            return {}
+        slow, fast = _TURNS[self.rope_type]
+        magnitude = self.rope_magnitude
+        if self.rope_type == "yarn" and magnitude is None:
+            magnitude = yarn_magnitude(self.rope_scaling)
+        return {
+            "original_len": self.rope_original_len or 1,
+            "slow_turns": _or_else(self.rope_slow_turns, slow),
+            "fast_turns": _or_else(self.rope_fast_turns, fast),
+            "truncate": self.rope_truncate,
+            "magnitude": _or_else(magnitude, 1.0),
+        }
+
+    @property
+    def windowed_rope_config(self) -> RopeConfig | None:
+        """How layers with a window rotate; None is as the others."""
+        if self.rope_windowed_base is None:
+            return None
+        return RopeConfig(
+            head_width=self.head_width,
+            base=self.rope_windowed_base,
+            scaling=1.0,
+            fraction=self.rope_fraction,
+            interleaved=self.rope_interleaved,
+        )
+
+    @property
+    def attention_scale(self) -> float | None:
+        """Factor on the scores; None is 1 / sqrt(H)."""
+        width = self.attn_scale_width
+        return None if width is None else width**-0.5
+
+    @property
+    def norm_config(self) -> NormConfig:
+        """How positions are normalised."""
+        return NormConfig(
+            kind=self.norm,
+            eps=self.norm_eps,
+            use_bias=self.norm_bias,
+            zero_centred=self.norm_zero_centred,
         )
 
     @property
@@ -206,28 +349,47 @@ class ModelConfig:
             (2 / (5 * self.d_model)) ** 0.5 if self.init_std is None else self.init_std
         )
         depth = (2 * self.layers) ** 0.5 if self.init == "depth-scaled" else 1.0
+        head_norm = dataclasses.replace(
+            self.norm_config, kind="rmsnorm", use_bias=False
+        )
         attention = AttentionConfig(
             d_model=self.d_model,
             num_heads=self.heads,
             num_kv_heads=self.num_kv_heads,
             head_width=self.head_width,
-            use_bias=self.attn_bias,
+            use_bias=self.attn_bias or self.qkv_bias,
+            use_out_bias=self.attn_bias,
             rope=self.rope_config,
             backend=self.attention,
             recompute=self.remat == "attention",
+            scale=self.attention_scale,
+            soft_cap=self.attn_soft_cap,
+            qk_norm=head_norm if self.qk_norm else None,
         )
         return BlockConfig(
             attention=attention,
             d_ff=self.ffn_width,
             activation=self.activation,
             mlp_bias=self.mlp_bias,
-            norm=self.norm,
-            norm_eps=self.norm_eps,
-            norm_bias=self.norm_bias,
+            norm=self.norm_config,
+            post_norms=self.post_norms,
             dropout=self.dropout,
             std=std,
             out_std=std / depth,
         )
+
+
+def yarn_magnitude(scaling: float, factor: float = 1.0) -> float:
+    """Return 0.1 factor ln(scaling) + 1, and 1 where nothing is scaled.
+
+    Source: Peng et al. 2023, arXiv:2309.00071, eq. 22; the factor, DeepSeek-V2,
+    arXiv:2405.04434, section 3.1.4.
+    """
+    return 1.0 if scaling <= 1 else 0.1 * factor * math.log(scaling) + 1.0
+
+
+def _or_else(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def _flag(name: str) -> str:

@@ -33,7 +33,7 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> float:
     """
     d, heads, h = config.d_model, config.heads, config.head_width
     attention = d * h * (2 * heads + 2 * config.num_kv_heads)
-    ffn = d * config.ffn_width * (3 if config.activation == "swiglu" else 2)
+    ffn = d * config.ffn_width * (3 if config.is_gated else 2)
     weights = config.layers * (attention + ffn) + config.vocab_size * d
     pairs = sum(visible_pairs(seq_len, kind.window) for kind in config.kinds)
     return 3.0 * (2 * weights + 4 * heads * h * pairs / seq_len)

@@ -67,11 +67,16 @@ class Transformer(nnx.Module):
         self.config = config
         std = config.block_config.std
         vocab, d = config.padded_vocab, config.d_model
-        self.embed = Embedding(vocab, d, std=std, rngs=rngs)
-        self.blocks = _stacked_blocks(config, rngs, partition, tp_chunks, adapters)
-        self.final_norm = Norm(
-            d, kind=config.norm, eps=config.norm_eps, use_bias=config.norm_bias
+        self.embed = Embedding(
+            vocab,
+            d,
+            std=std,
+            rngs=rngs,
+            scale=config.embed_scale,
+            num_positions=config.learned_positions,
         )
+        self.blocks = _stacked_blocks(config, rngs, partition, tp_chunks, adapters)
+        self.final_norm = Norm(d, config.norm_config)
         self.head = Head(
             vocab,
             d,
@@ -80,21 +85,27 @@ class Transformer(nnx.Module):
             scale=config.logit_scale,
             std=std,
             rngs=rngs,
+            soft_cap=config.logit_soft_cap,
         )
 
     def start(
-        self, tokens: Int[Array, "B T"], *, key: DropoutKey | None = None
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"] | None = None,
+        *,
+        key: DropoutKey | None = None,
     ) -> Float[Array, "B t D"]:
         """Embed the tokens: what enters the first block.
 
         Args:
           tokens: token ids.
+          positions: of each token in its document; a model with learned ones needs it.
           key: where dropout masks come from; None in evaluation.
         Returns:
           this device's t = T/tp positions.
         """
         at_start = None if key is None else key.at(0)
-        return dropout(self.embed(tokens), self.config.dropout, at_start)
+        return dropout(self.embed(tokens, positions), self.config.dropout, at_start)
 
     def context(
         self, positions: Int[Array, "B T"], segments: Int[Array, "B T"] | None
@@ -105,8 +116,11 @@ class Transformer(nnx.Module):
           positions: position of each token in its document.
           segments: document of each token; None is one document a row.
         """
+        windowed = self.config.windowed_rope_config
         return Context(
-            cos_sin=angles(positions, self.config.rope_config), segments=segments
+            cos_sin=angles(positions, self.config.rope_config),
+            segments=segments,
+            windowed_cos_sin=None if windowed is None else angles(positions, windowed),
         )
 
     def run_layers(

@@ -178,6 +178,7 @@ def _backend(
             seq_len=config.data.seq_len,
             window=window,
             segments=config.data.isolate_documents,
+            soft_cap=config.model.attn_soft_cap,
             backend=asked,
         ).name
     except ValueError:

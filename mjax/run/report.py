@@ -60,13 +60,16 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
             seq_len=seq_len,
             window=window,
             segments=config.data.isolate_documents,
+            soft_cap=model.attn_soft_cap,
             backend=model.attention,
         )
         others = "".join(
             f"; not {name}: {why}" for name, why in choice.rejected.items()
         )
+        cap = model.attn_soft_cap
+        capped = "" if cap is None else f", soft cap {cap:g}"
         lines.append(
-            f"attention, window {window or 'full'}: {choice.name} "
+            f"attention, window {window or 'full'}{capped}: {choice.name} "
             f"({choice.reason}{others})"
         )
     norm = layer_norm.choose(

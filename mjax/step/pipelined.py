@@ -110,7 +110,7 @@ class Pipelined(Forward):
 
         def embed(ends: Params, micro: Batch) -> Array:
             bound = self._bind(ends, weights.chunks)
-            return bound.start(micro["tokens"], key=at(micro))
+            return bound.start(micro["tokens"], micro["positions"], key=at(micro))
 
         def context(micro: Batch) -> Any:
             positions, segments = micro["positions"], micro.get("segments")

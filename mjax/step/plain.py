@@ -108,7 +108,7 @@ class Plain(Forward):
 
         def start(embed: Params) -> Array:
             model = self._bind(whole | {"embed": embed}, weights.stacked)
-            return model.start(micro["tokens"], key=at)
+            return model.start(micro["tokens"], micro["positions"], key=at)
 
         def loss(ends: Params, y: Array) -> Float[Array, ""]:
             return self._bind(ends, weights.stacked).loss(y, micro["targets"]) * scale
@@ -162,7 +162,7 @@ class Plain(Forward):
         """Return the bound model, and what leaves the last block; no dropout."""
         whole = self._whole(ends) if self.level == 3 else ends
         model = self._bind(whole, weights.stacked)
-        x = model.start(micro["tokens"])
+        x = model.start(micro["tokens"], micro["positions"])
         y, *_ = self._layers(model, micro, None).forward(x, weights, keep=False)
         return model, y
 

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from mjax.hardware.described import described_mesh
 from mjax.hardware.gpus import GPUS
 from mjax.layers.block import ParallelBlock
-from mjax.layers.config import Activation
+from mjax.layers.config import Activation, NormConfig
 from mjax.layers.embed import Embedding, Head
 from mjax.layers.linear import column_parallel, row_parallel
 from mjax.layers.mlp import Mlp
@@ -139,7 +139,8 @@ def norm_cases() -> Iterator[Case]:
 
 
 def _norm_cases(kind: Any, d: int) -> Iterator[Case]:
-    graph, params = abstract(lambda: Norm(d, kind=kind, eps=1e-5, use_bias=False))
+    config = NormConfig(kind=kind, eps=1e-5, use_bias=False)
+    graph, params = abstract(lambda: Norm(d, config))
     x = activations(d)
 
     def norm(params: Any, x: jax.Array) -> jax.Array:

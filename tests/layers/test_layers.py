@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from mjax.kernels.cross_entropy import reference, tuning
 from mjax.kernels.cross_entropy.tuning import ChunkedTuning
-from mjax.layers.config import RopeConfig
+from mjax.layers.config import NormConfig, RopeConfig
 from mjax.layers.dropout import DropoutKey, dropout
 from mjax.layers.loss import NO_TARGET, summed_nll
 from mjax.layers.norm import Norm
@@ -31,7 +31,7 @@ def on_mesh(f, shape, in_specs, out_specs):
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
 def test_norm_is_its_formula(kind) -> None:
     x = np.random.default_rng(0).normal(1.0, 2.0, (2, 3, 16))
-    norm = Norm(16, kind=kind, eps=1e-3, use_bias=kind == "layernorm")
+    norm = Norm(16, NormConfig(kind=kind, eps=1e-3, use_bias=kind == "layernorm"))
     norm.scale[...] = jnp.arange(16, dtype=jnp.float32)
     centred = x - x.mean(-1, keepdims=True) if kind == "layernorm" else x
     expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3)
@@ -43,7 +43,7 @@ def test_norm_is_its_formula(kind) -> None:
 def test_norm_of_bfloat16_takes_its_statistics_in_float32() -> None:
     # In bfloat16 the mean of 257 equal numbers would already be off.
     x = jnp.full((1, 1, 257), 3.0, jnp.bfloat16).at[0, 0, 0].set(300.0)
-    norm = Norm(257, kind="rmsnorm", eps=0.0, use_bias=False)
+    norm = Norm(257, NormConfig(kind="rmsnorm", eps=0.0, use_bias=False))
     expected = 300.0 / np.sqrt((256 * 9.0 + 300.0**2) / 257)
     assert float(norm(x)[0, 0, 0]) == pytest.approx(expected, rel=2**-8)
 

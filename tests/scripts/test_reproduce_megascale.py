@@ -24,6 +24,7 @@ ROWS = paper.STRONG_SCALING
 READ_IN_TABLE_1 = {
     *("layers", "d_model", "heads", "head_width", "kv_heads", "gated", "parallel"),
     *("vocab_size", "seq_len", "sizes", "chunks", "microbatches"),
+    *("post_norms", "learned_positions"),
 }
 """Fields of a case that are sizes and layouts, or follow from them."""
 

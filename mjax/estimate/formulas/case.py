@@ -11,6 +11,8 @@ from typing import Literal
 from mjax.hardware.gpus import Gpu
 from mjax.mesh.axes import AxisSizes
 
+_MAY_BE_0 = ("zero", "learned_positions")
+
 Remat = Literal["none", "attention", "dots", "full"]
 """What the backward pass computes again, as `--model.remat`."""
 
@@ -29,6 +31,10 @@ class Case:
     """The feed-forward layer has a gate: three matrices, not two."""
     parallel: bool
     """The parallel block, with fused projections; else the serial one."""
+    post_norms: bool = False
+    """What a branch adds is normalised too."""
+    learned_positions: int = 0
+    """Vectors in the table of positions, which every GPU holds whole."""
     vocab_size: int
     seq_len: int
     visible_keys: float | None = None
@@ -57,7 +63,7 @@ class Case:
         """Refuse what no run can be."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if type(value) is int and field.name != "zero" and value < 1:
+            if type(value) is int and field.name not in _MAY_BE_0 and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
         if self.zero not in range(4):
             raise ValueError(f"zero must be from 0 to 3, got {self.zero}")

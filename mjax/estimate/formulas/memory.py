@@ -59,6 +59,7 @@ def memory(
     """
     sizes = case.sizes
     tables = (1 if tied else 2) * case.vocab_size * case.d_model / sizes.tp
+    tables += case.learned_positions * case.d_model
     weights = case.gpu_weights + tables
     sharded = weights / sizes.dp_shard
     grads = weights
@@ -97,6 +98,7 @@ def layer_bytes(case: Case) -> float:
     qkv = (case.heads + 2 * case.kv_heads) * case.head_width
     core = case.heads * case.head_width
     up = (2 if case.gated else 1) * case.d_ff
+    adds = branches * case.d_model * (2 if case.post_norms else 1)
     # What the first product of each branch reads: gathered at once, it is kept whole.
     gathered = branches * case.d_model * (case.sizes.tp if case.tp_chunks == 1 else 1)
     entries = {
@@ -104,7 +106,7 @@ def layer_bytes(case: Case) -> float:
         # The layer's input, and the outputs of the projections.
         "dots": case.d_model + qkv + up + branches * case.d_model,
         # In and out of norms, q k v, the core's output, in and out of the activation.
-        "attention": (branches * case.d_model + gathered + qkv + core + up + case.d_ff),
+        "attention": adds + gathered + qkv + core + up + case.d_ff,
     }
     policy = "attention" if case.remat == "none" else case.remat
     per_token = entries[policy] * case.param_bytes

@@ -152,14 +152,15 @@ def _layer_attention_flops(case: Case) -> float:
 def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> float:
     """Norms, residual sums, rotation, activation: traffic and gaps, one microbatch."""
     branches = 1 if case.parallel else 2
+    norms = branches * (2 if case.post_norms else 1)
     entries = (
-        branches * (2 + 3) * case.d_model  # norm: in, out; sum: two in, one out
+        (2 * norms + 3 * branches) * case.d_model  # norm: in, out; sum: 2 in, 1 out
         + 2 * (case.heads + case.kv_heads) * case.head_width  # rotation: in, out
         + (3 if case.gated else 2) * case.d_ff  # activation: in, gate, out
     )
     num_bytes = entries * case.tokens * case.param_bytes / case.sizes.tp
     rate = device.memory_bytes_per_s * constants.memory_efficiency
-    kernels = constants.elementwise_passes * (2 * branches + 2) + 2 * branches + 1
+    kernels = constants.elementwise_passes * (norms + branches + 2) + 2 * branches + 1
     again = case.remat in ("dots", "full")
     traffic = constants.elementwise_passes * num_bytes / rate
     forward = traffic + kernels * constants.kernel_s

@@ -20,6 +20,7 @@ def linear_cross_entropy(
     *,
     scale: float,
     vocabulary: Vocabulary,
+    soft_cap: float | None = None,
 ) -> Float[Array, ""]:
     """Return the sum over positions of -log softmax((x w^T + bias) scale)[target].
 
@@ -39,6 +40,7 @@ def linear_cross_entropy(
       first_token: token id of row 0 of w.
       scale: factor on the logits.
       vocabulary: its size, and how devices that share it combine numbers.
+      soft_cap: scaled logits z become soft_cap * tanh(z / soft_cap); None leaves them.
     Returns:
       nats, float32; equal on all devices that share the vocabulary.
     Raises:
@@ -46,7 +48,9 @@ def linear_cross_entropy(
     """
     _check(x, w, bias, targets)
     num_chunks = tuning.CHUNKED.num_chunks(targets.size, w.shape[0])
-    options = chunked.Options(num_chunks=num_chunks, scale=scale, vocabulary=vocabulary)
+    options = chunked.Options(
+        num_chunks=num_chunks, scale=scale, vocabulary=vocabulary, soft_cap=soft_cap
+    )
     flat = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
     return chunked.summed_nll(options, *flat, w, bias, first_token)
 

@@ -49,6 +49,8 @@ class Options:
     """Factor on the logits."""
     vocabulary: Vocabulary
     """Its size, and how devices that share it combine numbers."""
+    soft_cap: float | None = None
+    """Bound on the magnitude of the scaled logits; None is no bound."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -124,6 +126,10 @@ def _nll(
     vocabulary, scale = options.vocabulary, options.scale
     z = jnp.einsum("nd,vd->nv", x, w, preferred_element_type=_F32)
     z = (z if bias is None else z + bias[None].astype(_F32)) * scale
+    cap, slope = options.soft_cap, None
+    if cap is not None:
+        z = jnp.tanh(z / cap)
+        z, slope = cap * z, 1.0 - z * z
     token_ids = (first_token + jnp.arange(w.shape[0]))[None]
     z = jnp.where(token_ids < vocabulary.size, z, -jnp.inf)
     top = vocabulary.maximum(z.max(-1))
@@ -134,4 +140,5 @@ def _nll(
     predicted = targets >= 0
     nll = jnp.where(predicted, log_total - target_logit, 0.0)
     dz = jnp.exp(z - log_total[:, None]) - hit.astype(_F32)
+    dz = dz if slope is None else dz * slope
     return nll, jnp.where(predicted[:, None], dz * scale, 0.0)

@@ -18,6 +18,7 @@ def summed_nll(
     *,
     scale: float,
     vocab_size: int,
+    soft_cap: float | None = None,
 ) -> Float[Array, ""]:
     """Return the sum of -log softmax((x w^T + bias) scale)[target] over positions.
 
@@ -28,11 +29,15 @@ def summed_nll(
       targets: token ids; negative ones add 0.
       scale: factor on the logits.
       vocab_size: V.
+      soft_cap: bound on the magnitude of the scaled logits, or None.
     """
     f32, exact = jnp.float32, jax.lax.Precision.HIGHEST
     logits = jnp.einsum("btd,vd->btv", x.astype(f32), w.astype(f32), precision=exact)
     if bias is not None:
         logits = logits + bias.astype(f32)[None, None]
-    logp = jax.nn.log_softmax((logits * scale)[..., :vocab_size])
+    logits = logits * scale
+    if soft_cap is not None:
+        logits = soft_cap * jnp.tanh(logits / soft_cap)
+    logp = jax.nn.log_softmax(logits[..., :vocab_size])
     picked = jnp.take_along_axis(logp, jnp.maximum(targets, 0)[..., None], -1)[..., 0]
     return -jnp.where(targets < 0, 0.0, picked).sum()

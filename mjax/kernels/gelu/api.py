@@ -1,4 +1,4 @@
-"""GELU and SwiGLU with their biases.
+"""GELU, SwiGLU and GeGLU with their biases.
 
 Enters: outputs of the input projections, and biases. Leaves: the input of the output
 projection, computed in float32, in the dtype of the arguments. For the backward pass
@@ -41,3 +41,21 @@ def swiglu(
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6, without its projections.
     """
     return xla.swiglu(up, gate, up_bias, gate_bias)
+
+
+def geglu_tanh(
+    up: Float[Array, "*dims F"],
+    gate: Float[Array, "*dims F"],
+    up_bias: Float[Array, " F"] | None,
+    gate_bias: Float[Array, " F"] | None,
+) -> Float[Array, "*dims F"]:
+    """Return gelu(gate + gate_bias) (up + up_bias), gelu in its tanh form.
+
+    Args:
+      up: activations, any float dtype.
+      gate: activations, dtype of up.
+      up_bias: summands, or None.
+      gate_bias: summands, or None.
+    Source: Shazeer 2020, arXiv:2002.05202, eq. 6, without its projections.
+    """
+    return xla.geglu_tanh(up, gate, up_bias, gate_bias)

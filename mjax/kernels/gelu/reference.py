@@ -1,4 +1,4 @@
-"""GELU and SwiGLU as their formulas read, in float32.
+"""GELU, SwiGLU and GeGLU as their formulas read, in float32.
 
 Enters: outputs of the input projections, and biases. Leaves: the input of the output
 projection. The forward passes of `xla` are these very functions: compiled for a GPU
@@ -26,6 +26,17 @@ def swiglu(
     """Return silu(gate + its bias) (up + its bias); arguments as in `api.swiglu`."""
     gated = jax.nn.silu(add_bias(gate, gate_bias)) * add_bias(up, up_bias)
     return gated.astype(up.dtype)
+
+
+def geglu_tanh(
+    up: Float[Array, "*dims F"],
+    gate: Float[Array, "*dims F"],
+    up_bias: Float[Array, " F"] | None,
+    gate_bias: Float[Array, " F"] | None,
+) -> Float[Array, "*dims F"]:
+    """Return gelu(gate + its bias) (up + its bias); arguments as in `api`."""
+    opened = jax.nn.gelu(add_bias(gate, gate_bias), approximate=True)
+    return (opened * add_bias(up, up_bias)).astype(up.dtype)
 
 
 def add_bias(

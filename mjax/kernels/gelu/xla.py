@@ -1,7 +1,7 @@
-"""GELU and SwiGLU in plain JAX, which keep their arguments and nothing else.
+"""GELU, SwiGLU and GeGLU in plain JAX, which keep their arguments and nothing else.
 
 Automatic differentiation keeps, from a forward pass that is not computed again, the
-slopes (GELU) or four intermediates (SwiGLU), each as large as an argument. Here the
+slopes (GELU) or the intermediates (gated), each as large as an argument. Here the
 backward pass makes them again from the arguments, in the one kernel that uses them.
 
 The derivatives are written out because that of erf in jax 0.12.0 fails inside shard_map
@@ -77,6 +77,28 @@ def _swiglu_backward(saved: Any, g: Any) -> tuple[Any, Any, Any, Any]:
 
 
 swiglu.defvjp(_swiglu_forward, _swiglu_backward)
+
+
+@jax.custom_vjp
+def geglu_tanh(up: Any, gate: Any, up_bias: Any, gate_bias: Any) -> Any:
+    """Return gelu(gate) up, biases added; arguments as in the entry point."""
+    return reference.geglu_tanh(up, gate, up_bias, gate_bias)
+
+
+def _geglu_tanh_forward(*args: Any) -> tuple[Any, Any]:
+    return geglu_tanh(*args), args
+
+
+def _geglu_tanh_backward(saved: Any, g: Any) -> tuple[Any, Any, Any, Any]:
+    up, gate, up_bias, gate_bias = saved
+    y, z = reference.add_bias(up, up_bias), reference.add_bias(gate, gate_bias)
+    opened = jax.nn.gelu(z, approximate=True)
+    d_up, d_up_bias = _gradients(opened, g, up, up_bias)
+    d_gate, d_gate_bias = _gradients(y * _tanh_slope(z), g, gate, gate_bias)
+    return d_up, d_gate, d_up_bias, d_gate_bias
+
+
+geglu_tanh.defvjp(_geglu_tanh_forward, _geglu_tanh_backward)
 
 
 def _gradients(slope: jax.Array, g: Any, x: Any, bias: Any) -> tuple[Any, Any]:

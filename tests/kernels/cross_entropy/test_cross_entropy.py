@@ -33,11 +33,12 @@ def make_inputs(B=2, T=15, D=8, V=24, dtype=jnp.float32):
     )
 
 
-def in_chunks(num_chunks, scale, vocab_size, targets, x, w, bias):
+def in_chunks(num_chunks, scale, vocab_size, targets, x, w, bias, soft_cap=None):
     options = chunked.Options(
         num_chunks=num_chunks,
         scale=scale,
         vocabulary=chunked.Vocabulary(size=vocab_size),
+        soft_cap=soft_cap,
     )
     flat = x.reshape(-1, x.shape[-1])
     return chunked.summed_nll(options, flat, targets.reshape(-1), w, bias, 0)
@@ -71,6 +72,23 @@ def test_loss_and_gradients_are_the_reference(num_chunks, with_bias) -> None:
         return reference.summed_nll(x, w, bias, targets, scale=0.7, vocab_size=21)
 
     assert_close(got, run(dense, x, w, bias), F32_TOLERANCE)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 4])
+def test_capped_logits_are_those_of_the_reference(num_chunks) -> None:
+    """Logits go up to 8, so that a cap of 2 bends most of them."""
+    x, w, bias, targets = make_inputs()
+    capped = functools.partial(in_chunks, num_chunks, 0.7, 21, targets, soft_cap=2.0)
+
+    def dense(x, w, bias):
+        return reference.summed_nll(
+            x, w, bias, targets, scale=0.7, vocab_size=21, soft_cap=2.0
+        )
+
+    want = run(dense, x, w, bias)
+    assert_close(run(capped, x, w, bias), want, F32_TOLERANCE)
+    without = run(functools.partial(in_chunks, 1, 0.7, 21, targets), x, w, bias)
+    assert abs(without[0] - want[0]) > 1.0
 
 
 @pytest.mark.slow

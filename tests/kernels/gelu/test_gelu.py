@@ -1,4 +1,4 @@
-"""GELU and SwiGLU: the written derivatives are those of the formulas."""
+"""GELU, SwiGLU and GeGLU: the written derivatives are those of the formulas."""
 
 import functools
 
@@ -13,7 +13,8 @@ from mjax.kernels.gelu import api, reference
 F32_TOLERANCE = 1e-5
 # bfloat16: the sum with the bias, the slope and the product with g round by 2^-9 each.
 BF16_TOLERANCE = 2e-2
-NAMES = ("gelu", "gelu_tanh", "swiglu")
+GATED = ("swiglu", "geglu_tanh")
+NAMES = ("gelu", "gelu_tanh", *GATED)
 
 
 def case(name, module, use_bias, dtype=jnp.float32):
@@ -21,9 +22,10 @@ def case(name, module, use_bias, dtype=jnp.float32):
     keys = jax.random.split(jax.random.key(0), 5)
     x, y, g = (3 * jax.random.normal(k, (2, 50, 8), dtype) for k in keys[:3])
     biases = [jax.random.normal(k, (8,), dtype) for k in keys[3:]]
-    if name == "swiglu":
+    if name in GATED:
         args = (x, y, *biases) if use_bias else (x, y)
-        return lambda x, y, b=None, c=None: module.swiglu(x, y, b, c), args, g
+        gated = getattr(module, name)
+        return lambda x, y, b=None, c=None: gated(x, y, b, c), args, g
     function = functools.partial(module.gelu, tanh=name == "gelu_tanh")
     args = (x, biases[0]) if use_bias else (x,)
     return lambda x, b=None: function(x, b), args, g
@@ -60,6 +62,7 @@ def test_slopes_are_right_far_from_zero(name) -> None:
         "gelu": functools.partial(api.gelu, bias=None, tanh=False),
         "gelu_tanh": functools.partial(api.gelu, bias=None, tanh=True),
         "swiglu": lambda x: api.swiglu(jnp.ones_like(x), x, None, None),
+        "geglu_tanh": lambda x: api.geglu_tanh(jnp.ones_like(x), x, None, None),
     }
     slope = jax.grad(lambda x: functions[name](x).sum())(far)
     # silu'(-20) = -19 exp(-20).
