@@ -16,7 +16,7 @@ from mjax.model.config import ModelConfig
 
 Json = dict[str, Any]
 
-_MOST_LAYERS = 100_000  # each has tensors of its own, which are listed
+MOST_LAYERS = 100_000  # each has tensors of its own, which are listed
 
 
 def pattern(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -36,22 +36,28 @@ def fraction(width: int, head_width: int) -> float:
 
 # ------------------------------------------------------------------------------- GPT-J
 
-_GPTJ_ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
+GELUS: dict[str, Literal["gelu", "gelu_tanh"]] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu": "gelu",
 }
 
 
+def gelu_of(keys: Keys) -> Literal["gelu", "gelu_tanh"]:
+    """Take the activation function of GPT-J and GPT-2."""
+    activation = keys.text("activation_function", "gelu_new")
+    if activation not in GELUS:
+        raise ValueError(
+            "config.json: activation_function must be one of "
+            f"{', '.join(GELUS)}, got {activation}"
+        )
+    return GELUS[activation]
+
+
 def read_gptj(keys: Keys) -> ModelConfig:
     """Translate the keys of a GPT-J model."""
     d_model, heads = keys.size("n_embd"), keys.size("n_head")
-    activation = keys.text("activation_function", "gelu_new")
-    if activation not in _GPTJ_ACTIVATIONS:
-        raise ValueError(
-            "config.json: activation_function must be one of "
-            f"{', '.join(_GPTJ_ACTIVATIONS)}, got {activation}"
-        )
+    activation = gelu_of(keys)
     rotated, head_width = keys.size("rotary_dim"), d_model // max(heads, 1)
     if rotated % 2 or not 2 <= rotated <= head_width:
         raise ValueError(
@@ -61,7 +67,7 @@ def read_gptj(keys: Keys) -> ModelConfig:
     keys.expect("rotary", True)
     keys.expect("scale_attn_weights", True)
     return ModelConfig(
-        layers=keys.size("n_layer", most=_MOST_LAYERS),
+        layers=keys.size("n_layer", most=MOST_LAYERS),
         d_model=d_model,
         heads=heads,
         d_ff=keys.size("n_inner", None, or_null=True),
@@ -69,7 +75,7 @@ def read_gptj(keys: Keys) -> ModelConfig:
         block="parallel",
         norm="layernorm",
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        activation=_GPTJ_ACTIVATIONS[activation],
+        activation=activation,
         rope_fraction=fraction(rotated, head_width),
         rope_interleaved=True,
         tie_embeddings=keys.flag("tie_word_embeddings", False),
@@ -100,25 +106,31 @@ def write_gptj(model: ModelConfig, seq_len: int) -> Json:
 # ------------------------------------------- what Cohere2, Llama and Mistral have alike
 
 
-def _read_alike(keys: Keys, *, kv_heads: int | None) -> Json:
+def read_alike(keys: Keys, *, kv_heads: int | None) -> Json:
     """Take the keys of sizes and positions; kv_heads is what an absent key means."""
     keys.expect("hidden_act", "silu")
+    return {**read_sizes(keys, kv_heads=kv_heads), **keys.rotary()}
+
+
+def read_sizes(
+    keys: Keys, *, kv_heads: int | None, head_dim: int | None = None
+) -> Json:
+    """Take the sizes; the arguments are what absent keys mean."""
     return {
-        "layers": keys.size("num_hidden_layers", most=_MOST_LAYERS),
+        "layers": keys.size("num_hidden_layers", most=MOST_LAYERS),
         "d_model": keys.size("hidden_size"),
         "heads": keys.size("num_attention_heads"),
         # Null is as many as query heads, for both of us.
         "kv_heads": keys.size("num_key_value_heads", kv_heads, or_null=True),
-        "head_dim": keys.size("head_dim", None, or_null=True),
+        "head_dim": keys.size("head_dim", head_dim, or_null=True),
         "d_ff": keys.size("intermediate_size"),
         "vocab_size": keys.size("vocab_size"),
         "activation": "swiglu",
-        **keys.rotary(),
     }
 
 
-def _write_alike(model: ModelConfig, seq_len: int) -> Json:
-    linear = {"rope_type": "linear", "type": "linear", "factor": model.rope_scaling}
+def write_alike(model: ModelConfig, seq_len: int) -> Json:
+    """Give a model the keys of sizes and positions."""
     return {
         "num_hidden_layers": model.layers,
         "hidden_size": model.d_model,
@@ -131,19 +143,41 @@ def _write_alike(model: ModelConfig, seq_len: int) -> Json:
         # In the form of transformers 4, which 5 reads too. The reverse is not so: 4
         # would overlook the keys of 5 and rotate with its default.
         "rope_theta": model.rope_base,
-        "rope_scaling": None if model.rope_scaling == 1.0 else linear,
+        "rope_scaling": _rope_scaling(model),
         "attention_dropout": 0.0,
+    }
+
+
+def _rope_scaling(model: ModelConfig) -> Json | None:
+    kind, rope = model.rope_type, model.rope_config
+    if kind == "linear" and rope.scaling == 1.0:
+        return None
+    options = {"rope_type": kind, "type": kind, "factor": rope.scaling}
+    if kind == "linear":
+        return options
+    options["original_max_position_embeddings"] = rope.original_len
+    if kind == "llama3":
+        turns = {
+            "low_freq_factor": rope.slow_turns,
+            "high_freq_factor": rope.fast_turns,
+        }
+        return options | turns
+    return options | {
+        "beta_slow": rope.slow_turns,
+        "beta_fast": rope.fast_turns,
+        "truncate": rope.truncate,
+        "attention_factor": rope.magnitude,
     }
 
 
 # ----------------------------------------------------------------------------- Cohere2
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_cohere2(keys: Keys) -> ModelConfig:
     """Translate the keys of a Cohere2 model."""
-    alike = _read_alike(keys, kv_heads=None)
+    alike = read_alike(keys, kv_heads=None)
     width = alike["d_model"] // max(alike["heads"], 1)
     if alike["head_dim"] not in (None, width):
         raise ValueError(
@@ -166,8 +200,8 @@ def read_cohere2(keys: Keys) -> ModelConfig:
         norm="layernorm",
         norm_eps=keys.number("layer_norm_eps", 1e-5),
         # Layers that see all keys have no positions.
-        window=pattern([window if kind == _SLIDING else None for kind in kinds]),
-        rope=pattern([kind == _SLIDING for kind in kinds]),
+        window=pattern([window if kind == SLIDING else None for kind in kinds]),
+        rope=pattern([kind == SLIDING for kind in kinds]),
         rope_interleaved=True,
         tie_embeddings=tied,
         attn_bias=keys.flag("attention_bias", False),
@@ -185,12 +219,17 @@ def _cohere2_kinds(keys: Keys, layers: int) -> list[str]:
                 "config.json: sliding_window_pattern and layer_switch must be one "
                 f"positive number, got {every} and {switch}"
             )
-        return [_SLIDING if (i + 1) % every else _FULL for i in range(layers)]
-    known = isinstance(kinds, list) and all(k in (_SLIDING, _FULL) for k in kinds)
+        return [SLIDING if (i + 1) % every else FULL for i in range(layers)]
+    return check_kinds(kinds, layers)
+
+
+def check_kinds(kinds: Any, layers: int) -> list[str]:
+    """Refuse what is no list of a kind for each layer."""
+    known = isinstance(kinds, list) and all(k in (SLIDING, FULL) for k in kinds)
     if not known or len(kinds) != layers:
         raise ValueError(
-            f"config.json: layer_types must have {layers} entries, {_SLIDING} or "
-            f"{_FULL}, got {kinds}"
+            f"config.json: layer_types must have {layers} entries, {SLIDING} or "
+            f"{FULL}, got {kinds}"
         )
     return kinds
 
@@ -199,9 +238,9 @@ def write_cohere2(model: ModelConfig, seq_len: int) -> Json:
     """Give a model the keys of Cohere2, for sequences of a length."""
     windows = [kind.window for kind in model.kinds if kind.window is not None]
     return {
-        **_write_alike(model, seq_len),
+        **write_alike(model, seq_len),
         "layer_norm_eps": model.norm_eps,
-        "layer_types": [_SLIDING if kind.window else _FULL for kind in model.kinds],
+        "layer_types": [SLIDING if kind.window else FULL for kind in model.kinds],
         # transformers wants a number even where no layer uses it.
         "sliding_window": windows[0] if windows else seq_len,
         "attention_bias": model.attn_bias,
@@ -214,12 +253,8 @@ def write_cohere2(model: ModelConfig, seq_len: int) -> Json:
 
 def read_llama(keys: Keys) -> ModelConfig:
     """Translate the keys of a Llama model."""
-    alike = _read_alike(keys, kv_heads=None)
-    if alike["d_model"] % max(alike["heads"], 1):
-        raise ValueError(
-            "config.json: hidden_size must be a multiple of num_attention_heads "
-            f"{alike['heads']} in llama, got {alike['d_model']}"
-        )
+    alike = read_alike(keys, kv_heads=None)
+    check_multiple(alike, "llama")
     return ModelConfig(
         **alike,
         block="serial",
@@ -231,10 +266,19 @@ def read_llama(keys: Keys) -> ModelConfig:
     )
 
 
+def check_multiple(alike: Json, family: str) -> None:
+    """Refuse a width that does not divide among the heads, as transformers does."""
+    if alike["d_model"] % max(alike["heads"], 1):
+        raise ValueError(
+            "config.json: hidden_size must be a multiple of num_attention_heads "
+            f"{alike['heads']} in {family}, got {alike['d_model']}"
+        )
+
+
 def write_llama(model: ModelConfig, seq_len: int) -> Json:
     """Give a model the keys of Llama, for sequences of a length."""
     return {
-        **_write_alike(model, seq_len),
+        **write_alike(model, seq_len),
         "rms_norm_eps": model.norm_eps,
         "attention_bias": model.attn_bias,
         "mlp_bias": model.mlp_bias,
@@ -247,7 +291,7 @@ def read_mistral(keys: Keys) -> ModelConfig:
     keys.expect("mlp_bias", False)
     window = keys.size("sliding_window", 4096, or_null=True)
     return ModelConfig(
-        **_read_alike(keys, kv_heads=8),
+        **read_alike(keys, kv_heads=8),
         block="serial",
         norm="rmsnorm",
         norm_eps=keys.number("rms_norm_eps", 1e-6),
@@ -259,7 +303,7 @@ def read_mistral(keys: Keys) -> ModelConfig:
 def write_mistral(model: ModelConfig, seq_len: int) -> Json:
     """Give a model the keys of Mistral, for sequences of a length."""
     return {
-        **_write_alike(model, seq_len),
+        **write_alike(model, seq_len),
         "rms_norm_eps": model.norm_eps,
         "sliding_window": model.kinds[0].window,
     }

@@ -82,7 +82,8 @@ def write(
                         continue
                     for layer, ours in enumerate(slab, first):
                         name = tensor.name.format(layer)
-                        writer.write(name, tensor.to_theirs(ours))
+                        corner = tensor.corner(ours.shape)
+                        writer.write(name, tensor.to_theirs(ours), *corner)
     return chosen.name
 
 

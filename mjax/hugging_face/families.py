@@ -9,16 +9,20 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mjax.hugging_face import configs
+from mjax.hugging_face import configs, gemma, gpt2, qwen
 from mjax.hugging_face.configs import Json
 from mjax.hugging_face.keys import Keys
-from mjax.hugging_face.tensors import COHERE2, GPTJ, LLAMA, Tensors
+from mjax.hugging_face.tensors import COHERE2, GEMMA, GPT2, GPTJ, LLAMA, QWEN3, Tensors
 from mjax.model.config import ModelConfig
 
 _FREE = ("vocab_multiple", "dropout", "init", "init_std", "attention", "remat")
 """Fields that change neither the parameters that count nor what is computed of them."""
 
-_ROPE = ("rope_base", "rope_scaling", "rope_fraction", "rope_interleaved")
+_TURNS = ("rope_slow_turns", "rope_fast_turns", "rope_magnitude", "rope_truncate")
+_ROPE = (
+    *("rope_base", "rope_scaling", "rope_fraction", "rope_interleaved", "rope_type"),
+    *("rope_original_len", "rope_windowed_base", *_TURNS),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +102,14 @@ def hf_config(
 
 def _express(family: Family, model: ModelConfig, seq_len: int) -> Json:
     """Write in the form of a family what it can hold, and see what comes back."""
-    theirs: Json = {
-        "architectures": [family.architecture],
-        "model_type": family.name,
-        "vocab_size": model.vocab_size,
-        "tie_word_embeddings": model.tie_embeddings,
-        **family.write(model, seq_len),
-    }
     try:
+        theirs: Json = {
+            "architectures": [family.architecture],
+            "model_type": family.name,
+            "vocab_size": model.vocab_size,
+            "tie_word_embeddings": model.tie_embeddings,
+            **family.write(model, seq_len),
+        }
         back = model_config(theirs)
     except ValueError as error:
         raise ValueError(f"{family.name} cannot express this model: {error}") from error
@@ -140,6 +144,16 @@ def essence(model: ModelConfig) -> Json:
             model.rope_config.rotated_width, model.head_width
         ),
     }
+    rope, has_window = model.rope_config, any(kind.window for kind in model.kinds)
+    if model.attn_scale_width == model.head_width:
+        fields["attn_scale_width"] = None
+    if model.rope_type != "linear":
+        fields["rope_slow_turns"] = rope.slow_turns
+        fields["rope_fast_turns"] = rope.fast_turns
+    if model.rope_type == "yarn":
+        fields["rope_magnitude"] = rope.magnitude
+    if not has_window or model.windowed_rope_config == rope:
+        fields["rope_windowed_base"] = None
     return {k: v for k, v in fields.items() if any(model.rope) or k not in _ROPE}
 
 
@@ -179,5 +193,16 @@ FAMILIES = (
         configs.read_mistral,
         configs.write_mistral,
     ),
+    Family("qwen2", "Qwen2ForCausalLM", LLAMA, qwen.read_qwen2, qwen.write_qwen2),
+    Family("qwen3", "Qwen3ForCausalLM", QWEN3, qwen.read_qwen3, qwen.write_qwen3),
+    Family("gemma2", "Gemma2ForCausalLM", GEMMA, gemma.read_gemma2, gemma.write_gemma2),
+    Family(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        GEMMA,
+        gemma.read_gemma3,
+        gemma.write_gemma3,
+    ),
+    Family("gpt2", "GPT2LMHeadModel", GPT2, gpt2.read_gpt2, gpt2.write_gpt2),
 )
 """In the order in which they are tried on a model."""

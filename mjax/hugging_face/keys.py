@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mjax import checked_json
+from mjax.model.config import yarn_magnitude
 
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MOST = 2**31 - 1
 """Larger sizes are no model's; arithmetic on them would end in other errors."""
 _REQUIRED = object()
@@ -20,7 +22,7 @@ _WITHOUT_EFFECT = frozenset(
         *("architectures", "model_type", "transformers_version", "_name_or_path"),
         *("dtype", "torch_dtype", "task_specific_params"),
         # Lengths: rotary positions have no end here.
-        *("max_position_embeddings", "n_positions", "model_max_length"),
+        *("max_position_embeddings", "n_positions", "model_max_length", "n_ctx"),
         # Tokens and generation.
         *("bos_token_id", "eos_token_id", "pad_token_id", "tokenizer_class"),
         *("use_cache", "cache_implementation", "_attn_implementation"),
@@ -28,7 +30,7 @@ _WITHOUT_EFFECT = frozenset(
         # Training, and how products and tables were divided.
         *("initializer_range", "attention_dropout", "attn_pdrop", "embd_pdrop"),
         *("resid_pdrop", "gradient_checkpointing", "pretraining_tp"),
-        "use_parallel_embedding",
+        *("use_parallel_embedding", "reorder_and_upcast_attn"),
         # Heads that are no language models.
         *("id2label", "label2id", "num_labels", "summary_activation", "summary_type"),
         *("summary_first_dropout", "summary_proj_to_labels", "summary_use_proj"),
@@ -97,13 +99,15 @@ class Keys:
                 f"only {only!r}"
             )
 
-    def rotary(self) -> dict[str, float]:
+    def rotary(self, base: float = 10_000.0) -> dict[str, Any]:
         """Take what is said of the rotary frequencies, in the old form or the new.
 
+        Args:
+          base: what an absent rope_theta means.
         Returns:
-          the fields rope_base and rope_scaling.
+          fields of a ModelConfig.
         """
-        base = self.number("rope_theta", 10_000.0)
+        base = self.number("rope_theta", base)
         old, new = self.take("rope_scaling", None), self.take("rope_parameters", None)
         self.expect("partial_rotary_factor", 1.0)
         inner = old or new or {}
@@ -111,18 +115,56 @@ class Keys:
             raise ValueError(
                 f"config.json: rotary options must be a mapping, got {inner!r}"
             )
-        inner = Keys(inner)
-        base = inner.number("rope_theta", base)
+        return self.scaled(inner, base)
+
+    def scaled(self, options: dict[str, Any], base: float) -> dict[str, Any]:
+        """Translate one mapping of rotary options; `base` is that of an absent one."""
+        inner = Keys(options)
+        fields: dict[str, Any] = {"rope_base": inner.number("rope_theta", base)}
         kind = inner.text("type", "default")
         kind = inner.text("rope_type", kind)
         inner.expect("partial_rotary_factor", 1.0)
-        if kind not in ("default", "linear"):
+        if kind not in _ROPE_TYPES:
             raise ValueError(
-                f"config.json: mjax has no rotary scaling of type {kind!r}, only linear"
+                f"config.json: mjax has no rotary scaling of type {kind!r}, only "
+                + ", ".join(_ROPE_TYPES)
             )
-        scaling = inner.number("factor") if kind == "linear" else 1.0
+        if kind != "default":
+            fields["rope_scaling"] = inner.number("factor")
+        if kind in ("llama3", "yarn"):
+            # Without one transformers takes the length that the model is meant for.
+            longest = self.size("max_position_embeddings", None, or_null=True)
+            trained = inner.size("original_max_position_embeddings", longest)
+            fields |= {"rope_type": kind, "rope_original_len": trained}
+        if kind == "llama3":
+            fields["rope_slow_turns"] = inner.number("low_freq_factor")
+            fields["rope_fast_turns"] = inner.number("high_freq_factor")
+        if kind == "yarn":
+            fields |= inner.yarn(fields["rope_scaling"])
         inner.check_empty()
-        return {"rope_base": base, "rope_scaling": scaling}
+        return fields
+
+    def yarn(self, scaling: float) -> dict[str, Any]:
+        """Take the options of yarn; null is the same as absent."""
+        wide, all_dims = self.optional("mscale"), self.optional("mscale_all_dim")
+        magnitude = self.optional("attention_factor")
+        if magnitude is None and wide and all_dims:
+            magnitude = yarn_magnitude(scaling, wide) / yarn_magnitude(
+                scaling, all_dims
+            )
+        return {
+            "rope_slow_turns": self.optional("beta_slow") or 1.0,
+            "rope_fast_turns": self.optional("beta_fast") or 32.0,
+            "rope_truncate": self.flag("truncate", True),
+            "rope_magnitude": magnitude,
+        }
+
+    def optional(self, key: str, default: float | None = None) -> float | None:
+        """Take a finite number, or null; `default` is what an absent key means."""
+        value = self.take(key, default)
+        if value is None:
+            return None
+        return Keys({key: value}).number(key)
 
     def check_empty(self) -> None:
         """Refuse the first key that is left and may matter."""

@@ -6,6 +6,7 @@ read before it is asked for, and then only the rows that were: each process of a
 reads what its devices hold.
 """
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ class HuggingFaceParams:
         Raises:
           ValueError: tensors are absent, unknown, or of another shape.
         """
+        tensors = _as_stored(files, tensors)
         wanted = their_shapes(model, tensors)
         held = {
             name: files.shape(name)
@@ -170,6 +172,19 @@ def flags_of(folder: str | os.PathLike[str]) -> str:
     _, model = read_config(folder)
     flags = [families.flag(name, v) for name, v in families.essence(model).items()]
     return " ".join(["--data.vocab model", *flags])
+
+
+def _as_stored(files: Files, tensors: Tensors) -> Tensors:
+    """Drop the first word of all names if the files do, as OpenAI's GPT-2 does."""
+    table = tensors["embed.table"].name
+    prefix = table.split(".")[0] + "."
+    held = set(files.names())
+    if table in held or table.removeprefix(prefix) not in held:
+        return tensors
+    return {
+        path: dataclasses.replace(tensor, name=tensor.name.removeprefix(prefix))
+        for path, tensor in tensors.items()
+    }
 
 
 def _shown(shape: tuple[int, ...] | None) -> str:

@@ -275,20 +275,30 @@ class Writer:
             first = start + header[name]["data_offsets"][0]
             self._places[name] = _Place(file, first, tuple(shapes[name]), size)
 
-    def write(self, name: str, rows: np.ndarray, first_row: int = 0) -> None:
-        """Write some rows of a tensor, or all.
+    def write(
+        self, name: str, rows: np.ndarray, first_row: int = 0, first_column: int = 0
+    ) -> None:
+        """Write some rows of a tensor, or all; or some columns of a matrix.
 
         Args:
           name: of the tensor.
           rows: [rows, ...], any float dtype: it is cast.
           first_row: place of the first of them.
+          first_column: of a matrix, where a row of `rows` begins in its own.
         """
         place = self._places[name]
+        if rows.ndim == 2 and rows.shape[1] < place.shape[1]:
+            for row, values in enumerate(rows, first_row):
+                self._write(place, values, row * place.shape[1] + first_column)
+            return
         assert rows.shape[1:] == place.shape[1:], (name, rows.shape)
         assert first_row + rows.shape[0] <= place.shape[0], (name, rows.shape)
-        data = np.ascontiguousarray(rows, self._dtype).reshape(-1).view(np.uint8)
-        row_bytes = math.prod(place.shape[1:]) * self._dtype.itemsize
-        place.file.seek(place.first_byte + first_row * row_bytes)
+        self._write(place, rows, first_row * math.prod(place.shape[1:]))
+
+    def _write(self, place: _Place, values: np.ndarray, first: int) -> None:
+        """Write entries that follow each other from the `first` of a tensor on."""
+        data = np.ascontiguousarray(values, self._dtype).reshape(-1).view(np.uint8)
+        place.file.seek(place.first_byte + first * self._dtype.itemsize)
         place.file.write(data)
         place.missing_bytes -= data.size
 

@@ -4,8 +4,8 @@ Our parameters are named by their path, `blocks.attention.wq`, and stacked over 
 layers, `[L, D, N, H]`. Theirs are one tensor a layer, with at most two dims: a
 projection is a matrix `[outputs, inputs]`, as torch multiplies it.
 
-Source: the modules of transformers 5.23 (`modeling_gptj.py`, `modeling_cohere2.py`,
-`modeling_llama.py`, `modeling_mistral.py`), whose attributes give the names.
+Source: the modules of transformers 5.23 (`modeling_gptj.py` and so on for each family),
+whose attributes give the names.
 """
 
 import dataclasses
@@ -31,6 +31,14 @@ class Tensor:
     """Leading dims of ours that a projection sums over; they come last in theirs."""
     is_table: bool = False
     """A row for each token; both have the same form, ours with padding."""
+    is_whole: bool = False
+    """Of a table: it has rows for positions, and no padding."""
+    inputs_first: bool = False
+    """Theirs is [inputs, outputs], as GPT-2's Conv1D has it."""
+    part: int = 0
+    """Which of the joined parts ours is."""
+    num_parts: int = 1
+    """How many tensors of ours theirs joins, along its outputs."""
 
     def their_shape(self, ours: Shape) -> Shape:
         """Return the shape of theirs, of one layer.
@@ -40,11 +48,27 @@ class Tensor:
         """
         if self.is_table:
             return ours
-        read, made = ours[: self.inputs], ours[self.inputs :]
-        return (math.prod(made), *([math.prod(read)] if read else []))
+        rows, columns = self._sizes(ours)
+        outputs = self.num_parts * columns
+        if not self.inputs:
+            return (outputs,)
+        return (rows, outputs) if self.inputs_first else (outputs, rows)
+
+    def _sizes(self, ours: Shape) -> tuple[int, int]:
+        """Return the numbers of inputs and outputs of ours."""
+        return math.prod(ours[: self.inputs]), math.prod(ours[self.inputs :])
+
+    def corner(self, ours: Shape) -> tuple[int, int]:
+        """Return the row and the column of theirs at which ours begins."""
+        first = self.part * self._sizes(ours)[1]
+        is_columns = self.inputs and self.inputs_first
+        return (0, first) if is_columns else (first, 0)
 
     def to_theirs(self, ours: np.ndarray) -> np.ndarray:
-        """Lay out one layer of ours as theirs."""
+        """Lay out one layer of ours as its part of theirs."""
+        if self.inputs_first:
+            rows, columns = self._sizes(ours.shape)
+            return ours.reshape((rows, columns) if self.inputs else (columns,))
         dims = [*range(self.inputs, ours.ndim), *range(self.inputs)]
         return ours.transpose(dims).reshape(self.their_shape(ours.shape))
 
@@ -57,6 +81,9 @@ class Tensor:
         """
         if self.is_table:
             return theirs
+        if self.inputs_first:
+            first = self.part * self._sizes(ours)[1]
+            return theirs[..., first : first + self._sizes(ours)[1]].reshape(ours)
         made = len(ours) - self.inputs
         split = theirs.reshape((*ours[self.inputs :], *ours[: self.inputs]))
         return split.transpose([*range(made, len(ours)), *range(made)])
@@ -135,9 +162,56 @@ COHERE2: Tensors = {
     "blocks.norm.scale": _scale("model.layers.{}.input_layernorm"),
 }
 
+QWEN3: Tensors = {
+    **LLAMA,
+    "blocks.attention.q_norm.scale": _scale("model.layers.{}.self_attn.q_norm"),
+    "blocks.attention.k_norm.scale": _scale("model.layers.{}.self_attn.k_norm"),
+}
+
+GEMMA: Tensors = {
+    **QWEN3,
+    "blocks.norm_mlp.scale": _scale("model.layers.{}.pre_feedforward_layernorm"),
+    "blocks.post_norm_attention.scale": _scale(
+        "model.layers.{}.post_attention_layernorm"
+    ),
+    "blocks.post_norm_mlp.scale": _scale("model.layers.{}.post_feedforward_layernorm"),
+}
+
+
+def _conv(
+    path: str, bias: str, prefix: str, inputs: int = 1, part: int = 0, of: int = 1
+) -> dict[str, Tensor]:
+    """Return the weight and the bias of a Conv1D, or of a part of one."""
+    options = {"inputs_first": True, "part": part, "num_parts": of}
+    return {
+        f"blocks.{path}": Tensor(f"{prefix}.weight", inputs, **options),
+        f"blocks.{bias}": Tensor(f"{prefix}.bias", **options),
+    }
+
+
+_C_ATTN = "transformer.h.{}.attn.c_attn"
+
+GPT2: Tensors = {
+    "embed.table": _table("transformer.wte"),
+    "embed.positions": Tensor("transformer.wpe.weight", is_table=True, is_whole=True),
+    "blocks.norm_attention.scale": _scale("transformer.h.{}.ln_1"),
+    "blocks.norm_attention.bias": _bias("transformer.h.{}.ln_1"),
+    "blocks.norm_mlp.scale": _scale("transformer.h.{}.ln_2"),
+    "blocks.norm_mlp.bias": _bias("transformer.h.{}.ln_2"),
+    **_conv("attention.wq", "attention.bq", _C_ATTN, part=0, of=3),
+    **_conv("attention.wk", "attention.bk", _C_ATTN, part=1, of=3),
+    **_conv("attention.wv", "attention.bv", _C_ATTN, part=2, of=3),
+    **_conv("attention.wo", "attention.bo", "transformer.h.{}.attn.c_proj", inputs=2),
+    **_conv("mlp.w_in", "mlp.b_in", "transformer.h.{}.mlp.c_fc"),
+    **_conv("mlp.w_out", "mlp.b_out", "transformer.h.{}.mlp.c_proj"),
+    "final_norm.scale": _scale("transformer.ln_f"),
+    "final_norm.bias": _bias("transformer.ln_f"),
+    "head.table": _table("lm_head"),
+}
+
 NO_PARAMETERS = (
     # Masks and frequencies that older releases of transformers saved with the weights.
-    r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+    r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
 )
 """Patterns of names of stored tensors that are computed, not trained."""
@@ -173,7 +247,7 @@ def their_shapes(model: ModelConfig, tensors: Tensors) -> dict[str, Shape]:
         if is_stacked(path):
             theirs = tensor.their_shape(ours[1:])
             shapes |= {tensor.name.format(i): theirs for i in range(model.layers)}
-        elif tensor.is_table:
+        elif tensor.is_table and not tensor.is_whole:
             shapes[tensor.name] = (model.vocab_size, *ours[1:])
         else:
             shapes[tensor.name] = tensor.their_shape(ours)

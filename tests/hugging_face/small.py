@@ -63,7 +63,85 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 0.02,
         "sliding_window": WINDOW,
     },
+    # At 16 positions each pair of a head of 8 is scaled in its own way.
+    "qwen2": {
+        **_SIZES,
+        "model_type": "qwen2",
+        "num_hidden_layers": 4,
+        "rms_norm_eps": 0.02,
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "max_window_layers": 2,
+        "rope_theta": 10.0,
+        "max_position_embeddings": 64,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 8,
+            "beta_fast": 1.0,
+            "beta_slow": 0.25,
+        },
+    },
+    "qwen3": {
+        **_SIZES,
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "head_dim": 12,
+        "attention_bias": True,
+        "rms_norm_eps": 0.02,
+        "rope_theta": 1e6,
+    },
+    "gemma2": {
+        **_SIZES,
+        "model_type": "gemma2",
+        "num_hidden_layers": 3,
+        "head_dim": 12,
+        "attention_bias": True,
+        "rms_norm_eps": 0.02,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 9,
+        "attn_logit_softcapping": 0.7,
+        "final_logit_softcapping": 2.0,
+    },
+    "gemma3_text": {
+        **_SIZES,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 5,
+        "head_dim": 12,
+        "rms_norm_eps": 0.02,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 9,
+        "final_logit_softcapping": 2.0,
+        "rope_theta": 1000.0,
+        "rope_local_base_freq": 10.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": VOCAB,
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_inner": 48,
+        "n_positions": 64,
+        "layer_norm_epsilon": 0.01,
+    },
 }
+
+LLAMA3: dict[str, Any] = CONFIGS["llama"] | {
+    "rope_theta": 10.0,
+    "max_position_embeddings": 64,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 0.25,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 8,
+    },
+}
+"""A Llama 3.1 whose pairs are scaled in full, in part and not at all."""
 
 
 def small_model(family: str) -> ModelConfig:

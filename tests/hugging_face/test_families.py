@@ -168,8 +168,13 @@ def test_absent_keys_mean_what_they_mean_to_transformers(config, fields) -> None
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("llama", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
         ("llama", {"some_new_option": 1}, "some_new_option=1 is not known"),
-        ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "type 'llama3'"),
-        ("llama", {"rope_scaling": {"type": "yarn", "factor": 4}}, "type 'yarn'"),
+        ("llama", {"rope_scaling": {"rope_type": "longrope"}}, "type 'longrope'"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "no factor"),
+        (
+            "llama",
+            {"rope_scaling": {"type": "yarn", "factor": 4}},
+            "original_max_position_embeddings must be a whole number, got None",
+        ),
         ("llama", {"rope_scaling": {"type": "linear"}}, "no factor"),
         ("llama", {"rope_scaling": {"full": {"factor": 2}}}, "full="),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
@@ -177,8 +182,25 @@ def test_absent_keys_mean_what_they_mean_to_transformers(config, fields) -> None
         ("llama", {"mlp_bias": None}, "mlp_bias must be true or false"),
         ("mistral", {"attention_bias": True}, "attention_bias=True"),
         ("mistral", {"layer_types": ["full_attention"]}, "layer_types"),
-        ("mistral", {"model_type": "qwen3"}, "no model_type 'qwen3'.*mistral"),
+        ("mistral", {"model_type": "qwen9"}, "no model_type 'qwen9'.*mistral"),
         ("mistral", {"architectures": ["MistralModel"]}, "MistralModel"),
+        ("qwen2", {"head_dim": 12}, "head_dim must be hidden_size .*, got 12"),
+        ("qwen2", {"use_mrope": True}, "use_mrope=True"),
+        ("qwen2", {"attention_bias": True}, "attention_bias=True is not known"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 2}, "leaves its window out"),
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation='gelu'"),
+        ("gemma2", {"use_bidirectional_attention": True}, "bidirectional_attention=T"),
+        ("gemma2", {"sliding_window": None}, "sliding_window must be a whole number"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "attn-soft-cap must be positive"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+            "rope_type='linear'",
+        ),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=True"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
+        ("gpt2", {"n_positions": 0}, "--model.learned-positions must be at least 1"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True"),
         ("cohere2", {"position_embedding_type": "rope_neox"}, "rope_neox"),
         ("cohere2", {"use_embedding_sharing": False}, "use_embedding_sharing"),
@@ -243,6 +265,19 @@ def test_a_size_that_is_absent_is_refused() -> None:
             {"head_bias": True, "rope_fraction": 0.5},
             ["head-bias", "rope-fraction 0.5"],
         ),
+        ("llama", {"qk_norm": True}, ["qk-norm"]),
+        ("llama", {"norm_zero_centred": True}, ["norm-zero-centred"]),
+        ("llama", {"logit_soft_cap": 2.0}, ["logit-soft-cap 2.0"]),
+        ("llama", {"embed_scale": 2.0}, ["embed-scale 2.0"]),
+        ("llama", {"learned_positions": 9}, ["learned-positions 9"]),
+        ("qwen2", {"qkv_bias": False}, ["no-qkv-bias"]),
+        ("qwen3", {"attn_scale_width": 9.0}, ["attn-scale-width 9.0"]),
+        ("gemma2", {"post_norms": False}, ["no-post-norms"]),
+        ("gemma2", {"rope_windowed_base": 5.0}, ["rope-windowed-base 5.0"]),
+        ("gemma3_text", {"attn_soft_cap": 5.0}, ["attn-soft-cap 5.0"]),
+        ("gemma3_text", {"rope_windowed_base": None}, ["rope-windowed-base None"]),
+        ("gpt2", {"rope": (True,)}, ["rope True"]),
+        ("gpt2", {"attn_soft_cap": 5.0}, ["attn-soft-cap 5.0"]),
         ("mistral", {"window": (5, None)}, ["window 5 None"]),
         ("mistral", {"mlp_bias": True}, ["mlp-bias"]),
         ("mistral", {"attn_bias": True}, ["attn-bias"]),
@@ -278,8 +313,8 @@ def test_a_model_that_no_family_has_is_refused_with_the_reasons_of_each() -> Non
 
 
 def test_a_family_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="no family 'gpt2'; there are gptj, cohere2"):
-        hf_config(ModelConfig(), seq_len=64, family="gpt2")
+    with pytest.raises(ValueError, match="no family 'gpt9'; there are gptj, cohere2"):
+        hf_config(ModelConfig(), seq_len=64, family="gpt9")
 
 
 def test_a_model_without_windows_may_be_written_as_mistral_too() -> None:

@@ -22,12 +22,14 @@ from flax import nnx, traverse_util
 from jax.sharding import PartitionSpec
 
 from mjax.hugging_face.export import write
+from mjax.hugging_face.families import model_config
 from mjax.hugging_face.params import open_params
 from mjax.hugging_face.source import TensorSource
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import abstract_params
 from tests.hugging_face.small import (
     CONFIGS,
+    LLAMA3,
     VOCAB,
     WINDOW,
     Arrays,
@@ -41,6 +43,11 @@ pytestmark = pytest.mark.hf
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("MJAX_HF_PYTHON", str(ROOT / ".venv-hf" / "bin" / "python"))
 ROWS = 4
+UNSCALED = {
+    "rope_original_len": None,
+    "rope_slow_turns": None,
+    "rope_fast_turns": None,
+}
 by_family = pytest.mark.parametrize("family", CONFIGS)
 
 
@@ -76,7 +83,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory, tokens: np.ndarray) -> Path
             "config": config | {"pad_token_id": None, "eos_token_id": None},
             "file_size": "20KB" if family == "mistral" else "5GB",
         }
-        for family, config in CONFIGS.items()
+        for family, config in [*CONFIGS.items(), ("llama3", LLAMA3)]
     ]
     ask_peer(jobs, folder, tokens)
     return folder
@@ -95,7 +102,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory, tokens: np.ndarray) -> Path:
         assert written == family
     source = Arrays(random_params(small_model("gptj")))
     write(source, small_model("gptj"), folder / "bf16", seq_len=64, dtype="bfloat16")
-    jobs = [{"folder": str(folder / name)} for name in [*CONFIGS, "bf16"]]
+    llama3 = model_config(LLAMA3)
+    write(Arrays(random_params(llama3)), llama3, folder / "llama3", seq_len=64)
+    names = [*CONFIGS, "bf16", "llama3"]
+    jobs = [{"folder": str(folder / name)} for name in names]
     ask_peer(jobs, folder, tokens)
     return folder
 
@@ -108,7 +118,9 @@ def compiled_logits(model: ModelConfig) -> Any:
         bound = nnx.merge(graph, params)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         context = bound.context(positions, None)
-        return bound.logits_of(bound.run_layers(bound.start(tokens), context))
+        return bound.logits_of(
+            bound.run_layers(bound.start(tokens, positions), context)
+        )
 
     return jax.jit(
         jax.shard_map(
@@ -161,6 +173,49 @@ def test_transformers_alone_loads_our_folder_with_the_same_logits(
     difference = largest_difference(got, np.load(ours / f"{family}.npy"))
     print(f"\n{family}: mjax to transformers, largest difference {difference:.2g}")
     assert difference <= 1e-4
+
+
+def test_scaled_positions_of_llama_3_are_those_of_transformers(
+    theirs: Path, ours: Path, tokens: np.ndarray
+) -> None:
+    """Twice as many positions as before they were scaled."""
+    model = model_config(LLAMA3)
+    read = our_logits(model, open_params(theirs / "llama3", model), tokens)
+    written = our_logits(model, Arrays(random_params(model)), tokens)
+    want = [np.load(folder / "llama3.npy") for folder in (theirs, ours)]
+    pairs = zip((read, written), want, strict=True)
+    differences = [largest_difference(got, wanted) for got, wanted in pairs]
+    print(f"\nllama3: largest differences {differences}")
+    assert max(differences) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("llama3", {"rope_type": "linear", **UNSCALED, "rope_scaling": 1.0}),
+        ("llama3", {"rope_type": "linear", **UNSCALED}),
+        ("qwen2", {"rope_type": "linear", **UNSCALED, "rope_scaling": 1.0}),
+        ("qwen2", {"rope_magnitude": 1.0}),
+        ("qwen2", {"rope_type": "llama3"}),
+        ("gemma3_text", {"rope_windowed_base": None}),
+        ("gemma3_text", {"rope_scaling": 1.0}),
+        ("gemma3_text", {"logit_soft_cap": None}),
+        ("gemma2", {"attn_soft_cap": None}),
+        ("gemma2", {"attn_scale_width": None}),
+        ("gemma2", {"embed_scale": 1.0}),
+        ("gemma2", {"norm_zero_centred": False}),
+        ("gemma2", {"activation": "swiglu"}),
+    ],
+    ids=str,
+)
+def test_a_model_without_an_option_has_other_logits(
+    family: str, change: dict[str, Any], theirs: Path, tokens: np.ndarray
+) -> None:
+    """What agrees above would not agree if an option were read nowhere."""
+    model = model_config(LLAMA3 if family == "llama3" else CONFIGS[family])
+    source = open_params(theirs / family, model)
+    got = our_logits(dataclasses.replace(model, **change), source, tokens)
+    assert largest_difference(got, np.load(theirs / f"{family}.npy")) > 1e-2
 
 
 def test_transformers_reads_the_bfloat16_that_we_write(
