@@ -171,6 +171,9 @@ def flags_of(folder: str | os.PathLike[str]) -> str:
     """
     _, model = read_config(folder)
     flags = [families.flag(name, v) for name, v in families.essence(model).items()]
+    if model.learned_positions is not None:
+        # A recipe may have longer sequences, for which there are no positions.
+        flags.append(f"--data.seq-len {model.learned_positions}")
     return " ".join(["--data.vocab model", *flags])
 
 

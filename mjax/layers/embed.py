@@ -42,10 +42,11 @@ class Embedding(nnx.Module):
         """
         self.scale = scale
         self.table = normal((vocab, d_model), ("vocab", "embed"), std, rngs)
-        shape, dims = (num_positions, d_model), ("positions", "embed")
-        self.positions = (
-            None if num_positions is None else normal(shape, dims, std, rngs)
-        )
+        table = None
+        if num_positions is not None:
+            shape = (num_positions, d_model)
+            table = normal(shape, ("positions", "embed"), std, rngs)
+        self.positions = table
 
     def __call__(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"] | None = None
