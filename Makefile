@@ -14,6 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PLAN_TESTS = tests/scripts/test_compiled_kernels.py tests/scripts/test_zero_overlap.py \
   tests/scripts/test_tp_schedule.py tests/scripts/test_pipeline_overlap.py \
   $(shell grep -rl --include='*.py' 'mark\.plan' tests)
+HF_TESTS = $(shell grep -rl --include='*.py' 'mark\.hf' tests)
 # Two processes: a test compiles more than it computes, and compiles on one core.
 PYTEST := -m pytest -n 2 --dist worksteal
 # What the newest releases are tried on, in about two minutes: each package where it is
@@ -86,7 +87,7 @@ test-plan: env-plan
 
 # In one process: what transformers makes is made once.
 test-hf: env env-hf
-	.venv/bin/python -m pytest tests/hugging_face -m hf $(ARGS)
+	.venv/bin/python -m pytest -m hf $(HF_TESTS) $(ARGS)
 
 # A real Slurm with several nodes on this machine. It needs root and, of Debian:
 # apt-get install slurmctld slurmd slurm-client munge

@@ -127,7 +127,7 @@ def _score_function(model: ModelConfig, params: Params, mesh: Mesh) -> Any:
     ) -> tuple[Float[Array, "b t"], Int[Array, "b t"]]:
         bound: Transformer = nnx.merge(graph, jax.tree.map(collectives.vary, params))
         context = bound.context(batch["positions"], batch["segments"])
-        x = bound.run_layers(bound.start(batch["tokens"]), context)
+        x = bound.run_layers(bound.start(batch["tokens"], batch["positions"]), context)
         return _own_part(*_target_scores(bound, x, batch["targets"]))
 
     is_simulated = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"

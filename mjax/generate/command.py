@@ -38,7 +38,10 @@ def run(asked: GenerateFlags) -> None:
     requests = [
         _request(asked, opened, max_len, i, text) for i, text in enumerate(prompts)
     ]
-    engine = Engine(opened, slots=min(asked.slots, len(requests)), max_len=max_len)
+    try:
+        engine = Engine(opened, slots=min(asked.slots, len(requests)), max_len=max_len)
+    except ValueError as error:
+        raise ValueError(str(error).replace("max_len", "--max-len")) from None
     for index, request in enumerate(requests):
         _check(engine, request, index, len(requests))
     started_s = time.perf_counter()

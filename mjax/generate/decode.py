@@ -32,6 +32,7 @@ from mjax.layers.attention import Core
 from mjax.mesh import collectives
 from mjax.mesh.axes import AXES, DP, PP, TP, AxisSizes
 from mjax.mesh.ordering import in_order
+from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, Transformer, abstract_params
 from mjax.step.state import param_specs
 
@@ -83,8 +84,7 @@ class Decoder:
     """GraphDef of a Transformer."""
     specs: Weights
     """PartitionSpecs."""
-    model: Any
-    """ModelConfig."""
+    model: ModelConfig
     num_slots: int
     max_len: int
     """Tokens of a prompt and its answer."""
@@ -255,7 +255,7 @@ class Decoder:
         length = prompt.tokens.shape[1]
         positions = collectives.vary(jnp.arange(length)[None])
         context = model.context(positions, None)._replace(cached=keep)
-        x, kept = model.start(prompt.tokens), []
+        x, kept = model.start(prompt.tokens, positions), []
         for index, params in enumerate(weights.layers):
             x, one = self._block(model, params).apply(
                 x, self.model.kinds[index], context, None
@@ -272,10 +272,10 @@ class Decoder:
         model = self._bind(weights)
         positions = state.positions[None]
         context = model.context(positions, None)
-        x, rings = model.start(state.tokens[None]), []
+        x, rings = model.start(state.tokens[None], positions), []
         for index, params in enumerate(weights.layers):
             core = functools.partial(
-                _attend_to_ring, state.rings[index], state.positions
+                _attend_to_ring, self.model, state.rings[index], state.positions
             )
             x, ring = self._block(model, params).apply(
                 x, self.model.kinds[index], context._replace(cached=core), None
@@ -298,12 +298,25 @@ class Decoder:
 
 
 def _attend_to_ring(
-    ring: Ring, positions: Array, core: Core, q: Array, k: Array, v: Array
+    model: ModelConfig,
+    ring: Ring,
+    positions: Array,
+    core: Core,
+    q: Array,
+    k: Array,
+    v: Array,
 ) -> tuple[Array, Ring]:
     """Take the place of the attention core: slots stand where the sequence was."""
     del core
     ring = cache.append(ring, k[0], v[0], positions)
-    return cache.attend(ring, q[0], positions)[None], ring
+    out = cache.attend(
+        ring,
+        q[0],
+        positions,
+        scale=model.attention_scale,
+        soft_cap=model.attn_soft_cap,
+    )
+    return out[None], ring
 
 
 def make_decoder(

@@ -91,6 +91,12 @@ class Engine:
         for name, number in (("slots", slots), ("max_len", max_len)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
+        rows = opened.model.learned_positions
+        if rows is not None and max_len > rows:
+            raise ValueError(
+                f"max_len must be at most {rows}, the positions that the model has "
+                f"learned, got {max_len}"
+            )
         self._opened = opened
         sizes = opened.mesh.shape
         self._tp = sizes[TP]

@@ -36,6 +36,17 @@ def random_model(seed: int) -> ModelConfig:
     pattern = min(layers, int(rng.integers(1, 4)))
     heads, kv_heads = one_of((4, 4), (4, 2), (4, 1), (2, 1), (6, 2))
     norm = one_of("layernorm", "rmsnorm")
+    block = one_of("parallel", "serial")
+    options: dict[str, Any] = {
+        "qk_norm": bool(rng.integers(2)),
+        "post_norms": block == "serial" and bool(rng.integers(2)),
+        "embed_scale": one_of(1.0, 3.0),
+        "attn_scale_width": one_of(None, 5.0),
+        "attn_soft_cap": one_of(None, 3.0),
+        "logit_soft_cap": one_of(None, 6.0),
+        "learned_positions": one_of(None, MAX_LEN),
+        "rope_windowed_base": one_of(None, 300.0),
+    }
     return ModelConfig(
         layers=layers,
         d_model=24,
@@ -45,10 +56,10 @@ def random_model(seed: int) -> ModelConfig:
         d_ff=one_of(16, 40),
         vocab_size=VOCAB,
         vocab_multiple=one_of(4, 8),
-        block=one_of("parallel", "serial"),
+        block=block,
         norm=norm,
         norm_bias=norm == "layernorm" and bool(rng.integers(2)),
-        activation=one_of("gelu", "gelu_tanh", "swiglu"),
+        activation=one_of("gelu", "gelu_tanh", "swiglu", "geglu_tanh"),
         window=tuple(one_of(None, 1, 3, 7, 16, 64) for _ in range(pattern)),
         rope=tuple(bool(rng.integers(4)) for _ in range(pattern)),
         rope_fraction=one_of(1.0, 0.5),
@@ -58,6 +69,7 @@ def random_model(seed: int) -> ModelConfig:
         mlp_bias=bool(rng.integers(2)),
         head_bias=bool(rng.integers(2)),
         logit_scale=one_of(1.0, 0.5),
+        **options,
     )
 
 
