@@ -26,6 +26,7 @@ from etils import epath
 from mjax.ckpt import __main__ as ckpt_command
 from mjax.ckpt import places
 from mjax.ckpt.saved_step import SavedStep
+from mjax.config.lora import LoraConfig
 from mjax.config.train import TrainConfig, from_json, with_tokenizer
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.loader import held_out_batches
@@ -35,7 +36,6 @@ from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.step.program import Program
 from mjax.step.traced import program_of
-from mjax.config.lora import LoraConfig
 from mjax.tune.merged import Merged
 from scripts.evidence import Table, commit, run_training, write_page
 
