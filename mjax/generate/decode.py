@@ -36,6 +36,10 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, Transformer, abstract_params
 from mjax.step.state import param_specs
 
+MOST_STEPS = 8
+"""Tokens that one dispatch draws at most for each slot. Chosen: what a dispatch costs
+the host is small beside so many steps of the smallest model."""
+
 _SLOTS = PartitionSpec(DP)
 _RING = PartitionSpec(DP, (PP, TP))  # of pp there is one, which the type cannot know
 _NOWHERE = PartitionSpec()
@@ -88,6 +92,8 @@ class Decoder:
     num_slots: int
     max_len: int
     """Tokens of a prompt and its answer."""
+    num_known: int
+    """Tokens that the tokenizer has; the model may have more, which are not drawn."""
     dtype: Any
     """Of parameters and caches."""
 
@@ -185,8 +191,8 @@ class Decoder:
         self,
         weights: Weights,
         state: State,
+        num_steps: Int[Array, ""],
         *,
-        num_steps: int,
         with_logprobs: bool,
     ) -> tuple[State, Drawn]:
         """Draw the next tokens of all slots, one after the other.
@@ -194,32 +200,46 @@ class Decoder:
         Args:
           weights: on the mesh.
           state: donated where this is jitted.
-          num_steps: static; tokens a slot.
+          num_steps: tokens a slot, at most MOST_STEPS; one program serves all numbers.
           with_logprobs: static; see `sampling.draw`.
         Returns:
-          the state, and what was drawn, [num_steps, slots].
+          the state, and what was drawn, [MOST_STEPS, slots]; zeros after num_steps.
         """
 
-        def per_device(weights: Weights, state: State) -> tuple[State, Drawn]:
+        def per_device(
+            weights: Weights, state: State, num_steps: Array
+        ) -> tuple[State, Drawn]:
             weights, state = jax.tree.map(collectives.vary, (weights, state))
 
-            def step(state: State, _: None) -> tuple[State, Drawn]:
+            def one(state: State) -> tuple[State, Drawn]:
                 logits, rings = self._next_logits(weights, state)
                 positions = state.positions + 1
                 drawn = draw(logits, state.how, positions, with_logprobs=with_logprobs)
-                state = state._replace(
+                new = state._replace(
                     rings=rings, tokens=drawn.token, positions=positions
                 )
-                return state, drawn
+                return new, drawn
 
-            state, drawn = lax.scan(step, state, None, length=num_steps)
+            def step(index: Array, carry: tuple[State, Drawn]) -> tuple[State, Drawn]:
+                state, drawn = one(carry[0])
+                return state, jax.tree.map(
+                    lambda rows, x: lax.dynamic_update_index_in_dim(rows, x, index, 0),
+                    carry[1],
+                    drawn,
+                )
+
+            def rows_of(x: Any) -> Array:
+                return collectives.vary(jnp.zeros((MOST_STEPS, *x.shape), x.dtype))
+
+            empty = jax.tree.map(rows_of, jax.eval_shape(one, state)[1])
+            state, drawn = lax.fori_loop(0, num_steps, step, (state, empty))
             return self._settled(state), collectives.settle(drawn, over_dp=False)
 
         return self._map(
             per_device,
-            (state,),
+            (state, num_steps),
             out_specs=(self._state_specs(state), PartitionSpec(None, DP)),
-        )(weights, state)
+        )(weights, state, num_steps)
 
     def _map(
         self, per_device: Callable[..., Any], args: tuple[Any, ...], *, out_specs: Any
@@ -286,8 +306,10 @@ class Decoder:
     def _logits(
         self, model: Transformer, x: Float[Array, "1 t D"]
     ) -> Float[Array, "T V"]:
-        """Per device: whole logits of all positions."""
-        return collectives.gather_vocab(model.logits_of(x))[0]
+        """Per device: whole logits of all positions; -inf where no token is."""
+        logits = collectives.gather_vocab(model.logits_of(x))[0]
+        is_known = jnp.arange(logits.shape[-1]) < self.num_known
+        return jnp.where(is_known, logits, -jnp.inf)
 
     def _bind(self, weights: Weights) -> Transformer:
         """Make the model; of its blocks only what they are is used."""
@@ -342,6 +364,7 @@ def make_decoder(
         model=opened.model,
         num_slots=num_slots,
         max_len=max_len,
+        num_known=min(opened.model.vocab_size, opened.tokenizer.vocab_size),
         dtype=opened.params["embed"]["table"].dtype,
     )
     blocks = opened.params["blocks"]

@@ -3,7 +3,8 @@
 Enters: requests. Leaves: events, one a token. A request waits until a slot is free; its
 prompt is then read in one program, and from there on each step draws the next tokens of
 all slots in another. Shapes are fixed, so that a program is compiled once: for the
-number of slots, and for each power of two that prompts are padded to.
+number of slots, and for each power of two that prompts are padded to. How many steps
+are one dispatch follows the clock; what is drawn does not depend on it.
 
 What a request is answered depends on the model, its prompt and its sampling: not on its
 slot, nor on what else runs.
@@ -14,6 +15,7 @@ Source: iteration-level scheduling, Yu et al. 2022 (Orca), OSDI, section 3.1.
 import collections
 import dataclasses
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mjax.generate.decode import Prompt, State, make_decoder
+from mjax.generate.decode import MOST_STEPS, Prompt, State, make_decoder
 from mjax.generate.opened import Opened
 from mjax.generate.requests import Event, Finished, Request, Sampling
 from mjax.generate.sampling import Draw, Drawn
@@ -30,9 +32,10 @@ from mjax.mesh.axes import DP, TP
 
 _SHORTEST_PROMPT = 16
 """Prompts are padded to this and its doubles. Chosen: fewer programs to compile."""
-_STEPS_AT_ONCE = 8
-"""Tokens that one dispatch draws at most. Chosen: what a dispatch costs the host is
-small beside them, and text still comes as fast as anybody reads."""
+_BURST_S = 0.05
+"""Time that the steps of one dispatch take together, if one takes less. Chosen: twenty
+pieces of text a second look like one token after the other, and of a model that is
+fast enough to matter many steps share the cost of a dispatch."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -57,7 +60,7 @@ class _Drawing(NamedTuple):
     """Tokens that the devices draw."""
 
     drawn: Drawn
-    """[num_steps, slots]."""
+    """[MOST_STEPS, slots]; the first num_steps count."""
     num_steps: int
     slots: dict[int, _Running]
     """The requests that they are of; a slot may have another one when they are read."""
@@ -86,7 +89,7 @@ class Engine:
           slots: texts at once; rounded up to a multiple of dp x tp.
           max_len: tokens of a prompt and its answer together.
         Raises:
-          ValueError: a number is below 1, or max_len above what the model is meant for.
+          ValueError: a number is below 1.
         """
         for name, number in (("slots", slots), ("max_len", max_len)):
             if number < 1:
@@ -113,12 +116,14 @@ class Engine:
         self._advance = jax.jit(
             self._decoder.advance,
             donate_argnums=1,
-            static_argnames=("num_steps", "with_logprobs"),
+            static_argnames="with_logprobs",
         )
         self._ids = itertools.count()
         self._waiting: collections.OrderedDict[int, Request] = collections.OrderedDict()
         self._running: dict[int, _Running] = {}  # by slot
         self._drawing: _Drawing | None = None
+        self._read_s: float | None = None  # when the last tokens came
+        self._steps_at_once = 1
 
     @property
     def num_waiting(self) -> int:
@@ -219,7 +224,9 @@ class Engine:
             ),
             with_logprobs=sampling.logprobs is not None,
         )
-        text = TextOfTokens(self._opened.tokenizer, sampling.stop)
+        text = TextOfTokens(
+            self._opened.tokenizer, sampling.stop, before=request.prompt
+        )
         running = _Running(id=request_id, request=request, text=text)
         self._running[slot] = running
         return self._event(slot, running, _one(jax.device_get(drawn), 0))
@@ -230,14 +237,29 @@ class Engine:
         The tokens after these are asked for before these are read, so that the devices
         compute while the host makes text.
         """
-        drawing = self._drawing or self._dispatch(None)
+        ahead = self._drawing
+        drawing = ahead or self._dispatch(None)
         assert drawing is not None  # every request that runs has a token to come
         self._drawing = self._dispatch(drawing)
         drawn = jax.device_get(drawing.drawn)
+        self._set_pace(None if ahead is None else ahead.num_steps)
         for step in range(drawing.num_steps):
             for slot, running in drawing.slots.items():
                 if self._running.get(slot) is running:
                     yield self._event(slot, running, _one(drawn, (step, slot)))
+
+    def _set_pace(self, num_steps: int | None) -> None:
+        """Choose how many steps the next dispatch has, by how long the last took.
+
+        Args:
+          num_steps: that the devices have taken since tokens came before; None: they
+            have waited in between.
+        """
+        now_s = time.perf_counter()
+        if num_steps is not None and self._read_s is not None:
+            step_s = (now_s - self._read_s) / num_steps
+            self._steps_at_once = min(max(int(_BURST_S / step_s), 1), MOST_STEPS)
+        self._read_s = now_s
 
     def _dispatch(self, before: _Drawing | None) -> _Drawing | None:
         """Start to draw, behind what is drawn already; None: a request ends there."""
@@ -251,11 +273,11 @@ class Engine:
         if num_left < 1:
             return None
         samplings = [r.request.sampling for r in self._running.values()]
-        num_steps = min(1 << (num_left.bit_length() - 1), _STEPS_AT_ONCE)
+        num_steps = min(num_left, self._steps_at_once)
         self._state, drawn = self._advance(
             self._weights,
             self._state,
-            num_steps=num_steps,
+            jnp.int32(num_steps),
             with_logprobs=any(s.logprobs is not None for s in samplings),
         )
         return _Drawing(drawn=drawn, num_steps=num_steps, slots=dict(self._running))

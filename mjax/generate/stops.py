@@ -21,20 +21,28 @@ of a byte-level vocabulary holds one byte at least. Chosen, twice that."""
 class TextOfTokens:
     """Decodes one answer."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        """Begin with no tokens.
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        before: Sequence[int] = (),
+    ) -> None:
+        """Begin with no tokens of the answer.
 
         Args:
           tokenizer: of the model.
           stop: texts that end the answer; they are not shown.
+          before: tokens of the prompt. Its last ones decide how the first of the answer
+            is written: SentencePiece drops the space that a text begins with.
         """
         self._decode = tokenizer.decode
         self._stop = tuple(stop)
-        self._tokens: list[int] = []
+        self._tokens = list(before[-_MOST_HELD:])
         self._shown_from = 0
         """Tokens before this one are only there so that others decode as they would
         in the whole text; a tokenizer may treat the first of a text differently."""
-        self._read_to = 0
+        self._read_to = len(self._tokens)
         """Tokens before this one are in the text."""
         self._held = ""
 

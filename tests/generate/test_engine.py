@@ -11,7 +11,8 @@ import pytest
 
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
-from mjax.generate.engine import Answer, Engine, answer_all, answer_of
+from mjax.generate.decode import Prompt
+from mjax.generate.engine import Answer, Engine, _how, answer_all, answer_of
 from mjax.generate.opened import Opened
 from mjax.generate.requests import Event, Request, Sampling
 from mjax.model.config import ModelConfig
@@ -289,15 +290,57 @@ def test_no_request_is_refused_that_just_fits():
     assert len(answer.tokens) == 10
 
 
-def test_caches_are_updated_in_place():
-    found = small(window=(None,), rope=(True,))
-    engine = Engine(found, slots=4, max_len=1024)
+@pytest.mark.parametrize("mesh", [ONE, (1, 1, 1, 2)], ids=["one", "tp2"])
+def test_no_cache_of_a_layer_is_copied(mesh):
+    """Neither for a prompt nor for a token is there room for one beside the rings."""
+    found = small(mesh, window=(None,), rope=(True,))
+    engine = Engine(found, slots=16, max_len=1024)
     state, weights = engine._state, engine._weights
-    compiled = engine._advance.lower(
-        weights, state, num_steps=8, with_logprobs=False
-    ).compile()
-    used = compiled.memory_analysis()
-    assert used is not None
-    ring_bytes = sum(x.nbytes for x in jax.tree.leaves(state.rings))
-    assert used.alias_size_in_bytes >= ring_bytes
-    assert used.temp_size_in_bytes < ring_bytes / 2
+    read, advance = engine._read, engine._advance
+    lowered = [
+        advance.lower(weights, state, jnp.int32(8), with_logprobs=False),
+        read.lower(weights, state, prompt_of(16), with_logprobs=False),
+    ]
+    rings = [x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state.rings)]
+    for one in lowered:
+        used = one.compile().memory_analysis()
+        assert used is not None
+        assert used.alias_size_in_bytes >= sum(rings)
+        assert used.temp_size_in_bytes < max(rings)
+
+
+def prompt_of(length: int) -> Prompt:
+    return Prompt(
+        tokens=jnp.zeros((1, length), jnp.int32),
+        length=jnp.int32(length),
+        slot=jnp.int32(0),
+        how=_how(Sampling(max_tokens=1), 288),
+    )
+
+
+def test_tokens_that_the_tokenizer_has_not_are_never_drawn():
+    """They would have no text; a vocabulary may be larger than the tokenizer's."""
+    found = small(vocab_size=288)
+    table = found.params["head"]["table"]
+    loud = table.at[257:].set(50 * jnp.sign(found.params["final_norm"]["scale"]))
+    params = found.params | {"head": {"table": loud}}
+    engine = Engine(dataclasses.replace(found, params=params), slots=4, max_len=MAX_LEN)
+    answers = answer_all(
+        engine, [ask([3], 20, temperature=t, seed=9) for t in (0.0, 1.0, 100.0)]
+    )
+    assert all(token < 257 for answer in answers for token in answer.tokens)
+
+
+def test_a_slow_model_answers_token_by_token(monkeypatch):
+    """However long a step takes, the answer is the same."""
+    engine = Engine(small(), slots=1, max_len=MAX_LEN)
+    (want,) = answer_all(engine, [ask([5], 30)])
+    for pace_s, least, most in ((1e-9, 1, 2), (1e9, 3, 8)):
+        monkeypatch.setattr("mjax.generate.engine._BURST_S", pace_s)
+        engine.submit(ask([5], 30))
+        steps = []
+        while not engine.is_idle:
+            steps.append(engine.step())
+        assert answer_of([event for step in steps for event in step]) == want
+        counts = [len(step) for step in steps[3:-1]]
+        assert least <= max(counts) <= most

@@ -4,6 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+import tokenizers
+import tokenizers.decoders
+import tokenizers.models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,3 +88,15 @@ def test_what_may_begin_a_stop_text_is_held_back_until_it_is_decided():
     assert text.end() == ("", False)
     text.add(ord("E"))
     assert text.end() == ("E", False)
+
+
+def test_an_answer_begins_with_the_space_that_follows_the_prompt():
+    """SentencePiece writes a space before each word, and none before the first."""
+    vocab = {"<unk>": 0, "</s>": 1, "\u2581one": 2, "\u2581two": 3, "\u2581three": 4}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<unk>"))
+    library.decoder = tokenizers.decoders.Metaspace()
+    found = HuggingFaceTokenizer(library.to_str(), origin="words")
+    assert found.decode(np.array([2, 3])) == "one two"
+    text = TextOfTokens(found, before=[2, 3])
+    assert [text.add(4)[0], text.add(2)[0]] == [" three", " one"]
+    assert TextOfTokens(found).add(4)[0] == "three"
