@@ -28,7 +28,7 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
   tests/step/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
 .PHONY: help env env-plan env-hf env-newest train test test-plan test-hf test-slurm \
-  test-services test-newest lock clean
+  test-services test-newest dist lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
@@ -42,6 +42,7 @@ help:
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
 	@echo "make test-services  PostgreSQL, NATS and the live page in Chromium, here, as root"
 	@echo "make test-newest  a short suite on the newest releases"
+	@echo "make dist         the wheel and the sdist in dist/, checked"
 	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
 
@@ -119,17 +120,23 @@ test-newest: env-newest
 	.venv-newest/bin/python -c 'import jax; print("newest jax:", jax.__version__)'
 	.venv-newest/bin/python $(PYTEST) -W default $(NEWEST_TESTS)
 
-# Names and versions only: pip freeze after a clean installation.
+dist: env
+	rm -rf build dist
+	.venv/bin/python -m build --no-isolation
+	.venv/bin/twine check --strict dist/*
+
+# Names and versions only, of every extra that has no constraints of its own; nothing is
+# installed. Extras of one jax cannot have two versions of CUDA.
+LOCKED := cuda13,data,dev,kubernetes,launch,observe,observe-scale,plan,serve,track
 lock:
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  "$$python" -m venv --clear .venv-lock
-	.venv-lock/bin/python $(INSTALL) \
+	.venv-lock/bin/python $(PIP) install --quiet --dry-run --ignore-installed \
+	  --report .venv-lock/report.json \
 	  jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION) \
 	  jax-cuda13-plugin==$(JAX_VERSION) jax-cuda13-pjrt==$(JAX_VERSION) \
-	  -e '.[data,dev,track,serve,plan]'
-	@echo '# Written by make lock: the versions that make env, env-plan and CI install.' \
-	  > constraints.txt
-	.venv-lock/bin/python $(PIP) freeze --exclude-editable >> constraints.txt
+	  -e '.[$(LOCKED)]'
+	.venv-lock/bin/python scripts/locked.py .venv-lock/report.json > constraints.txt
 	rm -rf .venv-lock
 
 clean:

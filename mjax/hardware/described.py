@@ -9,6 +9,7 @@ GPU.
 
 from typing import Any
 
+import jax
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
@@ -105,7 +106,8 @@ def described_devices(
     except NotImplementedError as error:
         raise NoPluginError(
             "jax has no CUDA plugin, which compiles for GPUs with or without one: "
-            "install it with make env-plan, or pip install -e '.[plan]'"
+            f"pip install 'mjax[plan]' jax-cuda13-plugin=={jax.__version__} "
+            f"jax-cuda13-pjrt=={jax.__version__}, or make env-plan in a clone"
         ) from error
     return list(topology.devices)
 

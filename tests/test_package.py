@@ -1,0 +1,123 @@
+"""The command `mjax`, and the wheel away from the clone."""
+
+import email
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import mjax
+from mjax.__main__ import PROGRAMS, main
+
+ROOT = Path(__file__).parent.parent
+
+
+def python(*words: str, cwd: Path | None = None, path: Path = ROOT) -> str:
+    """Run Python with one folder of modules; return what it printed, on both."""
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, cwd=cwd,
+        env=environment,
+    )  # fmt: skip
+    return f"{done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def test_the_programs_are_the_modules_that_can_be_started():
+    packages = {path.parent.name for path in ROOT.glob("mjax/*/__main__.py")}
+    assert set(PROGRAMS) == packages | {"train"}
+
+
+def test_the_help_lists_all_programs(capsys: pytest.CaptureFixture[str]):
+    assert main(["-h"]) == 0
+    printed = capsys.readouterr().out
+    for name in PROGRAMS:
+        assert f"\n  {name} " in printed
+
+
+def test_without_a_program_the_help_is_shown_and_nothing_was_done(
+    capsys: pytest.CaptureFixture[str],
+):
+    assert main([]) == 2
+    assert "usage: mjax" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"mjax {mjax.__version__} (jax ")
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [
+        ("trian", "there is no program trian; the nearest is train"),
+        ("--recipe", "name a program first: mjax train --recipe"),
+    ],
+)
+def test_an_unknown_program_is_answered(
+    word: str, answer: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main([word]) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_a_program_gets_its_words_and_its_exit_code_comes_back():
+    assert "--data.path" in python("-m", "mjax", "evaluate", "-h")
+    refused = python("-m", "mjax", "train", "--stepz", "3")
+    assert refused.startswith("2\n")
+    assert "--stepz" in refused
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree, built from a copy: a build leaves files behind."""
+    folder = tmp_path_factory.mktemp("package")
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "mjax", folder / "mjax", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, folder)
+    built = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(folder)]
+    subprocess.run(built, check=True, capture_output=True)
+    (path,) = (folder / "dist").glob("*.whl")
+    return path
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel: Path):
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "mjax").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert files - names == set()
+    assert {name for name in names if not name.startswith("mjax")} == set()
+
+
+def test_the_wheel_says_what_it_is(wheel: Path):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+    said = email.message_from_bytes(archive.read(name))
+    assert said["Version"] == mjax.__version__
+    assert said["Requires-Python"] == ">=3.12"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(said.get_all("Provides-Extra") or []) == set(
+        project["optional-dependencies"]
+    )
+
+
+def test_the_wheel_works_away_from_the_clone(wheel: Path, tmp_path: Path):
+    installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    zipfile.ZipFile(wheel).extractall(installed)
+    where = python(
+        "-c", "import mjax; print(mjax.__file__)", cwd=elsewhere, path=installed
+    )
+    assert where == f"0\n{installed}/mjax/__init__.py\n"
+    shown = ("-m", "mjax", "train", "--recipe", "demo", "--print-config")
+    there, here = python(*shown, cwd=elsewhere, path=installed), python(*shown)
+    assert there == here
+    assert there.startswith("0\n")
