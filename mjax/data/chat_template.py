@@ -150,7 +150,8 @@ def read_beside(folder: pathlib.Path) -> ChatTemplate | None:
         return ChatTemplate(text=read_file(path), **names)
     text = config.get("chat_template")
     if isinstance(text, list):
-        named = {entry.get("name"): entry.get("template") for entry in text}
+        entries = [entry for entry in text if isinstance(entry, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
         text = named.get("default")
     if text is None:
         return None

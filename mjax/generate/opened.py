@@ -21,6 +21,7 @@ from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
 from mjax.config.train import from_json
+from mjax.data.chat_template import ChatTemplate, read_beside
 from mjax.data.tokenizers import BYTES, Tokenizer, load_tokenizer, trained_vocab_size
 from mjax.hugging_face.params import CONFIG, open_params, read_config
 from mjax.layers.config import AdapterConfig
@@ -37,11 +38,7 @@ TOKENIZER_DIR = "tokenizer"
 DIGEST = "tokenizer_digest"
 """Fact of a saved step: digest of the tokenizer that its tokens are of."""
 
-_SPEC, _SETTINGS, _TEMPLATE = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-)
+_SPEC = "tokenizer.json"
 _GENERATION = "generation_config.json"
 # Under these names config.json says how long sequences may be: Llama and its kin, GPT.
 _LENGTHS = ("max_position_embeddings", "n_positions")
@@ -59,8 +56,8 @@ class Opened:
     """Canonical form, layers stacked in their order; compute dtype; on the mesh."""
     mesh: Mesh
     tokenizer: Tokenizer
-    chat_template: str | None
-    """Jinja text; None: the model has none."""
+    chat_template: ChatTemplate | None
+    """None: the model has none."""
     seq_len: int
     """Longest sequence that the model is meant for."""
     eos_ids: tuple[int, ...]
@@ -138,7 +135,7 @@ def open_model(
         params=params,
         mesh=mesh,
         tokenizer=found.tokenizer,
-        chat_template=_chat_template(found.folder),
+        chat_template=None if found.folder is None else read_beside(found.folder),
         seq_len=found.seq_len,
         eos_ids=_eos_ids(found.tokenizer, found.folder, found.model),
         is_hugging_face=places.is_hugging_face(path),
@@ -333,25 +330,6 @@ def _check_vocab(found: _Found) -> None:
             f"the tokenizer has {need} tokens and {found.name} only {have}: it is of "
             "another model; give the model's own as --tokenizer PATH"
         )
-
-
-def _chat_template(folder: Path | None) -> str | None:
-    """Return the template beside a tokenizer, as transformers looks for it."""
-    if folder is None:
-        return None
-    if (folder / _TEMPLATE).is_file():
-        return (folder / _TEMPLATE).read_text("utf-8")
-    if not (folder / _SETTINGS).is_file():
-        return None
-    try:
-        settings = checked_json.read((folder / _SETTINGS).read_bytes(), dict[str, Any])
-        found = settings.get("chat_template")
-        if isinstance(found, list):  # several with names; one is for every use
-            named = {entry["name"]: entry["template"] for entry in found}
-            found = named.get("default")
-        return checked_json.check(found, str | None, "chat_template")
-    except (ValueError, TypeError, KeyError) as error:
-        raise RuntimeError(f"{folder / _SETTINGS} is damaged: {error}") from error
 
 
 def _eos_ids(

@@ -81,10 +81,12 @@ def test_the_tokenizer_of_the_work_dir_comes_before_that_of_the_config(tmp_path)
     for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "3"):
         found = open_model(str(path), make_mesh(ONE), dtype="float32")
         assert found.tokenizer.vocab_size == 300
-        assert found.chat_template == "from the config"
+        assert found.chat_template is not None
+        assert found.chat_template.text == "from the config"
     (folder / "chat_template.jinja").write_text("from its own file")
     found = open_model(str(tmp_path), make_mesh(ONE), dtype="float32")
-    assert found.chat_template == "from its own file"
+    assert found.chat_template is not None
+    assert found.chat_template.text == "from its own file"
 
 
 def test_another_tokenizer_than_that_of_the_checkpoint_is_refused(tmp_path):

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,7 +23,6 @@ from mjax.mesh.axes import MeshConfig
 if TYPE_CHECKING:
     from mjax.generate.engine import Engine
     from mjax.generate.opened import Opened
-    from mjax.generate.server.prompts import Messages
 
 _NAME_CHARS = 100
 
@@ -101,6 +100,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _serve(given: ServeFlags) -> int:
     """Bind, open the model, and serve it."""
+    from mjax.generate import chat
+
     try:
         from mjax.generate.server import auth, prompts, serving
     except ImportError as error:
@@ -119,6 +120,7 @@ def _serve(given: ServeFlags) -> int:
         if not listening.is_loopback(given.host):
             _say("nothing is encrypted: put a proxy with TLS in front of this server")
         opened = _open(given)
+        encode_chat = chat.encoder(opened)
         engine = _engine(opened, given)
         if given.warm_up:
             serving.warm_up(engine, engine.max_len)
@@ -130,7 +132,7 @@ def _serve(given: ServeFlags) -> int:
             max_len=engine.max_len,
             num_slots=engine.num_slots,
             limits=given,
-            encode_chat=_chat_encoder(opened, given.model),
+            encode_chat=encode_chat,
         )
         say = _Announcer(served.name)
         return serving.serve(bound, served, engine, tokens=tokens, say=say)
@@ -165,8 +167,13 @@ def _open(given: ServeFlags) -> "Opened":
     from mjax.generate.opened import open_model
     from mjax.mesh.axes import resolve
     from mjax.mesh.build import build_mesh
-    from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
+    from mjax.mesh.devices import (
+        keep_compiled_programs,
+        load_plugin_without_gpu,
+        simulate_devices,
+    )
 
+    keep_compiled_programs()
     if given.simulate_devices is not None:
         simulate_devices(given.simulate_devices)
     load_plugin_without_gpu()
@@ -193,42 +200,3 @@ def _engine(opened: "Opened", given: ServeFlags) -> "Engine":
             f"meant, got {max_len}"
         )
     return Engine(opened, slots=given.slots, max_len=max_len)
-
-
-def _chat_encoder(
-    opened: "Opened", path: str
-) -> "Callable[[Messages], Sequence[int]] | None":
-    """Return what turns messages into tokens; None without a template.
-
-    Raises:
-      ValueError: the template is broken.
-    """
-    template = opened.chat_template
-    if template is None:
-        return None
-    from mjax.data import chat_template
-
-    chat_template.check(template)
-    names = _token_names(path, template)
-
-    def encode(messages: "Messages") -> Sequence[int]:
-        text = chat_template.render(
-            template, messages, add_generation_prompt=True, **names
-        )
-        return opened.tokenizer.encode_special(text).tolist()
-
-    return encode
-
-
-def _token_names(path: str, template: str) -> dict[str, str]:
-    """Return the names of tokens that a template may write, from the file beside it."""
-    from mjax.data import chat_template
-    from mjax.generate.opened import TOKENIZER_DIR
-
-    folder = Path(path).absolute()
-    places = (folder, *(each / TOKENIZER_DIR for each in (folder, *folder.parents[:2])))
-    for place in places if "://" not in path else ():
-        found = chat_template.read_beside(place) if place.is_dir() else None
-        if found is not None and found.text == template:
-            return {"bos_token": found.bos_token, "eos_token": found.eos_token}
-    return {}

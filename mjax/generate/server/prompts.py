@@ -6,12 +6,12 @@ answer; or an ApiError that names the field, its value and the limit.
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from mjax.data.tokenizers import Tokenizer
+from mjax.generate.chat import ChatEncoder
 from mjax.generate.requests import Request, Sampling
 from mjax.generate.server import fields
 from mjax.generate.server.errors import ApiError, malformed
@@ -22,8 +22,6 @@ _DEFAULT_TOKENS = 16
 """Tokens of a completion that names no number; OpenAI's default."""
 _SEEDS = 1 << 32
 """Seeds of the engine; larger and negative ones of a client are taken modulo this."""
-
-type Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class Served:
     num_slots: int
     """Answers generated at a time."""
     limits: Limits
-    encode_chat: Callable[[Messages], Sequence[int]] | None
+    encode_chat: ChatEncoder | None
     """Turns messages into token ids by the model's template; raises ValueError. None:
     the model has no template."""
 
@@ -124,7 +122,7 @@ def chat_job(asked: Chat, served: Served) -> Job:
         ids = tuple(map(int, served.encode_chat(asked.messages)))
     except ValueError as error:
         raise malformed(
-            f"messages: the model's chat template refuses them: {error}",
+            f"messages: {error}",
             "messages",
             "chat_template",
         ) from None

@@ -1,0 +1,40 @@
+"""Messages of a chat as the tokens that a model has learned for them.
+
+Enters: an opened model. Leaves: a function from messages to token ids. The server and
+the chat in the terminal use the same one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mjax.data import chat_template
+from mjax.generate.opened import Opened
+
+type Message = Mapping[str, Any]
+"""{"role", "content"}."""
+type ChatEncoder = Callable[[Sequence[Message]], Sequence[int]]
+"""From messages to the prompt of the next answer; ValueError: the template refuses."""
+
+
+def encoder(opened: Opened) -> ChatEncoder | None:
+    """Return what turns messages into tokens; None: the model has no template.
+
+    Raises:
+      ValueError: the template is broken.
+    """
+    template = opened.chat_template
+    if template is None:
+        return None
+    chat_template.check(template.text)
+
+    def encode(messages: Sequence[Message]) -> Sequence[int]:
+        text = chat_template.render(
+            template.text,
+            messages,
+            add_generation_prompt=True,
+            bos_token=template.bos_token,
+            eos_token=template.eos_token,
+        )
+        return opened.tokenizer.encode_special(text).tolist()
+
+    return encode
