@@ -185,13 +185,18 @@ class Engine:
         self._waiting[request_id] = request
         return request_id
 
-    def cancel(self, request_id: int) -> None:
-        """Free the slot of a request, or its place in the queue; no event follows."""
+    def cancel(self, request_id: int) -> bool:
+        """Free the slot of a request, or its place in the queue; no event follows.
+
+        Returns:
+          whether it had a slot.
+        """
         self._waiting.pop(request_id, None)
         for slot, running in self._running.items():
             if running.id == request_id:
                 del self._running[slot]
-                return
+                return True
+        return False
 
     def step(self) -> list[Event]:
         """Read the prompts that slots are free for, then draw the next tokens of all.

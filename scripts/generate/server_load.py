@@ -5,64 +5,88 @@
 Trains `--recipe debug` for 30 steps unless a run is given, computes the answers of some
 requests offline (one at a time on an engine of the same number of slots), starts the
 server, and sends it these requests from 64 clients at once: streamed or not, greedy or
-drawn. 10 of the clients cut every answer off in the middle. When the server has used
---cpu-s seconds of CPU, the clients end, and the server is stopped by SIGTERM.
+drawn. 10 of the clients cut their answers off, most of them in the middle of a stream
+(`server_clients`). When the server has used --cpu-s seconds of CPU, the clients finish
+their requests. Then more requests than there are slots are sent at once, and SIGTERM
+stops the server while it answers them.
 
-Checks: every complete answer equals the offline one; none of the others was lost; the
-server has nothing open in the end and exits with 0; its memory has not grown. Writes
-docs/benchmarks/server_load.md. Ends with 1 if a check fails.
+Checks: every complete answer equals the offline one, every answer that was cut begins
+like it, and none of the others was lost; what the server has counted agrees with what
+the clients have, and every accepted request has one end; nothing is open in the end;
+the requests under way at SIGTERM are answered, and the exit code is 0; memory has not
+grown after the first tenth. Writes docs/benchmarks/server_load.md. Ends with 1 if a
+check fails.
 """
 
 import argparse
 import asyncio
-import collections
+import contextlib
 import dataclasses
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from scripts.evidence import Table, commit, run_training, write_page
+from scripts.generate.server_clients import (
+    CUT_IN_STREAM,
+    CUT_SILENT,
+    DIFFERENT,
+    LOST,
+    Case,
+    Seen,
+    ask,
+    client,
+)
 
 CLIENTS, CUTTERS = 64, 10
 SLOTS, MAX_LEN = 16, 256
-NUM_REQUESTS = 96
-_WARM_SHARE = 0.25
+NUM_REQUESTS, NUM_LAST = 96, 24
+WARM_SHARE = 0.1
 """First part of the samples of memory that the fit leaves out: buffers fill."""
-_MOST_GROWTH = 0.05
+MOST_GROWTH = 0.05
 """Share of the memory by which the fit may grow over the run. Chosen: noise is 1%."""
+_PATH = "/v1/completions"
+_QUIET_S, _STOP_S, _SAY_S = 30.0, 60.0, 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+type Counters = dict[str, float]
+"""Of the server, by the names of Prometheus."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """A request, and its offline answer."""
+class Sample:
+    """The server at one moment."""
 
-    body: dict[str, object]
-    text: str
+    cpu_s: float
+    """Used since the clients began."""
+    mib: float
+    """Resident memory."""
 
 
-@dataclasses.dataclass(kw_only=True)
-class Seen:
-    """What the clients have seen."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Of the whole test."""
 
-    outcomes: collections.Counter[str] = dataclasses.field(
-        default_factory=collections.Counter
-    )
-    whole_s: list[float] = dataclasses.field(default_factory=list)
-    stream_s: list[float] = dataclasses.field(default_factory=list)
-    first_s: list[float] = dataclasses.field(default_factory=list)
-    tokens: int = 0
-    wrong: list[str] = dataclasses.field(default_factory=list)
+    seen: Seen
+    samples: list[Sample]
+    wall_s: float
+    found: Counters
+    """When all clients had ended."""
+    last: Seen
+    """Of the requests that SIGTERM met."""
+    at_stop: Counters
+    """Just before SIGTERM."""
+    exit_code: int
 
 
 def make_cases(run: str) -> list[Case]:
@@ -74,7 +98,9 @@ def make_cases(run: str) -> list[Case]:
     from mjax.generate.requests import Request, Sampling
     from mjax.mesh.axes import MeshConfig, resolve
     from mjax.mesh.build import build_mesh
+    from mjax.mesh.devices import load_plugin_without_gpu
 
+    load_plugin_without_gpu()
     mesh = build_mesh(resolve(MeshConfig(), jax.device_count()))
     engine = Engine(
         open_model(run, mesh, dtype="float32"), slots=SLOTS, max_len=MAX_LEN
@@ -92,129 +118,237 @@ def make_cases(run: str) -> list[Case]:
         request = Request(prompt=tuple(prompt.encode()), sampling=Sampling(**sampling))
         (answer,) = answer_all(engine, [request])
         body: dict[str, object] = {"prompt": prompt, **sampling}
-        cases.append(Case(body=body, text=answer.text))
+        cases.append(Case(body=body, text=answer.text, num_tokens=len(answer.tokens)))
     return cases
 
 
-async def ask(port: int, case: Case, stream: bool, cut_s: float | None, seen: Seen):
-    """Send one request; cut it off after a while, or compare its answer."""
-    begun = time.monotonic()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+# --------------------------------------------------------------------------- the server
+
+
+@contextlib.contextmanager
+def serving(run: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run the server; give the process and its port."""
+    command = [sys.executable, "-m", "mjax.generate", run, "--serve", "0"]
+    command += ["--dtype", "float32", "--slots", str(SLOTS)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        body = json.dumps(case.body | {"stream": stream}).encode()
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
-        if cut_s is not None:
-            await asyncio.sleep(cut_s)
-            seen.outcomes["cut off"] += 1
-            return
-        status = int((await reader.readuntil(b"\r\n\r\n"))[9:12])
-        first_s = time.monotonic() - begun
-        received = (await reader.read()).decode()
-    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-        seen.outcomes["lost"] += 1
-        seen.wrong.append(f"lost: {type(error).__name__}: {error}")
-        return
+        assert server.stdout is not None
+        yield server, int(server.stdout.readline().split(":")[2].split("/")[0])
     finally:
-        writer.close()
-    took_s = time.monotonic() - begun
-    if status in (429, 503):
-        seen.outcomes[f"refused with {status}"] += 1
-        return
-    text = streamed_text(received) if stream else whole_text(received)
-    if status != 200 or text != case.text:
-        seen.outcomes["different"] += 1
-        seen.wrong.append(f"{status}: {text!r}, offline {case.text!r}")
-        return
-    seen.outcomes["equal, streamed" if stream else "equal, whole"] += 1
-    seen.tokens += int(str(case.body["max_tokens"]))
-    (seen.stream_s if stream else seen.whole_s).append(took_s)
-    if stream:
-        seen.first_s.append(first_s)
+        server.kill()
+        server.wait()
 
 
-def whole_text(received: str) -> str | None:
-    """Return the text of a whole answer; None if it is none."""
-    try:
-        return json.loads(received)["choices"][0]["text"]
-    except (ValueError, KeyError):
-        return None
-
-
-def streamed_text(received: str) -> str | None:
-    """Return the text of a stream; None if it does not end with its mark."""
-    lines = [x for x in re.split(r"\r?\n", received) if x.startswith("data: ")]
-    if not lines or lines[-1] != "data: [DONE]":
-        return None
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-    if any("error" in chunk for chunk in chunks):
-        return None
-    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
-
-
-async def client(
-    number: int, port: int, cases: Sequence[Case], seen: Seen, end: asyncio.Event
-) -> None:
-    """Send request after request; the first clients cut theirs off."""
-    rng = random.Random(number)
-    while not end.is_set():
-        stream, case = rng.random() < 0.5, rng.choice(cases)
-        cut_s = rng.uniform(0.0, 1.0) if number < CUTTERS else None
-        await ask(port, case, stream, cut_s, seen)
-
-
-def used_cpu_s(pid: int) -> float:
-    """Return the CPU-seconds of a process."""
+def sample(pid: int, begun_s: float = 0.0) -> Sample:
+    """Return what a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def memory_mib(pid: int) -> float:
-    """Return the resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return Sample(
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS - begun_s,
+        mib=pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+    )
 
 
-async def load(
-    pid: int, port: int, cases: Sequence[Case], cpu_s: float, seen: Seen
-) -> list[tuple[float, float]]:
-    """Let the clients run; return (CPU-seconds, MiB) of the server each second."""
-    end, samples = asyncio.Event(), []
-    running = [
-        asyncio.create_task(client(number, port, cases, seen, end))
-        for number in range(CLIENTS)
-    ]
-    begun_s = used_cpu_s(pid)
-    while (used := used_cpu_s(pid) - begun_s) < cpu_s:
-        samples.append((used, memory_mib(pid)))
-        await asyncio.sleep(1.0)
-    end.set()
-    await asyncio.gather(*running)
-    return samples
-
-
-def growth(samples: Sequence[tuple[float, float]]) -> float:
-    """Return the share by which a line through the memory grows over the samples."""
-    kept = np.array(samples[int(len(samples) * _WARM_SHARE) :])
-    slope, _ = np.polyfit(kept[:, 0], kept[:, 1], 1)
-    return float(slope * np.ptp(kept[:, 0]) / kept[0, 1])
-
-
-def gauges(port: int) -> dict[str, float]:
+def counters(port: int) -> Counters:
     """Return the gauges and counters of the server."""
-    import urllib.request
-
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
     return {name: float(value) for name, _, value in pairs}
 
 
+def count(found: Counters, name: str) -> int:
+    """Return one count of the requests of the engine."""
+    return int(found[f"mjax_requests_{name}_total"])
+
+
+def answered(found: Counters, status: int | None = None) -> int:
+    """Return how many HTTP requests were answered with a status; None: with any."""
+    begins = f'mjax_answers_total{{path="{_PATH}",status="'
+    begins += "" if status is None else f'{status}"'
+    return int(sum(n for name, n in found.items() if name.startswith(begins)))
+
+
+def still_open(found: Counters) -> int:
+    """Return what the server has not ended."""
+    gauges = ("open", "running", "waiting")
+    return int(sum(found[f"mjax_{name}_answers"] for name in gauges))
+
+
+# ----------------------------------------------------------------------------- the load
+
+
+async def load(pid: int, port: int, cases: Sequence[Case], cpu_s: float, seen: Seen):
+    """Let the clients run; return samples of the server, one each second."""
+    end, samples = asyncio.Event(), list[Sample]()
+    running = [
+        asyncio.create_task(
+            client(random.Random(i), port, cases, seen, end, cuts=i < CUTTERS)
+        )
+        for i in range(CLIENTS)
+    ]
+    begun_s, said_s = sample(pid).cpu_s, time.monotonic()
+    while (now := sample(pid, begun_s)).cpu_s < cpu_s:
+        samples.append(now)
+        if time.monotonic() - said_s > _SAY_S:
+            said_s = time.monotonic()
+            print(f"{now.cpu_s:.0f} CPU-s, {now.mib:.0f} MiB, {dict(seen.outcomes)}")
+        await asyncio.sleep(1.0)
+    samples.append(now)
+    end.set()
+    await asyncio.gather(*running)
+    return samples
+
+
+async def quiet(port: int) -> Counters:
+    """Wait until the server has ended what its clients cut; return its counters."""
+    until_s = time.monotonic() + _QUIET_S
+    while still_open(found := counters(port)) and time.monotonic() < until_s:
+        await asyncio.sleep(0.2)
+    return found
+
+
+async def stop(
+    server: "subprocess.Popen[str]", port: int, cases: Sequence[Case]
+) -> tuple[Seen, Counters]:
+    """Send more requests than there are slots, and SIGTERM while they are answered."""
+    seen, before = Seen(), count(counters(port), "accepted")
+    longest = sorted(cases, key=lambda case: -case.num_tokens)[:NUM_LAST]
+    asking = [
+        asyncio.create_task(ask(port, case, i % 2 == 0, None, seen))
+        for i, case in enumerate(longest)
+    ]
+    found = counters(port)
+    while (
+        count(found, "accepted") < before + NUM_LAST
+        or found["mjax_waiting_answers"] == 0
+    ) and seen.complete < NUM_LAST:
+        found = await asyncio.to_thread(counters, port)
+    server.send_signal(signal.SIGTERM)
+    await asyncio.gather(*asking)
+    return seen, found
+
+
+async def drive(server: "subprocess.Popen[str]", port: int, run: str, cpu_s: float):
+    """Load the server, let it end what is open, and stop it."""
+    cases, seen, begun_s = make_cases(run), Seen(), time.monotonic()
+    samples = await load(server.pid, port, cases, cpu_s, seen)
+    wall_s = time.monotonic() - begun_s
+    found = await quiet(port)
+    last, at_stop = await stop(server, port, cases)
+    return Outcome(
+        seen=seen,
+        samples=samples,
+        wall_s=wall_s,
+        found=found,
+        last=last,
+        at_stop=at_stop,
+        exit_code=await asyncio.to_thread(server.wait, _STOP_S),
+    )
+
+
+# --------------------------------------------------------------------------- the report
+
+
+def growth(samples: Sequence[Sample]) -> float:
+    """Return the share by which a line through the memory grows over the samples."""
+    kept = samples[int(len(samples) * WARM_SHARE) :]
+    cpu_s, mib = np.array([(s.cpu_s, s.mib) for s in kept]).T
+    slope, _ = np.polyfit(cpu_s, mib, 1)
+    return float(slope * np.ptp(cpu_s) / mib[0])
+
+
+def checks(o: Outcome) -> dict[str, int]:
+    """Return what must be 0."""
+    seen, found = o.seen, o.found
+    accepted, finished = count(found, "accepted"), count(found, "finished")
+    cut = [count(found, f"cancelled_{where}") for where in ("running", "waiting")]
+    # Whether a request that was cut unread had been accepted, its client cannot know.
+    least = seen.complete + seen.outcomes[CUT_IN_STREAM]
+    most = least + seen.outcomes[CUT_SILENT]
+    num_cut = most - seen.complete
+    last = o.last
+    return {
+        "answers that differ from the offline ones": seen.outcomes[DIFFERENT],
+        "requests that were lost": seen.outcomes[LOST],
+        "requests that the server has not counted": seen.sent - answered(found),
+        "refusals that server and clients count otherwise": answered(found, 429)
+        + answered(found, 503)
+        - seen.refused,
+        "accepted by the server, beyond what the clients know": max(
+            least - accepted, accepted - most, 0
+        ),
+        "finished by the server, beyond what the clients know": max(
+            seen.complete - finished, finished - seen.complete - num_cut, 0
+        ),
+        "accepted - finished - cut in a slot - cut waiting": accepted
+        - finished
+        - sum(cut),
+        "open, running or waiting after the load": still_open(found),
+        "cutting in slots or in the queue never happened": int(0 in cut),
+        "no request was running and none was waiting at SIGTERM": int(
+            o.at_stop["mjax_running_answers"] == 0
+            or o.at_stop["mjax_waiting_answers"] == 0
+        ),
+        "requests under way at SIGTERM without their answer": NUM_LAST - last.complete,
+        "exit code after SIGTERM": o.exit_code,
+        "memory grew by more than the bound": int(growth(o.samples) > MOST_GROWTH),
+    }
+
+
 def p(values: Sequence[float], percent: float) -> str:
     return f"{np.percentile(values, percent):.3f} s" if values else "none"
+
+
+def tables(o: Outcome) -> list[Table]:
+    """Return the tables of the page."""
+    seen, found, samples = o.seen, o.found, o.samples
+    memory = [s.mib for s in samples]
+    rows = [(f"clients: {name}", str(n)) for name, n in sorted(seen.outcomes.items())]
+    rows += [("clients: refused", str(seen.refused))] if not seen.refused else []
+    rows += [
+        (f"server: {name.replace('_', ' ')}", str(count(found, name)))
+        for name in ("accepted", "finished", "cancelled_running", "cancelled_waiting")
+    ]
+    stopped = {n: int(o.at_stop[f"mjax_{n}_answers"]) for n in ("running", "waiting")}
+    times = [
+        ("whole answer", p(seen.whole_s, 50), p(seen.whole_s, 95)),
+        ("streamed answer", p(seen.stream_s, 50), p(seen.stream_s, 95)),
+        ("first piece of a stream", p(seen.first_s, 50), p(seen.first_s, 95)),
+    ]
+    size = f"{memory[0]:.0f}, {min(memory):.0f} to {max(memory):.0f}"
+    return [
+        Table(
+            title="Requests",
+            text=f"{CLIENTS} clients at once, {CUTTERS} of them cut their answers off; "
+            f"{samples[-1].cpu_s:.0f} CPU-seconds of the server in {o.wall_s:.0f} s of "
+            f"wall time; {SLOTS} slots, {NUM_REQUESTS} different requests, "
+            f"{seen.tokens} tokens of complete answers. Commit {commit()}.",
+            header=("who has counted what", "requests"),
+            rows=rows,
+        ),
+        Table(
+            title="Checks",
+            text=f"Each must be 0. SIGTERM met {stopped['running']} requests running "
+            f"and {stopped['waiting']} waiting of {NUM_LAST}.",
+            header=("what", "found"),
+            rows=[(name, str(value)) for name, value in checks(o).items()],
+        ),
+        Table(
+            title="Times",
+            text="Seen by clients that share the two cores with the server; the first "
+            "piece also of streams that were cut later.",
+            header=("what", "p50", "p95"),
+            rows=times,
+        ),
+        Table(
+            title="Memory",
+            text="Resident memory of the server, each second; a line through all but "
+            f"the first {WARM_SHARE:.0%} of the samples. Bound: {MOST_GROWTH:.0%}.",
+            header=("MiB at first, least to most", "growth of the line"),
+            rows=[(size, f"{growth(samples):+.2%}")],
+        ),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -228,88 +362,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             flags = ("--recipe", "debug", "--steps", "30", "--log.sample-tokens", "0")
             length = ("--data.seq-len", str(MAX_LEN))
             run_training(*flags, *length, "--work-dir", run)
-        cases = make_cases(run)
-        command = [sys.executable, "-m", "mjax.generate", run, "--serve", "0"]
-        command += ["--dtype", "float32", "--slots", str(SLOTS)]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().split(":")[2].split("/")[0])
-            seen = Seen()
-            begun = time.monotonic()
-            samples = asyncio.run(load(server.pid, port, cases, given.cpu_s, seen))
-            wall_s = time.monotonic() - begun
-            time.sleep(1.0)
-            found = gauges(port)
-            server.send_signal(signal.SIGTERM)
-            code = server.wait(60)
-        finally:
-            server.kill()
-    return report(given.cpu_s, seen, samples, wall_s, found, code)
-
-
-def report(
-    cpu_s: float,
-    seen: Seen,
-    samples: Sequence[tuple[float, float]],
-    wall_s: float,
-    found: dict[str, float],
-    code: int,
-) -> int:
-    """Write the page; return the exit code."""
-    grown = growth(samples)
-    memory = [mib for _, mib in samples]
-    checks = {
-        "answers that differ from the offline ones": seen.outcomes["different"],
-        "accepted requests that were lost": seen.outcomes["lost"],
-        "answers open at the end": int(found["mjax_open_answers"]),
-        "answers running at the end": int(found["mjax_running_answers"]),
-        "exit code after SIGTERM": code,
-        "memory grew by more than the bound": int(grown > _MOST_GROWTH),
-    }
-    for text in seen.wrong[:5]:
+        with serving(run) as (server, port):
+            outcome = asyncio.run(drive(server, port, run, given.cpu_s))
+    for text in (outcome.seen.wrong + outcome.last.wrong)[:5]:
         print(text, file=sys.stderr)
-    counts = [(name, str(n)) for name, n in sorted(seen.outcomes.items())]
-    times = [
-        ("whole answer", p(seen.whole_s, 50), p(seen.whole_s, 95)),
-        ("streamed answer", p(seen.stream_s, 50), p(seen.stream_s, 95)),
-        ("first bytes of a stream", p(seen.first_s, 50), p(seen.first_s, 95)),
-    ]
-    size = f"{memory[0]:.0f}, {min(memory):.0f} to {max(memory):.0f}"
-    tables = [
-        Table(
-            title="Requests",
-            text=f"{CLIENTS} clients at once, {CUTTERS} of them cut each answer off; "
-            f"{samples[-1][0]:.0f} CPU-seconds of the server in {wall_s:.0f} s of wall "
-            f"time; {SLOTS} slots, {NUM_REQUESTS} different requests. Commit "
-            f"{commit()}.",
-            header=("outcome", "requests"),
-            rows=counts,
-        ),
-        Table(
-            title="Checks",
-            text="Each must be 0.",
-            header=("what", "found"),
-            rows=[(name, str(value)) for name, value in checks.items()],
-        ),
-        Table(
-            title="Times",
-            text="Of complete answers, seen by clients that share the two cores.",
-            header=("what", "p50", "p95"),
-            rows=times,
-        ),
-        Table(
-            title="Memory",
-            text="Resident memory of the server, each second; a line through all but "
-            f"the first quarter. Bound: {_MOST_GROWTH:.0%}.",
-            header=("MiB at first, least to most", "growth of the line"),
-            rows=[(size, f"{grown:+.2%}")],
-        ),
-    ]
-    command = f"python -m scripts.generate.server_load --cpu-s {cpu_s:g}"
-    print(write_page("server_load", "The model server under load", command, tables))
-    print(json.dumps({"counts": counts, "checks": checks, "growth": grown}))
-    return int(any(checks.values()))
+    command = f"python -m scripts.generate.server_load --cpu-s {given.cpu_s:g}"
+    title = "The model server under load"
+    print(write_page("server_load", title, command, tables(outcome)))
+    found = checks(outcome)
+    print(json.dumps({"outcomes": outcome.seen.outcomes, "checks": found}))
+    return int(any(found.values()))
 
 
 if __name__ == "__main__":

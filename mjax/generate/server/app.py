@@ -6,6 +6,7 @@ OpenAI's form; an error after the first bytes of a stream ends it without `[DONE
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import sys
 import time
@@ -159,7 +160,8 @@ class _Pages:
             "running_answers": self._scheduler.num_running,
             "waiting_answers": self._scheduler.num_waiting,
         }
-        text = self._counters.text(gauges)
+        counts = dataclasses.asdict(self._scheduler.counts)
+        text = self._counters.text(gauges, counts)
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def models(self, request: Request) -> Response:

@@ -52,11 +52,12 @@ class Metrics:
             "mjax_first_token_seconds", "From acceptance to the first token."
         )
 
-    def text(self, gauges: dict[str, int]) -> str:
+    def text(self, gauges: dict[str, int], counts: dict[str, int]) -> str:
         """Return everything as text.
 
         Args:
           gauges: present values, by name.
+          counts: of requests of the engine since the start, by name.
         """
         lines = ["# TYPE mjax_answers_total counter"]
         for (path, status), count in sorted(self.answers.items()):
@@ -65,7 +66,7 @@ class Metrics:
         counters = {
             "mjax_prompt_tokens_total": self.num_prompt_tokens,
             "mjax_generated_tokens_total": self.num_tokens,
-        }
+        } | {f"mjax_requests_{name}_total": count for name, count in counts.items()}
         for name, value in counters.items():
             lines += [f"# TYPE {name} counter", f"{name} {value}"]
         for name, value in gauges.items():

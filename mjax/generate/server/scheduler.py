@@ -7,10 +7,12 @@ locks.
 
 An accepted request ends in one of four ways: with its last event, with an error, closed
 by its client, or closed at its time limit. If the engine fails, every ticket gets an
-error, and the callback `on_failure` tells the process.
+error, and the callback `on_failure` tells the process. `Counts` says how many requests
+ended how.
 """
 
 import asyncio
+import dataclasses
 import math
 import queue
 import threading
@@ -56,13 +58,37 @@ class Engine(Protocol):
         """Queue a request; return its id."""
         ...
 
-    def cancel(self, request_id: int) -> None:
-        """End a request and free its slot."""
+    def cancel(self, request_id: int) -> bool:
+        """End a request; return whether it had a slot, which is free now."""
         ...
 
     def step(self) -> list[Event]:
         """Generate one token of each running request."""
         ...
+
+
+@dataclasses.dataclass(kw_only=True)
+class Counts:
+    """Requests of the engine since the start, by their ends. Lives in the event loop.
+
+    Once nothing is open, `accepted` is the sum of the others.
+    """
+
+    accepted: int = 0
+    finished: int = 0
+    """The last event was generated."""
+    cancelled_running: int = 0
+    """Given up in a slot: by the client, at the time limit, at the end of the grace."""
+    cancelled_waiting: int = 0
+    """Given up before there was a slot."""
+    failed: int = 0
+    """Open when the engine failed."""
+
+    def add(self, other: "Counts") -> None:
+        """Add the counts of another one."""
+        for field in dataclasses.fields(self):
+            total = getattr(self, field.name) + getattr(other, field.name)
+            setattr(self, field.name, total)
 
 
 type Indexed = tuple[int, Event]
@@ -137,6 +163,7 @@ class Scheduler:
         self._refusal: Callable[[], ApiError] | None = None
         self._mean_s = 1.0
         self.num_open = self.num_running = self.num_waiting = 0
+        self.counts = Counts()
         self.failure: str | None = None
         """Why the engine has failed; None: it works."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -172,6 +199,7 @@ class Scheduler:
         ticket = Ticket(tuple(requests))
         self._open.add(ticket)
         self.num_open += len(requests)
+        self.counts.accepted += len(requests)
         self._commands.put(("submit", ticket))
         return ticket
 
@@ -243,9 +271,14 @@ class Scheduler:
         return min(max(1, math.ceil(self._mean_s)), _MOST_RETRY_S)
 
     def _deliver(
-        self, batches: dict[Ticket, list[Indexed]], running: int, waiting: int
+        self,
+        batches: dict[Ticket, list[Indexed]],
+        ended: Counts,
+        running: int,
+        waiting: int,
     ) -> None:
         self.num_running, self.num_waiting = running, waiting
+        self.counts.add(ended)
         for ticket, events in batches.items():
             if ticket in self._open:
                 ticket.deliver(events)
@@ -255,6 +288,10 @@ class Scheduler:
             return ApiError(500, failure, code="engine_failed")
 
         self._refusal = failed
+        counts = self.counts
+        cancelled = counts.cancelled_running + counts.cancelled_waiting
+        counts.failed = counts.accepted - counts.finished - cancelled
+        self.num_running = self.num_waiting = 0
         for ticket in self._open:
             ticket.fail(failed())
 
@@ -272,7 +309,11 @@ class Scheduler:
             self._on_failure()
 
     def _take_commands(self) -> bool:
-        """Carry out what has been asked; wait if there is nothing else to do."""
+        """Carry out what has been asked; wait if there is nothing else to do.
+
+        Returns:
+          whether the engine has something to do; false: the thread ends.
+        """
         while True:
             is_idle = self._engine.is_idle
             if is_idle and self._by_id:
@@ -287,15 +328,25 @@ class Scheduler:
                 for index, request in enumerate(ticket.requests):
                     self._by_id[self._engine.submit(request)] = ticket, index
             else:
-                for request_id in [
-                    i for i, (owner, _) in self._by_id.items() if owner is ticket
-                ]:
-                    self._engine.cancel(request_id)
-                    del self._by_id[request_id]
+                self._cancel(ticket)
+
+    def _cancel(self, ticket: Ticket) -> None:
+        """End the requests of a ticket that have not ended."""
+        ended = Counts()
+        for request_id in [
+            i for i, (owner, _) in self._by_id.items() if owner is ticket
+        ]:
+            if self._engine.cancel(request_id):
+                ended.cancelled_running += 1
+            else:
+                ended.cancelled_waiting += 1
+            del self._by_id[request_id]
+        self._tell({}, ended)
 
     def _hand_out(self, events: list[Event]) -> None:
         """Send events to the event loop, in one call for all tickets."""
         batches: dict[Ticket, list[Indexed]] = {}
+        ended = Counts()
         for event in events:
             if event.request_id not in self._by_id:
                 continue  # the end of a request that was cancelled
@@ -303,9 +354,14 @@ class Scheduler:
             batches.setdefault(ticket, []).append((index, event))
             if event.finished is not None:
                 del self._by_id[event.request_id]
+                ended.finished += 1
+        self._tell(batches, ended)
+
+    def _tell(self, batches: dict[Ticket, list[Indexed]], ended: Counts) -> None:
+        """Tell the event loop what has happened, and what the engine has left."""
         assert self._loop is not None  # a request has been opened
         running, waiting = self._engine.num_running, self._engine.num_waiting
-        self._loop.call_soon_threadsafe(self._deliver, batches, running, waiting)
+        self._loop.call_soon_threadsafe(self._deliver, batches, ended, running, waiting)
 
     def stop(self) -> None:
         """End the engine's thread; open tickets get nothing more."""

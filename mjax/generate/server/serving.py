@@ -35,15 +35,14 @@ _PROBE_IDLE_S, _PROBE_EVERY_S, _PROBES = 60, 15, 4
 """When the kernel asks whether the other end of a quiet connection is there. Chosen: a
 client whose machine is gone frees its slot after two minutes."""
 _POLL_S = 0.1
-_WARM_TOKENS = 16
-"""1 with the prompt, then 8, 4, 2 and 1."""
+_WARM_TOKENS = 2
+"""One with the prompt, and one by the program that draws, whatever the number."""
 
 
 def warm_up(engine: Engine, max_len: int) -> None:
     """Compile every program before the first client waits for one.
 
-    Prompts of one token and of each power of two are read; the first is continued by so
-    many tokens that the engine draws them in portions of every size (8, 4, 2 and 1).
+    Prompts of one token and of each power of two are read, and the first is continued.
     Programs with log-probabilities are compiled when they are first asked for.
 
     Args:

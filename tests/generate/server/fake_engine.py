@@ -67,10 +67,10 @@ class FakeEngine:
         self._waiting[len(self.submitted)] = _Running(request=request)
         return len(self.submitted)
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int) -> bool:
         self.cancelled.append(request_id)
         self._waiting.pop(request_id, None)
-        self._running.pop(request_id, None)
+        return self._running.pop(request_id, None) is not None
 
     def step(self) -> list[Event]:
         assert self.may_step.wait(30)

@@ -118,6 +118,28 @@ def test_a_client_that_goes_away_while_it_waits_leaves_the_queue():
     assert engine.cancelled == [2]
 
 
+def test_each_accepted_request_is_counted_by_its_end():
+    engine = FakeEngine(slots=2, max_len=100_000)
+    with running(engine, Limits(queue=2, max_tokens=90_000)) as server:
+        assert server.complete(max_tokens=3, n=2).status == 200
+        runs = [server.send(max_tokens=90_000, stream=True) for _ in range(2)]
+        for sent in runs:
+            assert b"200 OK" in sent.recv(100)
+        waits = server.send(max_tokens=5, n=2)
+        server.until(lambda: server.server.scheduler.num_waiting == 2)
+        assert server.complete().status == 429
+        for sent in (waits, *runs):
+            sent.close()
+        server.until(lambda: is_free(server))
+        server.until(lambda: server.server.scheduler.num_running == 0)
+        lines = server.ask("/metrics").body.decode().splitlines()
+    found = dict(line.split(" ") for line in lines if line.startswith("mjax_requests"))
+    ends = {"accepted": 6, "finished": 2, "cancelled_waiting": 2}
+    ends |= {"cancelled_running": 2, "failed": 0}
+    assert found == {f"mjax_requests_{k}_total": str(n) for k, n in ends.items()}
+    assert "mjax_waiting_answers 0" in lines
+
+
 def test_several_choices_are_cancelled_together():
     engine = FakeEngine(slots=2)
     with running(engine) as server:
@@ -254,6 +276,8 @@ def test_if_the_engine_fails_every_client_is_told_and_the_process_too(capfd):
         assert (answer.status, answer.error["code"]) == (500, "engine_failed")
         health = server.ask("/health")
         assert (health.status, health.json) == (503, {"status": "failed"})
+        counts = server.server.scheduler.counts
+        assert (counts.accepted, counts.failed) == (7, 7)
     assert "the device is gone" in capfd.readouterr().err
 
 
