@@ -266,10 +266,18 @@ def check_facts(
       ValueError: it is of another run, of other data, or beyond the last step.
     """
     work_dir.refuse_other_run(where, run_differences(facts["config"], config))
+    tokenizer = dataset.tokenizer.digest
+    # Checkpoints of older versions do not hold the digest.
+    if (saved := facts.get("tokenizer_digest", tokenizer)) != tokenizer:
+        raise ValueError(
+            f"the tokenizer is not that of {where}: digest {saved[:12]} there, "
+            f"{tokenizer[:12]} now; give the same --data.tokenizer (tokenizer/ of the "
+            "work dir has it), or another --work-dir, or --restart-from-scratch"
+        )
     if facts["data_fingerprint"] != dataset.fingerprint:
         raise ValueError(
-            f"the data are not those of {where}: hash "
-            f"{facts['corpus_hash'][:12]} there, {dataset.corpus_hash[:12]} now; "
+            f"the data are not those of {where}: fingerprint "
+            f"{facts['data_fingerprint'][:12]} there, {dataset.fingerprint[:12]} now; "
             "give the same files, or another --work-dir, or --restart-from-scratch"
         )
     if step > config.steps:

@@ -82,7 +82,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(tmp_path, corpus, capsys
     given.write_text(train_bpe([TEXT[::-1]], 280))
     capsys.readouterr()
     assert start(run, corpus, *flags, "--steps", "2") == ending.BAD_INPUT
-    assert "the data are not those of the checkpoint" in capsys.readouterr().err
+    assert "the tokenizer is not that of the checkpoint" in capsys.readouterr().err
     assert files_in(run / "tokenizer") == before
 
 
