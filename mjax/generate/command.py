@@ -17,6 +17,7 @@ from mjax.generate.engine import Answer, Engine, answer_all, answer_of
 from mjax.generate.opened import Opened, open_model
 from mjax.generate.options import STDIN, GenerateFlags
 from mjax.generate.requests import Request
+from mjax.generate.stops import check_stops
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.mesh.devices import (
@@ -124,13 +125,10 @@ def _request(
     Raises:
       ValueError: a stop text is none that the tokenizer can write.
     """
-    for stop in asked.stop:
-        ids = opened.tokenizer.encode(stop)
-        if opened.tokenizer.decode(ids).strip() != stop.strip():
-            raise ValueError(
-                f"--stop {stop!r} is a text that the tokenizer cannot write, so no "
-                "answer would ever end with it; leave it out, or write it otherwise"
-            )
+    try:
+        check_stops(opened.tokenizer, asked.stop)
+    except ValueError as error:
+        raise ValueError(f"--stop {error}") from None
     prompt = opened.prompt_ids(text)
     sampling = asked.sampling(index, room=max_len - len(prompt))
     return Request(prompt=prompt, sampling=sampling)

@@ -79,6 +79,23 @@ class TextOfTokens:
         return text[: len(text) - held], False
 
 
+def check_stops(tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    """Refuse a stop text that no answer can end with.
+
+    Args:
+      tokenizer: of the model.
+      stop: texts, none of them empty.
+    Raises:
+      ValueError: the tokenizer cannot write one; the message begins with it.
+    """
+    for text in stop:
+        if tokenizer.decode(tokenizer.encode(text)).strip() != text.strip():
+            raise ValueError(
+                f"{text!r} is a text that the tokenizer cannot write, so no answer "
+                "would ever end with it; leave it out, or write it otherwise"
+            )
+
+
 def _overlap(text: str, stop: Sequence[str]) -> int:
     """Return how many last characters of a text may begin a stop text."""
     most = max((len(s) - 1 for s in stop), default=0)

@@ -17,6 +17,7 @@ from mjax.generate.server import fields
 from mjax.generate.server.errors import ApiError, malformed
 from mjax.generate.server.limits import Limits
 from mjax.generate.server.protocol import Chat, Completion, Options, Prompt
+from mjax.generate.stops import check_stops
 
 _DEFAULT_TOKENS = 16
 """Tokens of a completion that names no number; OpenAI's default."""
@@ -172,6 +173,10 @@ def _requests(
             "the prompt must have at least one token, got none; write some text",
             "prompt",
         )
+    try:
+        check_stops(served.tokenizer, options.stop)
+    except ValueError as error:
+        raise malformed(f"stop: {error}", "stop") from None
     seed = secrets.randbelow(_SEEDS) if options.seed is None else options.seed
     max_tokens = _num_tokens(len(ids), options, served, default_tokens)
     return tuple(

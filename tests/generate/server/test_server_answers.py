@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mjax.data.tokenizers import BytesTokenizer
 from mjax.generate.requests import Event, Request, Sampling
 from mjax.generate.server.answers import Writer
 from mjax.generate.server.limits import Limits
@@ -367,6 +368,21 @@ def test_more_answers_than_ever_fit_are_refused(server):
         "n times the number of prompts must be at most 68 (--slots plus --queue of "
         "this server), got 69; send several requests"
     )
+
+
+class Small(BytesTokenizer):
+    """A tokenizer without capital letters."""
+
+    def encode(self, text):
+        return super().encode(text.lower())
+
+
+def test_a_stop_text_that_the_tokenizer_cannot_write_is_refused():
+    with running(tokenizer=Small()) as server:
+        answer = server.complete(stop=["end", "END"])
+        assert (answer.status, answer.error["param"]) == (400, "stop")
+        assert answer.error["message"].startswith("stop: 'END' is a text that the tok")
+        assert server.complete(stop=["end"]).status == 200
 
 
 def test_what_the_template_refuses_is_told(server):
