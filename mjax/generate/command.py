@@ -1,13 +1,14 @@
-"""Continue the prompts of a command line with a model.
+"""Continue the prompts of a command line with a model, or hold a chat.
 
 Enters: flags. Leaves: the texts on stdout, as it comes if there is one, and facts about
 the model and the speed on stderr.
 """
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mjax.generate.opened import Opened, open_model
 from mjax.generate.options import STDIN, GenerateFlags
 from mjax.generate.requests import Request
 from mjax.generate.stops import check_stops
+from mjax.generate.terminal import chat
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.mesh.devices import (
@@ -28,7 +30,7 @@ from mjax.mesh.devices import (
 
 
 def run(asked: GenerateFlags) -> None:
-    """Continue all prompts.
+    """Continue all prompts, or answer messages until there are no more.
 
     Raises:
       ValueError: bad input.
@@ -36,13 +38,19 @@ def run(asked: GenerateFlags) -> None:
     """
     prompts = _prompts(asked)
     opened, max_len = _open(asked)
+    try:
+        check_stops(opened.tokenizer, asked.stop)
+    except ValueError as error:
+        raise ValueError(f"--stop {error}") from None
+    if asked.chat:
+        with _naming_flags():
+            chat(asked, opened, max_len)
+        return
     requests = [
         _request(asked, opened, max_len, i, text) for i, text in enumerate(prompts)
     ]
-    try:
+    with _naming_flags():
         engine = Engine(opened, slots=min(asked.slots, len(requests)), max_len=max_len)
-    except ValueError as error:
-        raise ValueError(str(error).replace("max_len", "--max-len")) from None
     for index, request in enumerate(requests):
         _check(engine, request, index, len(requests))
     started_s = time.perf_counter()
@@ -64,6 +72,15 @@ def run(asked: GenerateFlags) -> None:
         f"{num} tokens in {wall_s:.2f} s with compilation, {num / wall_s:.1f} tokens/s",
         file=sys.stderr,
     )
+
+
+@contextlib.contextmanager
+def _naming_flags() -> Iterator[None]:
+    """Name the flag in what the engine refuses."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(str(error).replace("max_len", "--max-len")) from None
 
 
 def _prompts(asked: GenerateFlags) -> list[str]:
@@ -120,15 +137,7 @@ def _open(asked: GenerateFlags) -> tuple[Opened, int]:
 def _request(
     asked: GenerateFlags, opened: Opened, max_len: int, index: int, text: str
 ) -> Request:
-    """Make the request of one prompt.
-
-    Raises:
-      ValueError: a stop text is none that the tokenizer can write.
-    """
-    try:
-        check_stops(opened.tokenizer, asked.stop)
-    except ValueError as error:
-        raise ValueError(f"--stop {error}") from None
+    """Make the request of one prompt."""
     prompt = opened.prompt_ids(text)
     sampling = asked.sampling(index, room=max_len - len(prompt))
     return Request(prompt=prompt, sampling=sampling)

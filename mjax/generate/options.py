@@ -44,8 +44,13 @@ class GenerateFlags:
     """Texts to continue; - reads one from standard input."""
     prompt_file: str | None = None
     """File whose text is one more prompt."""
+    chat: bool = False
+    """Hold a conversation in the terminal, by the model's chat template."""
+    system: str | None = None
+    """With --chat: message of the system before the first turn."""
     tokens: int | None = None
-    """Tokens to draw for each prompt, at most; None: 128, or fewer if no more fit."""
+    """Tokens to draw for each prompt, at most; None: 128, or fewer if no more fit; all
+    that fit with --chat."""
     temperature: float = 0.8
     """Logits are divided by this; 0 takes the likeliest token."""
     top_k: int | None = None
@@ -80,10 +85,20 @@ class GenerateFlags:
         Raises:
           ValueError: a value is out of range, or there is no prompt.
         """
-        if not self.prompt and self.prompt_file is None:
+        has_prompt = bool(self.prompt) or self.prompt_file is not None
+        if not has_prompt and not self.chat:
             raise ValueError(
-                "there is no prompt; give --prompt TEXT, --prompt-file FILE, or "
-                "--prompt - to read standard input"
+                "there is no prompt; give --prompt TEXT, --prompt-file FILE, "
+                "--prompt - to read standard input, or --chat"
+            )
+        if self.chat and (has_prompt or self.json or not self.echo):
+            raise ValueError(
+                "--chat reads messages from standard input and prints answers; leave "
+                "out --prompt, --prompt-file, --json and --no-echo"
+            )
+        if self.system is not None and not self.chat:
+            raise ValueError(
+                f"--system {self.system!r} begins a conversation; add --chat"
             )
         if self.prompt.count(STDIN) > 1:
             raise ValueError("--prompt - reads all of standard input; give it once")

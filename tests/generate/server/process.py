@@ -31,9 +31,15 @@ TEMPLATE = (
 )
 
 
-def make_run(work_dir: Path, template: str | None = TEMPLATE, **facts: Any) -> str:
+def make_run(
+    work_dir: Path,
+    template: str | None = TEMPLATE,
+    *,
+    seq_len: int = MAX_LEN,
+    **facts: Any,
+) -> str:
     """Save a small random model of bytes with a chat template."""
-    config = TrainConfig(model=SMALL, data=DataConfig(seq_len=MAX_LEN))
+    config = TrainConfig(model=SMALL, data=DataConfig(seq_len=seq_len))
     save_run(work_dir, random_params(SMALL), config, steps=(0,), **facts)
     if template is not None:
         (work_dir / "tokenizer").mkdir()
