@@ -53,9 +53,12 @@ Draw = Callable[[random.Random], Json]
 
 
 def _sizes(rng: random.Random, *, head_dim: bool = True) -> Json:
-    """Draw the sizes of a family of Llama's kind."""
-    heads = rng.choice([1, 2, 4, 6])
-    width = rng.choice([4, 8, 12, 16])
+    """Draw the sizes of a family of Llama's kind.
+
+    The width is at least 24: norms of fewer random entries come near zero, and then
+    rounding grows with their inverse.
+    """
+    heads, width = rng.choice([(2, 12), (2, 16), (4, 8), (4, 12), (6, 4), (6, 8)])
     sizes = {
         "vocab_size": rng.randint(40, 150),
         "hidden_size": heads * width,
@@ -93,7 +96,7 @@ def _kinds(rng: random.Random, layers: int) -> list[str]:
 
 
 def draw_gptj(rng: random.Random) -> Json:
-    heads, width = rng.choice([1, 2, 4]), rng.choice([4, 8, 12, 16])
+    heads, width = rng.choice([(1, 24), (2, 12), (2, 16), (4, 8), (4, 12)])
     inner = rng.choice([None, rng.randint(20, 100)])
     return {
         "model_type": "gptj",
@@ -210,7 +213,8 @@ def _gemma(rng: random.Random) -> Json:
         "sliding_window": _window(rng),
         "layer_types": _kinds(rng, sizes["num_hidden_layers"]),
         "query_pre_attn_scalar": rng.choice([4, 9, sizes["head_dim"], 64]),
-        "final_logit_softcapping": rng.choice([None, 1.0, 30.0]),
+        # A cap far below the logits would make the largest of them small.
+        "final_logit_softcapping": rng.choice([None, 3.0, 30.0]),
     }
 
 
@@ -226,11 +230,12 @@ def draw_gemma3(rng: random.Random) -> Json:
 
 
 def draw_gpt2(rng: random.Random) -> Json:
-    heads, inner = rng.choice([1, 2, 4]), rng.choice([None, rng.randint(20, 100)])
+    heads, width = rng.choice([(1, 24), (2, 12), (2, 16), (4, 8), (4, 12)])
+    inner = rng.choice([None, rng.randint(20, 100)])
     return {
         "model_type": "gpt2",
         "vocab_size": rng.randint(40, 150),
-        "n_embd": heads * rng.choice([4, 8, 12]),
+        "n_embd": heads * width,
         "n_layer": rng.randint(1, 4),
         "n_head": heads,
         "n_inner": inner,
