@@ -77,6 +77,20 @@ class Reshard:
             )
 
 
+Family = Literal[
+    "gptj",
+    "cohere2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+]
+"""As `hugging_face.families` has them, which is imported when one is written."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
     """Write a step as a folder that `transformers` loads, with tokenizer and card."""
@@ -87,7 +101,7 @@ class Export:
     """Folder that is made; it may exist if it is empty."""
     step: int | None = None
     """Step to write; None: the newest."""
-    family: Literal["gptj", "cohere2", "llama", "mistral"] | None = None
+    family: Family | None = None
     """Architecture; None: the first that can express the model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """In which the tensors are stored."""
@@ -97,6 +111,13 @@ class Export:
     """Write no tokenizer files."""
     eos_token_id: int | None = None
     """Token that ends a document; None: the tokenizer's."""
+    positions: int | None = None
+    """Longest sequence of the folder (n_positions, max_position_embeddings), for which
+    GPT-J and GPT-2 have tables in transformers; None: the run's --data.seq-len."""
+
+    def __post_init__(self) -> None:
+        if self.positions is not None and self.positions < 1:
+            raise ValueError(f"--positions must be at least 1, got {self.positions}")
 
 
 OK, DAMAGED, BAD_INPUT = 0, 1, 2
@@ -347,6 +368,7 @@ def _export(command: Export) -> int:
         tokenizer=command.tokenizer,
         without_tokenizer=command.without_tokenizer,
         eos_token_id=command.eos_token_id,
+        positions=command.positions,
     )
     print(export(command.path, command.out, command.step, wanted))
     return OK

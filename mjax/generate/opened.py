@@ -23,7 +23,13 @@ from mjax.ckpt.saved_step import SavedStep
 from mjax.config.train import from_json
 from mjax.data.chat_template import ChatTemplate, read_beside
 from mjax.data.tokenizers import BYTES, Tokenizer, load_tokenizer, trained_vocab_size
-from mjax.hugging_face.params import CONFIG, open_params, read_config
+from mjax.hugging_face.params import (
+    CONFIG,
+    LENGTHS,
+    open_params,
+    read_config,
+    read_positions,
+)
 from mjax.layers.config import AdapterConfig
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.model.config import ModelConfig
@@ -40,8 +46,6 @@ DIGEST = "tokenizer_digest"
 
 _SPEC = "tokenizer.json"
 _GENERATION = "generation_config.json"
-# Under these names config.json says how long sequences may be: Llama and its kin, GPT.
-_LENGTHS = ("max_position_embeddings", "n_positions")
 _NAMED_LEAVES = 5
 
 
@@ -149,12 +153,11 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
     """Find a model in the form of Hugging Face."""
     family, model = read_config(folder)
     source = open_params(folder, model)
-    config = checked_json.read((folder / CONFIG).read_bytes(), dict[str, Any])
-    lengths = [config[name] for name in _LENGTHS if config.get(name) is not None]
-    if not lengths:
+    seq_len = read_positions(folder)
+    if seq_len is None:
         raise ValueError(
             f"{folder / CONFIG} does not say how long a sequence may be; add "
-            f"{_LENGTHS[0]}"
+            f"{LENGTHS[0]}"
         )
     if tokenizer is None and not (folder / _SPEC).is_file():
         raise ValueError(
@@ -164,7 +167,7 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
     return _Found(
         name=f"{folder} ({family.name})",
         model=model,
-        seq_len=checked_json.check(lengths[0], int, _LENGTHS[0]),
+        seq_len=seq_len,
         read_boxes=lambda name, boxes: [source.read(name, slices(b)) for b in boxes],
         tokenizer=_load_tokenizer(tokenizer or str(folder)),
         folder=folder,

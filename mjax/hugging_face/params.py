@@ -32,6 +32,8 @@ PREFIX = "params."
 """Checkpoints hold the parameters under these names, beside other state."""
 
 CONFIG = "config.json"
+LENGTHS = ("max_position_embeddings", "n_positions")
+"""Names under which config.json says how long sequences may be: of Llama's kin, GPT."""
 _NAMED = 5
 
 
@@ -146,6 +148,38 @@ def read_config(
       ValueError: it has no config.json, or mjax has no such model.
       RuntimeError: the file is damaged.
     """
+    config = _contents(folder)
+    try:
+        return families.family_of(config), families.model_config(config)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def read_positions(folder: str | os.PathLike[str]) -> int | None:
+    """Return how long a sequence of a folder's model may be; None: it does not say.
+
+    Raises:
+      ValueError: the folder has no config.json, or it says no length that can be.
+      RuntimeError: the file is damaged.
+    """
+    config = _contents(folder)
+    found = [(key, config[key]) for key in LENGTHS if config.get(key) is not None]
+    if not found:
+        return None
+    key, value = found[0]
+    try:
+        length = checked_json.check(value, int, key)
+    except ValueError as error:
+        raise ValueError(f"{folder}: config.json: {error}") from None
+    if length < 1:
+        raise ValueError(
+            f"{folder}: config.json: {key} must be at least 1, got {length}"
+        )
+    return length
+
+
+def _contents(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what the config.json of a folder says."""
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise ValueError(
@@ -153,13 +187,9 @@ def read_config(
             "writes it"
         )
     try:
-        config = checked_json.read(path.read_bytes(), dict[str, Any])
+        return checked_json.read(path.read_bytes(), dict[str, Any])
     except ValueError as error:
         raise RuntimeError(f"{path} is damaged: {error}") from error
-    try:
-        return families.family_of(config), families.model_config(config)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
 
 
 def flags_of(folder: str | os.PathLike[str]) -> str:
@@ -171,9 +201,11 @@ def flags_of(folder: str | os.PathLike[str]) -> str:
     """
     _, model = read_config(folder)
     flags = [families.flag(name, v) for name, v in families.essence(model).items()]
-    if model.learned_positions is not None:
-        # A recipe may have longer sequences, for which there are no positions.
-        flags.append(f"--data.seq-len {model.learned_positions}")
+    if model.learned_positions is not None or LENGTHS[1] in _contents(folder):
+        # A recipe may have longer sequences, for which GPT-2 has no positions, and
+        # GPT-J none in transformers.
+        longest = read_positions(folder) or model.learned_positions
+        flags.append(f"--data.seq-len {longest}")
     return " ".join(["--data.vocab model", *flags])
 
 

@@ -29,6 +29,9 @@ from mjax import checked_json
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+"""Of weights: pickles can run code when they are loaded, and the others are of other
+frameworks."""
 _MAX_HEADER_BYTES = 100_000_000
 _DTYPES = {
     "F32": np.dtype(np.float32),
@@ -80,10 +83,7 @@ class Files:
         elif (self.folder / INDEX).exists():
             self._entries = _read_index(self.folder / INDEX)
         else:
-            raise ValueError(
-                f"{self.folder} has neither {one_file} nor {INDEX}; weights in another "
-                "form (pytorch_model.bin) are first to be saved as safetensors"
-            )
+            raise ValueError(_without_safetensors(self.folder, one_file))
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
@@ -114,6 +114,23 @@ class Files:
             entry.path, np.uint8, "r", offset=entry.first_byte, shape=(num_bytes,)
         )
         return np.asarray(part).view(dtype).reshape(entry.shape)
+
+
+def _without_safetensors(folder: Path, one_file: str) -> str:
+    """Say what a folder without safetensors files has instead, and what to do."""
+    found = sorted(p.name for p in folder.glob("*") if p.suffix in _OTHER_FORMATS)
+    if not found:
+        return (
+            f"{folder} has neither {one_file} nor {INDEX}: the weights are missing; "
+            "fetch them, in the form of safetensors"
+        )
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"{folder} has its weights as {found[0]}{more}, and mjax reads safetensors "
+        f"alone; save them once with transformers: AutoModelForCausalLM."
+        f"from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER), and copy the "
+        "files of the tokenizer"
+    )
 
 
 def _read_index(path: Path) -> dict[str, _Entry]:

@@ -52,6 +52,8 @@ class Wanted:
     """Write no tokenizer files."""
     eos_token_id: int | None = None
     """Token that ends a document; None: the tokenizer's."""
+    positions: int | None = None
+    """Longest sequence that the folder is for; None: that of the run."""
 
 
 def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
@@ -74,9 +76,8 @@ def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
     source = SavedStep(folder)
     config = from_json(source.config())
     model, facts = config.model, source.manifest.run
-    family, _ = families.hf_config(
-        model, seq_len=config.data.seq_len, family=wanted.family
-    )
+    positions = config.data.seq_len if wanted.positions is None else wanted.positions
+    family, _ = families.hf_config(model, seq_len=positions, family=wanted.family)
     tokenizer, lines = None, []
     if wanted.without_tokenizer:
         if wanted.tokenizer is not None:
@@ -99,7 +100,7 @@ def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
         tensors,
         model,
         out,
-        seq_len=config.data.seq_len,
+        seq_len=positions,
         family=family.name,
         dtype=wanted.dtype,
         eos_token_id=eos_id,

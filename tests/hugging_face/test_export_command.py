@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from mjax.ckpt.__main__ import main
+from mjax.ckpt.__main__ import Family, main
 from mjax.data.tokenizer_files import read_files
 from mjax.data.tokenizers import END_OF_TEXT, load_tokenizer, train_bpe
+from mjax.hugging_face import families
 from mjax.hugging_face.model_card import Card
-from mjax.hugging_face.params import read_config
+from mjax.hugging_face.params import flags_of, read_config, read_positions
 from mjax.run import export as run_export
 from tests.hugging_face.saved_runs import STEP, make_run, small_config
+from tests.hugging_face.small import small_model
 
 ROOT = Path(__file__).parents[2]
 BPE_JSON = train_bpe(["the then them thesis, the quick brown fox\n" * 3], 262)
@@ -96,6 +99,32 @@ def test_the_tokenizer_is_found_from_its_checkpoints(bpe_run, tmp_path, export, 
     assert export(bpe_run / what, tmp_path / "out")[0] == 0
     tokenizer = load_tokenizer(str(tmp_path / "out"))
     assert tokenizer.digest == load_tokenizer(str(bpe_run / "tokenizer")).digest
+
+
+def test_the_positions_of_the_folder_may_be_others(bytes_run, tmp_path, export):
+    assert export(bytes_run, tmp_path / "run")[0] == 0
+    assert export(bytes_run, tmp_path / "more", "--positions", 4096)[0] == 0
+    assert read_positions(tmp_path / "run") == 64
+    assert read_positions(tmp_path / "more") == 4096
+    code, _, said = export(bytes_run, tmp_path / "none", "--positions", 0)
+    assert (code, said) == (2, "error: --positions must be at least 1, got 0\n")
+
+
+def test_positions_of_gpt_j_are_its_n_positions(tmp_path, export):
+    llama = small_config()
+    model = small_model("gptj")
+    gptj = dataclasses.replace(
+        llama, model=dataclasses.replace(model, vocab_size=257, vocab_multiple=1)
+    )
+    run = make_run(tmp_path / "run", gptj, read_files("bytes"))
+    assert export(run, tmp_path / "out", "--positions", 2048)[0] == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["n_positions"]) == ("gptj", 2048)
+    assert "--data.seq-len 2048" in flags_of(tmp_path / "out")
+
+
+def test_every_family_can_be_asked_for():
+    assert get_args(Family) == tuple(family.name for family in families.FAMILIES)
 
 
 def test_a_run_without_its_tokenizer_says_how_to_give_it(bpe_run, tmp_path, export):

@@ -165,6 +165,29 @@ def test_the_flags_of_a_folder_make_its_model(family: str, folders: Path) -> Non
     open_params(folders / family, parsed.model)
 
 
+@pytest.mark.parametrize(("family", "says"), [("gptj", True), ("llama", False)])
+def test_the_flags_of_a_folder_hold_the_positions_that_end(
+    family: str, says: bool, folders: Path
+) -> None:
+    """Rotary positions of Llama have no end; transformers gives GPT-J a table."""
+    assert ("--data.seq-len 64" in flags_of(folders / family)) == says
+    assert params.read_positions(folders / family) == 64
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [(0, "must be at least 1, got 0"), ("many", "n_positions must be a whole number")],
+)
+def test_positions_that_cannot_be_are_refused(
+    value: object, says: str, folders: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(folders / "gptj", tmp_path / "gptj"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_positions": value}))
+    with pytest.raises(ValueError, match=rf"gptj: config.json: .*{says}"):
+        flags_of(folder)
+
+
 def test_a_run_with_another_model_is_told_which_flags_to_give(folders: Path) -> None:
     model = dataclasses.replace(
         small_model("mistral"), window=(None,), layers=2, norm_eps=1e-5

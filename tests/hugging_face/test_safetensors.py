@@ -184,8 +184,21 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, weight_map, says)
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"pytorch_model.bin"):
+    with pytest.raises(ValueError, match=r"has neither .*: the weights are missing"):
         Files(tmp_path)
+
+
+def test_weights_in_another_format_are_refused_with_the_way_to_save_them(
+    tmp_path: Path,
+):
+    for name in (
+        "pytorch_model-00001-of-00002.bin",
+        "pytorch_model-00002-of-00002.bin",
+    ):
+        (tmp_path / name).write_bytes(b"no pickle is opened")
+    with pytest.raises(ValueError, match=r"pytorch_model-00001-of-0.* and 1 more") as e:
+        Files(tmp_path)
+    assert f"from_pretrained({str(tmp_path)!r}).save_pretrained(NEW" in str(e.value)
 
 
 def test_a_tensor_of_whole_numbers_may_lie_there_but_is_not_read(tmp_path: Path):
