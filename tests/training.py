@@ -13,7 +13,8 @@ from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.layers.config import AdapterConfig
 from mjax.mesh.axes import AXES
 from mjax.model.config import ModelConfig
-from mjax.pipeline.config import PipelineConfig, check_pipeline
+from mjax.pipeline.config import PipelineConfig
+from mjax.pipeline.make import check_pipeline
 from mjax.pipeline.partition import EMPTY, Partition
 from mjax.step.program import Program, build_program
 from tests.layer_slots import in_order

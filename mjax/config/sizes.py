@@ -11,7 +11,7 @@ from typing import Any
 
 from mjax.config.train import TrainConfig
 from mjax.mesh.axes import AxisSizes, tp_chunks
-from mjax.pipeline.config import check_pipeline
+from mjax.pipeline.make import check_pipeline
 
 
 def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:

@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from mjax.data import corpora, mixture, skips
-from mjax.data.tokenizers import trained_vocab_size
+from mjax.data import skips
+from mjax.data.names import STDLIB, SYNTHETIC, trained_vocab_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """What is read, and how it becomes samples."""
 
-    path: tuple[str, ...] = (corpora.STDLIB,)
+    path: tuple[str, ...] = (STDLIB,)
     """stdlib, synthetic, or files and folders of text, JSONL or parquet."""
     mixture: tuple[str, ...] = ()
     """Several corpora in place of path, as 0.7=stdlib 0.3=folder,file.txt."""
@@ -125,7 +125,7 @@ class DataConfig:
                         "text; add it, or leave the flag out"
                     )
             return
-        if self.path == (corpora.SYNTHETIC,) or "stdlib" in self.path:
+        if self.path == (SYNTHETIC,) or STDLIB in self.path:
             raise ValueError(
                 f"--data.format chat reads JSONL files, got --data.path "
                 f"{' '.join(self.path)}; name files or folders of chats"
@@ -138,7 +138,9 @@ class DataConfig:
             )
 
     def _check_mixture(self) -> None:
-        if self.path != (corpora.STDLIB,):
+        from mjax.data import mixture  # imports numpy, which few flags need
+
+        if self.path != (STDLIB,):
             raise ValueError(
                 f"--data.path {' '.join(self.path)} and --data.mixture "
                 f"{' '.join(self.mixture)} both say what is read; leave one out "

@@ -23,9 +23,8 @@ from typing import Any, Literal
 
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.chats import read_chat
+from mjax.data.names import STDLIB, SYNTHETIC
 
-STDLIB = "stdlib"
-SYNTHETIC = "synthetic"
 PIECE_CHARS = 1 << 20
 """A longer document is handed on (and tokenized) in pieces of about this size."""
 MAX_LINE_BYTES = 1 << 28

@@ -23,6 +23,7 @@ from mjax.data.chat_template import ChatTemplate
 from mjax.data.config import DataConfig
 from mjax.data.documents import DocumentSamples
 from mjax.data.file_hashes import hash_files
+from mjax.data.names import BYTES, SYNTHETIC
 from mjax.data.prepare import SIDES, Side, SideCounts
 from mjax.data.samples import NO_TARGET, PackedSamples, Samples
 from mjax.data.stream import HeldOut, Stream
@@ -34,7 +35,7 @@ from mjax.data.token_files import (
     open_documents,
     open_token_files,
 )
-from mjax.data.tokenizers import BYTES, BytesTokenizer, Tokenizer, load_tokenizer
+from mjax.data.tokenizers import BytesTokenizer, Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
       ValueError: missing, empty or unreadable data, an unknown tokenizer, or a corpus
         shorter than one sequence.
     """
-    if config.path == (corpora.SYNTHETIC,):
+    if config.path == (SYNTHETIC,):
         return _open_synthetic(config, seed)
     settings = _read_settings(config)
     sources, files = _open_files(config, settings)
@@ -361,9 +362,9 @@ def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
     counts: dict[Side, SideCounts] = {
         side: synthetic.count(sizes[side], config.seq_len) for side in SIDES
     }
-    corpus_hash = _hash(corpora.SYNTHETIC, str(seed))
+    corpus_hash = _hash(SYNTHETIC, str(seed))
     found = Corpus(
-        name=corpora.SYNTHETIC,
+        name=SYNTHETIC,
         corpus_hash=corpus_hash,
         split="synthetic",
         num_documents=sum(sizes.values()),
@@ -377,7 +378,7 @@ def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
         held_out=HeldOut((samples["held_out"],), config.weights),
         corpora=(found,),
         corpus_hash=corpus_hash,
-        fingerprint=_hash(corpora.SYNTHETIC, str(seed), _settings(config)),
+        fingerprint=_hash(SYNTHETIC, str(seed), _settings(config)),
     )
 
 

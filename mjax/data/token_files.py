@@ -29,13 +29,13 @@ from mjax.data.chat_template import ChatTemplate
 from mjax.data.corpora import Source, documents
 from mjax.data.documents import index_documents
 from mjax.data.file_hashes import changed, hash_files
+from mjax.data.names import trained_vocab_size
 from mjax.data.prepare import SIDES, Side, SideCounts, Survey
 from mjax.data.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
     load_tokenizer,
     train_bpe,
-    trained_vocab_size,
 )
 
 # Part of every key: raise it when the files or their meaning change.

@@ -13,8 +13,8 @@ from typing import Any
 
 from mjax import checked_json
 from mjax.data import byte_level
+from mjax.data.names import BYTES
 from mjax.data.tokenizers import (
-    BYTES,
     END_OF_TEXT,
     EOS_NAMES,
     BytesTokenizer,

@@ -17,13 +17,10 @@ from jaxtyping import Int64, Integer
 
 from mjax import checked_json
 from mjax.data import byte_level
+from mjax.data.names import BYTES, NUM_BYTES, TRAIN
 
-BYTES = "bytes"
-TRAIN = "train"
 END_OF_TEXT = "<|endoftext|>"
 
-_NUM_BYTES = 256
-_MAX_TRAINED = 1 << 20
 EOS_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>")
 """Names of the end of a document, the most common first."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -76,8 +73,8 @@ class Tokenizer(Protocol):
 class BytesTokenizer:
     """UTF-8 bytes, and one token more that ends a document."""
 
-    vocab_size = _NUM_BYTES + 1
-    eos_id = _NUM_BYTES
+    vocab_size = NUM_BYTES + 1
+    eos_id = NUM_BYTES
     digest = BYTES
 
     def __init__(self) -> None:
@@ -216,26 +213,6 @@ def digest_of(spec_json: str, eos_id: int) -> str:
       eos_id: the token that ends a document.
     """
     return hashlib.sha256(f"{spec_json}\0{eos_id}".encode()).hexdigest()
-
-
-def trained_vocab_size(name: str) -> int | None:
-    """Return N of `train:N`, or None for another kind of tokenizer.
-
-    Raises:
-      ValueError: N is not a number, or no byte-level vocabulary can have that size.
-    """
-    kind, colon, size = name.partition(":")
-    if kind != TRAIN:
-        return None
-    smallest = _NUM_BYTES + 1
-    is_number = size.isascii() and size.isdigit()
-    if not colon or not is_number or not smallest <= int(size) <= _MAX_TRAINED:
-        raise ValueError(
-            f"--data.tokenizer must be train:N with N from {smallest} (256 bytes and "
-            f"the end of a document) to {_MAX_TRAINED}, got {name}; for example "
-            "train:8192"
-        )
-    return int(size)
 
 
 def load_tokenizer(name: str, *, eos_token: str | None = None) -> Tokenizer:

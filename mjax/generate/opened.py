@@ -22,7 +22,8 @@ from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
 from mjax.config.train import from_json
 from mjax.data.chat_template import ChatTemplate, read_beside
-from mjax.data.tokenizers import BYTES, Tokenizer, load_tokenizer, trained_vocab_size
+from mjax.data.names import BYTES, trained_vocab_size
+from mjax.data.tokenizers import Tokenizer, load_tokenizer
 from mjax.hugging_face.params import (
     CONFIG,
     LENGTHS,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mjax import flags
 from mjax.pipeline import show
-from mjax.pipeline.config import PipelineConfig
-from mjax.pipeline.schedule import Schedule, ScheduleName, build
+from mjax.pipeline.config import PipelineConfig, ScheduleName
+from mjax.pipeline.schedule import Schedule, build
 
 _WRITERS: dict[str, Callable[[Schedule], str]] = {
     ".html": show.page,

@@ -33,7 +33,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Bool, Int
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b"]
+from mjax.pipeline.config import ScheduleName
 
 IDLE = -1
 """Entry of a table where a stage does nothing."""

@@ -9,7 +9,8 @@ import dataclasses
 from mjax import flags
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, with_tokenizer
-from mjax.data.tokenizers import load_tokenizer, trained_vocab_size
+from mjax.data.names import trained_vocab_size
+from mjax.data.tokenizers import load_tokenizer
 from mjax.hardware.gpus import GPUS, Gpu
 from mjax.mesh.axes import AxisSizes
 

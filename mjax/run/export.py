@@ -20,8 +20,8 @@ from mjax.config.command_line import Command
 from mjax.config.train import TrainConfig, from_json
 from mjax.data.config import DataConfig
 from mjax.data.corpora import STDLIB, SYNTHETIC
+from mjax.data.names import BYTES, trained_vocab_size
 from mjax.data.tokenizer_files import TokenizerFiles, read_files
-from mjax.data.tokenizers import BYTES, trained_vocab_size
 from mjax.hugging_face import families
 from mjax.hugging_face.export import write
 from mjax.hugging_face.model_card import Card, write_card

@@ -25,6 +25,7 @@ from typing import Any
 
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
+from mjax.run.json_files import without_nonfinite, write_atomically
 
 Row = dict[str, Any]
 """One step: names to numbers, None where a number is not known."""
@@ -113,13 +114,7 @@ def drop_rows_after(path: Path, step: int) -> None:
     """
     if path.exists():
         rows = [row for row in read_rows(path) if row["step"] <= step]
-        _write_atomically(path, "".join(map(_line, rows)))
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file that is either complete or not there."""
-    text = json.dumps(_without_nonfinite(content), indent=2, allow_nan=False)
-    _write_atomically(path, text + "\n")
+        write_atomically(path, "".join(map(_line, rows)))
 
 
 def summarize(rows: Sequence[Row]) -> Row:
@@ -316,7 +311,7 @@ class Recorder:
         return os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
 
     def _replace(self, rows: Sequence[Row]) -> None:
-        _write_atomically(self._path, "".join(map(_line, rows)))
+        write_atomically(self._path, "".join(map(_line, rows)))
         self._file.close()
         self._file = self._path.open("a+b", buffering=0)
 
@@ -400,32 +395,9 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return _encode(_without_nonfinite(row)) + "\n"
-
-
-def _without_nonfinite(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    for value in row.values():
-        if isinstance(value, float) and not math.isfinite(value):
-            break
-    else:
-        return row
-    bad = {
-        name: str(value)
-        for name, value in row.items()
-        if isinstance(value, float) and not math.isfinite(value)
-    }
-    return {**row, **dict.fromkeys(bad), "nonfinite": bad}
+    return _encode(without_nonfinite(row)) + "\n"
 
 
 def _median(rows: Sequence[Row], name: str) -> float | None:
     values = [row[name] for row in rows if row.get(name) is not None]
     return statistics.median(values) if values else None
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

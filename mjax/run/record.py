@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 import mjax
 from mjax import checked_json
 from mjax.processes.agreement import Agreement
-from mjax.run.metrics import write_json
+from mjax.run.json_files import write_json
 
 _PREFIXES = ("JAX_", "XLA_", "NCCL_", "CUDA_", "MJAX_", "SLURM_", "OMP_")
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "JWT")

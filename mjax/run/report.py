@@ -26,6 +26,7 @@ from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.model.counts import flops_per_token, num_params
 from mjax.processes import distributed
 from mjax.run import ending, loop, metrics, sampling
+from mjax.run.json_files import write_json
 
 _PROMPT_TOKENS = 64
 _ENDINGS = {
@@ -251,7 +252,7 @@ def write_summary(
     }
     unigram_loss = unigram_bits * math.log(2) * dataset.bytes_per_token
     path, figure = work_dir / "summary.json", work_dir / "plots" / "loss.png"
-    recorder.guarded("summary.json", lambda: metrics.write_json(path, summary))
+    recorder.guarded("summary.json", lambda: write_json(path, summary))
     if exit_code != ending.PREEMPTED:
         recorder.guarded(
             "plots/loss.png",

@@ -12,7 +12,8 @@ from mjax.config.train import TrainConfig
 from mjax.estimate import memory
 from mjax.kernels.target import target
 from mjax.mesh.axes import AxisSizes, tp_chunks
-from mjax.pipeline.config import PipelineConfig, Stash, make_pipeline
+from mjax.pipeline.config import PipelineConfig, Stash
+from mjax.pipeline.make import make_pipeline
 from mjax.pipeline.partition import Partition
 from mjax.pipeline.schedule import Phase, Schedule
 

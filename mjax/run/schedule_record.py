@@ -7,7 +7,7 @@ A run without a pipeline leaves none.
 from pathlib import Path
 
 from mjax.observe import schedule
-from mjax.pipeline.config import Pipeline
+from mjax.pipeline.make import Pipeline
 from mjax.pipeline.schedule import IDLE, Table
 from mjax.run.metrics import say
 from mjax.run.record import Start

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mjax import checked_json
-from mjax.run.metrics import write_json
+from mjax.run.json_files import write_json
 
 TOKENIZER = "tokenizer"
 """Folder with the tokenizer of the run, in the work dir."""

@@ -17,7 +17,7 @@ from mjax import scopes
 from mjax.mesh import collectives, zero
 from mjax.model.transformer import Params
 from mjax.pipeline import run
-from mjax.pipeline.config import Pipeline
+from mjax.pipeline.make import Pipeline
 from mjax.pipeline.pieces import Pieces
 from mjax.pipeline.schedule import build_forward
 from mjax.step.forward import Batch, Forward, dropout_key, last_position

@@ -28,7 +28,8 @@ from mjax.mesh.collectives import sum_over_mesh
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, abstract_params, map_params
-from mjax.pipeline.config import Pipeline, PipelineConfig, make_pipeline
+from mjax.pipeline.config import PipelineConfig
+from mjax.pipeline.make import Pipeline, make_pipeline
 from mjax.step import optim
 from mjax.step.forward import Batch, Forward
 from mjax.step.pipelined import Pipelined

@@ -19,7 +19,8 @@ import numpy as np
 
 from mjax.observe import bubble, schedule, slots, spans, timeline, timeline_picture
 from mjax.observe.merged import Merged, Rank, merge
-from mjax.pipeline.config import Options, Pipeline
+from mjax.pipeline.config import Options
+from mjax.pipeline.make import Pipeline
 from mjax.pipeline.partition import split
 from mjax.pipeline.schedule import build
 from mjax.run import schedule_record

@@ -30,8 +30,8 @@ from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.model.config import ModelConfig
-from mjax.pipeline.config import PipelineConfig
-from mjax.pipeline.schedule import ScheduleName, build
+from mjax.pipeline.config import PipelineConfig, ScheduleName
+from mjax.pipeline.schedule import build
 from mjax.step.program import Program, build_program
 from scripts.evidence import Table, write_page
 

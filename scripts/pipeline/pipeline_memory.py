@@ -38,10 +38,10 @@ from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.model.counts import num_params
 from mjax.pipeline import run
-from mjax.pipeline.config import PipelineConfig, Stash
+from mjax.pipeline.config import PipelineConfig, ScheduleName, Stash
 from mjax.pipeline.model import Row
 from mjax.pipeline.pieces import Pieces
-from mjax.pipeline.schedule import Schedule, ScheduleName, build, build_forward
+from mjax.pipeline.schedule import Schedule, build, build_forward
 from mjax.pipeline.tick import Execution
 from mjax.step.program import Program, build_program
 from mjax.vjp import zeros_of

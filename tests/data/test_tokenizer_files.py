@@ -12,14 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjax.data import byte_level
+from mjax.data.names import BYTES
 from mjax.data.tokenizer_files import TokenizerFiles, files_of, read_files
-from mjax.data.tokenizers import (
-    BYTES,
-    END_OF_TEXT,
-    BytesTokenizer,
-    load_tokenizer,
-    train_bpe,
-)
+from mjax.data.tokenizers import END_OF_TEXT, BytesTokenizer, load_tokenizer, train_bpe
 
 BPE_JSON = train_bpe(["the then them thesis, the quick brown fox\n" * 3], 262)
 OURS = BytesTokenizer()

@@ -7,13 +7,13 @@ import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mjax.data.names import trained_vocab_size
 from mjax.data.tokenizers import (
     END_OF_TEXT,
     BytesTokenizer,
     HuggingFaceTokenizer,
     load_tokenizer,
     train_bpe,
-    trained_vocab_size,
 )
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 3 + "the then them thesis é\n"

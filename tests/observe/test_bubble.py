@@ -8,9 +8,10 @@ import pytest
 from mjax.observe import bubble, schedule
 from mjax.observe.slots import Recorded, outside_ticks
 from mjax.observe.spans import Line, Span
-from mjax.pipeline.config import Options, Pipeline
+from mjax.pipeline.config import Options, ScheduleName
+from mjax.pipeline.make import Pipeline
 from mjax.pipeline.partition import split
-from mjax.pipeline.schedule import ScheduleName, build
+from mjax.pipeline.schedule import build
 from mjax.run import schedule_record
 from mjax.run.record import Start
 from tests.observe.span_files import Process, write

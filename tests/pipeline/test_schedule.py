@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from mjax.pipeline.schedule import (
-    IDLE,
-    Schedule,
-    ScheduleName,
-    build,
-    build_forward,
-    check,
-)
+from mjax.pipeline.config import ScheduleName
+from mjax.pipeline.schedule import IDLE, Schedule, build, build_forward, check
 from tests.pipeline.schedule_rules import validate
 
 stages = st.integers(1, 8)

@@ -12,6 +12,7 @@ import pytest
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
 from mjax.run import metrics
+from mjax.run.json_files import write_json
 from mjax.run.metrics import Recorder, make_row, read_rows
 
 UNKNOWN_PEAK = Utilization(flops_per_token=6.0, peak_flops_per_s=None, num_devices=1)
@@ -260,7 +261,7 @@ def test_the_summary_takes_the_last_loss_the_last_evaluation_and_median_speed():
 
 
 def test_json_files_are_complete_and_strict(tmp_path):
-    metrics.write_json(tmp_path / "summary.json", {"loss": float("inf"), "steps": 3})
+    write_json(tmp_path / "summary.json", {"loss": float("inf"), "steps": 3})
     content = json.loads((tmp_path / "summary.json").read_text())
     assert content == {"loss": None, "steps": 3, "nonfinite": {"loss": "inf"}}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
