@@ -5,7 +5,8 @@ metrics.jsonl, summary.json, checkpoints/, plots/loss.png, sample.txt, a record 
 start in starts/, and an exit code: 0 done, 2 bad input, 42 preempted and saved, 93 gave
 up, 1 anything else. `--work-dir DIR` alone resumes the run in DIR.
 
-Read `main`, then `prepare.prepare`, then `train`: one run from flags to summary.
+Only the flags are read here, without jax: help and mistakes are answered at once. Read
+`main`, then `trainer.run_training`: one run from flags to summary.
 """
 
 if __name__ == "__main__":
@@ -16,79 +17,24 @@ if __name__ == "__main__":
     show_stacks_on_signal()
 
 import dataclasses
-import functools
 import json
-import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
-import jax
-
-import mjax
 from mjax import flags
-from mjax.ckpt.recovery import LostError
-from mjax.config.command_line import Command, parse, shared_facts
-from mjax.config.fixes import Devices, sizes_of
+from mjax.config.command_line import parse
 from mjax.config.train import TrainConfig, from_json, to_json
-from mjax.data import skips
-from mjax.data.cache_files import DamagedFileError
-from mjax.data.loader import (
-    Loader,
-    OneBatch,
-    held_out_batches,
-    held_out_num_bytes,
-)
-from mjax.mesh.build import build_mesh, describe, devices_per_host
-from mjax.mesh.devices import (
-    keep_compiled_programs,
-    load_plugin_without_gpu,
-    simulate_devices,
-)
-from mjax.plan import operations
-from mjax.processes import distributed, progress
-from mjax.processes.agreement import Agreement
-from mjax.processes.comparison import check_same, code_facts, environment_facts
+from mjax.processes import progress
 from mjax.processes.config import DistributedConfig
-from mjax.processes.progress import Phase
 from mjax.recipes import RECIPES
-from mjax.run import (
-    ending,
-    evaluation,
-    loop,
-    metrics,
-    record,
-    report,
-    schedule_record,
-    work_dir,
-)
-from mjax.run.ending import is_ours
-from mjax.run.init_from import initial_params
-from mjax.run.prepare import Run, check_facts, claim_work_dir, init_from, prepare
-from mjax.run.watch import Watch
-from mjax.step.program import Program
+from mjax.run import ending, work_dir
 
-_IMPORTED_S = time.perf_counter()
 _BEGINNINGS = ("--recipe", "--restart-from-scratch")
-_SAME_COMMAND = (
-    "Start all processes with the same flags, environment, code and versions; only "
-    "--distributed.process-id, and folders of one host, may differ"
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Start:
-    """What the steps begin with."""
-
-    step: int
-    """Optimizer steps that the state has seen."""
-    state: Any
-    """Of the program, on its mesh."""
-    is_evaluated: bool
-    """Whether its held-out loss is known."""
+IMPORTED_LATER = ("mjax.trainer",)
+"""Modules that a run imports when its flags are read; a fork server imports them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,202 +45,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        watch = Watch(marks=progress.from_environment())
-        watch.start(Phase.INIT)
+        marks = progress.from_environment()
         found = _found_config(argv)
     except ValueError as error:
-        return _refused(error)
+        print(f"error: {error}", file=sys.stderr)
+        return ending.BAD_INPUT
     config, command = parse(argv, RECIPES, "python -m mjax.train", base=found)
     if command.print_config:
         print(to_json(config), end="")
         return ending.DONE
-    try:
-        agreement, facts = _start_processes(config, command)
-        if found is not None:
-            report.say(
-                f"resuming the run in {config.work_dir}: its config.json gives the "
-                "flags that are absent here"
-            )
-        devices = _start_devices(config)
-        sizes = sizes_of(config, devices)
-        mesh = build_mesh(sizes, tp_across_hosts=config.mesh.tp_across_hosts)
-        report.say(describe(mesh))
-        if command.print_mesh:
-            return ending.DONE
-        report.say(f"start-up: import {_IMPORTED_S - mjax.STARTED_S:.1f} s")
-        started_s = time.perf_counter()
-        watch.start(Phase.BUILD)
-        run = prepare(config, command, devices, mesh, agreement, facts, argv)
-        report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
-    except Exception as error:
-        return _refused(error)
-    watch.start(Phase.COMPILE)
-    try:
-        run = dataclasses.replace(run, program=_compile(run, watch.marks))
-    except ValueError as error:
-        return _refused(error)
-    if command.dry_run:
-        return ending.DONE
-    started_s = time.perf_counter()
-    watch.start(Phase.RESTORE)
-    try:
-        start = _first_state(run)
-        assert run.checkpoints is not None
-        launch = os.environ.get(progress.LAUNCH_VARIABLE, "")
-        run.checkpoints.claim(launch, watch.marks.generation)
-        recorded = record.write(
-            *(run.work_dir, mesh, agreement, facts, argv),
-            launch=launch,
-            generation=watch.marks.generation,
-            start_step=start.step,
-        )
-        if jax.process_index() == 0:
-            schedule_record.write(run.work_dir, recorded, run.program.pipeline)
-        if start.step:
-            watch.marks.saved(start.step)
-    except Exception as error:
-        return _refused(error)
-    agreement.together(lambda: None)  # from here on all stop together
-    try:
-        with ending.StopRequest() as stop:
-            watch.open(config.observe, run.work_dir, recorded, mesh, agreement)
-            text = functools.partial(_text_of_step, run)
-            watch.open_windows(config.profile, run.work_dir, recorded, mesh, text)
-            return train(run, start, stop, watch, started_s=started_s)
-    except DamagedFileError as error:
-        return _refused(error)
+    from mjax import trainer  # jax: not before the flags are known to be right
 
-
-def train(
-    run: Run,
-    start: Start,
-    stop: ending.StopRequest,
-    watch: Watch,
-    *,
-    started_s: float,
-) -> int:
-    """Take the steps that are left, then write what the run has come to.
-
-    Args:
-      run: with the compiled program.
-      start: what to begin with.
-      stop: asked at every safe point.
-      watch: says where this process is, and where its time goes.
-      started_s: by `time.perf_counter`, when the time of the run began.
-    Returns:
-      the exit code.
-    """
-    config, is_rank_0 = run.config, jax.process_index() == 0
-    assert run.checkpoints is not None  # a dry run stops before
-    recorder = metrics.Recorder(
-        run.work_dir,
-        config.log,
-        start_step=start.step,
-        num_steps=config.steps,
-        active=is_rank_0,
-        remake=lambda: claim_work_dir(run),
+    return trainer.run_training(
+        config,
+        command,
+        argv,
+        marks,
+        is_resumed=found is not None,
+        imported_s=time.perf_counter(),
     )
-    exit_code = ending.FAILED
-    try:
-        exit_code = _take_steps(run, start, stop, recorder, watch)
-    finally:
-        watch.end(Phase.EXIT, "host")
-        if is_rank_0:
-            exit_code = report.write_summary(
-                run.work_dir,
-                config,
-                run.dataset,
-                recorder,
-                exit_code=exit_code,
-                is_saved=run.checkpoints.store.path(config.steps).exists,
-                wall_s=time.perf_counter() - started_s,
-            )
-        recorder.close()
-        watch.close(exit_code)
-    return int(run.agreement.from_rank(0, str(exit_code)))
-
-
-def _take_steps(
-    run: Run,
-    start: Start,
-    stop: ending.StopRequest,
-    recorder: metrics.Recorder,
-    watch: Watch,
-) -> int:
-    """Run the loop, let the model continue a text, return how the run would end."""
-    config = run.config
-    assert run.checkpoints is not None
-    with _batches(run, start) as loader:
-        steps = _make_loop(run, start, loader, recorder, watch)
-        outcome = steps.run(start.step, stop)
-    exit_code = outcome.exit_code
-    if outcome.has_diverged:
-        _tell_ways_back(run, outcome.step, recorder, watch.marks)
-    if outcome.corruption is not None:
-        found = outcome.corruption
-        watch.marks.corrupted(outcome.step, found.processes, is_sure=found.is_sure)
-    watch.end(Phase.SAMPLE, "eval")
-    if exit_code == ending.DONE and not report.sample(
-        run.program,
-        outcome.state.params,
-        run.dataset,
-        recorder,
-        path=run.work_dir / "sample.txt",
-        num_rows=run.sizes.dp,
-        num_tokens=config.log.sample_tokens,
-        seed=config.seed,
-        is_stopped=stop.reached,
-    ):
-        exit_code = ending.PREEMPTED
-    watch.end(Phase.SAVE, "ckpt")
-    run.checkpoints.close()
-    steps.report_saves()
-    return exit_code
-
-
-def _batches(run: Run, start: Start) -> Loader | OneBatch:
-    """Begin to read the batches of the steps that are left."""
-    stream, sharding = run.dataset.train, run.program.batch_sharding
-    batch_size = run.config.batch.size
-    if run.config.data.one_batch:
-        return OneBatch(stream, sharding, batch_size=batch_size)
-    return Loader(stream, sharding, batch_size=batch_size, start_step=start.step)
-
-
-def _text_of_step(run: Run) -> str:
-    """Return the text of the compiled step."""
-    return cast(jax.stages.Compiled, run.program.train_step).as_text() or ""
-
-
-def _tell_ways_back(
-    run: Run, step: int, recorder: metrics.Recorder, marks: progress.Writer
-) -> None:
-    """Say from which steps the run could go on, without the data that followed."""
-    assert run.checkpoints is not None
-    before = skips.read(run.config.data.skip)
-    saved = [s for s in run.checkpoints.store.steps() if s < step] or [0]
-    ways = {to: [str(s) for s in skips.roll_back(before, to, step)] for to in saved}
-    marks.diverged(step, ways)
-    recorder.say(
-        f"to go back to step {saved[-1]} and leave out the data since, add --data.skip "
-        f"{' '.join(ways[saved[-1]])}"
-    )
-
-
-def _refused(error: Exception) -> int:
-    """Say what a person can change, and return the exit code; raise what is a bug."""
-    if isinstance(error, LostError):
-        exit_code = ending.GAVE_UP
-    elif isinstance(error, (ValueError, NotImplementedError)):
-        exit_code = ending.BAD_INPUT
-    elif isinstance(error, RuntimeError):
-        exit_code = ending.FAILED
-    else:
-        raise error
-    if not is_ours(error):
-        raise error
-    print(f"error: {error}", file=sys.stderr)
-    return exit_code
 
 
 def _found_config(argv: Sequence[str]) -> TrainConfig | None:
@@ -314,163 +83,6 @@ def _found_config(argv: Sequence[str]) -> TrainConfig | None:
         ) from error
     # How processes find each other is of a start, not of a run.
     return dataclasses.replace(config, distributed=DistributedConfig())
-
-
-def _start_processes(
-    config: TrainConfig, command: Command
-) -> tuple[Agreement, dict[str, Any]]:
-    """Join the other processes, and see that all were started alike.
-
-    Returns:
-      their agreement, and the facts of code and environment, the same in all.
-    """
-    # Until the loop begins a signal is ours, see `ending`; then jax catches it.
-    jax.config.update("jax_enable_preemption_service", False)
-    distributed.start(config.distributed)
-    ending.watch_processes()
-    agreement = Agreement("start")
-    # Before the devices: unlike meshes would wait for each other there.
-    facts = environment_facts() | code_facts()
-    check_same(agreement, shared_facts(config, command) | facts, _SAME_COMMAND)
-    return agreement, facts
-
-
-def _start_devices(config: TrainConfig) -> Devices:
-    """Start jax's devices as the flags say; return what the mesh takes."""
-    load_plugin_without_gpu()
-    if config.simulate_devices is not None:
-        simulate_devices(config.simulate_devices)
-    keep_compiled_programs()
-    count, per_host = jax.device_count(), devices_per_host(jax.devices())
-    can_simulate = jax.default_backend() == "cpu" and per_host == count
-    return Devices(
-        count=count,
-        flag="simulate_devices" if can_simulate else None,
-        per_flag=jax.process_count(),
-        per_host=None if can_simulate else per_host,
-    )
-
-
-def _compile(run: Run, marks: progress.Writer) -> Program:
-    """Load the training step, or compile it ahead of time; say how long it took."""
-    started_s, program = time.perf_counter(), run.program
-    step, how = None, "load"
-    if run.step is None:
-        step = run.executables.load(program)
-    if step is None:
-        traced, how = run.step or program.trace(), "compile"
-        step = run.executables.compile(traced, run.memory)
-    _tell_operations(step, marks)
-    report.say(f"start-up: {how} {time.perf_counter() - started_s:.1f} s")
-    return dataclasses.replace(program, train_step=step)
-
-
-def _tell_operations(step: jax.stages.Compiled, marks: progress.Writer) -> None:
-    """Say what the operations are of which XLA would tell that they hang."""
-    if not operations.are_tracked():
-        return
-    try:
-        marks.operations(operations.places_of(step.as_text() or ""))
-    except ValueError as error:
-        report.say(f"warning: the places of operations are not known ({error})")
-
-
-def _first_state(run: Run) -> Start:
-    """Restore the newest intact state onto this mesh, or make one, born sharded."""
-    program = run.program
-    assert run.checkpoints is not None
-    started_s = time.perf_counter()
-    restored = run.checkpoints.restore(program.abstract_saved)
-    if restored is None:
-        return Start(step=0, state=_new_state(run), is_evaluated=True)
-    for lost in restored.put_aside:
-        report.say(f"warning: a checkpoint was put aside: {lost}")
-    report.say(
-        f"resuming after step {restored.step}, from {restored.source}; restored in "
-        f"{time.perf_counter() - started_s:.2f} s, process 0 read "
-        f"{restored.bytes_read / 1e6:.1f} MB"
-    )
-    where = f"the state of step {restored.step} from {restored.source}"
-    run.agreement.together(
-        lambda: check_facts(run.config, run.dataset, restored.step, restored.run, where)
-    )
-    return Start(
-        step=restored.step,
-        state=program.from_saved(restored.state),
-        is_evaluated=restored.run.get("eval_loss") is not None,
-    )
-
-
-def _new_state(run: Run) -> Any:
-    """Make the state of step 0, with parameters of its own or those of --init-from."""
-    program, agreement = run.program, run.agreement
-    weights = run.weights or init_from(run.config, program, agreement)
-    state = program.init()
-    if weights is None:
-        return state
-    report.say(weights.described)
-    saved = program.to_saved(state)
-    abstract = program.abstract_saved.params
-    params = initial_params(weights, abstract, saved.params, agreement)
-    saved = dataclasses.replace(saved, params=params)
-    return program.from_saved(saved)
-
-
-def _make_loop(
-    run: Run,
-    start: Start,
-    loader: Loader | OneBatch,
-    recorder: metrics.Recorder,
-    watch: Watch,
-) -> loop.Loop:
-    """Give the loop the parts that it works with."""
-    config, dataset, program = run.config, run.dataset, run.program
-    assert run.checkpoints is not None
-    utilization = report.utilization(config, run.sizes)
-    recorder.say(utilization.describe())
-    num_bytes = held_out_num_bytes(dataset, config.batch.size * config.eval.batches)
-
-    def evaluate(params: Any, is_stopped: Callable[[], bool]) -> metrics.Row:
-        batches = held_out_batches(
-            dataset.held_out,
-            program.batch_sharding,
-            batch_size=config.batch.size,
-            num_batches=config.eval.batches,
-        )
-        return evaluation.evaluate(program, params, batches, num_bytes, is_stopped)
-
-    return loop.Loop(
-        program=program,
-        state=start.state,
-        batches=loader,
-        cadence=loop.Cadence(
-            num_steps=config.steps,
-            eval_every=config.eval.every,
-            ckpt_every=config.ckpt.every,
-            max_consecutive_skips=config.optim.max_consecutive_skips,
-            gc_every=config.gc_every,
-            replica_check_every=config.replica_check_every,
-        ),
-        recorder=recorder,
-        checkpoints=run.checkpoints,
-        watch=watch,
-        make_row=functools.partial(
-            metrics.make_row,
-            bytes_per_token=dataset.bytes_per_token,
-            utilization=utilization,
-        ),
-        evaluate=evaluate,
-        facts={
-            "config": json.loads(to_json(config)),
-            "data_fingerprint": dataset.fingerprint,
-            "corpus_hash": dataset.corpus_hash,
-            "tokenizer_digest": dataset.tokenizer.digest,
-            "seed": config.seed,
-            "versions": report.versions(),
-        },
-        consecutive_skips=int(start.state.guard.num_consecutive_skips),
-        is_evaluated=start.is_evaluated,
-    )
 
 
 if __name__ == "__main__":

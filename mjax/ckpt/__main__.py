@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-import tyro
 from etils import epath
 
 from mjax import flags
@@ -22,7 +21,7 @@ from mjax.ckpt.boxes import size_of
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece
 from mjax.ckpt.store import Store
 
-Path = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+Path = Annotated[str, flags.Positional("PATH")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,7 @@ class Reshard:
 
     path: Path
     """Work dir, folder of checkpoints, or one checkpoint."""
-    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    out: Annotated[str, flags.Positional("OUT")]
     """Folder of checkpoints that gets the step; no run may write there."""
     step: int | None = None
     """Step to copy; None: the newest."""
@@ -97,7 +96,7 @@ class Export:
 
     path: Path
     """Work dir, folder of checkpoints, or one checkpoint."""
-    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    out: Annotated[str, flags.Positional("OUT")]
     """Folder that is made; it may exist if it is empty."""
     step: int | None = None
     """Step to write; None: the newest."""

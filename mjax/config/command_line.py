@@ -6,11 +6,10 @@ import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
-
-import tyro
+from typing import Any, NoReturn
 
 from mjax import flags
+from mjax.config.other_names import OTHER_NAMES
 from mjax.config.train import TrainConfig, _flatten, to_json
 
 
@@ -28,6 +27,10 @@ class Command:
     """Build, check and compile everything, then leave."""
     restart_from_scratch: bool = False
     """Move an old run in the work dir aside (nothing is deleted) and begin anew."""
+
+    def __post_init__(self) -> None:
+        if not self.recipe:
+            raise ValueError("--recipe is empty; name one, or leave it out")
 
 
 _OF_ONE_PROCESS = (
@@ -96,6 +99,14 @@ class Nothing:
     """No flags of a program's own."""
 
 
+_TRAIN_EXAMPLES = (
+    "{prog} --recipe debug --simulate-devices 8",
+    "{prog} --recipe gpt-125m --data.path corpus/ --mesh.tp 2 --work-dir runs/a",
+    "{prog} --work-dir runs/a                  (resume; other flags override)",
+    "{prog} --recipe debug --print-config      (all values)",
+)
+
+
 def parse(
     argv: Sequence[str],
     recipes: Mapping[str, Callable[[], TrainConfig]],
@@ -108,13 +119,15 @@ def parse(
     Args:
       argv: arguments, without the program's name.
       recipes: what `--recipe` may name; its config gives the other flags' defaults.
-      prog: how the program was called, for its messages.
-      base: gives the defaults instead of a recipe.
+      prog: how the program was called, for its help.
+      base: gives the defaults instead of a recipe, where none is named.
     Raises:
       SystemExit: with code 2 after one message on stderr that names the nearest flag,
         choice or recipe; with code 0 after the help of `-h`.
     """
-    config, command, _ = parse_with(Nothing(), argv, recipes, prog, base=base)
+    config, command, _ = parse_with(
+        Nothing(), argv, recipes, prog, base=base, examples=_TRAIN_EXAMPLES
+    )
     return config, command
 
 
@@ -125,47 +138,62 @@ def parse_with[Own](
     prog: str,
     *,
     base: TrainConfig | None = None,
+    examples: Sequence[str] = (),
+    meanings: Mapping[str, str] = OTHER_NAMES,
 ) -> tuple[TrainConfig, Command, Own]:
     """Do what `parse` does, for a program that has flags of its own beside these.
 
     Args:
       own: dataclass of these flags, with their defaults.
       argv: as for `parse`; so are the rest.
+      examples: commands for the help, with {prog} for the program.
+      meanings: of names that other programs give to flags.
     """
-    name = flags.given(argv, "--recipe") or Command.recipe
-    if name not in recipes:
-        nearest = flags.nearest(name, recipes)
-        names = ", ".join(recipes)
-        _refuse(prog, f"unknown recipe {name}; the nearest is {nearest} (of {names})")
-    # The empty names keep "own.", "command." and "config." out of the flags.
-    unnamed = tyro.conf.arg(name="")
-    fields = {
-        "own": Annotated[type(own), unnamed, tyro.conf.FlagCreatePairsOff],
-        "command": Annotated[Command, unnamed, tyro.conf.FlagCreatePairsOff],
-        "config": Annotated[TrainConfig, unnamed],
-    }
-    line_type = dataclasses.make_dataclass(
-        "CommandLine", fields.items(), frozen=True, kw_only=True
-    )
     try:
-        line = flags.read(
-            line_type,
+        recipe = _recipe_of(argv)
+        is_based = base is not None and recipe is None
+        command = Command(recipe=recipe or Command.recipe)
+        start = base if is_based else _made(command.recipe, recipes)
+        where = "of the run in the work dir" if is_based else f"recipe {command.recipe}"
+        guide = flags.Guide(
+            description=f"Recipes: {', '.join(recipes)}.\n\nDefaults below: {where}.",
+            examples=[example.format(prog=prog) for example in examples],
+            meanings=meanings,
+        )
+        own, command, config = flags.read_parts(
+            {type(own): own, Command: command, TrainConfig: start},
             argv,
             prog=prog,
-            named_by=(type(own), Command, TrainConfig),
-            default=line_type(
-                own=own,
-                command=Command(recipe=name),
-                config=base or recipes[name](),
-            ),
-            description=f"Recipes: {', '.join(recipes)}. Defaults below: "
-            f"{name if base is None else 'of the run in the work dir'}.",
+            guide=guide,
         )
     except ValueError as error:
-        _refuse(prog, str(error))
-    return line.config, line.command, line.own
+        _refuse(str(error))
+    return config, command, own
 
 
-def _refuse(prog: str, message: str) -> NoReturn:
-    print(f"{prog}: error: {message}", file=sys.stderr)
+def _recipe_of(argv: Sequence[str]) -> str | None:
+    """Return the recipe that the flags name."""
+    given = flags.given(argv, "--recipe")
+    # A value that is missing is refused by the parser.
+    return None if not given or given.startswith("--") else given
+
+
+def _made(recipe: str, recipes: Mapping[str, Callable[[], TrainConfig]]) -> TrainConfig:
+    """Return the config of a recipe.
+
+    Raises:
+      ValueError: there is none of this name.
+    """
+    if recipe not in recipes:
+        nearest = flags.nearest(recipe, recipes)
+        names = ", ".join(recipes)
+        raise ValueError(
+            f"unknown recipe {flags.shown(recipe)}; the nearest is {nearest} (of "
+            f"{names})"
+        )
+    return recipes[recipe]()
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2)

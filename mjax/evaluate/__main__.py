@@ -1,8 +1,45 @@
 """Measure a model on a text: `python -m mjax.evaluate MODEL --data.path P`."""
 
+import json
 import sys
+from collections.abc import Sequence
 
-from mjax.evaluate.command import main
+from mjax import flags
+from mjax.evaluate.options import Evaluate
+
+GUIDE = flags.Guide(
+    examples=(
+        "python -m mjax.evaluate runs/a --data.path text.txt",
+        "python -m mjax.evaluate runs/a --held-out --json",
+    )
+)
+DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        command = flags.read(
+            Evaluate, words, prog="python -m mjax.evaluate", guide=GUIDE
+        )
+        from mjax.evaluate.command import run  # JAX: once the flags are read
+
+        found = run(command)
+    except KeyboardInterrupt:
+        return STOPPED
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except (RuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    if command.json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{name:16} {value}" for name, value in found.items()))
+    return DONE
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from mjax import flags
-from mjax.generate.options import GenerateFlags
+from mjax.generate.options import EXAMPLES, OTHER_NAMES, GenerateFlags
 
 _DONE, _FAILED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             GenerateFlags,
             words,
             prog="python -m mjax.generate",
-            named_by=(GenerateFlags,),
+            guide=flags.Guide(examples=EXAMPLES, meanings=OTHER_NAMES),
         )
         from mjax.generate import command  # JAX: once the flags have been read
 

@@ -3,11 +3,37 @@
 import dataclasses
 from typing import Annotated, Literal
 
-import tyro
-
+from mjax import flags
 from mjax.generate.requests import Sampling
 
 DEFAULT_TOKENS = 128
+OTHER_NAMES = {
+    "max-new-tokens": "--tokens",
+    "max-tokens": "--tokens",
+    "num-tokens": "--tokens",
+    "n-predict": "--tokens",
+    "num-samples": "give each text as a --prompt; --seed changes the draws",
+    "input-text": "--prompt",
+    "text": "--prompt",
+    "temp": "--temperature",
+    "checkpoint-dir": "the model is given without a flag: python -m mjax.generate RUN",
+    "model": "the model is given without a flag: python -m mjax.generate RUN",
+    "tensor-parallel-size": "--mesh.tp",
+    "tp": "--mesh.tp",
+    "dtype": "--precision",
+    "max-model-len": "--max-len",
+    "max-seq-len": "--max-len",
+    "max-length": "--max-len",
+    "greedy": "--temperature 0 takes the likeliest token",
+    "do-sample": "--temperature 0 takes the likeliest token; all others draw",
+    "port": "--serve PORT answers requests over HTTP",
+}
+"""Of flags, in other programs; see `mjax.flags.Guide`."""
+EXAMPLES = (
+    'python -m mjax.generate runs/a --prompt "def main("',
+    "python -m mjax.generate runs/a --prompt - --tokens 200 --temperature 0 < text",
+    "python -m mjax.generate runs/a --serve 8000",
+)
 STDIN = "-"
 """As a prompt: standard input."""
 
@@ -38,7 +64,7 @@ class GenerateFlags:
     flags.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, flags.Positional("MODEL")]
     """Work dir, folder of checkpoints, one checkpoint, or a Hugging Face folder."""
     prompt: tuple[str, ...] = ()
     """Texts to continue; - reads one from standard input."""

@@ -312,8 +312,7 @@ def _read(
         cls,
         words,
         prog=_PROG + command,
-        named_by=(cls,),
-        description=description or cls.__doc__,
+        guide=flags.Guide(description=description or ""),
     )
 
 

@@ -60,9 +60,14 @@ def die_with(parent: int) -> None:
 
 
 def serve(module: str, connection: socket.socket) -> None:
-    """Import a module, then fork ranks until the agent is gone."""
+    """Import a module, then fork ranks until the agent is gone.
+
+    Its IMPORTED_LATER names modules that it imports when it runs: they come first too.
+    """
     agent = os.getppid()
-    importlib.import_module(module)
+    program = importlib.import_module(module)
+    for later in getattr(program, "IMPORTED_LATER", ()):
+        importlib.import_module(later)
     stamps = _stamps(module)
     gc.collect()
     gc.freeze()  # a collection in a rank would copy all pages

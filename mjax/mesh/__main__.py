@@ -3,14 +3,9 @@
 import dataclasses
 import sys
 
-import jax
-
 from mjax import flags
 from mjax.mesh.axes import MeshConfig, resolve
-from mjax.mesh.build import build_mesh, describe
-from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
 from mjax.processes.config import DistributedConfig
-from mjax.processes.distributed import start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +22,12 @@ class Flags:
 
 def main(wanted: Flags) -> None:
     """Build the mesh that the flags describe and print it from process 0."""
+    import jax  # this and the others: once the flags are read
+
+    from mjax.mesh.build import build_mesh, describe
+    from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
+    from mjax.processes.distributed import start
+
     if wanted.simulate_devices is not None:
         simulate_devices(wanted.simulate_devices)
     load_plugin_without_gpu()
@@ -44,8 +45,6 @@ if __name__ == "__main__":
                 Flags,
                 sys.argv[1:],
                 prog="python -m mjax.mesh",
-                named_by=(Flags,),
-                description=Flags.__doc__,
             )
         )
     except ValueError as error:

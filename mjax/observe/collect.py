@@ -90,7 +90,6 @@ def main(argv: Sequence[str]) -> int:
             CollectFlags,
             argv,
             prog="python -m mjax.observe collect",
-            named_by=(CollectFlags,),
         )
         if not given.work_dir.is_dir():
             raise ValueError(

@@ -74,7 +74,6 @@ def main(argv: Sequence[str]) -> int:
             IngestFlags,
             argv,
             prog="python -m mjax.observe ingest",
-            named_by=(IngestFlags,),
         )
         service = _start(given)
     except (ValueError, StoreGoneError) as error:

@@ -61,7 +61,6 @@ def main(argv: Sequence[str]) -> int:
             ServeFlags,
             argv,
             prog="python -m mjax.observe serve",
-            named_by=(ServeFlags,),
         )
         output.check_folder(given.work_dir)
         if given.store is None:

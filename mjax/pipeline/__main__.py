@@ -76,7 +76,7 @@ def read(words: list[str]) -> Show:
 
     Raises:
       ValueError: no command, another one, or flags that are wrong.
-      SystemExit: tyro has shown the help or a mistake in the writing of a value.
+      SystemExit: the help has been shown.
     """
     prog = "python -m mjax.pipeline show"
     if words[:1] == ["show"]:
@@ -86,9 +86,7 @@ def read(words: list[str]) -> Show:
             f"the command is show, got {words[0] if words else 'nothing'}; write "
             f"{prog} --pp 4 --microbatches 8"
         )
-    return flags.read(
-        Show, words, prog=prog, named_by=(Show,), description=Show.__doc__
-    )
+    return flags.read(Show, words, prog=prog)
 
 
 def write(schedule: Schedule, path: Path) -> None:

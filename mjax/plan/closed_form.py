@@ -17,7 +17,7 @@ from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.model.config import ModelConfig
 from mjax.model.counts import flops_per_token, visible_pairs
-from mjax.plan.topology import Topology
+from mjax.plan.options import Topology
 
 ASSUMED = Constants()
 """Of a run of which nothing is known: nothing is hidden."""

@@ -22,7 +22,7 @@ from mjax.hardware.xla_flags import Chosen
 from mjax.kernels.attention.api import choose
 from mjax.kernels.target import Target
 from mjax.mesh.axes import AxisSizes
-from mjax.plan.topology import Topology
+from mjax.plan.options import Topology
 from mjax.step.traced import trace_step
 
 OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}

@@ -16,9 +16,9 @@ from mjax.plan.compile import Executable, compilable, compile_step, stored_bytes
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo.analysis import analyse
 from mjax.plan.hlo.parse import parse
+from mjax.plan.options import Topology
 from mjax.plan.replay import replay
 from mjax.plan.result import COMPUTE_PARTS, IDLE, Modelled, Plan, memory_of, waiting
-from mjax.plan.topology import Topology
 from mjax.step.traced import trace_step
 
 

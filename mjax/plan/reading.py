@@ -21,6 +21,7 @@ from mjax.pipeline.schedule import Schedule, build
 from mjax.plan.hlo.analysis import Analysis, Collective
 from mjax.plan.hlo.parse import Module, short_name
 from mjax.plan.hlo.work import KERNELS
+from mjax.plan.options import Topology
 from mjax.plan.replay import Replay
 from mjax.plan.result import (
     COMPUTE_PARTS,
@@ -33,7 +34,6 @@ from mjax.plan.result import (
     Traffic,
     waiting,
 )
-from mjax.plan.topology import Topology
 
 _PICTURES = 6
 """Computations that are drawn: those in which most of the step passes."""

@@ -12,7 +12,7 @@ from mjax.config.train import TrainConfig
 from mjax.estimate import memory
 from mjax.mesh.axes import AxisSizes
 from mjax.model.counts import num_params
-from mjax.plan.topology import Topology
+from mjax.plan.options import Topology
 
 ROLES = ("tp", "dp", "pp")
 """What axes are for, from the fastest links to the slowest."""

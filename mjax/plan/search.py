@@ -20,8 +20,8 @@ from mjax.estimate.memory import in_units
 from mjax.hardware.described import NoPluginError
 from mjax.mesh.axes import AxisSizes
 from mjax.plan import closed_form
+from mjax.plan.options import Topology
 from mjax.plan.result import Plan, usable_bytes
-from mjax.plan.topology import Topology
 
 HIDDEN = dataclasses.replace(closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9)
 """The search takes this much to be hidden: between none and what schedules of mjax that

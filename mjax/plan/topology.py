@@ -4,49 +4,12 @@ Enters: a config and the cluster that the user names. Leaves: the config with it
 vocabulary settled and the sizes of the mesh axes, or an error with flags that fit.
 """
 
-import dataclasses
-
-from mjax import flags
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, with_tokenizer
 from mjax.data.names import trained_vocab_size
 from mjax.data.tokenizers import load_tokenizer
-from mjax.hardware.gpus import GPUS, Gpu
 from mjax.mesh.axes import AxisSizes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Topology:
-    """A cluster of equal nodes."""
-
-    gpu: str
-    """Name in `GPUS`."""
-    nodes: int
-    gpus_per_node: int = 8
-
-    def __post_init__(self) -> None:
-        """Refuse a GPU that nobody has described, and counts below one."""
-        if self.gpu not in GPUS:
-            raise ValueError(
-                f"--gpu {self.gpu} is not described; the nearest is "
-                f"{flags.nearest(self.gpu, GPUS)} (of {', '.join(GPUS)})"
-            )
-        for name in ("nodes", "gpus_per_node"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} must be at least 1, got "
-                    f"{getattr(self, name)}"
-                )
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs in all."""
-        return self.nodes * self.gpus_per_node
-
-    @property
-    def description(self) -> Gpu:
-        """What is known of the GPU."""
-        return GPUS[self.gpu]
+from mjax.plan.options import Topology
 
 
 def check_plannable(config: TrainConfig, topology: Topology) -> None:

@@ -207,17 +207,14 @@ def leave(exit_code: int) -> NoReturn:
     they do not come. Who failed leaves without it; for any other reason to stop all
     come as a rule, and process 0 must not take the coordinator from them at once.
     """
-    import jax
-
-    from mjax.processes import distributed
-
     if _watch is not None:
         _watch.release(exit_code)
     sys.stdout.flush()
     sys.stderr.flush()
-    # jax.process_count() would start the devices, where a refused process stops before.
-    if exit_code != DONE and distributed.num_processes() > 1:
+    if exit_code != DONE and _has_others():
         if exit_code != FAILED:
+            import jax
+
             parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
             parting.start()
             parting.join(_PARTING_S)
@@ -225,6 +222,16 @@ def leave(exit_code: int) -> NoReturn:
     # The interpreter's last collection would look for garbage for 0.7 s.
     gc.freeze()
     sys.exit(exit_code)
+
+
+def _has_others() -> bool:
+    """Say whether this process has joined others."""
+    if "jax" not in sys.modules:  # it has only read its flags
+        return False
+    # jax.process_count() would start the devices, where a refused process stops before.
+    from mjax.processes import distributed
+
+    return distributed.num_processes() > 1
 
 
 def is_ours(error: Exception) -> bool:

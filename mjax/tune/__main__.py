@@ -7,12 +7,10 @@ import dataclasses
 import sys
 from typing import Annotated
 
-import tyro
-
 from mjax import flags
 from mjax.ckpt import places
 
-Path = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+Path = Annotated[str, flags.Positional("PATH")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +19,7 @@ class Export:
 
     path: Path
     """Work dir, folder of checkpoints, or one checkpoint."""
-    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    out: Annotated[str, flags.Positional("OUT")]
     """Folder that is made; it may exist if it is empty."""
     step: int | None = None
     """Step to write; None: the newest."""

@@ -10,7 +10,6 @@ with 1 if a command does not behave.
 import dataclasses
 import multiprocessing
 import os
-import re
 import runpy
 import shlex
 import shutil
@@ -90,6 +89,25 @@ FLAGS = """
 --distributed.process-id 1
 --distributed.timeout-s 0
 --work-dir=
+--steps --seed 3
+--steps 10k
+--optim.lr 0,1
+--seed= 3
+--log.tensorboard=true
+--keep-compiled false
+--learning-rate 0.1
+--tensor-model-parallel-size 2
+--hybrid_shard_degree 2
+--resume
+--epochs 3
+--mesh.tp2
+-lr 0.1
+—steps 3
+steps 3
+optim.lr=0.1
+--
+-- --steps 3
+--x.y.z
 """
 SIZES = """
 --simulate-devices 4 --mesh.tp 8
@@ -161,7 +179,9 @@ class Answer:
 
 def main() -> int:
     """Run every command, write the page, return 1 if one misbehaves."""
-    START.set_forkserver_preload(["mjax.train", "mjax.mesh.build", "mjax.data.dataset"])
+    START.set_forkserver_preload(
+        ["mjax.trainer", "mjax.mesh.build", "mjax.data.dataset"]
+    )
     tables, num_faults = [], 0
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder))
@@ -278,9 +298,8 @@ def _groups() -> dict[str, list[str]]:
 
 
 def plain(text: str) -> str:
-    """Take tyro's frame and the line breaks off a message."""
-    lines = [re.sub(r"[╭╮╰╯─│]+", " ", line).strip() for line in text.splitlines()]
-    return " ".join(line for line in lines if line)
+    """Take the line breaks off a message."""
+    return " ".join(text.split())
 
 
 def _table(title: str, answers: list[Answer]) -> Table:

@@ -152,7 +152,7 @@ class Answer:
 
 def main() -> int:
     """Run every command, write the page, return 1 if one misbehaves."""
-    START.set_forkserver_preload(["mjax.train", "mjax.ckpt.saved_step"])
+    START.set_forkserver_preload(["mjax.trainer", "mjax.ckpt.saved_step"])
     tables, num_faults = [], 0
     with tempfile.TemporaryDirectory() as folder, _small(Path(folder) / "small"):
         make_files(Path(folder))

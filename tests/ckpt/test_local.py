@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from mjax import train
+from mjax import trainer
 from mjax.ckpt import placing
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostMemory
@@ -270,6 +270,6 @@ def test_damage_of_what_init_from_names_is_one_line(opened, states, tmp_path, ca
     (path / "checkpoint.json").write_text("{")
     with pytest.raises(RuntimeError) as caught:
         open_weights(str(tmp_path), TrainConfig().model, {}, Agreement("test"))
-    assert train._refused(caught.value) == ending.FAILED
+    assert trainer._refused(caught.value) == ending.FAILED
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: 1/checkpoint.json ")

@@ -233,13 +233,13 @@ def driver_flags() -> tuple[command.DriverFlags, list[str]]:
     assert words("driver")[:4] == start
     own, train = command._split(words("driver")[4:])
     cls = command.DriverFlags
-    return flags.read(cls, own, prog="driver", named_by=(cls,)), train
+    return flags.read(cls, own, prog="driver"), train
 
 
 def agent_flags() -> command.AgentFlags:
     assert words("agent")[:4] == ["python", "-m", "mjax.launch", "agent"]
     cls = command.AgentFlags
-    return flags.read(cls, words("agent")[4:], prog="agent", named_by=(cls,))
+    return flags.read(cls, words("agent")[4:], prog="agent")
 
 
 def mounts(one: Manifest) -> dict[str, str]:
@@ -263,7 +263,7 @@ def test_what_stands_in_a_comment_to_be_switched_on_is_read_too():
     own, _ = command._split(words("driver")[4:])
     cls = command.DriverFlags
     more = [*own, "--kubernetes.cordon"]
-    assert flags.read(cls, more, prog="driver", named_by=(cls,)).kubernetes.cordon
+    assert flags.read(cls, more, prog="driver").kubernetes.cordon
     assert "# - cordon.yaml" in (FOLDER / "kustomization.yaml").read_text()
 
 
@@ -427,7 +427,7 @@ def test_what_the_page_tells_to_run_exists():
         cls = {"status": command.RunFlags, "stop": command.RunFlags}.get(
             inner[0], command.EvictFlags
         )
-        asked = flags.read(cls, inner[1:], prog="x", named_by=(cls,))
+        asked = flags.read(cls, inner[1:], prog="x")
         assert asked.work_dir == work_dir
         assert asked.token_file == driver_flags()[0].token_file
         assert f"job/{JOBSET['metadata']['name']}-driver-0" in line

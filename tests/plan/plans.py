@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from mjax.config.command_line import parse
+from mjax.plan.options import Topology
 from mjax.plan.result import (
     IDLE,
     Communication,
@@ -15,7 +16,7 @@ from mjax.plan.result import (
     Traffic,
     waiting,
 )
-from mjax.plan.topology import Topology, settle
+from mjax.plan.topology import settle
 from mjax.recipes import RECIPES
 
 GIB = 2**30

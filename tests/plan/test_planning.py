@@ -4,8 +4,8 @@ import pytest
 
 from mjax.estimate.memory import Estimate
 from mjax.plan.compile import CompiledMemory, Executable
+from mjax.plan.options import Topology
 from mjax.plan.planning import read
-from mjax.plan.topology import Topology
 from tests.plan.modules import MESHES, text_of
 from tests.plan.plans import settled
 

@@ -10,8 +10,8 @@ from mjax.plan import reading
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo.analysis import analyse
 from mjax.plan.hlo.parse import parse as parse_module
+from mjax.plan.options import Topology
 from mjax.plan.replay import Replay, replay
-from mjax.plan.topology import Topology
 from mjax.recipes import RECIPES
 from tests.plan.modules import MESHES, recorded, text_of
 

@@ -9,6 +9,7 @@ from mjax.config.train import TrainConfig
 from mjax.hardware.described import NoPluginError
 from mjax.mesh.axes import resolve
 from mjax.plan import closed_form
+from mjax.plan.options import Topology
 from mjax.plan.search import (
     Candidate,
     Row,
@@ -18,7 +19,7 @@ from mjax.plan.search import (
     search,
     table,
 )
-from mjax.plan.topology import Topology, with_vocabulary
+from mjax.plan.topology import with_vocabulary
 from mjax.recipes import RECIPES
 from mjax.run.ending import is_ours
 from tests.plan.plans import GIB, make_plan, memory, modelled

@@ -4,7 +4,8 @@ import pytest
 
 from mjax.config.command_line import parse
 from mjax.plan.compile import compilable
-from mjax.plan.topology import Topology, settle
+from mjax.plan.options import Topology
+from mjax.plan.topology import settle
 from mjax.recipes import RECIPES
 from tests.plan.plans import settled
 

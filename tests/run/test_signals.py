@@ -127,7 +127,7 @@ def test_native_code_that_holds_the_main_thread_is_not_waited_for():
 
 @pytest.mark.slow
 def test_importing_the_program_as_a_library_leaves_signals_alone():
-    process = blocked("mjax.train", False)
+    process = blocked("mjax.trainer", False)
     process.send_signal(signal.SIGTERM)
     assert end_of(process)[0] == -signal.SIGTERM
 

@@ -36,7 +36,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_importing_the_trainer_loads_no_library_that_comes_later():
-    assert loaded_by("import mjax.train") == set()
+    assert loaded_by("import mjax.trainer") == set()
 
 
 def test_the_modules_that_come_later_have_the_names_that_are_looked_for():

@@ -28,7 +28,7 @@ ORIGIN = pages.Origin(
     mode="gpu", commit="abc", date="2026-01-01", command="report", machine=MACHINE
 )
 # None of these is needed where the report runs; a run of the trainer needs them.
-BLOCKED = ("tyro", "grain", "tokenizers", "pyarrow", "torch", "tokamax")
+BLOCKED = ("grain", "tokenizers", "pyarrow", "torch", "tokamax")
 
 
 @pytest.fixture(scope="module")

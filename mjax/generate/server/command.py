@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from mjax import flags, listening
 from mjax.generate.server.limits import Limits
 from mjax.mesh.axes import MeshConfig
@@ -32,7 +30,7 @@ _NAME_CHARS = 100
 class ServeFlags(Limits):
     """Serve a model over HTTP in the form of OpenAI's completions and chat API."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, flags.Positional("MODEL")]
     """A work dir, a folder of checkpoints, one checkpoint, or a Hugging Face folder."""
     serve: int
     """Port to listen on; 0 takes a free one."""
@@ -84,8 +82,6 @@ def main(argv: Sequence[str]) -> int:
             ServeFlags,
             argv,
             prog="python -m mjax.generate",
-            named_by=(ServeFlags,),
-            description=ServeFlags.__doc__,
         )
         return _serve(given)
     except ValueError as error:

@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     own, template = words[:cut], words[cut + 1 :]
     try:
         config: BisectFlags = flags.read(
-            BisectFlags, own, prog=_PROG, named_by=(BisectFlags,), description=__doc__
+            BisectFlags, own, prog=_PROG, guide=flags.Guide(description=__doc__ or "")
         )
         problem = _problem(config)
         if template or config.run:

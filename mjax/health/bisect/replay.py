@@ -196,8 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ReplayFlags,
             own,
             prog="python -m mjax.health.bisect.replay",
-            named_by=(ReplayFlags,),
-            description=__doc__,
+            guide=flags.Guide(description=__doc__ or ""),
         )
         if cut < len(words) and not any(_PLACE in word for word in command):
             raise ValueError(

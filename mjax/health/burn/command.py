@@ -47,8 +47,6 @@ def main(argv: list[str]) -> int:
             BurnConfig,
             argv,
             prog="python -m mjax.health burn",
-            named_by=(BurnConfig,),
-            description=BurnConfig.__doc__,
         )
         return _run(config)
     except (ValueError, OSError) as error:

@@ -45,7 +45,7 @@ class Whole:
 
 
 def read(*argv: str, default: Whole | None = None) -> Whole:
-    return flags.read(Whole, argv, prog="prog", named_by=(Whole,), default=default)
+    return flags.read(Whole, argv, prog="prog", default=default)
 
 
 def test_words_become_fields_over_the_default():
@@ -91,16 +91,6 @@ def test_an_optional_flag_takes_its_kind_or_none():
 def test_a_refusal_is_a_value_error_with_its_own_words(argv: str, message: str):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read(*argv.split())
-
-
-def test_a_field_keeps_its_documentation(capsys: pytest.CaptureFixture[str]):
-    """The rule that builds parts must leave the rest of tyro as it is."""
-    with pytest.raises(SystemExit) as left:
-        read("-h")
-    assert left.value.code == 0
-    text = capsys.readouterr().out
-    assert "Must not be negative." in text
-    assert "part options" in text
 
 
 def test_flags_are_replaced_wherever_they_stand():

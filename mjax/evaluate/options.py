@@ -1,0 +1,73 @@
+"""Flags of `python -m mjax.evaluate`; no JAX, so that mistakes are answered at once."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from mjax import flags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshFlags:
+    """Sizes of the mesh."""
+
+    tp: int = 1
+    """Tensor-parallel size."""
+    dp: int = -1
+    """Data-parallel size; -1 takes the devices that tp leaves."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataFlags:
+    """What is scored."""
+
+    path: tuple[str, ...] = ()
+    """stdlib, or files and folders of text, JSONL or parquet."""
+    text_field: str = "text"
+    """Field or column that holds the text in JSONL and parquet."""
+    cache_dir: str | None = None
+    """With --held-out: folder of token files."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Measure loss and bits per byte of a text."""
+
+    model: Annotated[str, flags.Positional("MODEL")]
+    """Work dir, folder of checkpoints, one checkpoint, or a Hugging Face folder."""
+    held_out: bool = False
+    """Score the held-out batches of the run, as its own evaluation reads them."""
+    step: int | None = None
+    """Checkpoint to take; None: the newest."""
+    tokenizer: str | None = None
+    """bytes, or a tokenizer.json; None: the model's."""
+    seq_len: int | None = None
+    """Longest window; None: the model's, at most 4096 for a Hugging Face folder."""
+    stride: int | None = None
+    """Tokens between starts of windows; None: --seq-len, which costs least."""
+    start_token: Literal["none", "eos"] | None = None
+    """Context of the first token of a document, which is not scored without one. None:
+    none, or eos for a run that does not isolate documents."""
+    end_token: bool | None = None
+    """Score the token that ends a document. None: yes for a run, no for a folder."""
+    batch_size: int | None = None
+    """Rows at once, of --seq-len tokens; None: about 8192 tokens on a device."""
+    precision: Literal["float32", "bfloat16"] | None = None
+    """Of the computation; None: the run's, float32 for a Hugging Face folder."""
+    simulate_devices: int | None = None
+    """Use this many simulated CPU devices."""
+    json: bool = False
+    """Print one JSON object."""
+    data: DataFlags = DataFlags()
+    mesh: MeshFlags = MeshFlags()
+
+    def __post_init__(self) -> None:
+        if self.held_out == bool(self.data.path):
+            raise ValueError(
+                "give either --data.path, the text to score, or --held-out, the "
+                f"run's own, got {'both' if self.data.path else 'neither'}"
+            )
+        for name in ("seq_len", "stride", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} must be at least 1, got {value}")

@@ -1,0 +1,39 @@
+"""A program with several commands: the first word names one."""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+
+def run_command(words: Sequence[str], commands: Mapping[str, str], help: str) -> int:
+    """Run the command that the first word names; return its exit code.
+
+    Args:
+      words: of the command line, without the program's name.
+      commands: from names to modules, each with `main(argv) -> exit code`; only that of
+        the named one is imported.
+      help: shown for --help, and with the message for a name that is none.
+    Returns:
+      the exit code of the command; 2 if there is none of this name; 1 if nobody reads
+      what it prints any more.
+    """
+    try:
+        code = _run_command(words, commands, help)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _run_command(words: Sequence[str], commands: Mapping[str, str], help: str) -> int:
+    if words and words[0] in ("-h", "--help"):
+        print(help)
+        return 0
+    if words and words[0] in commands:
+        return importlib.import_module(commands[words[0]]).main(words[1:])
+    said = f"there is no command {words[0]}" if words else "a command is missing"
+    print(f"error: {said}\n\n{help}", file=sys.stderr)
+    return 2

@@ -1,0 +1,70 @@
+"""Help and mistakes are answered before anything heavy is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "matplotlib", "tensorstore"}
+WITHOUT_NUMPY = ("train", "generate", "evaluate", "plan", "mesh", "launch")
+OTHERS = ("ckpt", "tune", "pipeline", "data", "health", "observe")
+RUN = r"""
+import runpy, sys
+module, *words = sys.argv[1:]
+sys.argv = [module, *words]
+code = 0
+try:
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+except SystemExit as left:
+    code = left.code
+print("\nEXIT", code, *sys.modules)
+"""
+
+
+def answered(module: str, *words: str) -> tuple[int, set[str], str]:
+    """Return exit code, imported packages and the errors of a command."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, f"mjax.{module}", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    _, _, said = done.stdout.rpartition("\nEXIT ")
+    code, *modules = said.split()
+    return int(code), {name.partition(".")[0] for name in modules}, done.stderr
+
+
+@pytest.mark.parametrize("module", [*WITHOUT_NUMPY, *OTHERS])
+def test_help_imports_nothing_heavy(module):
+    code, packages, _ = answered(module, "-h")
+    assert code == 0
+    assert packages & HEAVY == set()
+    assert module in OTHERS or "numpy" not in packages
+
+
+@pytest.mark.parametrize("module", [*WITHOUT_NUMPY, *OTHERS])
+def test_a_wrong_flag_imports_nothing_heavy(module):
+    code, packages, said = answered(module, "--no-such-flag-at-all")
+    assert code == 2
+    assert said.startswith("error: ")
+    assert packages & HEAVY == set()
+    assert module in OTHERS or "numpy" not in packages
+
+
+def test_the_trainer_refuses_values_and_prints_its_config_as_fast():
+    for words, wanted in (
+        (["--recipe", "debug", "--steps", "0"], 2),
+        (["--recipe", "debug", "--print-config"], 0),
+    ):
+        code, packages, _ = answered("train", *words)
+        assert code == wanted
+        assert packages & {*HEAVY, "numpy"} == set()
+
+
+def test_a_module_that_is_imported_would_be_seen():
+    _, packages, _ = answered("trainer")
+    assert {"jax", "numpy"} <= packages
