@@ -25,14 +25,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mjax import flags
-from mjax.config.command_line import parse
+from mjax.config.command_line import names_recipe, parse
 from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.processes import progress
 from mjax.processes.config import DistributedConfig
 from mjax.recipes import RECIPES
 from mjax.run import ending, work_dir
 
-_BEGINNINGS = ("--recipe", "--restart-from-scratch")
 IMPORTED_LATER = ("mjax.trainer",)
 """Modules that a run imports when its flags are read; a fork server imports them."""
 
@@ -69,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _found_config(argv: Sequence[str]) -> TrainConfig | None:
     """Return the config of the run that `--work-dir DIR` without a recipe resumes."""
     path = flags.given(argv, "--work-dir")
-    if not path or any(flags.given(argv, f) is not None for f in _BEGINNINGS):
+    if not path or flags.given(argv, "--restart-from-scratch") is not None:
+        return None
+    if names_recipe(argv):
         return None
     found = work_dir.read_config(Path(path))
     if found is None:

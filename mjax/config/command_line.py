@@ -1,4 +1,4 @@
-"""From the command line to a config: a recipe, and flags over it."""
+"""From the command line to a config: a recipe, a file over it, flags over both."""
 
 import dataclasses
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mjax import flags
+from mjax.config import files, own_recipe
 from mjax.config.other_names import OTHER_NAMES
 from mjax.config.train import TrainConfig, _flatten, to_json
 
@@ -18,7 +19,10 @@ class Command:
     """What a command line asks for beside the config."""
 
     recipe: str = "demo"
-    """Starting point; every other flag overrides it."""
+    """Starting point: a name, or FILE.py:NAME for a function of yours that returns a
+    TrainConfig. Every other flag overrides it."""
+    config: str | None = None
+    """TOML or JSON file with values over the recipe; flags override it."""
     print_config: bool = False
     """Print the config as JSON and leave."""
     print_mesh: bool = False
@@ -46,7 +50,9 @@ def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
     processes share are made absolute.
     """
     fields = dataclasses.asdict(command) | _flatten(json.loads(to_json(config)))
-    for name in _OF_ONE_PROCESS:
+    # Hosts may have these files in different folders; what they give is compared.
+    fields["recipe"] = own_recipe.short_name(command.recipe)
+    for name in ("config", *_OF_ONE_PROCESS):
         del fields[name]
     # The folder is of one host; whether there is one is of all.
     fields["ckpt.local_dir"] = None if fields["ckpt.local_dir"] is None else "given"
@@ -103,7 +109,8 @@ _TRAIN_EXAMPLES = (
     "{prog} --recipe debug --simulate-devices 8",
     "{prog} --recipe gpt-125m --data.path corpus/ --mesh.tp 2 --work-dir runs/a",
     "{prog} --work-dir runs/a                  (resume; other flags override)",
-    "{prog} --recipe debug --print-config      (all values)",
+    "{prog} --config my.toml --optim.lr 3e-4   (docs/configuration.md)",
+    "{prog} --recipe debug --print-config      (all values, as a config file)",
 )
 
 
@@ -149,8 +156,10 @@ def parse_with[Own](
       examples: commands for the help, with {prog} for the program.
       meanings: of names that other programs give to flags.
     """
+    settings: dict[str, files.Setting] = {}
     try:
-        recipe = _recipe_of(argv)
+        settings = _settings(type(own), argv)
+        recipe = _recipe_of(argv, settings)
         is_based = base is not None and recipe is None
         command = Command(recipe=recipe or Command.recipe)
         start = base if is_based else _made(command.recipe, recipes)
@@ -165,15 +174,59 @@ def parse_with[Own](
             argv,
             prog=prog,
             guide=guide,
+            overrides={name: setting.value for name, setting in settings.items()},
         )
     except ValueError as error:
-        _refuse(str(error))
+        _refuse(_with_lines(str(error), argv, settings))
+    if recipe is None and not is_based:
+        _tell_lacking(settings, command.config)
     return config, command, own
 
 
-def _recipe_of(argv: Sequence[str]) -> str | None:
-    """Return the recipe that the flags name."""
+def _tell_lacking(settings: Mapping[str, files.Setting], path: str | None) -> None:
+    """Say where the fields come from that an almost whole config does not have.
+
+    It is that of an older run; what is younger has the values of the recipe.
+    """
+    names = [flag.name for flag in flags.flags_of(TrainConfig)]
+    lacking = [name for name in names if name not in settings]
+    if 0 < len(lacking) < len(names) - len(lacking):
+        print(
+            f"note: {path} names no recipe; {len(lacking)} fields that it lacks are as "
+            f"in --recipe {Command.recipe}: {', '.join(lacking)}",
+            file=sys.stderr,
+        )
+
+
+def names_recipe(argv: Sequence[str]) -> bool:
+    """Say whether a command line, or the config file in it, names a recipe.
+
+    Raises:
+      ValueError: the file cannot be used.
+    """
+    return _recipe_of(argv, _settings(Nothing, argv)) is not None
+
+
+def _settings(own: type, argv: Sequence[str]) -> dict[str, files.Setting]:
+    """Read the config file that a command line names, if it names one."""
+    path = flags.given(argv, "--config")
+    if path is None or path.startswith("--"):  # the parser tells that it is missing
+        return {}
+    if not path:
+        raise ValueError("--config needs a value, a TOML or JSON file")
+    known = [
+        flag for part in (own, Command, TrainConfig) for flag in flags.flags_of(part)
+    ]
+    return files.read(Path(path), known, OTHER_NAMES)
+
+
+def _recipe_of(
+    argv: Sequence[str], settings: Mapping[str, files.Setting]
+) -> str | None:
+    """Return the recipe that flags or file name; flags go first."""
     given = flags.given(argv, "--recipe")
+    if given is None and "--recipe" in settings:
+        return settings["--recipe"].value
     # A value that is missing is refused by the parser.
     return None if not given or given.startswith("--") else given
 
@@ -182,16 +235,31 @@ def _made(recipe: str, recipes: Mapping[str, Callable[[], TrainConfig]]) -> Trai
     """Return the config of a recipe.
 
     Raises:
-      ValueError: there is none of this name.
+      ValueError: there is none of this name, or a recipe of one's own is wrong.
     """
+    if own_recipe.is_own(recipe):
+        return own_recipe.load(recipe)
     if recipe not in recipes:
         nearest = flags.nearest(recipe, recipes)
         names = ", ".join(recipes)
         raise ValueError(
             f"unknown recipe {flags.shown(recipe)}; the nearest is {nearest} (of "
-            f"{names})"
+            f"{names}; FILE.py:NAME is one of yours)"
         )
     return recipes[recipe]()
+
+
+def _with_lines(
+    message: str, argv: Sequence[str], settings: Mapping[str, files.Setting]
+) -> str:
+    """Add the lines of a config file that give what a message names."""
+    named = [
+        f"{flag} is given in line {settings[flag].line}"
+        for flag in dict.fromkeys(files.names_in(settings, message))
+        if flags.given(argv, flag) is None
+    ]
+    path = flags.given(argv, "--config")
+    return f"{message} ({path}: {', '.join(named)})" if named else message
 
 
 def _refuse(message: str) -> NoReturn:

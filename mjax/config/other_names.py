@@ -368,6 +368,8 @@ OTHER_NAMES: dict[str, str] = {
     "exp-dir": "--work-dir",
     "default-root-dir": "--work-dir",
     "overwrite-output-dir": "--restart-from-scratch",
+    "config-file": "--config",
+    "config-path": "--config",
     "config-name": "--recipe",
     "preset": "--recipe",
     "save-interval": "--ckpt.every",

@@ -20,6 +20,7 @@ from mjax.ckpt.manifest import Manifest
 from mjax.ckpt.recovery import check_matches
 from mjax.config.command_line import Command
 from mjax.config.fixes import Devices, sizes_of
+from mjax.config.own_recipe import short_name
 from mjax.config.sizes import smaller
 from mjax.config.train import TrainConfig, run_differences, to_json, with_tokenizer
 from mjax.data.dataset import Dataset, open_dataset
@@ -29,6 +30,7 @@ from mjax.hugging_face import nearest
 from mjax.mesh.axes import AxisSizes
 from mjax.processes.agreement import DAY_S, Agreement
 from mjax.processes.comparison import check_same
+from mjax.processes.config import DistributedConfig
 from mjax.run import report, report_pipeline, work_dir
 from mjax.run.executables import Executables
 from mjax.run.init_from import Weights, open_weights
@@ -313,7 +315,7 @@ def _check_memory(built: Built, mesh: Mesh) -> None:
 
 def _look_at_work_dir(config: TrainConfig, command: Command) -> str:
     """Choose the work dir and refuse another run's; on process 0."""
-    path = work_dir.choose(config.work_dir, command.recipe)
+    path = work_dir.choose(config.work_dir, short_name(command.recipe))
     if command.restart_from_scratch:
         _check_moves(config, path)
     else:
@@ -365,7 +367,9 @@ def _claim(run: Run, command: Command) -> str:
 def claim_work_dir(run: Run) -> None:
     """Make the work dir, and again if somebody has deleted it; on process 0."""
     work_dir.make(run.work_dir)
-    work_dir.write_config(run.work_dir, json.loads(to_json(run.config)))
+    # How processes find each other is of a start, not of a run.
+    config = dataclasses.replace(run.config, distributed=DistributedConfig())
+    work_dir.write_config(run.work_dir, json.loads(to_json(config)))
     work_dir.keep_tokenizer(run.work_dir, run.tokenizer_files)
 
 

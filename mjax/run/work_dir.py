@@ -178,14 +178,19 @@ def move_aside(path: Path) -> Path | None:
 def resume_command(argv: Sequence[str], path: Path) -> str:
     """Say with which command this run is resumed.
 
-    The number of a process is left out: the command is for all of them.
+    The number of a process is left out: the command is for all of them. Files that may
+    change, or be gone, are too: without a recipe, config.json says what they said.
     """
+    recipe = next((word for word in argv if ".py:" in word), "")
     kept, is_numbered = [], False
+    dropped = ["--work-dir", "--distributed.process-id"]
+    if recipe or any(word.partition("=")[0] == "--config" for word in argv):
+        dropped += ["--config", "--recipe"]
     words = iter(argv)
     for word in words:
         flag, has_value, _ = word.partition("=")
         flag = flag.replace("_", "-")
-        if flag in ("--work-dir", "--distributed.process-id"):
+        if flag in dropped:
             is_numbered |= flag == "--distributed.process-id"
             if not has_value:
                 next(words, None)

@@ -109,6 +109,21 @@ optim.lr=0.1
 -- --steps 3
 --x.y.z
 """
+CONFIG_FILES = """
+--config {dir}/absent.toml
+--config {dir}/empty.txt
+--config {dir}/image.txt
+--config {dir}/unknown.toml
+--config {dir}/meant.toml
+--config {dir}/type.toml
+--config {dir}/twice.json
+--config {dir}/cut.json
+--config {dir}/range.toml
+--recipe {dir}/absent.py:mine
+--recipe {dir}/own.py:mien
+--recipe {dir}/own.py:fails
+--recipe {dir}/own.py:other
+"""
 SIZES = """
 --simulate-devices 4 --mesh.tp 8
 --simulate-devices 8 --mesh.tp 3
@@ -153,6 +168,16 @@ WORK_DIRS = """
 --work-dir {dir}/no-config --model.d-ff 128
 --work-dir {dir}/no-json
 """
+CONFIGS = {
+    "unknown.toml": "steps = 3\n\n[mesh]\ntpp = 2\n",
+    "meant.toml": "[optim]\nlearning_rate = 0.1\n",
+    "type.toml": 'steps = "3"\n',
+    "twice.json": '{"steps": 3,\n "steps": 4}',
+    "cut.json": '{"steps": 3',
+    "range.toml": "[mesh]\ntp = 0\n",
+    "own.py": "def mine(): ...\ndef fails(): 1 / 0\ndef other(): return 3\n",
+}
+"""Texts of the files that CONFIG_FILES speaks of."""
 OTHERS = """
 mjax.mesh --mesh.tq 2
 mjax.mesh --simulate-devices 4 --mesh.tp 3
@@ -274,6 +299,8 @@ def make_files(folder: Path) -> None:
     run = folder / "run"
     run_training(*shlex.split(SMALL), "--steps", "4", "--work-dir", str(run))
     shutil.copytree(run / "checkpoints", folder / "no-config" / "checkpoints")
+    for name, text in CONFIGS.items():
+        (folder / name).write_text(text)
     (folder / "no-json").mkdir()
     (folder / "no-json" / "config.json").write_text("{")
 
@@ -289,6 +316,9 @@ def _groups() -> dict[str, list[str]]:
         "Flags": [
             f"mjax.train {unnamed}",
             *train("--recipe debug", named),
+        ],
+        "Config files and own recipes": [
+            f"mjax.train {line}" for line in CONFIG_FILES.strip().splitlines()
         ],
         "Sizes and devices": train(SMALL, SIZES),
         "Data": train("--recipe debug", DATA),

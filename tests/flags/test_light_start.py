@@ -59,6 +59,7 @@ def test_the_trainer_refuses_values_and_prints_its_config_as_fast():
     for words, wanted in (
         (["--recipe", "debug", "--steps", "0"], 2),
         (["--recipe", "debug", "--print-config"], 0),
+        (["--config", "absent.toml"], 2),
     ):
         code, packages, _ = answered("train", *words)
         assert code == wanted
