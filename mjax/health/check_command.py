@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.flags.standard import ArgumentParser
 from mjax.health import check as checking
 from mjax.health.check import Check, Report
 from mjax.health.checks.nvidia_smi import SMI
@@ -35,7 +36,7 @@ line of a terminal."""
 
 def main(argv: Sequence[str]) -> int:
     """Run the command with its flags; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.health check",
         description=(__doc__ or "").splitlines()[0],
     )

@@ -3,15 +3,15 @@
 python -m mjax.health checks [--markdown]
 """
 
-import argparse
 from collections.abc import Sequence
 
+from mjax.flags.standard import ArgumentParser
 from mjax.health.check_command import listed, table
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the list; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.health checks",
         description=(__doc__ or "").splitlines()[0],
     )

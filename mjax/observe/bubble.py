@@ -12,7 +12,6 @@ devices), since the stages of a tick wait for each other. The bubble is the time
 slots over that of used ones.
 """
 
-import argparse
 import collections
 import dataclasses
 import json
@@ -21,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.flags.standard import ArgumentParser
 from mjax.observe import merged, output, schedule, slots, spans, timeline
 from mjax.observe.merged import Merged
 from mjax.observe.schedule import Direction, Schedule
@@ -258,7 +258,7 @@ def _json(found: Bubble) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe bubble",
         description="How long the stages of a pipeline idle, counted and scheduled.",
     )

@@ -11,7 +11,6 @@ Source of the questions: the list for slow runs in Imbue's guide to the infrastr
 of a 70B model (https://imbue.com/research/70b-infrastructure/), in our words.
 """
 
-import argparse
 import collections
 import dataclasses
 import json
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mjax.flags.standard import ArgumentParser
 from mjax.observe import compared_times, output, records, run_differences
 from mjax.observe.compared_times import Difference
 from mjax.observe.records import Record
@@ -311,7 +311,7 @@ def page(found: Diff) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe diff",
         description="What differs between two runs, and which phase takes longer.",
     )

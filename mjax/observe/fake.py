@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.flags.standard import ArgumentParser
 from mjax.observe import (
     compared_times,
     fake_runs,
@@ -189,7 +190,7 @@ def _print_commands(found: Plan) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe fake",
         description="Make short runs with one thing less each, and compare them.",
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mjax.flags.standard import ArgumentParser
 from mjax.observe.detect.stragglers import Channel, Outlier, Report, find
 from mjax.observe.heat_page import Heat, page
 from mjax.observe.spans import read_run
@@ -68,9 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mjax.observe heatmap", description=__doc__
-    )
+    parser = ArgumentParser(prog="python -m mjax.observe heatmap", description=__doc__)
     add = parser.add_argument
     add("--work-dir", type=Path, required=True, help="of the run")
     add("--json", action="store_true", help="write one JSON object to stdout")

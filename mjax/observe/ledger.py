@@ -18,13 +18,13 @@ Source: the effective training time is a figure of MegaScale (arXiv:2402.15627).
 Differs: compilation, saves and evaluations do not count as effective.
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from mjax.flags.standard import ArgumentParser
 from mjax.observe import events, launch_time, output, spans, start_time
 from mjax.observe.launch_time import UNEXPLAINED, Counted
 
@@ -240,7 +240,7 @@ def page(found: Ledger) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe ledger",
         description="How much of its time a run has spent on training.",
     )

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mjax.flags.standard import ArgumentParser
 from mjax.observe.detect.mfu import CLEAR, Finding, Kind, classify
 from mjax.observe.detect.mfu_models import LEVELS, LOST, THERMAL_LEVEL
 from mjax.observe.detect.mfu_series import EXPECTED_DEVIATION, Dips
@@ -125,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe mfu",
         description="Tell what the shape of a run's MFU series says.",
     )

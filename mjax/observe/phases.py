@@ -8,7 +8,6 @@ and in the mean, with what is exposed and what is overlapped (`windows.seconds`)
 codes: 0 done, 2 bad input.
 """
 
-import argparse
 import collections
 import dataclasses
 import json
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.flags.standard import ArgumentParser
 from mjax.observe import output
 from mjax.observe.windows import folders
 from mjax.observe.windows.places import ROLES, UNKNOWN
@@ -65,7 +65,7 @@ class Phases:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe phases",
         description="Where the time of recorded steps went, by phase and role.",
     )

@@ -15,7 +15,6 @@ without a log is the one that hangs), then that of `mjax.launch.stacks`. Nothing
 to a process.
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from mjax.flags.standard import ArgumentParser
 from mjax.launch import stacks
 from mjax.launch.config import LimitsConfig
 from mjax.observe import beats, output
@@ -78,7 +78,7 @@ class Report:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe stuck", description="Who holds up a run."
     )
     add = parser.add_argument

@@ -12,7 +12,6 @@ Source: Trace Event Format, Google
 names of colours: catapult-project/catapult, tracing/tracing/base/color_scheme.html.
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -21,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from mjax.flags.standard import ArgumentParser
 from mjax.observe import (
     events,
     merged,
@@ -208,7 +208,7 @@ def _marks(found: Merged) -> Iterator[dict[str, Any]]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe timeline",
         description="What all ranks did in some steps, on one clock.",
     )

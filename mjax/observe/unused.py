@@ -9,7 +9,6 @@ embedding or heads, of which that is true. Only the moments of the optimizer are
 2 bad input.
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.saved_step import SavedStep
+from mjax.flags.standard import ArgumentParser
 from mjax.observe import gradient_traces, output
 from mjax.observe.gradient_traces import MU, NU, Found, Part, Piece, Unused
 
@@ -211,7 +211,7 @@ def _ranges(indexes: Sequence[int]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe unused",
         description="Which parameters had no gradient in any step of a run.",
     )

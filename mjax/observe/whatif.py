@@ -11,7 +11,6 @@ an operation longer than usual, in `mjax.observe.detect.whatif_ranks`. A run wit
 stamps has no such spans: its hosts all see the step of the slowest.
 """
 
-import argparse
 import collections
 import dataclasses
 import json
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mjax.flags.standard import ArgumentParser
 from mjax.observe import output
 from mjax.observe.detect.whatif import LEAST_SAVED, WhatIf
 from mjax.observe.detect.whatif_ranks import analyse_ranks
@@ -85,7 +85,7 @@ class Answer:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.observe whatif",
         description="How much of a run is due to stragglers.",
     )

@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from mjax import flags
+from mjax.flags.standard import ArgumentParser
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,3 +154,18 @@ def test_a_reader_that_has_gone_ends_a_command_without_a_traceback():
         process.stdout = None
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (1, b"")
+
+
+def test_a_parser_of_the_standard_library_tells_mistakes_alike(capsys):
+    parser = ArgumentParser(prog="prog")
+    parser.add_argument("--steps", type=int, required=True)
+    for words, said in (
+        ([], "the following arguments are required: --steps"),
+        (["--steps", "x"], "argument --steps: invalid int value: 'x'"),
+        (["--steps", "1", "y"], "unrecognized arguments: y"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            parser.parse_args(words)
+        assert left.value.code == 2
+        shown = f"error: {said}; prog -h shows what there is\n"
+        assert capsys.readouterr() == ("", shown)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.flags.standard import ArgumentParser
 from mjax.health.checks.table import BY_NAME
 from mjax.health.cluster import cabling, fabric_dump, host_reports, lldp, placement
 from mjax.health.cluster import file as cluster_file
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.health cluster",
         description=(__doc__ or "").splitlines()[0],
         allow_abbrev=False,

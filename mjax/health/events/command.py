@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from mjax.flags.standard import ArgumentParser
 from mjax.health.events import actions, rules
 from mjax.health.events.actions import Actions, Record
 from mjax.health.events.engine import Engine
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.health watch", description="Apply rules to a log."
     )
     add = parser.add_argument

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.flags.standard import ArgumentParser
 from mjax.health.cluster.ranges import expand
 from mjax.health.history import correlation, run_events, samples
 from mjax.health.history.events import CAUSES, HostEvent, Kind
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.health history",
         description=(__doc__ or "").splitlines()[0],
         allow_abbrev=False,

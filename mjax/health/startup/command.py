@@ -5,7 +5,6 @@ grows, and a model of many hosts beside the figures of MegaScale; a table, or JS
 processes have one CPU device each and no model; see `mjax.processes.timed_start`.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -13,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from mjax.flags.standard import ArgumentParser
 from mjax.health.startup.model import PhaseTimes, Starts, read_phases
 from mjax.health.startup.report import Size, as_json, table
 from mjax.health.startup.starts import (
@@ -112,7 +112,7 @@ def parse(argv: Sequence[str], prog: str) -> InitFlags:
       ValueError: a value cannot be used; the message names the flag.
       SystemExit: see `main`.
     """
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=prog, description=(InitFlags.__doc__ or ""), allow_abbrev=False
     )
     add, usual = parser.add_argument, InitFlags()

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from mjax.flags.standard import ArgumentParser
 from mjax.health.watch.compare_ports import compare
 from mjax.health.watch.samples import Detection, Observation, seen_s
 from mjax.health.watch.sampling import (
@@ -34,7 +35,7 @@ _BAD_INPUT = 2
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m mjax.health ports", description=(__doc__ or "").split("\n")[2]
     )
     add = parser.add_argument
