@@ -7,7 +7,6 @@ all that is there is stored.
 import dataclasses
 import socket
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from mjax import flags
 from mjax.observe.stream import logs, quota
 from mjax.observe.stream.collector import Collector
-from mjax.observe.stream.service import FOLDER, stopped_by_signals
+from mjax.observe.stream.service import FOLDER, Stop, stopped_by_signals
 from mjax.observe.stream.sinks import SinkGoneError, open_sink
 
 _QUOTA_EVERY_S = 10.0
@@ -121,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
         sink.close()
 
 
-def _loop(given: CollectFlags, collector: Collector, stop: threading.Event) -> int:
+def _loop(given: CollectFlags, collector: Collector, stop: Stop) -> int:
     wait, said, limited_at = given.every_s, "", -_QUOTA_EVERY_S
     until = time.monotonic() + given.once_within_s
     while not stop.is_set():

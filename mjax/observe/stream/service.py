@@ -6,9 +6,9 @@ runs it alone, `serve` beside its page.
 
 import contextlib
 import os
+import queue
 import secrets
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,12 +23,42 @@ FOLDER = "observe"
 """In the work dir: the database, the socket, the token."""
 
 
+class Stop:
+    """Whether a signal has asked for the end; for the main thread.
+
+    A handler may run while the main thread is in the middle of `wait`. To set a
+    `threading.Event` there waits for a lock that the main thread holds; to put into a
+    SimpleQueue does not.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a signal."""
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._is_set = False
+
+    def note(self, number: int, _: object) -> None:
+        """Handle a signal."""
+        self._signals.put(number)
+
+    def is_set(self) -> bool:
+        """Say whether a signal has come."""
+        return self._is_set or not self._signals.empty()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for a signal, or for some seconds; say whether one has come."""
+        if not self._is_set:
+            with contextlib.suppress(queue.Empty):
+                self._signals.get(timeout=timeout_s)
+                self._is_set = True
+        return self._is_set
+
+
 @contextlib.contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM and Ctrl-C set."""
-    stop = threading.Event()
+def stopped_by_signals() -> Iterator[Stop]:
+    """Give what SIGTERM and Ctrl-C set."""
+    stop = Stop()
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    before = [signal.signal(number, stop.note) for number in numbers]
     try:
         yield stop
     finally:
