@@ -36,7 +36,7 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, Transformer, abstract_params
 from mjax.step.state import param_specs
 
-MOST_STEPS = 8
+MOST_STEPS = 32
 """Tokens that one dispatch draws at most for each slot. Chosen: what a dispatch costs
 the host is small beside so many steps of the smallest model."""
 

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mjax.generate.decode import MOST_STEPS, Prompt, State, make_decoder
@@ -32,6 +31,9 @@ from mjax.mesh.axes import DP, TP
 
 _SHORTEST_PROMPT = 16
 """Prompts are padded to this and its doubles. Chosen: fewer programs to compile."""
+_STEPS_WHILE_WAITING = 8
+"""Most steps of a dispatch while requests wait: a slot whose text has ended is empty
+until the tokens that were asked for are there. Chosen."""
 _BURST_S = 0.05
 """Time that the steps of one dispatch take together, if one takes less. Chosen: twenty
 pieces of text a second look like one token after the other, and of a model that is
@@ -62,6 +64,7 @@ class _Drawing(NamedTuple):
     drawn: Drawn
     """[MOST_STEPS, slots]; the first num_steps count."""
     num_steps: int
+    with_logprobs: bool
     slots: dict[int, _Running]
     """The requests that they are of; a slot may have another one when they are read."""
 
@@ -222,9 +225,9 @@ class Engine:
             self._weights,
             self._state,
             Prompt(
-                tokens=jnp.asarray(tokens),
-                length=jnp.int32(length),
-                slot=jnp.int32(slot),
+                tokens=_small(tokens, np.int32),
+                length=_small(length, np.int32),
+                slot=_small(slot, np.int32),
                 how=_how(sampling, self._decoder.model.padded_vocab),
             ),
             with_logprobs=sampling.logprobs is not None,
@@ -234,7 +237,8 @@ class Engine:
         )
         running = _Running(id=request_id, request=request, text=text)
         self._running[slot] = running
-        return self._event(slot, running, _one(jax.device_get(drawn), 0))
+        (token,) = _on_host(drawn, with_logprobs=sampling.logprobs is not None)
+        return self._event(slot, running, token)
 
     def _draw(self) -> Iterator[Event]:
         """Draw tokens of all slots; what a finished one draws more is dropped.
@@ -246,12 +250,13 @@ class Engine:
         drawing = ahead or self._dispatch(None)
         assert drawing is not None  # every request that runs has a token to come
         self._drawing = self._dispatch(drawing)
-        drawn = jax.device_get(drawing.drawn)
+        drawn = _on_host(drawing.drawn, with_logprobs=drawing.with_logprobs)
         self._set_pace(None if ahead is None else ahead.num_steps)
         for step in range(drawing.num_steps):
             for slot, running in drawing.slots.items():
                 if self._running.get(slot) is running:
-                    yield self._event(slot, running, _one(drawn, (step, slot)))
+                    token = drawn[step * self.num_slots + slot]
+                    yield self._event(slot, running, token)
 
     def _set_pace(self, num_steps: int | None) -> None:
         """Choose how many steps the next dispatch has, by how long the last took.
@@ -278,14 +283,21 @@ class Engine:
         if num_left < 1:
             return None
         samplings = [r.request.sampling for r in self._running.values()]
-        num_steps = min(num_left, self._steps_at_once)
+        with_logprobs = any(s.logprobs is not None for s in samplings)
+        most = _STEPS_WHILE_WAITING if self._waiting else MOST_STEPS
+        num_steps = min(num_left, self._steps_at_once, most)
         self._state, drawn = self._advance(
             self._weights,
             self._state,
-            jnp.int32(num_steps),
-            with_logprobs=any(s.logprobs is not None for s in samplings),
+            _small(num_steps, np.int32),
+            with_logprobs=with_logprobs,
         )
-        return _Drawing(drawn=drawn, num_steps=num_steps, slots=dict(self._running))
+        return _Drawing(
+            drawn=drawn,
+            num_steps=num_steps,
+            with_logprobs=with_logprobs,
+            slots=dict(self._running),
+        )
 
     def _event(self, slot: int, running: _Running, drawn: _Token) -> Event:
         """Take a token that was drawn; free the slot if it is the last."""
@@ -343,13 +355,22 @@ def answer_of(events: Sequence[Event]) -> Answer:
     )
 
 
-def _one(drawn: Drawn, at: Any) -> _Token:
-    """Return one token of what came from the devices."""
-    top: tuple[tuple[int, float], ...] = ()
-    if drawn.top_tokens is not None and drawn.top_logprobs is not None:
-        tokens, logprobs = drawn.top_tokens[at], drawn.top_logprobs[at]
-        top = tuple(zip(tokens.tolist(), logprobs.tolist(), strict=True))
-    return _Token(int(drawn.token[at]), float(drawn.logprob[at]), top)
+def _on_host(drawn: Drawn, *, with_logprobs: bool) -> list[_Token]:
+    """Wait for tokens; return them with their log-probabilities, rows in a row."""
+    if not with_logprobs:
+        return [_Token(token, 0.0, ()) for token in np.ravel(drawn.token).tolist()]
+    host = jax.device_get(drawn)
+    num = host.token.size
+    tops: list[tuple[tuple[int, float], ...]] = [()] * num
+    if host.top_tokens is not None and host.top_logprobs is not None:
+        tokens = host.top_tokens.reshape(num, -1).tolist()
+        logprobs = host.top_logprobs.reshape(num, -1).tolist()
+        tops = [
+            tuple(zip(*each, strict=True))
+            for each in zip(tokens, logprobs, strict=True)
+        ]
+    columns = host.token.ravel().tolist(), host.logprob.ravel().tolist(), tops
+    return [_Token(*row) for row in zip(*columns, strict=True)]
 
 
 def _padded(length: int, tp: int, max_len: int) -> int:
@@ -365,8 +386,16 @@ def _how(sampling: Sampling, vocab: int) -> Draw:
     """Return how one slot draws, as arrays [1]."""
     top_k = vocab if sampling.top_k is None else min(sampling.top_k, vocab)
     return Draw(
-        temperature=jnp.full(1, sampling.temperature, jnp.float32),
-        top_k=jnp.full(1, top_k, jnp.int32),
-        top_p=jnp.full(1, sampling.top_p, jnp.float32),
-        seed=jnp.full(1, sampling.seed, jnp.uint32),
+        temperature=_small([sampling.temperature], np.float32),
+        top_k=_small([top_k], np.int32),
+        top_p=_small([sampling.top_p], np.float32),
+        seed=_small([sampling.seed], np.uint32),
     )
+
+
+def _small(values: Any, dtype: Any) -> Any:
+    """Make an array of the host; the call of a program takes it to the devices.
+
+    To make one on a device is a program of its own, which takes longer.
+    """
+    return np.asarray(values, dtype)

@@ -331,16 +331,35 @@ def test_tokens_that_the_tokenizer_has_not_are_never_drawn():
     assert all(token < 257 for answer in answers for token in answer.tokens)
 
 
+def sizes_of_steps(engine: Engine, *requests: Request) -> tuple[list[int], list[int]]:
+    """Return how many events the steps have while requests wait, and after that."""
+    engine._steps_at_once = 1
+    ids = [engine.submit(request) for request in requests]
+    events, sizes = {i: [] for i in ids}, ([], [])
+    while not engine.is_idle:
+        new = engine.step()
+        sizes[not engine.num_waiting].append(len(new))
+        for event in new:
+            events[event.request_id].append(event)
+    for request, found in zip(requests, events.values(), strict=True):
+        assert answer_of(found) == answer_all(engine, [request])[0]
+    return sizes
+
+
 def test_a_slow_model_answers_token_by_token(monkeypatch):
-    """However long a step takes, the answer is the same."""
+    """However many steps are one dispatch, the answer is the same."""
     engine = Engine(small(), slots=1, max_len=MAX_LEN)
-    (want,) = answer_all(engine, [ask([5], 30)])
-    for pace_s, least, most in ((1e-9, 1, 2), (1e9, 3, 8)):
-        monkeypatch.setattr("mjax.generate.engine._BURST_S", pace_s)
-        engine.submit(ask([5], 30))
-        steps = []
-        while not engine.is_idle:
-            steps.append(engine.step())
-        assert answer_of([event for step in steps for event in step]) == want
-        counts = [len(step) for step in steps[3:-1]]
-        assert least <= max(counts) <= most
+    monkeypatch.setattr("mjax.generate.engine._BURST_S", 1e-9)
+    _, slow = sizes_of_steps(engine, ask([5], 30))
+    assert max(slow[1:]) == 1
+    monkeypatch.setattr("mjax.generate.engine._BURST_S", 1e9)
+    _, fast = sizes_of_steps(engine, ask([5], 30))
+    assert max(fast) > 8
+
+
+def test_a_slot_is_not_empty_for_long_while_requests_wait(monkeypatch):
+    engine = Engine(small(), slots=1, max_len=MAX_LEN)
+    monkeypatch.setattr("mjax.generate.engine._BURST_S", 1e9)
+    waiting, alone = sizes_of_steps(engine, ask([5], 30), ask([6], 30))
+    assert 4 < max(waiting) <= 9
+    assert max(alone) > 9
