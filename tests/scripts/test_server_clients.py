@@ -51,8 +51,8 @@ def test_a_stream_that_is_cut_has_begun_like_the_offline_answer():
 
 
 def test_an_answer_that_does_not_come_is_lost_and_a_refusal_is_not():
-    seen = outcome(case(3), True, max_tokens=10)  # 400: not what was to be answered
-    assert seen.outcomes == {server_clients.DIFFERENT: 1}
+    seen = outcome(case(3), True, max_tokens=10)  # 400: nothing has been answered
+    assert seen.outcomes == {server_clients.LOST: 1}
     engine = FakeEngine(slots=1, max_len=100)
     engine.fails_in = 3
     seen = Seen()
