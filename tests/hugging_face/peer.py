@@ -17,12 +17,16 @@ from transformers import (  # pyright: ignore[reportMissingImports]
 
 
 def make(folder: str, config: dict, file_size: str) -> None:
-    """Save a model whose parameters are all random: biases and norms as well."""
+    """Save a model whose parameters are all random: biases and norms as well.
+
+    Norms of Gemma multiply by 1 + the stored scale: those are drawn around 0.
+    """
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_norm = name.endswith("weight") and parameter.ndim == 1
+            is_norm = is_norm and not config["model_type"].startswith("gemma")
             inputs = parameter.shape[-1] if parameter.ndim > 1 else 40
             parameter.normal_(float(is_norm), inputs**-0.5, generator=generator)
     model.save_pretrained(folder, max_shard_size=file_size)

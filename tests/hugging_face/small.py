@@ -176,7 +176,7 @@ def random_params(model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
         # Sums over the inputs of a projection are then of the size of one of them.
         inputs = model.d_model if path.endswith(("table", "wq", "wk", "wv")) else 40
         leaf = rng.normal(0, inputs**-0.5, shape).astype(np.float32)
-        if path.endswith("scale"):
+        if path.endswith("scale") and not model.norm_zero_centred:
             leaf += 1
         if is_table:
             leaf[model.vocab_size :] = 0
