@@ -3,6 +3,8 @@
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from mjax import flags
 from mjax.evaluate.options import Evaluate
@@ -26,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from mjax.evaluate.command import run  # JAX: once the flags are read
 
         found = run(command)
+        if command.out is not None:
+            _write(Path(command.out), found)
     except KeyboardInterrupt:
         return STOPPED
     except ValueError as error:
@@ -39,6 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(f"{name:16} {value}" for name, value in found.items()))
     return DONE
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    """Write the result, or leave the file as it was."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(found, indent=2) + "\n")
+    part.replace(path)
 
 
 if __name__ == "__main__":

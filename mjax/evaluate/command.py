@@ -1,33 +1,21 @@
 """What `python -m mjax.evaluate` does: flags in, one loss out."""
 
 import dataclasses
-import json
 import math
 from typing import Any
 
-import jax
 import numpy as np
 
-from mjax.ckpt import places
-from mjax.ckpt.store import manifest_in
-from mjax.config.train import TrainConfig, from_json
+from mjax.config.train import TrainConfig
 from mjax.data import corpora
 from mjax.data.dataset import open_dataset
 from mjax.data.loader import held_out_num_bytes
 from mjax.evaluate import loss, texts, windows
+from mjax.evaluate.opening import Run, length_of, open_on_mesh, run_of
 from mjax.evaluate.options import Evaluate
 from mjax.evaluate.windows import Window
-from mjax.generate.opened import Opened, open_model
-from mjax.mesh.axes import MeshConfig, resolve
-from mjax.mesh.build import build_mesh
-from mjax.mesh.devices import (
-    keep_compiled_programs,
-    load_plugin_without_gpu,
-    simulate_devices,
-)
-
-_MAX_SEQ_LEN = 4096
-"""Chosen: windows of a Hugging Face folder are no longer than this by default."""
+from mjax.generate.opened import Opened
+from mjax.mesh.axes import MeshConfig
 
 
 def run(command: Evaluate) -> dict[str, Any]:
@@ -37,66 +25,58 @@ def run(command: Evaluate) -> dict[str, Any]:
       ValueError: bad input.
       RuntimeError: files are damaged, or the loss is not finite.
     """
-    config, facts = _run_of(command)
-    load_plugin_without_gpu()
-    keep_compiled_programs()
-    if command.simulate_devices is not None:
-        simulate_devices(command.simulate_devices)
-    wish = MeshConfig(tp=command.mesh.tp, dp=command.mesh.dp)
-    mesh = build_mesh(resolve(wish, jax.device_count()))
-    dtype = command.precision or (config.precision.compute if config else "float32")
-    opened = open_model(
+    if command.seq_len is not None and command.stride is not None:
+        windows.check(command.seq_len, command.stride)
+    made = run_of(command.model, command.step)
+    if command.held_out and made.config is None:
+        raise ValueError(
+            f"--held-out needs a run, and {command.model} is a Hugging Face folder; "
+            "give --data.path"
+        )
+    sources = corpora.find_sources(command.data.path) if command.data.path else []
+    precision = made.precision(command.precision)
+    opened = open_on_mesh(
         command.model,
-        mesh,
-        dtype=dtype,
+        precision=precision,
         step=command.step,
         tokenizer=command.tokenizer,
+        mesh=MeshConfig(tp=command.mesh.tp, dp=command.mesh.dp),
+        simulated=command.simulate_devices,
     )
-    if command.held_out:
-        if config is None:
-            raise ValueError(
-                f"--held-out needs a run, and {command.model} is a Hugging Face "
-                "folder; give --data.path"
-            )
-        found = _held_out(command, config, facts, opened)
+    if command.held_out and made.config is not None:
+        found = _held_out(command, made.config, made.facts, opened)
     else:
-        found = _text(command, config, opened)
-    return {"model": opened.name, **found, "dtype": dtype}
-
-
-def _run_of(command: Evaluate) -> tuple[TrainConfig | None, dict[str, Any]]:
-    """Return config and facts of the run; None for a Hugging Face folder."""
-    if places.is_hugging_face(command.model):
-        return None, {}
-    folder = places.choose(places.find(command.model), command.step)
-    facts = dict(manifest_in(folder).run)
-    return from_json(json.dumps(facts["config"])), facts
+        found = _text(command, made, opened, sources)
+    digest = opened.tokenizer.digest
+    return {
+        "model": opened.name,
+        **found,
+        "tokenizer_digest": digest,
+        "dtype": precision,
+    }
 
 
 def _text(
-    command: Evaluate, config: TrainConfig | None, opened: Opened
+    command: Evaluate,
+    made: Run,
+    opened: Opened,
+    sources: list[corpora.Source],
 ) -> dict[str, Any]:
-    """Score the documents under --data.path."""
-    most = opened.seq_len if config else min(opened.seq_len, _MAX_SEQ_LEN)
-    length = command.seq_len or most
-    if length > opened.seq_len:
-        raise ValueError(
-            f"--seq-len must be at most {opened.seq_len}, the longest sequence of the "
-            f"model, got {length}"
-        )
+    """Score the documents of some files."""
+    config = made.config
+    length = length_of(made, opened, command.seq_len, flag="--seq-len")
     stride = command.stride or length
     windows.check(length, stride)
     isolate = config is None or config.data.isolate_documents
-    start = command.start_token or ("none" if isolate else "eos")
+    start, start_ids = _start(command, opened, isolate)
     end = config is not None if command.end_token is None else command.end_token
     layout = texts.Layout(
         isolate=isolate,
-        start_id=opened.tokenizer.eos_id if start == "eos" else None,
+        start_ids=start_ids,
         end_id=opened.tokenizer.eos_id,
         score_end=end,
     )
     counts = texts.Counts()
-    sources = corpora.find_sources(command.data.path)
     pieces = texts.pieces_of(
         corpora.documents(sources, command.data.text_field),
         opened.tokenizer,
@@ -122,8 +102,28 @@ def _text(
         "seq_len": length,
         "stride": stride,
         "start_token": start,
+        "start_ids": list(start_ids),
         "end_token": end,
+        "text_digest": counts.digest.hexdigest(),
     }
+
+
+def _start(
+    command: Evaluate, opened: Opened, isolate: bool
+) -> tuple[str, tuple[int, ...]]:
+    """Return what precedes a sequence, by name and as tokens."""
+    own = "bos" if opened.start_ids else "none"
+    start = command.start_token or (own if isolate else "eos")
+    if start == "bos":
+        bos = () if opened.bos_id is None else (opened.bos_id,)
+        ids = opened.start_ids or bos
+        if not ids:
+            raise ValueError(
+                f"--start-token bos: {opened.name} names no token that begins texts; "
+                "give eos or none"
+            )
+        return start, ids
+    return start, (opened.tokenizer.eos_id,) if start == "eos" else ()
 
 
 def _held_out(
@@ -156,6 +156,7 @@ def _held_out(
     return {
         **_numbers(result, held_out_num_bytes(dataset, num)),
         "samples": num,
+        "data_fingerprint": dataset.fingerprint,
         "run_eval_loss": facts.get("eval_loss"),
     }
 

@@ -104,6 +104,6 @@ def total(scorer: Scorer, windows: Iterable[Window]) -> Result:
     if not math.isfinite(result.nll):
         raise RuntimeError(
             f"the loss is {result.nll}: the model gives numbers that are not finite; "
-            "use --dtype float32, or another checkpoint (--step)"
+            "use --precision float32, or another checkpoint (--step)"
         )
     return result

@@ -1,6 +1,7 @@
 """Flags of `python -m mjax.evaluate`; no JAX, so that mistakes are answered at once."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Literal
 
 from mjax import flags
@@ -44,9 +45,10 @@ class Evaluate:
     """Longest window; None: the model's, at most 4096 for a Hugging Face folder."""
     stride: int | None = None
     """Tokens between starts of windows; None: --seq-len, which costs least."""
-    start_token: Literal["none", "eos"] | None = None
-    """Context of the first token of a document, which is not scored without one. None:
-    none, or eos for a run that does not isolate documents."""
+    start_token: Literal["none", "eos", "bos"] | None = None
+    """Context of the first token of a document, which is not scored without one; bos is
+    what a Hugging Face folder puts before texts. None: bos where the folder adds it,
+    eos for a run that does not isolate documents, otherwise none."""
     end_token: bool | None = None
     """Score the token that ends a document. None: yes for a run, no for a folder."""
     batch_size: int | None = None
@@ -57,6 +59,8 @@ class Evaluate:
     """Use this many simulated CPU devices."""
     json: bool = False
     """Print one JSON object."""
+    out: str | None = None
+    """File that gets the JSON object."""
     data: DataFlags = DataFlags()
     mesh: MeshFlags = MeshFlags()
 
@@ -71,3 +75,10 @@ class Evaluate:
             if value is not None and value < 1:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} must be at least 1, got {value}")
+        if self.out is not None and not Path(self.out).absolute().parent.is_dir():
+            raise ValueError(
+                f"--out {self.out}: there is no folder {Path(self.out).parent}; make "
+                "it, or name another file"
+            )
+        if self.out is not None and Path(self.out).is_dir():
+            raise ValueError(f"--out {self.out} is a folder; name a file in it")

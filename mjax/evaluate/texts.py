@@ -6,8 +6,9 @@ may put a space before a text, or replace what it does not know.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -31,9 +32,9 @@ class Layout:
 
     isolate: bool
     """Each document is a sequence of its own; otherwise all are one, in their order."""
-    start_id: int | None
-    """Token before a sequence, which is not scored; None: the first token of the text
-    has no context and is not scored."""
+    start_ids: tuple[int, ...]
+    """Tokens before a sequence, which are not scored; without any, the first token of
+    the text has no context and is not scored."""
     end_id: int
     """Token that ends a document."""
     score_end: bool
@@ -56,6 +57,8 @@ class Counts:
     """That are scored."""
     unscored_tokens: int = 0
     """Of the text, without context."""
+    digest: Any = dataclasses.field(default_factory=hashlib.sha256)
+    """Hash of all documents with text, in their order."""
 
     @property
     def scored_bytes(self) -> int:
@@ -98,21 +101,20 @@ def pieces_of(
         _check_ids(ids, vocab_size)
         begins = part.is_first and (layout.isolate or is_new)
         is_new = is_new and not part.is_first
-        has_start = begins and layout.start_id is not None
+        start_ids = layout.start_ids if begins else ()
         has_end = part.is_last and (layout.score_end or not layout.isolate)
         tokens = np.concatenate(
             [
-                np.array([layout.start_id] if has_start else [], np.int32),
+                np.array(start_ids, np.int32),
                 ids.astype(np.int32),
                 np.array([layout.end_id] if has_end else [], np.int32),
             ]
         )
         scored = tokens.copy()
-        if has_start:
-            scored[0] = NO_TARGET
+        scored[: len(start_ids)] = NO_TARGET
         if has_end and not layout.score_end:
             scored[-1] = NO_TARGET
-        is_bare = not has_start if begins else is_bare
+        is_bare = not start_ids if begins else is_bare
         if is_bare and len(ids) > 0:
             is_bare = False
             scored[0] = NO_TARGET
@@ -129,13 +131,16 @@ def _parts(documents: Iterable[Document], counts: Counts) -> Iterator[_Part]:
         for text in document.pieces:
             if not text:
                 continue
-            counts.text_bytes += len(text.encode())
+            encoded = text.encode()
+            counts.text_bytes += len(encoded)
+            counts.digest.update(encoded)
             yield _Part(text, is_first, False)
             is_first = False
         if is_first:
             counts.empty_documents += 1
             continue
         counts.documents += 1
+        counts.digest.update(b"\0")  # two documents are not one of both texts
         yield _Part("", False, True)
 
 

@@ -8,7 +8,7 @@ parameters, each box is read once and goes straight to the devices that hold it.
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
 from mjax.config.train import from_json
-from mjax.data.chat_template import ChatTemplate, read_beside
+from mjax.data.chat_template import CONFIG_FILE, ChatTemplate, read_beside
 from mjax.data.names import BYTES, trained_vocab_size
 from mjax.data.tokenizers import Tokenizer, load_tokenizer
 from mjax.hugging_face.params import (
@@ -67,8 +67,11 @@ class Opened:
     """Longest sequence that the model is meant for."""
     eos_ids: tuple[int, ...]
     """Tokens at which generation ends."""
-    is_hugging_face: bool = False
-    """Whether a prompt begins as the tokenizer says; training here adds nothing."""
+    start_ids: tuple[int, ...] = ()
+    """Tokens that a text begins with: what the tokenizer of a Hugging Face folder puts
+    before one. Training here adds nothing."""
+    bos_id: int | None = None
+    """The token that the folder names as the beginning of texts, added or not."""
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a prompt.
@@ -76,10 +79,15 @@ class Opened:
         In training a document follows the end of another one: an empty prompt is that
         token. A model in the form of Hugging Face may want one that begins texts.
         """
-        encode = self.tokenizer.encode
-        if self.is_hugging_face:
-            encode = self.tokenizer.encode_prompt
-        return tuple(encode(text).tolist()) or (self.tokenizer.eos_id,)
+        ids = (*self.start_ids, *self.tokenizer.encode(text).tolist())
+        return ids or (self.tokenizer.eos_id,)
+
+
+class Starts(NamedTuple):
+    """How texts of a tokenizer begin; as `Opened` has them."""
+
+    ids: tuple[int, ...] = ()
+    bos_id: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +101,7 @@ class _Found:
     tokenizer: Tokenizer
     folder: Path | None
     """Where the files beside the tokenizer are; None: there are none."""
+    starts: Starts
 
 
 def open_model(
@@ -143,7 +152,8 @@ def open_model(
         chat_template=None if found.folder is None else read_beside(found.folder),
         seq_len=found.seq_len,
         eos_ids=_eos_ids(found.tokenizer, found.folder, found.model),
-        is_hugging_face=places.is_hugging_face(path),
+        start_ids=found.starts.ids,
+        bos_id=found.starts.bos_id,
     )
 
 
@@ -165,13 +175,16 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
             f"{folder} has no {_SPEC}; give the model's as --tokenizer PATH, or "
             "--tokenizer bytes for a model of bytes"
         )
+    loaded = _load_tokenizer(tokenizer or str(folder))
+    spec = Path(tokenizer or folder)
     return _Found(
         name=f"{folder} ({family.name})",
         model=model,
         seq_len=seq_len,
         read_boxes=lambda name, boxes: [source.read(name, slices(b)) for b in boxes],
-        tokenizer=_load_tokenizer(tokenizer or str(folder)),
+        tokenizer=loaded,
         folder=folder,
+        starts=find_starts(loaded, spec if spec.is_dir() else spec.parent),
     )
 
 
@@ -203,6 +216,7 @@ def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Fou
         read_boxes=_checked_boxes(saved, config.model, config.adapters),
         tokenizer=loaded,
         folder=folder,
+        starts=Starts(),
     )
 
 
@@ -324,6 +338,35 @@ def _tokenizer_of_run(name: str, eos_token: str | None, path: str) -> Tokenizer:
             f"the tokenizer of the run of {path} cannot be used: {error}; give the "
             "same one from where it is now as --tokenizer PATH"
         ) from None
+
+
+def find_starts(tokenizer: Tokenizer, folder: Path) -> Starts:
+    """Find how texts begin, as transformers does with the files of a folder.
+
+    The post-processor of tokenizer.json decides what is added: beside this file
+    transformers passes over add_bos_token. What goes behind a text is left out.
+
+    Args:
+      tokenizer: of the folder.
+      folder: with tokenizer_config.json, which names the token, or without.
+    Raises:
+      RuntimeError: the file is damaged.
+    Source: transformers 5.23, `tokenization_utils_base.py`.
+    """
+    bos, path = None, folder / CONFIG_FILE
+    if path.is_file():
+        try:
+            bos = checked_json.read(path.read_bytes(), dict[str, Any]).get("bos_token")
+            bos = bos.get("content") if isinstance(bos, dict) else bos
+            bos = checked_json.check(bos, str | None, "bos_token")
+        except ValueError as error:
+            raise RuntimeError(f"{path} is damaged: {error}") from error
+    ids = [] if bos is None else tokenizer.encode_special(bos).tolist()
+    bos_id = ids[0] if len(ids) == 1 else None
+    plain, whole = tokenizer.encode("a").tolist(), tokenizer.encode_prompt("a").tolist()
+    offsets = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+    before = next(offsets, 0)
+    return Starts(tuple(whole[:before]), bos_id)
 
 
 def _check_vocab(found: _Found) -> None:

@@ -81,13 +81,13 @@ def documents(source: Source, contents: list[str]) -> list[Document]:
 
 
 @pytest.mark.parametrize("isolate", [True, False])
-@pytest.mark.parametrize("start", [None, 256])
+@pytest.mark.parametrize("start", [(), (256,), (256, 7)])
 @pytest.mark.parametrize("end", [True, False])
 def test_the_counts_of_documents_are_those_of_their_text(
-    tmp_path, isolate: bool, start: int | None, end: bool
+    tmp_path, isolate: bool, start: tuple[int, ...], end: bool
 ):
     contents = ["", "aé", "", "b", "xyz"]
-    layout = texts.Layout(isolate=isolate, start_id=start, end_id=256, score_end=end)
+    layout = texts.Layout(isolate=isolate, start_ids=start, end_id=256, score_end=end)
     counts = texts.Counts()
     found = list(
         texts.pieces_of(
@@ -100,13 +100,34 @@ def test_the_counts_of_documents_are_those_of_their_text(
     )
     assert (counts.documents, counts.empty_documents) == (3, 2)
     assert counts.text_bytes == 7
-    num_bare = 0 if start is not None else 3 if isolate else 1
+    num_bare = 0 if start else 3 if isolate else 1
     assert counts.unscored_tokens == counts.unscored_bytes == num_bare
     assert counts.tokens == 7 - num_bare + 3 * end
     cut = windows.windows_of(found, length=4, stride=2)
     scored = np.concatenate([w.targets[w.targets != NO_TARGET] for w in cut])
     assert len(scored) == counts.tokens
     assert sum(p.begins for p in found) == (3 if isolate else 1)
+
+
+def digest_of(contents: list[str], tmp_path) -> str:
+    counts = texts.Counts()
+    list(
+        texts.pieces_of(
+            documents(Source("a", tmp_path, "jsonl"), contents),
+            BytesTokenizer(),
+            texts.Layout(isolate=True, start_ids=(), end_id=256, score_end=True),
+            vocab_size=257,
+            counts=counts,
+        )
+    )
+    return counts.digest.hexdigest()
+
+
+def test_the_digest_is_of_the_documents_with_text_in_their_order(tmp_path):
+    found = digest_of(["ab", "", "c"], tmp_path)
+    assert found == digest_of(["ab", "c"], tmp_path)
+    others = (["a", "bc"], ["abc"], ["c", "ab"], ["ab", "c", "c"])
+    assert found not in {digest_of(other, tmp_path) for other in others}
 
 
 def test_lines_that_a_tokenizer_changes_are_counted():
@@ -123,7 +144,7 @@ def test_a_tokenizer_that_changes_letters_is_refused_though_bytes_are_as_many(tm
     read = texts.pieces_of(
         documents(Source("a", tmp_path, "jsonl"), ["Every Line", "Changes"]),
         Lower(),
-        texts.Layout(isolate=True, start_id=None, end_id=256, score_end=True),
+        texts.Layout(isolate=True, start_ids=(), end_id=256, score_end=True),
         vocab_size=257,
         counts=texts.Counts(),
     )
