@@ -15,6 +15,7 @@ PLAN_TESTS = tests/scripts/test_compiled_kernels.py tests/scripts/test_zero_over
   tests/scripts/test_tp_schedule.py tests/scripts/test_pipeline_overlap.py \
   $(shell grep -rl --include='*.py' 'mark\.plan' tests)
 HF_TESTS = $(shell grep -rl --include='*.py' 'mark\.hf' tests)
+EVAL_TESTS = $(shell grep -rl --include='*.py' 'mark\.eval' tests)
 # Two processes: a test compiles more than it computes, and compiles on one core.
 PYTEST := -m pytest -n 2 --dist worksteal
 # What the newest releases are tried on, in about two minutes: each package where it is
@@ -27,18 +28,20 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
   tests/step/test_pipelined.py::test_a_pipeline_has_the_loss_and_gradients_of_one_device[dp] \
   tests/step/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
-.PHONY: help env env-plan env-hf env-newest train test test-plan test-hf test-slurm \
-  test-services test-newest dist lock clean
+.PHONY: help env env-plan env-hf env-eval env-newest train test test-plan test-hf \
+  test-eval test-slurm test-services test-newest dist lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
 	@echo "make env-plan     the same, and what compiles for NVIDIA GPUs without one"
 	@echo "make env-hf       torch, transformers, peft and openai in .venv-hf, which tests ask"
+	@echo "make env-eval     mjax with lm-eval in .venv-eval"
 	@echo "make env-newest   mjax with the newest releases, in .venv-newest"
 	@echo "make train        train the demo recipe; make train ARGS='--steps 50'"
 	@echo "make test         the gate: format, lint, types, tests"
 	@echo "make test-plan    compile for described GPUs, and read what came out"
 	@echo "make test-hf      compare with transformers, in both directions"
+	@echo "make test-eval    tasks of lm-eval, compared with transformers"
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
 	@echo "make test-services  PostgreSQL, NATS and the live page in Chromium, here, as root"
 	@echo "make test-newest  a short suite on the newest releases"
@@ -72,6 +75,16 @@ env-hf: .venv-hf/installed
 	.venv-hf/bin/python $(INSTALL) -c constraints-hf.txt torch transformers peft openai
 	@touch $@
 
+env-eval: .venv-eval/installed
+
+# mjax with lm-eval, whose packages have no place in the lock of the others.
+.venv-eval/installed: pyproject.toml constraints.txt constraints-eval.txt
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
+	  "$$python" -m venv --clear .venv-eval
+	.venv-eval/bin/python $(INSTALL) -c constraints.txt -c constraints-eval.txt \
+	  -e '.[data,eval]'
+	@touch $@
+
 train: env
 	.venv/bin/python -m mjax.train $(ARGS)
 
@@ -89,6 +102,10 @@ test-plan: env-plan
 # In one process: what transformers makes is made once.
 test-hf: env env-hf
 	.venv/bin/python -m pytest -m hf $(HF_TESTS) $(ARGS)
+
+# In one process: what lm-eval and transformers make is made once.
+test-eval: env env-eval env-hf
+	.venv/bin/python -m pytest -m eval $(EVAL_TESTS) $(ARGS)
 
 # A real Slurm with several nodes on this machine. It needs root and, of Debian:
 # apt-get install slurmctld slurmd slurm-client munge
@@ -140,4 +157,4 @@ lock:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .venv .venv-hf .venv-newest .venv-lock
+	rm -rf .venv .venv-hf .venv-eval .venv-newest .venv-lock

@@ -17,7 +17,7 @@ from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
 from mjax.data.tokenizer_files import read_files
 from mjax.data.tokenizers import END_OF_TEXT, load_tokenizer, train_bpe
-from mjax.evaluate.command import main
+from mjax.evaluate.__main__ import main
 from mjax.generate.opened import find_starts
 from mjax.hugging_face.export import write
 from tests.hugging_face.saved_runs import make_run, small_config

@@ -1,0 +1,150 @@
+"""What `--model_args` of lm-eval may say, checked; no JAX, no lm-eval.
+
+Enters: names and values, as lm-eval has read them, and the options of a generation.
+Leaves: `Args` and `Sampling`s.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from mjax import checked_json, flags
+from mjax.generate.requests import Sampling
+
+NAME = "mjax"
+"""Of the model in lm-eval: `--model mjax`."""
+AUTO = "auto"
+_DEFAULT_DEVICE = "cuda:0"
+"""What lm-eval says if nobody has said `--device`."""
+
+
+class BadArgsError(ValueError):
+    """Bad input: of --model_args, or of a task that this model cannot do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args:
+    """The words of `--model_args`, and what other flags of lm-eval say."""
+
+    model: str
+    """Work dir, folder of checkpoints, one checkpoint, or a Hugging Face folder."""
+    step: int | None = None
+    """Checkpoint to take; None: the newest."""
+    tokenizer: str | None = None
+    """bytes, or a tokenizer.json; None: the model's."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the computation; None: the run's, float32 for a Hugging Face folder."""
+    max_length: int | None = None
+    """Longest sequence; None: the model's, at most 4096 for a Hugging Face folder."""
+    max_gen_toks: int = 256
+    """Tokens of an answer for which a task gives no number; lm-eval's own default."""
+    tp: int = 1
+    """Tensor-parallel size."""
+    dp: int = -1
+    """Data-parallel size; -1 takes the devices that tp leaves."""
+    simulate_devices: int | None = None
+    """Use this many simulated CPU devices."""
+    batch_size: int | None = None
+    """Rows at once, and answers at once; None: as many as make some thousand tokens,
+    and 8 answers (`--batch_size auto`)."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "max_gen_toks", "batch_size", "simulate_devices"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadArgsError(f"{name} must be at least 1, got {value}")
+
+
+def read_args(words: Mapping[str, Any]) -> Args:
+    """Check the words of `--model_args`, joined with lm-eval's own flags.
+
+    Raises:
+      BadArgsError: a name or a value is none that this model has.
+    """
+    given = {name: value for name, value in words.items() if value is not None}
+    if "pretrained" in given:
+        raise BadArgsError(
+            f"--model mjax takes model=PATH, got pretrained={given['pretrained']}; "
+            "write model= instead"
+        )
+    given.pop("max_batch_size", None)  # of --batch_size auto, which needs no search
+    device = given.pop("device", None)
+    if device not in (None, _DEFAULT_DEVICE):
+        raise BadArgsError(
+            f"--device {device}: --model mjax takes all devices that JAX sees; set "
+            "JAX_PLATFORMS or CUDA_VISIBLE_DEVICES, and leave --device out"
+        )
+    given["batch_size"] = _batch_size(given.get("batch_size", AUTO))
+    known = [field.name for field in dataclasses.fields(Args)]
+    for name in given:
+        if name not in known:
+            raise BadArgsError(
+                f"--model_args has no {name}; did you mean "
+                f"{flags.nearest(name, known)}? There are {', '.join(known)}"
+            )
+    if "model" not in given:
+        raise BadArgsError(
+            "--model_args has no model; give model=PATH, a run, a checkpoint or a "
+            "Hugging Face folder"
+        )
+    # lm-eval reads a path of digits as a number.
+    given |= {k: str(given[k]) for k in ("model", "tokenizer") if k in given}
+    try:
+        return checked_json.check(given, Args, "--model_args")
+    except BadArgsError:
+        raise
+    except ValueError as error:
+        raise BadArgsError(str(error)) from None
+
+
+def _batch_size(value: Any) -> int | None:
+    """Read --batch_size, which is a number, or a text with one or with `auto`."""
+    if value == AUTO:
+        return None
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    if isinstance(value, int):
+        return value
+    raise BadArgsError(
+        f"--batch_size must be a whole number or {AUTO} with --model mjax, got {value}"
+    )
+
+
+def read_sampling(options: Mapping[str, Any], *, max_tokens: int) -> Sampling:
+    """Translate the generation options of a task.
+
+    Args:
+      options: until, do_sample, temperature, top_k, top_p, seed, and a number of
+        tokens under one of the names that lm-eval knows.
+      max_tokens: where the task gives none.
+    Raises:
+      BadArgsError: an option is unknown, or out of range.
+    """
+    left = {name: value for name, value in options.items() if value is not None}
+    until = left.pop("until", [])
+    stop = [until] if isinstance(until, str) else list(until)
+    for name in _MAX_TOKENS:
+        max_tokens = left.pop(name, max_tokens)
+    temperature = float(left.pop("temperature", 0.0))
+    samples = left.pop("do_sample", temperature > 0)
+    try:
+        sampling = Sampling(
+            max_tokens=int(max_tokens),
+            temperature=temperature if samples else 0.0,
+            top_k=left.pop("top_k", None),
+            top_p=left.pop("top_p", 1.0),
+            seed=left.pop("seed", 0),
+            stop=tuple(text for text in stop if text),
+        )
+    except ValueError as error:
+        raise BadArgsError(f"generation options of the task: {error}") from None
+    if left:
+        raise BadArgsError(
+            f"generation options of the task: --model mjax has no {', '.join(left)}; "
+            "it has until, do_sample, temperature, top_k, top_p, seed and max_gen_toks"
+        )
+    return sampling
+
+
+_MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_gen_toks")
+"""Names of one number; the last that is given counts, as in lm-eval."""

@@ -1,0 +1,57 @@
+"""Tasks of lm-eval on a model: lm-eval's own command line, with one model more.
+
+    python -m mjax.evaluate.tasks --model mjax --model_args model=RUN --tasks TASKS
+
+Enters: the flags of `lm_eval`. Leaves: what it prints and writes. lm-eval finds no
+models of other packages by itself, so its command is started from here.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from mjax.evaluate.lm_eval_args import NAME, BadArgsError
+
+DONE, BAD_INPUT = 0, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run lm-eval's command and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if importlib.util.find_spec("lm_eval") is None:
+        print(
+            "error: python -m mjax.evaluate.tasks needs lm-eval, which is not "
+            "installed; pip install 'mjax[eval]'",
+            file=sys.stderr,
+        )
+        return BAD_INPUT
+    # Processes that are forked beside the threads of JAX can deadlock.
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
+    register()
+    from lm_eval.__main__ import (  # pyright: ignore[reportMissingImports]
+        cli_evaluate,
+    )
+
+    sys.argv = ["lm_eval", *words]
+    try:
+        cli_evaluate()
+    except BadArgsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    return DONE
+
+
+def register() -> None:
+    """Let lm-eval know `--model mjax`; nothing of JAX is imported before it is used."""
+    import lm_eval.models  # pyright: ignore[reportMissingImports]  # noqa: F401
+    from lm_eval.api.registry import (  # pyright: ignore[reportMissingImports]
+        model_registry,
+    )
+
+    if NAME not in model_registry:
+        model_registry.register(NAME, target="mjax.evaluate.lm_eval_model:MjaxLM")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
