@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import mjax
+from mjax import completion
 from mjax.flags import nearest
 
 PROGRAMS = {
@@ -39,6 +40,7 @@ examples:
 
 programs:
 {programs}
+  completion  print what makes the shell complete programs and flags
 
 `mjax PROGRAM -h` lists the flags of a program, `mjax --version` the versions. Every
 program can also be started as `python -m mjax.PROGRAM`."""
@@ -55,13 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     first = words[0] if words else "-h"
     if first in ("-h", "--help", "help"):
-        lines = [f"  {name:<8}  {does}" for name, does in PROGRAMS.items()]
+        lines = [f"  {name:<10}  {does}" for name, does in PROGRAMS.items()]
         print(_HELP.format(programs="\n".join(lines)))
         # Without a program, nothing was done.
         return 0 if words else 2
     if first in ("-V", "--version", "version"):
         print(f"mjax {mjax.__version__} (jax {importlib.metadata.version('jax')})")
         return 0
+    if first == "completion":
+        return completion.main(words[1:], PROGRAMS)
     if first not in PROGRAMS:
         print(f"error: {_unknown(first)}", file=sys.stderr)
         return 2
@@ -77,7 +81,7 @@ def _unknown(word: str) -> str:
             f"mjax has no flag {word} of its own; name a program first: mjax train "
             f"{word}, or see mjax -h"
         )
-    close = nearest(word, PROGRAMS)
+    close = nearest(word, [*PROGRAMS, "completion"])
     return f"there is no program {word}; the nearest is {close}; mjax -h lists all"
 
 

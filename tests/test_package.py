@@ -1,4 +1,4 @@
-"""The command `mjax`, and the wheel away from the clone."""
+"""The command `mjax`, what its completion offers, and the wheel away from the clone."""
 
 import email
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mjax
+from mjax import completion
 from mjax.__main__ import PROGRAMS, main
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +36,7 @@ def test_the_programs_are_the_modules_that_can_be_started():
 def test_the_help_lists_all_programs(capsys: pytest.CaptureFixture[str]):
     assert main(["-h"]) == 0
     printed = capsys.readouterr().out
-    for name in PROGRAMS:
+    for name in (*PROGRAMS, "completion"):
         assert f"\n  {name} " in printed
 
 
@@ -70,6 +71,50 @@ def test_a_program_gets_its_words_and_its_exit_code_comes_back():
     refused = python("-m", "mjax", "train", "--stepz", "3")
     assert refused.startswith("2\n")
     assert "--stepz" in refused
+
+
+@pytest.mark.parametrize(
+    ("words", "among"),
+    [
+        ([""], "train"),
+        (["tr"], "train"),
+        (["completion", "z"], "zsh"),
+        (["train", "--mesh.t"], "--mesh.tp"),
+        (["train", "--optim.name", ""], "lamb"),
+        (["observe", ""], "serve"),
+        (["ckpt", "ls", "--js"], "--json"),
+        (["train", "--recipe", "gp"], "gpt-1b3"),
+        (["train", "--no-keep"], "--no-keep-compiled"),
+        (["tune", ""], "export"),
+    ],
+)
+def test_what_a_word_can_become(words: list[str], among: str):
+    found = completion.candidates(words, PROGRAMS)
+    assert among in found
+    assert all(word.startswith(words[-1]) for word in found)
+
+
+@pytest.mark.parametrize(
+    "words", [["nothing", ""], ["train", "--work-dir", ""], ["train", "--nothing-li"]]
+)
+def test_nothing_is_offered_where_nothing_is_known(words: list[str]):
+    assert completion.candidates(words, PROGRAMS) == []
+
+
+def test_bash_completes_a_flag(tmp_path: Path):
+    command = tmp_path / "mjax"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m mjax "$@"\n')
+    command.chmod(0o755)
+    asked = (
+        f"{completion.SCRIPTS['bash']}\nCOMP_WORDS=(mjax train --mesh.tp-o)\n"
+        'COMP_CWORD=2\n_mjax\necho "${COMPREPLY[@]}"\n'
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", asked], capture_output=True, text=True, check=True,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["--mesh.tp-overlap"]
 
 
 @pytest.fixture(scope="module")
