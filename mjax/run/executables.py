@@ -193,6 +193,8 @@ def name_of(config: TrainConfig, mesh: Mesh, facts: Mapping[str, Any]) -> str:
         **{name: dataclasses.asdict(part) for name, part in parts.items()},
         **{name: getattr(config, name) for name in ("steps", "seed", "zero")},
         "data": [config.data.seq_len, config.data.isolate_documents],
+        "adapters": config.adapters and dataclasses.asdict(config.adapters),
+        "frozen": config.lora.base_dtype,
         "facts": dict(facts),
         "mesh_shape": dict(mesh.shape),
         "devices": [

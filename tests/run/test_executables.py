@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from mjax.ckpt.config import CkptConfig
+from mjax.config.lora import LoraConfig
 from mjax.recipes import RECIPES
 from mjax.run.executables import name_of
 from mjax.run.metrics import read_computed
@@ -87,6 +88,29 @@ def mesh_of(order, axes=("pp", "tp")):
 @pytest.mark.parametrize(
     ("is_same", "changes"),
     [
+        (True, {"init_from": "adapters"}),
+        (False, {"rank": 3}),
+        (False, {"alpha": 8.0}),  # a constant of the step, which no shape shows
+        (False, {"targets": ("wq",)}),
+        (False, {"base_dtype": "bfloat16"}),
+    ],
+)
+def test_a_step_with_adapters_is_kept_by_what_they_compute(is_same, changes):
+    lora = LoraConfig(rank=2)
+    names = [
+        name_of(
+            dataclasses.replace(CONFIG, init_from="base", lora=found),
+            mesh_of([0, 1]),
+            {},
+        )
+        for found in (lora, dataclasses.replace(lora, **changes))
+    ]
+    assert (names[0] == names[1]) is is_same
+
+
+@pytest.mark.parametrize(
+    ("is_same", "changes"),
+    [
         (True, {"work_dir": "elsewhere", "gc_every": 7}),
         (True, {"ckpt": CkptConfig(every=3)}),
         (False, {"steps": CONFIG.steps + 1}),  # the learning rate decays until then
@@ -95,6 +119,7 @@ def mesh_of(order, axes=("pp", "tp")):
         (False, {"optim": dataclasses.replace(CONFIG.optim, lr=1.0)}),
         (False, {"model": dataclasses.replace(CONFIG.model, rope_base=1e6)}),
         (False, {"data": dataclasses.replace(CONFIG.data, isolate_documents=False)}),
+        (False, {"lora": LoraConfig(rank=2), "init_from": "base"}),
     ],
 )
 def test_the_file_is_of_what_goes_into_the_step_and_nothing_else(is_same, changes):
