@@ -4,6 +4,8 @@ import functools
 
 import jax
 
+from mjax.layers.adapters import ADAPTERS
+from mjax.layers.config import AdapterConfig
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import abstract_params
 
@@ -14,19 +16,36 @@ def num_params(config: ModelConfig) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)[1]))
 
 
+@functools.cache
+def num_adapter_params(config: ModelConfig, adapters: AdapterConfig) -> int:
+    """Count the parameters of all adapters: what is trained beside a frozen base."""
+    params = abstract_params(config, adapters=adapters)[1]
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return sum(
+        leaf.size for path, leaf in leaves if ADAPTERS in jax.tree_util.keystr(path)
+    )
+
+
 def visible_pairs(seq_len: int, window: int | None) -> int:
     """Count the (query, key) pairs that a causal window lets through."""
     w = seq_len if window is None else min(window, seq_len)
     return w * (w + 1) // 2 + (seq_len - w) * w
 
 
-def flops_per_token(config: ModelConfig, seq_len: int) -> float:
+def flops_per_token(
+    config: ModelConfig, seq_len: int, adapters: AdapterConfig | None = None
+) -> float:
     """Count the model's FLOPs per token of a training step: forward plus backward.
 
     3 x [2 x (weights of the projections and of the output head) + 4 N H x (visible
     keys per query, mean over the sequence, summed over layers)]: a multiply-add is two
     FLOPs, a backward pass two forward passes. Padding, recomputation, masked scores and
     elementwise work are not counted.
+
+    With adapters the weights are frozen and have no gradient: 2 x in place of 3 x for
+    them (forward, gradient of the inputs), 3 x for attention and for the matrices of
+    the adapters. The gradient of the first layer's inputs is counted, though nothing
+    needs it: layers run in a loop, where all are the same.
 
     Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1; differs: attention is
     counted over visible pairs only, not over the full square.
@@ -36,4 +55,8 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> float:
     ffn = d * config.ffn_width * (3 if config.is_gated else 2)
     weights = config.layers * (attention + ffn) + config.vocab_size * d
     pairs = sum(visible_pairs(seq_len, kind.window) for kind in config.kinds)
-    return 3.0 * (2 * weights + 4 * heads * h * pairs / seq_len)
+    scores = 4 * heads * h * pairs / seq_len
+    if adapters is None:
+        return 3.0 * (2 * weights + scores)
+    added = 2 * num_adapter_params(config, adapters)
+    return 2.0 * 2 * weights + 3.0 * (added + scores)

@@ -56,7 +56,8 @@ def _head(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"model: {num_params(model):,} parameters, "
-        f"{flops_per_token(model, config.data.seq_len):.4g} FLOPs per token"
+        f"{flops_per_token(model, config.data.seq_len, config.adapters):.4g} "
+        "FLOPs per token"
     )
     yield (
         f"batch: {batch.size} sequences of {config.data.seq_len} tokens, "

@@ -163,7 +163,9 @@ def modelled(
     parts |= {waiting(role): seconds for role, seconds in exposed.items()}
     tokens_per_s = config.batch.size * config.data.seq_len / sum(parts.values())
     utilization = Utilization(
-        flops_per_token=flops_per_token(config.model, config.data.seq_len),
+        flops_per_token=flops_per_token(
+            config.model, config.data.seq_len, config.adapters
+        ),
         peak_flops_per_s=topology.description.peak_bf16_flops_per_s,
         num_devices=sizes.num_devices,
     )

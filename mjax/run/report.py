@@ -23,7 +23,7 @@ from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.kernels.layer_norm import api as layer_norm
 from mjax.kernels.target import target
 from mjax.mesh.axes import AxisSizes, tp_chunks
-from mjax.model.counts import flops_per_token, num_params
+from mjax.model.counts import flops_per_token, num_adapter_params, num_params
 from mjax.processes import distributed
 from mjax.run import ending, loop, metrics, sampling
 from mjax.run.json_files import write_json
@@ -46,7 +46,8 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
     model, seq_len = config.model, config.data.seq_len
     lines = [
         f"model: {num_params(model):,} parameters, "
-        f"{flops_per_token(model, seq_len):.4g} FLOPs per token",
+        f"{flops_per_token(model, seq_len, config.adapters):.4g} FLOPs per token",
+        *_describe_adapters(config),
         f"data: {dataset.num_documents:,} documents, {dataset.num_bytes:,} bytes, "
         f"{dataset.bytes_per_token:.2f} bytes per token, "
         f"hash {dataset.corpus_hash[:12]}",
@@ -115,6 +116,19 @@ def describe_memory(
     return "\n".join(lines)
 
 
+def _describe_adapters(config: TrainConfig) -> list[str]:
+    """Say which parameters are trained, if not all are."""
+    if config.adapters is None:
+        return []
+    num_trained = num_adapter_params(config.model, config.adapters)
+    share = num_trained / num_params(config.model)
+    targets = ", ".join(config.adapters.targets)
+    return [
+        f"adapters: {num_trained:,} parameters are trained ({share:.2%} of the model), "
+        f"rank {config.adapters.rank}, in every block at {targets}; the rest is frozen"
+    ]
+
+
 def device_memory_bytes(config: TrainConfig) -> int | None:
     """Return what a run may take of one device; None where nobody knows."""
     if config.device_memory_gib is not None:
@@ -130,7 +144,9 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
     else:
         peak = gpus.peak_flops_per_s(jax.devices()[0].device_kind)
     return Utilization(
-        flops_per_token=flops_per_token(config.model, config.data.seq_len),
+        flops_per_token=flops_per_token(
+            config.model, config.data.seq_len, config.adapters
+        ),
         peak_flops_per_s=peak,
         num_devices=sizes.num_devices,
     )

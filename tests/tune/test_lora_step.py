@@ -1,7 +1,6 @@
 """A step that trains adapters alone: on any mesh, without work for the frozen base."""
 
 import dataclasses
-import re
 
 import jax
 import numpy as np
@@ -10,10 +9,13 @@ import pytest
 from mjax.config.optim import OptimConfig
 from mjax.layers.adapters import ADAPTERS
 from mjax.layers.config import AdapterConfig
-from mjax.step.program import Program
+from mjax.model.counts import flops_per_token, num_adapter_params, visible_pairs
+from mjax.plan.hlo.counts import count_dot_flops
 from tests.training import (
     EVERY_OPTION,
+    LENGTH,
     ONE_DEVICE,
+    ROWS,
     TINY,
     Layout,
     losses,
@@ -95,33 +97,34 @@ def test_only_adapters_move_and_only_they_have_moments(name):
     assert sum(m.size for m in moments) == 2 * num_trained
 
 
-def dot_flops(program: Program) -> int:
-    """FLOPs of the matrix products in the compiled step, loops counted once."""
-    step = program.trace().lower().compile()
-    text = step.as_text() or ""
-    shapes = {
-        m[1]: [int(n) for n in m[2].split(",") if n]
-        for m in re.finditer(r"(%?[\w.-]+) = \w+\[([\d,]*)\]", text)
-    }
-    total = 0
-    for m in re.finditer(
-        r"(%?[\w.-]+) = \w+\[[\d,]*\]\S* dot\((?:\w+\[[\d,]*\]\S* )?(%?[\w.-]+),"
-        r".*?lhs_contracting_dims=\{([\d,]*)\}",
-        text,
-    ):
-        inner = [shapes[m[2]][int(d)] for d in m[3].split(",") if d]
-        total += 2 * int(np.prod(shapes[m[1]])) * int(np.prod(inner))
-    return total
-
-
-def test_gradients_of_frozen_weights_are_not_computed():
-    """Forward plus the gradient of activations: two thirds of a full step."""
+@pytest.mark.parametrize("targets", [GATED.targets, ("attention.wk",)])
+def test_the_flop_formula_agrees_with_the_dots_of_the_compiled_step(targets):
+    """No gradient of a frozen weight is computed, and none is counted."""
     model = dataclasses.replace(
-        TINY, layers=1, d_model=64, d_ff=256, remat="none", attention="reference"
+        TINY,
+        window=(None,),
+        kv_heads=4,
+        activation="swiglu",
+        attention="reference",
+        remat="none",
+        vocab_size=96,
     )
-    rank1 = dataclasses.replace(LORA, rank=1)
-    full = dot_flops(make_program(ONE_DEVICE, model))
-    tuned = dot_flops(make_program(ONE_DEVICE, model, adapters=rank1))
-    tokens, d = 8 * 16, 64
-    weights = 4 * d * d + 2 * d * 256
-    assert full - tuned > 0.9 * 2 * tokens * weights
+    lora = AdapterConfig(rank=4, scale=2.0, targets=targets)
+    program = make_program(ONE_DEVICE, model, adapters=lora)
+    hlo = str(program.trace().lower().compile().as_text())
+    # The reference attention computes the full square, so it is counted.
+    masked = LENGTH * LENGTH - visible_pairs(LENGTH, None)
+    square = 3 * 4 * model.d_model * model.layers * masked / LENGTH
+    expected = (flops_per_token(model, LENGTH, lora) + square) * ROWS * LENGTH
+    # A gradient of the first layer's inputs is in the loop, as in the formula.
+    assert count_dot_flops(hlo) == pytest.approx(expected, rel=0.02)
+    full = (flops_per_token(model, LENGTH) + square) * ROWS * LENGTH
+    assert count_dot_flops(hlo) < 0.9 * full
+
+
+def test_parameters_of_adapters_are_counted():
+    trained = make_program(ONE_DEVICE, adapters=LORA)
+    leaves = jax.tree.leaves(trained.trained.of(trained.abstract_state.params))
+    # Two layers; q, k, v, o of 32 x 32, and 32 x 64 and 64 x 32, with rank 4.
+    assert num_adapter_params(TINY, LORA) == 2 * 4 * (4 * 64 + 2 * 96)
+    assert num_adapter_params(TINY, LORA) == sum(leaf.size for leaf in leaves)
