@@ -90,17 +90,42 @@ def adapters(lora: LoraConfig, model: ModelConfig) -> AdapterConfig | None:
       lora: the flags.
       model: the architecture.
     Raises:
-      ValueError: a target matches nothing.
+      ValueError: a target matches nothing, or a weight is smaller than the rank.
     """
     if lora.rank is None:
         return None
     names = linears(model)
     matched = {name for target in lora.targets for name in _matches(target, names)}
+    _check_rank(lora.rank, model, [name for name in names if name in matched])
     return AdapterConfig(
         rank=lora.rank,
         scale=lora.alpha / lora.rank,
         targets=tuple(name for name in names if name in matched),
     )
+
+
+def _check_rank(rank: int, model: ModelConfig, names: list[str]) -> None:
+    """Refuse a rank above that of the smallest weight.
+
+    Raises:
+      ValueError: it is above.
+    """
+    heads, kv_heads = model.heads, model.num_kv_heads
+    sides = {
+        "attention.wq": heads * model.head_width,
+        "attention.wk": kv_heads * model.head_width,
+        "attention.wv": kv_heads * model.head_width,
+        "attention.wo": heads * model.head_width,
+    }
+    name = min(names, key=lambda name: sides.get(name, model.ffn_width))
+    side = sides.get(name, model.ffn_width)
+    most = min(side, model.d_model)
+    if rank > most:
+        raise ValueError(
+            f"--lora.rank must be at most {most}, got {rank}: {name} is a matrix of "
+            f"{model.d_model} by {side}, and of no higher rank; give at most {most}, "
+            "usually 4 to 64, or leave --lora.rank out to train all parameters"
+        )
 
 
 def linears(model: ModelConfig) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
       template: of the tokenizer.
       where: file and line, for messages.
     Raises:
-      ValueError: it is no chat, has no answer, or the template refuses it.
+      ValueError: it is no chat, has no answer or an empty one, or the template
+        refuses it.
     """
     messages = messages_of(record, where)
     if not any(message["role"] == "assistant" for message in messages):
@@ -55,10 +56,24 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
             f"{where} has no turn of the assistant, only {roles}: nothing is learned "
             'from it; leave it out, or name the role of the answers "assistant"'
         )
+    for number, message in enumerate(messages, start=1):
+        if message["role"] == "assistant" and _is_empty(message):
+            raise ValueError(
+                f"{where}: message {number}, of the assistant, is empty: only the end "
+                "of the turn would be learned from it; write the answer, or leave the "
+                "chat out"
+            )
     try:
         return _rendered(template, messages)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _is_empty(message: Message) -> bool:
+    """Say whether nothing is said and no tool is called."""
+    content = message.get("content")
+    said = content.strip() if isinstance(content, str) else content
+    return not said and not message.get("tool_calls")
 
 
 def messages_of(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -129,14 +144,14 @@ def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> Chat:
     asked = [(messages, False)]
     for place in places:
         asked += [(messages[:place], True), (messages[: place + 1], False)]
-    whole = render_several(template, asked[:1], now=TRAINING_DATE)[0]
+    whole = _render(template, asked[:1])[0]
     if whole.marks_answers:
         if not whole.answers:
             raise ValueError(
                 "the generation blocks of the chat template mark no answer in this chat"
             )
         return Chat(whole.text, whole.answers)
-    parts = render_several(template, asked[1:], now=TRAINING_DATE)
+    parts = _render(template, asked[1:])
     answers = []
     for number, place in enumerate(places):
         before, after = parts[2 * number : 2 * number + 2]
@@ -147,6 +162,17 @@ def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> Chat:
         content = messages[place].get("content")
         answers.append((start, end - _num_blank(after.text[start:], content)))
     return Chat(whole.text, tuple(answers))
+
+
+def _render(
+    template: ChatTemplate, chats: Sequence[tuple[Sequence[Message], bool]]
+) -> list[Rendered]:
+    try:
+        return render_several(template, chats, now=TRAINING_DATE)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; mend the chat, or give another template as --data.chat-template"
+        ) from None
 
 
 def _check_prefix(first: Rendered, second: Rendered, once: str) -> None:

@@ -387,7 +387,7 @@ def _read_records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = json.loads(line.rstrip())
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}:{number} {_not_text(error.reason)}") from None
             except json.JSONDecodeError as error:

@@ -220,12 +220,14 @@ def _read_template(config: DataConfig) -> ChatTemplate:
     else:
         raise ValueError(
             f"--data.tokenizer {config.tokenizer} has no chat template; give a Jinja "
-            f"file as {flag}"
+            f"file as {flag}, or as --data.tokenizer the folder of a model that has one"
         )
     try:
         chat_template.check(text)
     except ValueError as error:
-        raise ValueError(f"{origin}: {error}") from None
+        raise ValueError(
+            f"{origin}: {error}; mend it, or give another file as {flag}"
+        ) from None
     return ChatTemplate(
         text=text,
         bos_token=found.bos_token if found else "",

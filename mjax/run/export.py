@@ -55,6 +55,18 @@ class Wanted:
     positions: int | None = None
     """Longest sequence that the folder is for; None: that of the run."""
 
+    def __post_init__(self) -> None:
+        """Refuse flags that contradict each other.
+
+        Raises:
+          ValueError: a tokenizer is given, and none is to be written.
+        """
+        if self.without_tokenizer and self.tokenizer is not None:
+            raise ValueError(
+                f"--tokenizer {self.tokenizer} and --without-tokenizer contradict "
+                "each other; leave one out"
+            )
+
 
 def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
     """Write a step as a folder that transformers loads.
@@ -79,14 +91,8 @@ def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
     positions = config.data.seq_len if wanted.positions is None else wanted.positions
     family, _ = families.hf_config(model, seq_len=positions, family=wanted.family)
     tokenizer, lines = None, []
-    if wanted.without_tokenizer:
-        if wanted.tokenizer is not None:
-            raise ValueError(
-                f"--tokenizer {wanted.tokenizer} and --without-tokenizer contradict "
-                "each other; leave one out"
-            )
-    else:
-        tokenizer = _tokenizer(path, place, config, facts, wanted)
+    if not wanted.without_tokenizer:
+        tokenizer = tokenizer_files(path, place, config, facts, wanted)
         unused = model.vocab_size - tokenizer.vocab_size
         if unused:
             lines.append(
@@ -118,18 +124,34 @@ def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
 # --------------------------------------------------------------------------- tokenizer
 
 
-def _tokenizer(
+def tokenizer_files(
     path: str,
     place: Place,
     config: TrainConfig,
     facts: Mapping[str, Any],
     wanted: Wanted,
 ) -> TokenizerFiles:
-    """Return the files of the run's tokenizer, checked against the saved step."""
+    """Return the files of a run's tokenizer, with its chat template if it has one.
+
+    Args:
+      path: that was given for the run.
+      place: where it is.
+      config: of the run.
+      facts: saved with the step, against which the tokenizer is checked.
+      wanted: may name the tokenizer.
+    Raises:
+      ValueError: it is not known, or is another one.
+    """
+    if wanted.tokenizer not in (None, BYTES) and not Path(wanted.tokenizer).exists():
+        raise ValueError(
+            f"--tokenizer {wanted.tokenizer} does not exist; give a tokenizer.json or "
+            "the folder of one, or leave it out to take the run's"
+        )
     name = wanted.tokenizer or _find_tokenizer(path, place, config.data)
     if name is None:
         raise ValueError(_missing(path, config.data))
-    files = read_files(name, eos=None if name == BYTES else config.data.eos_token)
+    is_bytes = config.data.tokenizer == BYTES
+    files = read_files(name, eos=None if is_bytes else config.data.eos_token)
     if wanted.eos_token_id is not None and files.eos_id is None:
         files = read_files(name, eos=wanted.eos_token_id)
     if files.eos_id is None:
@@ -151,7 +173,7 @@ def _tokenizer(
         )
     if wanted.eos_token_id in (None, files.eos_id):
         return files
-    if name == BYTES:
+    if files.digest == BYTES:
         raise ValueError(
             f"--eos-token-id must be {files.eos_id} with the tokenizer bytes, got "
             f"{wanted.eos_token_id}; leave it out"
@@ -166,11 +188,11 @@ def _find_tokenizer(path: str, place: Place, data: DataConfig) -> str | None:
 
     None: it is on another machine, or was trained for the run.
     """
-    if data.tokenizer == BYTES:
-        return BYTES
     for folder in (epath.Path(path), place.store.directory.parent):
         if "://" not in str(folder) and (folder / "tokenizer").is_dir():
             return str(folder / "tokenizer")
+    if data.tokenizer == BYTES:
+        return BYTES
     if trained_vocab_size(data.tokenizer) is not None:
         return None
     return data.tokenizer if Path(data.tokenizer).expanduser().exists() else None

@@ -7,6 +7,7 @@ begin anew.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from mjax.layers.config import AdapterConfig
 from mjax.model.config import ModelConfig
 from mjax.processes.agreement import Agreement
 from mjax.tune.merged import Merged, is_adapter
+from mjax.tune.peft_files import CONFIG as PEFT_CONFIG
 from mjax.tune.peft_files import PeftAdapters
 
 _NAMED_DIFFERENCES = 5
@@ -84,7 +86,18 @@ def _choose(path: str) -> str:
     """Return the folder of the model, or of the newest step."""
     if places.is_hugging_face(path):
         return path
-    return str(places.choose(places.find(path), None))
+    try:
+        return str(places.choose(places.find(path), None))
+    except ValueError as error:
+        if "://" not in path and (Path(path) / PEFT_CONFIG).is_file():
+            raise ValueError(
+                f"--init-from {path} holds adapters of PEFT and no model; give their "
+                f"base as --init-from, and this folder as --lora.init-from {path}"
+            ) from None
+        raise ValueError(
+            f"--init-from {path} is not a model to begin from: {error}, or a Hugging "
+            "Face folder (config.json and safetensors)"
+        ) from None
 
 
 def _open(path: str, model: ModelConfig, wanted: Mapping[str, Any]) -> Weights:

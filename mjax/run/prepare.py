@@ -24,7 +24,7 @@ from mjax.config.own_recipe import short_name
 from mjax.config.sizes import smaller
 from mjax.config.train import TrainConfig, run_differences, to_json, with_tokenizer
 from mjax.data.dataset import Dataset, open_dataset
-from mjax.data.tokenizer_files import files_of
+from mjax.data.tokenizer_files import TEMPLATE, files_of
 from mjax.estimate import memory
 from mjax.hugging_face import nearest
 from mjax.mesh.axes import AxisSizes
@@ -222,7 +222,11 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
 
 
 def _tokenizer_files(dataset: Dataset) -> Mapping[str, bytes]:
-    return files_of(dataset.tokenizer, dataset.tokenizer_path).contents
+    """Return the files of the tokenizer, with the template that made text of chats."""
+    files = files_of(dataset.tokenizer, dataset.tokenizer_path).contents
+    if dataset.chat_template is None:
+        return files
+    return {**files, TEMPLATE: dataset.chat_template.text.encode()}
 
 
 def _check_newest(

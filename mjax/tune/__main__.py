@@ -27,6 +27,10 @@ class Export:
     """Architecture of the base; None: the first that can express the model."""
     base: str | None = None
     """Name or folder of the base in adapter_config.json; None: --init-from."""
+    tokenizer: str | None = None
+    """Folder or tokenizer.json of the run; None: found beside its checkpoints."""
+    without_tokenizer: bool = False
+    """Write no tokenizer files."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,7 +41,10 @@ def main(argv: list[str] | None = None) -> int:
             words = words[1:]
         elif words[:1] not in (["-h"], ["--help"]):
             found = words[0] if words else "nothing"
-            raise ValueError(f"there is one command, export, got {found}")
+            raise ValueError(
+                f"there is one command, export, which writes adapters, got {found}; "
+                "python -m mjax.ckpt export writes the merged model"
+            )
         return _export(flags.read(Export, words, prog="python -m mjax.tune export"))
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -48,9 +55,14 @@ def _export(command: Export) -> int:
     from mjax.ckpt.saved_step import SavedStep  # imports jax, which -h can do without
     from mjax.config.train import from_json
     from mjax.hugging_face import families
+    from mjax.run.export import Wanted, tokenizer_files
     from mjax.tune import peft_files
 
-    folder = places.choose(places.find(command.path), command.step)
+    wanted = Wanted(
+        tokenizer=command.tokenizer, without_tokenizer=command.without_tokenizer
+    )
+    place = places.find(command.path)
+    folder = places.choose(place, command.step)
     saved = SavedStep(folder)
     config = from_json(saved.config())
     if config.adapters is None:
@@ -61,6 +73,11 @@ def _export(command: Export) -> int:
     family, _ = families.hf_config(
         config.model, seq_len=config.data.seq_len, family=command.family
     )
+    files = {}
+    if not command.without_tokenizer:
+        facts = saved.manifest.run
+        found = tokenizer_files(command.path, place, config, facts, wanted)
+        files = found.contents
     peft_files.write(
         saved,
         config.model,
@@ -69,6 +86,7 @@ def _export(command: Export) -> int:
         command.out,
         alpha=config.lora.alpha,
         base=command.base or config.init_from,
+        files=files,
     )
     print(
         f"{folder} -> {command.out}: adapters of {len(config.adapters.targets)} "

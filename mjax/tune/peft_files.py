@@ -10,7 +10,9 @@ Source: PEFT 0.19, `utils/save_and_load.py` (names) and `tuners/lora/config.py`.
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,7 @@ def write(
     *,
     alpha: float,
     base: str | None,
+    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
     """Write the adapters of a run as a folder that PEFT loads; all of it, or nothing.
 
@@ -70,6 +73,7 @@ def write(
       out_dir: absent, or an empty folder.
       alpha: the scale is alpha / rank.
       base: folder or name of the base, for people and for PEFT.
+      files: what else lies in the folder, by name, as those of the tokenizer.
     Raises:
       ValueError: the family has no layer for a weight, or out_dir is not empty.
       RuntimeError: the disk failed.
@@ -96,6 +100,8 @@ def write(
         for name, matrix in _matrices(source, target, module)
     }
     with new_folder(out_dir) as folder:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         shapes = {name: matrix.shape for name, matrix in matrices.items()}
         with Writer(folder, shapes, np.dtype(np.float32), file_bytes=2**62) as writer:
@@ -137,9 +143,15 @@ class PeftAdapters:
           adapters: likewise.
           family: of the base, whose modules the files name.
         Raises:
-          ValueError: rank, scale or layers are others, or an option is not known here.
+          ValueError: rank, scale or layers are others, an option is not known here, or
+            the folder is none of PEFT.
           RuntimeError: a file is absent or damaged.
         """
+        if not (Path(folder) / CONFIG).is_file():
+            raise ValueError(
+                f"--lora.init-from {folder} has no {CONFIG}; give a folder that PEFT "
+                "or python -m mjax.tune export has written"
+            )
         self._files = Files(folder, WEIGHTS)
         self._rank = adapters.rank
         _check_config(Path(folder), adapters)

@@ -58,10 +58,22 @@ def test_answers_are_found_with_the_token_that_ends_the_turn(template):
 
 
 def test_the_line_break_behind_the_end_of_a_turn_is_not_part_of_an_answer():
-    assert answers(CHATML, chat("a?", "yes\n", "b?", "")) == [
+    assert answers(CHATML, chat("a?", "yes\n", "b?", "no")) == [
         "yes\n<|im_end|>",
-        "<|im_end|>",
+        "no<|im_end|>",
     ]
+
+
+@pytest.mark.parametrize("template", [PLAIN, CHATML])
+def test_a_system_turn_and_a_call_of_a_tool_are_no_answers_of_their_own(template):
+    system = {"role": "system", "content": "Be short."}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
+    turns = [system, *chat("a?", "yes", "b?"), call, *chat("c?", "no")]
+    found = [
+        text.replace("</s>", "").replace("<|im_end|>", "")
+        for text in answers(template, turns)
+    ]
+    assert found == ["yes", "", "no"]
 
 
 def test_a_line_break_that_is_the_end_of_a_turn_is_part_of_the_answer():
@@ -88,6 +100,8 @@ def test_other_forms_of_chats_mean_the_same():
         ({"messages": ["x"]}, "message 1 must be an object"),
         ({"messages": chat("only a question")}, "no turn of the assistant, only user"),
         ({"conversations": [{"value": "x"}]}, "list of objects"),
+        ({"messages": chat("a", "b", "c", " \n")}, "message 4, of the assistant, is e"),
+        ({"prompt": "a", "completion": ""}, "message 2, .*write the answer, or leave"),
     ],
 )
 def test_what_is_no_chat_is_refused_with_its_place(record, named):
@@ -103,7 +117,8 @@ def test_a_template_that_changes_earlier_turns_is_refused_with_the_reason():
         only_last, messages=chat("a", "think yes", "b", "no")
     )
     strict = "{{ raise_exception('no role ' + messages[0].role) }}"
-    assert "line 1: no role user" in refused(strict, messages=chat("a", "b"))
+    found = refused(strict, messages=chat("a", "b"))
+    assert "line 1: no role user; mend the chat, or give another template" in found
 
 
 # ------------------------------------------------------------------------ the stream

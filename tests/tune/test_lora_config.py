@@ -41,12 +41,24 @@ def test_the_scale_is_alpha_over_the_rank_and_no_rank_is_no_adapter():
     assert adapters(LoraConfig(), GATED) is None
 
 
+def test_a_rank_above_that_of_a_weight_is_refused_with_the_largest():
+    model = ModelConfig(d_model=64, heads=4, kv_heads=1, d_ff=32, activation="swiglu")
+    with pytest.raises(ValueError, match=r"at most 16, got 17: attention.w[kv] is a"):
+        adapters(LoraConfig(rank=17), model)
+    with pytest.raises(
+        ValueError, match=r"at most 32, got 33: mlp.w_in is .* 64 by 32"
+    ):
+        adapters(LoraConfig(rank=33, targets=("mlp.*", "wq")), model)
+    assert adapters(LoraConfig(rank=64, targets=("wq",)), model) is not None
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"rank": 0}, "--lora.rank must be at least 1, got 0"),
         ({"rank": 1, "alpha": 0.0}, "--lora.alpha must be positive"),
         ({"rank": 1, "targets": ()}, "--lora.targets must name"),
+        ({"rank": 1, "init_from": ""}, "--lora.init-from is empty"),
         ({"alpha": 8.0}, "--lora.alpha needs --lora.rank"),
         ({"init_from": "x"}, "--lora.init-from needs --lora.rank"),
     ],

@@ -106,6 +106,20 @@ def test_a_box_of_a_merged_weight_is_that_part_of_the_whole(tuned):
             np.testing.assert_allclose(part, whole[tuple(box)], rtol=1e-5, atol=1e-6)
 
 
+def test_weights_in_bfloat16_are_merged_in_float32(tuned):
+    """A sum in bfloat16 would lose most of what the adapter adds."""
+    source = Source(tuned[1])
+    name = "params.blocks.attention.wq"
+    exact = Merged(source, ADAPTERS).read(name) - source.read(name)
+    rounded = np.asarray(jnp.asarray(source.read(name), jnp.bfloat16))
+    source.tensors[name] = rounded
+    merged = Merged(source, ADAPTERS)
+    assert merged.dtype(name) == merged.read(name).dtype == np.float32
+    np.testing.assert_allclose(
+        merged.read(name) - rounded.astype(np.float32), exact, atol=1e-6
+    )
+
+
 def exported(tuned, folder):
     family, _ = families.hf_config(MODEL, seq_len=16)
     peft_files.write(
@@ -144,6 +158,8 @@ def test_peft_files_of_other_adapters_are_refused(tuned, tmp_path):
     )
     fewer = AdapterConfig(rank=3, scale=2.0, targets=ADAPTERS.targets[:2])
     assert "lora_A.weight: unknown to this run" in refused(fewer)
+    with pytest.raises(ValueError, match=r"--lora.init-from .*no adapter_config.json"):
+        PeftAdapters(tmp_path, MODEL, ADAPTERS, family)
     path = tmp_path / "out" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
     assert "use_dora=True is not known" in refused(ADAPTERS)
