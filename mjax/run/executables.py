@@ -35,8 +35,8 @@ from mjax.processes.agreement import Agreement
 from mjax.processes.comparison import check_same
 from mjax.run import report
 from mjax.step.program import Program
+from mjax.step.traced import ingredients_of
 
-_PARTS = ("model", "optim", "batch", "precision", "mesh", "pipeline")
 _LOWERED = "the lowered step"
 _SAME_STEP = (
     "Flags, code and versions are the same, and nevertheless the programs are not: "
@@ -188,13 +188,8 @@ def name_of(config: TrainConfig, mesh: Mesh, facts: Mapping[str, Any]) -> str:
 
     Which device stands where in the mesh depends on the hosts of the processes, too.
     """
-    parts = {name: getattr(config, name) for name in _PARTS}
     ingredients = {
-        **{name: dataclasses.asdict(part) for name, part in parts.items()},
-        **{name: getattr(config, name) for name in ("steps", "seed", "zero")},
-        "data": [config.data.seq_len, config.data.isolate_documents],
-        "adapters": config.adapters and dataclasses.asdict(config.adapters),
-        "frozen": config.lora.base_dtype,
+        **ingredients_of(config, mesh),
         "facts": dict(facts),
         "mesh_shape": dict(mesh.shape),
         "devices": [
@@ -204,7 +199,7 @@ def name_of(config: TrainConfig, mesh: Mesh, facts: Mapping[str, Any]) -> str:
         "processor": _processor(),
         "process": [distributed.rank(), distributed.num_processes()],
     }
-    text = json.dumps(ingredients, sort_keys=True)
+    text = json.dumps(ingredients, sort_keys=True, default=dataclasses.asdict)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

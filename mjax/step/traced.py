@@ -4,6 +4,8 @@ Enters: a checked config and a mesh, of devices or of descriptions of them. Leav
 program, its step ready to be lowered, and the memory that this needs.
 """
 
+from typing import Any
+
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
@@ -15,6 +17,36 @@ from mjax.step.program import Program, build_program
 from mjax.step.stamps import writes_stamps
 
 
+def ingredients_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> dict[str, Any]:
+    """Return everything that decides the program of a run, but for its mesh.
+
+    Two starts whose ingredients, mesh, code and versions are equal have the same step:
+    `run.executables` names the step that it keeps by them.
+
+    Args:
+      config: the run, its vocabulary settled.
+      mesh: with all axes.
+    Returns:
+      The arguments of `build_program`, by name.
+    """
+    return {
+        "model": config.model,
+        "optimizer": config.optim,
+        "batch": config.batch,
+        "precision": config.precision,
+        "seq_len": config.data.seq_len,
+        "num_steps": config.steps,
+        "seed": config.seed,
+        "zero_level": config.zero,
+        "isolate_documents": config.data.isolate_documents,
+        "pipeline": config.pipeline,
+        "tp_chunks": tp_chunks(config.mesh, mesh.shape[TP]),
+        "stamps": writes_stamps(config.observe.stamps, mesh),
+        "adapters": config.adapters,
+        "frozen_dtype": config.lora.base_dtype,
+    }
+
+
 def program_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> Program:
     """Build the program of a run; trace and compile nothing.
 
@@ -22,23 +54,7 @@ def program_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> Program:
       config: the run, its vocabulary settled.
       mesh: with all axes; what is traced for an abstract one cannot be compiled.
     """
-    return build_program(
-        model=config.model,
-        optimizer=config.optim,
-        batch=config.batch,
-        precision=config.precision,
-        seq_len=config.data.seq_len,
-        num_steps=config.steps,
-        seed=config.seed,
-        zero_level=config.zero,
-        isolate_documents=config.data.isolate_documents,
-        mesh=mesh,
-        pipeline=config.pipeline,
-        tp_chunks=tp_chunks(config.mesh, mesh.shape[TP]),
-        stamps=writes_stamps(config.observe.stamps, mesh),
-        adapters=config.adapters,
-        frozen_dtype=config.lora.base_dtype,
-    )
+    return build_program(mesh=mesh, **ingredients_of(config, mesh))
 
 
 def trace_step(

@@ -1,6 +1,7 @@
 """The compiled step is kept for the next start, and nothing else is loaded for it."""
 
 import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from jax.sharding import Mesh
 
 from mjax.ckpt.config import CkptConfig
 from mjax.config.lora import LoraConfig
+from mjax.config.run import ObserveConfig
 from mjax.recipes import RECIPES
 from mjax.run.executables import name_of
 from mjax.run.metrics import read_computed
+from mjax.step import traced
+from mjax.step.program import build_program
 
 FLAGS = [
     *("--recipe", "debug", "--data.path", "synthetic", "--steps", "6"),
@@ -106,6 +110,25 @@ def test_a_step_with_adapters_is_kept_by_what_they_compute(is_same, changes):
         for found in (lora, dataclasses.replace(lora, **changes))
     ]
     assert (names[0] == names[1]) is is_same
+
+
+def test_a_step_with_stamps_is_another_one(monkeypatch):
+    monkeypatch.setattr(traced, "writes_stamps", lambda wanted, mesh: bool(wanted))
+    names = [
+        name_of(
+            dataclasses.replace(CONFIG, observe=ObserveConfig(stamps=wanted)),
+            mesh_of([0, 1]),
+            {},
+        )
+        for wanted in (None, True, False)
+    ]
+    assert names[0] == names[2] != names[1]
+
+
+def test_no_argument_of_the_program_is_left_out_of_the_name():
+    arguments = set(inspect.signature(build_program).parameters)
+    found = traced.ingredients_of(CONFIG, mesh_of([0, 1]))
+    assert arguments == {"mesh", *found}
 
 
 @pytest.mark.parametrize(
