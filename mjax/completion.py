@@ -10,6 +10,7 @@ import io
 import re
 import runpy
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 
 _BASH = """# Completes mjax in bash. In ~/.bashrc: eval "$(mjax completion bash)"
@@ -103,7 +104,13 @@ def help_of(*names: str) -> str:
     printed, argv = io.StringIO(), sys.argv
     sys.argv = [program, *command, "-h"]
     try:
-        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.suppress(SystemExit),
+            warnings.catch_warnings(),
+        ):
+            # The module may have been imported already, as for the help of a command.
+            warnings.simplefilter("ignore", RuntimeWarning)
             runpy.run_module(f"mjax.{program}", run_name="__main__", alter_sys=True)
     finally:
         sys.argv = argv

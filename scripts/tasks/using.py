@@ -282,8 +282,7 @@ def chat(place: Place) -> None:
         stdout=terminal,
         stderr=terminal,
         start_new_session=True,
-        # Ctrl-C reaches the process whose terminal this is.
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=_take_terminal,
     )
     os.close(terminal)
     _until_it_asks(end)
@@ -299,6 +298,12 @@ def chat(place: Place) -> None:
     first, second, _, again = said
     place.need(first != second, "the turns before decide what is answered")
     place.need(first == again, "after /reset the first answer comes again")
+
+
+def _take_terminal() -> None:
+    """Be the process that Ctrl-C reaches, also below a shell that ignores it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _until_it_asks(end: int) -> str:

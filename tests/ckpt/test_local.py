@@ -19,6 +19,7 @@ from mjax.ckpt.recovery import LostError, by_path, leaf_of
 from mjax.config.command_line import Command
 from mjax.config.train import TrainConfig, to_json
 from mjax.data.dataset import Dataset
+from mjax.data.tokenizers import BytesTokenizer
 from mjax.processes.agreement import Agreement
 from mjax.run import ending, prepare
 from mjax.run.init_from import open_weights
@@ -233,17 +234,16 @@ def test_a_copied_work_dir_is_another_run(started, states, tmp_path, local_dir):
     [
         ({"seed": 5}, "seed: 0 there, 5 in this run"),
         ({"steps": 3}, "--steps must be at least the 4 steps .*, got 3"),
-        ({}, "the data are not those of the copy: hash then there, now now"),
+        ({}, "the data are not those of the copy: fingerprint other there, same now"),
     ],
 )
 def test_a_state_of_another_run_is_refused_wherever_it_comes_from(change, says):
     config = TrainConfig(steps=4)
     fingerprint = "same" if change else "other"
-    dataset = Mock(Dataset, fingerprint="same", corpus_hash="now")
+    dataset = Mock(Dataset, fingerprint="same", tokenizer=BytesTokenizer())
     facts = {
         "config": json.loads(to_json(config)),
         "data_fingerprint": fingerprint,
-        "corpus_hash": "then",
     }
     with pytest.raises(ValueError, match=says):
         prepare.check_facts(

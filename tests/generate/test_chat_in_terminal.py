@@ -164,8 +164,9 @@ def test_a_message_that_is_not_utf_8_is_refused(run, monkeypatch, capsys):
 
 
 _TAKE_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells ignore it in the background
 os.execv(sys.argv[1], sys.argv[1:])
 """
 """Ctrl-C is for the process whose terminal it is; then become another program."""
@@ -207,10 +208,11 @@ class Terminal:
 
     def ended(self) -> int:
         """Wait for the end; return the exit code."""
+        code = self.process.wait(60)
         with contextlib.suppress(OSError):  # nobody has the other end any more
             while part := os.read(self._here, 4096):
                 self.shown += part.decode(errors="replace")
-        return self.process.wait(60)
+        return code
 
     def close(self) -> None:
         """End the process, if it still runs."""

@@ -168,7 +168,7 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(stream):
 
 def test_a_stream_that_takes_too_long_ends_with_an_error_event():
     engine = FakeEngine(max_len=10_000_000)
-    limits = Limits(request_s=0.15, max_tokens=9_000_000)
+    limits = Limits(request_s=1.5, max_tokens=9_000_000)
     with running(engine, limits) as server:
         chunks = server.complete(stream=True, max_tokens=9_000_000).events
         assert chunks[0]["choices"][0]["text"]
