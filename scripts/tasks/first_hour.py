@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from scripts.tasks.place import REPOSITORY, Place, Task, losses
+from scripts.tasks.place import REPOSITORY, Place, Task, TaskFailedError, losses
 
 SMALL = ("--recipe", "debug", "--steps", "10")
 SETTINGS = """recipe = "debug"
@@ -46,7 +46,8 @@ _mjax"""
 def install(place: Place) -> None:
     """Task 1: install the wheel into a fresh environment and train away from here."""
     found = sorted((REPOSITORY / "dist").glob("mjax-*.whl"))
-    place.need(len(found) == 1, "make dist has built one wheel", len(found))
+    if len(found) != 1:
+        raise TaskFailedError(f"make dist builds the one wheel that is needed: {found}")
     wheel = shutil.copy(found[0], place.folder)
     place.run([sys.executable, "-m", "venv", "env"], shown="python3.12 -m venv env")
     python, name = str(place.folder / "env/bin/python"), Path(wheel).name
@@ -79,7 +80,8 @@ def ask(place: Place) -> None:
     )
     command.chmod(0o755)
     for shell, script in (("bash", IN_BASH), ("zsh", IN_ZSH)):
-        place.need(shutil.which(shell) is not None, f"{shell} is here to be asked")
+        if shutil.which(shell) is None:
+            raise TaskFailedError(f"{shell} is not installed, so Tab cannot be tried")
         path = f'PATH="{command.parent}:$PATH"\n'
         said = place.run([shell, "-c", path + script], shown=None).out.split()
         place.need(

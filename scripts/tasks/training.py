@@ -37,12 +37,10 @@ def demo(place: Place) -> None:
     run = place.shared / "demo"
     shutil.rmtree(run, ignore_errors=True)
     done = place.mjax("train", "--work-dir", str(run))
-    summary = json.loads((run / "summary.json").read_text())
     found = re.search(r"([\d.]+) bits per byte, ([\d.]+)% of the entropy", done.out)
     place.need(found is not None and float(found[2]) < 60, "it has learned",
                found[0] if found else done.out[-500:])  # fmt: skip
     place.need(sorted(rows(run)) == [*range(1, 1501)], "1,500 steps were taken")
-    place.need(summary["wall_s"] < place.seconds, "by this command")
 
 
 def resume(place: Place) -> None:
@@ -130,7 +128,7 @@ def inspect(place: Place) -> None:
     """Task 17: look at a run that goes on."""
     words = (*DEBUG, "--steps", "4000", "--ckpt.every", "20", "--work-dir", "run")
     run = place.folder / "run"
-    training = place.start(*words)
+    training = place.start(*words, shown=False)
     try:
         wait_for(lambda: any((run / "checkpoints").glob("[0-9]*")), 120, "a checkpoint")
         listed = place.mjax("ckpt", "ls", "run").out

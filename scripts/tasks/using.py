@@ -17,7 +17,7 @@ from typing import Any
 
 from scripts.tasks.place import EVAL_PYTHON, HF_PYTHON, REPOSITORY, Place, Task
 
-PROMPTS = ("def main(", "import os\n")
+PROMPTS = ("def main(", "import os")
 SAMPLED = (
     *("--temperature", "0.9", "--top-k", "20", "--top-p", "0.95", "--tokens", "24"),
     "--json",
