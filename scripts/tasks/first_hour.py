@@ -84,9 +84,7 @@ def ask(place: Place) -> None:
             raise TaskFailedError(f"{shell} is not installed, so Tab cannot be tried")
         path = f'PATH="{command.parent}:$PATH"\n'
         said = place.run([shell, "-c", path + script], shown=None).out.split()
-        place.need(
-            said == ["--mesh.tp-overlap"], f"{shell} completes --mesh.tp-o", said
-        )
+        place.need(said == ["--mesh.tp-overlap"], f"Tab in {shell}", said[0])
 
 
 def config_file(place: Place) -> None:
