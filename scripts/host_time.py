@@ -1,18 +1,19 @@
 """Time what the host does in a training step, outside the compiled function.
 
-    python -m scripts.host_time
+    python -m scripts.host_time [--devices 1]
 
 Simulated devices compute on the cores that the host needs, so its time cannot be seen
 beside a real step. Here `mjax.run.loop.Loop` runs with a compiled step of the same
 arguments, shardings and donation that computes nothing. What is left of an iteration is
-the host's: the dispatch to 8 devices, reading the metrics, the row in metrics.jsonl,
-the progress line (every step here, every tenth in a run). The first row has one batch
-for all steps; the next two take it apart: the call of the compiled function, which is
-jax' and XLA's dispatch, and what mjax does around it. The last has the data
-loader, whose thread works beside a real step but here has nothing to hide behind: what
-it adds is no part of a step that takes longer.
+the host's: the dispatch to the devices of the process (8; 1 where each GPU has a
+process), reading the metrics, the row in metrics.jsonl, the progress line (every step
+here, every tenth in a run). The first row has one batch for all steps; the next two
+take it apart: the call of the compiled function, which is jax' and XLA's dispatch, and
+what mjax does around it. The last has the data loader, whose thread works beside a real
+step but here has nothing to hide behind: what it adds is no part of a longer step.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -137,7 +138,9 @@ def _run_loop(
             active=True,
         )
         utilization = Utilization(
-            flops_per_token=1.0, peak_flops_per_s=None, num_devices=8
+            flops_per_token=1.0,
+            peak_flops_per_s=None,
+            num_devices=jax.device_count(),
         )
         loop.Loop(
             program=program,
@@ -183,5 +186,8 @@ def time_host(work: Workload) -> None:
 
 
 if __name__ == "__main__":
-    simulate_devices(Workload())
-    time_host(Workload())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--devices", type=int, choices=(1, 8), default=8)
+    asked = Workload() if parser.parse_args().devices == 8 else Workload(dp=1, tp=1)
+    simulate_devices(asked)
+    time_host(asked)
