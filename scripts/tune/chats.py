@@ -30,7 +30,7 @@ from mjax.step.traced import program_of
 from scripts.evidence import run_training
 from scripts.tune import curves, docstrings, report, resumed
 
-SEQ_LEN, BATCH, PASSES, RANK = 256, 8, 30, 5
+SEQ_LEN, BATCH, PASSES, RANK = 256, 8, 60, 5
 SEEDS = (0, 1, 2)
 GRID = {
     "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
@@ -203,17 +203,26 @@ class Experiment:
         key = f"{seed}/held-out"
         if key in self.results.found:
             return
-        batches = self._batches(chats["held-out"])
-        full = self.cases["full"]
-        losses = {"base": full.trainings.loss(full.params(seed), batches)}
-        for kind in ("full", "lora", "shuffled"):
-            case = self.cases["lora" if kind == "lora" else "full"]
-            params = self.results.params(
-                f"{seed}-{kind}", case.program.abstract_state.params
-            )
-            losses[kind] = case.trainings.loss(params, batches)
+        whole = self._batches(chats["held-out"])
         training = self._batches(chats["training"])
-        losses["unigram"] = curves.unigram_loss(training["targets"], batches["targets"])
+        parts = {
+            "answers": (whole, training),
+            "kinds": (curves.first_tokens(whole), curves.first_tokens(training)),
+        }
+        full, losses = self.cases["full"], dict[str, dict[str, float]]()
+        models = {"base": (full, full.params(seed))}
+        for kind in ("shuffled", "full", "lora"):
+            case = self.cases["lora" if kind == "lora" else "full"]
+            like = case.program.abstract_state.params
+            models[kind] = case, self.results.params(f"{seed}-{kind}", like)
+        for part, (batches, counted) in parts.items():
+            losses[part] = {
+                kind: case.trainings.loss(params, batches)
+                for kind, (case, params) in models.items()
+            }
+            losses[part]["unigram"] = curves.unigram_loss(
+                counted["targets"], batches["targets"]
+            )
         yield self.results.add(key, losses)
 
 
@@ -239,7 +248,7 @@ def main() -> None:
             "resumed", resumed.compare(options.work_dir, chats, flags)
         )
     params = {kind: case.num_trained for kind, case in experiment.cases.items()}
-    report.write(found, SEEDS, GRID, params, RANK)
+    report.write(found, SEEDS, GRID, params, RANK, PASSES)
 
 
 if __name__ == "__main__":

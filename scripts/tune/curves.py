@@ -86,6 +86,14 @@ def unigram_loss(training: np.ndarray, held_out: np.ndarray) -> float:
     return float(losses[held_out[held_out != NO_TARGET]].mean())
 
 
+def first_tokens(batches: Batches) -> Batches:
+    """Return batches in which only the first token of each answer is a target."""
+    targets = batches["targets"]
+    before = np.full_like(targets, NO_TARGET)
+    before[..., 1:] = targets[..., :-1]
+    return batches | {"targets": np.where(before == NO_TARGET, targets, NO_TARGET)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Curve:
     """Loss after each pass over the chats, in nats a token of the answers."""

@@ -1,10 +1,12 @@
 """Text and chats from the docstrings of the standard library.
 
 Enters: the library of this interpreter. Leaves: text of some modules, to train a base
-on, and chats about the functions of other modules: the question holds the name of a
-function and the first half of the first line of its docstring, the answer is the second
-half. Nobody can know it for certain, so that the least loss is far from zero; the
-question helps; and it is text that people wrote.
+on, and chats about the functions of other modules. The question holds the dotted name
+of a class, method or function and the first half of the first line of its docstring.
+The answer says which of the three it is, and goes on with the second half. The kind
+follows from the capitals in the name: who reads the question can know it, who learns
+only how answers are written cannot. The half line is text that people wrote, which
+nobody can know for certain, so that the least loss is far from zero.
 """
 
 import ast
@@ -21,6 +23,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 NUM_CHATS = {"training": 200, "validation": 100, "held-out": 200}
+KINDS = ("class", "method", "function")
 _SKIPPED = ("test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__")
 _LENGTHS = range(30, 81)
 _BASE_SHARE = 0.6
@@ -33,6 +36,8 @@ class Entry:
     module: str
     """Top-level name."""
     name: str
+    kind: str
+    """One of `KINDS`."""
     doc: str
 
     @property
@@ -54,19 +59,21 @@ def entries() -> list[Entry]:
             tree = ast.parse(path.read_bytes())
         except SyntaxError:
             continue
-        found += [Entry(parts[0], name, doc) for name, doc in _documented(tree, dotted)]
+        found += [Entry(parts[0], *each) for each in _documented(tree, dotted)]
     return found
 
 
-def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, str, str]]:
+    """Return names, kinds and docstrings."""
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    function = "method" if isinstance(node, ast.ClassDef) else "function"
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, kinds):
+        if not isinstance(child, defined):
             continue
         name = f"{prefix}.{child.name}"
         doc = ast.get_docstring(child)
         if doc and doc.isascii():
-            yield name, doc
+            yield name, "class" if isinstance(child, ast.ClassDef) else function, doc
         if isinstance(child, ast.ClassDef):
             yield from _documented(child, name)
 
@@ -86,7 +93,7 @@ def base_texts(found: list[Entry]) -> list[str]:
 def chats(found: list[Entry], seed: int) -> dict[str, list[dict[str, Any]]]:
     """Draw the chats of each split.
 
-    No module is in two splits, and no answer is in two chats or in the base's text.
+    No module is in two splits, and no line is in two chats or in the base's text.
 
     Args:
       found: what `entries` returns.
@@ -102,7 +109,8 @@ def chats(found: list[Entry], seed: int) -> dict[str, list[dict[str, Any]]]:
         words = line.split()
         first, second = words[: len(words) // 2], words[len(words) // 2 :]
         if first:
-            chat = _chat(f"{entry.name}: {' '.join(first)}", " ".join(second))
+            question = f"{entry.name}: {' '.join(first)}"
+            chat = _chat(question, f"{entry.kind}, {' '.join(second)}")
             by_module.setdefault(entry.module, []).append(chat)
     draw = random.Random(seed)
     modules = sorted(by_module)
