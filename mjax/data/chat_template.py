@@ -55,29 +55,24 @@ class Rendered:
 
 
 def render(
-    template: str,
+    template: ChatTemplate,
     messages: Sequence[Message],
     *,
     add_generation_prompt: bool,
-    bos_token: str = "",
-    eos_token: str = "",
     tools: Any = None,
 ) -> str:
     """Return the text of messages, as `apply_chat_template` of transformers does.
 
     Args:
-      template: Jinja.
+      template: and the names of its tokens.
       messages: {"role", "content"} each.
       add_generation_prompt: end with what an answer begins with.
-      bos_token: name of the token that begins a text.
-      eos_token: name of the token that ends one.
       tools: JSON descriptions of functions that the model may call, or None.
     Raises:
       ValueError: the template or a message is refused; the line is named.
     """
-    chat = ChatTemplate(text=template, bos_token=bos_token, eos_token=eos_token)
     ends = [(messages, add_generation_prompt)]
-    return render_several(chat, ends, tools=tools)[0].text
+    return render_several(template, ends, tools=tools)[0].text
 
 
 def render_several(

@@ -206,11 +206,7 @@ class MjaxLM(TemplateLM):
             )
         try:
             text = chat_template.render(
-                template.text,
-                chat_history,
-                add_generation_prompt=add_generation_prompt,
-                bos_token=template.bos_token,
-                eos_token=template.eos_token,
+                template, chat_history, add_generation_prompt=add_generation_prompt
             )
         except ValueError as error:
             raise BadArgsError(str(error)) from error

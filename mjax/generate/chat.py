@@ -28,13 +28,7 @@ def encoder(opened: Opened) -> ChatEncoder | None:
     chat_template.check(template.text)
 
     def encode(messages: Sequence[Message]) -> Sequence[int]:
-        text = chat_template.render(
-            template.text,
-            messages,
-            add_generation_prompt=True,
-            bos_token=template.bos_token,
-            eos_token=template.eos_token,
-        )
+        text = chat_template.render(template, messages, add_generation_prompt=True)
         return opened.tokenizer.encode_special(text).tolist()
 
     return encode

@@ -32,16 +32,20 @@ CHAT = [
 ]
 
 
+def made(template: str, messages: list, prompt: bool = False) -> str:
+    return render(ChatTemplate(text=template), messages, add_generation_prompt=prompt)
+
+
 def refused(template: str, messages=CHAT) -> str:
     with pytest.raises(ValueError, match="the chat template refuses") as caught:
-        render(template, messages, add_generation_prompt=False)
+        made(template, messages)
     return str(caught.value)
 
 
 def test_lines_of_blocks_leave_no_blanks_and_a_prompt_is_added_when_asked():
-    text = render(CHATML, CHAT[:1], add_generation_prompt=True)
+    text = made(CHATML, CHAT[:1], prompt=True)
     assert text == "<|im_start|>user\nhé?<|im_end|>\n<|im_start|>assistant\n"
-    whole = render(CHATML, CHAT, add_generation_prompt=False)
+    whole = made(CHATML, CHAT)
     assert whole == text + "yes<|im_end|>\n"
 
 
@@ -61,7 +65,7 @@ def test_what_is_set_in_a_generation_block_is_not_seen_outside():
         "{% set x = 1 %}"
         "{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
     )
-    assert render(template, CHAT, add_generation_prompt=False) == "21"
+    assert made(template, CHAT) == "21"
 
 
 def test_templates_have_the_functions_that_transformers_gives_them():
@@ -107,7 +111,7 @@ def test_an_endless_template_ends_in_an_error_and_the_next_one_is_rendered(monke
     )
     assert "renders for more than 0.2 s" in refused(loops)
     monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 10.0)
-    assert render("{{ messages | length }}", CHAT, add_generation_prompt=False) == "2"
+    assert made("{{ messages | length }}", CHAT) == "2"
 
 
 def test_threads_get_their_own_texts():
@@ -115,9 +119,7 @@ def test_threads_get_their_own_texts():
 
     def ask(number: int) -> None:
         chat = [{"role": "user", "content": str(number)}]
-        texts[number] = render(
-            "{{ messages[0].content }}", chat, add_generation_prompt=False
-        )
+        texts[number] = made("{{ messages[0].content }}", chat)
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -129,7 +131,7 @@ def test_threads_get_their_own_texts():
 
 def test_a_message_that_is_not_json_is_refused():
     with pytest.raises(ValueError, match="is not JSON"):
-        render(CHATML, [{"role": "user", "content": b"x"}], add_generation_prompt=False)
+        made(CHATML, [{"role": "user", "content": b"x"}])
 
 
 def test_the_template_beside_a_tokenizer_is_found_in_each_of_its_forms(tmp_path):
