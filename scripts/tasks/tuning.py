@@ -68,7 +68,7 @@ def prepare(place: Place) -> None:
         for command in (words, ["ckpt", "export", str(run), str(base)]):
             place.run([sys.executable, "-m", "mjax", *command], shown=None)
     shutil.copytree(base, place.folder / "base")
-    chats = docstrings.chats(found, 0)["training"]
+    chats = docstrings.chats(found, "lines", 0)["training"]
     place.write("chats.jsonl", "".join(json.dumps(chat) + "\n" for chat in chats))
     place.write("chat.jinja", docstrings.TEMPLATE)
     place.need(len(chats) == 200, "200 chats")

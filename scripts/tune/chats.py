@@ -1,17 +1,18 @@
 """Tune a small imported model on 200 chats: `python -m scripts.tune.chats`.
 
 Enters: the standard library. A base is trained on the docstrings of some modules and
-exported to a Hugging Face folder; chats are about functions of other modules. Full
-training and LoRA both take the learning rate and the number of passes that are best on
-validation chats. Leaves: docs/benchmarks/fine_tuning.md and
-docs/figures/fine_tuning.png. 2 CPU cores, some 12 CPU-minutes; --for-s 300 stops after
-300 s, and the same command goes on from there.
+exported to a Hugging Face folder; chats are about functions of other modules, in the
+two tasks of `docstrings`. Full training and LoRA both take the learning rate and the
+number of passes that are best on validation chats. Leaves:
+docs/benchmarks/fine_tuning.md and docs/figures/fine_tuning.png. 2 CPU cores, some 30
+CPU-minutes; --for-s 300 stops after 300 s, and the same command goes on from there.
 """
 
 import argparse
 import dataclasses
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,21 @@ from scripts.evidence import run_training
 from scripts.tune import curves, docstrings, report, resumed
 
 SEQ_LEN, BATCH, PASSES, RANK = 256, 8, 60, 5
-SEEDS = (0, 1, 2)
-GRID = {
-    "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
-    "lora": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+TASKS = {
+    "lines": report.Task(
+        seeds=(0, 1, 2),
+        grid={
+            "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
+            "lora": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
+        },
+    ),
+    "kinds": report.Task(
+        seeds=(0, 1, 2, 3, 4),
+        grid={
+            "full": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+            "lora": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+        },
+    ),
 }
 _MODEL = "--recipe debug --model.window None --model.rope True"
 _MODEL += " --model.no-rope-interleaved --model.layers 3 --model.d-model 64"
@@ -125,8 +137,19 @@ class Results:
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Draw:
+    """Chats of one task, drawn with one seed."""
+
+    key: str
+    """TASK/SEED, with which the names of its results begin."""
+    seed: int
+    grid: Mapping[str, Sequence[float]]
+    """Learning rates of each kind of training."""
+
+
 class Experiment:
-    """All trainings of one seed after the other."""
+    """All trainings of one draw of chats after the other."""
 
     def __init__(self, folder: Path, for_s: float | None) -> None:
         """Prepare; the base is made if it is not there.
@@ -143,12 +166,14 @@ class Experiment:
 
     def run(self) -> bool:
         """Train what is not yet trained; say whether all of it is done."""
-        for seed in SEEDS:
-            chats = docstrings.chats(self._entries, seed)
-            for step in (self._grid, self._shuffled, self._held_out):
-                for _ in step(seed, chats):
-                    if self._end_s is not None and time.monotonic() > self._end_s:
-                        return False
+        for name, task in TASKS.items():
+            for seed in task.seeds:
+                chats = docstrings.chats(self._entries, name, seed)
+                draw = Draw(key=f"{name}/{seed}", seed=seed, grid=task.grid)
+                for step in (self._grid, self._shuffled, self._held_out):
+                    for _ in step(draw, chats):
+                        if self._end_s is not None and time.monotonic() > self._end_s:
+                            return False
         return True
 
     def _samples(self, chats: Any) -> Any:
@@ -158,71 +183,61 @@ class Experiment:
         samples = self._samples(chats)
         return curves.batches_of(samples, np.arange(len(samples)), BATCH, padded=True)
 
-    def _train(self, seed: int, chats: Any, kind: str, lr: float, key: str) -> None:
-        case, name = self.cases[kind], key.rpartition("/")[0].replace("/", "-")
+    def _train(self, draw: Draw, chats: Any, kind: str, lr: float, way: str) -> None:
+        case, beginning = self.cases[kind], f"{draw.key}/{way}"
         started = time.process_time()
         curve, params = case.trainings.train(
-            case.params(seed),
+            case.params(draw.seed),
             self._samples(chats["training"]),
             self._batches(chats["validation"]),
             lr=lr,
             passes=PASSES,
-            seed=seed,
+            seed=draw.seed,
             batch_size=BATCH,
         )
         least = min(curve.validation)
         others = [
             min(value["validation"])
             for other, value in self.results.found.items()
-            if other.startswith(f"{key.rpartition('/')[0]}/")
+            if other.startswith(f"{beginning}/")
         ]
         if least < min(others, default=np.inf):
-            self.results.keep(name, params)
+            self.results.keep(beginning.replace("/", "-"), params)
         cpu_s = round(time.process_time() - started, 1)
+        key = f"{beginning}/{lr:g}"
         self.results.add(key, {**dataclasses.asdict(curve), "cpu_s": cpu_s})
         print(
             f"{key}: {least:.4f} after {curve.best} passes, {cpu_s} CPU-s", flush=True
         )
 
-    def _grid(self, seed: int, chats: Any) -> Any:
-        for kind, rates in GRID.items():
+    def _grid(self, draw: Draw, chats: Any) -> Any:
+        for kind, rates in draw.grid.items():
             for lr in reversed(rates):
-                key = f"{seed}/{kind}/{lr:g}"
-                if key not in self.results.found:
-                    yield self._train(seed, chats, kind, lr, key)
+                if f"{draw.key}/{kind}/{lr:g}" not in self.results.found:
+                    yield self._train(draw, chats, kind, lr, kind)
 
-    def _shuffled(self, seed: int, chats: Any) -> Any:
-        lr, _ = report.chosen(self.results.found, seed, "full")
-        key = f"{seed}/shuffled/{lr:g}"
-        if key not in self.results.found:
-            wrong = docstrings.shuffled(chats["training"], seed)
-            yield self._train(seed, {**chats, "training": wrong}, "full", lr, key)
+    def _shuffled(self, draw: Draw, chats: Any) -> Any:
+        lr, _ = report.chosen(self.results.found, draw.key, "full")
+        if f"{draw.key}/shuffled/{lr:g}" not in self.results.found:
+            wrong = docstrings.shuffled(chats["training"], draw.seed)
+            shuffled = {**chats, "training": wrong}
+            yield self._train(draw, shuffled, "full", lr, "shuffled")
 
-    def _held_out(self, seed: int, chats: Any) -> Any:
+    def _held_out(self, draw: Draw, chats: Any) -> Any:
         """Read the held-out chats, after everything is chosen."""
-        key = f"{seed}/held-out"
+        key = f"{draw.key}/held-out"
         if key in self.results.found:
             return
-        whole = self._batches(chats["held-out"])
-        training = self._batches(chats["training"])
-        parts = {
-            "answers": (whole, training),
-            "kinds": (curves.first_tokens(whole), curves.first_tokens(training)),
-        }
-        full, losses = self.cases["full"], dict[str, dict[str, float]]()
-        models = {"base": (full, full.params(seed))}
-        for kind in ("shuffled", "full", "lora"):
-            case = self.cases["lora" if kind == "lora" else "full"]
+        batches = self._batches(chats["held-out"])
+        full = self.cases["full"]
+        losses = {"base": full.trainings.loss(full.params(draw.seed), batches)}
+        for way in ("full", "lora", "shuffled"):
+            case = self.cases["lora" if way == "lora" else "full"]
             like = case.program.abstract_state.params
-            models[kind] = case, self.results.params(f"{seed}-{kind}", like)
-        for part, (batches, counted) in parts.items():
-            losses[part] = {
-                kind: case.trainings.loss(params, batches)
-                for kind, (case, params) in models.items()
-            }
-            losses[part]["unigram"] = curves.unigram_loss(
-                counted["targets"], batches["targets"]
-            )
+            name = f"{draw.key}/{way}".replace("/", "-")
+            losses[way] = case.trainings.loss(self.results.params(name, like), batches)
+        training = self._batches(chats["training"])
+        losses["unigram"] = curves.unigram_loss(training["targets"], batches["targets"])
         yield self.results.add(key, losses)
 
 
@@ -240,15 +255,15 @@ def main() -> None:
         return
     found = experiment.results.found
     if "resumed" not in found:
-        chats = docstrings.chats(docstrings.entries(), 0)["training"]
-        lr, _ = report.chosen(found, 0, "lora")
+        chats = docstrings.chats(docstrings.entries(), "lines", 0)["training"]
+        lr, _ = report.chosen(found, "lines/0", "lora")
         flags = [*MODEL, "--init-from", str(experiment.base), "--optim.lr", str(lr)]
         flags += ["--lora.rank", str(RANK)]
         experiment.results.add(
             "resumed", resumed.compare(options.work_dir, chats, flags)
         )
     params = {kind: case.num_trained for kind, case in experiment.cases.items()}
-    report.write(found, SEEDS, GRID, params, RANK, PASSES)
+    report.write(found, TASKS, params, RANK, PASSES)
 
 
 if __name__ == "__main__":

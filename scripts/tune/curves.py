@@ -29,7 +29,7 @@ UNIT = OptimConfig(
 )
 """The optimizer of every run; its updates are multiplied by the learning rate."""
 _FOREVER = 10**6
-_PATIENCE = 3
+_PATIENCE = 5
 
 
 def samples_of(chats: Sequence[Mapping[str, Any]], template: str, seq_len: int) -> Any:
@@ -84,14 +84,6 @@ def unigram_loss(training: np.ndarray, held_out: np.ndarray) -> float:
     counts = np.bincount(training[training != NO_TARGET], minlength=size) + 1
     losses = -np.log(counts / counts.sum())
     return float(losses[held_out[held_out != NO_TARGET]].mean())
-
-
-def first_tokens(batches: Batches) -> Batches:
-    """Return batches in which only the first token of each answer is a target."""
-    targets = batches["targets"]
-    before = np.full_like(targets, NO_TARGET)
-    before[..., 1:] = targets[..., :-1]
-    return batches | {"targets": np.where(before == NO_TARGET, targets, NO_TARGET)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +148,7 @@ class Trainings:
         seed: int,
         batch_size: int,
     ) -> tuple[Curve, Any]:
-        """Train until the validation loss has not fallen for three passes.
+        """Train until the validation loss has not fallen for five passes.
 
         Args:
           params: to begin with.

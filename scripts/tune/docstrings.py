@@ -3,10 +3,12 @@
 Enters: the library of this interpreter. Leaves: text of some modules, to train a base
 on, and chats about the functions of other modules. The question holds the dotted name
 of a class, method or function and the first half of the first line of its docstring.
-The answer says which of the three it is, and goes on with the second half. The kind
-follows from the capitals in the name: who reads the question can know it, who learns
-only how answers are written cannot. The half line is text that people wrote, which
-nobody can know for certain, so that the least loss is far from zero.
+There are two tasks:
+
+- lines: the answer is the second half. It is text that people wrote, which nobody can
+  know for certain: what can be learned is mostly how answers are written.
+- kinds: the answer says which of the three it is. That follows from the capitals in the
+  name: who learns only how answers are written cannot know it.
 """
 
 import ast
@@ -90,13 +92,14 @@ def base_texts(found: list[Entry]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def chats(found: list[Entry], seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Draw the chats of each split.
+def chats(found: list[Entry], task: str, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Draw the chats of each split; the questions of all tasks are the same.
 
     No module is in two splits, and no line is in two chats or in the base's text.
 
     Args:
       found: what `entries` returns.
+      task: lines or kinds.
       seed: of the draw.
     """
     known = {e.line for e in found if is_of_base(e.module)}
@@ -110,7 +113,8 @@ def chats(found: list[Entry], seed: int) -> dict[str, list[dict[str, Any]]]:
         first, second = words[: len(words) // 2], words[len(words) // 2 :]
         if first:
             question = f"{entry.name}: {' '.join(first)}"
-            chat = _chat(question, f"{entry.kind}, {' '.join(second)}")
+            answers = {"lines": " ".join(second), "kinds": entry.kind}
+            chat = _chat(question, answers[task])
             by_module.setdefault(entry.module, []).append(chat)
     draw = random.Random(seed)
     modules = sorted(by_module)
