@@ -119,8 +119,9 @@ class BytesTokenizer:
 
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; END_OF_TEXT where a document ends."""
-        if not (ids == self.eos_id).any():  # what is decoded token by token
-            return ids.astype(np.uint8).tobytes().decode(errors="replace")
+        listed = ids.tolist()
+        if self.eos_id not in listed:  # what is decoded token by token
+            return bytes(listed).decode(errors="replace")
         parts = np.split(ids, np.flatnonzero(ids == self.eos_id))
         texts = [
             part[part != self.eos_id]

@@ -308,6 +308,8 @@ class Decoder:
     ) -> Float[Array, "T V"]:
         """Per device: whole logits of all positions; -inf where no token is."""
         logits = collectives.gather_vocab(model.logits_of(x))[0]
+        if self.num_known == logits.shape[-1]:
+            return logits
         is_known = jnp.arange(logits.shape[-1]) < self.num_known
         return jnp.where(is_known, logits, -jnp.inf)
 

@@ -26,7 +26,7 @@ from mjax.generate.decode import MOST_STEPS, Prompt, State, make_decoder
 from mjax.generate.opened import Opened
 from mjax.generate.requests import Event, Finished, Request, Sampling
 from mjax.generate.sampling import Draw, Drawn
-from mjax.generate.stops import TextOfTokens
+from mjax.generate.stops import TextOfTokens, Words
 from mjax.mesh.axes import DP, TP
 
 _SHORTEST_PROMPT = 16
@@ -34,6 +34,9 @@ _SHORTEST_PROMPT = 16
 _STEPS_WHILE_WAITING = 8
 """Most steps of a dispatch while requests wait: a slot whose text has ended is empty
 until the tokens that were asked for are there. Chosen."""
+_LAST_STEPS = 4
+"""Steps of the dispatch before a request ends: the devices wait while the host makes
+text of these. Chosen: the cost of one more dispatch."""
 _BURST_S = 0.05
 """Time that the steps of one dispatch take together, if one takes less. Chosen: twenty
 pieces of text a second look like one token after the other, and of a model that is
@@ -103,7 +106,7 @@ class Engine:
                 f"max_len must be at most {rows}, the positions that the model has "
                 f"learned, got {max_len}"
             )
-        self._opened = opened
+        self._opened, self._words = opened, Words(opened.tokenizer)
         sizes = opened.mesh.shape
         self._tp = sizes[TP]
         multiple = self._tp * int(np.prod([sizes[axis] for axis in DP]))
@@ -232,9 +235,7 @@ class Engine:
             ),
             with_logprobs=sampling.logprobs is not None,
         )
-        text = TextOfTokens(
-            self._opened.tokenizer, sampling.stop, before=request.prompt
-        )
+        text = TextOfTokens(self._words, sampling.stop, before=request.prompt)
         running = _Running(id=request_id, request=request, text=text)
         self._running[slot] = running
         (token,) = _on_host(drawn, with_logprobs=sampling.logprobs is not None)
@@ -286,6 +287,8 @@ class Engine:
         with_logprobs = any(s.logprobs is not None for s in samplings)
         most = _STEPS_WHILE_WAITING if self._waiting else MOST_STEPS
         num_steps = min(num_left, self._steps_at_once, most)
+        if num_steps > num_left - _LAST_STEPS > 0:
+            num_steps = num_left - _LAST_STEPS
         self._state, drawn = self._advance(
             self._weights,
             self._state,

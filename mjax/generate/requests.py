@@ -6,7 +6,7 @@ the `Event`s that answer it, one a token.
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 MAX_LOGPROBS = 20
 """Most alternatives with their log-probabilities a token; as OpenAI's chat API has it
@@ -77,8 +77,7 @@ class Request:
     sampling: Sampling
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """A token of an answer, or its end."""
 
     request_id: int

@@ -18,12 +18,30 @@ _MOST_HELD = 8
 of a byte-level vocabulary holds one byte at least. Chosen, twice that."""
 
 
+class Words:
+    """Decodes tokens, and remembers the text of each that stood alone."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Remember nothing yet; at most one text for each token."""
+        self._decode = tokenizer.decode
+        self._alone: dict[int, str] = {}
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        if len(tokens) != 1:
+            return self._decode(np.asarray(tokens, np.int64))
+        text = self._alone.get(tokens[0])
+        if text is None:
+            text = self._alone[tokens[0]] = self._decode(np.asarray(tokens, np.int64))
+        return text
+
+
 class TextOfTokens:
     """Decodes one answer."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        words: Words,
         stop: Sequence[str] = (),
         *,
         before: Sequence[int] = (),
@@ -31,12 +49,12 @@ class TextOfTokens:
         """Begin with no tokens of the answer.
 
         Args:
-          tokenizer: of the model.
+          words: of the model's tokenizer.
           stop: texts that end the answer; they are not shown.
           before: tokens of the prompt. Its last ones decide how the first of the answer
             is written: SentencePiece drops the space that a text begins with.
         """
-        self._decode = tokenizer.decode
+        self._words = words
         self._stop = tuple(stop)
         self._tokens = list(before[-_MOST_HELD:])
         self._shown_from = 0
@@ -57,18 +75,19 @@ class TextOfTokens:
 
     def _new_text(self, *, flush: bool) -> str:
         """Return the text of the tokens since the last call, once it is whole."""
-        before = self._text(self._shown_from, self._read_to)
-        whole = self._text(self._shown_from, len(self._tokens))
-        waits = len(self._tokens) - self._read_to
+        tokens = self._tokens[self._shown_from :]
+        num_read = self._read_to - self._shown_from
+        before = self._words.text(tokens[:num_read])
+        whole = self._words.text(tokens)
+        waits = len(tokens) - num_read
         if whole.endswith(_BROKEN) and waits < _MOST_HELD and not flush:
             return ""
         self._shown_from, self._read_to = self._read_to, len(self._tokens)
         return whole[len(before) :]
 
-    def _text(self, start: int, end: int) -> str:
-        return self._decode(np.asarray(self._tokens[start:end], np.int64))
-
     def _release(self, new: str, *, flush: bool) -> tuple[str, bool]:
+        if not self._stop:
+            return new, False
         text = self._held + new
         found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if found:

@@ -213,7 +213,7 @@ class _Clipped(BytesTokenizer):
         self.vocab_size = vocab_size
 
     def decode(self, ids: Any) -> str:
-        return super().decode(np.asarray(ids) % 256)
+        return super().decode(ids & 255)
 
 
 # --------------------------------------------------------------------------- comparison

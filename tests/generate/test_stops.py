@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mjax.data.tokenizers import BytesTokenizer, HuggingFaceTokenizer, train_bpe
-from mjax.generate.stops import TextOfTokens
+from mjax.generate.stops import TextOfTokens, Words
 
 BYTES = BytesTokenizer()
 LINES = [
@@ -25,7 +25,7 @@ BPE = HuggingFaceTokenizer(train_bpe(LINES * 3, 300), origin="trained")
 
 def pieces_of(tokenizer, tokens: Iterable[int], stop=()) -> tuple[list[str], bool]:
     """Feed tokens until a stop text comes; return the pieces."""
-    text, pieces = TextOfTokens(tokenizer, stop), []
+    text, pieces = TextOfTokens(Words(tokenizer), stop), []
     for token in tokens:
         piece, stopped = text.add(int(token))
         pieces.append(piece)
@@ -82,7 +82,7 @@ def test_an_answer_ends_before_the_first_stop_text(text, stop):
 
 
 def test_what_may_begin_a_stop_text_is_held_back_until_it_is_decided():
-    text = TextOfTokens(BYTES, ["END"])
+    text = TextOfTokens(Words(BYTES), ["END"])
     shown = [text.add(ord(char))[0] for char in "aENb"]
     assert shown == ["a", "", "", "ENb"]
     assert text.end() == ("", False)
@@ -97,6 +97,6 @@ def test_an_answer_begins_with_the_space_that_follows_the_prompt():
     library.decoder = tokenizers.decoders.Metaspace()
     found = HuggingFaceTokenizer(library.to_str(), origin="words")
     assert found.decode(np.array([2, 3])) == "one two"
-    text = TextOfTokens(found, before=[2, 3])
+    text = TextOfTokens(Words(found), before=[2, 3])
     assert [text.add(4)[0], text.add(2)[0]] == [" three", " one"]
-    assert TextOfTokens(found).add(4)[0] == "three"
+    assert TextOfTokens(Words(found)).add(4)[0] == "three"
