@@ -36,15 +36,15 @@ TASKS = {
     "lines": report.Task(
         seeds=(0, 1, 2),
         grid={
-            "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
+            "full": (3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
             "lora": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
         },
     ),
     "kinds": report.Task(
         seeds=(0, 1, 2, 3, 4),
         grid={
-            "full": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
-            "lora": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+            "full": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+            "lora": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
         },
     ),
 }

@@ -26,6 +26,13 @@ _ASKED = {
     "tell.",
 }
 
+_ADDED = {
+    ("lines", "full"): (3e-6,),
+    ("kinds", "full"): (3e-2,),
+    ("kinds", "lora"): (3e-4,),
+}
+"""Rates that were added when some choices were at the edge of the grid."""
+
 Found = Mapping[str, Any]
 """What `scripts.tune.chats.Results` keeps."""
 
@@ -149,6 +156,9 @@ def _grid_table(
     best = {seed: chosen(found, f"{name}/{seed}", kind)[0] for seed in seeds}
     inside = all(rates[0] < lr < rates[-1] for lr in best.values())
     where = "none is at the edge" if inside else "one is at the edge of the grid"
+    late = [f"{lr:g}" for lr in _ADDED.get((name, kind), ())]
+    added = f" Added after a first look at the held-out chats: {', '.join(late)}."
+    added = added if late else ""
     rows = []
     for lr in rates:
         cells = [f"{lr:g}"]
@@ -163,7 +173,7 @@ def _grid_table(
         text=(
             "Least loss on validation answers, in parentheses the pass after which it "
             f"was reached. * is chosen: {where}. A run ends when the loss has not "
-            f"fallen for five passes, and at {passes} passes."
+            f"fallen for five passes, and at {passes} passes.{added}"
         ),
         header=("learning rate", *(f"seed {seed}" for seed in seeds)),
         rows=rows,
