@@ -183,7 +183,8 @@ def attention(
         key head n * K // N. Query i stands at key i (S = T in training).
       v: [B, S, K, H], values, dtype of q.
       window: number of keys a query sees, itself included; None is all before it.
-      segment_ids: [B, T], positions see each other only where these are equal.
+      segment_ids: [B, T], any numbers: positions see each other only inside one run
+        of equal ones. Where a number comes again after others, it is another document.
       scale: factor on the scores, positive; None is 1 / sqrt(H).
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
       backend: "auto", or a name in `CAPABILITIES`.
@@ -214,7 +215,8 @@ def attention(
     k, v = k[:, :T], v[:, :T]
     if window is not None and window >= T:
         window = None
-    arrays = _vary_alike(q, k, v, segment_ids)
+    segments = None if segment_ids is None else _runs(segment_ids)
+    arrays = _vary_alike(q, k, v, segments)
     scale = H**-0.5 if scale is None else scale
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}
     return _run(choice.name, device, arrays, options)
@@ -312,6 +314,13 @@ def _check(q, k, v, segment_ids) -> None:
             f"segment_ids must be [B, T] with S = T, got {segment_ids.shape} with "
             f"{shapes}"
         )
+
+
+def _runs(segment_ids: Int32[Array, "B T"]) -> Int32[Array, "B T"]:
+    """Number the runs of equal ids, from 0."""
+    begins = segment_ids[:, 1:] != segment_ids[:, :-1]
+    numbers = jnp.cumsum(begins, axis=1, dtype=jnp.int32)
+    return jnp.pad(numbers, ((0, 0), (1, 0)))
 
 
 def _vary_alike(*arrays: Array | None) -> list[Any]:

@@ -27,7 +27,8 @@ def attention(
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      segment_ids: positions see each other only where these are equal.
+      segment_ids: positions see each other only where these are equal; they never fall
+        along T.
       window: number of keys a query sees, itself included; None is all before it.
       scale: factor on the scores.
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.

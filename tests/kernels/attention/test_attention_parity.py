@@ -124,6 +124,18 @@ def test_blocked_agrees_with_reference_for_mha_and_mqa(kv_heads):
     assert_near(run_blocked(inputs, window=20), want, F32_TOLERANCE)
 
 
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_an_id_that_comes_again_is_another_document(backend):
+    q, k, v, _ = make_inputs(B=1, T=12)
+    ids = jnp.asarray([[5, 5, 5, -2, -2, 9, 9, 9, 5, 5, 5, 5]], jnp.int32)
+    got = api.attention(q, k, v, segment_ids=ids, backend=backend)
+    parts = [
+        api.attention(*(x[:, a:b] for x in (q, k, v)), backend="reference")
+        for a, b in ((0, 3), (3, 5), (5, 8), (8, 12))
+    ]
+    np.testing.assert_allclose(got, jnp.concatenate(parts, 1), atol=1e-6)
+
+
 def test_blocked_agrees_with_reference_under_a_soft_cap():
     inputs = make_inputs()
     segments = make_segments(2, LENGTH)
