@@ -151,28 +151,26 @@ def program(
     candidate: Candidate, problem: Problem, *, segments: bool = False
 ) -> Callable[..., Any]:
     """Return the kernel as a function of its arrays, then of segment ids if any."""
-    config = candidate.config
-    options: dict[str, Any] = {"problem": problem, "tuning": config}
-    tile, block = config.tile, config.block
-    kernel, bounds = _functions(candidate.kernel)
+    options: dict[str, Any] = {"problem": problem, "tuning": candidate.config}
+    kernel, edges = _functions(candidate.kernel)
 
     def call(*arrays: Any) -> Any:
         if not segments:
             return kernel(*arrays, None, **options)
         *rest, ids = arrays
-        return kernel(*rest, (ids, bounds(ids, tile, block)), **options)
+        return kernel(*rest, edges(problem, ids), **options)
 
     return call
 
 
 def _functions(kernel: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a kernel, and what bounds its blocks where there are segments."""
+    """Return a kernel, and what makes of segments the edges that it takes."""
     if kernel == "forward":
-        return forward, op.key_bounds
+        return forward, op.first_keys
     if kernel == "dq":
-        return query_gradient, op.key_bounds
+        return query_gradient, op.first_keys
     assert kernel == "dkv", kernel
-    return key_value_gradients, op.query_bounds
+    return key_value_gradients, op.last_queries
 
 
 def abstract_arguments(
@@ -183,6 +181,6 @@ def abstract_arguments(
     q = jax.ShapeDtypeStruct((batch, p.seq_len, p.heads, p.head_dim), jnp.bfloat16)
     k = jax.ShapeDtypeStruct((batch, p.seq_len, p.kv_heads, p.head_dim), jnp.bfloat16)
     row = jax.ShapeDtypeStruct((batch, p.heads, p.padded_len), jnp.float32)
-    ids = jax.ShapeDtypeStruct((batch, p.padded_len), jnp.int32)
+    ids = jax.ShapeDtypeStruct((batch, p.seq_len), jnp.int32)
     arrays = (q, k, k) if candidate.kernel == "forward" else (q, k, k, q, row, row)
     return (*arrays, ids) if segments else arrays

@@ -7,7 +7,8 @@
 Needs what `make env-plan` installs. Prints one Markdown table, or JSON, or writes
 docs/benchmarks/kernel_table.md. Ends with 1 if a kernel does not compile, spills
 registers, has products that ptxas serialised, lacks the instructions it is there for,
-or takes more shared memory than a block has.
+takes more shared memory than a block has, or has a loop in which exponentials wait for
+products, or that is too long.
 """
 
 import argparse
@@ -34,10 +35,20 @@ from scripts.kernels.compiled_kernels import (
     KernelCase,
     compile_cases,
 )
+from scripts.kernels.sass import LOOP_WATCHED, Loop
 
 SHIPPED = "scripts.kernels.kernel_table:shipped_cases"
 """The cases of the table, for the process that compiles them."""
 
+MOST_INSTRUCTIONS = 620
+"""Of a loop without a soft cap."""
+HIDDEN_UNDER_CAP = 0.5
+"""Least share of exponentials under a product where there is a soft cap: it doubles
+them, and half of them stand before the product begins in dkv at width 128."""
+_LOOP_HEADER = (
+    *("case", "kernel", "loop", "instructions", "exponentials under a product"),
+    *(name for name in LOOP_WATCHED if name != "MUFU.EX2"),
+)
 _HEADER = (
     "case",
     "kernel",
@@ -106,7 +117,12 @@ def _attention_case(
     q = jax.ShapeDtypeStruct((B, T, N, H), jnp.dtype(dtype))
     k = jax.ShapeDtypeStruct((B, T, N // group, H), jnp.dtype(dtype))
     ids = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None
-    return KernelCase(function=with_gradients, args=(q, k, k, ids, q))
+    return KernelCase(
+        function=with_gradients,
+        args=(q, k, k, ids, q),
+        hidden=1.0 if soft_cap is None else HIDDEN_UNDER_CAP,
+        most_instructions=MOST_INSTRUCTIONS if soft_cap is None else None,
+    )
 
 
 def _norm_cases() -> dict[str, KernelCase]:
@@ -190,9 +206,34 @@ def _write_page(reports: Sequence[CaseReport], gpu: str) -> Path:
         header=_HEADER,
         rows=[_cells(r, kernel) for r in reports for kernel in r.kernels],
     )
+    loops = Table(
+        title="Loops that multiply matrices",
+        text="In the order of the code. *Exponentials under a product*: those after "
+        "the first matrix product that no wait has finished yet, of all in the loop. "
+        "The other counts are of instructions; LD is a load that does not name its "
+        "memory, SHFL an exchange inside a warp, BAR and MEMBAR barriers.",
+        header=_LOOP_HEADER,
+        rows=[
+            _loop_cells(report, kernel, number, loop)
+            for report in reports
+            for kernel in report.kernels
+            for number, loop in enumerate(kernel.loops)
+        ],
+    )
     title = "What the GPU kernels compile to"
     command = "python -m scripts.kernels.kernel_table --write"
-    return write_page("kernel_table", title, command, [table])
+    return write_page("kernel_table", title, command, [table, loops])
+
+
+def _loop_cells(
+    report: CaseReport, kernel: CompiledKernel, number: int, loop: Loop
+) -> list[str]:
+    counts = (loop.counts[n] for n in LOOP_WATCHED if n != "MUFU.EX2")
+    return [
+        *(report.case, kernel.name, str(number), str(loop.instructions)),
+        f"{loop.hidden_exponentials} of {loop.exponentials}",
+        *map(str, counts),
+    ]
 
 
 def _cells(report: CaseReport, kernel: CompiledKernel) -> list[str]:

@@ -4,8 +4,8 @@
 
 For each kernel, the pairs (query, key) whose score is computed over the pairs that are
 visible. Counted with the functions by which the kernels choose their blocks, at the
-sizes they are shipped with; for dq and dkv each warpgroup has its own blocks, in the
-forward kernel a thread block has the same for all.
+sizes they are shipped with. Each warpgroup has its own blocks; in the forward kernel
+all of a thread block begin with the same.
 """
 
 import argparse
@@ -34,20 +34,20 @@ def computed_pairs(
         soft_cap=None,
     )
     counts = {}
-    for name, sizes, bounds, shared in (
-        ("forward", tuning.forward, tiles.key_blocks, True),
-        ("dq", tuning.dq, tiles.key_blocks, False),
-        ("dkv", tuning.dkv, tiles.query_blocks, False),
+    for name, sizes, edge in (
+        ("forward", tuning.forward, tiles.FirstKeys(p, None)),
+        ("dq", tuning.dq, tiles.FirstKeys(p, None)),
+        ("dkv", tuning.dkv, tiles.LastQueries(p, None)),
     ):
         tile = sizes.warpgroups * tiles.ROWS
         first = jnp.arange(math.ceil(seq_len / tile)) * tile
-        whole = bounds(p, first, tile, sizes.block)
+        whole = edge.blocks(first, tile, sizes.block)
         visits = jnp.zeros((), jnp.int32)
         for wg in range(sizes.warpgroups):
-            own = bounds(p, first + wg * tiles.ROWS, tiles.ROWS, sizes.block)
-            own = own.within(whole.low, whole.high, (whole.low, whole.high))
-            some = whole if shared else own
-            visits += (some.high - some.low).sum()
+            own = edge.blocks(first + wg * tiles.ROWS, tiles.ROWS, sizes.block)
+            own = own.within(whole.low, whole.high)
+            high = whole.high if name == "forward" else own.high
+            visits += (high - own.low).sum()
         counts[name] = int(visits) * tiles.ROWS * sizes.block
     return counts
 

@@ -10,14 +10,21 @@ from scripts.kernels import kernel_table
 from scripts.kernels.compiled_kernels import (
     CaseReport,
     CompiledKernel,
+    KernelCase,
     compile_cases,
     count_instructions,
     find_faults,
 )
+from scripts.kernels.sass import LOOP_WATCHED, Loop
 from tests.scripts import planted_cases
 
 PLANTED = f"{planted_cases.__name__}:cases"
-SMALL = {"required": (), "max_shared_memory_bytes": 1024}
+LIMIT = 1024
+
+
+def sound(**changes) -> KernelCase:
+    """Return a case that asks for nothing, but for the changes."""
+    return KernelCase(function=abs, args=(), required=(), **changes)
 
 
 def compiled(**changes) -> CompiledKernel:
@@ -31,6 +38,7 @@ def compiled(**changes) -> CompiledKernel:
         "shared_memory_bytes": 1024,
         "serialised": (),
         "instructions": {"HGMMA": 4},
+        "loops": (),
     }
     return CompiledKernel(**fields | changes)
 
@@ -111,10 +119,37 @@ def test_a_spill_a_serialisation_and_too_much_shared_memory_are_faults():
         serialised=("wgmma.mma_async instructions are serialized",),
         shared_memory_bytes=1025,
     )
-    assert find_faults([compiled(), kernel], **SMALL) == (
+    assert find_faults(
+        [compiled(), kernel], case=sound(), max_shared_memory_bytes=LIMIT
+    ) == (
         "op spills: 8 bytes stored, 16 loaded",
         "op: wgmma.mma_async instructions are serialized",
         "op takes 1025 bytes of shared memory; a block has 1024",
+    )
+
+
+def loop(hidden: int = 66, instructions: int = 500, **counts: int) -> Loop:
+    every = dict.fromkeys(LOOP_WATCHED, 0) | {"HGMMA": 16, "MUFU.EX2": 66} | counts
+    return Loop(instructions=instructions, counts=every, hidden_exponentials=hidden)
+
+
+def test_loops_that_lose_their_overlap_or_grow_are_faults():
+    asked = sound(hidden=1.0, most_instructions=600)
+
+    def faults(*loops: Loop) -> tuple[str, ...]:
+        kernels = [compiled(loops=loops)]
+        return find_faults(kernels, case=asked, max_shared_memory_bytes=LIMIT)
+
+    assert faults(loop(), loop()) == ()
+    assert faults(loop(), loop(hidden=65)) == (
+        "op, loop 1: 65 of 66 exponentials run under a product, at least 100% must",
+    )
+    assert faults(loop(instructions=601)) == (
+        "op, loop 0 has 601 instructions, at most 600 are allowed",
+    )
+    assert faults(loop(LD=18, BAR=1)) == (
+        "op, loop 0 has 18 LD",
+        "op, loop 0 has 1 BAR",
     )
 
 

@@ -86,6 +86,7 @@ def compiler(bad: dict[str, str]):
             shared_memory_bytes=1000,
             serialised=(),
             instructions={},
+            loops=(),
         )
         return [
             CaseReport(

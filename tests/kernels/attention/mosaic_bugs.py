@@ -78,8 +78,11 @@ _FORWARD = Case(T=256, kernel="forward", tuning={"forward": {"block": 64}})
 """Four steps through two slots."""
 _WINDOW = Case(T=256, window=100)
 _SEGMENTS = Case(T=256, segments="edge", tuning={"forward": {"block": 64}})
+_SORTED = Case(T=192, segments="sorted", tuning={"forward": {"block": 64}})
 _RAGGED = Case(T=200)
 _DQ = Case(T=200, kernel="dq")
+_DQ_RING = Case(T=256, kernel="dq", tuning={"dq": {"stages": 3}})
+"""Four blocks through three slots."""
 _DQ_WINDOW = Case(T=128, kernel="dq", window=20)
 _DQ_SOFT_CAP = Case(T=64, kernel="dq", soft_cap=2.0)
 _DKV = Case(T=192, kernel="dkv", N=2)
@@ -114,7 +117,9 @@ _FORWARD_BUGS = {
         ),
     ),
     "forward: K read without waiting for it": _bug(
-        "forward", _FORWARD, ("tiles.wait(k_full, step, stages)", "None")
+        "forward",
+        _FORWARD,
+        ("tiles.wait(k_full, step, stages) plgpu.barrier_wait(", "plgpu.barrier_wait("),
     ),
     "forward: V read without waiting for it": _bug(
         "forward", _FORWARD, ("tiles.wait(v_full, step - 1, stages)", "None")
@@ -133,7 +138,7 @@ _FORWARD_BUGS = {
         ("pl.when(wg == wgs - 1)(lambda: plgpu.barrier_arrive(turns.at[0]))", "None"),
     ),
     "forward: turn not passed on": _bug(
-        "forward", _FORWARD, ("tiles.arrive(turns, wg + 1, wgs)", "None")
+        "forward", _FORWARD, ("tiles.arrive(turns, wg + 1, wgs) return", "return")
     ),
     "forward: scores read before they are there": _bug(
         "forward", _FORWARD, ("_load(acc, wait_n=1)", "_load(acc, wait_n=2)")
@@ -142,13 +147,13 @@ _FORWARD_BUGS = {
         "forward", _FORWARD, ("* tiles.along_rows(shrink, out_type.shape)", "")
     ),
     "forward: log-sum-exp to the base 2": _bug(
-        "forward", _FORWARD, ("jnp.log2(row_sum)) / tiles.LOG2_E", "jnp.log2(row_sum))")
+        "forward", _FORWARD, ("+ p.offset) / tiles.LOG2_E", "+ p.offset)")
     ),
     "forward: last block left out": _bug(
         "forward",
         _FORWARD,
         (
-            "plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(steps - 1, stages)])",
+            "plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(last, stages)])",
             "None",
         ),
     ),
@@ -156,39 +161,60 @@ _FORWARD_BUGS = {
 
 _SHARED_BUGS = {
     "window one too long": _bug(
-        "tiles", _WINDOW, ("j > i - p.window", "j >= i - p.window")
+        "tiles",
+        _WINDOW,
+        ("positions(i0) - (self._p.reach - 1)", "positions(i0) - self._p.reach"),
     ),
     "window one too short": _bug(
-        "tiles", _WINDOW, ("j > i - p.window", "j > i + 1 - p.window")
-    ),
-    "next key seen": _bug("tiles", _WINDOW, ("mask = j <= i", "mask = j <= i + 1")),
-    "earlier documents seen": _bug(
         "tiles",
-        _SEGMENTS,
-        ("(along_rows(rows, shape) ==", "(along_rows(rows, shape) >="),
+        _WINDOW,
+        ("positions(i0) - (self._p.reach - 1)", "positions(i0) - (self._p.reach - 2)"),
+    ),
+    "window of keys one too long": _bug(
+        "tiles",
+        _WINDOW,
+        ("positions(j0) + (self._p.reach - 1)", "positions(j0) + self._p.reach"),
+    ),
+    "next key seen": _bug(
+        "tiles",
+        _WINDOW,
+        ("clip(last, -1, columns - 1), 8)", "clip(last, -1, columns - 1), 9)"),
+    ),
+    "a column before the first seen": _bug(
+        "tiles", _WINDOW, ("clip(first, 0, columns), 7)", "clip(first, 0, columns), 6)")
+    ),
+    "earlier documents seen": _bug(
+        "forward",
+        _SORTED,
+        ("edges = keys.rows(i0) if", "edges = 0 * keys.rows(i0) if"),
     ),
     "first block of keys left out": _bug(
         "tiles",
         _WINDOW,
-        (" low=floor_div(jnp", " low=ceil_div(jnp"),
+        ("low=floor_div(self.at(i0), block)", "low=ceil_div(self.at(i0), block)"),
     ),
     "last block of queries left out": _bug(
         "tiles",
         _WINDOW,
-        ("high=ceil_div(jnp.minimum(j0", "high=floor_div(jnp.minimum(j0"),
+        ("high=ceil_div(end, block)", "high=floor_div(end, block)"),
     ),
     "tail of the sequence left out": _bug(
         "tiles",
         _RAGGED,
-        ("high=ceil_div(jnp.minimum(j0", "high=floor_div(jnp.minimum(j0"),
+        ("high=ceil_div(end, block)", "high=floor_div(end, block)"),
     ),
     "no mask on the diagonal": _bug(
-        "tiles", _WINDOW, ("floor_div(i0 + 1, block)", "floor_div(i0 + block, block)")
+        "tiles",
+        Case(T=256, tuning={"forward": {"block": 64}}, kernel="forward"),
+        ("floor_div(i0 + 1, block)", "floor_div(i0 + block, block)"),
     ),
     "no mask at the edge of the window": _bug(
         "tiles",
         _WINDOW,
-        ("full_low=ceil_div(jnp.maximum(i0", "full_low=floor_div(jnp.maximum(i0"),
+        (
+            "jnp.minimum(ceil_div(self.at(i0 + rows - 1)",
+            "jnp.minimum(floor_div(self.at(i0 + rows - 1)",
+        ),
     ),
     "slots filled before they are released": _bug(
         "tiles",
@@ -204,58 +230,65 @@ _SHARED_BUGS = {
     "first block of a document left out": _bug(
         "op",
         _SEGMENTS,
-        ("first = jnp.argmax(meets, axis=2)", "first = 1 + jnp.argmax(meets, axis=2)"),
+        ("jnp.where(begins, i, 0)", "jnp.where(begins, i + 1, 0)"),
     ),
     "last block of a document left out": _bug(
         "op",
         _SEGMENTS,
-        ("(meets, blocks + 1, 0)", "(meets, blocks, 0)"),
+        ("jnp.where(is_last, j, problem", "jnp.where(is_last, j - 1, problem"),
     ),
-    "no mask where a tile has several documents": _bug(
-        "op", _SEGMENTS, ("same & (tile_low == tile_high)", "meets")
+    "documents begin where they end": _bug(
+        "op", _SEGMENTS, ("jnp.where(begins, i, 0)", "jnp.where(begins, i - 1, 0)")
     ),
 }
 
 _DQ_BUGS = {
     "dq: slot of K released before dq is added to": _bug(
         "dq",
-        _DQ,
-        ("tiles.release_before(k_free, step, stages) scores", "scores"),
+        _DQ_RING,
         (
-            "d_scores = pl.run_scoped(products",
-            "tiles.release_before(k_free, step + 1, stages); "
-            "d_scores = pl.run_scoped(products",
+            "d_probs = plgpu.wgmma_accumulator_load(dp_acc, wait_n=after) "
+            "tiles.release_before(k_free, step, stages)",
+            "tiles.release_before(k_free, step, stages); "
+            "d_probs = plgpu.wgmma_accumulator_load(dp_acc, wait_n=after)",
         ),
-        ("tiles.release_before(k_free, high - low, stages)", "None"),
     ),
     "dq: slot of the last K never released": _bug(
         "dq", _DQ, ("tiles.release_before(k_free, high - low, stages)", "None")
     ),
     "dq: slot of V never released": _bug(
-        "dq",
-        _DQ,
-        ("tiles.arrive(v_free, step, stages) plgpu.wgmma(", "plgpu.wgmma("),
+        "dq", _DQ, ("tiles.arrive(v_free, step, stages) d_scores", "d_scores")
     ),
     "dq: V read without waiting for it": _bug(
-        "dq",
-        _DQ,
-        ("tiles.wait(v_full, step, stages) plgpu.wgmma(", "plgpu.wgmma("),
+        "dq", _DQ, ("tiles.wait(v_full, step, stages) if is_last", "if is_last")
+    ),
+    "dq: K of the next block read without waiting for it": _bug(
+        "dq", _DQ, ("tiles.wait(k_full, step + 1, stages)", "None")
     ),
     "dq: product read before it is there": _bug(
-        "dq", _DQ, ("dp_acc[...]", "plgpu.wgmma_accumulator_load(dp_acc, wait_n=1)")
+        "dq", _DQ, ("(dp_acc, wait_n=after)", "(dp_acc, wait_n=after + 1)")
+    ),
+    "dq: scores of the next block read before they are there": _bug(
+        "dq", _DQ, ("(s_acc, wait_n=1)", "(s_acc, wait_n=2)")
+    ),
+    "dq: no mask on the diagonal": _bug(
+        "dq", _DQ, ("edges=edges, is_last=True", "edges=(None, None), is_last=True")
     ),
     "dq: results stored without a fence": _bug(
         "dq", _DQ, ("plgpu.commit_smem()", "None")
     ),
     "dq: not scaled": _bug("dq", _DQ, ("dq * p.scale", "dq")),
-    "dq: delta added": _bug("dq", _DQ, ("dp_acc[...] - delta", "dp_acc[...] + delta")),
+    "dq: delta added": _bug("dq", _DQ, ("d_probs - delta", "d_probs + delta")),
     "dq: soft cap without its derivative": _bug(
-        "dq", _DQ_SOFT_CAP, ("probs = probs * (1.0 - scores * scores)", "None")
+        "dq", _DQ_SOFT_CAP, ("probs = p.times_slope(probs, capped)", "None")
     ),
     "dq: idle warpgroup releases nothing": _bug(
         "dq",
         _DQ_WINDOW,
-        ("tiles.release_before(k_free, step, stages) tiles.arrive(", "tiles.arrive("),
+        (
+            "plgpu.wgmma_wait(0) tiles.release_before(k_free, step, stages)",
+            "plgpu.wgmma_wait(0)",
+        ),
     ),
 }
 
@@ -265,32 +298,38 @@ _DKV_BUGS = {
         _DKV,
         ("dk_acc[...], dv_acc[...]", "dv_acc[...], dk_acc[...]"),
     ),
-    "dkv: no fence after lse and delta are read": _bug(
-        "dkv", _DKV, ("plgpu.commit_smem() acc[...] =", "acc[...] =")
+    "dkv: no fence before lse and delta are overwritten": _bug(
+        "dkv", _DKV, ("plgpu.commit_smem() n, rows", "n, rows")
     ),
     "dkv: slot released before its products are done": _bug(
         "dkv",
         _DKV,
         (
-            "x = p.capped(acc[...]) tiles.release_before(free, step, stages)",
-            "tiles.release_before(free, step, stages); x = p.capped(acc[...])",
+            "scores = pl.run_scoped(raw_scores, scores_type) "
+            "tiles.release_before(free, step, stages)",
+            "tiles.release_before(free, step, stages); "
+            "scores = pl.run_scoped(raw_scores, scores_type)",
         ),
     ),
     "dkv: idle warpgroup releases before its products are done": _bug(
         "dkv", _DKV_IDLE, ("plgpu.wgmma_wait(0)", "None")
     ),
     "dkv: dO read without waiting for it": _bug(
-        "dkv", _DKV, ("tiles.wait(do_full, step, stages) delta", "delta")
+        "dkv",
+        _DKV,
+        (
+            "tiles.release_before(free, step, stages) "
+            "tiles.wait(do_full, step, stages)",
+            "tiles.release_before(free, step, stages)",
+        ),
     ),
     "dkv: product read before it is there": _bug(
         "dkv", _DKV, ("_load(acc, wait_n=1)", "_load(acc, wait_n=2)")
     ),
     "dkv: not scaled": _bug("dkv", _DKV, ("dk * p.scale", "dk")),
-    "dkv: delta added": _bug(
-        "dkv", _DKV, ("= -tiles.along_columns(delta", "= tiles.along_columns(delta")
-    ),
+    "dkv: delta added": _bug("dkv", _DKV, ("(d_probs - column(", "(d_probs + column(")),
     "dkv: soft cap without its derivative": _bug(
-        "dkv", _DKV_SOFT_CAP, ("probs = probs * slope", "None")
+        "dkv", _DKV_SOFT_CAP, ("probs = p.times_slope(probs, capped)", "None")
     ),
     "dkv: only the first query head of a group": _bug(
         "dkv", _DKV, ("lax.fori_loop(0, p.group, head", "lax.fori_loop(0, 1, head")

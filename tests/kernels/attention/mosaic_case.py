@@ -23,7 +23,7 @@ from tests.kernels.interpreter.source_change import changed
 
 FUNCTION = f"{__name__}:run"
 PACKAGE = "mjax.kernels.attention.mosaic_gpu"
-Segments = Literal["sorted", "edge", "tokens", "scattered"]
+Segments = Literal["sorted", "edge", "tokens"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,13 @@ def make_segments(kind: Segments, B: int, T: int) -> jax.Array:
     """Return segment ids [B, T].
 
     sorted: documents of random lengths. edge: documents that end at multiples of 64.
-    tokens: each its own document. scattered: equal ids that are not neighbours.
+    tokens: each its own document.
     """
     random = np.random.default_rng(T)
     ids = {
         "sorted": np.sort(random.integers(0, 4, (B, T)), axis=1),
         "edge": np.broadcast_to(np.arange(T) // 64, (B, T)),
         "tokens": np.broadcast_to(np.arange(T), (B, T)),
-        "scattered": random.integers(0, 3, (B, T)) * 5 - 3,
     }[kind]
     return jnp.asarray(ids, jnp.int32)
 

@@ -47,7 +47,7 @@ def test_the_blocks_of_keys_are_those_with_a_visible_score(size):
     T, window, rows, block, t = size
     first = t * rows % T // 64 * 64
     mask = np.asarray(visible(T, window))[first : first + rows]
-    found = tiles.key_blocks(problem(T, window), first, rows, block)
+    found = tiles.FirstKeys(problem(T, window), None).blocks(first, rows, block)
     check(found, mask, block, complete=first + rows <= T)
 
 
@@ -56,7 +56,7 @@ def test_the_blocks_of_queries_are_those_with_a_visible_score(size):
     T, window, rows, block, t = size
     first = t * rows % T // 64 * 64
     mask = np.asarray(visible(T, window))[:, first : first + rows].T
-    found = tiles.query_blocks(problem(T, window), first, rows, block)
+    found = tiles.LastQueries(problem(T, window), None).blocks(first, rows, block)
     check(found, mask, block, complete=first + rows <= T)
 
 
@@ -68,7 +68,7 @@ def check(found, mask, block, *, complete):
     ]
     needed = [b for b, part in enumerate(parts) if part.any()]
     assert (low, high) == (needed[0], needed[-1] + 1)
-    some = found.within(low, high, (low, high))
+    some = found.within(low, high)
     assert low <= some.full_low <= some.full_high <= high
     for b in range(int(some.full_low), int(some.full_high)):
         assert parts[b].all()
@@ -77,38 +77,51 @@ def check(found, mask, block, *, complete):
         assert set(whole) <= set(range(int(some.full_low), int(some.full_high)))
 
 
-@pytest.mark.slow
-@pytest.mark.promotion(rank="allow")
-@settings(max_examples=10)
-@given(st.data())
-def test_segments_bound_the_blocks_for_any_ids(data):
-    tile, block = data.draw(st.sampled_from([(128, 64), (128, 128), (64, 128)]))
-    runs = data.draw(st.lists(st.integers(1, 200), min_size=1, max_size=8))
-    names = data.draw(st.permutations(range(len(runs))))
-    if data.draw(st.booleans()):
-        names = sorted(names)
-    ids = np.repeat(names, runs)
-    P = -(-len(ids) // 128) * 128
-    ids = np.pad(ids, (0, P - len(ids)), mode="edge").astype(np.int32)
-    same = ids[:, None] == ids[None]
-    causal = np.tril(np.ones((P, P), bool))
+runs = st.lists(st.integers(1, 200), min_size=1, max_size=8)
+windows = st.one_of(st.none(), st.integers(1, 300))
 
-    keys = np.asarray(op.key_bounds(jnp.asarray(ids)[None], tile, block))[0]
-    queries = np.asarray(op.query_bounds(jnp.asarray(ids)[None], tile, block))[0]
-    for t in range(P // tile):
-        own = slice(t * tile, (t + 1) * tile)
-        seen = (same & causal)[own].any(0).reshape(-1, block).any(1)
-        assert keys[0, t] <= np.flatnonzero(seen)[0]
-        last = -(-(t + 1) * tile // block)
-        for b in range(keys[1, t], last):
-            assert same[own, b * block : (b + 1) * block].all()
-        seeing = (same & causal)[:, own].any(1).reshape(-1, block).any(1)
-        assert queries[0, t] >= np.flatnonzero(seeing)[-1] + 1
-        for b in range(t * tile // block, min(queries[1, t], P // block)):
-            assert same[b * block : (b + 1) * block, own].all()
-        if names == sorted(names):
-            assert keys[0, t] == np.flatnonzero(seen)[0]
-            assert queries[0, t] == np.flatnonzero(seeing)[-1] + 1
+
+@pytest.mark.promotion(rank="allow")
+@settings(max_examples=40, deadline=None)
+@given(runs, windows)
+def test_edges_of_documents_are_those_of_the_mask(lengths, window):
+    """They rise also where the sequence is lengthened, where the last goes on."""
+    ids, p, mask = documents(lengths, window)
+    first = np.asarray(op.first_keys(p, jnp.asarray(ids)[None]))[0]
+    last = np.asarray(op.last_queries(p, jnp.asarray(ids)[None]))[0]
+    np.testing.assert_array_equal(first[: p.seq_len], mask.argmax(1)[: p.seq_len])
+    assert (first <= np.arange(p.padded_len)).all()
+    for j in range(p.seq_len):
+        end = np.flatnonzero(mask[:, j])[-1]
+        assert min(last[j], p.padded_len - 1) == end
+    assert (np.diff(first) >= 0).all()
+    assert (np.diff(last) >= 0).all()
+
+
+@pytest.mark.promotion(rank="allow")
+@settings(max_examples=40, deadline=None)
+@given(runs, windows, st.sampled_from([(64, 64), (128, 64), (128, 128), (64, 128)]))
+def test_blocks_of_documents_are_those_with_a_visible_score(lengths, window, sizes):
+    rows, block = sizes
+    ids, p, mask = documents(lengths, window)
+    mask = mask[: p.seq_len, : p.seq_len]
+    keys = tiles.FirstKeys(p, op.first_keys(p, jnp.asarray(ids)[None])[0])
+    queries = tiles.LastQueries(p, op.last_queries(p, jnp.asarray(ids)[None])[0])
+    for first in range(0, p.seq_len, rows):
+        complete = first + rows <= p.seq_len
+        found = keys.blocks(first, rows, block)
+        check(found, mask[first : first + rows], block, complete=complete)
+        found = queries.blocks(first, rows, block)
+        check(found, mask[:, first : first + rows].T, block, complete=complete)
+
+
+def documents(lengths, window):
+    """Return ids [T], the problem, and the mask [P, P] of the lengthened sequence."""
+    ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    p = problem(len(ids), window)
+    padded = np.pad(ids, (0, p.padded_len - len(ids)), mode="edge")
+    same = padded[:, None] == padded[None]
+    return ids, p, same & np.asarray(visible(p.padded_len, window))
 
 
 @pytest.mark.parametrize(

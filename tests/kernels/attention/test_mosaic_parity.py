@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn) -> Case:
         N=K * draw(st.sampled_from([1, 2] if K == 1 else [1])),
         H=draw(st.sampled_from([64, 128])),
         window=draw(st.none() | st.integers(1, T + 10)),
-        segments=draw(st.sampled_from([None, "sorted", "scattered"])),
+        segments=draw(st.sampled_from([None, "sorted", "edge"])),
         soft_cap=draw(st.sampled_from([None, None, 3.0])),
         dtype=draw(st.sampled_from(["bfloat16", "float16"])),
     )

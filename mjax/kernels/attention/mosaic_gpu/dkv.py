@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
 from mjax.kernels.attention.mosaic_gpu import tiles
-from mjax.kernels.attention.mosaic_gpu.tiles import COLUMN, ROWS, Problem
+from mjax.kernels.attention.mosaic_gpu.tiles import COLUMN, ROWS, TILE, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
 
@@ -30,7 +30,7 @@ def key_value_gradients(
     d_out: Float[Array, "B T N H"],
     lse: Float[Array, "B N P"],
     delta: Float[Array, "B N P"],
-    segments: tuple[Int32[Array, "B P"], Int32[Array, "B 2 tiles"]] | None,
+    last: Int32[Array, "B P"] | None,
     *,
     problem: Problem,
     tuning: MosaicKernel,
@@ -42,9 +42,10 @@ def key_value_gradients(
       k: keys, dtype of q.
       v: values, dtype of q.
       d_out: cotangent of the output, dtype of q.
-      lse: log-sum-exp from `forward`, float32; inf beyond the end.
+      lse: log-sum-exp from `forward` to the base 2, less `Problem.offset`, float32;
+        inf beyond the end.
       delta: sum over H of output times d_out, float32; 0 beyond the end.
-      segments: the segment of each position, and `op.query_bounds` of them.
+      last: `op.last_queries` of the segments; None where there are none.
       problem: sizes.
       tuning: sizes of the kernel.
 
@@ -55,24 +56,20 @@ def key_value_gradients(
     tile = wgs * ROWS
     scores_type = tiles.accumulator(block)
     sums_type = tiles.accumulator(p.head_dim)
+    # In registers, an operand is not read from shared memory for each block; above 64
+    # there are not enough.
+    held = p.head_dim <= 64
 
     def kernel(*refs):
-        (q_g, k_g, v_g, do_g, lse_g, delta_g, *segment_refs), rest = (
-            refs[:-12],
-            refs[-12:],
-        )
+        (q_g, k_g, v_g, do_g, lse_g, delta_g, *last_g), rest = refs[:-12], refs[-12:]
         dk_g, dv_g, k_s, v_s, q_s, do_s, lse_s, delta_s, *barriers = rest
         rows_full, q_full, do_full, free = barriers
         wg = lax.axis_index("wg")
         b, kv = lax.axis_index("batch"), lax.axis_index("heads")
         t = lax.axis_index("tile")
-        blocks = tiles.query_blocks(p, t * tile, tile, block)
-        low, high, segment_ids = blocks.low, blocks.high, None
-        full_until = high
-        if segment_refs:
-            segment_ids, bounds = segment_refs[0].at[b], segment_refs[1]
-            high = jnp.minimum(high, bounds[b, 0, t])
-            full_until = bounds[b, 1, t]
+        queries = tiles.LastQueries(p, last_g[0].at[b] if last_g else None)
+        whole = queries.blocks(t * tile, tile, block)
+        low, high = whole.low, whole.high
         steps = high - low
 
         def compute():
@@ -96,11 +93,20 @@ def key_value_gradients(
             Each step releases the slot of the step before, whose products are done by
             then.
             """
+            both = [plgpu.load(r.at[wg], layout=TILE) for r in (k_s, v_s) if held]
+
+            def rows():
+                """Return K and V of these rows."""
+                if both:
+                    return both
+                me = tiles.in_loop(wg)
+                return k_s.at[me], v_s.at[me]
+
+            j0 = t * tile + wg * ROWS
+            edges = tiles.positions(j0), queries.rows(j0) if queries.are_cut else None
 
             def head(_, step):
-                j0 = t * tile + tiles.in_loop(wg) * ROWS
-                own = tiles.query_blocks(p, j0, ROWS, block)
-                own = own.within(low, high, (low, full_until))
+                own = queries.blocks(j0, ROWS, block).within(low, high)
 
                 def idle(_, step):
                     tiles.wait(q_full, step, stages)
@@ -109,19 +115,17 @@ def key_value_gradients(
                     tiles.release_before(free, step, stages)
                     return step + 1
 
-                def body(qb, step, masked):
+                def body(qb, step, edges):
                     def hide(probs):
-                        starts = (j0, qb * block)
-                        mask = tiles.visible(p, probs.shape, starts, 1, segment_ids)
-                        return jnp.where(mask, probs, 0.0) if masked else probs
+                        return tiles.hide_outside(probs, 0.0, edges, qb * block)
 
-                    next_block(dk_acc, dv_acc, step, hide)
+                    next_block(dk_acc, dv_acc, rows, step, hide)
                     return step + 1
 
                 step = lax.fori_loop(low, own.low, idle, step)
-                for first, last, masked in own.parts():
-                    some = functools.partial(body, masked=masked)
-                    step = lax.fori_loop(first, last, some, step)
+                for begin, end, cut in own.parts(edges, (None, edges[1])):
+                    some = functools.partial(body, edges=cut)
+                    step = lax.fori_loop(begin, end, some, step)
                 return lax.fori_loop(own.high, high, idle, step)
 
             step = lax.fori_loop(0, p.group, head, jnp.int32(0))
@@ -129,52 +133,45 @@ def key_value_gradients(
             tiles.release_before(free, step, stages)
             return sums
 
-        def log_sum(s):
-            lse = plgpu.load(lse_s.at[s], layout=COLUMN)
-            return tiles.along_columns(lse, scores_type.shape)
+        def column(ref):
+            """Read a number for each query, and give it to all keys."""
+            return tiles.along_columns(
+                plgpu.load(ref, layout=COLUMN), scores_type.shape
+            )
 
-        def next_block(dk_acc, dv_acc, step, hide):
+        def next_block(dk_acc, dv_acc, rows, step, hide):
             """Start to add one block's share."""
-            s, me = tiles.slot(step, stages), tiles.in_loop(wg)
+            s = tiles.slot(step, stages)
+            k_rows, v_rows = rows()
 
-            def probabilities(acc):
-                """Return them and, under a soft cap, its derivative."""
-                tiles.wait(q_full, step, stages)
-                if p.soft_cap is None:
-                    # The sum starts from it, so that it takes up no registers.
-                    acc[...] = log_sum(s) * (-1.0 / p.scale)
-                plgpu.wgmma(acc, k_s.at[me], q_s.at[s].T)
-                x = p.capped(acc[...])
-                tiles.release_before(free, step, stages)
-                if p.soft_cap is None:
-                    return jnp.exp2(x * p.exponent), None
-                slope = 1.0 - x * x
-                return jnp.exp2(x * p.exponent - log_sum(s) * tiles.LOG2_E), slope
+            def raw_scores(acc):
+                plgpu.wgmma(acc, k_rows, q_s.at[s].T)
+                return acc[...]
 
-            probs, slope = pl.run_scoped(probabilities, scores_type)
-            probs = hide(probs)
-            probs16 = probs.astype(q.dtype)
-            if slope is not None:
-                probs = probs * slope
+            tiles.wait(q_full, step, stages)
+            scores = pl.run_scoped(raw_scores, scores_type)
+            tiles.release_before(free, step, stages)
+            tiles.wait(do_full, step, stages)
 
-            def d_probabilities(acc):
-                """Return them less delta."""
-                tiles.wait(do_full, step, stages)
-                delta = plgpu.load(delta_s.at[s], layout=COLUMN)
-                # lse and delta are read before the slot is loaded again.
-                plgpu.commit_smem()
-                acc[...] = -tiles.along_columns(delta, scores_type.shape)
-                plgpu.wgmma(acc, v_s.at[me], do_s.at[s].T)
-                plgpu.wgmma(dv_acc, probs16, do_s.at[s])
-                return plgpu.wgmma_accumulator_load(acc, wait_n=1)
+            def d_scores(acc):
+                plgpu.wgmma(acc, v_rows, do_s.at[s].T)
+                capped = p.capped(scores)
+                probs = hide(jnp.exp2(capped * p.exponent - column(lse_s.at[s])))
+                plgpu.wgmma(dv_acc, probs.astype(q.dtype), do_s.at[s])
+                probs = p.times_slope(probs, capped)
+                d_probs = plgpu.wgmma_accumulator_load(acc, wait_n=1)
+                return probs * (d_probs - column(delta_s.at[s]))
 
-            d_scores = probs * pl.run_scoped(d_probabilities, scores_type)
-            plgpu.wgmma(dk_acc, d_scores.astype(q.dtype), q_s.at[s])
+            d_scores16 = pl.run_scoped(d_scores, scores_type).astype(q.dtype)
+            plgpu.wgmma(dk_acc, d_scores16, q_s.at[s])
 
         def load():
             plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
 
             def start(g, step, s):
+                # lse and delta have been read out of this slot. That the copies come
+                # after, the loading warpgroup makes sure: it has the time.
+                plgpu.commit_smem()
                 n, rows = kv * p.group + g, pl.ds((low + step) * block, block)
                 full = q_full.at[s]
                 plgpu.copy_gmem_to_smem(q_g.at[b, rows, n], q_s.at[s], full)
@@ -210,5 +207,5 @@ def key_value_gradients(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dkv",
-    )(q, k, v, d_out, lse, delta, *(segments or ()))
+    )(q, k, v, d_out, lse, delta, *(() if last is None else (last,)))
     return vary_like(dk, q), vary_like(dv, q)

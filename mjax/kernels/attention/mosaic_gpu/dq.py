@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
 from mjax.kernels.attention.mosaic_gpu import tiles
-from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, Problem
+from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, TILE, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
 
@@ -29,7 +29,7 @@ def query_gradient(
     d_out: Float[Array, "B T N H"],
     lse: Float[Array, "B N P"],
     delta: Float[Array, "B N P"],
-    segments: tuple[Int32[Array, "B P"], Int32[Array, "B 2 tiles"]] | None,
+    first: Int32[Array, "B P"] | None,
     *,
     problem: Problem,
     tuning: MosaicKernel,
@@ -41,9 +41,9 @@ def query_gradient(
       k: keys, dtype of q.
       v: values, dtype of q.
       d_out: cotangent of the output, dtype of q.
-      lse: log-sum-exp from `forward`, float32.
+      lse: log-sum-exp from `forward` to the base 2, less `Problem.offset`, float32.
       delta: sum over H of output times d_out, float32.
-      segments: the segment of each position, and `op.key_bounds` of them.
+      first: `op.first_keys` of the segments; None where there are none.
       problem: sizes.
       tuning: sizes of the kernel.
 
@@ -54,22 +54,21 @@ def query_gradient(
     tile = wgs * ROWS
     num_tiles = pl.cdiv(p.seq_len, tile)
     scores_type = tiles.accumulator(block)
+    # In registers, an operand is not read from shared memory for each block; at 128
+    # there are not enough for both.
+    q_held = p.head_dim <= 96
 
     def kernel(*refs):
-        (q_g, k_g, v_g, do_g, lse_g, delta_g, *segment_refs), rest = (
-            refs[:-12],
-            refs[-12:],
-        )
+        (q_g, k_g, v_g, do_g, lse_g, delta_g, *first_g), rest = refs[:-12], refs[-12:]
         dq_g, q_s, do_s, lse_s, delta_s, k_s, v_s, *barriers = rest
         rows_full, k_full, v_full, k_free, v_free = barriers
         wg = lax.axis_index("wg")
         b, n = lax.axis_index("batch"), lax.axis_index("heads")
         # The tiles that see most come first, so that the last to start are short.
         t = num_tiles - 1 - lax.axis_index("tile")
-        blocks = tiles.key_blocks(p, t * tile, tile, block)
-        low, high, full_from, segment_ids = tiles.keys_in_segments(
-            blocks, segment_refs, b, t
-        )
+        keys = tiles.FirstKeys(p, first_g[0].at[b] if first_g else None)
+        whole = keys.blocks(t * tile, tile, block)
+        low, high = whole.low, whole.high
 
         def compute():
             plgpu.set_max_registers(tuning.registers, action="increase")
@@ -80,7 +79,7 @@ def query_gradient(
             plgpu.copy_gmem_to_smem(lse_g.at[b, n, rows], lse_s.at[wg], full)
             plgpu.copy_gmem_to_smem(delta_g.at[b, n, rows], delta_s.at[wg], full)
             plgpu.barrier_wait(full)
-            lse = plgpu.load(lse_s.at[wg], layout=ROW) * tiles.LOG2_E
+            lse = plgpu.load(lse_s.at[wg], layout=ROW)
             delta = plgpu.load(delta_s.at[wg], layout=ROW)
             lse = tiles.along_rows(lse, scores_type.shape)
             delta = tiles.along_rows(delta, scores_type.shape)
@@ -96,29 +95,39 @@ def query_gradient(
         def walk(dq_acc, i0, lse, delta):
             """Add up dq; blocks of the other warpgroups alone pass by.
 
-            Each step releases the keys of the step before, whose products are done by
-            then.
+            The scores of a block are begun while those of the block before are turned
+            into gradients. Each step releases the keys of the step before, whose
+            products are done by then.
             """
-            own = tiles.key_blocks(p, i0, ROWS, block).within(
-                low, high, (full_from, high)
+            # Also rows that are all beyond the end take a block: the last.
+            own = keys.blocks(i0, ROWS, block).within(low, high - 1)
+            edges = keys.rows(i0) if keys.are_cut else None, tiles.positions(i0)
+            last = own.full_high  # the diagonal ends inside it
+            rows = tuple(
+                plgpu.load(ref.at[wg], layout=TILE) if held else ref.at[wg]
+                for ref, held in ((q_s, q_held), (do_s, True))
             )
-
-            def body(kb, _, masked):
-                def hide(probs):
-                    starts = (i0, kb * block)
-                    mask = tiles.visible(p, probs.shape, starts, 0, segment_ids)
-                    return jnp.where(mask, probs, 0.0) if masked else probs
-
-                next_block(dq_acc, kb - low, (lse, delta), hide)
+            share = functools.partial(next_block, dq_acc, rows, (lse, delta))
 
             lax.fori_loop(low, own.low, idle, None)
-            for first, last, masked in own.parts():
-                some = functools.partial(body, masked=masked)
-                lax.fori_loop(first, last, some, None)
-            lax.fori_loop(own.high, high, idle, None)
+            scores = pl.run_scoped(
+                lambda acc: first_scores(acc, rows[0], own.low - low), scores_type
+            )
+            if keys.are_cut:
+                body = functools.partial(share, edges=(edges[0], None))
+                scores = lax.fori_loop(own.low, own.full_low, body, scores)
+            body = functools.partial(share, edges=(None, None))
+            scores = lax.fori_loop(own.full_low, last, body, scores)
+            share(last, scores, edges=edges, is_last=True)
+            lax.fori_loop(last + 1, high, idle, None)
             dq = dq_acc[...]
             tiles.release_before(k_free, high - low, stages)
             return dq
+
+        def first_scores(acc, q_rows, step):
+            tiles.wait(k_full, step, stages)
+            plgpu.wgmma(acc, q_rows, k_s.at[tiles.slot(step, stages)].T)
+            return acc[...]
 
         def idle(kb, _):
             step = kb - low
@@ -128,27 +137,35 @@ def query_gradient(
             tiles.release_before(k_free, step, stages)
             tiles.arrive(v_free, step, stages)
 
-        def next_block(dq_acc, step, rows, hide):
-            """Start to add one block's share."""
-            lse, delta = rows
-            s, me = tiles.slot(step, stages), tiles.in_loop(wg)
+        def next_block(dq_acc, rows, sums, kb, scores, *, edges, is_last=False):
+            """Start to add one block's share; return the scores of the next."""
+            q_rows, do_rows = rows
+            lse, delta = sums
+            step = kb - low
+            s = tiles.slot(step, stages)
+            after = 0 if is_last else 1
 
-            def products(s_acc, dp_acc):
-                tiles.wait(k_full, step, stages)
-                tiles.wait(v_full, step, stages)
-                plgpu.wgmma(s_acc, q_s.at[me], k_s.at[s].T)
-                plgpu.wgmma(dp_acc, do_s.at[me], v_s.at[s].T)
-                scores = plgpu.wgmma_accumulator_load(s_acc, wait_n=1)
+            def products(dp_acc, s_acc=None):
+                plgpu.wgmma(dp_acc, do_rows, v_s.at[s].T)
+                if s_acc is not None:
+                    plgpu.wgmma(s_acc, q_rows, k_s.at[tiles.slot(step + 1, stages)].T)
+                capped = p.capped(scores)
+                probs = jnp.exp2(capped * p.exponent - lse)
+                probs = tiles.hide_outside(probs, 0.0, edges, kb * block)
+                probs = p.times_slope(probs, capped)
+                d_probs = plgpu.wgmma_accumulator_load(dp_acc, wait_n=after)
                 tiles.release_before(k_free, step, stages)
-                scores = p.capped(scores)
-                probs = hide(jnp.exp2(scores * p.exponent - lse))
-                if p.soft_cap is not None:
-                    probs = probs * (1.0 - scores * scores)
-                return (probs * (dp_acc[...] - delta)).astype(q.dtype)
+                tiles.arrive(v_free, step, stages)
+                d_scores = (probs * (d_probs - delta)).astype(q.dtype)
+                plgpu.wgmma(dq_acc, d_scores, k_s.at[s])
+                if s_acc is not None:
+                    return plgpu.wgmma_accumulator_load(s_acc, wait_n=1)
 
-            d_scores = pl.run_scoped(products, scores_type, scores_type)
-            tiles.arrive(v_free, step, stages)
-            plgpu.wgmma(dq_acc, d_scores, k_s.at[s])
+            tiles.wait(v_full, step, stages)
+            if is_last:
+                return pl.run_scoped(products, scores_type)
+            tiles.wait(k_full, step + 1, stages)
+            return pl.run_scoped(products, scores_type, scores_type)
 
         def load():
             plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
@@ -193,5 +210,5 @@ def query_gradient(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dq",
-    )(q, k, v, d_out, lse, delta, *(segments or ()))
+    )(q, k, v, d_out, lse, delta, *(() if first is None else (first,)))
     return vary_like(dq, q)

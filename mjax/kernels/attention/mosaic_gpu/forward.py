@@ -19,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
 from mjax.kernels.attention.mosaic_gpu import tiles
-from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, Problem
+from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, TILE, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
 
@@ -32,7 +32,7 @@ def forward(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
-    segments: tuple[Int32[Array, "B P"], Int32[Array, "B 2 tiles"]] | None,
+    first: Int32[Array, "B P"] | None,
     *,
     problem: Problem,
     tuning: MosaicKernel,
@@ -43,7 +43,7 @@ def forward(
       q: queries, bfloat16 or float16.
       k: keys, dtype of q.
       v: values, dtype of q.
-      segments: the segment of each position, and `op.key_bounds` of them.
+      first: `op.first_keys` of the segments; None where there are none.
       problem: sizes.
       tuning: sizes of the kernel.
 
@@ -59,17 +59,16 @@ def forward(
     out_type = tiles.accumulator(p.head_dim)
 
     def kernel(*refs):
-        (q_g, k_g, v_g, *segment_refs), rest = refs[:-12], refs[-12:]
-        out_g, lse_g, q_s, k_s, v_s, lse_s, *barriers = rest
+        (q_g, k_g, v_g, *first_g), rest = refs[:-13], refs[-13:]
+        out_g, lse_g, q_s, k_s, v_s, lse_s, sums_s, *barriers = rest
         q_full, k_full, v_full, k_free, v_free, turns = barriers
         wg = lax.axis_index("wg")
         b, n = lax.axis_index("batch"), lax.axis_index("heads")
         # The tiles that see most come first, so that the last to start are short.
         t = num_tiles - 1 - lax.axis_index("tile")
-        blocks = tiles.key_blocks(p, t * tile, tile, block)
-        low, high, full_from, segment_ids = tiles.keys_in_segments(
-            blocks, segment_refs, b, t
-        )
+        keys = tiles.FirstKeys(p, first_g[0].at[b] if first_g else None)
+        whole = keys.blocks(t * tile, tile, block)
+        low, high = whole.low, whole.high
         steps = high - low
 
         def compute():
@@ -81,10 +80,9 @@ def forward(
             out, row_max, row_sum = pl.run_scoped(lambda acc: walk(acc, i0), out_type)
             out = out * tiles.along_rows(1.0 / row_sum, out.shape)
             q_s[wg] = out.astype(q.dtype)
-            lse = (row_max + jnp.log2(row_sum)) / tiles.LOG2_E
-            i = i0 + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+            lse = (row_max + jnp.log2(row_sum) + p.offset) / tiles.LOG2_E
             # To the backward kernels, a query beyond the end sees nothing.
-            lse_s[wg] = jnp.where(i < p.seq_len, lse, jnp.inf)
+            lse_s[wg] = jnp.where(tiles.positions(i0) < p.seq_len, lse, jnp.inf)
             plgpu.commit_smem()
             out_rows, lse_rows = out_g.at[b, rows, n], lse_g.at[b, n, rows]
             plgpu.copy_smem_to_gmem(q_s.at[wg], out_rows, commit_group=False)
@@ -93,6 +91,8 @@ def forward(
 
         def walk(out_acc, i0):
             """Return the output before its division, the maximum and the sum."""
+            own = keys.blocks(i0, ROWS, block).within(low, high)
+            edges = keys.rows(i0) if keys.are_cut else None, tiles.positions(i0)
 
             def first_scores(acc):
                 plgpu.wgmma(acc, q_s.at[wg], k_s.at[0].T)
@@ -102,41 +102,42 @@ def forward(
             scores = pl.run_scoped(first_scores, scores_type)
             tiles.arrive(k_free, 0, stages)
             row_max = plgpu.layout_cast(jnp.full((ROWS,), _LOWEST, jnp.float32), ROW)
-            row_sum = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), ROW)
-            scores = hide(p.capped(scores), i0, 0)
-            probs, row_max, row_sum, _ = softmax(scores, row_max, row_sum)
-            # Steps count down from the diagonal. Between the blocks that it or the edge
-            # of the window cuts are those that need no mask.
-            own = tiles.key_blocks(p, i0, ROWS, block)
-            own = own.within(low, high, (full_from, high))
-            begin = jnp.maximum(high - own.full_high, 1)
-            end = jnp.maximum(high - own.full_low, begin)
-            carry = (probs.astype(q.dtype), row_max, row_sum)
+            sums = plgpu.layout_cast(jnp.zeros((ROWS, 8), jnp.float32), TILE)
+            scores = hide(p.capped(scores), 0, edges)
+            probs, row_max, sums, _ = softmax(scores, row_max, sums)
+            carry = (probs.astype(q.dtype), row_max, sums)
             pl.when(wg == wgs - 1)(lambda: plgpu.barrier_arrive(turns.at[0]))
-            for first, last, masked in (
-                (1, begin, True),
-                (begin, end, False),
-                (end, steps, True),
-            ):
-                body = functools.partial(next_block, out_acc, i0, masked=masked)
-                carry = lax.fori_loop(first, last, body, carry)
-            pl.when(wg == 0)(lambda: plgpu.barrier_wait(turns.at[0]))
-            probs, row_max, row_sum = carry
-            tiles.wait(v_full, steps - 1, stages)
-            plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(steps - 1, stages)])
+            # Steps count down from the diagonal.
+            ends = [jnp.maximum(high - end, 1) for end in own.ends_down()]
+            cut = [edges, (None, None), (edges[0], None)]
+            if block % tile == 0:
+                cut[0] = None  # the diagonal is in the first block alone
+            if not keys.are_cut:
+                cut[2] = None
+            begin = 1
+            for end, cut_at in zip(ends, cut, strict=True):
+                if cut_at is not None:
+                    body = functools.partial(next_block, out_acc, edges=cut_at)
+                    carry = lax.fori_loop(begin, end, body, carry)
+                    begin = end
+            probs, row_max, sums = carry
+            last = begin - 1
+            tiles.wait(v_full, last, stages)
+            plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(last, stages)])
             out = out_acc[...]
-            tiles.arrive(v_free, steps - 1, stages)
-            return out, row_max, row_sum
+            tiles.arrive(v_free, last, stages)
+            lax.fori_loop(begin, steps, idle, None)
+            pl.when(wg == 0)(lambda: plgpu.barrier_wait(turns.at[0]))
+            return out, row_max, sums.sum(axis=1)
 
-        def next_block(out_acc, i0, step, carry, masked):
+        def next_block(out_acc, step, carry, *, edges):
             """Take the softmax of one block while the one before is summed up."""
-            probs, row_max, row_sum = carry
-            me = tiles.in_loop(wg)
+            probs, row_max, sums = carry
+            tiles.wait(k_full, step, stages)
+            plgpu.barrier_wait(turns.at[wg])
 
             def products(acc):
-                tiles.wait(k_full, step, stages)
-                plgpu.barrier_wait(turns.at[wg])
-                plgpu.wgmma(acc, q_s.at[me], k_s.at[tiles.slot(step, stages)].T)
+                plgpu.wgmma(acc, q_s.at[wg], k_s.at[tiles.slot(step, stages)].T)
                 tiles.wait(v_full, step - 1, stages)
                 plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(step - 1, stages)])
                 tiles.arrive(turns, wg + 1, wgs)
@@ -144,30 +145,44 @@ def forward(
 
             scores = pl.run_scoped(products, scores_type)
             tiles.arrive(k_free, step, stages)
-            scores = p.capped(scores)
-            if masked:
-                scores = hide(scores, i0, step)
-            new_probs, row_max, row_sum, shrink = softmax(scores, row_max, row_sum)
+            scores = hide(p.capped(scores), step, edges)
+            new_probs, row_max, sums, shrink = softmax(scores, row_max, sums)
+            # Nobody reads it. ptxas moves the wait for the product before the
+            # exponentials, and stores it does not move across: this one needs them all.
+            sums_s[wg] = sums
             plgpu.wgmma_wait(0)
             tiles.arrive(v_free, step - 1, stages)
             # Rounded only now: until here the old probabilities are read where they
             # lie, and ptxas serialises products whose registers are written meanwhile.
             new_probs = lax.optimization_barrier(new_probs).astype(q.dtype)
             out_acc[...] = out_acc[...] * tiles.along_rows(shrink, out_type.shape)
-            return new_probs, row_max, row_sum
+            return new_probs, row_max, sums
 
-        def hide(scores, i0, step):
-            starts = (i0, (high - 1 - step) * block)
-            mask = tiles.visible(p, scores.shape, starts, 0, segment_ids)
-            return jnp.where(mask, scores, -jnp.inf)
+        def idle(step, _):
+            """Pass by a block that only other warpgroups see."""
+            tiles.wait(k_full, step, stages)
+            tiles.arrive(k_free, step, stages)
+            plgpu.barrier_wait(turns.at[wg])
+            tiles.arrive(turns, wg + 1, wgs)
+            tiles.wait(v_full, step, stages)
+            tiles.arrive(v_free, step, stages)
 
-        def softmax(scores, row_max, row_sum):
-            """Return probabilities, new maximum and sum, and the factor of the old."""
+        def hide(scores, step, edges):
+            j0 = (high - 1 - step) * block
+            return tiles.hide_outside(scores, -jnp.inf, edges, j0)
+
+        def softmax(scores, row_max, sums):
+            """Return probabilities, new maximum and sums, and the factor of the old.
+
+            The sum of a row is kept in 8 parts, of every eighth column: each thread
+            adds up its own.
+            """
             new_max = jnp.maximum(row_max, scores.max(axis=1) * p.exponent)
             shrink = jnp.exp2(row_max - new_max)
             top = tiles.along_rows(new_max, scores.shape)
             probs = jnp.exp2(scores * p.exponent - top)
-            return probs, new_max, row_sum * shrink + probs.sum(axis=1), shrink
+            sums = sums * tiles.along_rows(shrink, sums.shape)
+            return probs, new_max, tiles.add_eighths(sums, probs), shrink
 
         def load():
             plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
@@ -201,6 +216,7 @@ def forward(
             tiles.smem_tile((stages, block, p.head_dim), q.dtype),
             tiles.smem_tile((stages, block, p.head_dim), q.dtype),
             plgpu.SMEM((wgs, ROWS), jnp.float32),
+            plgpu.SMEM((wgs, ROWS, 8), jnp.float32),
             plgpu.Barrier(num_barriers=wgs),
             plgpu.Barrier(num_barriers=stages),
             plgpu.Barrier(num_barriers=stages),
@@ -215,5 +231,5 @@ def forward(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_forward",
-    )(q, k, v, *(segments or ()))
+    )(q, k, v, *(() if first is None else (first,)))
     return vary_like(out, q), vary_like(lse, q)

@@ -15,13 +15,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int32
 
 from mjax.kernels.attention.mosaic_gpu.dkv import key_value_gradients
 from mjax.kernels.attention.mosaic_gpu.dq import query_gradient
 from mjax.kernels.attention.mosaic_gpu.forward import forward
-from mjax.kernels.attention.mosaic_gpu.tiles import Problem
+from mjax.kernels.attention.mosaic_gpu.tiles import LOG2_E, Problem
 from mjax.kernels.attention.saved import LSE_NAME, OUT_NAME
 from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
 
@@ -48,9 +49,8 @@ def attention(
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      segment_ids: positions see each other only where these are equal. Any numbers are
-        right; blocks are left out where the ranges of numbers do not meet, which is all
-        of them when the documents are packed one after the other.
+      segment_ids: positions see each other only where these are equal; they never fall
+        along T.
       window: number of keys a query sees, itself included; None is all before it.
       scale: factor on the scores, positive.
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
@@ -93,12 +93,8 @@ def _attention(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids):
 def _forward(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids):
     """Return the output and what the backward pass needs."""
     config = tuning.forward
-    segments = None
-    if segment_ids is not None:
-        ids = _padded_segments(problem, segment_ids)
-        bounds = key_bounds(ids, config.tile, config.block)
-        segments = (ids, bounds)
-    out, lse = forward(q, k, v, segments, problem=problem, tuning=config)
+    first = None if segment_ids is None else first_keys(problem, segment_ids)
+    out, lse = forward(q, k, v, first, problem=problem, tuning=config)
     out = checkpoint_name(out, OUT_NAME)
     lse = checkpoint_name(lse, LSE_NAME)
     return out, (q, k, v, segment_ids, out, lse)
@@ -112,28 +108,46 @@ def _backward(problem: Problem, tuning: MosaicTuning, saved, d_out):
     delta = product.sum(axis=-1).transpose(0, 2, 1)
     rest = problem.padded_len - problem.seq_len
     delta = jnp.pad(delta, ((0, 0), (0, 0), (0, rest)))
-    q_segments = k_segments = None
+    first = last = None
     if segment_ids is not None:
-        ids = _padded_segments(problem, segment_ids)
-        dq, dkv = tuning.dq, tuning.dkv
-        q_segments = ids, key_bounds(ids, dq.tile, dq.block)
-        k_segments = ids, query_bounds(ids, dkv.tile, dkv.block)
-    rows = (q, k, v, d_out, lse, delta)
-    dq = query_gradient(*rows, q_segments, problem=problem, tuning=tuning.dq)
-    dk, dv = key_value_gradients(*rows, k_segments, problem=problem, tuning=tuning.dkv)
+        first, last = (f(problem, segment_ids) for f in (first_keys, last_queries))
+    rows = (q, k, v, d_out, lse * LOG2_E - problem.offset, delta)
+    dq = query_gradient(*rows, first, problem=problem, tuning=tuning.dq)
+    dk, dv = key_value_gradients(*rows, last, problem=problem, tuning=tuning.dkv)
     return dq, dk, dv, None
 
 
 _attention.defvjp(_forward, _backward)
 
 
-def _padded_segments(problem: Problem, segment_ids: Any) -> Int32[Array, "B P"]:
-    """Lengthen by the last id: it adds no segment to any tile.
+def first_keys(
+    problem: Problem, segment_ids: Int32[Array, "B T"]
+) -> Int32[Array, "B P"]:
+    """Return the first key that each query sees, by its segment and the window."""
+    ids, i = _padded(problem, segment_ids)
+    begins = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0)))
+    starts = lax.cummax(jnp.where(begins, i, 0), axis=1)
+    return jnp.maximum(starts, i - (problem.reach - 1))
 
-    Keys beyond the end are hidden by causality, queries beyond it by their log-sum-exp.
-    """
-    rest = problem.padded_len - problem.seq_len
-    return _lengthen(segment_ids.astype(jnp.int32), rest, mode="edge")
+
+def last_queries(
+    problem: Problem, segment_ids: Int32[Array, "B T"]
+) -> Int32[Array, "B P"]:
+    """Return the last query that sees each key; the last segment goes on beyond T."""
+    ids, j = _padded(problem, segment_ids)
+    is_last = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (0, 1)))
+    ends = lax.cummin(
+        jnp.where(is_last, j, problem.padded_len - 1), axis=1, reverse=True
+    )
+    return jnp.minimum(ends, j + (problem.reach - 1))
+
+
+def _padded(
+    problem: Problem, segment_ids: Int32[Array, "B T"]
+) -> tuple[Int32[Array, "B P"], Int32[Array, "P"]]:
+    """Return ids, lengthened by the last, which adds no segment, and positions."""
+    ids = _lengthen(segment_ids, problem.padded_len - problem.seq_len, mode="edge")
+    return ids, jnp.arange(problem.padded_len, dtype=jnp.int32)
 
 
 def _lengthen(x: Any, rest: int, mode: str = "constant") -> Any:
@@ -142,65 +156,3 @@ def _lengthen(x: Any, rest: int, mode: str = "constant") -> Any:
         return x
     widths = [(0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)]
     return jnp.pad(x, widths, mode=mode)
-
-
-def key_bounds(
-    ids: Int32[Array, "B P"], tile: int, block: int
-) -> Int32[Array, "B 2 tiles"]:
-    """Bound the blocks of keys that the queries of each tile can share a segment with.
-
-    Args:
-      ids: segment of each position, P a multiple of tile and block.
-      tile: queries per tile.
-      block: keys per block.
-
-    Returns:
-      For each tile, the first block that may share a segment with it, and the first
-      from which on, up to the tile's own, all is one segment.
-    """
-    meets, same = _relations(ids, tile, block)
-    blocks = jnp.arange(meets.shape[2], dtype=jnp.int32)
-    ends = (
-        jnp.arange(1, meets.shape[1] + 1, dtype=jnp.int32) * tile + block - 1
-    ) // block
-    before = blocks < ends[:, None]
-    first = jnp.argmax(meets, axis=2).astype(jnp.int32)
-    full_from = jnp.where(before & ~same, blocks + 1, 0).max(axis=2)
-    return jnp.stack([first, full_from], axis=1)
-
-
-def query_bounds(
-    ids: Int32[Array, "B P"], tile: int, block: int
-) -> Int32[Array, "B 2 tiles"]:
-    """Bound the blocks of queries that the keys of each tile can share a segment with.
-
-    Args:
-      ids: segment of each position, P a multiple of tile and block.
-      tile: keys per tile.
-      block: queries per block.
-
-    Returns:
-      For each tile, the end of the blocks that may share a segment with it, and the end
-      of those that, from the tile's own on, are all of one segment.
-    """
-    meets, same = _relations(ids, tile, block)
-    blocks = jnp.arange(meets.shape[2], dtype=jnp.int32)
-    starts = jnp.arange(meets.shape[1], dtype=jnp.int32) * tile // block
-    after = blocks >= starts[:, None]
-    end = jnp.where(meets, blocks + 1, 0).max(axis=2)
-    full_until = jnp.where(after & ~same, blocks, blocks.size).min(axis=2)
-    return jnp.stack([end, full_until], axis=1)
-
-
-def _relations(ids: Any, tile: int, block: int) -> tuple[Any, Any]:
-    """Return, [B, tiles, blocks]: the ranges of ids meet; all ids are one."""
-
-    def ranges(size: int) -> tuple[Any, Any]:
-        parts = ids.reshape(ids.shape[0], -1, size)
-        return parts.min(axis=2), parts.max(axis=2)
-
-    tile_low, tile_high = (x[:, :, None] for x in ranges(tile))
-    low, high = (x[:, None, :] for x in ranges(block))
-    meets = (tile_low <= high) & (low <= tile_high)
-    same = (tile_low == high) & (low == tile_high)
-    return meets, same & (tile_low == tile_high)

@@ -30,9 +30,14 @@ LOG2_E = math.log2(math.e)
 TILE = plgpu.Layout.WGMMA
 ROW = TILE.reduce(1)
 COLUMN = TILE.reduce(0)
+_MOST_BITS = 16
+"""Of the 32 of an integer: shifts stay below its width."""
 
 Scalar = Any
 """An int, or an int32 scalar of the kernel."""
+Edges = tuple[jax.Array | None, jax.Array | None]
+"""The first column that each row of the scores sees, and the last, as `ROW`; None where
+no block ends inside them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,24 +69,42 @@ class Problem:
 
     @property
     def reach(self) -> int:
-        """Keys that a query can see."""
-        return self.seq_len if self.window is None else self.window
+        """Keys that a query can see; those of the last tile are beyond the end."""
+        return self.padded_len if self.window is None else self.window
 
     @property
     def exponent(self) -> float:
-        """Factor from what `capped` returns to an exponent of 2."""
-        return LOG2_E * (self.scale if self.soft_cap is None else self.soft_cap)
+        """Factor from what `capped` returns to an exponent of 2, less `offset`."""
+        cap = self.soft_cap
+        return LOG2_E * (self.scale if cap is None else 2.0 * cap)
+
+    @property
+    def offset(self) -> float:
+        """What is added to all exponents of 2."""
+        return 0.0 if self.soft_cap is None else LOG2_E * self.soft_cap
 
     def capped(self, scores: jax.Array) -> jax.Array:
-        """Apply the soft cap to raw scores q k; times `exponent` it is the logit.
+        """Apply the soft cap to raw scores q k, as far as numbers are lost by it.
 
-        tanh(x) = 1 - 2 / (exp(2 x) + 1): the instruction tanh.approx has an error of
-        2^-11 (PTX ISA), which the cap would multiply.
+        tanh(x) = 1 - 2 r, r = 1 / (exp(2 x) + 1): the instruction tanh.approx has an
+        error of 2^-11 (PTX ISA), which the cap would multiply.
+
+        Returns:
+          scores where there is no cap, else -r.
         """
         if self.soft_cap is None:
             return scores
         twice = 2.0 * LOG2_E * self.scale / self.soft_cap
-        return 1.0 - 2.0 / (jnp.exp2(scores * twice) + 1.0)
+        return -1.0 / (jnp.exp2(scores * twice) + 1.0)
+
+    def times_slope(self, probs: jax.Array, capped: jax.Array) -> jax.Array:
+        """Multiply with the derivative of the cap, by what `capped` has returned.
+
+        It is 4 r (1 - r): 1 - tanh(x)^2 has no digits left where tanh(x) is near 1.
+        """
+        if self.soft_cap is None:
+            return probs
+        return probs * (-4.0 * capped * (1.0 + capped))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,106 +117,180 @@ class Blocks:
     """From here to full_high - 1, every row meets all of the block: no mask."""
     full_high: Scalar
 
-    def within(
-        self, low: Scalar, high: Scalar, full: tuple[Scalar, Scalar]
-    ) -> "Blocks":
-        """Return the part in [low, high), masked outside `full`; it may be empty."""
-        low = clip(self.low, low, high)
-        high = clip(self.high, low, high)
-        full_low = clip(jnp.maximum(self.full_low, full[0]), low, high)
-        full_high = clip(jnp.minimum(self.full_high, full[1]), full_low, high)
-        return Blocks(low=low, high=high, full_low=full_low, full_high=full_high)
-
-    def parts(self) -> list[tuple[Scalar, Scalar, bool]]:
-        """Return begin, end and whether a mask is needed, in order."""
-        return [
-            (self.low, self.full_low, True),
-            (self.full_low, self.full_high, False),
-            (self.full_high, self.high, True),
-        ]
-
-
-def key_blocks(p: Problem, i0: Scalar, rows: int, block: int) -> Blocks:
-    """Bound the blocks of keys that queries i0 to i0 + rows - 1 see.
-
-    Block kb is seen in full by all of them iff its last key is not after the first
-    query, and its first key is still in the window of the last.
-    """
-    return Blocks(
-        low=floor_div(jnp.maximum(i0 - (p.reach - 1), 0), block),
-        high=ceil_div(jnp.minimum(i0 + rows, p.seq_len), block),
-        full_low=ceil_div(jnp.maximum(i0 + rows - p.reach, 0), block),
-        full_high=floor_div(i0 + 1, block),
-    )
-
-
-def keys_in_segments(
-    blocks: Blocks, segment_refs: list[Any], b: Scalar, t: Scalar
-) -> tuple[Scalar, Scalar, Scalar, Any | None]:
-    """Narrow the blocks of keys of tile t to those that may share a segment with it.
-
-    Args:
-      blocks: those that the window leaves.
-      segment_refs: the segment of each position and `op.key_bounds`, or nothing.
-      b: row of the batch.
-      t: tile.
-
-    Returns:
-      low, high, the first block from which on all is one segment, and the segments of
-      row b, None where there are none.
-    """
-    low, high = blocks.low, blocks.high
-    if not segment_refs:
-        return low, high, low, None
-    ids, bounds = segment_refs
-    return jnp.maximum(low, bounds[b, 0, t]), high, bounds[b, 1, t], ids.at[b]
-
-
-def query_blocks(p: Problem, j0: Scalar, rows: int, block: int) -> Blocks:
-    """Bound the blocks of queries that see keys j0 to j0 + rows - 1.
-
-    All queries of block qb see all the keys iff its first is not before the last key,
-    and its last still has the first key in its window.
-    """
-    return Blocks(
-        low=floor_div(j0, block),
-        high=ceil_div(jnp.minimum(j0 + rows - 1 + p.reach, p.seq_len), block),
-        full_low=ceil_div(j0 + rows - 1, block),
-        full_high=floor_div(j0 + p.reach, block),
-    )
-
-
-def visible(
-    p: Problem,
-    shape: tuple[int, int],
-    starts: tuple[Scalar, Scalar],
-    query_dim: int,
-    segments: Any | None,
-) -> jax.Array:
-    """Tell, for each entry of a piece of the scores, whether the query sees the key.
-
-    Args:
-      p: the rule.
-      shape: of the piece.
-      starts: first position along each dim.
-      query_dim: the dim along which queries lie.
-      segments: [P] in global memory, the segment of each position; None is one for all.
-    """
-    where = [
-        start + plgpu.broadcasted_iota(jnp.int32, shape, dim, layout=TILE)
-        for dim, start in enumerate(starts)
-    ]
-    i, j = where[query_dim], where[1 - query_dim]
-    mask = j <= i
-    if p.window is not None:
-        mask = mask & (j > i - p.window)
-    if segments is not None:
-        rows, columns = (
-            plgpu.load(segments.at[pl.ds(start, size)], layout=layout, optimized=False)
-            for start, size, layout in zip(starts, shape, (ROW, COLUMN), strict=True)
+    def within(self, low: Scalar, high: Scalar) -> "Blocks":
+        """Return the part in [low, high); it may be empty."""
+        return Blocks(
+            low=clip(self.low, low, high),
+            high=clip(self.high, low, high),
+            full_low=clip(self.full_low, low, high),
+            full_high=clip(self.full_high, low, high),
         )
-        mask = mask & (along_rows(rows, shape) == along_columns(columns, shape))
-    return mask
+
+    def ends_down(self) -> tuple[Scalar, Scalar, Scalar]:
+        """Return where the parts end, from the last: masked, plain and masked."""
+        return self.full_high, self.full_low, self.low
+
+    def parts(self, near: Edges, far: Edges) -> list[tuple[Scalar, Scalar, Edges]]:
+        """Return begin and end of the parts, and the edges that cut their blocks.
+
+        Args:
+          near: edges in blocks before the full ones.
+          far: edges in blocks after them.
+        """
+        cut = (near, (None, None), far)
+        starts = (self.low, self.full_low, self.full_high)
+        return list(zip(starts, (*starts[1:], self.high), cut, strict=True))
+
+
+class FirstKeys:
+    """The first key that each query sees; it sees all from there to itself."""
+
+    def __init__(self, p: Problem, ref: Any | None) -> None:
+        """Describe them.
+
+        Args:
+          p: sizes; without `ref`, its window decides.
+          ref: [P] in global memory, `op.first_keys` of one row of the batch, or None.
+        """
+        self._p, self._ref = p, ref
+        self.are_cut = ref is not None or p.window is not None
+        """Whether some query does not see all keys before it."""
+
+    def at(self, i: Scalar) -> Scalar:
+        """Return that of one query."""
+        if self._ref is not None:
+            return self._ref[i]
+        return jnp.maximum(i - (self._p.reach - 1), 0)
+
+    def rows(self, i0: Scalar) -> jax.Array:
+        """Return those of queries i0 to i0 + ROWS - 1, as `ROW`; may be negative."""
+        if self._ref is not None:
+            part = self._ref.at[pl.ds(i0, ROWS)]
+            return plgpu.load(part, layout=ROW, optimized=False)
+        return positions(i0) - (self._p.reach - 1)
+
+    def blocks(self, i0: Scalar, rows: int, block: int) -> Blocks:
+        """Bound the blocks of keys that queries i0 to i0 + rows - 1 see.
+
+        First keys rise with the query. So all of them see a block in full iff its last
+        key is not after the first query, and its first key not before the first one
+        that the last query sees. What comes before these blocks, the diagonal does not
+        cut; what comes after, both edges may.
+        """
+        full_high = floor_div(i0 + 1, block)
+        return Blocks(
+            low=floor_div(self.at(i0), block),
+            high=ceil_div(jnp.minimum(i0 + rows, self._p.seq_len), block),
+            full_low=jnp.minimum(ceil_div(self.at(i0 + rows - 1), block), full_high),
+            full_high=full_high,
+        )
+
+
+class LastQueries:
+    """The last query that sees each key; all from the key's own on do."""
+
+    def __init__(self, p: Problem, ref: Any | None) -> None:
+        """Describe them.
+
+        Args:
+          p: sizes; without `ref`, its window decides.
+          ref: [P] in global memory, `op.last_queries` of one row of the batch, or None.
+        """
+        self._p, self._ref = p, ref
+        self.are_cut = ref is not None or p.window is not None
+        """Whether some key is not seen by all queries after it."""
+
+    def at(self, j: Scalar) -> Scalar:
+        """Return that of one key; it may be beyond the end."""
+        return self._ref[j] if self._ref is not None else j + (self._p.reach - 1)
+
+    def rows(self, j0: Scalar) -> jax.Array:
+        """Return those of keys j0 to j0 + ROWS - 1, as `ROW`."""
+        if self._ref is not None:
+            part = self._ref.at[pl.ds(j0, ROWS)]
+            return plgpu.load(part, layout=ROW, optimized=False)
+        return positions(j0) + (self._p.reach - 1)
+
+    def blocks(self, j0: Scalar, rows: int, block: int) -> Blocks:
+        """Bound the blocks of queries that see keys j0 to j0 + rows - 1.
+
+        Last queries rise with the key. So all of a block see all the keys iff its first
+        query is not before the last key, and its last not after the last one that sees
+        the first key. What comes before these blocks, both edges may cut; what comes
+        after, the diagonal does not.
+        """
+        end = jnp.minimum(self.at(j0 + rows - 1) + 1, self._p.seq_len)
+        full_low = ceil_div(j0 + rows - 1, block)
+        return Blocks(
+            low=floor_div(j0, block),
+            high=ceil_div(end, block),
+            full_low=full_low,
+            full_high=jnp.maximum(floor_div(self.at(j0) + 1, block), full_low),
+        )
+
+
+def positions(start: Scalar) -> jax.Array:
+    """Return start to start + ROWS - 1, as `ROW`."""
+    return start + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+
+
+def hide_outside(x: jax.Array, value: float, edges: Edges, start: Scalar) -> jax.Array:
+    """Replace what is outside the edges in a piece whose first column is start."""
+    first, last = (None if edge is None else edge - start for edge in edges)
+    if first is None and last is None:
+        return x
+    return hide(x, value, first=first, last=last)
+
+
+def hide(
+    x: jax.Array, value: float, *, first: jax.Array | None, last: jax.Array | None
+) -> jax.Array:
+    """Replace, in each row, what is before its first column or after its last.
+
+    A thread holds the same columns of each 8, so that one bit for each 8 says what is
+    seen: two instructions an entry, however many edges cut the row.
+
+    Args:
+      x: [ROWS, n], as `TILE`.
+      value: the replacement.
+      first: as `ROW`; None hides nothing before.
+      last: as `ROW`; None hides nothing after.
+    """
+    columns = x.shape[1]
+    if columns > _MOST_BITS * 8:
+        middle = columns // 2
+        halves = []
+        for start in (0, middle):
+            part = lax.slice(x, (0, start), (ROWS, start + middle))
+            edges = [e if e is None else e - start for e in (first, last)]
+            halves.append(hide(part, value, first=edges[0], last=edges[1]))
+        return lax.concatenate(halves, 1)
+    shape, num = (ROWS, 8), columns // 8
+    own = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=TILE)
+
+    def from_eighth(edge: jax.Array, rounded: int) -> jax.Array:
+        """Return bits, set from the column's first eighth on that is at the edge."""
+        eighth = along_rows(edge, shape) - own + rounded
+        eighth = lax.shift_right_arithmetic(eighth, jnp.int32(3))
+        return lax.shift_left(jnp.full(shape, -1, jnp.int32), eighth)
+
+    seen = jnp.full(shape, -1, jnp.int32)
+    if first is not None:
+        seen = from_eighth(clip(first, 0, columns), 7)
+    if last is not None:
+        seen = seen & ~from_eighth(clip(last, -1, columns - 1), 8)
+    seen = lax.concatenate([seen] * num, 1)
+    bits = [
+        plgpu.layout_cast(jnp.full(shape, 1 << n, jnp.int32), TILE) for n in range(num)
+    ]
+    return jnp.where((seen & lax.concatenate(bits, 1)) != 0, x, value)
+
+
+def add_eighths(sums: jax.Array, x: jax.Array) -> jax.Array:
+    """Add to sums [ROWS, 8] those of every eighth column of x [ROWS, n]."""
+    for start in range(0, x.shape[1], 8):
+        sums = sums + lax.slice(x, (0, start), (ROWS, start + 8))
+    return sums
 
 
 def fill_rings(
