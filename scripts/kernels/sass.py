@@ -71,7 +71,12 @@ class Loop:
 
 
 def loops(sass: str) -> list[Loop]:
-    """Return the loops of a kernel in which matrices are multiplied, in their order.
+    """Return the loops of a kernel in which matrices are multiplied, in their order."""
+    return [_measured(body) for body in loop_bodies(sass)]
+
+
+def loop_bodies(sass: str) -> list[list[Instruction]]:
+    """Return the instructions of each loop that multiplies matrices, in their order.
 
     Of loops inside each other it is the innermost.
     """
@@ -85,7 +90,7 @@ def loops(sass: str) -> list[Loop]:
             if begin <= i and any(c.is_a("HGMMA") for c in code[begin:i]):
                 spans.append((begin, i + 1))
     return [
-        _measured(code[begin:end])
+        code[begin:end]
         for begin, end in spans
         if not any(
             (begin, end) != other and begin <= other[0] and other[1] <= end

@@ -1,0 +1,110 @@
+"""Turn a loop of machine code into the phases that `sm_model` times.
+
+Enters: the instructions of a loop. Leaves: its phases: work, products issued, waits
+for them, turns. What a warpgroup can overlap is thereby what ptxas left, not what the
+source says.
+"""
+
+import re
+from collections.abc import Sequence
+
+from scripts.kernels.sass import Instruction
+from scripts.kernels.sm_model import (
+    PIPE_CLOCKS,
+    Phase,
+    Product,
+    Program,
+    Turn,
+    Wait,
+    Work,
+)
+
+PIECE = 24
+"""Instructions of a piece of work. Within a piece the pipes run side by side; pieces
+follow each other, as the code does."""
+
+_SHAPE = re.compile(r"\.(\d+)x(\d+)x(\d+)\.")
+_FMA = ("FFMA", "FADD", "FMUL", "IMAD")
+_LSU = ("LD", "LDG", "LDS", "LDSM", "ST", "STG", "STS", "STSM", "SHFL")
+_ISSUE_ONLY = ("BRA", "HGMMA", "WARPGROUP", "BAR", "NOP", "SYNCS", "MEMBAR", "FENCE")
+_ELEMENT_BYTES = 2
+
+
+def program(body: Sequence[Instruction]) -> Program:
+    """Return the phases of a loop.
+
+    A warpgroup passes a turn if it arrives at a barrier right after it has issued
+    products, without waiting for any in between; then it takes one before its first
+    products. Slots of a ring are released only after a wait.
+    """
+    phases: list[Phase] = []
+    piece: list[Instruction] = []
+    flops = shared_bytes = 0.0
+    has_issued = has_turns = False
+
+    def end_piece() -> None:
+        if piece:
+            phases.append(work(piece))
+            piece.clear()
+
+    for instruction in body:
+        piece.append(instruction)
+        if instruction.is_a("HGMMA"):
+            more_flops, more_bytes = product_of(instruction)
+            flops, shared_bytes = flops + more_flops, shared_bytes + more_bytes
+        if instruction.ends_group:
+            end_piece()
+            phases.append(Product(flops=flops, shared_bytes=shared_bytes))
+            flops, shared_bytes, has_issued = 0.0, 0.0, True
+        elif (most := instruction.most_unfinished) is not None:
+            end_piece()
+            phases.append(Wait(most_unfinished=most))
+            has_issued = False
+        elif instruction.is_a("SYNCS.ARRIVE") and has_issued and not has_turns:
+            end_piece()
+            phases.append(Turn(taken=False))
+            has_turns = True
+        elif len(piece) == PIECE:
+            end_piece()
+    end_piece()
+    if has_turns:
+        first = next(i for i, p in enumerate(phases) if isinstance(p, Product))
+        phases.insert(first, Turn(taken=True))
+    return phases
+
+
+def work(piece: Sequence[Instruction]) -> Work:
+    """Count the clocks of instructions on each pipe."""
+    clocks = {"issue": float(len(piece))}
+    for instruction in piece:
+        if pipe := _pipe(instruction.opcode.partition(".")[0]):
+            clocks[pipe] = clocks.get(pipe, 0.0) + PIPE_CLOCKS[pipe]
+    return Work(clocks=clocks)
+
+
+def product_of(instruction: Instruction) -> tuple[float, float]:
+    """Return the FLOPs of a product and the bytes that it reads from shared memory."""
+    shape = _SHAPE.search(instruction.opcode)
+    if shape is None:
+        raise ValueError(f"no shape in {instruction.opcode!r}, a matrix product")
+    m, n, k = map(int, shape.groups())
+    # Without a register as its first factor, both come from shared memory.
+    first = instruction.operands.split(",")[1].strip()
+    rows = n if first.startswith("R") else m + n
+    return 2.0 * m * n * k, float(rows * k * _ELEMENT_BYTES)
+
+
+def flops(phases: Program) -> float:
+    """Return the FLOPs of all products of a round."""
+    return sum(phase.flops for phase in phases if isinstance(phase, Product))
+
+
+def _pipe(name: str) -> str | None:
+    if name == "MUFU":
+        return "mufu"
+    if name in _FMA:
+        return "fma"
+    if name in _LSU:
+        return "lsu"
+    # Names that begin with U are of the uniform datapath, which all threads share.
+    return None if name in _ISSUE_ONLY or name.startswith("U") else "alu"

@@ -1,0 +1,237 @@
+"""Time the loop of a kernel on one SM of a Hopper GPU, without one.
+
+Enters: what a warpgroup does in a round of its loop, phase by phase, and how many
+warpgroups do it. Leaves: the clocks of a round.
+
+An SM has four schedulers, and each has one warp of every warpgroup. So a warpgroup's
+instructions count as those of one warp on one scheduler. A warp alone does not fill a
+pipe, since its instructions wait for each other: its work takes `slowness` times the
+clocks of the busiest pipe. Warpgroups share the pipes and slow each other down only
+where a pipe is full. The tensor cores take one group of products after the other, in
+the order in which they are issued.
+
+Rates (CUDA C++ programming guide, table of the throughput of arithmetic instructions,
+compute capability 9.0; warp instructions of 32 threads on one of four schedulers).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+CLOCK_GHZ = 1.83
+"""At which 132 SMs of 4096 FLOPs a clock have the 989 TFLOP/s of the data sheet."""
+NUM_SMS = 132
+FLOPS_PER_CLOCK = 4096
+"""Of the tensor cores of an SM: bfloat16, dense."""
+SHARED_BYTES_PER_CLOCK = 128
+EXPONENTIALS_PER_CLOCK = 16
+L2_BYTES_PER_CLOCK = 5120 / NUM_SMS
+"""Of an SM, when all read. NVIDIA gives 5120 bytes a clock for the L2 of the A100
+(Ampere architecture whitepaper); none for Hopper."""
+
+PIPES = ("issue", "fma", "alu", "mufu", "lsu")
+"""Issue slots; single-precision multiply and add; comparisons, conversions and
+integers; exponentials; shared memory and shuffles."""
+PIPE_CLOCKS = {"fma": 1.0, "alu": 2.0, "mufu": 8.0, "lsu": 4.0}
+"""Of a warp instruction: 128, 64, 16 and 32 results a clock and SM."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Instructions of one warp."""
+
+    clocks: Mapping[str, float]
+    """Of each of `PIPES`."""
+
+    @property
+    def most(self) -> float:
+        """Clocks of the busiest pipe."""
+        return max(self.clocks.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Product:
+    """A group of matrix products of a warpgroup, under way once it is issued."""
+
+    flops: float
+    shared_bytes: float
+    """Of operands in shared memory, read once for each instruction."""
+
+    @property
+    def clocks(self) -> float:
+        """Clocks that the tensor cores take, or the operands if they are later."""
+        arithmetic = self.flops / FLOPS_PER_CLOCK
+        return max(arithmetic, self.shared_bytes / SHARED_BYTES_PER_CLOCK)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Until at most this many groups of products are unfinished."""
+
+    most_unfinished: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turn:
+    """The right to issue products: taken, or passed to the next warpgroup."""
+
+    taken: bool
+
+
+Phase = Work | Product | Wait | Turn
+Program = Sequence[Phase]
+
+
+def clocks_per_round(
+    program: Program, *, warpgroups: int, slowness: float = 1.0, rounds: int = 48
+) -> float:
+    """Return the clocks in which every warpgroup does one round, in the long run.
+
+    Args:
+      program: of each warpgroup.
+      warpgroups: that run it.
+      slowness: of a warp alone, over the clocks of its busiest pipe; at least 1.
+      rounds: that are simulated; the first half is left out.
+    Raises:
+      ValueError: the warpgroups wait for each other, or slowness is below 1.
+    """
+    if slowness < 1:
+        raise ValueError(f"slowness must be at least 1, got {slowness}")
+    groups = [_Warpgroup(program) for _ in range(warpgroups)]
+    groups[0].turns = 1
+    half = rounds // 2
+    now, tensor_free = 0.0, 0.0
+    while min(group.rounds for group in groups) < rounds:
+        tensor_free = _start_all(groups, now, tensor_free)
+        working = [group for group in groups if isinstance(group.phase, Work)]
+        speed = _speed(working, slowness)
+        ends = [now + group.left * slowness / speed for group in working]
+        ends += [t for group in groups if (t := group.waits_until) is not None]
+        if not ends:
+            raise ValueError("no warpgroup can go on: each waits for a turn")
+        step = max(min(ends) - now, 0.0)
+        now += step
+        for group in working:
+            group.left -= step * speed / slowness
+        for group in groups:
+            group.finish(now)
+    return (_reached(groups, rounds) - _reached(groups, half)) / (rounds - half)
+
+
+class _Warpgroup:
+    """Where one warpgroup is in its program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.at, self.rounds, self.turns = 0, 0, 0
+        self.left = 0.0
+        self.done: list[float] = []
+        """When each group of products is finished."""
+        self.times: list[float] = []
+        """When each round ended."""
+        self._enter()
+
+    @property
+    def phase(self) -> Phase:
+        return self.program[self.at]
+
+    @property
+    def waits_until(self) -> float | None:
+        """When the products are finished that it waits for; None: for no product."""
+        if not isinstance(self.phase, Wait):
+            return None
+        n = self.phase.most_unfinished
+        return self.done[-n - 1] if len(self.done) > n else 0.0
+
+    def finish(self, now: float) -> None:
+        """Leave a phase that is over."""
+        until = self.waits_until
+        is_over = self.left <= 1e-9 if isinstance(self.phase, Work) else False
+        if is_over or (until is not None and until <= now + 1e-9):
+            self.next(now)
+
+    def next(self, now: float) -> None:
+        self.at += 1
+        if self.at == len(self.program):
+            self.at = 0
+            self.rounds += 1
+            self.times.append(now)
+        self._enter()
+
+    def _enter(self) -> None:
+        self.left = self.phase.most if isinstance(self.phase, Work) else 0.0
+
+
+def _start_all(groups: list[_Warpgroup], now: float, tensor_free: float) -> float:
+    """Pass by all phases that take no time; return when the tensor cores are free."""
+    moved = True
+    while moved:
+        moved = False
+        for i, group in enumerate(groups):
+            phase = group.phase
+            if isinstance(phase, Product):
+                tensor_free = max(now, tensor_free) + phase.clocks
+                group.done.append(tensor_free)
+            elif isinstance(phase, Turn) and not phase.taken:
+                groups[(i + 1) % len(groups)].turns += 1
+            elif isinstance(phase, Turn) and group.turns:
+                group.turns -= 1
+            else:
+                continue
+            group.next(now)
+            moved = True
+    return tensor_free
+
+
+def _speed(working: Sequence[_Warpgroup], slowness: float) -> float:
+    """Return how fast all go on, 1 if each is as fast as alone."""
+    used: dict[str, float] = dict.fromkeys(PIPES, 0.0)
+    for group in working:
+        assert isinstance(group.phase, Work)
+        for pipe, clocks in group.phase.clocks.items():
+            used[pipe] += clocks / (group.phase.most * slowness)
+    return 1 / max(1.0, *used.values())
+
+
+def _reached(groups: Sequence[_Warpgroup], rounds: int) -> float:
+    """Return when all had done these rounds."""
+    return max(group.times[rounds - 1] for group in groups)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Clocks of one SM that a round of all warpgroups takes of each resource."""
+
+    tensor: float
+    shared: float
+    exponentials: float
+    issue: float
+    l2: float
+
+    @property
+    def most(self) -> float:
+        """Of the resource that takes longest."""
+        return max(dataclasses.astuple(self))
+
+
+def counts(program: Program, *, warpgroups: int, loaded_bytes: float) -> Counts:
+    """Count what a round takes, everything beside everything else.
+
+    Args:
+      program: of each warpgroup.
+      warpgroups: that run it.
+      loaded_bytes: that the copy engine writes to shared memory for all of them.
+    """
+    products = [phase for phase in program if isinstance(phase, Product)]
+    work = [phase.clocks for phase in program if isinstance(phase, Work)]
+    shared = sum(p.shared_bytes for p in products) * warpgroups + loaded_bytes
+    # Four schedulers read and write shared memory over one path.
+    shared_clocks = shared / SHARED_BYTES_PER_CLOCK
+    shared_clocks += warpgroups * math.fsum(w.get("lsu", 0.0) for w in work)
+    return Counts(
+        tensor=warpgroups * math.fsum(p.flops for p in products) / FLOPS_PER_CLOCK,
+        shared=shared_clocks,
+        exponentials=warpgroups * math.fsum(w.get("mufu", 0.0) for w in work),
+        issue=warpgroups * math.fsum(w.get("issue", 0.0) for w in work),
+        l2=loaded_bytes / L2_BYTES_PER_CLOCK,
+    )
