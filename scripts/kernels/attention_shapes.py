@@ -1,0 +1,127 @@
+"""Calls of attention whose schedule and speed are forecast, and the kernels' grids.
+
+Enters: nothing. Leaves: shapes on one GPU, and the order of the axes of a grid.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mjax.kernels.attention.mosaic_gpu.op import attention
+from mjax.kernels.attention.tuning import MOSAIC_H200
+
+KERNELS = ("forward", "dq", "dkv")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Attention of one layer on one GPU."""
+
+    name: str
+    batch: int = 1
+    seq_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int = 128
+    window: int | None = None
+    mean_document: int | None = None
+    """Mean length of packed documents; None: a sequence is one document."""
+
+    @property
+    def group(self) -> int:
+        """Query heads that read one key head."""
+        return self.heads // self.kv_heads
+
+    def segment_ids(self, seed: int = 0) -> np.ndarray | None:
+        """Return [B, T], documents of log-normal lengths (sigma 1); None: without."""
+        if self.mean_document is None:
+            return None
+        random = np.random.default_rng(seed)
+        rows = []
+        for _ in range(self.batch):
+            lengths = list[int]()
+            while sum(lengths) < self.seq_len:
+                # exp(mu + sigma^2 / 2) is the mean of a log-normal distribution.
+                drawn = random.lognormal(np.log(self.mean_document) - 0.5, 1.0)
+                lengths.append(max(1, int(drawn)))
+            ids = np.repeat(np.arange(len(lengths)), lengths)
+            rows.append(ids[: self.seq_len])
+        return np.stack(rows).astype(np.int32)
+
+
+def _shape(name: str, batch: int, seq_len: int, heads: int, kv: int, **rest) -> Shape:
+    sizes = {"batch": batch, "seq_len": seq_len, "heads": heads, "kv_heads": kv}
+    return Shape(name=name, **sizes, **rest)
+
+
+SHAPES = (
+    _shape("llama3-8b, T 8192", 1, 8192, 32, 8),
+    _shape("llama3-8b, T 8192, tp 2", 1, 8192, 16, 4),
+    _shape("llama3-8b, T 8192, tp 8", 1, 8192, 4, 1),
+    _shape("llama3-70b, T 8192, tp 8", 1, 8192, 8, 1),
+    _shape("175b, T 2048, tp 8", 1, 2048, 12, 12),
+    _shape("175b, B 4, T 2048, tp 8", 4, 2048, 12, 12),
+    _shape("gpt-1.3b, B 4, T 2048", 4, 2048, 16, 16),
+    _shape("llama3-8b, T 8192, window 1024", 1, 8192, 32, 8, window=1024),
+    _shape("llama3-8b, T 8192, documents", 1, 8192, 32, 8, mean_document=1024),
+    _shape("llama3-8b, T 8192, documents, tp 8", 1, 8192, 4, 1, mean_document=1024),
+    _shape("llama3-8b, T 32768, tp 8", 1, 32768, 4, 1),
+    _shape("12 heads of 64, B 16, T 1024", 16, 1024, 12, 12, head_dim=64),
+)
+"""The twelve. B, T, query heads, key heads on one GPU."""
+
+
+@functools.cache
+def grid_axes(kernel: str, head_dim: int) -> tuple[str, ...]:
+    """Return the names of the axes of a kernel's grid, the slowest first.
+
+    Read from the program that jax traces.
+
+    Raises:
+      ValueError: they are none that the simulation knows.
+    """
+    q = jax.ShapeDtypeStruct((1, 1024, 2, head_dim), jnp.bfloat16)
+    call: Any = functools.partial(
+        attention,
+        window=None,
+        scale=1.0,
+        soft_cap=None,
+        tuning=MOSAIC_H200[head_dim],
+    )
+
+    def with_gradients(q, d_out):
+        out, pull = jax.vjp(lambda q: call(q, q, q, None), q)
+        return out, pull(d_out)
+
+    traced = jax.make_jaxpr(with_gradients)(q, q)
+    for name, mesh in _meshes(traced.jaxpr):
+        if name == f"attention_{kernel}":
+            axes = tuple(mesh.grid_names)
+            if sorted(axes) != ["batch", "heads", "tile"]:
+                raise ValueError(
+                    f"the grid of {kernel} has the axes {', '.join(axes)}; the "
+                    "simulation knows batch, heads, tile: add the new order to "
+                    "scripts/kernels/schedule.py"
+                )
+            return axes
+    raise ValueError(f"no kernel attention_{kernel} in the traced program")
+
+
+def _meshes(jaxpr: Any) -> Iterator[tuple[str, Any]]:
+    """Return name and mesh of each kernel, at any depth."""
+    for eqn in jaxpr.eqns:
+        params = eqn.params
+        meshes = params.get("meshes") or [params.get("mesh")]
+        for mesh in meshes:
+            if getattr(mesh, "grid_names", None):
+                yield str(params.get("name")), mesh
+        for value in params.values():
+            for part in value if isinstance(value, (tuple, list)) else [value]:
+                inner = getattr(part, "jaxpr", part)
+                if hasattr(inner, "eqns"):
+                    yield from _meshes(inner)

@@ -1,0 +1,405 @@
+"""Simulate in which order the attention kernels' blocks keep 132 SMs busy.
+
+Enters: shapes of a call, the blocks of keys or queries that each tile visits, counted
+with the kernels' own functions. Leaves: for each kernel and order the share of the time
+in which the SMs do the work of the tiles.
+
+    python -m scripts.kernels.schedule
+
+One thread block runs on an SM at a time. Blocks start in the order of the grid, each on
+the SM that is free first. A block costs its work and a fixed time that nothing hides.
+"""
+
+import argparse
+import dataclasses
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mjax.hardware.gpus import GPUS
+from mjax.kernels.attention.mosaic_gpu import op, tiles
+from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
+from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape, grid_axes
+from scripts.kernels.sm_model import CLOCK_GHZ, FLOPS_PER_CLOCK, NUM_SMS
+
+ORDERS = (
+    "shipped",
+    "tiles first",
+    "sections",
+    "longest first",
+    "per query head",
+    "cut",
+    "persistent",
+)
+FIXED_US = 2.0
+"""Of a block: start, first loads, output. A guess; nothing was measured."""
+HIDDEN = 0.5
+"""Share of it that a persistent grid hides: the loads of the next tile and the stores
+of the last one; the first product and softmax of a tile stay."""
+SUSTAINED = 0.6
+"""Share of the tensor cores' peak in the loop, for `step_us`."""
+PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4}
+"""Matrix products for each visited block."""
+LAUNCH_US = 3.0
+"""Of the kernel that adds up the pieces of a cut tile. A guess."""
+_GPU = GPUS["h200"]
+_CACHE_BYTES = _GPU.l2_bytes // 2
+"""Half of the L2: an SM reads the other half through its own, which keeps a copy."""
+_LEAST_SECTION = 2 * NUM_SMS
+"""Blocks that a section has at least: with fewer, the last one ends in a long tail."""
+_CHUNK = 1024
+"""Positions that are cached together."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """One thread block."""
+
+    batch: int
+    head: int
+    """Of the grid: a key head in dkv, a query head otherwise."""
+    tile: int
+    """In the order of the grid."""
+    work_us: float
+    reads: tuple[tuple[int, ...], ...]
+    """The pieces of memory that it reads."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What an order of blocks leads to."""
+
+    efficiency: float
+    """Work over the time that all SMs together have; at most 1."""
+    makespan_us: float
+    read_us: float
+    """What the reads take from the memory, beside the rest."""
+
+    @property
+    def bound_by_memory(self) -> bool:
+        """Whether reading takes longer than computing."""
+        return self.read_us > self.makespan_us
+
+
+def makespan(
+    work_us: Sequence[float], *, fixed_us: float = 0.0, sms: int = NUM_SMS
+) -> float:
+    """Return when the last block ends, started in this order on the first free SM."""
+    free = [0.0] * sms
+    for work in work_us:
+        heapq.heapreplace(free, free[0] + work + fixed_us)
+    return max(free)
+
+
+def read_bytes(
+    blocks: Sequence[Block], chunk_bytes: float, *, cache_bytes: int = _CACHE_BYTES
+) -> float:
+    """Return the bytes that come from the memory, not from the L2.
+
+    Blocks read whole chunks one after the other, in their order; the cache drops what
+    was not read for the longest time.
+    """
+    cached = OrderedDict[tuple[int, ...], None]()
+    slots, missed = int(cache_bytes // chunk_bytes), 0
+    for block in blocks:
+        for chunk in block.reads:
+            if chunk in cached:
+                cached.move_to_end(chunk)
+                continue
+            missed += 1
+            cached[chunk] = None
+            if len(cached) > slots:
+                cached.popitem(last=False)
+    return missed * chunk_bytes
+
+
+def step_us(kernel: str, head_dim: int, sizes: MosaicKernel) -> float:
+    """Return the time of a block of the other sequence, for all rows of a tile."""
+    flops = PRODUCTS[kernel] * 2.0 * sizes.tile * sizes.block * head_dim
+    return flops / FLOPS_PER_CLOCK / (CLOCK_GHZ * 1e3) / SUSTAINED
+
+
+def visits(
+    shape: Shape, kernel: str, masked_cost: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return for each row of the batch and tile: steps, first and end of the blocks.
+
+    A step is counted in part where only some warpgroups see the block.
+
+    Args:
+      shape: of the call.
+      kernel: of `KERNELS`.
+      masked_cost: what a step with a masked block counts.
+    """
+    sizes = getattr(MOSAIC_H200[shape.head_dim], kernel)
+    tuning = MOSAIC_H200[shape.head_dim]
+    p = tiles.Problem(
+        seq_len=shape.seq_len,
+        padded_len=op.padded_len(shape.seq_len, tuning.forward, tuning.dq, tuning.dkv),
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        window=shape.window,
+        scale=1.0,
+        soft_cap=None,
+    )
+    first = jnp.arange(math.ceil(shape.seq_len / sizes.tile)) * sizes.tile
+    bounds = tiles.LastQueries if kernel == "dkv" else tiles.FirstKeys
+    edges = op.last_queries if kernel == "dkv" else op.first_keys
+    ids = shape.segment_ids()
+    refs = [None] * shape.batch if ids is None else edges(p, jnp.asarray(ids))
+    rows = []
+    for ref in refs:
+        seen = bounds(p, ref)
+        whole = seen.blocks(first, sizes.tile, sizes.block)
+        steps = jnp.zeros(first.shape)
+        for wg in range(sizes.warpgroups):
+            part = seen.blocks(first + wg * tiles.ROWS, tiles.ROWS, sizes.block)
+            part = part.within(whole.low, whole.high)
+            plain = jnp.maximum(part.full_high - part.full_low, 0)
+            masked = jnp.maximum(part.high - part.low, 0) - plain
+            steps += (plain + masked * masked_cost) / sizes.warpgroups
+        rows.append((steps, whole.low, whole.high))
+    steps, low, high = (np.stack([np.asarray(r[i]) for r in rows]) for i in range(3))
+    return steps, low, high
+
+
+def blocks_of(
+    shape: Shape, kernel: str, step: float, masked_cost: float = 1.0
+) -> list[Block]:
+    """List the blocks of a kernel in the order of the grid as it is shipped."""
+    sizes = getattr(MOSAIC_H200[shape.head_dim], kernel)
+    steps, low, high = visits(shape, kernel, masked_cost)
+    grid_heads = shape.kv_heads if kernel == "dkv" else shape.heads
+    walks = shape.group if kernel == "dkv" else 1
+    # The heaviest tiles of a head come first: the last queries, the first keys.
+    order = range(steps.shape[1]) if kernel == "dkv" else range(steps.shape[1])[::-1]
+    blocks = []
+    for b in range(shape.batch):
+        for n in range(grid_heads):
+            for place, t in enumerate(order):
+                begin = int(low[b, t]) * sizes.block // _CHUNK
+                end = math.ceil(int(high[b, t]) * sizes.block / _CHUNK)
+                first = n * walks if kernel == "dkv" else n // shape.group
+                reads = tuple(
+                    (b, first + g, c) for g in range(walks) for c in range(begin, end)
+                )
+                work = float(steps[b, t]) * step * walks
+                blocks.append(
+                    Block(batch=b, head=n, tile=place, work_us=work, reads=reads)
+                )
+    axes = grid_axes(kernel, shape.head_dim)
+    place = {"batch": "batch", "heads": "head", "tile": "tile"}
+    return sorted(blocks, key=lambda x: tuple(getattr(x, place[a]) for a in axes))
+
+
+def tiles_first(blocks: Sequence[Block]) -> list[Block]:
+    """Order by tile, then by row and head: the heaviest tiles of all heads first."""
+    return sorted(blocks, key=lambda x: (x.tile, x.batch, x.head))
+
+
+def in_sections(blocks: Sequence[Block], chunk_bytes: float) -> list[Block]:
+    """Order so within sections of heads, which follow each other.
+
+    The sections are equal. There are as many as it takes for the reads of each to fit
+    into the cache, but each has `_LEAST_SECTION` blocks at least.
+    """
+    heads = OrderedDict[tuple[int, int], list[Block]]()
+    for block in blocks:
+        heads.setdefault((block.batch, block.head), []).append(block)
+    num_bytes = len({chunk for block in blocks for chunk in block.reads}) * chunk_bytes
+    most = min(len(blocks) // _LEAST_SECTION, len(heads))
+    num = max(1, min(math.ceil(num_bytes / _CACHE_BYTES), most))
+    own, ordered = list(heads.values()), list[Block]()
+    for i in range(num):
+        section = own[len(own) * i // num : len(own) * (i + 1) // num]
+        ordered += tiles_first([block for head in section for block in head])
+    return ordered
+
+
+def longest_first(blocks: Sequence[Block]) -> list[Block]:
+    """Order by work; of equal ones as they were."""
+    return sorted(blocks, key=lambda x: -x.work_us)
+
+
+def per_query_head(blocks: Sequence[Block], shape: Shape) -> tuple[list[Block], float]:
+    """Give every query head of dkv a block of its own, the heaviest tiles first.
+
+    Returns:
+      The blocks, and the time to add up the heads of a group.
+    """
+    pieces = [
+        _piece(block, i, shape.group) for block in blocks for i in range(shape.group)
+    ]
+    return tiles_first(pieces), _sum_us(shape, "dkv", len(pieces))
+
+
+def cut(
+    blocks: Sequence[Block], shape: Shape, kernel: str
+) -> tuple[list[Block], float]:
+    """Cut tiles that are longer than half of the mean load of an SM, longest first.
+
+    Returns:
+      The pieces, and the time to add them up.
+    """
+    most_us = math.fsum(block.work_us for block in blocks) / NUM_SMS / 2
+    pieces, partial = list[Block](), 0
+    for block in blocks:
+        num = math.ceil(block.work_us / most_us)
+        pieces += [_piece(block, i, num) for i in range(num)]
+        partial += num if num > 1 else 0
+    return longest_first(pieces), _sum_us(shape, kernel, partial)
+
+
+def _piece(block: Block, index: int, num: int) -> Block:
+    """Return one of equal parts of a walk."""
+    begin, end = (len(block.reads) * i // num for i in (index, index + 1))
+    reads = block.reads[begin : max(end, begin + 1)]
+    return dataclasses.replace(block, work_us=block.work_us / num, reads=reads)
+
+
+def _sum_us(shape: Shape, kernel: str, num_partial: int) -> float:
+    """Return the time to write partial sums in float32 and add them in fixed order."""
+    if not num_partial:
+        return 0.0
+    tile = getattr(MOSAIC_H200[shape.head_dim], kernel).tile
+    sums = 2 if kernel == "dkv" else 1
+    num_bytes = num_partial * sums * tile * shape.head_dim * 4.0
+    return LAUNCH_US + 2 * num_bytes / _GPU.memory_bytes_per_s * 1e6
+
+
+def outcomes(
+    shape: Shape,
+    kernel: str,
+    *,
+    step: float | None = None,
+    masked_cost: float = 1.0,
+    fixed_us: float = FIXED_US,
+) -> dict[str, Outcome]:
+    """Simulate every order of a kernel's blocks.
+
+    Args:
+      shape: of the call.
+      kernel: of `KERNELS`.
+      step: time of a block of the other sequence; None: `step_us`.
+      masked_cost: what a masked block takes, over a plain one.
+      fixed_us: cost of a thread block that nothing hides.
+    """
+    sizes = getattr(MOSAIC_H200[shape.head_dim], kernel)
+    if step is None:
+        step = step_us(kernel, shape.head_dim, sizes)
+    blocks = blocks_of(shape, kernel, step, masked_cost)
+    total_us = math.fsum(block.work_us for block in blocks)
+    # Two arrays of 16-bit numbers: K and V, or queries and cotangents.
+    chunk_bytes = min(_CHUNK, shape.seq_len) * shape.head_dim * 2 * 2.0
+
+    def outcome(order: Sequence[Block], fixed: float, extra_us: float = 0.0):
+        end_us = makespan([block.work_us for block in order], fixed_us=fixed)
+        read_us = read_bytes(order, chunk_bytes) / _GPU.memory_bytes_per_s * 1e6
+        whole_us = max(end_us, read_us) + extra_us
+        return Outcome(
+            efficiency=total_us / NUM_SMS / whole_us,
+            makespan_us=end_us + extra_us,
+            read_us=read_us,
+        )
+
+    sections = in_sections(blocks, chunk_bytes)
+    found = {
+        "shipped": outcome(blocks, fixed_us),
+        "tiles first": outcome(tiles_first(blocks), fixed_us),
+        "sections": outcome(sections, fixed_us),
+        "longest first": outcome(longest_first(blocks), fixed_us),
+        "persistent": outcome(sections, fixed_us * (1 - HIDDEN)),
+    }
+    pieces, extra_us = cut(blocks, shape, kernel)
+    found["cut"] = outcome(pieces, fixed_us, extra_us)
+    if kernel == "dkv" and shape.group > 1:
+        pieces, extra_us = per_query_head(blocks, shape)
+        found["per query head"] = outcome(pieces, fixed_us, extra_us)
+    return found
+
+
+def recommended(shape: Shape, kernel: str) -> str:
+    """Return the simplest order that is good for a shape.
+
+    Tiles first within sections; dkv a block for each query head where its blocks are
+    too few: under a causal mask the mean load of an SM is then below 0.9 of the longest
+    block.
+    """
+    tile = getattr(MOSAIC_H200[shape.head_dim], kernel).tile
+    blocks = shape.batch * shape.kv_heads * math.ceil(shape.seq_len / tile)
+    is_few = kernel == "dkv" and blocks < 1.8 * NUM_SMS
+    return "per query head" if is_few and shape.group > 1 else "sections"
+
+
+def one_grid(
+    works: Sequence[Sequence[Block]],
+    *,
+    fixed_us: float = FIXED_US,
+    extra_us: float = 0.0,
+) -> float:
+    """Return the efficiency of several kernels' blocks in one grid, longest first."""
+    blocks = longest_first([block for work in works for block in work])
+    work_us = [block.work_us for block in blocks]
+    end_us = makespan(work_us, fixed_us=fixed_us) + extra_us
+    return math.fsum(work_us) / NUM_SMS / end_us
+
+
+def slack(shape: Shape, kernel: str) -> float:
+    """Return the mean load of an SM over the longest tile, without splitting."""
+    work = [block.work_us for block in blocks_of(shape, kernel, 1.0)]
+    return math.fsum(work) / NUM_SMS / max(work)
+
+
+def table(
+    shapes: Sequence[Shape],
+    steps: Callable[[str, int], float] | None = None,
+    fixed_us: float = FIXED_US,
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: a shape and kernel a row, an order a column.
+
+    Args:
+      shapes: of calls.
+      steps: time of a block of the other sequence, by kernel and head width; None:
+        `step_us`.
+      fixed_us: cost of a thread block that nothing hides.
+    """
+    rows = []
+    for shape in shapes:
+        for kernel in KERNELS:
+            step = None if steps is None else steps(kernel, shape.head_dim)
+            found = outcomes(shape, kernel, step=step, fixed_us=fixed_us)
+            cells = [_cell(found.get(order)) for order in ORDERS]
+            load = f"{slack(shape, kernel):.2f}"
+            time = f"{found['shipped'].makespan_us:.0f}"
+            order = recommended(shape, kernel)
+            rows.append([shape.name, kernel, load, time, *cells, order])
+    return ["shape", "kernel", "load / longest", "us", *ORDERS, "recommended"], rows
+
+
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    return f"{outcome.efficiency:.2f}{' m' if outcome.bound_by_memory else ''}"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--fixed-us", type=float, default=FIXED_US, help="cost of a block, not hidden"
+    )
+    args = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    header, rows = table(SHAPES, fixed_us=args.fixed_us)
+    for row in (header, ["---"] * len(header), *rows):
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    main()

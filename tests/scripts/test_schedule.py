@@ -1,0 +1,169 @@
+"""List scheduling of thread blocks, and what must hold of every order."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from scripts.kernels import schedule
+from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape, grid_axes
+from scripts.kernels.schedule import Block
+
+SMALL = Shape(name="small", batch=2, seq_len=1024, heads=4, kv_heads=2)
+
+
+def block(head: int, tile: int, work_us: float) -> Block:
+    reads = ((0, head, tile),)
+    return Block(batch=0, head=head, tile=tile, work_us=work_us, reads=reads)
+
+
+def test_blocks_start_on_the_first_free_sm():
+    # SM 0: 3, then 2. SM 1: 1, 4, 1.
+    assert schedule.makespan([3, 1, 4, 2, 1], sms=2) == 6
+    assert schedule.makespan([4, 3, 2, 1, 1], sms=2) == 6
+    assert schedule.makespan([1, 1, 2, 3, 4], sms=2) == 7
+
+
+def test_every_block_costs_the_fixed_time():
+    assert schedule.makespan([3, 1, 4], fixed_us=0.5, sms=2) == 6
+    assert schedule.makespan([3, 1], fixed_us=0.5, sms=2) == 3.5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_longest_first_is_as_good_as_graham_proved(seed):
+    # Graham 1969, bounds on multiprocessing timing anomalies: 4/3 - 1/(3 m).
+    random = np.random.default_rng(seed)
+    m = int(random.integers(2, 4))
+    work = sorted(random.integers(1, 20, size=7), reverse=True)
+    best = min(
+        max(sum(w for w, s in zip(work, sms, strict=True) if s == one) for one in sms)
+        for sms in itertools.product(range(m), repeat=len(work))
+    )
+    end = schedule.makespan(work, sms=m)
+    assert best <= end <= (4 / 3 - 1 / (3 * m)) * best + 1e-9
+
+
+def test_only_what_is_not_cached_is_read():
+    order = [block(0, 0, 1), block(1, 0, 1), block(0, 0, 1), block(1, 0, 1)]
+    assert schedule.read_bytes(order, 10.0, cache_bytes=20) == 20
+    assert schedule.read_bytes(order, 10.0, cache_bytes=10) == 40
+
+
+def test_the_cache_drops_what_was_not_read_for_the_longest_time():
+    order = [block(head, 0, 1) for head in (0, 1, 0, 2, 0)]
+    assert schedule.read_bytes(order, 10.0, cache_bytes=20) == 30
+
+
+def test_longest_first_begins_with_the_longest():
+    order = schedule.longest_first([block(0, t, us) for t, us in enumerate((2, 5, 3))])
+    assert [x.work_us for x in order] == [5, 3, 2]
+
+
+def test_tiles_first_takes_the_heaviest_tiles_of_all_heads():
+    order = schedule.tiles_first([block(h, t, 4 - t) for h in (0, 1) for t in range(3)])
+    assert [(x.tile, x.head) for x in order] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
+
+
+def test_sections_hold_whole_heads_and_follow_each_other():
+    blocks = [block(h, t, 40 - t) for h in range(40) for t in range(40)]
+    # 40 chunks a head: half of the cache takes 10 heads.
+    chunk_bytes = schedule._CACHE_BYTES / 400
+    order = schedule.in_sections(blocks, chunk_bytes)
+    assert sorted(map(id, order)) == sorted(map(id, blocks))
+    first = order[:400]
+    assert {x.head for x in first} == set(range(10))
+    assert [x.tile for x in first] == sorted(x.tile for x in first)
+
+
+def test_sections_have_two_blocks_an_sm_at_least():
+    blocks = [block(h, t, 1) for h in range(8) for t in range(64)]
+    order = schedule.in_sections(blocks, float(schedule._CACHE_BYTES))
+    assert order == schedule.tiles_first(blocks)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_order_does_more_than_all_sms_could(kernel):
+    for shape in (SMALL, SHAPES[2], SHAPES[4]):
+        found = schedule.outcomes(shape, kernel)
+        for outcome in found.values():
+            assert 0 < outcome.efficiency <= 1
+        # Without a cut no order beats the longest block.
+        bound = min(1.0, schedule.slack(shape, kernel))
+        for order in ("shipped", "tiles first", "sections", "longest first"):
+            assert found[order].efficiency <= bound + 1e-9
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_work_is_that_of_the_visible_blocks(kernel):
+    # A tile of 128 rows and the triangle: 8 tiles of 1024 positions, half a block each.
+    steps, _, _ = schedule.visits(SMALL, kernel)
+    sizes = getattr(schedule.MOSAIC_H200[SMALL.head_dim], kernel)
+    positions = steps.sum(axis=1) * sizes.block * sizes.tile
+    visible = 1024 * 1025 / 2
+    assert np.all(positions >= visible)
+    assert np.all(positions <= 1.15 * visible)
+
+
+def test_a_masked_block_may_cost_more():
+    plain, _, _ = schedule.visits(SMALL, "dq")
+    masked, _, _ = schedule.visits(SMALL, "dq", 2.0)
+    # Each warpgroup of 64 rows has one block on the diagonal.
+    assert np.allclose(masked - plain, 1.0)
+
+
+def test_documents_leave_less_to_visit():
+    whole, _, _ = schedule.visits(SMALL, "forward")
+    packed = Shape(
+        name="", batch=2, seq_len=1024, heads=4, kv_heads=2, mean_document=128
+    )
+    steps, _, _ = schedule.visits(packed, "forward")
+    assert steps.sum() < 0.7 * whole.sum()
+    ids, again = packed.segment_ids(1), packed.segment_ids(1)
+    assert ids is not None
+    assert again is not None
+    assert np.array_equal(ids, again)
+
+
+def test_the_pieces_of_a_cut_tile_are_its_work():
+    blocks = schedule.blocks_of(SMALL, "dkv", 1.0)
+    total = math.fsum(x.work_us for x in blocks)
+    for pieces, extra_us in (
+        schedule.cut(blocks, SMALL, "dkv"),
+        schedule.per_query_head(blocks, SMALL),
+    ):
+        assert math.fsum(x.work_us for x in pieces) == pytest.approx(total)
+        assert extra_us > schedule.LAUNCH_US
+
+
+def test_a_few_long_walks_are_better_split():
+    found = schedule.outcomes(SHAPES[2], "dkv")
+    assert SHAPES[2].name == "llama3-8b, T 8192, tp 8"
+    # 64 blocks, the heaviest with 4 times the mean load of an SM.
+    assert found["shipped"].efficiency < 0.25
+    assert found["cut"].efficiency > 0.6
+    assert found["per query head"].efficiency > 0.8
+
+
+def test_dkv_is_split_only_where_its_blocks_are_few():
+    names = {s.name: schedule.recommended(s, "dkv") for s in SHAPES}
+    assert names["llama3-8b, T 8192"] == "sections"
+    assert names["llama3-8b, T 8192, tp 8"] == "per query head"
+    # One query head a key head: there is nothing to split.
+    assert names["175b, T 2048, tp 8"] == "sections"
+
+
+def test_the_simulation_knows_the_grids():
+    for kernel in KERNELS:
+        assert sorted(grid_axes(kernel, 128)) == ["batch", "heads", "tile"]
+
+
+def test_there_are_twelve_shapes():
+    assert len({shape.name for shape in SHAPES}) == 12
