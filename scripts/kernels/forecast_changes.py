@@ -1,0 +1,210 @@
+"""What each change of the attention kernels would gain, by the model.
+
+Enters: kernels as they compile now and before. Leaves: a table, before and after.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from scripts.evidence import Table
+from scripts.kernels import kernel_speed, loop_variants, published, schedule
+from scripts.kernels.attention_shapes import Shape
+from scripts.kernels.kernel_speed import Constants, Kernel
+
+LENGTHS = (2048, 16384)
+_ROW_WIDTH = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """A kernel or a way to run it, before and after."""
+
+    name: str
+    kernel: str
+    before: Kernel
+    after: Kernel
+
+
+def changes(
+    now: Mapping[str, Kernel], before: Mapping[str, Kernel], commit: str
+) -> Iterator[Change]:
+    """List the changes of single kernels, for one head width."""
+    H = now["dq"].head_dim
+    for kernel in schedule.PRODUCTS:
+        yield Change(
+            name=f"as compiled: {commit} to now",
+            kernel=kernel,
+            before=before[kernel],
+            after=now[kernel],
+        )
+    dq, dkv, forward = now["dq"], now["dkv"], now["forward"]
+    serial = loop_variants.serial(forward.plain)
+    yield Change(
+        name="exponentials after both products, to beside the second",
+        kernel="forward",
+        before=dataclasses.replace(forward, plain=serial),
+        after=forward,
+    )
+    yield Change(
+        name="queries and cotangents from registers",
+        kernel="dq",
+        before=dq,
+        after=dataclasses.replace(dq, plain=loop_variants.from_registers(dq.plain, H)),
+    )
+    yield Change(
+        name="blocks of twice as many keys",
+        kernel="dq",
+        before=dq,
+        after=dataclasses.replace(
+            dq, plain=loop_variants.wider(dq.plain, H), blocks=2 * dq.blocks
+        ),
+    )
+    yield Change(
+        name="no barrier, dO V^T issued with the scores",
+        kernel="dkv",
+        before=dkv,
+        after=early(dkv),
+    )
+
+
+def early(dkv: Kernel) -> Kernel:
+    """Return dkv with both products of scores issued at once."""
+    plain = loop_variants.backward(
+        dkv.plain,
+        scores=round(dkv.blocks * _ROW_WIDTH * dkv.block),
+        queries=dkv.block,
+        keys=dkv.tile,
+        width=dkv.head_dim,
+        warpgroups=dkv.warpgroups,
+        fused=False,
+    )
+    return dataclasses.replace(dkv, plain=plain, masked=plain, blocks=1.0)
+
+
+def changes_table(
+    now: Mapping[str, Mapping[str, Kernel]],
+    before: Mapping[str, Mapping[str, Kernel]],
+    constants: Constants,
+    commit: str,
+) -> Table:
+    """Write clocks of a step, and the speed of a kernel by itself, before and after."""
+    rows = []
+    for H in (64, 128):
+        case = f"{H}:full"
+        three = now.get(f"{case}:3", {})
+        found = [*changes(now[case], before[case], commit)]
+        found += [
+            Change(
+                name="three warpgroups, compiled: tiles of 192 rows",
+                kernel=kernel,
+                before=now[case][kernel],
+                after=after,
+            )
+            for kernel, after in three.items()
+        ]
+        for change in found:
+            kernels = (change.before, change.after)
+            clocks = [
+                kernel.step_clocks(constants) * change.before.tile / kernel.tile
+                for kernel in kernels
+            ]
+            shared = [
+                kernel.counts(kernel.plain).shared * change.before.tile / kernel.tile
+                for kernel in kernels
+            ]
+            cells = [_pair(clocks, ".0f"), _pair(shared, ".0f")]
+            for T in LENGTHS:
+                shape = _shape(H, T)
+                us = [
+                    kernel_speed.call_us(kernel, change.kernel, shape, constants)
+                    for kernel in kernels
+                ]
+                cells.append(_gain(us))
+            rows.append([str(H), change.kernel, change.name, *cells])
+        rows += _whole_rows(H, now[case], constants)
+    text = (
+        "Clocks of a step, of as many rows before and after, and time of the kernel "
+        "by the model, causal, 16k tokens, "
+        "hidden size 2048, grid as shipped; in brackets how much less time. Changes "
+        "that are not compiled are phases put together by hand, with the instructions "
+        "per score of the compiled loops; whether registers suffice for them is not "
+        "known. *backward*: dq, dkv and the sums of output times cotangent. One fused "
+        "kernel does 5 products instead of 7 and adds dQ to float32 sums in global "
+        "memory by the copy engine, in an order that is not fixed. *shared*: clocks of "
+        "shared memory alone. A gain of 0% says that the model has the tensor cores "
+        "busy either way; where shared memory is as busy (dq), a kernel will hardly "
+        "reach that, and the model cannot tell what less traffic gains."
+    )
+    lengths = [f"us, T {T}" for T in LENGTHS]
+    return Table(
+        title="What changes would gain",
+        text=text,
+        header=["width", "kernel", "change", "clocks", "shared", *lengths],
+        rows=rows,
+    )
+
+
+def _whole_rows(
+    H: int, own: Mapping[str, Kernel], constants: Constants
+) -> list[list[str]]:
+    """Compare the whole backward pass, and the orders of the blocks."""
+    fused_cells, forward_cells, backward_cells = [], [], []
+    for T in LENGTHS:
+        shape = _shape(H, T)
+
+        def us(name: str, is_new: bool, shape: Shape = shape) -> float:
+            order = schedule.recommended(shape, name) if is_new else "shipped"
+            return kernel_speed.call_us(own[name], name, shape, constants, order=order)
+
+        delta = kernel_speed.delta_us(shape)
+        apart = us("dq", True) + us("dkv", True) + delta
+        shipped = us("dq", False) + us("dkv", False) + delta
+        fused_cells.append(_gain([apart, fused_us(own, shape, constants)]))
+        forward_cells.append(_gain([us("forward", False), us("forward", True)]))
+        backward_cells.append(_gain([shipped, apart]))
+    return [
+        [str(H), "forward", "order of the blocks: recommended", "", "", *forward_cells],
+        [
+            str(H),
+            "backward",
+            "order of the blocks: recommended",
+            "",
+            "",
+            *backward_cells,
+        ],
+        [str(H), "backward", "then fused: 5 products, not 7", "", "", *fused_cells],
+    ]
+
+
+def fused_us(own: Mapping[str, Kernel], shape: Shape, constants: Constants) -> float:
+    """Return the time of a fused backward pass on an H200, its order as recommended."""
+    fused = kernel_speed.flash3(own["forward"], own["dkv"], causal=True, backward=True)
+    dkv = own["dkv"]
+    clocks = fused.step_clocks(constants) * dkv.block / fused.block
+    found = schedule.outcomes(shape, "dkv", step=constants.us(clocks))
+    outcome = found[schedule.recommended(shape, "dkv")]
+    # The sums of dQ are cleared before, and read and rounded after.
+    entries = float(shape.batch * shape.seq_len * shape.heads * shape.head_dim)
+    around = kernel_speed.memory_us((4 + 4 + 2) * entries)
+    whole = max(outcome.makespan_us, outcome.read_us)
+    return whole + around + kernel_speed.delta_us(shape)
+
+
+def _shape(H: int, T: int) -> Shape:
+    heads = published.HIDDEN // H
+    return Shape(
+        name=f"{H}, T {T}",
+        batch=published.TOKENS // T,
+        seq_len=T,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=H,
+    )
+
+
+def _pair(values: list[float], form: str) -> str:
+    return " to ".join(format(value, form) for value in values)
+
+
+def _gain(us: list[float]) -> str:
+    return f"{_pair(us, '.0f')} ({1 - us[1] / us[0]:.0%})"

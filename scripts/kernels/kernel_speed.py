@@ -1,0 +1,304 @@
+"""Forecast the speed of an attention kernel from its compiled loops.
+
+Enters: machine code, two constants. Leaves: clocks of a step, the time of a call.
+
+The constants: `slowness` of a warp alone (see `sm_model`), and the share of the clock
+of the data sheet that the GPU sustains under this load. Both are fitted on the two
+speeds of FlashAttention-3's ablation (`published`), modelled with the instructions of
+our forward loop, which is the same algorithm.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from mjax.hardware.gpus import GPUS, Gpu
+from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
+from scripts.kernels import (
+    attention_loops,
+    loop_program,
+    loop_variants,
+    published,
+    sass,
+    schedule,
+    sm_model,
+)
+from scripts.kernels.attention_shapes import Shape
+from scripts.kernels.sm_model import Counts, Program, Work
+
+_MODEL_US = 1e-3 / sm_model.CLOCK_GHZ
+"""Of a clock, at the clock of the data sheet."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constants:
+    """The two numbers that are fitted."""
+
+    slowness: float
+    sustained: float
+    """Share of the clock of the data sheet."""
+
+    def us(self, clocks: float) -> float:
+        """Return the time of clocks."""
+        return clocks * _MODEL_US / self.sustained
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What is known of a kernel without running it."""
+
+    head_dim: int
+    tile: int
+    block: int
+    warpgroups: int
+    plain: Program
+    """A round of the loop without a mask."""
+    masked: Program
+    blocks: float = 1.0
+    """Of the other sequence in a round."""
+    loaded_bytes: float
+    """By the copy engine for a block; both ways."""
+
+    def counts(self, program: Program) -> Counts:
+        """Count what a block takes of each resource."""
+        whole = sm_model.counts(
+            program,
+            warpgroups=self.warpgroups,
+            loaded_bytes=self.loaded_bytes * self.blocks,
+        )
+        fields = dataclasses.asdict(whole)
+        return Counts(**{name: c / self.blocks for name, c in fields.items()})
+
+    def step_clocks(self, constants: Constants, *, masked: bool = False) -> float:
+        """Return the clocks of a block, all warpgroups together."""
+        program = self.masked if masked else self.plain
+        own = sm_model.clocks_per_round(
+            program, warpgroups=self.warpgroups, slowness=constants.slowness
+        )
+        return max(own / self.blocks, self.counts(program).most)
+
+    def masked_cost(self, constants: Constants) -> float:
+        """Return how many plain blocks a masked one costs."""
+        plain = self.step_clocks(constants)
+        return max(1.0, self.step_clocks(constants, masked=True) / plain)
+
+
+def read_kernels(printed: str, case: str) -> dict[str, Kernel]:
+    """Read the kernels of a case from what jax printed of them."""
+    width, _, *warpgroups = case.split(":")
+    codes = attention_loops.kernels(printed)
+    kernels = {}
+    for name in schedule.PRODUCTS:
+        sizes = getattr(MOSAIC_H200[int(width)], name)
+        if warpgroups:
+            sizes = dataclasses.replace(sizes, warpgroups=int(warpgroups[0]))
+        kernels[name] = _read(codes[name], name, int(width), sizes)
+    return kernels
+
+
+def _read(code: str, name: str, head_dim: int, sizes: MosaicKernel) -> Kernel:
+    programs = [loop_program.program(body) for body in sass.loop_bodies(code)]
+    by_length = sorted(programs, key=_instructions)
+    rows = sizes.tile // sizes.warpgroups
+    one = schedule.PRODUCTS[name] * 2.0 * rows * sizes.block * head_dim
+    return Kernel(
+        head_dim=head_dim,
+        tile=sizes.tile,
+        block=sizes.block,
+        warpgroups=sizes.warpgroups,
+        plain=by_length[0],
+        masked=by_length[-1],
+        blocks=loop_program.flops(by_length[0]) / one,
+        # K and V, or queries and cotangents, in 16 bits.
+        loaded_bytes=2.0 * 2 * sizes.block * head_dim,
+    )
+
+
+def _instructions(program: Program) -> float:
+    return math.fsum(p.clocks["issue"] for p in program if isinstance(p, Work))
+
+
+def call_us(
+    kernel: Kernel,
+    name: str,
+    shape: Shape,
+    constants: Constants,
+    *,
+    order: str = "shipped",
+) -> float:
+    """Return the time of a kernel of ours, on an H200.
+
+    Args:
+      kernel: its loops.
+      name: of `attention_shapes.KERNELS`.
+      shape: of the call.
+      constants: fitted.
+      order: of `schedule.ORDERS`.
+    """
+    sizes = getattr(MOSAIC_H200[shape.head_dim], name)
+    # Tiles are those of the shipped kernel; one with longer ones counts in part.
+    clocks = kernel.step_clocks(constants) * sizes.tile / kernel.tile
+    found = schedule.outcomes(
+        shape,
+        name,
+        step=constants.us(clocks),
+        masked_cost=kernel.masked_cost(constants),
+    )
+    outcome = found[order]
+    return max(outcome.makespan_us, outcome.read_us)
+
+
+def delta_us(shape: Shape) -> float:
+    """Return the time of the row sums of output times cotangent, on an H200."""
+    num_bytes = 2 * 2.0 * shape.batch * shape.seq_len * shape.heads * shape.head_dim
+    return memory_us(num_bytes)
+
+
+def memory_us(num_bytes: float, gpu: Gpu = GPUS["h200"]) -> float:
+    """Return the time that the memory takes for bytes."""
+    return num_bytes / gpu.memory_bytes_per_s * 1e6
+
+
+def flash3(forward: Kernel, dkv: Kernel, *, causal: bool, backward: bool) -> Kernel:
+    """Return FlashAttention-3 of a head width, with the work per score of our loops.
+
+    Sizes: hopper/flash_fwd_launch_template.h of 2024-07-30 (commit 5018ac6a of its
+    repository) and hopper/flash_bwd_launch_template.h.
+    """
+    H = forward.head_dim
+    if not backward:
+        tile, block, warpgroups = (192, 128, 3) if H == 64 else (128, 128, 2)
+        if H == 128 and not causal:
+            block = 176
+        plain = loop_variants.scaled(
+            forward.plain, block / forward.block / forward.blocks
+        )
+        loaded = 2.0 * 2 * block * H
+    else:
+        tile, warpgroups = 128, 2
+        block = 128 if H == 64 else 64 if causal else 80
+        plain = loop_variants.backward(
+            dkv.plain,
+            scores=round(dkv.blocks * 64 * dkv.block),
+            queries=block,
+            keys=tile,
+            width=H,
+            warpgroups=warpgroups,
+            fused=True,
+        )
+        # Queries and cotangents in, float32 sums of dQ out.
+        loaded = (2 * 2.0 + 4) * block * H
+    return Kernel(
+        head_dim=H,
+        tile=tile,
+        block=block,
+        warpgroups=warpgroups,
+        plain=plain,
+        masked=plain,
+        loaded_bytes=loaded,
+    )
+
+
+def flash3_us(
+    kernel: Kernel,
+    constants: Constants,
+    *,
+    batch: int,
+    seq_len: int,
+    heads: int,
+    causal: bool,
+    backward: bool,
+    fixed_us: float = schedule.FIXED_US,
+) -> float:
+    """Return the time of FlashAttention-3 on an H100.
+
+    Forward its grid is persistent. Backward, one kernel reads output and cotangent and
+    clears the sums of dQ, another rounds them.
+    """
+    blocks = math.ceil(seq_len / kernel.block)
+    num_tiles = math.ceil(seq_len / kernel.tile)
+    steps = [blocks] * num_tiles
+    if causal:
+        steps = [
+            min(blocks, math.ceil((t + 1) * kernel.tile / kernel.block))
+            for t in reversed(range(num_tiles))
+        ]
+    step_us = constants.us(kernel.step_clocks(constants))
+    work = [n * step_us for n in steps for _ in range(batch * heads)]
+    hidden = 0.0 if backward else schedule.HIDDEN
+    end_us = schedule.makespan(work, fixed_us=fixed_us * (1 - hidden))
+    entries = float(batch * seq_len * heads * kernel.head_dim)
+    gpu = GPUS["h100"]
+    if not backward:
+        return max(end_us, memory_us(4 * 2 * entries, gpu))
+    around_us = memory_us((2 + 2 + 4 + 4 + 2) * entries, gpu)
+    return max(end_us, memory_us((6 * 2 + 4) * entries, gpu)) + around_us
+
+
+def fitted(
+    forward: Kernel, dkv: Kernel, *, fixed_us: float = schedule.FIXED_US
+) -> Constants:
+    """Return the constants at which the ablation's two speeds come out.
+
+    Args:
+      forward: our kernel of head width 128.
+      dkv: likewise.
+      fixed_us: cost of a thread block that nothing hides but a persistent grid.
+    """
+    sizes = {
+        "batch": published.ABLATION_BATCH,
+        "seq_len": published.ABLATION_LENGTH,
+        "heads": published.ABLATION_HEADS,
+    }
+    flops = published.model_flops(
+        **sizes, head_dim=published.ABLATION_WIDTH, causal=False, backward=False
+    )
+    full = flash3(forward, dkv, causal=False, backward=False)
+    serial = dataclasses.replace(full, plain=loop_variants.serial(full.plain))
+
+    def speed(kernel: Kernel, constants: Constants) -> float:
+        us = flash3_us(
+            kernel,
+            constants,
+            **sizes,
+            causal=False,
+            backward=False,
+            fixed_us=fixed_us,
+        )
+        return flops / us / 1e6
+
+    def sustained_at(slowness: float) -> Constants:
+        def fast(sustained: float) -> bool:
+            constants = Constants(slowness=slowness, sustained=sustained)
+            return speed(full, constants) > published.ABLATION_FULL
+
+        return Constants(slowness=slowness, sustained=_threshold(fast, 0.1, 1.5))
+
+    def is_slow(slowness: float) -> bool:
+        return speed(serial, sustained_at(slowness)) < published.ABLATION_SERIAL
+
+    return sustained_at(_threshold(is_slow, 1.0, 2.0))
+
+
+def _threshold(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """Return where a condition begins to hold, within 0.001."""
+    while high - low > 0.001:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return (low + high) / 2
+
+
+def null_share() -> float:
+    """Return the share of peak that a constant forecast takes from the same source."""
+    return published.ABLATION_FULL / peak_tflops()
+
+
+def peak_tflops() -> float:
+    """Return that of the data sheet."""
+    return sm_model.NUM_SMS * sm_model.FLOPS_PER_CLOCK * sm_model.CLOCK_GHZ / 1e3
+
+
+def mean_error(forecast: Sequence[float], truth: Sequence[float]) -> float:
+    """Return the mean of relative errors, without their signs."""
+    errors = [abs(f / t - 1) for f, t in zip(forecast, truth, strict=True)]
+    return math.fsum(errors) / len(errors)
