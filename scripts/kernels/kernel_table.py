@@ -44,7 +44,7 @@ MOST_INSTRUCTIONS = 620
 """Of a loop without a soft cap."""
 HIDDEN_UNDER_CAP = 0.5
 """Least share of exponentials under a product where there is a soft cap: it doubles
-them, and half of them stand before the product begins in dkv at width 128."""
+them, and in dkv as many as half stand before the product begins."""
 _LOOP_HEADER = (
     *("case", "kernel", "loop", "instructions", "exponentials under a product"),
     *(name for name in LOOP_WATCHED if name != "MUFU.EX2"),
