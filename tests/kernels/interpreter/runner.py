@@ -30,6 +30,9 @@ _ENVIRONMENT = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0",
     # Several workers share the cores.
     "OPENBLAS_NUM_THREADS": "1",
+    # Warpgroups wait for each other in callbacks, each on a thread of XLA, which has as
+    # many as there are cores: four warpgroups on two cores would wait for ever.
+    "NPROC": "8",
 }
 
 
