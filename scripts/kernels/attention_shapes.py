@@ -1,6 +1,6 @@
 """Calls of attention whose schedule and speed are forecast, and the kernels' grids.
 
-Enters: nothing. Leaves: shapes on one GPU, and the order of the axes of a grid.
+Enters: nothing. Leaves: shapes on one GPU, and the axes of a grid.
 """
 
 import dataclasses
@@ -77,15 +77,16 @@ SHAPES = (
 
 
 @functools.cache
-def grid_axes(kernel: str, head_dim: int) -> tuple[str, ...]:
-    """Return the names of the axes of a kernel's grid, the slowest first.
+def traced_grid(kernel: str, head_dim: int, heads: int, seq_len: int) -> dict[str, int]:
+    """Return the axes of a kernel's grid with their sizes, the slowest first.
 
-    Read from the program that jax traces.
+    Read from the program that jax traces for one sequence, all heads with their own key
+    heads.
 
     Raises:
-      ValueError: they are none that the simulation knows.
+      ValueError: the program has no such kernel.
     """
-    q = jax.ShapeDtypeStruct((1, 1024, 2, head_dim), jnp.bfloat16)
+    q = jax.ShapeDtypeStruct((1, seq_len, heads, head_dim), jnp.bfloat16)
     call: Any = functools.partial(
         attention,
         window=None,
@@ -101,14 +102,7 @@ def grid_axes(kernel: str, head_dim: int) -> tuple[str, ...]:
     traced = jax.make_jaxpr(with_gradients)(q, q)
     for name, mesh in _meshes(traced.jaxpr):
         if name == f"attention_{kernel}":
-            axes = tuple(mesh.grid_names)
-            if sorted(axes) != ["batch", "heads", "tile"]:
-                raise ValueError(
-                    f"the grid of {kernel} has the axes {', '.join(axes)}; the "
-                    "simulation knows batch, heads, tile: add the new order to "
-                    "scripts/kernels/schedule.py"
-                )
-            return axes
+            return dict(zip(mesh.grid_names, mesh.grid, strict=True))
     raise ValueError(f"no kernel attention_{kernel} in the traced program")
 
 

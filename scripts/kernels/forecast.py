@@ -241,7 +241,7 @@ def speed_table(kernels: Kernels, constants: Constants) -> Table:
         "**Forecast, not measured on a GPU.** Our kernels on an H200, causal, "
         "bfloat16, 16k tokens, hidden size 2048, as many key heads as query heads; "
         "TFLOP/s of model FLOPs (backward 2.5 times the forward's; dq and dkv do 3.5). "
-        "*shipped*: the grid as it is; *reordered*: as recommended below; "
+        "*by head*: one head after the other; *reordered*: as recommended below; "
         "*corrected*: that, times published / model of FlashAttention-3 at the same "
         "width and length (backward: of its figures without a mask). FlashAttention-3 "
         "and cuDNN: published, H100."
@@ -252,12 +252,12 @@ def speed_table(kernels: Kernels, constants: Constants) -> Table:
         header=[
             "width",
             "T",
-            "forward, shipped",
+            "forward, by head",
             "reordered",
             "corrected",
             "FlashAttention-3",
             "cuDNN",
-            "backward, shipped",
+            "backward, by head",
             "reordered",
             "corrected",
         ],
@@ -298,7 +298,7 @@ def tflops(
     )
     us = kernel_speed.delta_us(shape) if is_backward else 0.0
     for name in names:
-        order = schedule.recommended(shape, name) if recommended else "shipped"
+        order = schedule.recommended(shape, name) if recommended else "by head"
         us += kernel_speed.call_us(own[name], name, shape, constants, order=order)
     return flops / us / 1e6
 
@@ -316,13 +316,14 @@ def schedule_tables(kernels: Kernels, constants: Constants) -> list[Table]:
         "first free SM, one on an SM at a time; "
         f"{schedule.FIXED_US:.0f} us of a block are not hidden (a guess). *load / "
         "longest*: mean load of an SM over the longest tile; below 1, no order reaches "
-        "more. *us*: time as shipped. *tiles first*: the tile is the slowest axis of "
-        "the grid. *sections*: so within equal groups of heads, as many as it takes "
-        "for each to fit into half of the L2, but with two blocks an SM at least. "
+        "more. *us*: time as shipped. *by head*: one head after the other. *tiles "
+        "first*: the heaviest tiles of all heads first. *shipped*: so within equal "
+        "groups of heads, as many as it takes for each to fit into half of the L2, "
+        "but with about two blocks an SM. "
         "*longest first*: sorted by work over all heads. *per query head*: dkv without "
         "the loop over query heads, tiles first, partial sums in float32 and a second "
         "kernel. *cut*: walks cut at half of the mean load, likewise. *persistent*: "
-        "sections, and half of the fixed cost hidden. m: reading from memory would "
+        "shipped, and half of the fixed cost hidden. m: reading from memory would "
         "take longer than computing. B, T, heads: scripts/kernels/attention_shapes.py; "
         "documents have log-normal lengths of mean 1024, seed 0."
     )
@@ -346,7 +347,7 @@ def _targets_table(step_us: StepUs) -> Table:
             hidden_us = schedule.FIXED_US * (1 - schedule.HIDDEN)
             found = schedule.outcomes(shape, kernel, step=step)
             persistent = schedule.outcomes(shape, kernel, step=step, fixed_us=hidden_us)
-            designs = (found["shipped"], found[best], persistent[best])
+            designs = (found["by head"], found[best], persistent[best])
             for i, outcome in enumerate(designs):
                 reached[i] += round(outcome.efficiency, 2) >= _target(shape)
             if round(designs[-1].efficiency, 2) < _target(shape):
@@ -355,7 +356,7 @@ def _targets_table(step_us: StepUs) -> Table:
         rows.append([kernel, *counts, "; ".join(missing) or "none"])
     text = (
         "Shapes of the table below that reach an efficiency of 0.90, or 0.80 at tp 8. "
-        "*reordered*: the recommended order: sections, and dkv per query head where "
+        "*reordered*: the shipped order, and dkv per query head where "
         "it has fewer than 1.8 blocks an SM and more than one query head a key head. "
         "*persistent*: that, with half of the fixed cost hidden. The simulation starts "
         "blocks in the order of their index, as GPUs are seen to do; NVIDIA does not "
@@ -364,7 +365,7 @@ def _targets_table(step_us: StepUs) -> Table:
     return Table(
         title="Which design reaches the targets",
         text=text,
-        header=["kernel", "shipped", "reordered", "persistent", "still below"],
+        header=["kernel", "by head", "reordered", "persistent", "still below"],
         rows=rows,
     )
 
@@ -379,7 +380,7 @@ def _fixed_cost_table(step_us: StepUs) -> Table:
     for shape in SHAPES:
         for kernel in KERNELS:
             cells = []
-            for order in ("sections", "persistent"):
+            for order in ("shipped", "persistent"):
                 for cost in costs:
                     step = step_us(kernel, shape.head_dim)
                     found = schedule.outcomes(shape, kernel, step=step, fixed_us=cost)
@@ -387,7 +388,7 @@ def _fixed_cost_table(step_us: StepUs) -> Table:
             rows.append([shape.name, kernel, *cells])
     names = [
         f"{order}, {cost:.0f} us"
-        for order in ("sections", "persistent")
+        for order in ("shipped", "persistent")
         for cost in costs
     ]
     text = "The same, with other fixed costs of a block."

@@ -124,8 +124,8 @@ def changes_table(
         rows += _whole_rows(H, now[case], constants)
     text = (
         "Clocks of a step, of as many rows before and after, and time of the kernel "
-        "by the model, causal, 16k tokens, "
-        "hidden size 2048, grid as shipped; in brackets how much less time. Changes "
+        "by the model, causal, 16k tokens, hidden size 2048, grid as shipped but where "
+        "it says otherwise; in brackets how much less time. Changes "
         "that are not compiled are phases put together by hand, with the instructions "
         "per score of the compiled loops; whether registers suffice for them is not "
         "known. *backward*: dq, dkv and the sums of output times cotangent. One fused "
@@ -153,7 +153,7 @@ def _whole_rows(
         shape = _shape(H, T)
 
         def us(name: str, is_new: bool, shape: Shape = shape) -> float:
-            order = schedule.recommended(shape, name) if is_new else "shipped"
+            order = schedule.recommended(shape, name) if is_new else "by head"
             return kernel_speed.call_us(own[name], name, shape, constants, order=order)
 
         delta = kernel_speed.delta_us(shape)
@@ -163,11 +163,11 @@ def _whole_rows(
         forward_cells.append(_gain([us("forward", False), us("forward", True)]))
         backward_cells.append(_gain([shipped, apart]))
     return [
-        [str(H), "forward", "order of the blocks: recommended", "", "", *forward_cells],
+        [str(H), "forward", "blocks: by head to recommended", "", "", *forward_cells],
         [
             str(H),
             "backward",
-            "order of the blocks: recommended",
+            "blocks: by head to recommended",
             "",
             "",
             *backward_cells,

@@ -24,13 +24,13 @@ import numpy as np
 from mjax.hardware.gpus import GPUS
 from mjax.kernels.attention.mosaic_gpu import op, tiles
 from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
-from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape, grid_axes
+from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape
 from scripts.kernels.sm_model import CLOCK_GHZ, FLOPS_PER_CLOCK, NUM_SMS
 
 ORDERS = (
-    "shipped",
+    "by head",
     "tiles first",
-    "sections",
+    "shipped",
     "longest first",
     "per query head",
     "cut",
@@ -50,8 +50,6 @@ LAUNCH_US = 3.0
 _GPU = GPUS["h200"]
 _CACHE_BYTES = _GPU.l2_bytes // 2
 """Half of the L2: an SM reads the other half through its own, which keeps a copy."""
-_LEAST_SECTION = 2 * NUM_SMS
-"""Blocks that a section has at least: with fewer, the last one ends in a long tail."""
 _CHUNK = 1024
 """Positions that are cached together."""
 
@@ -124,6 +122,35 @@ def step_us(kernel: str, head_dim: int, sizes: MosaicKernel) -> float:
     return flops / FLOPS_PER_CLOCK / (CLOCK_GHZ * 1e3) / SUSTAINED
 
 
+def problem(shape: Shape) -> tiles.Problem:
+    """Return the sizes that the kernels are given."""
+    tuning = MOSAIC_H200[shape.head_dim]
+    return tiles.Problem(
+        seq_len=shape.seq_len,
+        padded_len=op.padded_len(shape.seq_len, tuning.forward, tuning.dq, tuning.dkv),
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        window=shape.window,
+        scale=1.0,
+        soft_cap=None,
+    )
+
+
+def order_of(shape: Shape, kernel: str) -> tiles.Order:
+    """Return the order of the kernel's own grid."""
+    heads, other_heads = shape.heads, shape.kv_heads
+    if kernel == "dkv":
+        heads, other_heads = other_heads, heads
+    return tiles.Order.of(
+        problem(shape),
+        batch=shape.batch,
+        heads=heads,
+        other_heads=other_heads,
+        tile=getattr(MOSAIC_H200[shape.head_dim], kernel).tile,
+    )
+
+
 def visits(
     shape: Shape, kernel: str, masked_cost: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -137,17 +164,7 @@ def visits(
       masked_cost: what a step with a masked block counts.
     """
     sizes = getattr(MOSAIC_H200[shape.head_dim], kernel)
-    tuning = MOSAIC_H200[shape.head_dim]
-    p = tiles.Problem(
-        seq_len=shape.seq_len,
-        padded_len=op.padded_len(shape.seq_len, tuning.forward, tuning.dq, tuning.dkv),
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        window=shape.window,
-        scale=1.0,
-        soft_cap=None,
-    )
+    p = problem(shape)
     first = jnp.arange(math.ceil(shape.seq_len / sizes.tile)) * sizes.tile
     bounds = tiles.LastQueries if kernel == "dkv" else tiles.FirstKeys
     edges = op.last_queries if kernel == "dkv" else op.first_keys
@@ -172,7 +189,7 @@ def visits(
 def blocks_of(
     shape: Shape, kernel: str, step: float, masked_cost: float = 1.0
 ) -> list[Block]:
-    """List the blocks of a kernel in the order of the grid as it is shipped."""
+    """List the blocks of a kernel, one head after the other."""
     sizes = getattr(MOSAIC_H200[shape.head_dim], kernel)
     steps, low, high = visits(shape, kernel, masked_cost)
     grid_heads = shape.kv_heads if kernel == "dkv" else shape.heads
@@ -193,9 +210,7 @@ def blocks_of(
                 blocks.append(
                     Block(batch=b, head=n, tile=place, work_us=work, reads=reads)
                 )
-    axes = grid_axes(kernel, shape.head_dim)
-    place = {"batch": "batch", "heads": "head", "tile": "tile"}
-    return sorted(blocks, key=lambda x: tuple(getattr(x, place[a]) for a in axes))
+    return blocks
 
 
 def tiles_first(blocks: Sequence[Block]) -> list[Block]:
@@ -203,23 +218,14 @@ def tiles_first(blocks: Sequence[Block]) -> list[Block]:
     return sorted(blocks, key=lambda x: (x.tile, x.batch, x.head))
 
 
-def in_sections(blocks: Sequence[Block], chunk_bytes: float) -> list[Block]:
-    """Order so within sections of heads, which follow each other.
+def shipped(blocks: Sequence[Block], order: tiles.Order) -> list[Block]:
+    """Order as the grid of the kernels: tiles first, within sections of heads."""
 
-    The sections are equal. There are as many as it takes for the reads of each to fit
-    into the cache, but each has `_LEAST_SECTION` blocks at least.
-    """
-    heads = OrderedDict[tuple[int, int], list[Block]]()
-    for block in blocks:
-        heads.setdefault((block.batch, block.head), []).append(block)
-    num_bytes = len({chunk for block in blocks for chunk in block.reads}) * chunk_bytes
-    most = min(len(blocks) // _LEAST_SECTION, len(heads))
-    num = max(1, min(math.ceil(num_bytes / _CACHE_BYTES), most))
-    own, ordered = list(heads.values()), list[Block]()
-    for i in range(num):
-        section = own[len(own) * i // num : len(own) * (i + 1) // num]
-        ordered += tiles_first([block for head in section for block in head])
-    return ordered
+    def place(block: Block) -> tuple[int, int, int]:
+        row = block.batch * order.heads + block.head
+        return row // order.heads_of_section, block.tile, row
+
+    return sorted(blocks, key=place)
 
 
 def longest_first(blocks: Sequence[Block]) -> list[Block]:
@@ -308,13 +314,13 @@ def outcomes(
             read_us=read_us,
         )
 
-    sections = in_sections(blocks, chunk_bytes)
+    ordered = shipped(blocks, order_of(shape, kernel))
     found = {
-        "shipped": outcome(blocks, fixed_us),
+        "by head": outcome(blocks, fixed_us),
         "tiles first": outcome(tiles_first(blocks), fixed_us),
-        "sections": outcome(sections, fixed_us),
+        "shipped": outcome(ordered, fixed_us),
         "longest first": outcome(longest_first(blocks), fixed_us),
-        "persistent": outcome(sections, fixed_us * (1 - HIDDEN)),
+        "persistent": outcome(ordered, fixed_us * (1 - HIDDEN)),
     }
     pieces, extra_us = cut(blocks, shape, kernel)
     found["cut"] = outcome(pieces, fixed_us, extra_us)
@@ -327,14 +333,13 @@ def outcomes(
 def recommended(shape: Shape, kernel: str) -> str:
     """Return the simplest order that is good for a shape.
 
-    Tiles first within sections; dkv a block for each query head where its blocks are
-    too few: under a causal mask the mean load of an SM is then below 0.9 of the longest
-    block.
+    The shipped one; for dkv a block for each query head where its blocks are too few:
+    under a causal mask the mean load of an SM is then below 0.9 of the longest block.
     """
     tile = getattr(MOSAIC_H200[shape.head_dim], kernel).tile
     blocks = shape.batch * shape.kv_heads * math.ceil(shape.seq_len / tile)
     is_few = kernel == "dkv" and blocks < 1.8 * NUM_SMS
-    return "per query head" if is_few and shape.group > 1 else "sections"
+    return "per query head" if is_few and shape.group > 1 else "shipped"
 
 
 def one_grid(

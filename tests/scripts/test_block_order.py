@@ -1,13 +1,15 @@
 """List scheduling of thread blocks, and what must hold of every order."""
 
+import dataclasses
 import itertools
 import math
 
 import numpy as np
 import pytest
 
+from mjax.kernels.attention.mosaic_gpu import tiles
 from scripts.kernels import schedule
-from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape, grid_axes
+from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape, traced_grid
 from scripts.kernels.schedule import Block
 
 SMALL = Shape(name="small", batch=2, seq_len=1024, heads=4, kv_heads=2)
@@ -72,21 +74,63 @@ def test_tiles_first_takes_the_heaviest_tiles_of_all_heads():
     ]
 
 
+def order(heads: int, num_tiles: int, head_bytes: float, batch: int = 1):
+    """Return the order of heads that each walk so many bytes."""
+    walked = int(head_bytes // (2 * 2 * 128))
+    p = tiles.Problem(
+        seq_len=128 * num_tiles,
+        padded_len=walked,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=128,
+        window=None,
+        scale=1.0,
+        soft_cap=None,
+    )
+    p = dataclasses.replace(p, seq_len=walked)
+    tile = -(-walked // num_tiles)
+    return tiles.Order.of(p, batch=batch, heads=heads, other_heads=heads, tile=tile)
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("heads", "num_tiles", "head_mib", "sections"),
+    [
+        (40, 40, 0.5, 1),  # 20 MiB fit into half of the L2
+        (40, 40, 2.5, 4),  # of 100 MiB a fourth
+        (40, 40, 2.6, 5),
+        (8, 64, 25.0, 2),  # each with 256 blocks: no more
+        (7, 100, 25.0, 1),  # 7 heads are not divided, and 100 blocks are too few
+    ],
+)
+def test_sections_are_equal_and_fit_into_the_cache(
+    heads, num_tiles, head_mib, sections
+):
+    found = order(heads, num_tiles, head_mib * MIB)
+    assert found.sections == sections
+    assert found.heads_of_section * sections == heads
+
+
 def test_sections_hold_whole_heads_and_follow_each_other():
     blocks = [block(h, t, 40 - t) for h in range(40) for t in range(40)]
-    # 40 chunks a head: half of the cache takes 10 heads.
-    chunk_bytes = schedule._CACHE_BYTES / 400
-    order = schedule.in_sections(blocks, chunk_bytes)
-    assert sorted(map(id, order)) == sorted(map(id, blocks))
-    first = order[:400]
+    ordered = schedule.shipped(blocks, order(40, 40, 2.5 * MIB))
+    assert sorted(map(id, ordered)) == sorted(map(id, blocks))
+    first = ordered[:400]
     assert {x.head for x in first} == set(range(10))
     assert [x.tile for x in first] == sorted(x.tile for x in first)
 
 
-def test_sections_have_two_blocks_an_sm_at_least():
-    blocks = [block(h, t, 1) for h in range(8) for t in range(64)]
-    order = schedule.in_sections(blocks, float(schedule._CACHE_BYTES))
-    assert order == schedule.tiles_first(blocks)
+def test_every_row_and_head_has_its_place_once():
+    found = order(6, 40, 2.5 * MIB, batch=4)
+    assert found.sections > 1
+    places = [
+        tuple(int(x) for x in found.place(section, head))
+        for section in range(found.sections)
+        for head in range(found.heads_of_section)
+    ]
+    assert places == [(b, n) for b in range(4) for n in range(6)]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -97,8 +141,8 @@ def test_no_order_does_more_than_all_sms_could(kernel):
             assert 0 < outcome.efficiency <= 1
         # Without a cut no order beats the longest block.
         bound = min(1.0, schedule.slack(shape, kernel))
-        for order in ("shipped", "tiles first", "sections", "longest first"):
-            assert found[order].efficiency <= bound + 1e-9
+        for name in ("by head", "tiles first", "shipped", "longest first"):
+            assert found[name].efficiency <= bound + 1e-9
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -154,15 +198,21 @@ def test_a_few_long_walks_are_better_split():
 
 def test_dkv_is_split_only_where_its_blocks_are_few():
     names = {s.name: schedule.recommended(s, "dkv") for s in SHAPES}
-    assert names["llama3-8b, T 8192"] == "sections"
+    assert names["llama3-8b, T 8192"] == "shipped"
     assert names["llama3-8b, T 8192, tp 8"] == "per query head"
     # One query head a key head: there is nothing to split.
-    assert names["175b, T 2048, tp 8"] == "sections"
+    assert names["175b, T 2048, tp 8"] == "shipped"
 
 
-def test_the_simulation_knows_the_grids():
+def test_the_simulation_has_the_grids_of_the_kernels():
+    shape = Shape(name="", seq_len=16384, heads=36, kv_heads=36)
     for kernel in KERNELS:
-        assert sorted(grid_axes(kernel, 128)) == ["batch", "heads", "tile"]
+        found = schedule.order_of(shape, kernel)
+        assert found.sections > 1
+        grid = traced_grid(kernel, 128, shape.heads, shape.seq_len)
+        assert list(grid.items()) == list(
+            zip(tiles.GRID_NAMES, found.grid, strict=True)
+        )
 
 
 def test_there_are_twelve_shapes():

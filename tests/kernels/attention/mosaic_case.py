@@ -42,6 +42,8 @@ class Case:
     scale: float | None = None
     kernel: Literal["forward", "dq", "dkv"] | None = None
     """The only one that runs, on true results of the others; None is all three."""
+    cached_bytes: int | None = None
+    """Bytes that a section of heads may walk; None: as shipped, all are one section."""
     tuning: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     """Kernel -> fields of `MosaicKernel` that differ from the shipped ones."""
 
@@ -101,6 +103,10 @@ def _run(case: Case) -> dict[str, Any]:
     start = time.perf_counter()
     got = {}
     with completion.interpreter(), contextlib.ExitStack() as patches:
+        if case.cached_bytes is not None:
+            tiles = importlib.import_module(f"{PACKAGE}.tiles")
+            small = {"_CACHED_BYTES": case.cached_bytes, "_LEAST_SECTION": 1}
+            patches.enter_context(mock.patch.multiple(tiles, **small))
         for name, function in _stand_ins(case, want).items():
             patches.enter_context(mock.patch.object(op, name, function))
         forward = _Record(op.forward)

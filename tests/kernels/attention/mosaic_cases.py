@@ -38,6 +38,8 @@ def _cases() -> list[Case]:
         Case(T=130, N=4, K=2, window=90),
         Case(T=130, N=3, K=1, H=128, dtype="float16"),
         Case(T=100, N=2, K=2, B=2, window=33, dtype="float16"),
+        # Sections: four of two heads each, for dkv one for each key head of a row.
+        Case(T=130, N=4, K=2, B=2, window=90, cached_bytes=40_000),
         # Widths that few models have.
         Case(T=130, H=32, window=50),
         Case(T=100, H=96, segments="sorted", dtype="float16"),

@@ -54,6 +54,9 @@ def key_value_gradients(
     """
     p, stages, block, wgs = problem, tuning.stages, tuning.block, tuning.warpgroups
     tile = wgs * ROWS
+    order = tiles.Order.of(
+        p, batch=q.shape[0], heads=p.kv_heads, other_heads=p.heads, tile=tile
+    )
     scores_type = tiles.accumulator(block)
     sums_type = tiles.accumulator(p.head_dim)
     # In registers, an operand is not read from shared memory for each block; above 64
@@ -65,8 +68,7 @@ def key_value_gradients(
         dk_g, dv_g, k_s, v_s, q_s, do_s, lse_s, delta_s, *barriers = rest
         rows_full, q_full, do_full, free = barriers
         wg = lax.axis_index("wg")
-        b, kv = lax.axis_index("batch"), lax.axis_index("heads")
-        t = lax.axis_index("tile")
+        b, kv, t = order.here()  # the first keys are seen most
         queries = tiles.LastQueries(p, last_g[0].at[b] if last_g else None)
         whole = queries.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
@@ -200,9 +202,8 @@ def key_value_gradients(
             plgpu.Barrier(num_arrivals=2, num_barriers=stages),
             plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
         ],
-        grid=(q.shape[0], p.kv_heads, pl.cdiv(p.seq_len, tile)),
-        # The last axis runs fastest: tiles that run together read the same queries.
-        grid_names=("batch", "heads", "tile"),
+        grid=order.grid,
+        grid_names=tiles.GRID_NAMES,
         num_threads=wgs + 1,
         thread_name="wg",
         compiler_params=tiles.compiler_params(),

@@ -54,7 +54,9 @@ def forward(
     """
     p, stages, block, wgs = problem, tuning.stages, tuning.block, tuning.warpgroups
     tile = wgs * ROWS
-    num_tiles = pl.cdiv(p.seq_len, tile)
+    order = tiles.Order.of(
+        p, batch=q.shape[0], heads=p.heads, other_heads=p.kv_heads, tile=tile
+    )
     scores_type = tiles.accumulator(block)
     out_type = tiles.accumulator(p.head_dim)
 
@@ -63,9 +65,8 @@ def forward(
         out_g, lse_g, q_s, k_s, v_s, lse_s, sums_s, *barriers = rest
         q_full, k_full, v_full, k_free, v_free, turns = barriers
         wg = lax.axis_index("wg")
-        b, n = lax.axis_index("batch"), lax.axis_index("heads")
-        # The tiles that see most come first, so that the last to start are short.
-        t = num_tiles - 1 - lax.axis_index("tile")
+        b, n, place = order.here()
+        t = order.tiles - 1 - place  # the last queries see most
         keys = tiles.FirstKeys(p, first_g[0].at[b] if first_g else None)
         whole = keys.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
@@ -224,9 +225,8 @@ def forward(
             plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
             plgpu.Barrier(num_barriers=wgs),
         ],
-        grid=(B, p.heads, num_tiles),
-        # The last axis runs fastest: tiles that run together read the same keys.
-        grid_names=("batch", "heads", "tile"),
+        grid=order.grid,
+        grid_names=tiles.GRID_NAMES,
         num_threads=wgs + 1,
         thread_name="wg",
         compiler_params=tiles.compiler_params(),

@@ -30,6 +30,13 @@ LOG2_E = math.log2(math.e)
 TILE = plgpu.Layout.WGMMA
 ROW = TILE.reduce(1)
 COLUMN = TILE.reduce(0)
+GRID_NAMES = ("section", "tile", "heads")
+_CACHED_BYTES = 25 * 2**20
+"""Half of the L2 cache of an H100 or H200 (50 MiB): a multiprocessor reads the other
+half through its own, which keeps a copy."""
+_LEAST_SECTION = 240
+"""Thread blocks of a section, some two for each of 132 multiprocessors: with fewer,
+each section would end with idle ones."""
 _MOST_BITS = 16
 """Of the 32 of an integer: shifts stay below its width."""
 
@@ -105,6 +112,65 @@ class Problem:
         if self.soft_cap is None:
             return probs
         return probs * (-4.0 * capped * (1.0 + capped))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """The order of the thread blocks: the heaviest tiles of all heads come first.
+
+    So that the last to start are short. Where all heads together read more than the L2
+    cache keeps, they are taken in sections, one after the other.
+    """
+
+    heads: int
+    """Of the grid, in each row of the batch."""
+    sections: int
+    tiles: int
+    """Of a head."""
+    heads_of_section: int
+    """Over all rows of the batch."""
+
+    @staticmethod
+    def of(
+        p: Problem, *, batch: int, heads: int, other_heads: int, tile: int
+    ) -> "Order":
+        """Choose the number of sections.
+
+        Args:
+          p: sizes.
+          batch: B.
+          heads: of the grid.
+          other_heads: those whose two arrays of 16-bit numbers are walked.
+          tile: positions of a tile.
+        """
+        rows, num_tiles = batch * heads, -(-p.seq_len // tile)
+        walked = min(p.seq_len, p.reach + tile)
+        num_bytes = batch * other_heads * walked * p.head_dim * 2 * 2
+        able = [
+            n
+            for n in range(1, rows + 1)
+            if rows % n == 0 and (n == 1 or rows * num_tiles // n >= _LEAST_SECTION)
+        ]
+        fit = [n for n in able if num_bytes <= n * _CACHED_BYTES]
+        num = fit[0] if fit else able[-1]
+        return Order(
+            heads=heads, sections=num, tiles=num_tiles, heads_of_section=rows // num
+        )
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """The last axis runs fastest."""
+        return self.sections, self.tiles, self.heads_of_section
+
+    def place(self, section: Scalar, head: Scalar) -> tuple[Scalar, Scalar]:
+        """Return row of the batch and head, by their places in the grid."""
+        row = section * self.heads_of_section + head
+        return floor_div(row, self.heads), lax.rem(_int32(row), _int32(self.heads))
+
+    def here(self) -> tuple[Scalar, Scalar, Scalar]:
+        """Return row of the batch, head and place of the tile of this thread block."""
+        section, tile, head = (lax.axis_index(name) for name in GRID_NAMES)
+        return *self.place(section, head), tile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
