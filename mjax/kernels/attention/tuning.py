@@ -91,13 +91,13 @@ class MosaicTuning:
 MOSAIC_H200 = MappingProxyType(
     {
         32: MosaicTuning(
-            forward=MosaicKernel(block=128),
-            dq=MosaicKernel(block=64, stages=4),
+            forward=MosaicKernel(warpgroups=3, block=128),
+            dq=MosaicKernel(warpgroups=3, block=64, stages=4),
             dkv=MosaicKernel(block=64, stages=3),
         ),
         64: MosaicTuning(
-            forward=MosaicKernel(block=128),
-            dq=MosaicKernel(block=64, stages=4),
+            forward=MosaicKernel(warpgroups=3, block=128),
+            dq=MosaicKernel(warpgroups=3, block=64, stages=4),
             dkv=MosaicKernel(block=64, stages=3),
         ),
         96: MosaicTuning(

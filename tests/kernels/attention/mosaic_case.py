@@ -106,7 +106,7 @@ def _run(case: Case) -> dict[str, Any]:
         if case.cached_bytes is not None:
             tiles = importlib.import_module(f"{PACKAGE}.tiles")
             small = {"_CACHED_BYTES": case.cached_bytes, "_LEAST_SECTION": 1}
-            patches.enter_context(mock.patch.multiple(tiles, **small))
+            patches.enter_context(mock.patch.dict(vars(tiles), small))
         for name, function in _stand_ins(case, want).items():
             patches.enter_context(mock.patch.object(op, name, function))
         forward = _Record(op.forward)

@@ -61,7 +61,7 @@ def key_value_gradients(
     sums_type = tiles.accumulator(p.head_dim)
     # In registers, an operand is not read from shared memory for each block; above 64
     # there are not enough.
-    held = p.head_dim <= 64
+    held = wgs == 2 and p.head_dim <= 64
 
     def kernel(*refs):
         (q_g, k_g, v_g, do_g, lse_g, delta_g, *last_g), rest = refs[:-12], refs[-12:]

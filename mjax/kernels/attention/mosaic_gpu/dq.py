@@ -58,7 +58,7 @@ def query_gradient(
     scores_type = tiles.accumulator(block)
     # In registers, an operand is not read from shared memory for each block; at 128
     # there are not enough for both.
-    q_held = p.head_dim <= 96
+    do_held, q_held = wgs == 2, wgs == 2 and p.head_dim <= 96
 
     def kernel(*refs):
         (q_g, k_g, v_g, do_g, lse_g, delta_g, *first_g), rest = refs[:-12], refs[-12:]
@@ -106,7 +106,7 @@ def query_gradient(
             last = own.full_high  # the diagonal ends inside it
             rows = tuple(
                 plgpu.load(ref.at[wg], layout=TILE) if held else ref.at[wg]
-                for ref, held in ((q_s, q_held), (do_s, True))
+                for ref, held in ((q_s, q_held), (do_s, do_held))
             )
             share = functools.partial(next_block, dq_acc, rows, (lse, delta))
 
