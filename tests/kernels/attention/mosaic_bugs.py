@@ -163,17 +163,20 @@ _SHARED_BUGS = {
     "window one too long": _bug(
         "tiles",
         _WINDOW,
-        ("positions(i0) - (self._p.reach - 1)", "positions(i0) - self._p.reach"),
+        ("return position - (self._p.reach - 1)", "return position - self._p.reach"),
     ),
     "window one too short": _bug(
         "tiles",
         _WINDOW,
-        ("positions(i0) - (self._p.reach - 1)", "positions(i0) - (self._p.reach - 2)"),
+        (
+            "return position - (self._p.reach - 1)",
+            "return position - (self._p.reach - 2)",
+        ),
     ),
     "window of keys one too long": _bug(
         "tiles",
         _WINDOW,
-        ("positions(j0) + (self._p.reach - 1)", "positions(j0) + self._p.reach"),
+        ("return position + (self._p.reach - 1)", "return position + self._p.reach"),
     ),
     "next key seen": _bug(
         "tiles",
@@ -191,7 +194,7 @@ _SHARED_BUGS = {
     "first block of keys left out": _bug(
         "tiles",
         _WINDOW,
-        ("low=floor_div(self.at(i0), block)", "low=ceil_div(self.at(i0), block)"),
+        ("low=floor_div(first, block)", "low=ceil_div(first, block)"),
     ),
     "last block of queries left out": _bug(
         "tiles",
@@ -212,8 +215,8 @@ _SHARED_BUGS = {
         "tiles",
         _WINDOW,
         (
-            "jnp.minimum(ceil_div(self.at(i0 + rows - 1)",
-            "jnp.minimum(floor_div(self.at(i0 + rows - 1)",
+            "jnp.minimum(ceil_div(last, block)",
+            "jnp.minimum(floor_div(last, block)",
         ),
     ),
     "slots filled before they are released": _bug(

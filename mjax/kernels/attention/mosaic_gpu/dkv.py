@@ -105,7 +105,7 @@ def key_value_gradients(
                 return k_s.at[me], v_s.at[me]
 
             j0 = t * tile + wg * ROWS
-            edges = tiles.positions(j0), queries.rows(j0) if queries.are_cut else None
+            edges = tiles.positions(j0), queries.rows(j0) if queries.is_cut else None
 
             def head(_, step):
                 own = queries.blocks(j0, ROWS, block).within(low, high)

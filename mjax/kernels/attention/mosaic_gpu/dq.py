@@ -102,7 +102,7 @@ def query_gradient(
             """
             # Also rows that are all beyond the end take a block: the last.
             own = keys.blocks(i0, ROWS, block).within(low, high - 1)
-            edges = keys.rows(i0) if keys.are_cut else None, tiles.positions(i0)
+            edges = keys.rows(i0) if keys.is_cut else None, tiles.positions(i0)
             last = own.full_high  # the diagonal ends inside it
             rows = tuple(
                 plgpu.load(ref.at[wg], layout=TILE) if held else ref.at[wg]
@@ -114,7 +114,7 @@ def query_gradient(
             scores = pl.run_scoped(
                 lambda acc: first_scores(acc, rows[0], own.low - low), scores_type
             )
-            if keys.are_cut:
+            if keys.is_cut:
                 body = functools.partial(share, edges=(edges[0], None))
                 scores = lax.fori_loop(own.low, own.full_low, body, scores)
             body = functools.partial(share, edges=(None, None))

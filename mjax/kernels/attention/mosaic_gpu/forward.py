@@ -93,7 +93,7 @@ def forward(
         def walk(out_acc, i0):
             """Return the output before its division, the maximum and the sum."""
             own = keys.blocks(i0, ROWS, block).within(low, high)
-            edges = keys.rows(i0) if keys.are_cut else None, tiles.positions(i0)
+            edges = keys.rows(i0) if keys.is_cut else None, tiles.positions(i0)
 
             def first_scores(acc):
                 plgpu.wgmma(acc, q_s.at[wg], k_s.at[0].T)
@@ -113,7 +113,7 @@ def forward(
             cut = [edges, (None, None), (edges[0], None)]
             if block % tile == 0:
                 cut[0] = None  # the diagonal is in the first block alone
-            if not keys.are_cut:
+            if not keys.is_cut:
                 cut[2] = None
             begin = 1
             for end, cut_at in zip(ends, cut, strict=True):

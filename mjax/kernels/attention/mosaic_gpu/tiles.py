@@ -208,32 +208,50 @@ class Blocks:
         return list(zip(starts, (*starts[1:], self.high), cut, strict=True))
 
 
-class FirstKeys:
-    """The first key that each query sees; it sees all from there to itself."""
+class FarEdge:
+    """Where what a row sees ends, away from the diagonal; it rises with the row."""
 
     def __init__(self, p: Problem, ref: Any | None) -> None:
-        """Describe them.
+        """Describe it.
 
         Args:
           p: sizes; without `ref`, its window decides.
-          ref: [P] in global memory, `op.first_keys` of one row of the batch, or None.
+          ref: [P] in global memory, `op.first_keys` or `op.last_queries` of one row of
+            the batch, or None.
         """
         self._p, self._ref = p, ref
-        self.are_cut = ref is not None or p.window is not None
-        """Whether some query does not see all keys before it."""
+        self.is_cut = ref is not None or p.window is not None
+        """Whether some row does not see everything on that side."""
 
-    def at(self, i: Scalar) -> Scalar:
-        """Return that of one query."""
-        if self._ref is not None:
-            return self._ref[i]
-        return jnp.maximum(i - (self._p.reach - 1), 0)
+    def by_window(self, position: Any) -> Any:
+        """Return the edge where there are no documents; it may be beyond the ends."""
+        raise NotImplementedError
 
-    def rows(self, i0: Scalar) -> jax.Array:
-        """Return those of queries i0 to i0 + ROWS - 1, as `ROW`; may be negative."""
+    def at(self, position: Scalar) -> Scalar:
+        """Return that of one position."""
         if self._ref is not None:
-            part = self._ref.at[pl.ds(i0, ROWS)]
+            return self._ref[position]
+        return self.by_window(position)
+
+    def rows(self, start: Scalar) -> jax.Array:
+        """Return those of positions start to start + ROWS - 1, as `ROW`."""
+        if self._ref is not None:
+            part = self._ref.at[pl.ds(start, ROWS)]
             return plgpu.load(part, layout=ROW, optimized=False)
-        return positions(i0) - (self._p.reach - 1)
+        return self.by_window(positions(start))
+
+
+class FirstKeys(FarEdge):
+    """The first key that each query sees; it sees all from there to itself."""
+
+    def by_window(self, position: Any) -> Any:
+        """Return the first key of queries."""
+        return position - (self._p.reach - 1)
+
+    def at(self, position: Scalar) -> Scalar:
+        """Return that of one query, at least 0."""
+        first = super().at(position)
+        return first if self._ref is not None else jnp.maximum(first, 0)
 
     def blocks(self, i0: Scalar, rows: int, block: int) -> Blocks:
         """Bound the blocks of keys that queries i0 to i0 + rows - 1 see.
@@ -243,39 +261,22 @@ class FirstKeys:
         that the last query sees. What comes before these blocks, the diagonal does not
         cut; what comes after, both edges may.
         """
+        first, last = self.at(i0), self.at(i0 + rows - 1)
         full_high = floor_div(i0 + 1, block)
         return Blocks(
-            low=floor_div(self.at(i0), block),
+            low=floor_div(first, block),
             high=ceil_div(jnp.minimum(i0 + rows, self._p.seq_len), block),
-            full_low=jnp.minimum(ceil_div(self.at(i0 + rows - 1), block), full_high),
+            full_low=jnp.minimum(ceil_div(last, block), full_high),
             full_high=full_high,
         )
 
 
-class LastQueries:
+class LastQueries(FarEdge):
     """The last query that sees each key; all from the key's own on do."""
 
-    def __init__(self, p: Problem, ref: Any | None) -> None:
-        """Describe them.
-
-        Args:
-          p: sizes; without `ref`, its window decides.
-          ref: [P] in global memory, `op.last_queries` of one row of the batch, or None.
-        """
-        self._p, self._ref = p, ref
-        self.are_cut = ref is not None or p.window is not None
-        """Whether some key is not seen by all queries after it."""
-
-    def at(self, j: Scalar) -> Scalar:
-        """Return that of one key; it may be beyond the end."""
-        return self._ref[j] if self._ref is not None else j + (self._p.reach - 1)
-
-    def rows(self, j0: Scalar) -> jax.Array:
-        """Return those of keys j0 to j0 + ROWS - 1, as `ROW`."""
-        if self._ref is not None:
-            part = self._ref.at[pl.ds(j0, ROWS)]
-            return plgpu.load(part, layout=ROW, optimized=False)
-        return positions(j0) + (self._p.reach - 1)
+    def by_window(self, position: Any) -> Any:
+        """Return the last query of keys."""
+        return position + (self._p.reach - 1)
 
     def blocks(self, j0: Scalar, rows: int, block: int) -> Blocks:
         """Bound the blocks of queries that see keys j0 to j0 + rows - 1.
