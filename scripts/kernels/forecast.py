@@ -221,7 +221,7 @@ def speed_table(kernels: Kernels, constants: Constants) -> Table:
         forward_model = model_tflops(kernels, forward_series, constants)
         backward_model = model_tflops(kernels, backward_series, constants)
         for i, T in enumerate(published.LENGTHS):
-            shape = causal_shape(H, T)
+            shape = kernel_speed.causal_shape(H, T)
             cells = []
             for is_backward, names, series, model in (
                 (False, ("forward",), forward_series, forward_model),
@@ -262,19 +262,6 @@ def speed_table(kernels: Kernels, constants: Constants) -> Table:
             "corrected",
         ],
         rows=rows,
-    )
-
-
-def causal_shape(head_dim: int, seq_len: int) -> Shape:
-    """Return a shape of the published figures."""
-    heads = published.HIDDEN // head_dim
-    return Shape(
-        name=f"{head_dim}, T {seq_len}",
-        batch=published.TOKENS // seq_len,
-        seq_len=seq_len,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
     )
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from scripts.evidence import Table
-from scripts.kernels import kernel_speed, loop_variants, published, schedule
+from scripts.kernels import kernel_speed, loop_variants, schedule
 from scripts.kernels.attention_shapes import Shape
 from scripts.kernels.kernel_speed import Constants, Kernel
 
@@ -114,7 +114,7 @@ def changes_table(
             ]
             cells = [_pair(clocks, ".0f"), _pair(shared, ".0f")]
             for T in LENGTHS:
-                shape = _shape(H, T)
+                shape = kernel_speed.causal_shape(H, T)
                 us = [
                     kernel_speed.call_us(kernel, change.kernel, shape, constants)
                     for kernel in kernels
@@ -150,7 +150,7 @@ def _whole_rows(
     """Compare the whole backward pass, and the orders of the blocks."""
     fused_cells, forward_cells, backward_cells = [], [], []
     for T in LENGTHS:
-        shape = _shape(H, T)
+        shape = kernel_speed.causal_shape(H, T)
 
         def us(name: str, is_new: bool, shape: Shape = shape) -> float:
             order = schedule.recommended(shape, name) if is_new else "by head"
@@ -188,18 +188,6 @@ def fused_us(own: Mapping[str, Kernel], shape: Shape, constants: Constants) -> f
     around = kernel_speed.memory_us((4 + 4 + 2) * entries)
     whole = max(outcome.makespan_us, outcome.read_us)
     return whole + around + kernel_speed.delta_us(shape)
-
-
-def _shape(H: int, T: int) -> Shape:
-    heads = published.HIDDEN // H
-    return Shape(
-        name=f"{H}, T {T}",
-        batch=published.TOKENS // T,
-        seq_len=T,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=H,
-    )
 
 
 def _pair(values: list[float], form: str) -> str:

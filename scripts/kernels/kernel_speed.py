@@ -83,6 +83,19 @@ class Kernel:
         return max(1.0, self.step_clocks(constants, masked=True) / plain)
 
 
+def causal_shape(head_dim: int, seq_len: int) -> Shape:
+    """Return a shape of the published figures."""
+    heads = published.HIDDEN // head_dim
+    return Shape(
+        name=f"{head_dim}, T {seq_len}",
+        batch=published.TOKENS // seq_len,
+        seq_len=seq_len,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+    )
+
+
 def read_kernels(printed: str, case: str) -> dict[str, Kernel]:
     """Read the kernels of a case from what jax printed of them."""
     width, _, *warpgroups = case.split(":")

@@ -114,7 +114,7 @@ def test_a_round_of_two_blocks_counts_for_two():
 def test_a_forecast_stays_below_the_sustained_peak():
     own, most = kernels(128), CONSTANTS.sustained * kernel_speed.peak_tflops()
     for T in (512, 4096):
-        shape = forecast.causal_shape(128, T)
+        shape = kernel_speed.causal_shape(128, T)
         for recommended in (False, True):
             for names in (("forward",), ("dq", "dkv")):
                 speed = forecast.tflops(
@@ -124,7 +124,7 @@ def test_a_forecast_stays_below_the_sustained_peak():
 
 
 def test_less_work_in_a_kernel_is_never_a_loss():
-    own, shape = kernels(64), forecast.causal_shape(64, 2048)
+    own, shape = kernels(64), kernel_speed.causal_shape(64, 2048)
     found = list(forecast_changes.changes(own, own, "before"))
     assert {change.kernel for change in found} == set(schedule.PRODUCTS)
     for change in found:
