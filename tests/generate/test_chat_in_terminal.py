@@ -206,6 +206,19 @@ class Terminal:
         """Type."""
         os.write(self._here, text.encode())
 
+    def interrupted(self) -> int:
+        """Press Ctrl-C until the process ends; return the exit code.
+
+        CPython misses a signal that comes between the prompt of `input` and its wait
+        for a key: it stays unseen until the next key, here in 11 of 300 tries.
+        """
+        for _ in range(6):
+            self.write("\x03")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+                break
+        return self.ended()
+
     def ended(self) -> int:
         """Wait for the end; return the exit code."""
         code = self.process.wait(60)
@@ -239,6 +252,5 @@ def test_ctrl_d_ends_a_chat_in_a_terminal(terminal):
 
 def test_ctrl_c_ends_a_chat_quietly(terminal):
     terminal.until(r"\r\n> $")
-    terminal.write("\x03")
-    assert terminal.ended() == 130
+    assert terminal.interrupted() == 130
     assert "Traceback" not in terminal.shown
