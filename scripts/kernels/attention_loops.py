@@ -11,6 +11,7 @@ commit:
     python scripts/kernels/attention_loops.py 128:full
 """
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,25 @@ def compiled(case: str, *, source: Path = _REPOSITORY) -> str:
 
 def compiled_at(cases: Sequence[str], commit: str) -> dict[str, str]:
     """Do so with the package as it is in another commit."""
+    with package_at(commit) as folder:
+        return {case: compiled(case, source=folder) for case in cases}
+
+
+@contextlib.contextmanager
+def package_at(commit: str) -> Iterator[Path]:
+    """Lay out the package mjax of a commit in a folder that is removed afterwards.
+
+    Raises:
+      RuntimeError: git cannot do it.
+    """
     git = ["git", "archive", commit, "mjax"]
-    done = subprocess.run(git, cwd=_REPOSITORY, capture_output=True, check=True)
-    with tempfile.TemporaryDirectory(prefix="mjax-forecast-") as folder:
+    done = subprocess.run(git, cwd=_REPOSITORY, capture_output=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(git)} failed: {done.stderr.decode().strip()}")
+    with tempfile.TemporaryDirectory(prefix="mjax-sources-") as folder:
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
             archive.extractall(folder, filter="data")
-        return {case: compiled(case, source=Path(folder)) for case in cases}
+        yield Path(folder)
 
 
 def kernels(printed: str) -> dict[str, str]:

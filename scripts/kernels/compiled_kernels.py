@@ -105,13 +105,18 @@ class CaseReport:
 
 
 def compile_cases(
-    cases: str, *, gpu: str = "h200", timeout_s: float = 1200
+    cases: str,
+    *,
+    gpu: str = "h200",
+    source: Path = REPOSITORY,
+    timeout_s: float = 1200,
 ) -> list[CaseReport]:
     """Compile the cases in a process of its own and read what came out.
 
     Args:
       cases: MODULE:FUNCTION; the function takes nothing and returns {name: KernelCase}.
       gpu: a name in `hardware.gpus.GPUS`.
+      source: folder that holds the packages mjax and scripts.
       timeout_s: for all cases together.
     Raises:
       RuntimeError: the process failed; a case that does not compile is a fault of it.
@@ -131,7 +136,7 @@ def compile_cases(
                 gpu,
                 str(out),
             ],
-            cwd=REPOSITORY,
+            cwd=source,
             env=env,
             capture_output=True,
             text=True,
