@@ -6,9 +6,10 @@
 
 Test-only. It replaces functions of private modules of jax in this process; what is
 compiled for a GPU does not change. What each replacement adds is said in `wgmma`,
-`equations`, `deadlock`, and here: a race is an error everywhere (jax 0.11 prints it and
-goes on; jax 0.12 raises), a kernel is compiled once rather than once per warpgroup and
-block, and the first failure of a kernel is kept, which XLA may replace by a later one.
+`bulk_groups`, `equations`, `deadlock`, and here: a race is an error everywhere (jax
+0.11 prints it and goes on; jax 0.12 raises), a kernel is compiled once rather than once
+per warpgroup and block, and the first failure of a kernel is kept, which XLA may
+replace by a later one.
 """
 
 import logging
@@ -39,12 +40,14 @@ def install() -> None:
     )
     from jax._src.pallas.mosaic_gpu.interpret import shared_memory as memory
 
-    from tests.kernels.interpreter import deadlock, equations, wgmma
+    from tests.kernels.interpreter import bulk_groups, deadlock, equations, wgmma
 
     gpu_callbacks.wgmma = wgmma.call
     gpu_callbacks.wgmma_accumulator_deref = wgmma.read_accumulator
     gpu_callbacks._deallocate_buffer = wgmma.deallocate_buffer
     gpu_callbacks.kernel_thread_finished = deadlock.kernel_thread_finished
+    gpu_callbacks.copy_smem_to_gmem = bulk_groups.copy
+    memory.GPUSharedMemory.kernel_thread_finished = bulk_groups.thread_finished
     memory.Barrier._wait = deadlock.barrier_wait
     jaxpr_interpret.JaxprInterpreter.interpret = equations.interpret
     for module in (race_detection_state, gpu_race_detection_state):

@@ -29,6 +29,11 @@ FUNCTIONS = {
         "token mesh_location thread allocation_key_as_array source_info"
     ),
     f"{_GPU}.gpu_callbacks:kernel_thread_finished": "token mesh_location thread",
+    f"{_GPU}.gpu_callbacks:copy_smem_to_gmem": (
+        "token mesh_location thread src_allocation_key_as_array src_transforms "
+        "dst_allocation_key_as_array dst_transforms predicate source_info "
+        "commit_group reduction_op"
+    ),
     f"{_GPU}.gpu_callbacks:_get_shared_memory": "",
     f"{_GPU}.gpu_callbacks:_remove_noop_transforms": "transforms",
     f"{_GPU}.gpu_callbacks:fail_on_exception": "func",
@@ -56,6 +61,13 @@ FUNCTIONS = {
     ),
     f"{_GPU}.shared_memory:GPUSharedMemory.get_clock": "self thread",
     f"{_GPU}.shared_memory:GPUSharedMemory.thread_to_vc_position": "self thread",
+    f"{_GPU}.shared_memory:GPUSharedMemory.add_copy_smem_to_gmem_clocks": (
+        "self thread read_clock write_clock"
+    ),
+    f"{_GPU}.shared_memory:GPUSharedMemory.wait_smem_to_gmem": (
+        "self thread n wait_read_only"
+    ),
+    f"{_GPU}.shared_memory:GPUSharedMemory.kernel_thread_finished": "self thread",
     f"{_GPU}.shared_memory:GPUSharedMemory.set_failed": (
         "self exception failed_thread top_level"
     ),
@@ -70,6 +82,7 @@ FUNCTIONS = {
 """Function -> names of its parameters, in order."""
 
 VALUES = (
+    f"{_PALLAS}.mosaic_gpu.primitives:commit_group_p",
     f"{_PALLAS}.mosaic_gpu.primitives:wgmma_accumulator_store_p",
     f"{_PALLAS}.mosaic_gpu.primitives:wgmma_wait_p",
     "jax._src.state.discharge:run_state_p",

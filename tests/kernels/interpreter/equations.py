@@ -4,6 +4,7 @@
   body has no meaning.
 - `acc[...] = x`, a store to an accumulator: likewise.
 - `plgpu.wgmma_wait(n)`: does nothing, because there every wgmma is finished at once.
+- `plgpu.commit_smem_to_gmem_group()`: does nothing, because there a copy has no group.
 """
 
 import functools
@@ -19,7 +20,7 @@ from jax._src.pallas.mosaic_gpu.interpret import shared_memory as memory
 from jax._src.state import discharge
 from jax._src.state import types as state_types
 
-from tests.kernels.interpreter import wgmma
+from tests.kernels.interpreter import bulk_groups, wgmma
 
 Interpreter = jaxpr_interpret.JaxprInterpreter
 _stock_interpret = Interpreter.interpret
@@ -73,7 +74,7 @@ def _interpret_stock(self, eqns, token, env):
 
 
 def _call(self, eqn, function, token, result=(), **arguments):
-    """Call a function of `wgmma` when the kernel runs."""
+    """Call a function of `wgmma` or `bulk_groups` when the kernel runs."""
     return callback.io_callback(
         functools.partial(function, source_info=eqn.source_info),
         (gpu_callbacks.TOKEN_SHAPE_DTYPE, *result),
@@ -86,6 +87,11 @@ def _call(self, eqn, function, token, result=(), **arguments):
 
 def _wgmma_wait(self, eqn, token):
     (token,) = _call(self, eqn, wgmma.wait, token, n=eqn.params["n"])
+    return token, []
+
+
+def _commit_group(self, eqn, token):
+    (token,) = _call(self, eqn, bulk_groups.commit, token)
     return token, []
 
 
@@ -156,4 +162,5 @@ _RULES = {
     discharge.run_state_p: _run_state,
     gpu_primitives.wgmma_accumulator_store_p: _accumulator_store,
     gpu_primitives.wgmma_wait_p: _wgmma_wait,
+    gpu_primitives.commit_group_p: _commit_group,
 }

@@ -38,14 +38,30 @@ def num_compilations(name: str) -> int:
     return len(completion.compiled)
 
 
-def _multiply(body: Callable, *, threads: int = 1, indices=None, blocks: int = 1):
+def _copy_out(tile, out) -> None:
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(tile, out)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _multiply(
+    body: Callable,
+    *,
+    threads: int = 1,
+    indices=None,
+    blocks: int = 1,
+    store: Callable = _copy_out,
+    beside: Callable = lambda: None,
+):
     """Return what a kernel around body computes, and the product.
 
     Args:
       body: (a and b in SMEM, a and indices in GMEM, barriers) -> a @ b.
-      threads: warpgroups; all but the first do nothing.
+      threads: warpgroups; the first computes.
       indices: [1, 4] int32, for body.
       blocks: how many blocks compute the product.
+      store: writes it, (the tile in SMEM, its place in GMEM).
+      beside: what each of the other warpgroups does.
     """
     keys = jax.random.split(jax.random.key(0))
     a = jax.random.normal(keys[0], (M, K), jnp.bfloat16)
@@ -58,14 +74,13 @@ def _multiply(body: Callable, *, threads: int = 1, indices=None, blocks: int = 1
             plgpu.copy_gmem_to_smem(b_gmem, b_smem, bars.at[0])
             plgpu.barrier_wait(bars.at[0])
             o_smem[...] = body(a_smem, b_smem, a_gmem, indices_gmem, bars)
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[lax.axis_index("block")])
-            plgpu.wait_smem_to_gmem(0)
+            store(o_smem, o_gmem.at[lax.axis_index("block")])
 
         if threads == 1:
             compute()
         else:
             pl.when(lax.axis_index("wg") == 0)(compute)
+            pl.when(lax.axis_index("wg") != 0)(beside)
 
     run = plgpu.kernel(
         kernel,
@@ -240,6 +255,135 @@ def many_blocks():
     return _multiply(body, threads=2, blocks=3)
 
 
+def _product(a, b, *_):
+    def run(acc):
+        plgpu.wgmma(acc, a, b)
+        return acc[...]
+
+    return _scoped(run)
+
+
+def _halves(tile, out):
+    """Return source and destination of the copies of both halves."""
+    parts = [pl.ds(start, M // 2) for start in (0, M // 2)]
+    return [(tile.at[part], out.at[part]) for part in parts]
+
+
+def copies_in_one_group():
+    """Wait for two copies that the second commits, then write to the first's source."""
+
+    def store(tile, out):
+        first, second = _halves(tile, out)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(*first, commit_group=False)
+        plgpu.copy_smem_to_gmem(*second)
+        plgpu.wait_smem_to_gmem(0)
+        tile[...] = jnp.zeros((M, N), jnp.float32)
+
+    return _multiply(_product, store=store)
+
+
+def copies_in_two_groups():
+    """Wait for the first of two groups, then write to its source."""
+
+    def store(tile, out):
+        first, second = _halves(tile, out)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(*first)
+        plgpu.copy_smem_to_gmem(*second)
+        plgpu.wait_smem_to_gmem(1)
+        first[0][...] = jnp.zeros((M // 2, N), jnp.float32)
+        plgpu.wait_smem_to_gmem(0)
+
+    return _multiply(_product, store=store)
+
+
+def copies_committed_apart():
+    """Commit two copies by an instruction of its own; an empty group comes after."""
+
+    def store(tile, out):
+        first, second = _halves(tile, out)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(*first, commit_group=False)
+        plgpu.copy_smem_to_gmem(*second, commit_group=False)
+        plgpu.commit_smem_to_gmem_group()
+        plgpu.commit_smem_to_gmem_group()
+        plgpu.wait_smem_to_gmem(1)
+        tile[...] = jnp.zeros((M, N), jnp.float32)
+        plgpu.wait_smem_to_gmem(0)
+
+    return _multiply(_product, store=store)
+
+
+def bad_copy_in_no_group():
+    """Commit the first of two copies only, wait, and end."""
+
+    def store(tile, out):
+        first, second = _halves(tile, out)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(*first)
+        plgpu.copy_smem_to_gmem(*second, commit_group=False)
+        plgpu.wait_smem_to_gmem(0)
+
+    return _multiply(_product, store=store)
+
+
+def bad_copy_committed_late():
+    """Wait before the commit, and write to what the copy reads."""
+
+    def store(tile, out):
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, out, commit_group=False)
+        plgpu.wait_smem_to_gmem(0)
+        tile[...] = jnp.zeros((M, N), jnp.float32)
+        plgpu.commit_smem_to_gmem_group()
+        plgpu.wait_smem_to_gmem(0)
+
+    return _multiply(_product, store=store)
+
+
+def bad_copy_committed_by_another():
+    """Let another warpgroup commit and wait."""
+
+    def store(tile, out):
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, out, commit_group=False)
+
+    def beside():
+        plgpu.commit_smem_to_gmem_group()
+        plgpu.wait_smem_to_gmem(0)
+
+    return _multiply(_product, threads=2, store=store, beside=beside)
+
+
+def bad_wait_for_copies():
+    """Wait for all groups but one where both copies are in that one."""
+
+    def store(tile, out):
+        first, second = _halves(tile, out)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(*first, commit_group=False)
+        plgpu.copy_smem_to_gmem(*second)
+        plgpu.wait_smem_to_gmem(1)
+        first[0][...] = jnp.zeros((M // 2, N), jnp.float32)
+        plgpu.wait_smem_to_gmem(0)
+
+    return _multiply(_product, store=store)
+
+
+def bad_end_before_a_group():
+    """End while the last of two groups may still be read."""
+
+    def store(tile, out):
+        first, second = _halves(tile, out)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(*first)
+        plgpu.copy_smem_to_gmem(*second)
+        plgpu.wait_smem_to_gmem(1)
+
+    return _multiply(_product, store=store)
+
+
 def bad_early_overwrite():
     """Overwrite an operand before the wgmma that reads it is waited for."""
 
@@ -357,6 +501,9 @@ RIGHT = (
     gmem_scalars,
     gmem_vectors,
     many_blocks,
+    copies_in_one_group,
+    copies_in_two_groups,
+    copies_committed_apart,
 )
 WRONG = {
     bad_early_overwrite: "RACE DETECTED",
@@ -366,6 +513,11 @@ WRONG = {
     bad_read_at_once: "accumulator read while a wgmma on it is in flight",
     bad_store_in_flight: "accumulator stored to while a wgmma on it is in flight",
     bad_scope_end_in_flight: "end of the accumulator's scope while a wgmma on it is",
+    bad_copy_in_no_group: "a copy to global memory that belongs to no group",
+    bad_copy_committed_late: "RACE DETECTED",
+    bad_copy_committed_by_another: "a copy to global memory that belongs to no group",
+    bad_wait_for_copies: "RACE DETECTED",
+    bad_end_before_a_group: "Not all copy_smem_to_gmem read-side operations completed",
     bad_no_one_arrives: "deadlock: all warpgroups that are not done wait",
 }
 """What the interpreter says of each."""

@@ -42,6 +42,10 @@ BUGS: dict[str, tuple[str, str]] = {
         "",
     ),
     "ends before the copy out": ("        plgpu.wait_smem_to_gmem(0)\n", ""),
+    "a copy out in no group": (
+        "dx_gmem.at[block + i * blocks])",
+        "dx_gmem.at[block + i * blocks], commit_group=False)",
+    ),
     "loads into the next slot": (
         "load(i + stages, slot)",
         "load(i + stages, lax.rem(slot + 1, stages))",
