@@ -40,7 +40,7 @@ def main() -> int:
         title="Attention: forward and backward",
         text=(
             "Every case is run with race detection, and with the operands of each "
-            "wgmma read when it is waited for. The reference is float32. An error is "
+            "wgmma read when it is waited for. The truth is float64. An error is "
             "the largest of all elements, in units of the error that rounding to 16 "
             "bits explains at that element (`tests/kernels/attention/mosaic_truth.py`)"
             f": at most 1 is allowed, the largest found is {worst:.2f}. "

@@ -24,6 +24,7 @@ from tests.kernels.interpreter.source_change import changed
 FUNCTION = f"{__name__}:run"
 PACKAGE = "mjax.kernels.attention.mosaic_gpu"
 Segments = Literal["sorted", "edge", "tokens"]
+Logits = Literal["drift", "saturated"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ class Case:
     soft_cap: float | None = None
     dtype: str = "bfloat16"
     scale: float | None = None
+    logits: Logits | None = None
+    """What `make_logits` adds to the random ones; None is nothing."""
     kernel: Literal["forward", "dq", "dkv"] | None = None
     """The only one that runs, on true results of the others; None is all three."""
     cached_bytes: int | None = None
@@ -61,6 +64,48 @@ def make_segments(kind: Segments, B: int, T: int) -> jax.Array:
         "tokens": np.broadcast_to(np.arange(T), (B, T)),
     }[kind]
     return jnp.asarray(ids, jnp.int32)
+
+
+def make_logits(case: Case, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first two columns of q [T, 2] and of k [T, 2].
+
+    They add to the logits, natural ones before the soft cap:
+
+    drift: by the query, modulo 4: nothing; up to 300 towards the first key of the
+    window, so that every block exceeds the ones nearer to the diagonal; -400, the same
+    for all keys; up to 300 towards the diagonal.
+
+    saturated: 8 to 12 soft caps, by the key; for each eighth query, below zero.
+    """
+    i, size = np.arange(case.T), 50.0
+    q, k = np.zeros((2, case.T, 2))
+    if case.logits == "drift":
+        span = case.T if case.window is None else min(case.window, case.T)
+        k[:, 0] = size * (1 - i / span)  # falls along T
+        k[:, 1] = size
+        q[i % 4 == 1, 0] = 300 / (size * scale)
+        q[i % 4 == 2, 1] = -400 / (size * scale)
+        q[i % 4 == 3, 0] = -300 / (size * scale)
+    if case.logits == "saturated":
+        assert case.soft_cap is not None, "only a soft cap saturates"
+        k[:, 0] = 8 + i % 5
+        q[:, 0] = np.where(i % 8 == 0, -1, 1) * case.soft_cap / scale
+    return q, k
+
+
+def make_inputs(case: Case) -> tuple[Any, ...]:
+    """Return q, k, v, d_out, segment ids or None, and window, scale and soft cap."""
+    B, T, N, K, H = case.B, case.T, case.N, case.K, case.H
+    rng = np.random.default_rng(T)
+    q, k, v, d_out = (rng.standard_normal((B, T, heads, H)) for heads in (N, K, K, N))
+    scale = case.scale or 1 / math.sqrt(H)
+    if case.logits is not None:
+        for x, columns in zip((q, k), make_logits(case, scale), strict=True):
+            x[..., :2] = columns[:, None]
+    arrays = (jnp.asarray(x, case.dtype) for x in (q, k, v, d_out))
+    segment_ids = case.segments and make_segments(case.segments, B, T)
+    options = {"window": case.window, "scale": scale, "soft_cap": case.soft_cap}
+    return *arrays, segment_ids, options
 
 
 def run(
@@ -86,15 +131,7 @@ def run(
 def _run(case: Case) -> dict[str, Any]:
     # Here, so that it is the changed source where there is a change.
     op = importlib.import_module(f"{PACKAGE}.op")
-    B, T, N, K, H = case.B, case.T, case.N, case.K, case.H
-    rng = np.random.default_rng(T)
-    q, k, v, d_out = (
-        jnp.asarray(rng.standard_normal((B, T, heads, H)), case.dtype)
-        for heads in (N, K, K, N)
-    )
-    segment_ids = case.segments and make_segments(case.segments, B, T)
-    scale = case.scale or 1 / math.sqrt(H)
-    options = {"window": case.window, "scale": scale, "soft_cap": case.soft_cap}
+    q, k, v, d_out, segment_ids, options = make_inputs(case)
 
     def attend(q, k, v):
         return op.attention(q, k, v, segment_ids, tuning=_tuning(case), **options)
@@ -112,7 +149,7 @@ def _run(case: Case) -> dict[str, Any]:
         forward = _Record(op.forward)
         patches.enter_context(mock.patch.object(op, "forward", forward))
         got["out"], pull = jax.vjp(attend, q, k, v)
-        got["lse"] = forward.result[1][..., :T]
+        got["lse"] = forward.result[1][..., : case.T]
         if case.kernel != "forward":
             got["dq"], got["dk"], got["dv"] = pull(d_out)
         jax.block_until_ready(got)

@@ -14,6 +14,8 @@ from tests.kernels.attention.mosaic_case import Case, Segments
 
 BLOCK = 64
 """The smallest tile; the others are twice that."""
+FEW_SLOTS = {"forward": {"block": BLOCK}, "dq": {"stages": 3}, "dkv": {"stages": 2}}
+"""As few as a kernel can do with: beyond 192 positions, each ring uses one again."""
 
 
 def _cases() -> list[Case]:
@@ -52,6 +54,15 @@ def _cases() -> list[Case]:
         Case(T=150, soft_cap=1.5),
         Case(T=210, soft_cap=20.0, window=64, segments="sorted", H=128),
         Case(T=100, soft_cap=2.0, N=2, dtype="float16", scale=0.5),
+        Case(T=72, soft_cap=30.0, logits="saturated"),
+        Case(T=136, soft_cap=30.0, logits="saturated", window=70, H=128),
+        # Rows of large logits, of both signs, that rise or fall along the keys.
+        Case(T=256, logits="drift"),
+        Case(T=200, logits="drift", dtype="float16", tuning=FEW_SLOTS),
+        Case(T=256, logits="drift", window=150, H=128, tuning=FEW_SLOTS),
+        # Slots that are used again.
+        Case(T=256, N=2, tuning=FEW_SLOTS),
+        Case(T=260, segments="sorted", H=128, tuning=FEW_SLOTS),
     ]
 
 

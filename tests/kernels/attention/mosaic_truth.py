@@ -3,23 +3,23 @@
 A kernel multiplies in 16 bits and sums in float32. It rounds, each time by at most u of
 the value (u = 2^-8 for bfloat16, 2^-11 for float16): the probabilities P before P V and
 P^T dO, the gradient of the scores dS before dS K and dS^T Q, and the results. It also
-takes delta = rowsum(dO * O) from the rounded output. Element by element this bounds the
-error; no other tolerance is needed.
+takes delta = rowsum(dO * O) from the rounded output. A score is a float32 sum of H
+products, and its error is a relative error of P, which counts where scores are large.
+Element by element this bounds the error; no other tolerance is needed.
 """
 
 import dataclasses
-import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
 from mjax.kernels.attention import reference
 
 _UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-# Below 2^-14 float16 has fixed steps of 2^-24; bfloat16 has the exponents of float32.
-_SMALLEST = {"bfloat16": 0.0, "float16": 2.0**-25}
+# Below 2^-14 float16 has fixed steps of 2^-24. bfloat16 has the exponents of float32,
+# where what is below 2^-126 may become 0.
+_SMALLEST = {"bfloat16": 2.0**-126, "float16": 2.0**-25}
 _FLOAT32_UNIT = 2.0**-24
 
 
@@ -64,28 +64,9 @@ def truth(
       soft_cap: as in the reference.
 
     Returns:
-      Values from the reference in float32, lse excepted; lse [B, N, T] and all bounds
-      in float64 by the definition.
+      Values and bounds in float64, by the definition; lse [B, N, T]. No exponential
+      overflows, whatever the scores.
     """
-    attend = functools.partial(
-        reference.attention,
-        segment_ids=segment_ids,
-        window=window,
-        scale=scale,
-        soft_cap=soft_cap,
-    )
-
-    @jax.jit  # One compilation instead of one per operation.
-    def out_and_gradients(q, k, v, d_out):
-        out, pull = jax.vjp(attend, q, k, v)
-        return out, *pull(d_out)
-
-    results = out_and_gradients(*(x.astype(jnp.float32) for x in (q, k, v, d_out)))
-    values = {
-        name: np.asarray(x, np.float64)
-        for name, x in zip(("out", "dq", "dk", "dv"), results, strict=True)
-    }
-
     B, T, N, H = q.shape
     K = k.shape[2]
     unit, smallest = _UNIT[q.dtype.name], _SMALLEST[q.dtype.name]
@@ -99,11 +80,28 @@ def truth(
     def over_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(B, T, K, N // K, H).sum(axis=3)
 
-    scores = np.einsum("btnh,bsnh->bnts", q64, k64) * scale
-    slope = np.ones_like(scores)
+    def by_key(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return np.einsum("bnts,bsnh->btnh", weights, x, optimize=True)
+
+    def by_query(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return np.einsum("bnts,btnh->bsnh", weights, x, optimize=True)
+
+    def products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.einsum("btnh,bsnh->bnts", x, y, optimize=True)
+
+    scores = products(q64, k64) * scale
+    # A rounding for each product, and a few for the exponent that is made of the sum.
+    scores_error = _FLOAT32_UNIT * (H + 4) * products(np.abs(q64), np.abs(k64)) * scale
+    slope, slope_error = np.ones_like(scores), np.zeros_like(scores)
     if soft_cap is not None:
-        slope = 1 - np.tanh(scores / soft_cap) ** 2
-        scores = soft_cap * np.tanh(scores / soft_cap)
+        x = scores / soft_cap
+        slope = 1 / np.cosh(x) ** 2
+        # By 4 r (1 - r), r = 1 / (exp(2 x) + 1): small x and large ones keep their
+        # digits; below 0, r is near 1, and 1 - r has an absolute error.
+        slope_error = slope * (2 * scores_error / soft_cap + 8 * _FLOAT32_UNIT)
+        slope_error += np.where(x < 0, 4 * _FLOAT32_UNIT, 0.0)
+        scores = soft_cap * np.tanh(x)
+        scores_error = slope * scores_error + 8 * _FLOAT32_UNIT * soft_cap
     mask = np.asarray(reference.visible(T, window))[None, None]
     if segment_ids is not None:
         ids = np.asarray(segment_ids)
@@ -112,28 +110,33 @@ def truth(
     top = scores.max(axis=-1, keepdims=True)
     lse = top + np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))
     probs = np.exp(scores - lse)
-    values["lse"] = lse[..., 0]
+    lse_error = (probs * scores_error).sum(axis=-1, keepdims=True)
+    # A rounding for each of T terms, and a few of the base and of the sum's logarithm.
+    lse_error += _FLOAT32_UNIT * (T + 4 * np.maximum(np.abs(lse), 1.0))
+    # As both scores and lse are exponents, their errors are relative ones of probs.
+    relative = scores_error + lse_error
 
-    probs_error = np.where(mask, rounding(probs), 0.0)
-    out_bound = np.einsum("bnts,bsnh->btnh", probs_error, np.abs(v64))
-    out_bound += rounding(values["out"])
-    d_probs = np.einsum("btnh,bsnh->bnts", d64, v64)
-    delta = np.einsum("btnh,btnh->bnt", d64, values["out"])[..., None]
+    out = by_key(probs, v64)
+    probs_error = np.where(mask, rounding(probs), 0.0) + probs * relative
+    out_bound = by_key(probs_error, np.abs(v64)) + rounding(out)
+    d_probs = products(d64, v64)
+    delta = np.einsum("btnh,btnh->bnt", d64, out)[..., None]
     delta_error = np.einsum("btnh,btnh->bnt", np.abs(d64), out_bound)[..., None]
     d_scores = probs * (d_probs - delta) * slope
     d_scores_error = np.where(mask, rounding(d_scores), 0.0)
     d_scores_error += probs * slope * delta_error
-    dq_bound = np.einsum("bnts,bsnh->btnh", d_scores_error, np.abs(k64)) * scale
-    dk_bound = np.einsum("bnts,btnh->bsnh", d_scores_error, np.abs(q64)) * scale
-    dv_bound = np.einsum("bnts,btnh->bsnh", probs_error, np.abs(d64))
-    # A score is a sum of H products, lse one of T terms: a rounding for each.
-    size = np.einsum("btnh,bsnh->bnts", np.abs(q64), np.abs(k64)) * scale
-    size = np.where(mask, size, 0.0).max(axis=-1)
+    d_scores_error += np.abs(d_scores) * relative
+    d_scores_error += np.abs(probs * (d_probs - delta)) * slope_error
+    dq, dk = by_key(d_scores, k64) * scale, over_group(by_query(d_scores, q64)) * scale
+    dv = over_group(by_query(probs, d64))
+    dk_bound = over_group(by_query(d_scores_error, np.abs(q64))) * scale
+    dv_bound = over_group(by_query(probs_error, np.abs(d64)))
+    values = {"out": out, "lse": lse[..., 0], "dq": dq, "dk": dk, "dv": dv}
     bounds = {
         "out": out_bound,
-        "lse": _FLOAT32_UNIT * (H + T) * np.maximum(size, 1.0),
-        "dq": dq_bound + rounding(values["dq"]),
-        "dk": over_group(dk_bound) + rounding(values["dk"]),
-        "dv": over_group(dv_bound) + rounding(values["dv"]),
+        "lse": lse_error[..., 0],
+        "dq": by_key(d_scores_error, np.abs(k64)) * scale + rounding(dq),
+        "dk": dk_bound + rounding(dk),
+        "dv": dv_bound + rounding(dv),
     }
     return Truth(values, bounds)

@@ -9,13 +9,15 @@ import dataclasses
 from concurrent.futures import Future
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.attention.mosaic_case import FUNCTION, Case, make_segments
+from mjax.kernels.attention import reference
+from tests.kernels.attention.mosaic_case import FUNCTION, Case, make_inputs
 from tests.kernels.attention.mosaic_cases import CASES, SHORT, short
 from tests.kernels.attention.mosaic_truth import truth
 from tests.kernels.interpreter.runner import Pool
@@ -59,16 +61,52 @@ def test_kernels_agree_with_the_reference_at_random_shapes(pool: Pool, case: Cas
     assert_explained_by_rounding(submit(pool, case).result()["errors"])
 
 
+TRUTHS = {
+    "window, documents, groups": Case(
+        T=40, B=2, N=4, K=2, H=8, window=9, segments="sorted", scale=0.3
+    ),
+    "soft cap": Case(T=40, H=8, soft_cap=2.0),
+    "drift": Case(T=64, H=32, window=30, logits="drift"),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_the_truth_is_the_reference(name: str) -> None:
+    """As far as float32 goes: the reference has sums of T terms, exponents of 400.
+
+    Not for a saturated soft cap: there its derivative, 1 - tanh^2, has no digits.
+    """
+    q, k, v, d_out, segment_ids, options = make_inputs(TRUTHS[name])
+    want = truth(q, k, v, d_out, segment_ids, **options)
+    q, k, v, d_out = (x.astype(jnp.float32) for x in (q, k, v, d_out))
+
+    def attend(q, k, v):
+        return reference.attention(q, k, v, segment_ids, **options)
+
+    out, pull = jax.vjp(attend, q, k, v)
+    got = dict(zip(("out", "dq", "dk", "dv"), (out, *pull(d_out)), strict=True))
+    for key, array in got.items():
+        exact = want.values[key]
+        tolerance = 2e-4 * np.abs(exact).max()
+        np.testing.assert_allclose(array, exact, rtol=0, atol=tolerance, err_msg=key)
+
+
+def test_drifting_logits_rise_towards_the_window_and_fall_far_below_zero() -> None:
+    """By more than float32 has exponents for: 88 as natural ones."""
+    case = Case(T=256, logits="drift")
+    q, k, *_, options = make_inputs(case)
+    logits = jnp.einsum("btnh,bsnh->ts", q, k).astype(jnp.float32) * options["scale"]
+    assert (logits[129::4, 0] - logits[129::4, 64:128].max(axis=1) > 60).all()
+    assert (logits[193::4, 0] - logits[193::4, 128:192].max(axis=1) > 120).all()
+    assert (logits[2::4] < -200).all()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_bounds_hold_for_rounding_and_not_for_errors(dtype: str) -> None:
     """The values themselves, rounded, are within; a hundredth more is not."""
-    rng = np.random.default_rng(0)
-    q, k, v, d_out = (
-        jnp.asarray(rng.standard_normal((1, 40, heads, 8)), dtype)
-        for heads in (2, 1, 1, 2)
-    )
-    options = {"window": 9, "scale": 0.3, "soft_cap": None}
-    want = truth(q, k, v, d_out, make_segments("sorted", 1, 40), **options)
+    case = Case(T=40, N=2, H=8, window=9, scale=0.3, segments="sorted", dtype=dtype)
+    *arrays, options = make_inputs(case)
+    want = truth(*arrays, **options)
     rounded = {name: jnp.asarray(x, dtype) for name, x in want.values.items()}
     rounded["lse"] = jnp.asarray(want.values["lse"], jnp.float32)
     assert max(want.errors(rounded).values()) <= 1
