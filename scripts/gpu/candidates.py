@@ -21,7 +21,7 @@ from mjax.kernels.attention.mosaic_gpu.dkv import key_value_gradients
 from mjax.kernels.attention.mosaic_gpu.dq import query_gradient
 from mjax.kernels.attention.mosaic_gpu.forward import forward
 from mjax.kernels.attention.mosaic_gpu.tiles import Problem
-from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
+from mjax.kernels.attention.tuning import LEAST_STAGES, MosaicKernel, MosaicTuning
 from scripts.kernels.compiled_kernels import KernelCase
 
 KERNELS = tuple(field.name for field in dataclasses.fields(MosaicTuning))
@@ -76,14 +76,16 @@ def parse(name: str) -> Candidate:
 def first_round(kernels: Sequence[str], head_dims: Sequence[int]) -> list[Candidate]:
     """List all tiles and blocks, with the fewest stages.
 
-    Stages cost shared memory, not registers: what does not fit with two does not fit
-    with more.
+    Stages cost shared memory, not registers: what does not fit with the fewest does not
+    fit with more.
     """
     return [
         Candidate(
             kernel=kernel,
             head_dim=head_dim,
-            config=MosaicKernel(warpgroups=warpgroups, block=block, stages=STAGES[0]),
+            config=MosaicKernel(
+                warpgroups=warpgroups, block=block, stages=LEAST_STAGES[kernel]
+            ),
         )
         for kernel, head_dim, warpgroups, block in itertools.product(
             kernels, head_dims, WARPGROUPS, BLOCKS
@@ -97,6 +99,7 @@ def second_round(survivors: Sequence[Candidate]) -> list[Candidate]:
         dataclasses.replace(c, config=dataclasses.replace(c.config, stages=stages))
         for c in survivors
         for stages in STAGES
+        if stages >= LEAST_STAGES[c.kernel]
     ]
 
 

@@ -43,8 +43,9 @@ def prune(
 ) -> list[Verdict]:
     """Compile the candidates and judge them; kernel by kernel, so that it can be seen.
 
-    First each tile and block with two stages; then what is left with every number of
-    stages, with segments and a soft cap, because a shipped kernel serves both.
+    First each tile and block with the fewest stages; then what is left with every
+    number of stages, with segments and a soft cap, because a shipped kernel serves
+    both.
 
     Args:
       kernels: names in `candidates.KERNELS`.

@@ -69,6 +69,11 @@ class MosaicKernel:
 _REGISTERS = {2: 240, 3: 160}
 
 
+LEAST_STAGES = MappingProxyType({"forward": 2, "dq": 3, "dkv": 2})
+"""dq waits for the next block before it releases the one before, so that with two slots
+it would wait for ever from the third block on."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MosaicTuning:
     """Sizes for the kernels of mosaic_gpu."""
@@ -78,6 +83,12 @@ class MosaicTuning:
     dkv: MosaicKernel
 
     def __post_init__(self):
+        for name, least in LEAST_STAGES.items():
+            if (stages := getattr(self, name).stages) < least:
+                raise ValueError(
+                    f"{name}.stages must be at least {least}, got {stages}; with fewer "
+                    f"the kernel would never end; use {least + 1}"
+                )
         # The forward kernel writes the log-sum-exp of whole tiles of queries. The last
         # block of queries of dkv must end there: what it read beyond would be whatever
         # the memory holds, and a NaN goes into the gradients of every key.

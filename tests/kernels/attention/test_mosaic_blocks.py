@@ -149,9 +149,18 @@ def test_dkv_may_read_no_log_sum_exp_that_forward_does_not_write(warpgroups, blo
     def rows(T: int, size: int) -> int:
         return -(-T // size) * size
 
+    dq = MosaicKernel(block=64, stages=3)
     if all(rows(T, block) <= rows(T, forward.tile) for T in range(8, 2000, 8)):
-        MosaicTuning(forward=forward, dq=forward, dkv=dkv)
+        MosaicTuning(forward=forward, dq=dq, dkv=dkv)
         return
     message = f"must divide the {forward.tile} rows of a forward tile.* got {block}"
     with pytest.raises(ValueError, match=message):
-        MosaicTuning(forward=forward, dq=forward, dkv=dkv)
+        MosaicTuning(forward=forward, dq=dq, dkv=dkv)
+
+
+def test_fewer_slots_than_dq_needs_are_refused():
+    two, three = (MosaicKernel(block=64, stages=stages) for stages in (2, 3))
+    MosaicTuning(forward=two, dq=three, dkv=two)
+    message = r"dq.stages must be at least 3, got 2; .* would never end; use 4"
+    with pytest.raises(ValueError, match=message):
+        MosaicTuning(forward=two, dq=two, dkv=two)
