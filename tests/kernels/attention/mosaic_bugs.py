@@ -76,6 +76,22 @@ def controls() -> dict[str, Bug]:
 
 _FORWARD = Case(T=256, kernel="forward", tuning={"forward": {"block": 64}})
 """Four steps through two slots."""
+_SMALL = Case(T=64, kernel="forward")
+_DRIFT = Case(T=192, kernel="forward", logits="drift", tuning=_FORWARD.tuning)
+"""Rows whose later blocks exceed the first one's maximum, or are far below zero."""
+_FORWARD_IDLE = Case(T=192, kernel="forward", window=1)
+"""The last warpgroup has an idle step after its own."""
+_FORWARD_MANY_IDLE = Case(
+    T=384, kernel="forward", segments="last", tuning=_FORWARD.tuning
+)
+"""The last warpgroup passes by five blocks, through two slots, after its own."""
+_WIDE = Case(T=300, kernel="forward", window=210, tuning={"forward": {"block": 256}})
+"""More columns than a mask has bits."""
+_GROUPS = Case(T=130, N=3, kernel="forward", H=128)
+_BATCH = Case(T=72, B=2, segments="sorted", kernel="forward")
+_SECTIONS = Case(T=64, N=8, kernel="forward", cached_bytes=6_000)
+"""Four sections of two heads; three would be enough, but would leave two heads out."""
+_DOCUMENTS = Case(T=72, window=20, segments="sorted")
 _WINDOW = Case(T=256, window=100)
 _SEGMENTS = Case(T=256, segments="edge", tuning={"forward": {"block": 64}})
 _SORTED = Case(T=192, segments="sorted", tuning={"forward": {"block": 64}})
@@ -84,11 +100,17 @@ _DQ = Case(T=200, kernel="dq")
 _DQ_RING = Case(T=256, kernel="dq", tuning={"dq": {"stages": 3}})
 """Four blocks through three slots."""
 _DQ_WINDOW = Case(T=128, kernel="dq", window=20)
+_DQ_IDLE = Case(T=384, kernel="dq", segments="last", tuning={"dq": {"stages": 3}})
+"""The last warpgroup passes by five blocks, through three slots, before its own."""
+_DQ_SATURATED = Case(T=72, kernel="dq", soft_cap=30.0, logits="saturated")
 _DQ_SOFT_CAP = Case(T=64, kernel="dq", soft_cap=2.0)
 _DKV = Case(T=192, kernel="dkv", N=2)
 _DKV_IDLE = Case(T=192, kernel="dkv", N=2, window=20)
 """Warpgroups have idle steps after their own, and another head after these."""
 _DKV_GROUPS = Case(T=64, kernel="dkv", N=4, K=2)
+_DKV_RING = Case(T=256, kernel="dkv", N=2, tuning={"dkv": {"stages": 2}})
+"""Twice four blocks through two slots."""
+_DKV_WINDOW = Case(T=192, kernel="dkv", window=50)
 _DKV_SOFT_CAP = Case(T=64, kernel="dkv", soft_cap=2.0)
 
 
@@ -157,9 +179,118 @@ _FORWARD_BUGS = {
             "None",
         ),
     ),
+    "forward: last V read without waiting for it": _bug(
+        "forward", _SMALL, ("tiles.wait(v_full, last, stages)", "None")
+    ),
+    "forward: copy of the log-sum-exp in no group": _bug(
+        "forward",
+        _SMALL,
+        ("lse_s.at[wg], lse_rows)", "lse_s.at[wg], lse_rows, commit_group=False)"),
+    ),
+    "forward: log-sum-exp of all warpgroups in one place": _bug(
+        "forward", _FORWARD, ("lse_s[wg] =", "lse_s[0] =")
+    ),
+    "forward: maximum of the first block kept": _bug(
+        "forward",
+        _DRIFT,
+        (
+            "shrink = jnp.exp2(row_max - new_max)",
+            "new_max = jnp.where(row_max > -1e29, row_max, new_max); "
+            "shrink = jnp.exp2(row_max - new_max)",
+        ),
+    ),
+    "forward: first maximum 0": _bug(
+        "forward", _DRIFT, ("_LOWEST = -1e30", "_LOWEST = 0.0")
+    ),
+    "forward: first maximum infinite": _bug(
+        "forward", _FORWARD, ("_LOWEST = -1e30", '_LOWEST = -float("inf")')
+    ),
+    "forward: idle warpgroup keeps V": _bug(
+        "forward",
+        _FORWARD_IDLE,
+        (
+            "tiles.wait(v_full, step, stages) tiles.arrive(v_free, step, stages)",
+            "tiles.wait(v_full, step, stages)",
+        ),
+    ),
+    "forward: idle warpgroup waits for no turn": _bug(
+        "forward",
+        _FORWARD_IDLE,
+        (
+            "plgpu.barrier_wait(turns.at[wg]) tiles.arrive(turns, wg + 1, wgs)",
+            "None",
+        ),
+    ),
+    "forward: idle warpgroup releases V unseen": _bug(
+        "forward",
+        _FORWARD_MANY_IDLE,
+        (
+            "tiles.wait(v_full, step, stages) tiles.arrive(v_free, step, stages)",
+            "tiles.arrive(v_free, step, stages)",
+        ),
+    ),
+    "forward: keys of another head": _bug(
+        "forward", _GROUPS, ("tiles.floor_div(n, p.group)", "n")
+    ),
+    "forward: documents of another row of the batch": _bug(
+        "forward", _BATCH, ("first_g[0].at[b]", "first_g[0].at[0]")
+    ),
 }
 
 _SHARED_BUGS = {
+    "second half of a wide block masked like the first": _bug(
+        "tiles", _WIDE, ("e if e is None else e - start for e", "e for e")
+    ),
+    "last eighth of a row's columns not summed": _bug(
+        "tiles",
+        _FORWARD,
+        ("range(0, x.shape[1], 8)", "range(0, x.shape[1] - 8, 8)"),
+    ),
+    "more sections than divide the heads": _bug(
+        "tiles", _SECTIONS, ("if rows % n == 0 and (", "if (")
+    ),
+    "slots counted anew for each head": _bug(
+        "tiles", _DKV_RING, ("total = g * steps + step", "total = step")
+    ),
+    "queries beyond the end visited": _bug(
+        "tiles",
+        Case(T=72),
+        (
+            "jnp.minimum(self.at(j0 + rows - 1) + 1, self._p.seq_len)",
+            "self.at(j0 + rows - 1) + 1",
+        ),
+    ),
+    "blocks before the first visited": _bug(
+        "tiles",
+        Case(T=256, window=150, kernel="dq"),
+        ("if self._ref is not None else jnp.maximum(first, 0)", ""),
+    ),
+    "slope of a saturated soft cap as 1 - x * x": _bug(
+        "tiles",
+        _DQ_SATURATED,
+        (
+            "-4.0 * capped * (1.0 + capped)",
+            "1.0 - (1.0 + 2.0 * capped) * (1.0 + 2.0 * capped)",
+        ),
+    ),
+    "delta of another head": _bug(
+        "op",
+        Case(T=64, N=2, kernel="dq"),
+        ("delta = jnp.pad(delta,", "delta = jnp.pad(delta[:, ::-1],"),
+    ),
+    "documents without the window": _bug(
+        "op",
+        _DOCUMENTS,
+        ("jnp.minimum(ends, j + (problem.reach - 1))", "ends"),
+    ),
+    "last document ends one early": _bug(
+        "op",
+        _DOCUMENTS,
+        (
+            "jnp.where(is_last, j, problem.padded_len - 1)",
+            "jnp.where(is_last, j, problem.seq_len - 2)",
+        ),
+    ),
     "window one too long": _bug(
         "tiles",
         _WINDOW,
@@ -246,6 +377,27 @@ _SHARED_BUGS = {
 }
 
 _DQ_BUGS = {
+    "dq: first scores of the tile's first block": _bug(
+        "dq", _DQ_WINDOW, ("own.low - low)", "0)")
+    ),
+    "dq: idle warpgroup releases V unseen": _bug(
+        "dq",
+        _DQ_IDLE,
+        (
+            "tiles.wait(v_full, step, stages) plgpu.wgmma_wait(0)",
+            "plgpu.wgmma_wait(0)",
+        ),
+    ),
+    "dq: result in no group": _bug(
+        "dq",
+        _DQ,
+        ("dq_g.at[b, rows, n])", "dq_g.at[b, rows, n], commit_group=False)"),
+    ),
+    "dq: window not masked in the last block": _bug(
+        "dq",
+        _DQ_WINDOW,
+        ("edges=edges, is_last=True", "edges=(None, edges[1]), is_last=True"),
+    ),
     "dq: slot of K released before dq is added to": _bug(
         "dq",
         _DQ_RING,
@@ -296,6 +448,30 @@ _DQ_BUGS = {
 }
 
 _DKV_BUGS = {
+    "dkv: loader begins at the first block": _bug(
+        "dkv", _DKV, ("pl.ds((low + step) * block", "pl.ds(step * block")
+    ),
+    "dkv: log-sum-exp of another query head": _bug(
+        "dkv", _DKV_GROUPS, ("lse_g.at[b, n, rows]", "lse_g.at[b, kv, rows]")
+    ),
+    "dkv: window not masked on the diagonal": _bug(
+        "dkv",
+        _DKV_WINDOW,
+        ("own.parts(edges, ", "own.parts((edges[0], None), "),
+    ),
+    "dkv: idle warpgroup does not wait for Q": _bug(
+        "dkv",
+        _DKV_RING,
+        (
+            "tiles.wait(q_full, step, stages) tiles.wait(do_full, step, stages) plgpu",
+            "tiles.wait(do_full, step, stages); plgpu",
+        ),
+    ),
+    "dkv: dv in no group": _bug(
+        "dkv",
+        _DKV_SOFT_CAP,
+        ("v_s.at[wg], dv_rows)", "v_s.at[wg], dv_rows, commit_group=False)"),
+    ),
     "dkv: dk and dv exchanged": _bug(
         "dkv",
         _DKV,

@@ -23,7 +23,7 @@ from tests.kernels.interpreter.source_change import changed
 
 FUNCTION = f"{__name__}:run"
 PACKAGE = "mjax.kernels.attention.mosaic_gpu"
-Segments = Literal["sorted", "edge", "tokens"]
+Segments = Literal["sorted", "edge", "tokens", "last"]
 Logits = Literal["drift", "saturated"]
 
 
@@ -55,13 +55,15 @@ def make_segments(kind: Segments, B: int, T: int) -> jax.Array:
     """Return segment ids [B, T].
 
     sorted: documents of random lengths. edge: documents that end at multiples of 64.
-    tokens: each its own document.
+    tokens: each its own document. last: the last 64 positions are one, so that the
+    warpgroups of a tile see many blocks or one.
     """
     random = np.random.default_rng(T)
     ids = {
         "sorted": np.sort(random.integers(0, 4, (B, T)), axis=1),
         "edge": np.broadcast_to(np.arange(T) // 64, (B, T)),
         "tokens": np.broadcast_to(np.arange(T), (B, T)),
+        "last": np.broadcast_to(np.arange(T) >= T - 64, (B, T)),
     }[kind]
     return jnp.asarray(ids, jnp.int32)
 

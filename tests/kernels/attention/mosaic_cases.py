@@ -40,8 +40,9 @@ def _cases() -> list[Case]:
         Case(T=130, N=4, K=2, window=90),
         Case(T=130, N=3, K=1, H=128, dtype="float16"),
         Case(T=100, N=2, K=2, B=2, window=33, dtype="float16"),
-        # Sections: four of two heads each, for dkv one for each key head of a row.
-        Case(T=130, N=4, K=2, B=2, window=90, cached_bytes=40_000),
+        # Sections: four of two heads each (all heads walk as much as 2.8 sections may),
+        # for dkv one for each key head of a row.
+        Case(T=130, N=4, K=2, B=2, window=90, cached_bytes=50_000),
         # Widths that few models have.
         Case(T=130, H=32, window=50),
         Case(T=100, H=96, segments="sorted", dtype="float16"),
@@ -63,6 +64,10 @@ def _cases() -> list[Case]:
         # Slots that are used again.
         Case(T=256, N=2, tuning=FEW_SLOTS),
         Case(T=260, segments="sorted", H=128, tuning=FEW_SLOTS),
+        # A warpgroup that passes by five blocks, which the others of its tile see.
+        Case(T=384, segments="last", tuning=FEW_SLOTS),
+        # A block of more columns than a mask has bits.
+        Case(T=300, window=210, segments="sorted", tuning={"forward": {"block": 256}}),
     ]
 
 
@@ -82,7 +87,9 @@ CASES = {name(case): case for case in _cases()}
 SHORT = (
     *("T1", "T203-H128-window50", "T100-B2-N2-K2-window33-float16"),
     *("T100-H96-sorted-float16", "T192-edge", "T90-window1-tokens-float16"),
-    "T210-H128-window64-sorted-soft_cap20.0",
+    *("T210-H128-window64-sorted-soft_cap20.0", "T72-soft_cap30.0-saturated"),
+    name(Case(T=256, logits="drift", window=150, H=128, tuning=FEW_SLOTS)),
+    name(Case(T=384, segments="last", tuning=FEW_SLOTS)),
 )
 """Of these, one or more for each option."""
 

@@ -13,6 +13,8 @@ SHORT = (
     *("dq: slot of K released before dq is added to", "dq: not scaled"),
     *("dkv: product read before it is there", "dkv: idle warpgroup releases nothing"),
     "dkv: query heads of another group",
+    *("forward: copy of the log-sum-exp in no group", "forward: first maximum 0"),
+    "slope of a saturated soft cap as 1 - x * x",
 )
 """A race, a deadlock or a wrong number in each kernel; the others are slow."""
 
