@@ -77,29 +77,33 @@ SHAPES = (
 
 
 @functools.cache
-def traced_grid(kernel: str, head_dim: int, heads: int, seq_len: int) -> dict[str, int]:
+def traced_grid(kernel: str, shape: Shape) -> dict[str, int]:
     """Return the axes of a kernel's grid with their sizes, the slowest first.
 
-    Read from the program that jax traces for one sequence, all heads with their own key
-    heads.
+    Read from the program that jax traces for a shape without documents.
 
     Raises:
       ValueError: the program has no such kernel.
     """
-    q = jax.ShapeDtypeStruct((1, seq_len, heads, head_dim), jnp.bfloat16)
+    q, k = (
+        jax.ShapeDtypeStruct(
+            (shape.batch, shape.seq_len, heads, shape.head_dim), jnp.bfloat16
+        )
+        for heads in (shape.heads, shape.kv_heads)
+    )
     call: Any = functools.partial(
         attention,
-        window=None,
+        window=shape.window,
         scale=1.0,
         soft_cap=None,
-        tuning=MOSAIC_H200[head_dim],
+        tuning=MOSAIC_H200[shape.head_dim],
     )
 
-    def with_gradients(q, d_out):
-        out, pull = jax.vjp(lambda q: call(q, q, q, None), q)
+    def with_gradients(q, k, v, d_out):
+        out, pull = jax.vjp(lambda q, k, v: call(q, k, v, None), q, k, v)
         return out, pull(d_out)
 
-    traced = jax.make_jaxpr(with_gradients)(q, q)
+    traced = jax.make_jaxpr(with_gradients)(q, k, k, q)
     for name, mesh in _meshes(traced.jaxpr):
         if name == f"attention_{kernel}":
             return dict(zip(mesh.grid_names, mesh.grid, strict=True))

@@ -228,8 +228,8 @@ def speed_table(kernels: Kernels, constants: Constants) -> Table:
                 (True, ("dq", "dkv"), backward_series, backward_model),
             ):
                 speeds = [
-                    tflops(own, names, shape, constants, recommended=r)
-                    for r in (False, True)
+                    tflops(own, names, shape, constants, order=order)
+                    for order in ("by head", "shipped")
                 ]
                 ratio = series.flash3[i] / model[i]
                 cells += [f"{speed:.0f}" for speed in speeds]
@@ -241,7 +241,7 @@ def speed_table(kernels: Kernels, constants: Constants) -> Table:
         "**Forecast, not measured on a GPU.** Our kernels on an H200, causal, "
         "bfloat16, 16k tokens, hidden size 2048, as many key heads as query heads; "
         "TFLOP/s of model FLOPs (backward 2.5 times the forward's; dq and dkv do 3.5). "
-        "*by head*: one head after the other; *reordered*: as recommended below; "
+        "*by head*: one head after the other; *shipped*: in the shipped order; "
         "*corrected*: that, times published / model of FlashAttention-3 at the same "
         "width and length (backward: of its figures without a mask). FlashAttention-3 "
         "and cuDNN: published, H100."
@@ -253,12 +253,12 @@ def speed_table(kernels: Kernels, constants: Constants) -> Table:
             "width",
             "T",
             "forward, by head",
-            "reordered",
+            "shipped",
             "corrected",
             "FlashAttention-3",
             "cuDNN",
             "backward, by head",
-            "reordered",
+            "shipped",
             "corrected",
         ],
         rows=rows,
@@ -271,7 +271,7 @@ def tflops(
     shape: Shape,
     constants: Constants,
     *,
-    recommended: bool,
+    order: str,
 ) -> float:
     """Return the speed of kernels that run one after the other."""
     is_backward = names != ("forward",)
@@ -285,7 +285,6 @@ def tflops(
     )
     us = kernel_speed.delta_us(shape) if is_backward else 0.0
     for name in names:
-        order = schedule.recommended(shape, name) if recommended else "by head"
         us += kernel_speed.call_us(own[name], name, shape, constants, order=order)
     return flops / us / 1e6
 
@@ -303,14 +302,17 @@ def schedule_tables(kernels: Kernels, constants: Constants) -> list[Table]:
         "first free SM, one on an SM at a time; "
         f"{schedule.FIXED_US:.0f} us of a block are not hidden (a guess). *load / "
         "longest*: mean load of an SM over the longest tile; below 1, no order reaches "
-        "more. *us*: time as shipped. *by head*: one head after the other. *tiles "
-        "first*: the heaviest tiles of all heads first. *shipped*: so within equal "
-        "groups of heads, as many as it takes for each to fit into half of the L2, "
-        "but with about two blocks an SM. "
-        "*longest first*: sorted by work over all heads. *per query head*: dkv without "
-        "the loop over query heads, tiles first, partial sums in float32 and a second "
-        "kernel. *cut*: walks cut at half of the mean load, likewise. *persistent*: "
-        "shipped, and half of the fixed cost hidden. m: reading from memory would "
+        "more. *parts*: of a group of query heads in dkv (`tuning.GroupSplit`), with a "
+        "block each, partial sums in float32 and a second kernel that adds them up: "
+        f"{schedule.LAUNCH_US:.0f} us (a guess), and the bytes of the sums, written "
+        "and read, and of the result. *us*: time as "
+        "shipped. *by head*: one head after the other, no parts. *tiles "
+        "first*: the heaviest tiles of all heads first, no parts. *unsplit*: so within "
+        "equal groups of heads, as many as it takes for each to fit into half of the "
+        "L2, but with about two blocks an SM; no parts. *shipped*: likewise, with "
+        "parts. *longest first*: sorted by work over all heads, no parts. *cut*: "
+        "walks cut at half of the mean load, longest first. *persistent*: shipped, and "
+        "half of the fixed cost hidden. m: reading from memory would "
         "take longer than computing. B, T, heads: scripts/kernels/attention_shapes.py; "
         "documents have log-normal lengths of mean 1024, seed 0."
     )
@@ -330,11 +332,10 @@ def _targets_table(step_us: StepUs) -> Table:
         reached, missing = [0, 0, 0], []
         for shape in SHAPES:
             step = step_us(kernel, shape.head_dim)
-            best = schedule.recommended(shape, kernel)
             hidden_us = schedule.FIXED_US * (1 - schedule.HIDDEN)
             found = schedule.outcomes(shape, kernel, step=step)
             persistent = schedule.outcomes(shape, kernel, step=step, fixed_us=hidden_us)
-            designs = (found["by head"], found[best], persistent[best])
+            designs = (found["by head"], found["shipped"], persistent["shipped"])
             for i, outcome in enumerate(designs):
                 reached[i] += round(outcome.efficiency, 2) >= _target(shape)
             if round(designs[-1].efficiency, 2) < _target(shape):
@@ -343,16 +344,14 @@ def _targets_table(step_us: StepUs) -> Table:
         rows.append([kernel, *counts, "; ".join(missing) or "none"])
     text = (
         "Shapes of the table below that reach an efficiency of 0.90, or 0.80 at tp 8. "
-        "*reordered*: the shipped order, and dkv per query head where "
-        "it has fewer than 1.8 blocks an SM and more than one query head a key head. "
-        "*persistent*: that, with half of the fixed cost hidden. The simulation starts "
-        "blocks in the order of their index, as GPUs are seen to do; NVIDIA does not "
-        "promise it."
+        "*persistent*: the shipped order, with half of the fixed cost hidden. The "
+        "simulation starts blocks in the order of their index, as GPUs are seen to do; "
+        "NVIDIA does not promise it."
     )
     return Table(
         title="Which design reaches the targets",
         text=text,
-        header=["kernel", "by head", "reordered", "persistent", "still below"],
+        header=["kernel", "by head", "shipped", "persistent", "still below"],
         rows=rows,
     )
 
@@ -394,26 +393,26 @@ def _one_grid_table(step_us: StepUs) -> Table:
         works, end_us = [], 0.0
         for kernel in ("dq", "dkv"):
             step = step_us(kernel, shape.head_dim)
-            order = schedule.recommended(shape, kernel)
-            end_us += schedule.outcomes(shape, kernel, step=step)[order].makespan_us
+            found = schedule.outcomes(shape, kernel, step=step)
+            end_us += found["shipped"].makespan_us
             works.append(schedule.blocks_of(shape, kernel, step))
         work_us = math.fsum(block.work_us for work in works for block in work)
         apart = work_us / schedule.NUM_SMS / end_us
         whole = f"{schedule.one_grid(works):.2f}"
-        cut = ""
-        if schedule.recommended(shape, "dkv") == "per query head":
-            works[1], sum_us = schedule.per_query_head(works[1], shape)
+        parts, cut = schedule.parts_of(shape, "dkv"), ""
+        if parts > 1:
+            works[1], sum_us = schedule.split(works[1], shape, parts)
             cut = f"{schedule.one_grid(works, extra_us=sum_us):.2f}"
         rows.append([shape.name, f"{apart:.2f}", whole, cut])
     text = (
-        "Efficiency of the backward pass: dq and dkv one after the other, each in its "
-        "recommended order, and the blocks of both in one grid, longest first, which "
-        "would take one kernel that branches."
+        "Efficiency of the backward pass: dq and dkv one after the other, as shipped, "
+        "and the blocks of both in one grid, longest first, without and with parts, "
+        "which would take one kernel that branches."
     )
     return Table(
         title="Backward in one grid",
         text=text,
-        header=["shape", "two kernels", "one grid", "one grid, per query head"],
+        header=["shape", "two kernels", "one grid", "one grid, parts"],
         rows=rows,
     )
 

@@ -77,6 +77,9 @@ def _attention_cases() -> dict[str, KernelCase]:
         ("full", {"window": None}),
         ("segments", {"segments": True}),
         ("soft cap", {"soft_cap": 30.0}),
+        # dkv walks all query heads of a group; in the next case, half of them.
+        ("4 heads a key", {"heads": 32, "group": 4}),
+        ("8 heads a key, in parts", {"heads": 16, "group": 8, "window": None}),
         ("all, 8 heads a key", {"segments": True, "soft_cap": 30.0, "group": 8}),
     )
     # Registers are scarcest at 128, so there it is every way. They do not depend on
@@ -98,9 +101,10 @@ def _attention_case(
     window: int | None = 1024,
     segments: bool = False,
     soft_cap: float | None = None,
+    heads: int = 8,
     group: int = 1,
 ) -> KernelCase:
-    """Return attention and its gradients, for 8 query heads of width H."""
+    """Return attention and its gradients, for query heads of width H."""
     call = functools.partial(
         attention,
         window=window,
@@ -113,7 +117,7 @@ def _attention_case(
         out, pull = jax.vjp(lambda q, k, v: call(q, k, v, segment_ids), q, k, v)
         return out, pull(d_out)
 
-    B, T, N = 1, 8192, 8
+    B, T, N = 1, 8192, heads
     q = jax.ShapeDtypeStruct((B, T, N, H), jnp.dtype(dtype))
     k = jax.ShapeDtypeStruct((B, T, N // group, H), jnp.dtype(dtype))
     ids = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mjax.hardware.gpus import GPUS
-from mjax.kernels.attention.mosaic_gpu import op, tiles
+from mjax.kernels.attention.mosaic_gpu import dkv, op, tiles
 from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
 from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape
 from scripts.kernels.sm_model import CLOCK_GHZ, FLOPS_PER_CLOCK, NUM_SMS
@@ -30,9 +30,9 @@ from scripts.kernels.sm_model import CLOCK_GHZ, FLOPS_PER_CLOCK, NUM_SMS
 ORDERS = (
     "by head",
     "tiles first",
+    "unsplit",
     "shipped",
     "longest first",
-    "per query head",
     "cut",
     "persistent",
 )
@@ -46,7 +46,7 @@ SUSTAINED = 0.6
 PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4}
 """Matrix products for each visited block."""
 LAUNCH_US = 3.0
-"""Of the kernel that adds up the pieces of a cut tile. A guess."""
+"""Of the kernel that adds up the pieces of a walk. A guess."""
 _GPU = GPUS["h200"]
 _CACHE_BYTES = _GPU.l2_bytes // 2
 """Half of the L2: an SM reads the other half through its own, which keeps a copy."""
@@ -137,17 +137,35 @@ def problem(shape: Shape) -> tiles.Problem:
     )
 
 
-def order_of(shape: Shape, kernel: str) -> tiles.Order:
-    """Return the order of the kernel's own grid."""
+def order_of(shape: Shape, kernel: str, parts: int) -> tiles.Order:
+    """Return the order of the kernel's own grid.
+
+    Args:
+      shape: of the call.
+      kernel: of `KERNELS`.
+      parts: of a group, for dkv; 1 for others.
+    """
     heads, other_heads = shape.heads, shape.kv_heads
     if kernel == "dkv":
-        heads, other_heads = other_heads, heads
+        heads, other_heads = other_heads * parts, heads
     return tiles.Order.of(
         problem(shape),
         batch=shape.batch,
         heads=heads,
         other_heads=other_heads,
         tile=getattr(MOSAIC_H200[shape.head_dim], kernel).tile,
+    )
+
+
+def parts_of(shape: Shape, kernel: str) -> int:
+    """Return into how many parts dkv divides the query heads of a key head, else 1."""
+    if kernel != "dkv":
+        return 1
+    return dkv.shipped_parts(
+        problem(shape),
+        batch=shape.batch,
+        tile=MOSAIC_H200[shape.head_dim].dkv.tile,
+        has_documents=shape.mean_document is not None,
     )
 
 
@@ -189,7 +207,7 @@ def visits(
 def blocks_of(
     shape: Shape, kernel: str, step: float, masked_cost: float = 1.0
 ) -> list[Block]:
-    """List the blocks of a kernel, one head after the other."""
+    """List the blocks of a kernel without splits, one head after the other."""
     sizes = getattr(MOSAIC_H200[shape.head_dim], kernel)
     steps, low, high = visits(shape, kernel, masked_cost)
     grid_heads = shape.kv_heads if kernel == "dkv" else shape.heads
@@ -233,16 +251,20 @@ def longest_first(blocks: Sequence[Block]) -> list[Block]:
     return sorted(blocks, key=lambda x: -x.work_us)
 
 
-def per_query_head(blocks: Sequence[Block], shape: Shape) -> tuple[list[Block], float]:
-    """Give every query head of dkv a block of its own, the heaviest tiles first.
+def split(
+    blocks: Sequence[Block], shape: Shape, parts: int
+) -> tuple[list[Block], float]:
+    """Give equal parts of the query heads of dkv a block each; a head of the grid too.
 
     Returns:
-      The blocks, and the time to add up the heads of a group.
+      The blocks, and the time to add up the parts.
     """
     pieces = [
-        _piece(block, i, shape.group) for block in blocks for i in range(shape.group)
+        dataclasses.replace(_piece(block, i, parts), head=block.head * parts + i)
+        for block in blocks
+        for i in range(parts)
     ]
-    return tiles_first(pieces), _sum_us(shape, "dkv", len(pieces))
+    return pieces, _sum_us(shape, "dkv", len(pieces) if parts > 1 else 0)
 
 
 def cut(
@@ -270,13 +292,18 @@ def _piece(block: Block, index: int, num: int) -> Block:
 
 
 def _sum_us(shape: Shape, kernel: str, num_partial: int) -> float:
-    """Return the time to write partial sums in float32 and add them in fixed order."""
+    """Return the time to write partial sums in float32 and add them in fixed order.
+
+    The sums go to the memory and come back, and the results, in 16 bits, are written.
+    """
     if not num_partial:
         return 0.0
     tile = getattr(MOSAIC_H200[shape.head_dim], kernel).tile
-    sums = 2 if kernel == "dkv" else 1
-    num_bytes = num_partial * sums * tile * shape.head_dim * 4.0
-    return LAUNCH_US + 2 * num_bytes / _GPU.memory_bytes_per_s * 1e6
+    sums, heads = (2, shape.kv_heads) if kernel == "dkv" else (1, shape.heads)
+    partial_bytes = num_partial * sums * tile * shape.head_dim * 4.0
+    positions = shape.batch * shape.seq_len * heads
+    num_bytes = 2 * partial_bytes + positions * sums * shape.head_dim * 2.0
+    return LAUNCH_US + num_bytes / _GPU.memory_bytes_per_s * 1e6
 
 
 def outcomes(
@@ -314,32 +341,32 @@ def outcomes(
             read_us=read_us,
         )
 
-    ordered = shipped(blocks, order_of(shape, kernel))
+    whole = shipped(blocks, order_of(shape, kernel, 1))
+    ordered, sum_us = shipped_blocks(blocks, shape, kernel)
     found = {
         "by head": outcome(blocks, fixed_us),
         "tiles first": outcome(tiles_first(blocks), fixed_us),
-        "shipped": outcome(ordered, fixed_us),
+        "unsplit": outcome(whole, fixed_us),
+        "shipped": outcome(ordered, fixed_us, sum_us),
         "longest first": outcome(longest_first(blocks), fixed_us),
-        "persistent": outcome(ordered, fixed_us * (1 - HIDDEN)),
+        "persistent": outcome(ordered, fixed_us * (1 - HIDDEN), sum_us),
     }
     pieces, extra_us = cut(blocks, shape, kernel)
     found["cut"] = outcome(pieces, fixed_us, extra_us)
-    if kernel == "dkv" and shape.group > 1:
-        pieces, extra_us = per_query_head(blocks, shape)
-        found["per query head"] = outcome(pieces, fixed_us, extra_us)
     return found
 
 
-def recommended(shape: Shape, kernel: str) -> str:
-    """Return the simplest order that is good for a shape.
+def shipped_blocks(
+    blocks: Sequence[Block], shape: Shape, kernel: str
+) -> tuple[list[Block], float]:
+    """Divide and order blocks as the kernel does.
 
-    The shipped one; for dkv a block for each query head where its blocks are too few:
-    under a causal mask the mean load of an SM is then below 0.9 of the longest block.
+    Returns:
+      The blocks of the grid, and the time to add up the parts of a group.
     """
-    tile = getattr(MOSAIC_H200[shape.head_dim], kernel).tile
-    blocks = shape.batch * shape.kv_heads * math.ceil(shape.seq_len / tile)
-    is_few = kernel == "dkv" and blocks < 1.8 * NUM_SMS
-    return "per query head" if is_few and shape.group > 1 else "shipped"
+    parts = parts_of(shape, kernel)
+    pieces, sum_us = split(blocks, shape, parts)
+    return shipped(pieces, order_of(shape, kernel, parts)), sum_us
 
 
 def one_grid(
@@ -379,17 +406,15 @@ def table(
         for kernel in KERNELS:
             step = None if steps is None else steps(kernel, shape.head_dim)
             found = outcomes(shape, kernel, step=step, fixed_us=fixed_us)
-            cells = [_cell(found.get(order)) for order in ORDERS]
+            cells = [_cell(found[order]) for order in ORDERS]
+            parts = str(parts_of(shape, kernel))
             load = f"{slack(shape, kernel):.2f}"
             time = f"{found['shipped'].makespan_us:.0f}"
-            order = recommended(shape, kernel)
-            rows.append([shape.name, kernel, load, time, *cells, order])
-    return ["shape", "kernel", "load / longest", "us", *ORDERS, "recommended"], rows
+            rows.append([shape.name, kernel, load, parts, time, *cells])
+    return ["shape", "kernel", "load / longest", "parts", "us", *ORDERS], rows
 
 
-def _cell(outcome: Outcome | None) -> str:
-    if outcome is None:
-        return ""
+def _cell(outcome: Outcome) -> str:
     return f"{outcome.efficiency:.2f}{' m' if outcome.bound_by_memory else ''}"
 
 

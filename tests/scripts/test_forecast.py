@@ -115,11 +115,9 @@ def test_a_forecast_stays_below_the_sustained_peak():
     own, most = kernels(128), CONSTANTS.sustained * kernel_speed.peak_tflops()
     for T in (512, 4096):
         shape = kernel_speed.causal_shape(128, T)
-        for recommended in (False, True):
+        for order in ("by head", "shipped"):
             for names in (("forward",), ("dq", "dkv")):
-                speed = forecast.tflops(
-                    own, names, shape, CONSTANTS, recommended=recommended
-                )
+                speed = forecast.tflops(own, names, shape, CONSTANTS, order=order)
                 assert 0 < speed < most
 
 

@@ -104,11 +104,13 @@ _DQ_IDLE = Case(T=384, kernel="dq", segments="last", tuning={"dq": {"stages": 3}
 """The last warpgroup passes by five blocks, through three slots, before its own."""
 _DQ_SATURATED = Case(T=72, kernel="dq", soft_cap=30.0, logits="saturated")
 _DQ_SOFT_CAP = Case(T=64, kernel="dq", soft_cap=2.0)
-_DKV = Case(T=192, kernel="dkv", N=2)
-_DKV_IDLE = Case(T=192, kernel="dkv", N=2, window=20)
+_DKV = Case(T=192, kernel="dkv", N=2, parts=1)
+_DKV_IDLE = Case(T=192, kernel="dkv", N=2, window=20, parts=1)
 """Warpgroups have idle steps after their own, and another head after these."""
-_DKV_GROUPS = Case(T=64, kernel="dkv", N=4, K=2)
-_DKV_RING = Case(T=256, kernel="dkv", N=2, tuning={"dkv": {"stages": 2}})
+_DKV_GROUPS = Case(T=64, kernel="dkv", N=4, K=2, parts=1)
+_DKV_SPLIT = Case(T=64, kernel="dkv", N=8, K=2, parts=2)
+"""Two parts of two query heads, for each of two key heads."""
+_DKV_RING = Case(T=256, kernel="dkv", N=2, parts=1, tuning={"dkv": {"stages": 2}})
 """Twice four blocks through two slots."""
 _DKV_WINDOW = Case(T=192, kernel="dkv", window=50)
 _DKV_SOFT_CAP = Case(T=64, kernel="dkv", soft_cap=2.0)
@@ -505,16 +507,48 @@ _DKV_BUGS = {
     "dkv: product read before it is there": _bug(
         "dkv", _DKV, ("_load(acc, wait_n=1)", "_load(acc, wait_n=2)")
     ),
-    "dkv: not scaled": _bug("dkv", _DKV, ("dk * p.scale", "dk")),
+    "dkv: not scaled": _bug(
+        "dkv", _DKV, ("k_s[wg] = (dk * p.scale)", "k_s[wg] = (dk)")
+    ),
     "dkv: delta added": _bug("dkv", _DKV, ("(d_probs - column(", "(d_probs + column(")),
     "dkv: soft cap without its derivative": _bug(
         "dkv", _DKV_SOFT_CAP, ("probs = p.times_slope(probs, capped)", "None")
     ),
     "dkv: only the first query head of a group": _bug(
-        "dkv", _DKV, ("lax.fori_loop(0, p.group, head", "lax.fori_loop(0, 1, head")
+        "dkv", _DKV, ("lax.fori_loop(0, heads, head", "lax.fori_loop(0, 1, head")
     ),
     "dkv: query heads of another group": _bug(
-        "dkv", _DKV_GROUPS, ("kv * p.group + g", "kv + p.kv_heads * g")
+        "dkv", _DKV_GROUPS, ("share * heads + g", "share + p.kv_heads * g")
+    ),
+    "dkv: every part takes the first query heads of its group": _bug(
+        "dkv", _DKV_SPLIT, ("share * heads + g", "kv * p.group + g")
+    ),
+    "dkv: parts of other key heads": _bug(
+        "dkv",
+        _DKV_SPLIT,
+        ("kv, part = tiles.floor_div(share, parts)", "kv, part = lax.rem(share, 2)"),
+    ),
+    "dkv: parts in one place": _bug(
+        "dkv", _DKV_SPLIT, ("dk_g[part, b, rows, kv]", "dk_g[0, b, rows, kv]")
+    ),
+    "dkv: rows of a part in another order": _bug(
+        "dkv",
+        Case(T=128, kernel="dkv", N=2, parts=2),
+        (
+            "dv_g[part, b, rows, kv]",
+            "dv_g[part, b, pl.ds((wgs - 1 - wg) * ROWS, ROWS), kv]",
+        ),
+    ),
+    "dkv: a part not added": _bug(
+        "dkv", _DKV_SPLIT, ("in range(parts.shape[0])", "in range(1, parts.shape[0])")
+    ),
+    "dkv: sum of parts not scaled": _bug(
+        "dkv",
+        _DKV_SPLIT,
+        ("(dk * p.scale).astype(k.dtype), dv", "dk.astype(k.dtype), dv"),
+    ),
+    "dkv: loader walks the whole group for a part": _bug(
+        "dkv", _DKV_SPLIT, ("tiles.fill_rings(heads", "tiles.fill_rings(p.group")
     ),
     "dkv: idle warpgroup releases nothing": _bug(
         "dkv",

@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import math
 import time
@@ -47,6 +48,8 @@ class Case:
     """The only one that runs, on true results of the others; None is all three."""
     cached_bytes: int | None = None
     """Bytes that a section of heads may walk; None: as shipped, all are one section."""
+    parts: int | None = None
+    """Of a group, for dkv; None: as many as are shipped."""
     tuning: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     """Kernel -> fields of `MosaicKernel` that differ from the shipped ones."""
 
@@ -146,6 +149,9 @@ def _run(case: Case) -> dict[str, Any]:
             tiles = importlib.import_module(f"{PACKAGE}.tiles")
             small = {"_CACHED_BYTES": case.cached_bytes, "_LEAST_SECTION": 1}
             patches.enter_context(mock.patch.dict(vars(tiles), small))
+        if case.parts is not None:
+            split = functools.partial(op.key_value_gradients, parts=case.parts)
+            patches.enter_context(mock.patch.object(op, "key_value_gradients", split))
         for name, function in _stand_ins(case, want).items():
             patches.enter_context(mock.patch.object(op, name, function))
         forward = _Record(op.forward)

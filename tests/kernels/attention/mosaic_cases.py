@@ -40,6 +40,12 @@ def _cases() -> list[Case]:
         Case(T=130, N=4, K=2, window=90),
         Case(T=130, N=3, K=1, H=128, dtype="float16"),
         Case(T=100, N=2, K=2, B=2, window=33, dtype="float16"),
+        # A group as a whole, in parts of several query heads, and with few heads as
+        # shipped: a part for each.
+        Case(T=130, N=4, K=2, window=90, parts=1),
+        Case(T=130, N=4, parts=2, H=128, dtype="float16"),
+        Case(T=100, N=8, K=2, B=2, parts=2, segments="sorted"),
+        Case(T=100, N=4, window=40, segments="edge", soft_cap=2.0),
         # Sections: four of two heads each (all heads walk as much as 2.8 sections may),
         # for dkv one for each key head of a row.
         Case(T=130, N=4, K=2, B=2, window=90, cached_bytes=50_000),
@@ -90,6 +96,7 @@ SHORT = (
     *("T210-H128-window64-sorted-soft_cap20.0", "T72-soft_cap30.0-saturated"),
     name(Case(T=256, logits="drift", window=150, H=128, tuning=FEW_SLOTS)),
     name(Case(T=384, segments="last", tuning=FEW_SLOTS)),
+    "T130-N4-H128-float16-parts2",
 )
 """Of these, one or more for each option."""
 

@@ -5,6 +5,9 @@ that reads it, the blocks of queries that see them. Scores are made transposed, 
 queries, so that they are the register operand of both products that follow. dk and dv
 stay in registers; the sum over query heads needs no second pass.
 
+Where such thread blocks are too few for the GPU, each takes a part of the query heads
+instead, and writes its sums in float32. XLA adds up the parts, in their order.
+
 Source: Dao 2023, algorithm 2, arXiv:2307.08691. Differs: the transposition.
 """
 
@@ -19,7 +22,7 @@ from jaxtyping import Array, Float, Int32
 
 from mjax.kernels.attention.mosaic_gpu import tiles
 from mjax.kernels.attention.mosaic_gpu.tiles import COLUMN, ROWS, TILE, Problem
-from mjax.kernels.attention.tuning import MosaicKernel
+from mjax.kernels.attention.tuning import DKV_SPLIT, MosaicKernel
 from mjax.kernels.varying import vary_like
 
 
@@ -34,6 +37,7 @@ def key_value_gradients(
     *,
     problem: Problem,
     tuning: MosaicKernel,
+    parts: int | None = None,
 ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
     """Run the kernel.
 
@@ -48,14 +52,22 @@ def key_value_gradients(
       last: `op.last_queries` of the segments; None where there are none.
       problem: sizes.
       tuning: sizes of the kernel.
+      parts: equal parts of the query heads of a key head, with a thread block each;
+        None: `shipped_parts`.
 
     Returns:
       Cotangents of k and v, dtype of q.
     """
     p, stages, block, wgs = problem, tuning.stages, tuning.block, tuning.warpgroups
     tile = wgs * ROWS
+    if parts is None:
+        parts = shipped_parts(
+            p, batch=q.shape[0], tile=tile, has_documents=last is not None
+        )
+    heads = p.group // parts
+    assert heads * parts == p.group, (p.group, parts)
     order = tiles.Order.of(
-        p, batch=q.shape[0], heads=p.kv_heads, other_heads=p.heads, tile=tile
+        p, batch=q.shape[0], heads=p.kv_heads * parts, other_heads=p.heads, tile=tile
     )
     scores_type = tiles.accumulator(block)
     sums_type = tiles.accumulator(p.head_dim)
@@ -68,7 +80,8 @@ def key_value_gradients(
         dk_g, dv_g, k_s, v_s, q_s, do_s, lse_s, delta_s, *barriers = rest
         rows_full, q_full, do_full, free = barriers
         wg = lax.axis_index("wg")
-        b, kv, t = order.here()  # the first keys are seen most
+        b, share, t = order.here()  # the first keys are seen most
+        kv, part = tiles.floor_div(share, parts), lax.rem(share, parts)
         queries = tiles.LastQueries(p, last_g[0].at[b] if last_g else None)
         whole = queries.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
@@ -81,6 +94,10 @@ def key_value_gradients(
             plgpu.copy_gmem_to_smem(v_g.at[b, rows, kv], v_s.at[wg], full)
             plgpu.barrier_wait(full)
             dk, dv = pl.run_scoped(walk, sums_type, sums_type)
+            if parts > 1:
+                # Four threads write the 32 bytes that the memory takes at a time.
+                dk_g[part, b, rows, kv], dv_g[part, b, rows, kv] = dk, dv
+                return
             k_s[wg] = (dk * p.scale).astype(q.dtype)
             v_s[wg] = dv.astype(q.dtype)
             plgpu.commit_smem()
@@ -130,7 +147,7 @@ def key_value_gradients(
                     step = lax.fori_loop(begin, end, some, step)
                 return lax.fori_loop(own.high, high, idle, step)
 
-            step = lax.fori_loop(0, p.group, head, jnp.int32(0))
+            step = lax.fori_loop(0, heads, head, jnp.int32(0))
             sums = dk_acc[...], dv_acc[...]
             tiles.release_before(free, step, stages)
             return sums
@@ -174,7 +191,7 @@ def key_value_gradients(
                 # lse and delta have been read out of this slot. That the copies come
                 # after, the loading warpgroup makes sure: it has the time.
                 plgpu.commit_smem()
-                n, rows = kv * p.group + g, pl.ds((low + step) * block, block)
+                n, rows = share * heads + g, pl.ds((low + step) * block, block)
                 full = q_full.at[s]
                 plgpu.copy_gmem_to_smem(q_g.at[b, rows, n], q_s.at[s], full)
                 plgpu.copy_gmem_to_smem(lse_g.at[b, n, rows], lse_s.at[s], full)
@@ -182,14 +199,19 @@ def key_value_gradients(
                 plgpu.copy_gmem_to_smem(do_g.at[b, rows, n], do_s.at[s], full)
                 plgpu.copy_gmem_to_smem(delta_g.at[b, n, rows], delta_s.at[s], full)
 
-            tiles.fill_rings(p.group, steps, stages, [(free, start)])
+            tiles.fill_rings(heads, steps, stages, [(free, start)])
 
         pl.when(wg < wgs)(compute)
         pl.when(wg == wgs)(load)
 
+    out_type = jax.ShapeDtypeStruct(k.shape, k.dtype)
+    if parts > 1:
+        B, _, K, H = k.shape
+        whole = (parts, B, order.tiles * tile, K, H)
+        out_type = jax.ShapeDtypeStruct(whole, jnp.float32)
     dk, dv = plgpu.kernel(
         kernel,
-        out_type=[jax.ShapeDtypeStruct(k.shape, k.dtype)] * 2,
+        out_type=[out_type] * 2,
         scratch_types=[
             tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
             tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
@@ -209,4 +231,32 @@ def key_value_gradients(
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dkv",
     )(q, k, v, d_out, lse, delta, *(() if last is None else (last,)))
-    return vary_like(dk, q), vary_like(dv, q)
+    dk, dv = vary_like(dk, q), vary_like(dv, q)
+    if parts > 1:
+        dk, dv = (_added(x)[:, : p.seq_len] for x in (dk, dv))
+        dk, dv = (dk * p.scale).astype(k.dtype), dv.astype(k.dtype)
+    return dk, dv
+
+
+def shipped_parts(p: Problem, *, batch: int, tile: int, has_documents: bool) -> int:
+    """Return into how many parts the query heads of a key head go.
+
+    Args:
+      p: sizes.
+      batch: B.
+      tile: keys of a thread block.
+      has_documents: whether there are segments.
+    """
+    ends = [min(p.seq_len, j0 + tile - 1 + p.reach) for j0 in range(0, p.seq_len, tile)]
+    walks = [end - t * tile for t, end in enumerate(ends)]
+    return DKV_SPLIT.parts(
+        longest=max(walks),
+        total=batch * p.kv_heads * sum(walks),
+        group=p.group,
+        documents=has_documents,
+    )
+
+
+def _added(parts: Float[Array, "parts B P K H"]) -> Float[Array, "B P K H"]:
+    """Add up the parts one after the other: the same bits on every run."""
+    return functools.reduce(jnp.add, [parts[i] for i in range(parts.shape[0])])
