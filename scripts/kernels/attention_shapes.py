@@ -80,7 +80,7 @@ SHAPES = (
 def traced_grid(kernel: str, shape: Shape) -> dict[str, int]:
     """Return the axes of a kernel's grid with their sizes, the slowest first.
 
-    Read from the program that jax traces for a shape without documents.
+    Read from the program that jax traces.
 
     Raises:
       ValueError: the program has no such kernel.
@@ -99,11 +99,14 @@ def traced_grid(kernel: str, shape: Shape) -> dict[str, int]:
         tuning=MOSAIC_H200[shape.head_dim],
     )
 
-    def with_gradients(q, k, v, d_out):
-        out, pull = jax.vjp(lambda q, k, v: call(q, k, v, None), q, k, v)
+    ids = jax.ShapeDtypeStruct((shape.batch, shape.seq_len), jnp.int32)
+
+    def with_gradients(q, k, v, ids, d_out):
+        out, pull = jax.vjp(lambda q, k, v: call(q, k, v, ids), q, k, v)
         return out, pull(d_out)
 
-    traced = jax.make_jaxpr(with_gradients)(q, k, k, q)
+    documents = None if shape.mean_document is None else ids
+    traced = jax.make_jaxpr(with_gradients)(q, k, k, documents, q)
     for name, mesh in _meshes(traced.jaxpr):
         if name == f"attention_{kernel}":
             return dict(zip(mesh.grid_names, mesh.grid, strict=True))

@@ -154,6 +154,7 @@ def order_of(shape: Shape, kernel: str, parts: int) -> tiles.Order:
         heads=heads,
         other_heads=other_heads,
         tile=getattr(MOSAIC_H200[shape.head_dim], kernel).tile,
+        uneven=kernel == "dkv" and shape.mean_document is not None,
     )
 
 

@@ -113,6 +113,22 @@ def test_sections_are_equal_and_fit_into_the_cache(
     assert found.heads_of_section * sections == heads
 
 
+def test_documents_leave_fewer_sections_to_dkv():
+    """A section ends with idle multiprocessors, the more so with uneven walks."""
+    plain, packed = (
+        s
+        for s in SHAPES
+        if s.name.startswith("llama3-8b, T 8192")
+        and s.kv_heads == 8
+        and s.window is None
+    )
+    assert schedule.order_of(plain, "dkv", 1).sections == 2
+    assert schedule.order_of(packed, "dkv", 1).sections == 1
+    found = schedule.outcomes(packed, "dkv")
+    assert found["shipped"].efficiency > 0.8
+    assert not found["shipped"].bound_by_memory
+
+
 def test_sections_hold_whole_heads_and_follow_each_other():
     blocks = [block(h, t, 40 - t) for h in range(40) for t in range(40)]
     ordered = schedule.shipped(blocks, order(40, 40, 2.5 * MIB))
@@ -226,12 +242,13 @@ def test_no_other_number_of_parts_is_much_faster(shape):
 def test_the_simulation_has_the_grids_of_the_kernels():
     sections = Shape(name="", seq_len=16384, heads=36, kv_heads=36)
     split = Shape(name="", seq_len=8192, heads=8, kv_heads=1)
+    packed = dataclasses.replace(split, heads=16, kv_heads=4, mean_document=1024)
     for kernel in KERNELS:
-        for shape in (sections, split):
+        for shape in (sections, split, packed):
             parts = schedule.parts_of(shape, kernel)
             found = schedule.order_of(shape, kernel, parts)
             assert (found.sections > 1) == (shape is sections)
-            assert (parts > 1) == (shape is split and kernel == "dkv")
+            assert (parts > 1) == (shape is not sections and kernel == "dkv")
             grid = traced_grid(kernel, shape)
             assert list(grid.items()) == list(
                 zip(tiles.GRID_NAMES, found.grid, strict=True)

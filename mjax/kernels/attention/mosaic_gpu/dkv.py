@@ -67,7 +67,12 @@ def key_value_gradients(
     heads = p.group // parts
     assert heads * parts == p.group, (p.group, parts)
     order = tiles.Order.of(
-        p, batch=q.shape[0], heads=p.kv_heads * parts, other_heads=p.heads, tile=tile
+        p,
+        batch=q.shape[0],
+        heads=p.kv_heads * parts,
+        other_heads=p.heads,
+        tile=tile,
+        uneven=last is not None,
     )
     scores_type = tiles.accumulator(block)
     sums_type = tiles.accumulator(p.head_dim)

@@ -36,7 +36,7 @@ _CACHED_BYTES = 25 * 2**20
 half through its own, which keeps a copy."""
 _LEAST_SECTION = 240
 """Thread blocks of a section, some two for each of 132 multiprocessors: with fewer,
-each section would end with idle ones."""
+each section would end with idle ones. Twice as many where walks are uneven."""
 _MOST_BITS = 16
 """Of the 32 of an integer: shifts stay below its width."""
 
@@ -132,7 +132,13 @@ class Order:
 
     @staticmethod
     def of(
-        p: Problem, *, batch: int, heads: int, other_heads: int, tile: int
+        p: Problem,
+        *,
+        batch: int,
+        heads: int,
+        other_heads: int,
+        tile: int,
+        uneven: bool = False,
     ) -> "Order":
         """Choose the number of sections.
 
@@ -142,14 +148,16 @@ class Order:
           heads: of the grid.
           other_heads: those whose two arrays of 16-bit numbers are walked.
           tile: positions of a tile.
+          uneven: whether the walks of some tiles are many times those of others.
         """
+        least = _LEAST_SECTION * (2 if uneven else 1)
         rows, num_tiles = batch * heads, -(-p.seq_len // tile)
         walked = min(p.seq_len, p.reach + tile)
         num_bytes = batch * other_heads * walked * p.head_dim * 2 * 2
         able = [
             n
             for n in range(1, rows + 1)
-            if rows % n == 0 and (n == 1 or rows * num_tiles // n >= _LEAST_SECTION)
+            if rows % n == 0 and (n == 1 or rows * num_tiles // n >= least)
         ]
         fit = [n for n in able if num_bytes <= n * _CACHED_BYTES]
         num = fit[0] if fit else able[-1]
