@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import re
 from typing import Any
 
 from tests.kernels.attention.mosaic_case import FUNCTION, Case
@@ -51,8 +52,9 @@ def how_caught(future: concurrent.futures.Future[Any]) -> str | None:
         for start, name in _BY_MESSAGE.items():
             if message.startswith(start):
                 return name
-        # Without the place, which is a path of this machine.
-        return f"refused: {message.splitlines()[0].partition(', called at')[0][:100]}"
+        # Without the place, which is a path of this machine, and the ids of objects.
+        line = message.splitlines()[0].partition(", called at")[0]
+        return f"refused: {re.sub(r' [0-9]{9,}', '', line)[:100]}"
     wrong = {name: error for name, error in errors.items() if not error <= 1}
     if not wrong:
         return None
