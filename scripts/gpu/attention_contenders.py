@@ -2,13 +2,14 @@
 
 Enters: a contender's name and the sizes of a case. Leaves: a function of q, k, v in
 JAX, or for those of PyTorch the two directions ready to be timed. A contender that is
-not installed raises ImportError when it is asked for, which is then the row's error.
+not installed, or is broken, raises ImportError when it is asked for; its row says so.
 """
 
 import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -43,7 +44,27 @@ class Shape:
         return 2.0 * products * self.head_dim * pairs
 
 
-JAX = ("ours", "cudnn", "tokamax")
+@functools.cache
+def _import(name: str) -> ModuleType | str:
+    """Import a package that may be absent or broken; a text says why it cannot be.
+
+    Once: one that fails halfway is slow to fail, and fails otherwise the next time.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a library that is missing is an OSError, or anything
+        return f"{name} cannot be imported: {type(error).__name__}: {error}"
+
+
+def _imported(name: str) -> Any:
+    """Return a package. Raises ImportError, whatever its import raises."""
+    found = _import(name)
+    if isinstance(found, str):
+        raise ImportError(found)
+    return found
+
+
+JAX = ("ours", "cudnn", "tokamax", "blocked")
 TORCH = ("torch sdpa", "torch flex")
 
 
@@ -58,7 +79,7 @@ def jax_attention(name: str, shape: Shape, ours: str) -> Callable[..., jax.Array
       ImportError: tokamax is not installed.
     """
     if name == "tokamax":
-        tokamax = importlib.import_module("tokamax")
+        tokamax = _imported("tokamax")
         window = None if shape.window is None else (shape.window - 1, 0)
         return functools.partial(
             tokamax.dot_product_attention,
@@ -66,7 +87,7 @@ def jax_attention(name: str, shape: Shape, ours: str) -> Callable[..., jax.Array
             local_window_size=window,
             implementation="mosaic",
         )
-    backend = {"ours": ours, "cudnn": "cudnn"}[name]
+    backend = ours if name == "ours" else name
     return functools.partial(api.attention, window=shape.window, backend=backend)
 
 
@@ -84,7 +105,7 @@ def torch_calls(
       ImportError: torch is not installed.
       ValueError: sdpa is asked for a window.
     """
-    torch = importlib.import_module("torch")
+    torch = _imported("torch")
     attend = _torch_attention(torch, name, shape, device)
     sizes = [
         (shape.batch, heads, shape.seq_len, shape.head_dim)
@@ -125,7 +146,7 @@ def _torch_attention(
             is_causal=True,
             enable_gqa=grouped,
         )
-    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    flex = _imported("torch.nn.attention.flex_attention")
     reach = shape.seq_len if shape.window is None else shape.window
 
     def seen(_batch: Any, _head: Any, i: Any, j: Any) -> Any:

@@ -45,6 +45,11 @@ def process_of(case: Case) -> str:
     return "jax"
 
 
+def kind_of(case: Case) -> str:
+    """Return the kind of a ceiling."""
+    return case.kind
+
+
 def programs(case: Case, setting: Setting) -> dict[str, Program]:
     """Return the one program of a ceiling."""
     n = case.small_size if setting.small else case.size

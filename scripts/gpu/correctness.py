@@ -19,7 +19,7 @@ from scripts.evidence import Table
 from scripts.gpu.cells import fixed
 from scripts.gpu.setting import Program, Row, Setting
 
-RESULTS = ("out", "dq", "dk", "dv")
+RESULTS: tuple[str, ...] = ("out", "dq", "dk", "dv")
 # Relative error of a whole array (Frobenius). A bfloat16 has 8 significant bits: one
 # rounding costs 2^-9 at most. Rounded are the result, the probabilities and, backward,
 # the output in delta. Blocked attention on a CPU has at most 0.31% in these cases. A
@@ -52,6 +52,8 @@ class Case:
     documents: int | None = None
     """Segments in a row, cut at random; None passes no segment ids."""
     soft_cap: float | None = None
+    results: tuple[str, ...] = RESULTS
+    """Those that are computed: with fewer, a fault is seen to be of one kernel."""
 
     @property
     def name(self) -> str:
@@ -64,6 +66,8 @@ class Case:
             parts.append(f"documents={self.documents}")
         if self.soft_cap is not None:
             parts.append(f"cap={self.soft_cap:g}")
+        if self.results != RESULTS:
+            parts.append(f"only {', '.join(self.results)}")
         return " ".join(parts)
 
 
@@ -72,15 +76,21 @@ RAGGED = (1, 63, 65, 129, 200, 1000)
 
 
 def cases(small: bool) -> dict[str, Case]:
-    """List the calls: every kind once, then the windows, then the rest."""
+    """List the calls: each kernel alone, every kind once, the windows, the rest."""
     if small:
         some = [
+            Case(seq_len=96, window=40, head_dim=16, results=("dk", "dv")),
             Case(seq_len=96, window=40, head_dim=16, kv_heads=1),
             Case(seq_len=65, head_dim=16, documents=3, soft_cap=5.0, dtype="float16"),
         ]
         return {case.name: case for case in some}
     gqa: dict[str, Any] = {"heads": 4, "kv_heads": 2}
     found = [
+        Case(window=128, head_dim=head_dim, results=results)
+        for results in (("out",), ("dq",), ("dk", "dv"))
+        for head_dim in (128, 64)
+    ]
+    found += [
         Case(window=128),
         Case(window=128, head_dim=128),
         Case(window=100, documents=4, head_dim=128, **gqa),
@@ -90,6 +100,11 @@ def cases(small: bool) -> dict[str, Case]:
         Case(seq_len=8192, window=1024, head_dim=128, batch=1, documents=6),
         Case(seq_len=4096, head_dim=128, batch=1, **gqa),
     ]
+    for head_dim in (32, 96):
+        found += [
+            Case(window=100, documents=4, head_dim=head_dim, **gqa),
+            Case(seq_len=1000, soft_cap=5.0, head_dim=head_dim, dtype="float16"),
+        ]
     for head_dim in (64, 128):
         sizes: dict[str, Any] = {"head_dim": head_dim}
         found += [Case(window=window, **sizes) for window in WINDOWS]
@@ -107,6 +122,11 @@ def process_of(case: Case) -> str:
     return "jax"
 
 
+def kind_of(case: Case) -> str:
+    """Tell apart head widths, which have kernels of their own, and these kernels."""
+    return f"D={case.head_dim} {', '.join(case.results)}"
+
+
 def _attend(case: Case, backend: str, q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
     return api.attention(
         q,
@@ -120,14 +140,20 @@ def _attend(case: Case, backend: str, q: Any, k: Any, v: Any, ids: Any) -> jax.A
 
 
 def programs(case: Case, setting: Setting) -> dict[str, Program]:
-    """Return attention with its gradients as one program of q, k, v, d_out, ids."""
+    """Return attention with its gradients as one program of q, k, v, d_out, ids.
+
+    It returns `case.results`; the kernels of others are not in it.
+    """
 
     def run(q: Any, k: Any, v: Any, d_out: Any, ids: Any) -> tuple[Any, ...]:
         def attend(q: Any, k: Any, v: Any) -> jax.Array:
             return _attend(case, setting.ours, q, k, v, ids)
 
+        if case.results == ("out",):
+            return (attend(q, k, v),)
         out, pullback = jax.vjp(attend, q, k, v)
-        return out, *pullback(d_out)
+        every = dict(zip(RESULTS, (out, *pullback(d_out)), strict=True))
+        return tuple(every[name] for name in case.results)
 
     def array(heads: int) -> jax.ShapeDtypeStruct:
         shape = (case.batch, case.seq_len, heads, case.head_dim)
@@ -148,7 +174,8 @@ def truth(case: Case, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
         wide = [x.astype(jnp.float32) for x in (q, k, v, d_out)]
         out, pullback = jax.vjp(attend, *wide[:3])
-        return out, *pullback(wide[3])
+        every = dict(zip(RESULTS, (out, *pullback(wide[3])), strict=True))
+        return tuple(every[name] for name in case.results)
 
     # On the CPU: other code on other hardware. Long sequences take it too long.
     if case.seq_len <= 1024:
@@ -157,8 +184,8 @@ def truth(case: Case, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return run(*inputs)
 
 
-def errors(got: Any, want: Any) -> tuple[float, float]:
-    """Return the relative error of an array, and that of its worst position."""
+def errors(got: Any, want: Any) -> tuple[float, np.ndarray]:
+    """Return the relative error of an array, and that of each position, [B, T, N]."""
     want = np.asarray(want, np.float64)
     wrong = np.linalg.norm(np.asarray(got, np.float64) - want, axis=-1)
     size = np.linalg.norm(want, axis=-1)
@@ -167,7 +194,7 @@ def errors(got: Any, want: Any) -> tuple[float, float]:
     floor = max(_FLOOR * rms, small)
     total = np.linalg.norm(wrong) / (max(rms, small) * size.size**0.5)
     # NaN stays: a comparison with the limit is then false.
-    return float(total), float(np.max(wrong / np.maximum(size, floor)))
+    return float(total), wrong / np.maximum(size, floor)
 
 
 def poison(sizes: Sequence[int], value: float) -> None:
@@ -196,24 +223,40 @@ def judge(case: Case, first: Any, second: Any, want: Any) -> Row:
     limit, worst_limit = LIMITS[case.dtype], WORST_LIMITS[case.dtype]
     row: Row = {"errors": {}, "worst": {}}
     faults = []
-    for name, a, b, exact in zip(RESULTS, first, second, want, strict=True):
+    for name, a, b, exact in zip(case.results, first, second, want, strict=True):
         a, b = np.asarray(a), np.asarray(b)
-        total, worst = errors(a, exact)
+        total, by_position = errors(a, exact)
+        worst = float(np.max(by_position))
         row["errors"][name], row["worst"][name] = total, worst
-        if not np.isfinite(a.astype(np.float32)).all():
+        finite = np.isfinite(a.astype(np.float32))
+        if not finite.all():
             faults.append(
-                f"{name} is not finite: memory that no one wrote, or overflow"
+                f"{name} is not finite: memory that no one wrote, or overflow; "
+                f"{_where(~finite.all(-1))}"
             )
         elif not (total <= limit and worst <= worst_limit):
             faults.append(
                 f"{name} is wrong: error {total:.2e} (limit {limit:.1e}), worst "
-                f"position {worst:.2e} (limit {worst_limit:.1e})"
+                f"position {worst:.2e} (limit {worst_limit:.1e}); "
+                f"{_where(~(by_position <= limit))} have more than {limit:.1e}"
             )
         if a.tobytes() != b.tobytes():
-            faults.append(f"{name} differs between two runs")
+            differs = (a.view(np.uint16) != b.view(np.uint16)).any(-1)
+            faults.append(f"{name} differs between two runs; {_where(differs)}")
     if faults:
         raise RuntimeError("; ".join(faults))
     return row
+
+
+def _where(faulty: np.ndarray) -> str:
+    """Describe positions [B, T, N] that are at fault: how many, and in which range."""
+    if not faulty.any():
+        return "no position"
+    ranges = (
+        f"{axis} {index.min()} to {index.max()}"
+        for axis, index in zip(("b", "t", "head"), np.nonzero(faulty), strict=True)
+    )
+    return f"{faulty.sum()} of {faulty.size} positions ({', '.join(ranges)})"
 
 
 def measure(case: Case, setting: Setting) -> Row:
@@ -228,13 +271,15 @@ def measure(case: Case, setting: Setting) -> Row:
     function = jax.jit(program.function).lower(*inputs).compile()
     memory = function.memory_analysis()
     assert memory is not None
-    taken = [x.nbytes for x in jax.block_until_ready(function(*inputs))]
-    taken.append(memory.temp_size_in_bytes)
     rest = _POISON_BYTES // (2**14 if setting.small else 1)
     runs = []
-    for value in (float("nan"), 1e30):
-        poison([*(2 * taken), rest], value)
-        runs.append(jax.device_get(function(*inputs)))
+    # Nothing is timed; but a kernel that hangs or faults must not hit its neighbours.
+    with setting.exclusive():
+        taken = [x.nbytes for x in jax.block_until_ready(function(*inputs))]
+        taken.append(memory.temp_size_in_bytes)
+        for value in (float("nan"), 1e30):
+            poison([*(2 * taken), rest], value)
+            runs.append(jax.device_get(function(*inputs)))
     try:
         want = jax.device_get(truth(case, tuple(inputs)))
         row = judge(case, runs[0], runs[1], want)

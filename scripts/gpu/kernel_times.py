@@ -35,6 +35,7 @@ def cases(small: bool) -> dict[str, Case]:
 
 
 process_of = attention.process_of
+kind_of = attention.kind_of
 
 
 def programs(case: Case, setting: Setting) -> dict[str, Program]:

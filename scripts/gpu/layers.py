@@ -164,6 +164,11 @@ def process_of(case: Case) -> str:
     return "jax"
 
 
+def kind_of(case: Case) -> str:
+    """Tell apart operators and contenders."""
+    return f"{case.operator} {case.contender}"
+
+
 def _copy_case() -> ceilings.Case:
     return ceilings.cases(False)["copy of 2 GiB"]
 

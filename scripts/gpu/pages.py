@@ -1,7 +1,7 @@
 """Write the rows of a part: JSON for programs, Markdown for people.
 
-Both are written anew after every row, so that what was measured stays if the report is
-ended from outside.
+The JSON is written anew after every row, so that what was measured stays if the report
+is ended from outside; pages are made of the JSON alone.
 """
 
 import dataclasses
@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from scripts.evidence import Table
 from scripts.gpu.setting import Mode, Part, Row
@@ -26,13 +25,13 @@ class Origin:
     machine: Row
     """As `worker.probe` returns it."""
 
-    def fits(self, stored: Mapping[str, Any]) -> bool:
+    def fits(self, other: "Origin") -> bool:
         """Say whether rows that were stored earlier belong to the same table."""
-        kind = stored.get("machine", {}).get("device_kind")
-        return (
-            stored.get("mode") == self.mode
-            and stored.get("commit") == self.commit
-            and kind == self.machine["device_kind"]
+        kind = other.machine["device_kind"]
+        return (other.mode, other.commit, kind) == (
+            self.mode,
+            self.commit,
+            self.machine["device_kind"],
         )
 
     def describe(self) -> str:
@@ -41,7 +40,7 @@ class Origin:
         versions = ", ".join(f"{name} {v}" for name, v in m["versions"].items())
         text = (
             f"{self.date}, commit {self.commit}, {m['device_kind']}, driver "
-            f"{m['driver']}, {versions}. Made by `{self.command}`."
+            f"{m['driver']}, {versions}, ptxas {m['ptxas']}. Made by `{self.command}`."
         )
         if self.mode == "gpu":
             return text
@@ -58,28 +57,49 @@ def load_rows(out: Path, part: Part, origin: Origin) -> dict[str, Row]:
     path = json_path(out, part)
     if not path.exists():
         return {}
-    stored = json.loads(path.read_text())
-    if not origin.fits(stored):
+    try:
+        stored_origin, rows = load(path)
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"{path} is not kept: {type(error).__name__}: {error}", flush=True)
         return {}
-    return {row["case"]: row for row in stored["rows"] if row["status"] == "ok"}
+    if not origin.fits(stored_origin):
+        return {}
+    return {name: row for name, row in rows.items() if row["status"] == "ok"}
 
 
-def write(
-    out: Path, part: Part, origin: Origin, rows: Mapping[str, Row], *, small: bool
-) -> None:
-    """Write both files of a part.
+def load(path: Path) -> tuple[Origin, dict[str, Row]]:
+    """Return what `write_rows` wrote.
+
+    Raises:
+      ValueError, KeyError, TypeError: it is not such a file.
+    """
+    stored = json.loads(path.read_text())
+    rows = {row["case"]: row for row in stored.pop("rows")}
+    return Origin(**stored), rows
+
+
+def write_rows(out: Path, part: Part, origin: Origin, rows: Mapping[str, Row]) -> None:
+    """Write the JSON of a part.
 
     Args:
       out: folder; made if absent.
-      part: names the files.
+      part: names the file.
       origin: of the rows.
       rows: by case; those still to come may be absent.
-      small: whether the cases are those of a rehearsal.
     """
     out.mkdir(parents=True, exist_ok=True)
     content = dataclasses.asdict(origin) | {"rows": list(rows.values())}
     _replace(json_path(out, part), json.dumps(content, indent=1) + "\n")
-    tables: Sequence[Table] = part.module.tables(rows, small)
+
+
+def write_page(out: Path, part: Part) -> None:
+    """Write the page of a part from its JSON in the same folder.
+
+    Raises:
+      ValueError, KeyError, TypeError: a file or a row is not as expected.
+    """
+    origin, rows = load(json_path(out, part))
+    tables: Sequence[Table] = part.module.tables(rows, origin.mode == "rehearse")
     _replace(out / f"gpu_{part.name}.md", markdown(part.title, origin, tables))
 
 

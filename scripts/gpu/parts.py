@@ -12,7 +12,8 @@ PARTS = MappingProxyType(
                 name="correctness",
                 title="Kernels on the device against references",
                 path="scripts.gpu.correctness",
-                timeout_s=90,
+                timeout_s=150,
+                processes=6,
             ),
             Part(
                 name="ceilings",
@@ -24,7 +25,8 @@ PARTS = MappingProxyType(
                 name="attention",
                 title="Attention against cuDNN and others",
                 path="scripts.gpu.attention",
-                timeout_s=90,
+                timeout_s=150,
+                processes=6,
             ),
             Part(
                 name="kernels",

@@ -4,22 +4,26 @@
     python -m scripts.gpu.report --part correctness --part attention --keep
     python -m scripts.gpu.report --rehearse --out DIR    everything small, on a CPU
     python -m scripts.gpu.report --compile-only          for a described H200
+    python -m scripts.gpu.report --pages-only --out DIR  from what a GPU elsewhere left
 
 Needs jax for CUDA, flax and optax; tokamax and PyTorch are measured where they are
-installed. Each part writes gpu_<part>.md and gpu_<part>.json into DIR, after every case
-anew. Ends with 0 if every case has a result, 1 if one failed, 2 on bad input. A case
-for which the budget was too short is no failure: run again with --keep.
+installed. Each part writes gpu_<part>.json into DIR after every case, at its end the
+page gpu_<part>.md. Ends with 0 if every case has a result, 1 if one failed, 2 on bad
+input. A case for which the budget was too short is no failure: run again with --keep.
 """
 
 import argparse
 import datetime
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from mjax.kernels.target import Target
 from scripts.evidence import BENCHMARKS_DIR, REPOSITORY
 from scripts.gpu import pages, supervise
 from scripts.gpu.parts import PARTS
@@ -27,6 +31,7 @@ from scripts.gpu.setting import Mode, Part, Row
 
 BUDGET_S = 520.0
 """Below nine minutes, with what it takes to start and to end."""
+_WHY_LENGTH = 200
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,7 +42,12 @@ def main(argv: Sequence[str]) -> int:
     )
     parts = [PARTS[name] for name in dict.fromkeys(args.part or PARTS)]
     budget_s = args.budget_s or (BUDGET_S if mode == "gpu" else 86_400.0)
-    deadline = time.time() + budget_s
+    # Not time.time(): the clock of a machine that has just started is set, and jumps.
+    deadline = time.monotonic() + budget_s
+    out = Path(args.out or BENCHMARKS_DIR)
+    if args.pages_only:
+        return _write_pages(parts, out)
+    stop_by_signal()
     try:
         commit = args.commit or find_commit()
         machine = find_machine(mode)
@@ -45,7 +55,6 @@ def main(argv: Sequence[str]) -> int:
         return _refuse(str(error))
     if mode == "compile":
         return _compile_only(parts, deadline)
-    out = Path(args.out or BENCHMARKS_DIR)
     if mode == "rehearse" and args.out is None:
         out = Path(tempfile.mkdtemp(prefix="gpu-report-"))
     origin = pages.Origin(
@@ -56,61 +65,103 @@ def main(argv: Sequence[str]) -> int:
         machine=machine,
     )
     _say(origin.describe())
-    failed = 0
+    if mode == "gpu" and generation(machine) != "hopper":
+        _say("This is no Hopper GPU: our kernels do not run on it, and have errors.")
+    summaries, failed = [], 0
     for part in parts:
-        failed += run_part(part, origin, out, deadline=deadline, keep=args.keep)
-    _say(f"written to {out}: " + ", ".join(f"gpu_{part.name}.md" for part in parts))
+        counts = run_part(part, origin, out, deadline=deadline, keep=args.keep)
+        failed += counts["error"]
+        summaries.append(f"{part.name}: {describe(counts)}")
+        if not args.json_only and pages.json_path(out, part).exists():
+            failed += _write_pages([part], out)
+    _say("\n".join([f"written to {out}:", *summaries]))
     return int(failed > 0)
+
+
+def stop_by_signal() -> None:
+    """Let SIGTERM end this process as an exception does: workers are killed first."""
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def run_part(
     part: Part, origin: pages.Origin, out: Path, *, deadline: float, keep: bool
-) -> int:
-    """Run the cases of a part that have no row yet; return how many failed."""
-    small = origin.mode == "rehearse"
+) -> Counter[str]:
+    """Run the cases of a part that have no row yet; count how they ended."""
     try:
-        cases = part.module.cases(small)
+        cases = part.module.cases(origin.mode == "rehearse")
     except Exception as error:  # a part that cannot be imported spoils no other
         _say(f"{part.name}: error: {type(error).__name__}: {error}")
-        return 1
+        return Counter(error=1)
     rows = pages.load_rows(out, part, origin) if keep else {}
     rows = {name: row for name, row in rows.items() if name in cases}
     left = {name: case for name, case in cases.items() if name not in rows}
     _say(f"{part.name}: {len(left)} cases to run, {len(rows)} kept")
-    count = failed = 0
+    counts = Counter(kept=len(rows))
 
     def on_row(row: Row) -> None:
-        nonlocal count, failed
-        count += 1
-        failed += row["status"] == "error"
+        counts[row["status"]] += 1
         rows[row["case"]] = row
-        _say(f"{part.name} {count}/{len(left)} {progress(row)}")
-        pages.write(out, part, origin, rows, small=small)
+        # First on disk: whoever reads the output may be gone.
+        pages.write_rows(out, part, origin, rows)
+        if row["status"] != "not run":
+            done = counts.total() - counts["kept"]
+            _say(f"{part.name} {done}/{len(left)} {progress(row)}")
 
     supervise.run_cases(part, left, origin.mode, deadline=deadline, on_row=on_row)
-    return failed
+    return counts
+
+
+def _write_pages(parts: Sequence[Part], out: Path) -> int:
+    """Write the pages of parts that have rows; return how many could not be written."""
+    failed = 0
+    for part in parts:
+        if not pages.json_path(out, part).exists():
+            _say(f"{part.name}: there is no {pages.json_path(out, part)}")
+            continue
+        try:
+            pages.write_page(out, part)
+        except Exception as error:  # the rows are there, and other parts are to run
+            _say(f"{part.name}: error: no page: {type(error).__name__}: {error}")
+            failed += 1
+    return int(failed > 0)
 
 
 def _compile_only(parts: Sequence[Part], deadline: float) -> int:
     """Compile every program for the described GPU; print what became of each case."""
-    counts = dict.fromkeys(("ok", "error", "skipped", "not run"), 0)
+    counts: Counter[str] = Counter()
+    seconds = 0.0
 
     def on_row(row: Row) -> None:
+        nonlocal seconds
         counts[row["status"]] += 1
+        seconds += row.get("seconds", 0.0)
         _say(f"{part.name}: {progress(row)}")
 
     for part in parts:
         cases = part.module.cases(False)
+        seconds = 0.0
         supervise.run_cases(part, cases, "compile", deadline=deadline, on_row=on_row)
-    _say(", ".join(f"{n} {status}" for status, n in counts.items()))
+        _say(f"{part.name}: {len(cases)} cases in {seconds:.0f} s")
+    _say(describe(counts))
     return int(counts["error"] > 0)
+
+
+def describe(counts: Counter[str]) -> str:
+    """Return how many cases ended in which way."""
+    statuses = ("ok", "error", "skipped", "not run", "kept")
+    return ", ".join(f"{counts[status]} {status}" for status in statuses)
 
 
 def progress(row: Row) -> str:
     """Return one line about a row: its case, how it ended, its first numbers."""
     text = f"{row['case']}: {row['status']}"
     if row["status"] != "ok":
-        return f"{text}: {row['why']}"
+        # All of it is in the file.
+        return f"{text}: {row['why'][:_WHY_LENGTH]}"
     for field, unit in (("median_ms", "ms"), ("step_ms", "ms"), ("mfu", "MFU")):
         if row.get(field) is not None:
             text += f", {row[field]:.4g} {unit}"
@@ -137,6 +188,12 @@ def find_machine(mode: Mode) -> Row:
             "--prune-only and --write-only"
         )
     return machine
+
+
+def generation(machine: Row) -> str:
+    """Return the generation of the GPU of a machine."""
+    kind = machine["device_kind"]
+    return Target(platform=machine["platform"], device_kind=kind).generation
 
 
 def find_commit() -> str:
@@ -180,6 +237,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="keep good rows of an earlier call with the same commit and device",
     )
+    parser.add_argument(
+        "--json-only", action="store_true", help="leave the pages to --pages-only"
+    )
     parser.add_argument("--commit", help="to be written down; default: asks git")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument(
@@ -187,6 +247,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     modes.add_argument(
         "--compile-only", action="store_true", help="compile for a described H200"
+    )
+    modes.add_argument(
+        "--pages-only", action="store_true", help="write the pages of --out; no GPU"
     )
     return parser.parse_args(argv)
 

@@ -4,6 +4,7 @@ Every part of the report is a module with
 
     cases(small) -> {name: case}           in the order of importance, without devices
     process_of(case) -> str                equal for cases that may share a process
+    kind_of(case) -> str                   equal for cases that fail for one reason
     programs(case, setting) -> {label: Program}     what will run, for the compiler too
     measure(case, setting) -> row          runs it; an exception is the row's error
     tables(rows) -> [Table]                for people
@@ -11,10 +12,12 @@ Every part of the report is a module with
 Rows are dicts that JSON can hold.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Literal
 
@@ -48,7 +51,13 @@ class Part:
     path: str
     """Of its module, imported when it is needed: one that fails spoils no other."""
     timeout_s: float
-    """Longest that one case may take, compilation included."""
+    """Longest that one case may take, or until it has the device for itself: to
+    compile, and to wait for its neighbours."""
+    run_s: float = 60.0
+    """Longest that it may have the device: a kernel that hangs ends here."""
+    processes: int = 1
+    """That run cases at once on a GPU. Of more than one, cases must take the device
+    with `Setting.exclusive` to time anything."""
 
     @property
     def module(self) -> ModuleType:
@@ -63,6 +72,8 @@ class Setting:
     mode: Mode
     mesh: Mesh
     """One device; all axes."""
+    exclusive: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """In it, no other process of the report runs anything on the device."""
 
     @property
     def small(self) -> bool:
@@ -108,15 +119,23 @@ def _draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jax.random.normal(key, shape, dtype)
 
 
-def make_setting(mode: Mode) -> Setting:
+def make_setting(
+    mode: Mode,
+    *,
+    exclusive: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Setting:
     """Make the setting of a process; touches its device, if it has one.
 
+    Args:
+      mode: where it runs.
+      exclusive: as in `Setting`.
     Raises:
       RuntimeError: there is no GPU, or for "compile" no CUDA plugin.
     """
     if mode == "compile":
-        return Setting(mode=mode, mesh=described_mesh(ONE_DEVICE))
+        return Setting(mode=mode, mesh=described_mesh(ONE_DEVICE), exclusive=exclusive)
     device = jax.devices()[0]
     if mode == "gpu" and device.platform != "gpu":
         raise RuntimeError(f"this needs an NVIDIA GPU; jax sees {device.device_kind}")
-    return Setting(mode=mode, mesh=build_mesh(ONE_DEVICE, [device]))
+    mesh = build_mesh(ONE_DEVICE, [device])
+    return Setting(mode=mode, mesh=mesh, exclusive=exclusive)

@@ -53,6 +53,9 @@ def process_of(case: Case) -> str:
     return "clock" if case.step is None else "step"
 
 
+kind_of = process_of
+
+
 def programs(case: Case, setting: Setting) -> dict[str, Any]:
     """Return what runs."""
     if case.step is not None:

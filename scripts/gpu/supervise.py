@@ -3,8 +3,12 @@
 Enters: a part and names of its cases. Leaves: a row for every name, as soon as it is
 known. A case that raises is a row with its error; one that takes the process with it,
 or takes too long, is a row that says so, and the rest goes on in a new process.
+
+A part may have several processes at once, because most of the time of a case is
+compilation. What is timed has the device alone (`Setting.exclusive`).
 """
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -16,89 +20,142 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from scripts.evidence import REPOSITORY
+from scripts.gpu import cuda_root
 from scripts.gpu.setting import Mode, Part, Row
-from scripts.gpu.worker import MARK, POISONED
+from scripts.gpu.worker import MARK, PARENT_VARIABLE
 
-START_S = 120.0
-"""Longest from the start of a process to its first case."""
+WORKER = "scripts.gpu.worker"
+START_S = 180.0
+"""Longest until a process is ready: imports and CUDA, from a disk that is cold."""
+STOP_S = 10.0
+"""Longest until a killed process is gone: a driver may hold it."""
 GRACE_S = 20.0
 """Longest that a case may go on when the budget is spent."""
-MAX_DEATHS = 3
-"""Processes that may end in a row without a single good case."""
-_TAIL = 400
+MAX_DEATHS = 2
+"""Processes that may end in a row in cases of one kind (`kind_of` of the part)."""
+MAX_FAILED_STARTS = 3
+"""Processes of a part that may end in a row before they are ready."""
+_TAIL = 1500
 
 
 @dataclasses.dataclass(kw_only=True)
 class Worker:
     """A running process and what it says."""
 
+    key: str
+    """What `process_of` says of its cases."""
     process: subprocess.Popen[str]
-    lines: queue.Queue[Row | None]
+    messages: queue.Queue[Row | None]
     errors: IO[str]
     reader: threading.Thread
 
+    def ask(self, name: str) -> None:
+        """Let it run a case. If it has ended, its messages say so."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(name + "\n")
+            self.process.stdin.flush()
+
     def next_message(self, timeout_s: float) -> Row | None:
         """Return what it says next; None at its end. Raises queue.Empty."""
-        return self.lines.get(timeout=max(0.0, timeout_s))
+        return self.messages.get(timeout=max(0.0, timeout_s))
 
-    def stop(self) -> tuple[int, str]:
-        """Kill what is left of it; return its exit code and the end of its stderr."""
+    def kill(self) -> None:
+        """Kill it and what it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        code = self.process.wait()
-        self.reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+
+    def stop(self) -> str:
+        """Kill what is left of it; return how it ended and the end of its stderr."""
+        self.kill()
+        try:
+            how = f"code {self.process.wait(STOP_S)}"
+        except subprocess.TimeoutExpired:
+            how = "SIGKILL, and is still there"
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        # What it started may have left its group and hold the pipe: do not wait for it.
+        self.reader.join(STOP_S)
         with self.errors:
-            self.errors.seek(0)
-            return code, " ".join(self.errors.read()[-_TAIL:].split())
+            size = self.errors.seek(0, os.SEEK_END)
+            self.errors.seek(max(0, size - 4 * _TAIL))
+            return f"{how}; {' '.join(self.errors.read()[-_TAIL:].split())}"
 
 
 def start_worker(
-    path: str, mode: Mode, deadline: float, names: Sequence[str]
+    path: str, mode: Mode, *, key: str = "", shared: bool = True, lock_path: str = ""
 ) -> Worker:
-    """Start the program of `worker` for these cases."""
-    # Not those of a test session, which simulate devices.
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    env["JAX_PLATFORMS"] = "cuda,cpu" if mode == "gpu" else "cpu"
-    if mode == "gpu":
-        # One process has the device at a time; the default leaves a quarter unused.
-        env.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
-    if mode == "rehearse":
-        # Most of a rehearsal is compilation, and how fast its code is says nothing.
-        env["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    """Start the program of `worker`.
+
+    Args:
+      path: module of a part, or "probe".
+      mode: where it measures.
+      key: of the process, as `process_of` says.
+      shared: whether others are on the device: then it takes memory as it needs it.
+      lock_path: file whose lock is the device's, for `Setting.exclusive`.
+    """
     # Read when the process has ended, and gone with this one.
-    errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+    errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
     process = subprocess.Popen(
-        [sys.executable, "-m", "scripts.gpu.worker", path, mode, str(deadline)],
+        [sys.executable, "-m", WORKER, path, mode, lock_path],
         cwd=REPOSITORY,
-        env=env,
+        env=environment(os.environ, mode, shared=shared),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        text=True,
-        start_new_session=True,
+        encoding="utf-8",
+        errors="replace",
+        # A group, to be killed with all that it starts; not a session, which would
+        # outlive the one that the report runs in.
+        process_group=0,
     )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write("\n".join(names))
-        process.stdin.close()
-    lines: queue.Queue[Row | None] = queue.Queue()
+    messages: queue.Queue[Row | None] = queue.Queue()
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(MARK):
-                lines.put(json.loads(line.removeprefix(MARK)))
-        lines.put(None)
+        with process.stdout as lines:
+            for line in lines:
+                if line.startswith(MARK):
+                    # Of a process that was killed while it wrote, half a line is left.
+                    with contextlib.suppress(json.JSONDecodeError):
+                        messages.put(json.loads(line.removeprefix(MARK)))
+        messages.put(None)
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    return Worker(process=process, lines=lines, errors=errors, reader=reader)
+    return Worker(
+        key=key, process=process, messages=messages, errors=errors, reader=reader
+    )
+
+
+def environment(own: Mapping[str, str], mode: Mode, *, shared: bool) -> dict[str, str]:
+    """Return the environment of a worker.
+
+    Args:
+      own: of this process.
+      mode: as for `start_worker`.
+      shared: as for `start_worker`.
+    """
+    # Flags of a test session simulate devices.
+    env = {k: v for k, v in own.items() if k != "XLA_FLAGS"}
+    env[PARENT_VARIABLE] = str(os.getpid())
+    env["JAX_PLATFORMS"] = "cuda,cpu" if mode == "gpu" else "cpu"
+    if mode == "gpu":
+        env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false" if shared else "true"
+        # The default leaves a quarter unused. The rest is for CUDA and its libraries.
+        env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.94"
+        root = cuda_root.missing_to_jax(own)
+        if root is not None:
+            env["CUDA_ROOT"] = str(root)
+    if mode == "rehearse":
+        # Most of a rehearsal is compilation, and how fast its code is says nothing.
+        env["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    return env
 
 
 def probe(mode: Mode) -> Row:
@@ -107,14 +164,15 @@ def probe(mode: Mode) -> Row:
     Raises:
       RuntimeError: it did not answer.
     """
-    worker = start_worker("probe", mode, 0.0, [])
+    worker = start_worker("probe", mode)
     try:
         message = worker.next_message(START_S)
     except queue.Empty:
         message = None
-    code, last_words = worker.stop()
+    finally:
+        end = worker.stop()
     if message is None:
-        raise RuntimeError(f"its process ended with code {code}: {last_words}")
+        raise RuntimeError(f"its process ended with {end}")
     return message["probe"]
 
 
@@ -125,85 +183,197 @@ def run_cases(
     *,
     deadline: float,
     on_row: Callable[[Row], None],
+    processes: int | None = None,
 ) -> None:
-    """Run all cases; `on_row` is called with a row for each.
+    """Run all cases; `on_row` is called with a row for each, by one thread at a time.
 
     Args:
       part: whose cases they are.
       cases: by name, in order.
       mode: where.
-      deadline: time.time() from which on no case is begun.
+      deadline: time.monotonic() from which on no case is begun.
       on_row: gets {"case", "status", ...}; status is ok, error, skipped or not run.
+      processes: at once; None is one, and on a GPU what the part says.
     """
-    left = list(cases)
-    deaths = 0
-    while left:
-        if time.time() >= deadline:
-            _mark(left, "not run", "the budget was spent", on_row)
-            return
-        if deaths == MAX_DEATHS:
-            why = f"{MAX_DEATHS} processes in a row ended without a result"
-            _mark(left, "not run", why, on_row)
-            return
-        key = part.module.process_of(cases[left[0]])
-        group = []
-        for name in left:
-            if part.module.process_of(cases[name]) != key:
-                break
-            group.append(name)
-        done, good = _run_group(part, group, mode, deadline=deadline, on_row=on_row)
-        deaths = 0 if good or time.time() >= deadline else deaths + 1
-        left = [name for name in left if name not in done]
+    if processes is None:
+        processes = part.processes if mode == "gpu" else 1
+    with tempfile.NamedTemporaryFile(prefix="gpu-lock-") as lock_file:
+        run = _Run(
+            part=part,
+            cases=cases,
+            mode=mode,
+            deadline=deadline,
+            on_row=on_row,
+            shared=processes > 1,
+            lock_path=lock_file.name,
+        )
+        threads = [
+            threading.Thread(target=run.work, daemon=True)
+            for _ in range(min(processes, len(cases)))
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            run.halt()
+    if run.failure is not None:
+        raise run.failure
 
 
-def _run_group(
-    part: Part,
-    names: list[str],
-    mode: Mode,
-    *,
-    deadline: float,
-    on_row: Callable[[Row], None],
-) -> tuple[set[str], bool]:
-    """Run cases in one process; return those that have a row, and if it was of use."""
-    worker = start_worker(part.path, mode, deadline, names)
-    done: set[str] = set()
-    good, current, fault, status = False, None, None, "error"
-    try:
-        while len(done) < len(names):
-            limit_s = START_S if current is None else part.timeout_s
-            left_s = deadline + GRACE_S - time.time()
-            try:
-                message = worker.next_message(min(limit_s, left_s))
-            except queue.Empty:
-                fault = f"killed: no result in {limit_s:.0f} s"
-                if left_s < limit_s:
-                    fault, status = "killed: the budget was spent", "not run"
-                break
-            if message is None:
-                break
-            if "begin" in message:
-                current = message["begin"]
-                continue
+class _Run:
+    """Cases that are left, and the threads that give them to processes."""
+
+    def __init__(
+        self,
+        *,
+        part: Part,
+        cases: dict[str, Any],
+        mode: Mode,
+        deadline: float,
+        on_row: Callable[[Row], None],
+        shared: bool,
+        lock_path: str,
+    ):
+        self.part, self.cases, self.deadline = part, cases, deadline
+        self.mode: Mode = mode
+        self.shared, self.lock_path = shared, lock_path
+        self.failure: BaseException | None = None
+        self._on_row = on_row
+        self._left = collections.deque(cases)
+        self._deaths: collections.Counter[str] = collections.Counter()
+        self._failed_starts = 0
+        self._halted = False
+        self._workers: list[Worker] = []
+        self._lock = threading.RLock()
+
+    def halt(self) -> None:
+        """Kill all processes, and give no more rows."""
+        with self._lock:
+            self._halted = True
+            for worker in self._workers:
+                worker.kill()
+
+    def work(self) -> None:
+        """Run cases, one after the other, until none is left; `failure` is an error."""
+        worker = None
+        try:
+            while (name := self._take()) is not None:
+                worker = self._worker_for(name, worker)
+                if worker is not None:
+                    worker = self._run_one(worker, name)
+        except BaseException as error:  # of this program: raised again by its thread
+            self.failure = error
+            self.halt()
+        finally:
+            if worker is not None:
+                self._stop(worker)
+
+    def _take(self) -> str | None:
+        """Return the next case that is to be run; the rows of others say why not."""
+        with self._lock:
+            while self._left and not self._halted:
+                name = self._left.popleft()
+                kind = self.part.module.kind_of(self.cases[name])
+                if time.monotonic() >= self.deadline:
+                    why = "the budget was spent"
+                elif self._failed_starts >= MAX_FAILED_STARTS:
+                    why = f"{MAX_FAILED_STARTS} processes in a row did not start"
+                elif self._deaths[kind] >= MAX_DEATHS:
+                    why = f"{MAX_DEATHS} processes in a row ended in cases of {kind!r}"
+                else:
+                    return name
+                self._give({"case": name, "status": "not run", "why": why})
+        return None
+
+    def _give(self, row: Row) -> None:
+        with self._lock:
+            if not self._halted:
+                self._on_row(row)
+
+    def _worker_for(self, name: str, worker: Worker | None) -> Worker | None:
+        """Return a process for a case: the one that is there, if it may be shared."""
+        key = self.part.module.process_of(self.cases[name])
+        if worker is not None and worker.key == key:
+            return worker
+        if worker is not None:
+            self._stop(worker)
+        with self._lock:
+            if self._halted:
+                return None
+            worker = start_worker(
+                self.part.path,
+                self.mode,
+                key=key,
+                # PyTorch has the device's memory to itself, beside JAX in one process.
+                shared=self.shared or key == "torch",
+                lock_path=self.lock_path,
+            )
+            self._workers.append(worker)
+        end = min(time.monotonic() + START_S, self.deadline + GRACE_S)
+        try:
+            message = worker.next_message(end - time.monotonic())
+        except queue.Empty:
+            message = {}
+        if message:
+            self._failed_starts = 0
+            return worker
+        how = "was not ready in time, " if message == {} else ""
+        self._failed_starts += 1
+        why = f"its process did not start: {how}{self._stop(worker)}"
+        late = time.monotonic() >= self.deadline
+        status = "not run" if late else "error"
+        self._give({"case": name, "status": status, "why": why})
+        return None
+
+    def _stop(self, worker: Worker) -> str:
+        end = worker.stop()
+        with self._lock:
+            self._workers.remove(worker)
+        return end
+
+    def _run_one(self, worker: Worker, name: str) -> Worker | None:
+        """Run a case; return the process if it is of use afterwards."""
+        kind = self.part.module.kind_of(self.cases[name])
+        worker.ask(name)
+        message = self._await_row(worker)
+        if isinstance(message, dict):
+            self._deaths[kind] = 0
             row = message["row"]
-            current = None
-            done.add(row["case"])
-            good = good or row["status"] in ("ok", "skipped")
-            on_row(row)
-    finally:
-        code, last_words = worker.stop()
-    # The process ends by itself after its last case, at the deadline, and when a case
-    # spoilt the device: that case has its row.
-    ended_well = fault is None and current is None and code in (0, POISONED)
-    if len(done) < len(names) and not ended_well:
-        name = current or next(name for name in names if name not in done)
-        why = fault or f"its process ended with code {code}"
-        on_row({"case": name, "status": status, "why": f"{why}; {last_words}"})
-        done.add(name)
-    return done, good
+            self._give(row)
+            if row["status"] != "error" or self._works(worker):
+                return worker
+            self._stop(worker)
+            return None
+        fault, status = message
+        self._deaths[kind] += status == "error"
+        why = f"{fault}; its process ended with {self._stop(worker)}"
+        self._give({"case": name, "status": status, "why": why})
+        return None
 
+    def _await_row(self, worker: Worker) -> Row | tuple[str, str]:
+        """Return the message with the row, or why there is none and its status."""
+        since, limit_s = time.monotonic(), self.part.timeout_s
+        while True:
+            end = min(since + limit_s, self.deadline + GRACE_S)
+            try:
+                message = worker.next_message(end - time.monotonic())
+            except queue.Empty:
+                if since + limit_s > self.deadline + GRACE_S:
+                    return "killed: the budget was spent", "not run"
+                return f"killed: no result in {limit_s:.0f} s", "error"
+            if message is None:
+                return "no result", "error"
+            if "row" in message:
+                return message
+            # It has the device: from here on it only runs.
+            since, limit_s = time.monotonic(), self.part.run_s
 
-def _mark(
-    names: Sequence[str], status: str, why: str, on_row: Callable[[Row], None]
-) -> None:
-    for name in names:
-        on_row({"case": name, "status": status, "why": why})
+    def _works(self, worker: Worker) -> bool:
+        """Say whether a process whose case failed says that its device still works."""
+        try:
+            message = worker.next_message(self.part.run_s)
+        except queue.Empty:
+            return False
+        return message is not None and message["works"]

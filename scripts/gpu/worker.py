@@ -1,19 +1,26 @@
 """Run cases of the report in a process of their own, one row a line.
 
-    python -m scripts.gpu.worker MODULE MODE DEADLINE < names of cases, one a line
-    python -m scripts.gpu.worker probe MODE DEADLINE
+    python -m scripts.gpu.worker MODULE MODE LOCK_PATH < names of cases, one a line
+    python -m scripts.gpu.worker probe MODE
 
 A kernel that faults takes its process with it, one that waits for ever can only be
-killed: `supervise` starts this program again after such a case. Lines that begin with
-`MARK` are for it: a case begins, or has its row.
+killed: `supervise` starts this program again after such a case, and it ends with
+`supervise`, lest it keep the device. Lines that begin with `MARK` are for it: this
+process is ready, a case runs on the device, it has its row, the device works.
 """
 
+import contextlib
+import ctypes
+import fcntl
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Iterator
 from importlib import metadata
 from types import ModuleType
 from typing import Any, get_args
@@ -21,6 +28,7 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
+from scripts.gpu import cuda_root
 from scripts.gpu.setting import (
     Mode,
     Program,
@@ -34,7 +42,10 @@ MARK = "@@"
 POISONED = 3
 """Exit code after a case that left the device unusable."""
 _PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cudnn-cu13", "torch")
-_ERROR_LENGTH = 600
+_ERROR_LENGTH = 1500
+_TRACE_LENGTH = 3000
+PARENT_VARIABLE = "MJAX_GPU_REPORT_PID"
+_PR_SET_PDEATHSIG = 1
 
 
 def run_case(part: ModuleType, case: Any, setting: Setting) -> Row:
@@ -50,7 +61,8 @@ def run_case(part: ModuleType, case: Any, setting: Setting) -> Row:
         row = {"status": "skipped", "why": str(error)}
     except Exception as error:  # of any library; it is what the row reports
         text = f"{type(error).__name__}: {error}".strip()
-        row = {"status": "error", "why": text[:_ERROR_LENGTH]}
+        trace = traceback.format_exc()[-_TRACE_LENGTH:]
+        row = {"status": "error", "why": text[:_ERROR_LENGTH], "trace": trace}
     return row | {"seconds": round(time.monotonic() - start, 2)}
 
 
@@ -86,6 +98,7 @@ def probe() -> Row:
         "platform": device.platform,
         "device_kind": device.device_kind,
         "driver": _driver(),
+        "ptxas": cuda_root.describe_ptxas(os.environ),
         "versions": versions,
     }
 
@@ -97,7 +110,9 @@ def _driver() -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return done.stdout.strip() or "unknown"
+    # It says on stdout, too, that it has failed. A line for each GPU.
+    lines = done.stdout.split("\n") if done.returncode == 0 else []
+    return (lines or [""])[0].strip() or "unknown"
 
 
 def device_works() -> bool:
@@ -112,29 +127,53 @@ def _emit(message: Row) -> None:
     print(f"\n{MARK}{json.dumps(message)}", flush=True)
 
 
-def main(path: str, mode: Mode, deadline: float) -> int:
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def exclusive(lock_path: str) -> Any:
+    """Return what `Setting.exclusive` is in a process that may have neighbours."""
+
+    @contextlib.contextmanager
+    def alone() -> Iterator[None]:
+        # Given back by the kernel if this process is killed.
+        with open(lock_path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _emit({"runs": True})
+            yield
+
+    return alone
+
+
+def main(path: str, mode: Mode, lock_path: str) -> int:
     """Run the cases that stdin names; return the exit code."""
     assert mode in get_args(Mode), mode
+    end_with(int(os.environ[PARENT_VARIABLE]))
     if path == "probe":
         _emit({"probe": probe()})
         return 0
-    names = sys.stdin.read().splitlines()
     part = importlib.import_module(path)
-    setting = make_setting(mode)
+    setting = make_setting(mode, exclusive=exclusive(lock_path))
     cases = part.cases(setting.small)
-    for name in names:
-        if time.time() >= deadline:
-            return 0
-        _emit({"begin": name})
+    _emit({"ready": True})
+    for line in sys.stdin:
+        name = line.removesuffix("\n")
         row = run_case(part, cases[name], setting)
         _emit({"row": {"case": name, **row}})
-        if mode == "gpu" and row["status"] == "error" and not device_works():
-            return POISONED
+        if row["status"] == "error":
+            works = mode != "gpu" or device_works()
+            _emit({"works": works})
+            if not works:
+                return POISONED
     return 0
 
 
 if __name__ == "__main__":
-    _exit_code = main(sys.argv[1], sys.argv[2], float(sys.argv[3]))  # pyright: ignore[reportArgumentType]
+    _exit_code = main(sys.argv[1], sys.argv[2], sys.argv[3])  # pyright: ignore[reportArgumentType]
     sys.stdout.flush()
     # Without the shutdown of libraries, which may wait for a device that hangs.
     os._exit(_exit_code)

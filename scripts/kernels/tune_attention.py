@@ -51,7 +51,8 @@ def choose(
 
     Args:
       rows: of `tuning_times`; those without a time do not count.
-      shipped: sizes now; they stay unless something is faster by more than the noise.
+      shipped: sizes now; they stay unless they were timed too, and something is faster
+        by more than the noise.
       noise: relative.
     """
     timed: dict[tuple[str, int], dict[MosaicKernel, float]] = {}
@@ -68,10 +69,10 @@ def choose(
             for config, ms in timed[kernel, head_dim].items()
             if _fits(chosen[head_dim], kernel, config)
         }
-        if not times:
+        if now not in timed[kernel, head_dim] or not times:
             continue
         best = min(times, key=times.__getitem__)
-        if now in times and times[now] <= (1 + noise) * times[best]:
+        if times[now] <= (1 + noise) * times[best]:
             best = now
         winners[kernel, head_dim] = best
         chosen[head_dim] = dataclasses.replace(chosen[head_dim], **{kernel: best})
@@ -193,7 +194,9 @@ def _order(verdict: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _time(args: argparse.Namespace, argv: Sequence[str], out: Path) -> int:
     """Time the candidates on the GPU; return how many failed."""
+    deadline = time.monotonic() + args.budget_s
     tuning_times.read_candidates()  # refused early, if there are none
+    gpu_report.stop_by_signal()
     machine = gpu_report.find_machine("gpu")
     origin = pages.Origin(
         mode="gpu",
@@ -202,10 +205,11 @@ def _time(args: argparse.Namespace, argv: Sequence[str], out: Path) -> int:
         command=" ".join(["python -m scripts.kernels.tune_attention", *argv]),
         machine=machine,
     )
-    deadline = time.time() + args.budget_s
-    return gpu_report.run_part(
+    counts = gpu_report.run_part(
         tuning_times.PART, origin, out, deadline=deadline, keep=args.keep
     )
+    pages.write_page(out, tuning_times.PART)
+    return counts["error"]
 
 
 def _write(out: Path, tuning_path: Path) -> None:

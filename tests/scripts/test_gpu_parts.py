@@ -6,11 +6,13 @@ import sys
 import time
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mjax.kernels.attention import api
+from mjax.kernels.attention.tuning import MOSAIC_H200
 from mjax.recipes.gpt import gpt_1b3
 from scripts.gpu import attention, correctness, layers, supervise, training
 from scripts.gpu.parts import PARTS
@@ -67,8 +69,45 @@ def test_two_runs_that_differ_in_one_bit_are_found(results):
     other = [x.copy() for x in got]
     bits = other[1].view(np.uint16)
     bits[0, 100, 0, 0] ^= 1
-    with pytest.raises(RuntimeError, match=r"^dq differs between two runs$"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^dq differs between two runs; 1 of 600 .*t 100 to 100, head 0",
+    ):
         correctness.judge(CASE, got, other, want)
+
+
+@pytest.mark.parametrize("names", [("out",), ("dq",), ("dk", "dv")])
+def test_some_results_are_those_of_the_whole(names, results):
+    got, _, _ = results
+    case = dataclasses.replace(CASE, results=names)
+    program = correctness.programs(case, make_setting("rehearse"))[""]
+    inputs = program.inputs(0)
+    picked = [correctness.RESULTS.index(name) for name in names]
+    found = [np.asarray(x) for x in program.function(*inputs)]
+    for i, x in zip(picked, found, strict=True):
+        np.testing.assert_array_equal(x, got[i])
+    row = correctness.judge(case, found, found, correctness.truth(case, inputs))
+    assert tuple(row["errors"]) == names
+
+
+def test_the_place_of_a_fault_is_told(results):
+    got, want, _ = results
+    spoilt = [x.copy() for x in got]
+    spoilt[0][1, 64:128, 1] = 3.0
+    with pytest.raises(RuntimeError) as found:
+        correctness.judge(CASE, spoilt, spoilt, want)
+    where = "64 of 600 positions (b 1 to 1, t 64 to 127, head 1 to 1)"
+    assert where in str(found.value)
+
+
+def test_each_kernel_is_first_asked_alone_at_both_widths():
+    first = list(correctness.cases(False).values())[:6]
+    assert {(c.head_dim, c.results) for c in first} == {
+        (head_dim, results)
+        for head_dim in (64, 128)
+        for results in (("out",), ("dq",), ("dk", "dv"))
+    }
+    assert len({correctness.kind_of(case) for case in first}) == 6
 
 
 def test_the_cases_have_every_window_width_dtype_and_kind():
@@ -81,6 +120,7 @@ def test_the_cases_have_every_window_width_dtype_and_kind():
         windows = {c.window for c in cases if c.head_dim == head_dim}
         assert windows >= {1, 2, 63, 64, 65, 127, 128, 129, 77, 400, None}
     assert {c.heads // c.kv_heads for c in cases} >= {1, 2, 4}
+    assert {c.head_dim for c in cases} == set(MOSAIC_H200)
     assert any(c.documents and c.soft_cap and c.window for c in cases)
     assert all(any(c.seq_len == T for c in cases) for T in (*correctness.RAGGED, 8192))
 
@@ -139,10 +179,12 @@ def test_ratios_and_their_mean_are_those_of_the_rows():
 
 @pytest.fixture
 def nothing_compiled():
-    """Forget what was compiled: the contenders of these tests change."""
-    attention._jitted.cache_clear()
+    """Forget what was compiled and imported: the contenders of these tests change."""
+    for cached in (attention._compiled, attention.contenders._import):
+        cached.cache_clear()
     yield
-    attention._jitted.cache_clear()
+    for cached in (attention._compiled, attention.contenders._import):
+        cached.cache_clear()
 
 
 @pytest.mark.usefixtures("nothing_compiled")
@@ -170,19 +212,48 @@ def test_a_contender_that_sees_other_keys_is_seen(reach, far, monkeypatch):
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_a_contender_has_its_row_where_ours_fails(monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("planted")
+def test_a_time_stays_where_there_is_no_memory_to_compare_the_output(monkeypatch):
+    def run_out(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore")
 
+    compiled = attention._compiled
+
+    def compiled_or_not(case, setting):
+        return run_out if case.contender == "blocked" else compiled(case, setting)
+
+    monkeypatch.setattr(attention, "_compiled", compiled_or_not)
     shape = attention.shapes(True)[0]
-    case = attention.Case(contender="tokamax", shape=shape, direction="forward")
-    fakes = {"tokamax": lambda q, k, v: q, "ours": fail}
-    monkeypatch.setattr(
-        attention.contenders, "jax_attention", lambda name, *_: fakes[name]
-    )
+    case = attention.Case(contender="ours", shape=shape, direction="forward")
     row = attention.measure(case, make_setting("rehearse"))
-    assert row["difference"] == "ours failed: RuntimeError"
+    assert row["difference"] == "blocked failed: RESOURCE_EXHAUSTED: Out of memory"
     assert row["median_ms"] > 0
+
+
+def test_our_output_is_compared_at_the_shapes_that_are_timed():
+    """As those of others: correctness has smaller shapes."""
+    shape = attention.shapes(True)[0]
+    case = attention.Case(contender="ours", shape=shape, direction="forward")
+    assert attention.measure(case, make_setting("rehearse"))["difference"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError, OSError, RuntimeError, AttributeError], ids=str
+)
+def test_a_package_that_cannot_be_imported_is_asked_once_and_is_no_error(
+    error, tmp_path, monkeypatch
+):
+    """A library that is missing is an OSError, a wrong version may be anything."""
+    name = f"broken_{error.__name__.lower()}"
+    tried = tmp_path / "tried"
+    (tmp_path / f"{name}.py").write_text(
+        f"with open({str(tried)!r}, 'a') as file:\n    file.write('x')\n"
+        f"raise {error.__name__}('libplanted.so.1: cannot open')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ImportError, match=r"cannot be imported: .*libplanted"):
+            attention.contenders._imported(name)
+    assert tried.read_text() == "x"
 
 
 @pytest.mark.plan
@@ -194,7 +265,7 @@ def test_what_the_gpu_will_run_compiles_for_it_without_one():
         PARTS["attention"],
         {name: every[name] for name in picked[:4]},
         "compile",
-        deadline=time.time() + 600,
+        deadline=time.monotonic() + 600,
         on_row=rows.append,
     )
     ours, cudnn = (

@@ -23,7 +23,13 @@ from scripts.gpu.setting import Part, make_setting
 from tests.scripts import planted_part
 
 PLANTED = Part(name="planted", title="", path=planted_part.__name__, timeout_s=4)
-MACHINE = {"device_kind": "NVIDIA H200", "driver": "1", "versions": {"jax": "2"}}
+MACHINE = {
+    "platform": "gpu",
+    "device_kind": "NVIDIA H200",
+    "driver": "1",
+    "ptxas": "13.0",
+    "versions": {"jax": "2"},
+}
 ORIGIN = pages.Origin(
     mode="gpu", commit="abc", date="2026-01-01", command="report", machine=MACHINE
 )
@@ -85,98 +91,11 @@ def test_a_contender_that_is_not_there_has_its_reason_in_the_table(rehearsal):
     assert page.count("skipped: no torch here") > 0
 
 
-def run_planted(**changes) -> tuple[dict, list]:
-    rows = []
-    options = {"deadline": time.time() + 600, "on_row": rows.append} | changes
-    supervise.run_cases(PLANTED, planted_part.cases(False), "rehearse", **options)
-    return {row["case"]: row for row in rows}, rows
-
-
-@pytest.mark.slow
-def test_a_case_that_fails_is_a_row_and_the_rest_goes_on():
-    rows, in_order = run_planted()
-    assert [row["case"] for row in in_order] == list(planted_part.ORDER)
-    assert {name: row["status"] for name, row in rows.items()} == {
-        "fine": "ok",
-        "raises": "error",
-        "dies": "error",
-        "fine after": "ok",
-        "hangs": "error",
-        "absent": "skipped",
-        "last": "ok",
-    }
-    assert rows["raises"]["why"] == "ValueError: planted"
-    assert rows["dies"]["why"] == "its process ended with code 7; last words"
-    assert rows["hangs"]["why"].startswith("killed: no result in 4 s")
-    assert rows["absent"]["why"] == "No module named 'planted'"
-    # What shares a process does, until one dies; what asks for its own has it.
-    pids = [rows[name]["pid"] for name in ("fine", "fine after", "last")]
-    assert len(set(pids)) == 3
-
-
-def test_a_case_that_outlives_the_budget_is_no_failure(monkeypatch):
-    monkeypatch.setattr(supervise, "GRACE_S", 0.5)
-    cases = {name: name for name in ("hangs", "last")}
-    rows = []
-    patient = dataclasses.replace(PLANTED, timeout_s=600)
-    # Time to start, which a loaded machine needs more of.
-    deadline = time.time() + 30
-    monkeypatch.setattr(supervise.time, "time", HurriedClock(deadline))
-    supervise.run_cases(
-        patient, cases, "rehearse", deadline=deadline, on_row=rows.append
-    )
-    assert [row["status"] for row in rows] == ["not run", "not run"]
-    assert rows[0]["why"].startswith("killed: the budget was spent")
-    assert rows[1]["why"] == "the budget was spent"
-
-
-class HurriedClock:
-    """Says that there is time until a case has begun, then that there is none."""
-
-    def __init__(self, deadline: float):
-        self.deadline, self.readings = deadline, 0
-
-    def __call__(self) -> float:
-        # Read before a group, before its first message, before its second.
-        self.readings += 1
-        return self.deadline + (1.0 if self.readings > 2 else -600.0)
-
-
-def test_no_case_begins_when_the_budget_is_spent():
-    rows, _ = run_planted(deadline=time.time() - 1)
-    assert list(rows) == list(planted_part.ORDER)
-    assert {(r["status"], r["why"]) for r in rows.values()} == {
-        ("not run", "the budget was spent")
-    }
-
-
-class _Importable(Part):
-    """A part that this process can import and a worker cannot."""
-
-    module = planted_part  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-
-
-@pytest.mark.slow
-def test_processes_that_cannot_start_are_not_started_for_ever():
-    rows = []
-    path = "scripts.gpu.no_such_part"
-    broken = _Importable(name="planted", title="", path=path, timeout_s=4)
-    supervise.run_cases(
-        broken,
-        dict.fromkeys("abcde"),
-        "rehearse",
-        deadline=time.time() + 600,
-        on_row=rows.append,
-    )
-    assert [row["status"] for row in rows] == ["error"] * 3 + ["not run"] * 2
-    assert "No module named 'scripts.gpu.no_such_part'" in rows[0]["why"]
-    assert rows[-1]["why"] == "3 processes in a row ended without a result"
-
-
 def test_a_part_that_cannot_be_imported_spoils_no_other(tmp_path, capsys):
     broken = dataclasses.replace(PLANTED, path="scripts.gpu.no_such_part")
-    options = {"deadline": time.time() + 600, "keep": False}
-    assert gpu_report.run_part(broken, ORIGIN, tmp_path, **options) == 1
+    options = {"deadline": time.monotonic() + 600, "keep": False}
+    counts = gpu_report.run_part(broken, ORIGIN, tmp_path, **options)
+    assert counts == {"error": 1}
     assert "No module named 'scripts.gpu.no_such_part'" in capsys.readouterr().out
 
 
@@ -242,9 +161,11 @@ def test_rows_are_on_disk_after_every_case(tmp_path, monkeypatch):
 
     monkeypatch.setattr(supervise, "run_cases", run)
     options = {"deadline": 0.0, "keep": False}
-    assert gpu_report.run_part(PLANTED, ORIGIN, tmp_path, **options) == 0
-    assert [len(rows) for rows in seen] == list(range(1, len(planted_part.ORDER) + 1))
-    assert [p.suffix for p in sorted(tmp_path.iterdir())] == [".json", ".md"]
+    counts = gpu_report.run_part(PLANTED, ORIGIN, tmp_path, **options)
+    num_cases = len(planted_part.cases(False))
+    assert counts == {"kept": 0, "ok": num_cases}
+    assert [len(rows) for rows in seen] == list(range(1, num_cases + 1))
+    assert [p.suffix for p in sorted(tmp_path.iterdir())] == [".json"]
 
 
 def test_rows_of_an_earlier_call_are_kept_where_they_fit(tmp_path):
@@ -253,7 +174,7 @@ def test_rows_of_an_earlier_call_are_kept_where_they_fit(tmp_path):
         "bad": {"case": "bad", "status": "error", "why": ""},
         "left": {"case": "left", "status": "not run", "why": ""},
     }
-    pages.write(tmp_path, PLANTED, ORIGIN, rows, small=False)
+    pages.write_rows(tmp_path, PLANTED, ORIGIN, rows)
     assert list(pages.load_rows(tmp_path, PLANTED, ORIGIN)) == ["good"]
     for other in (
         dataclasses.replace(ORIGIN, commit="def"),
@@ -263,6 +184,76 @@ def test_rows_of_an_earlier_call_are_kept_where_they_fit(tmp_path):
         assert pages.load_rows(tmp_path, PLANTED, other) == {}
     later = dataclasses.replace(ORIGIN, date="2026-01-02")
     assert list(pages.load_rows(tmp_path, PLANTED, later)) == ["good"]
+
+
+def test_a_file_that_is_no_report_is_not_kept(tmp_path, capsys):
+    """The rows of a call that brought back half a file are measured again."""
+    pages.write_rows(tmp_path, PLANTED, ORIGIN, {"a": {"case": "a", "status": "ok"}})
+    path = pages.json_path(tmp_path, PLANTED)
+    whole = path.read_text()
+    for spoilt in (whole[: len(whole) // 2], "[]", '{"rows": []}', '{"rows": [{}]}'):
+        path.write_text(spoilt)
+        assert pages.load_rows(tmp_path, PLANTED, ORIGIN) == {}
+        assert "is not kept" in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_made_leaves_the_rows_and_the_other_pages(
+    tmp_path, monkeypatch, capsys
+):
+    row = {"case": "bfloat16 GEMM, 8192 cubed", "status": "ok"}  # without its numbers
+    pages.write_rows(tmp_path, PARTS["ceilings"], ORIGIN, {row["case"]: row})
+    pages.write_rows(tmp_path, PARTS["training"], ORIGIN, {})
+    flags = ["--pages-only", "--out", str(tmp_path)]
+    flags += ["--part", "ceilings", "--part", "training", "--part", "layers"]
+    assert gpu_report.main(flags) == 1
+    out = capsys.readouterr().out
+    assert "ceilings: error: no page: KeyError" in out
+    assert "layers: there is no" in out
+    assert not (tmp_path / "gpu_ceilings.md").exists()
+    assert "NVIDIA H200" in (tmp_path / "gpu_training.md").read_text()
+
+
+def test_a_long_error_is_one_short_line_of_the_output():
+    row = {"case": "a", "status": "error", "why": "x" * 1500}
+    assert len(gpu_report.progress(row)) < 250
+
+
+@pytest.mark.parametrize(
+    ("kind", "generation"),
+    [
+        ("NVIDIA H100 80GB HBM3", "hopper"),
+        ("NVIDIA H100 PCIe", "hopper"),
+        ("NVIDIA H100 NVL", "hopper"),
+        ("NVIDIA H200", "hopper"),
+        ("NVIDIA GH200 480GB", "hopper"),
+        ("NVIDIA A100-SXM4-80GB", "ampere"),
+    ],
+)
+def test_the_generation_is_read_from_the_name_of_the_device(kind, generation):
+    machine = MACHINE | {"device_kind": kind}
+    assert gpu_report.generation(machine) == generation
+
+
+def test_pages_are_made_without_touching_a_device():
+    """A parent that took the device would leave no memory to the workers."""
+    program = """
+from jax._src import xla_bridge
+from scripts.gpu.parts import PARTS
+from scripts.gpu import tuning_times
+for part in (*PARTS.values(), tuning_times.PART):
+    for small in (False, True):
+        part.module.tables({}, small)
+        for case in part.module.cases(small).values():
+            part.module.kind_of(case), part.module.process_of(case)
+assert not xla_bridge._backends, xla_bridge._backends
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=gpu_report.REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_part_has_tables_of_no_rows_and_of_failed_ones():

@@ -20,6 +20,7 @@ from scripts.kernels.compiled_kernels import CaseReport, CompiledKernel
 
 SHIPPED = MOSAIC_H200[128].forward
 FASTER = MosaicKernel(warpgroups=3, block=64, stages=3)
+OTHER = MosaicKernel(warpgroups=2, block=64, stages=2)
 
 
 def row(kernel: str, head_dim: int, config: MosaicKernel, ms: float) -> dict:
@@ -227,15 +228,29 @@ def test_the_fastest_is_chosen_for_each_kernel_and_width():
     rows = [
         row("forward", 128, SHIPPED, 2.0),
         row("forward", 128, FASTER, 1.5),
-        row("forward", 64, FASTER, 3.0),
-        row("dq", 64, FASTER, 0.5),
+        row("dq", 64, MOSAIC_H200[64].dq, 1.0),
+        row("dq", 64, OTHER, 0.5),
         {"case": "dq D=64 warpgroups=2 block=64 stages=2", "status": "error"},
     ]
     assert tune_attention.choose(rows, MOSAIC_H200) == {
         ("forward", 128): FASTER,
-        ("forward", 64): FASTER,
-        ("dq", 64): FASTER,
+        ("dq", 64): OTHER,
     }
+
+
+def test_without_a_time_of_the_shipped_sizes_they_stay():
+    """Of a call that was ended, half the candidates have a time."""
+    rows = [row("forward", 128, FASTER, 0.1), row("dq", 64, OTHER, 0.1)]
+    assert tune_attention.choose(rows, MOSAIC_H200) == {}
+
+
+def test_the_shipped_sizes_are_timed_before_others_and_the_wide_heads_first():
+    listed = list(tuning_times.cases(False).values())
+    shipped = [c.config == getattr(MOSAIC_H200[c.head_dim], c.kernel) for c in listed]
+    assert shipped == sorted(shipped, reverse=True)
+    assert [c.head_dim for c in listed[:6]] == [128] * 3 + [64] * 3
+    rest = [c.head_dim for c in listed[6:]]
+    assert rest == sorted(rest, reverse=True)
 
 
 @pytest.mark.parametrize(("ms", "winner"), [(1.99, SHIPPED), (1.97, FASTER)])
@@ -245,11 +260,11 @@ def test_within_the_noise_the_shipped_sizes_stay(ms, winner):
 
 
 def test_blocks_of_dkv_are_those_that_the_chosen_forward_kernel_allows():
-    slow, fast = MosaicKernel(block=64), MosaicKernel(block=128)
+    slow, fast = MOSAIC_H200[128].dkv, MosaicKernel(block=128)
     rows = [row("dkv", 128, slow, 2.0), row("dkv", 128, fast, 1.0)]
     assert tune_attention.choose(rows, MOSAIC_H200) == {("dkv", 128): fast}
     # A tile of 192 rows is no whole number of blocks of 128.
-    rows.append(row("forward", 128, FASTER, 1.0))
+    rows += [row("forward", 128, FASTER, 1.0), row("forward", 128, SHIPPED, 2.0)]
     assert tune_attention.choose(rows, MOSAIC_H200) == {
         ("forward", 128): FASTER,
         ("dkv", 128): slow,
@@ -327,8 +342,9 @@ def test_winners_of_a_gpu_are_written_here_from_its_file(copy, tmp_path, capsys)
     origin = pages.Origin(
         mode="gpu", commit="abc", date="2026-12-01", command="tune", machine=machine
     )
-    rows = {"a": row("dq", 128, FASTER, 1.0), "b": row("dq", 128, SHIPPED, 2.0)}
-    pages.write(tmp_path, tuning_times.PART, origin, rows, small=False)
+    shipped = row("dq", 128, MOSAIC_H200[128].dq, 2.0)
+    rows = {"a": row("dq", 128, FASTER, 1.0), "b": shipped}
+    pages.write_rows(tmp_path, tuning_times.PART, origin, rows)
     flags = ["--write-only", "--out", str(tmp_path), "--tuning-file", str(copy)]
     assert tune_attention.main(flags) == 0
     assert evaluate(copy.read_text())[128].dq.block == FASTER.block
