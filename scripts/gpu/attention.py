@@ -26,6 +26,8 @@ TOKENS = 32_768
 WIDTH = 2048
 """Query heads x head width."""
 GEMM = "GEMM"
+BLOCKED = "blocked"
+"""What outputs are compared with."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,15 +111,13 @@ def kind_of(case: Case) -> str:
 
 
 def programs(case: Case, setting: Setting) -> dict[str, Program]:
-    """Return the program of a contender in JAX."""
+    """Return the program of a contender in JAX, forward with what it is compared to."""
     if case.shape is None:
         return ceilings.programs(ceilings.GEMM, setting)
     if setting.mode != "gpu" and case.contender == "cudnn":
         raise SkippedError("cuDNN plans its kernels with its library, on the device")
-    if setting.mode == "compile" and case.contender != "ours":
+    if setting.mode == "compile" and case.contender not in ("ours", BLOCKED):
         raise SkippedError("not a program of ours")
-    if setting.mode == "compile" and case.direction == "forward":
-        raise SkippedError("its kernel is in both")
     shape = case.shape
     attend = contenders.jax_attention(case.contender, shape, setting.ours)
     q, k = (
@@ -130,9 +130,12 @@ def programs(case: Case, setting: Setting) -> dict[str, Program]:
     def both(q: Any, k: Any, v: Any, d_out: Any) -> Any:
         return jax.vjp(attend, q, k, v)[1](d_out)
 
-    if case.direction == "forward":
-        return {"": Program(function=attend, args=(q, k, k))}
-    return {"": Program(function=both, args=(q, k, k, q))}
+    if case.direction == "both":
+        return {"": Program(function=both, args=(q, k, k, q))}
+    found = {"": Program(function=attend, args=(q, k, k))}
+    if case.contender != BLOCKED:
+        found[BLOCKED] = programs(_peer(case), setting)[""]
+    return found
 
 
 def measure(case: Case, setting: Setting) -> Row:
@@ -175,7 +178,7 @@ def difference(case: Case, setting: Setting) -> float | str:
 
 def _peer(case: Case) -> Case:
     """Return the case whose output is compared, which XLA makes of plain JAX."""
-    return dataclasses.replace(case, contender="blocked")
+    return dataclasses.replace(case, contender=BLOCKED)
 
 
 def _time_torch(case: Case, shape: Shape, setting: Setting) -> Timing:

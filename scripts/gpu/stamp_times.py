@@ -17,7 +17,6 @@ import numpy as np
 from jax import lax
 
 from mjax.kernels.stamp import api as stamp
-from mjax.observe.stamps import DeviceClock
 from scripts.evidence import Table
 from scripts.gpu import training
 from scripts.gpu.cells import fixed, outcome
@@ -105,6 +104,9 @@ def measure(case: Case, setting: Setting) -> Row:
 
 def _measure_step(case: training.Case, found: Mapping[str, training.Step]) -> Row:
     """Time steps with stamps and without, in turns, of one state."""
+    # Needs msgspec, which not all machines have; the clock can be measured without.
+    from mjax.observe.stamps import DeviceClock
+
     steps = {name: step.lower().compile() for name, step in found.items()}
     program = found["none"].program
     batch = training.random_batch(program, case.model.vocab_size, 0)

@@ -28,7 +28,8 @@ from scripts.gpu import cuda_root
 from scripts.gpu.setting import Mode, Part, Row
 from scripts.gpu.worker import MARK, PARENT_VARIABLE
 
-WORKER = "scripts.gpu.worker"
+WORKER: tuple[str, ...] = ("scripts.gpu.worker",)
+"""Module that a process runs, and its first arguments."""
 START_S = 180.0
 """Longest until a process is ready: imports and CUDA, from a disk that is cold."""
 STOP_S = 10.0
@@ -102,7 +103,7 @@ def start_worker(
     # Read when the process has ended, and gone with this one.
     errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
     process = subprocess.Popen(
-        [sys.executable, "-m", WORKER, path, mode, lock_path],
+        [sys.executable, "-m", *WORKER, path, mode, lock_path],
         cwd=REPOSITORY,
         env=environment(os.environ, mode, shared=shared),
         stdin=subprocess.PIPE,
