@@ -217,8 +217,12 @@ def run_cases(
                 thread.start()
             for thread in threads:
                 thread.join()
+            run.work()  # what a process left that did not start beside the last others
         finally:
             run.halt()
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join(STOP_S)
     if run.failure is not None:
         raise run.failure
 
@@ -261,9 +265,12 @@ class _Run:
         worker = None
         try:
             while (name := self._take()) is not None:
-                worker = self._worker_for(name, worker)
+                found = self._worker_for(name, worker)
+                worker = found if isinstance(found, Worker) else None
                 if worker is not None:
                     worker = self._run_one(worker, name)
+                elif not self._go_on_without(name, str(found)):
+                    return
         except BaseException as error:  # of this program: raised again by its thread
             self.failure = error
             self.halt()
@@ -293,8 +300,11 @@ class _Run:
             if not self._halted:
                 self._on_row(row)
 
-    def _worker_for(self, name: str, worker: Worker | None) -> Worker | None:
-        """Return a process for a case: the one that is there, if it may be shared."""
+    def _worker_for(self, name: str, worker: Worker | None) -> Worker | str:
+        """Return a process for a case, or why there is none.
+
+        It is the one that is there, if that may be shared.
+        """
         key = self.part.module.process_of(self.cases[name])
         if worker is not None and worker.key == key:
             return worker
@@ -302,7 +312,7 @@ class _Run:
             self._stop(worker)
         with self._lock:
             if self._halted:
-                return None
+                return "the report has ended"
             worker = start_worker(
                 self.part.path,
                 self.mode,
@@ -321,12 +331,25 @@ class _Run:
             self._failed_starts = 0
             return worker
         how = "was not ready in time, " if message == {} else ""
-        self._failed_starts += 1
-        why = f"its process did not start: {how}{self._stop(worker)}"
-        late = time.monotonic() >= self.deadline
-        status = "not run" if late else "error"
-        self._give({"case": name, "status": status, "why": why})
-        return None
+        return f"its process did not start: {how}{self._stop(worker)}"
+
+    def _go_on_without(self, name: str, why: str) -> bool:
+        """Give the row of a case whose process did not start.
+
+        Returns:
+          False if the case is left to others, which have started: the device may have
+          no room for one more.
+        """
+        with self._lock:
+            if self._workers:
+                print(f"{self.part.name}: one process fewer: {why}", flush=True)
+                self._left.appendleft(name)
+                return False
+            self._failed_starts += 1
+            late = time.monotonic() >= self.deadline
+            status = "not run" if late else "error"
+            self._give({"case": name, "status": status, "why": why})
+            return True
 
     def _stop(self, worker: Worker) -> str:
         end = worker.stop()

@@ -134,6 +134,27 @@ def test_processes_that_cannot_start_are_not_started_for_ever():
     assert rows["hangs"]["why"] == "3 processes in a row did not start"
 
 
+def test_where_the_device_takes_one_process_alone_it_runs_all_cases(
+    monkeypatch, capsys
+):
+    """As in the compute mode of one process, or without memory for more."""
+    start, alive = supervise.start_worker, []
+
+    def started(path, *args, **options):
+        if alive:
+            path = "scripts.gpu.no_such_part"
+        alive.append(start(path, *args, **options))
+        return alive[-1]
+
+    monkeypatch.setattr(supervise, "start_worker", started)
+    names = ["times 0", "times 1", "times 2", "fine"]
+    rows, in_order = run_planted(*names, processes=3)
+    assert len(in_order) == len(names)
+    assert {row["status"] for row in rows.values()} == {"ok"}
+    assert {row["pid"] for row in rows.values()} == {alive[0].process.pid}
+    assert capsys.readouterr().out.count("planted: one process fewer: ") == 2
+
+
 def test_an_error_of_this_program_is_raised_and_leaves_no_process():
     def full(row):
         raise OSError("no space left")
