@@ -47,7 +47,6 @@ def main(argv: Sequence[str]) -> int:
     out = Path(args.out or BENCHMARKS_DIR)
     if args.pages_only:
         return _write_pages(parts, out)
-    stop_by_signal()
     try:
         commit = args.commit or find_commit()
         machine = find_machine(mode)
@@ -272,4 +271,5 @@ def _refuse(message: str) -> int:
 
 
 if __name__ == "__main__":
+    stop_by_signal()
     sys.exit(main(sys.argv[1:]))

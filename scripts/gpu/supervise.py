@@ -217,6 +217,7 @@ def run_cases(
                 thread.start()
             for thread in threads:
                 thread.join()
+            run.one_started = False
             run.work()  # what a process left that did not start beside the last others
         finally:
             run.halt()
@@ -245,6 +246,7 @@ class _Run:
         self.mode: Mode = mode
         self.shared, self.lock_path = shared, lock_path
         self.failure: BaseException | None = None
+        self.one_started = False
         self._on_row = on_row
         self._left = collections.deque(cases)
         self._deaths: collections.Counter[str] = collections.Counter()
@@ -328,7 +330,7 @@ class _Run:
         except queue.Empty:
             message = {}
         if message:
-            self._failed_starts = 0
+            self._failed_starts, self.one_started = 0, True
             return worker
         how = "was not ready in time, " if message == {} else ""
         return f"its process did not start: {how}{self._stop(worker)}"
@@ -341,7 +343,7 @@ class _Run:
           no room for one more.
         """
         with self._lock:
-            if self._workers:
+            if self.one_started:
                 print(f"{self.part.name}: one process fewer: {why}", flush=True)
                 self._left.appendleft(name)
                 return False

@@ -196,7 +196,6 @@ def _time(args: argparse.Namespace, argv: Sequence[str], out: Path) -> int:
     """Time the candidates on the GPU; return how many failed."""
     deadline = time.monotonic() + args.budget_s
     tuning_times.read_candidates()  # refused early, if there are none
-    gpu_report.stop_by_signal()
     machine = gpu_report.find_machine("gpu")
     origin = pages.Origin(
         mode="gpu",
@@ -256,4 +255,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    gpu_report.stop_by_signal()
     sys.exit(main(sys.argv[1:]))
