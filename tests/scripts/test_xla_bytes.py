@@ -33,8 +33,8 @@ def test_activations_move_each_argument_and_result_once(kind) -> None:
 def test_norms_read_and_write_once(kind) -> None:
     cases = by_name(xla_bytes.norm_cases())
     assert ratio(cases[f"{kind} D=2048 forward"]) < PARTIAL_SUMS
-    # 264 blocks of sums in float32, written and read: 4 MiB for 128.
-    assert ratio(cases[f"{kind} D=2048 backward, with dx + g"]) < 1.04
+    # 396 blocks of sums in float32, written and read: 6.2 MiB for 128.
+    assert ratio(cases[f"{kind} D=2048 backward, with dx + g"]) < 1.05
     # Where the kernel does not fit: x and g twice, what is added and dx once.
     wide = ratio(cases[f"{kind} D=12288 backward, with dx + g"])
     assert wide < 1.5 * PARTIAL_SUMS

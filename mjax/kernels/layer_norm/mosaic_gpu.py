@@ -6,9 +6,9 @@ and g twice, because sums over a position and sums over positions do not go into
 its kernels.
 
 A block is one warpgroup. Positions come to it by bulk copies (TMA), a ring of them in
-shared memory, and leave the same way. The gradient of the scale stays in registers,
-float32, for all positions of the block; the blocks' sums are added by XLA, so the order
-of every sum is fixed.
+shared memory, and leave the same way: dx takes the place of g_x in its slot. The
+gradient of the scale stays in registers, float32, for all positions of the block; the
+blocks' sums are added by XLA, so the order of every sum is fixed.
 
 A bulk copy moves boxes of at most 256 entries a side: a position is [D/256, 256] here.
 """
@@ -67,7 +67,6 @@ def backward(
         ],
         scratch_types=[
             *(ring, ring, ring),
-            plgpu.SMEM(shape, x.dtype),
             plgpu.SMEM(shape, scale.dtype),
             plgpu.Barrier(num_arrivals=3, num_barriers=tuning.stages),
             plgpu.Barrier(),
@@ -75,6 +74,10 @@ def backward(
         grid=(blocks,),
         grid_names=("block",),
         kernel_name="norm_backward",
+        # Automatic barriers stand around each copy and each store of a piece, 5 to 19 a
+        # position. They are not needed: a thread reads and writes the same entries in
+        # every access, and `commit_smem` and `wait_smem_to_gmem` are barriers.
+        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
     )
     dx, d_scale = kernel(
         *(a.reshape(n, *shape) for a in (x, g, g_x)), scale.reshape(shape)
@@ -98,7 +101,7 @@ def _body(
 
     def kernel(
         x_gmem, g_gmem, g_x_gmem, scale_gmem, dx_gmem, d_scale_gmem,
-        x_ring, g_ring, g_x_ring, dx_tile, scale_tile, full, scale_full,
+        x_ring, g_ring, g_x_ring, scale_tile, full, scale_full,
     ):  # fmt: skip
         block = lax.axis_index("block")
         num_positions = lax.div(n - block + (blocks - 1), blocks)
@@ -122,7 +125,14 @@ def _body(
             return jnp.sum(total) * (1 / width)
 
         def position(i, sums):
-            slot = lax.rem(i, stages)
+            slot, freed = lax.rem(i, stages), lax.rem(i + (stages - 1), stages)
+            # The copy that leaves the slot of the position before must have read it.
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+            @pl.when((i > 0) & (i + (stages - 1) < num_positions))
+            def _():
+                load(i + (stages - 1), freed)
+
             plgpu.barrier_wait(full.at[slot])
             x, g, g_x = x_ring.at[slot], g_ring.at[slot], g_x_ring.at[slot]
 
@@ -139,23 +149,16 @@ def _body(
             rstd = lax.rsqrt(square + eps)
             slope = along * rstd * rstd
 
-            # The copy that leaves dx_tile must have read it.
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             added = []
             for piece, total in zip(pieces, sums, strict=True):
                 y = wide(x, piece) - mean
                 dx = rstd * (scaled(piece) - mean_g - y * slope) + wide(g_x, piece)
-                dx_tile[piece] = dx.astype(dtype)
+                g_x[piece] = dx.astype(dtype)
                 added.append(total + wide(g, piece) * (y * rstd))
             # Orders these reads before the next copy in, and the writes before this
             # copy out.
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(dx_tile, dx_gmem.at[block + i * blocks])
-
-            @pl.when(i + stages < num_positions)
-            def _():
-                load(i + stages, slot)
-
+            plgpu.copy_smem_to_gmem(g_x, dx_gmem.at[block + i * blocks])
             return tuple(added)
 
         plgpu.copy_gmem_to_smem(scale_gmem, scale_tile, scale_full)

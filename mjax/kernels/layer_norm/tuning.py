@@ -19,15 +19,24 @@ class MosaicTuning:
         if self.blocks < 1 or self.stages < 1:
             raise ValueError(
                 "blocks and stages must be at least 1, got "
-                f"{self.blocks} and {self.stages}; use 264 and 2"
+                f"{self.blocks} and {self.stages}; use 396 and 2"
             )
 
 
 def mosaic(width: int) -> MosaicTuning:
     """Return the sizes for a model width.
 
-    Not timed. Two blocks for each of the 132 multiprocessors of an H200, while
-    registers and shared memory hold two; each block adds 4 D bytes of partial sums,
-    written and read, 3% of the traffic at 8192 positions.
+    Not timed: chosen from the machine code (docs/benchmarks/memory_kernels.md). A block
+    alone takes 1000 clocks for a position at width 768 and 2500 at 8192, most of them
+    spent waiting; the memory of an H200 brings a position to each of its 132
+    multiprocessors in 310 and 3300. So several blocks share a multiprocessor, until
+    their waits are half of the memory's time; at 768 their instructions take longer
+    than the memory, and at 8192 shared memory holds one. Each block adds 4 D bytes of
+    partial sums, written and read: 1.6% of the traffic at 8192 positions for each block
+    of a multiprocessor.
     """
-    return MosaicTuning(blocks=264 if width <= 4096 else 132, stages=2)
+    if width <= 1024:
+        return MosaicTuning(blocks=4 * 132, stages=4)
+    if width <= 3072:
+        return MosaicTuning(blocks=3 * 132, stages=2)
+    return MosaicTuning(blocks=(2 if width < 8192 else 1) * 132, stages=2)

@@ -46,10 +46,11 @@ BUGS: dict[str, tuple[str, str]] = {
         "dx_gmem.at[block + i * blocks])",
         "dx_gmem.at[block + i * blocks], commit_group=False)",
     ),
-    "loads into the next slot": (
-        "load(i + stages, slot)",
-        "load(i + stages, lax.rem(slot + 1, stages))",
+    "loads into the slot in use": (
+        "load(i + (stages - 1), freed)",
+        "load(i + (stages - 1), slot)",
     ),
+    "loads a position twice": ("(i > 0) & (i +", "(i >= 0) & (i +"),
     "loads the position before": (
         "block + i * blocks\n            for",
         "i\n            for",
