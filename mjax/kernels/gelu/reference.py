@@ -1,8 +1,7 @@
 """GELU, SwiGLU and GeGLU as their formulas read, in float32.
 
 Enters: outputs of the input projections, and biases. Leaves: the input of the output
-projection. The forward passes of `xla` are these very functions: compiled for a GPU
-each is one kernel that reads and writes everything once.
+projection.
 """
 
 import jax

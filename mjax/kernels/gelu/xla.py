@@ -6,9 +6,15 @@ backward pass makes them again from the arguments, in the one kernel that uses t
 
 The derivatives are written out because that of erf in jax 0.12.0 fails inside shard_map
 (it evaluates a polynomial whose coefficients it does not cast to varying).
+
+The formulas are those that take the fewest instructions, for these kernels are bound by
+arithmetic before they are bound by memory (docs/benchmarks/memory_kernels.md): erf in
+place of erfc, which computes two branches, and the logistic function in place of tanh,
+(1 + tanh u) / 2 = 1 / (1 + exp(-2u)).
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -17,12 +23,19 @@ import jax.numpy as jnp
 from mjax.kernels.gelu import reference
 
 _F32 = jnp.float32
+_ROOT = (2.0 / math.pi) ** 0.5
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gelu(tanh: bool, x: Any, bias: Any) -> Any:
     """Return GELU(x + bias); arguments as in the entry point."""
-    return reference.gelu(x, bias, tanh=tanh)
+    z = reference.add_bias(x, bias)
+    if tanh:
+        return (z * _tanh_distribution(z)).astype(x.dtype)
+    if x.dtype == _F32:
+        # 1 + erf loses the digits of the tail, which 16 bits do not hold anyway.
+        return reference.gelu(x, bias, tanh=False)
+    return (z * _distribution(z)).astype(x.dtype)
 
 
 def _gelu_forward(tanh: bool, x: Any, bias: Any) -> tuple[Any, Any]:
@@ -39,21 +52,28 @@ def _gelu_backward(tanh: bool, saved: Any, g: Any) -> tuple[Any, Any]:
 gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
+def _distribution(z: jax.Array) -> jax.Array:
+    """Return Phi(z), within 6e-8: the digits of 1 + erf."""
+    return 0.5 * (1.0 + jax.lax.erf(z * 0.5**0.5))
+
+
 def _slope(z: jax.Array) -> jax.Array:
     """Return the derivative of z Phi(z): Phi(z) + z phi(z)."""
-    distribution = 0.5 * (1.0 + jax.lax.erf(z * 0.5**0.5))
-    return distribution + z * jnp.exp(-0.5 * z * z) * (2.0 * jnp.pi) ** -0.5
+    return _distribution(z) + z * jnp.exp(-0.5 * z * z) * (2.0 * jnp.pi) ** -0.5
 
 
-def _tanh_slope(z: jax.Array) -> jax.Array:
-    """Return the derivative of z (1 + tanh u) / 2, u = sqrt(2/pi) (z + 0.044715 z^3).
+def _tanh_distribution(z: jax.Array) -> jax.Array:
+    """Return (1 + tanh u) / 2, u = sqrt(2/pi) (z + 0.044715 z^3).
 
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
     """
-    root = (2.0 / jnp.pi) ** 0.5
-    t = jnp.tanh(root * (z + 0.044715 * z * z * z))
-    du = root * (1.0 + 3 * 0.044715 * z * z)
-    return 0.5 * (1.0 + t) + 0.5 * z * (1.0 - t * t) * du
+    return jax.nn.sigmoid(2.0 * _ROOT * z * (1.0 + 0.044715 * z * z))
+
+
+def _tanh_slope(z: jax.Array) -> jax.Array:
+    """Return the derivative of z s(2u), s the logistic function: s' = s (1 - s)."""
+    s = _tanh_distribution(z)
+    return s + z * s * (1.0 - s) * 2.0 * _ROOT * (1.0 + 3 * 0.044715 * z * z)
 
 
 @jax.custom_vjp
@@ -82,7 +102,8 @@ swiglu.defvjp(_swiglu_forward, _swiglu_backward)
 @jax.custom_vjp
 def geglu_tanh(up: Any, gate: Any, up_bias: Any, gate_bias: Any) -> Any:
     """Return gelu(gate) up, biases added; arguments as in the entry point."""
-    return reference.geglu_tanh(up, gate, up_bias, gate_bias)
+    y, z = reference.add_bias(up, up_bias), reference.add_bias(gate, gate_bias)
+    return (z * _tanh_distribution(z) * y).astype(up.dtype)
 
 
 def _geglu_tanh_forward(*args: Any) -> tuple[Any, Any]:
@@ -92,7 +113,7 @@ def _geglu_tanh_forward(*args: Any) -> tuple[Any, Any]:
 def _geglu_tanh_backward(saved: Any, g: Any) -> tuple[Any, Any, Any, Any]:
     up, gate, up_bias, gate_bias = saved
     y, z = reference.add_bias(up, up_bias), reference.add_bias(gate, gate_bias)
-    opened = jax.nn.gelu(z, approximate=True)
+    opened = z * _tanh_distribution(z)
     d_up, d_up_bias = _gradients(opened, g, up, up_bias)
     d_gate, d_gate_bias = _gradients(y * _tanh_slope(z), g, gate, gate_bias)
     return d_up, d_gate, d_up_bias, d_gate_bias
