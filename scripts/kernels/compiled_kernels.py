@@ -240,7 +240,7 @@ def count_instructions(sass: str) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _standard_output_to(path: Path) -> Iterator[None]:
+def standard_output_to(path: Path) -> Iterator[None]:
     """Send to a file what Python and C++ print meanwhile."""
     sys.stdout.flush()
     before = os.dup(1)
@@ -271,7 +271,7 @@ def _compile_all(
         kernels, faults = (), ()
         try:
             with (
-                _standard_output_to(printed),
+                standard_output_to(printed),
                 use_abstract_mesh(mesh.abstract_mesh),
             ):
                 jax.jit(case.function).lower(*args).compile()

@@ -80,7 +80,7 @@ def loop_bodies(sass: str) -> list[list[Instruction]]:
 
     Of loops inside each other it is the innermost.
     """
-    code, labels = _parse(sass)
+    code, labels = parse(sass)
     spans = []
     for i, instruction in enumerate(code):
         # An unconditional branch back is the end of code that stands out of line.
@@ -99,7 +99,7 @@ def loop_bodies(sass: str) -> list[list[Instruction]]:
     ]
 
 
-def _parse(sass: str) -> tuple[list[Instruction], dict[str, int]]:
+def parse(sass: str) -> tuple[list[Instruction], dict[str, int]]:
     """Return the instructions, and for each label the index of what follows it."""
     code, labels = list[Instruction](), dict[str, int]()
     for line in sass.splitlines():

@@ -135,10 +135,11 @@ def norm_cases() -> Iterator[Case]:
     """Yield norms, alone and with the sums of the residual stream around them."""
     for kind in ("layernorm", "rmsnorm"):
         for d in (2048, 5120, 12288):
-            yield from _norm_cases(kind, d)
+            yield from norm_cases_of(kind, d)
 
 
-def _norm_cases(kind: Any, d: int) -> Iterator[Case]:
+def norm_cases_of(kind: Any, d: int) -> Iterator[Case]:
+    """Yield the cases of one norm, layernorm or rmsnorm, at one width."""
     config = NormConfig(kind=kind, eps=1e-5, use_bias=False)
     graph, params = abstract(lambda: Norm(d, config))
     x = activations(d)

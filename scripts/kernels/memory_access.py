@@ -1,0 +1,224 @@
+"""Read from the machine code of a kernel how it meets the memory of a Hopper GPU.
+
+Enters: what nvdisasm prints of one kernel, and what a thread block of it takes. Leaves:
+how wide its loads and stores are, how many bytes a thread has asked for before it waits
+for the first of them, how many thread blocks an SM holds, and how many clocks a loop
+takes a warp that is alone.
+
+Little's law: to move B bytes a second with a latency of L seconds, B L bytes must be
+under way. Of those, loads must be asked for by the SMs; stores wait for nobody.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from mjax.hardware.gpus import Gpu
+from scripts.kernels.sass import Instruction, parse
+
+LATENCY_S = 700e-9
+"""From a load to its data, of memory that is busy: an assumption, the middle of 600 to
+800 ns; no measurement of an H200 under load was found."""
+
+THREADS_PER_WARP = 32
+WARPS_PER_SM = 64
+BLOCKS_PER_SM = 32
+REGISTERS_PER_SM = 65_536
+REGISTERS_PER_ALLOCATION = 256
+"""Of a warp; all its threads have the same number (CUDA programming guide, technical
+specifications of compute capability 9.0, as the three before)."""
+RESERVED_SHARED_BYTES = 1024
+"""Of each thread block (Hopper tuning guide, section 1.4.2.4)."""
+
+BULK = ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
+"""Copies by the copy engine between global and shared memory."""
+
+CLOCKS = {"LDS": 30, "LDG": 600, "SHFL": 24, "MUFU": 20, "BAR": 24, "MEMBAR": 40}
+"""Until the result of an instruction can be read, or the next may begin; 4 for all
+others. Assumptions, in round figures."""
+
+_OTHER_CLOCKS = 4
+_BLOCKING = ("BAR", "MEMBAR")
+_SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+_REGISTER = re.compile(r"\bR(\d+)(\.64)?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What is launched, and what each thread block takes."""
+
+    blocks: int
+    threads: int
+    """Of a block."""
+    registers: int
+    """Of a thread."""
+    shared_bytes: int
+    """Of a block."""
+
+
+def size_of(instruction: Instruction) -> int:
+    """Return the bytes that each thread loads or stores."""
+    sizes = [_SIZES[part] for part in instruction.opcode.split(".") if part in _SIZES]
+    return sizes[0] if sizes else 4
+
+
+def accesses(sass: str) -> dict[str, int]:
+    """Count the instructions that reach global memory, by name and bits a thread.
+
+    Such as {"LDG.128": 8, "STG.16": 1, "UTMALDG": 3}. LD and ST do not name their
+    memory.
+    """
+    counts = collections.Counter[str]()
+    for instruction in parse(sass)[0]:
+        name = instruction.opcode.partition(".")[0]
+        if name in BULK:
+            counts[name] += 1
+        elif name in ("LD", "LDG", "ST", "STG", "RED", "REDG", "ATOMG"):
+            counts[f"{name}.{8 * size_of(instruction)}"] += 1
+    return dict(counts)
+
+
+def loaded_bytes(sass: str) -> int:
+    """Return the most bytes that a thread has asked for and not yet waited for.
+
+    A load is under way until an instruction names one of the registers it fills.
+    Branches are not followed, except that an innermost loop is walked twice.
+    """
+    most, pending = 0, dict[int, int]()
+    for instruction in _walked(sass):
+        used = _registers(instruction.operands)
+        for first in [f for f, size in pending.items() if _overlap(f, size, used)]:
+            del pending[first]
+        if instruction.is_a("LDG"):
+            first = next(iter(used))
+            pending[first] = size_of(instruction)
+            most = max(most, sum(pending.values()))
+    return most
+
+
+def blocks_per_sm(launch: Launch, gpu: Gpu) -> int:
+    """Return how many thread blocks an SM holds at a time."""
+    warps = -(-launch.threads // THREADS_PER_WARP)
+    registers = _rounded(
+        launch.registers * THREADS_PER_WARP, to=REGISTERS_PER_ALLOCATION
+    )
+    shared = launch.shared_bytes + RESERVED_SHARED_BYTES
+    return min(
+        BLOCKS_PER_SM,
+        WARPS_PER_SM // warps,
+        REGISTERS_PER_SM // (registers * warps),
+        gpu.shared_memory_per_sm_bytes // shared,
+        -(-launch.blocks // gpu.num_sms),
+    )
+
+
+def bytes_needed(gpu: Gpu, read_share: float) -> float:
+    """Return the bytes of loads an SM must have under way to keep the memory busy.
+
+    Args:
+      gpu: whose bandwidth is to be reached.
+      read_share: of the bytes moved, those that are read.
+    """
+    return gpu.memory_bytes_per_s / gpu.num_sms * LATENCY_S * read_share
+
+
+def longest_loop(sass: str) -> list[Instruction]:
+    """Return the instructions of the longest innermost loop; empty if there is none."""
+    code, labels = parse(sass)
+    spans = _innermost(code, labels)
+    begin, end = max(spans, key=lambda span: span[1] - span[0], default=(0, 0))
+    return code[begin:end]
+
+
+def straight(sass: str) -> list[Instruction]:
+    """Return the instructions up to the last exit, where the code ends."""
+    code = parse(sass)[0]
+    end = max((i for i, x in enumerate(code) if x.is_a("EXIT")), default=-1)
+    return code[: end + 1]
+
+
+def clocks_alone(body: Sequence[Instruction]) -> float:
+    """Return the clocks of a round of a loop, of a warp that has its scheduler alone.
+
+    One instruction a clock, in order, each when its registers are filled. The other
+    warps of a block are taken to arrive at a barrier at the same time.
+    """
+    now, ready = 0.0, dict[str, float]()
+    started = 0.0
+    for turn in range(2):
+        started = now if turn else 0.0
+        for instruction in body:
+            names = re.findall(r"\bU?[RP]\d+\b", instruction.operands)
+            names += re.findall(r"U?P\d+", instruction.predicate)
+            now = max([now + 1, *(ready.get(name, 0.0) for name in names)])
+            clocks = _clocks(instruction)
+            if instruction.opcode.partition(".")[0] in _BLOCKING:
+                now += clocks
+            for name in _results(instruction, names):
+                ready[name] = now + clocks
+    return now - started
+
+
+def _results(instruction: Instruction, names: Sequence[str]) -> Iterator[str]:
+    """Name the registers that an instruction writes."""
+    if instruction.is_a("STS") or instruction.is_a("STG") or not names:
+        return
+    first = names[0]
+    yield first
+    number = re.search(r"\d+$", first)
+    if first.startswith("R") and number and instruction.is_a("LDS"):
+        for more in range(1, size_of(instruction) // 4):
+            yield f"R{int(number[0]) + more}"
+
+
+def _clocks(instruction: Instruction) -> float:
+    return CLOCKS.get(instruction.opcode.partition(".")[0], _OTHER_CLOCKS)
+
+
+def _walked(sass: str) -> Iterator[Instruction]:
+    """Return the code in its order, each innermost loop twice."""
+    code, labels = parse(sass)
+    ends = {end: begin for begin, end in _innermost(code, labels)}
+    for i, instruction in enumerate(code):
+        yield instruction
+        if i + 1 in ends:
+            yield from code[ends[i + 1] : i + 1]
+
+
+def _innermost(
+    code: Sequence[Instruction], labels: Mapping[str, int]
+) -> list[tuple[int, int]]:
+    spans = []
+    for i, instruction in enumerate(code):
+        target = re.search(r"\.L_\w+", instruction.operands)
+        if instruction.opcode == "BRA" and instruction.predicate and target:
+            begin = labels[target[0]]
+            if begin <= i:
+                spans.append((begin, i + 1))
+    return [
+        span
+        for span in spans
+        if not any(
+            span != other and span[0] <= other[0] and other[1] <= span[1]
+            for other in spans
+        )
+    ]
+
+
+def _registers(operands: str) -> dict[int, None]:
+    """List the registers that are named, in order; R8.64 is two."""
+    found = dict[int, None]()
+    for number, wide in _REGISTER.findall(operands):
+        found[int(number)] = None
+        if wide:
+            found[int(number) + 1] = None
+    return found
+
+
+def _overlap(first: int, size: int, used: Mapping[int, None]) -> bool:
+    return any(first <= n < first + max(1, size // 4) for n in used)
+
+
+def _rounded(n: int, *, to: int) -> int:
+    return -(-n // to) * to
