@@ -27,9 +27,12 @@ class ChunkedTuning:
 
 
 CHUNKED = ChunkedTuning(max_logits=2**27, min_positions=1024)
-"""Not timed: from the counts of scripts/overlap/xla_bytes.py for the H200, 2026-11. A
-chunk of 2^27 logits takes 0.5 GiB in float32 and half of that in bfloat16. Each chunk
-reads w twice and rewrites the sum of its gradient, 12 bytes x v x D, inside matrix
-products of 6 c v D FLOPs: with c = 1024 positions that is 512 FLOPs a byte, where an
-H200 does 206 in the time of one, so they stay bound by arithmetic. Fewer positions
-would not."""
+"""Not timed: from the model of scripts/kernels/loss_chunks.py for the H200, whose bytes
+are those of the compiled program (docs/benchmarks/loss_chunks.md). Over V 32768 to
+262144, D 2048 to 12288 and tp 1 and 8, with 8192 positions, they are 1.3% slower than
+the fastest number of chunks, 2.9% at most. Half the logits are up to 9.4% slower, twice
+the logits 0.6% faster, for 1.5 GiB in place of 0.75. Half the positions are up to 10.8%
+slower, where V is above 131072 on a device: each chunk reads w twice and rewrites the
+sum of its gradient, 12 bytes x v x D, inside matrix products of 6 c v D FLOPs, and that
+of w's gradient is bound by memory below c = 620 positions at three quarters of the
+peak."""
