@@ -25,8 +25,8 @@ from jax.sharding import PartitionSpec as P
 
 from mjax.hardware.described import described_mesh
 from mjax.hardware.gpus import GPUS
-from mjax.layers.block import ParallelBlock
-from mjax.layers.config import Activation, NormConfig
+from mjax.layers.block import Context, ParallelBlock, SerialBlock
+from mjax.layers.config import Activation, LayerKind, NormConfig
 from mjax.layers.embed import Embedding, Head
 from mjax.layers.linear import column_parallel, row_parallel
 from mjax.layers.mlp import Mlp
@@ -35,6 +35,9 @@ from mjax.mesh import collectives
 from mjax.mesh.axes import AXES, TP, AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.plan.hlo.counts import Kernel, kernels
+from mjax.recipes.gpt import gpt_1b3
+from mjax.recipes.llama import llama3_8b
+from mjax.recipes.megascale import megascale_175b
 
 GPU = GPUS["h200"]
 POSITIONS = 8192
@@ -292,11 +295,78 @@ def _block_case(options: Any, recompute: bool) -> Case:
     )
 
 
+def rope_cases() -> Iterator[Case]:
+    """Yield blocks of recipes, forward and backward, with and without rotation.
+
+    With attention and its documents. What rotation costs is the difference of their
+    floors; which kernels carry queries and keys, `--kernels` shows.
+    """
+    for rotate in (True, False):
+        yield rope_case("gpt-1b3", rotate)
+        yield rope_case("llama3-8b", rotate)
+        yield rope_case("megascale-175b", rotate)
+
+
+def rope_case(recipe: str, rotate: bool) -> Case:
+    """Return the block of one recipe: `POSITIONS`, tp as in the recipe's docstring."""
+    config, tp = {
+        "gpt-1b3": (gpt_1b3(), 1),
+        "llama3-8b": (llama3_8b(), 1),
+        "megascale-175b": (megascale_175b(), 8),
+    }[recipe]
+    model, length = config.model, config.data.seq_len
+    block = ParallelBlock if model.block == "parallel" else SerialBlock
+    # The backend that compiles without a GPU's libraries; documents need it anyway.
+    options = dataclasses.replace(model, attention="mosaic_gpu").block_config
+    graph, params = abstract(lambda: block(options, rngs=nnx.Rngs(0), tp_chunks=tp))
+    window = model.window[0] if model.window else None
+    kind = LayerKind(window=window, rotate=rotate)
+
+    def train(params: Any, x: jax.Array, g: jax.Array, *shared: jax.Array) -> Any:
+        def layer(params: Any, x: jax.Array) -> jax.Array:
+            cos, sin, segments = shared
+            context = Context(cos_sin=(cos, sin), segments=segments)
+            return nnx.merge(graph, params)(x, kind, context, None)
+
+        y, back = jax.vjp(layer, params, x)
+        y, g, back = jax.lax.optimization_barrier((y, g, back))
+        return y, *back(g)
+
+    rows = POSITIONS // length
+    x = jax.ShapeDtypeStruct((rows, length, model.d_model), BF16)
+    half = options.attention.rope.rotated_width // 2
+    angle = jax.ShapeDtypeStruct((rows, length, half), jnp.float32)
+    segments = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    specs = jax.tree_util.tree_map_with_path(
+        lambda path, _: _BLOCK_SPECS.get(path[-1].key, WHOLE) if tp > 1 else WHOLE,
+        params,
+    )
+    varying = jax.tree.map(
+        lambda spec: P(OTHERS, *spec[1:]) if spec and spec[0] is None else VARYING,
+        specs,
+        is_leaf=lambda spec: isinstance(spec, P),
+    )
+    sequence = P(None, TP)
+    return Case(
+        name=f"block of {recipe}, tp={tp}{'' if rotate else ', without rotation'}",
+        function=train,
+        shapes=(params, x, x, angle, angle, segments),
+        in_specs=(specs, sequence, sequence, WHOLE, WHOLE, WHOLE),
+        out_specs=(P(OTHERS, TP), varying, P(OTHERS, TP)),
+        tp=tp,
+    )
+
+
+_BLOCK_SPECS = {name: P(None, TP) for name in ("wq", "wk", "wv", "w_in", "w_gate")}
+_BLOCK_SPECS |= {name: P(TP) for name in ("wo", "w_out")}
+"""Of a block's weights over tp; all others are whole."""
+
 PARTS: dict[str, Callable[[], Iterator[Case]]] = {
     "norm": norm_cases,
     "activation": activation_cases,
     "head": head_cases,
     "block": block_cases,
+    "rope": rope_cases,
 }
 
 

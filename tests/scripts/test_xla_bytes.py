@@ -50,3 +50,12 @@ def test_the_head_keeps_one_chunk_and_multiplies_in_bfloat16(tp) -> None:
     assert sum(k.runs * k.flops for k in products) == 3 * per_product
     # 2^27 logits in float32, their gradient in bfloat16, and 128 MiB for the rest.
     assert counted.temp_bytes < 2**27 * (4 + 2) + 2**27
+
+
+def test_rotation_costs_too_little_for_a_kernel() -> None:
+    # The recipe where it costs most: narrow, and as many key heads as query heads.
+    rotated, plain = (
+        xla_bytes.count(xla_bytes.rope_case("gpt-1b3", rotate))
+        for rotate in (True, False)
+    )
+    assert plain.floor_s < rotated.floor_s < 1.015 * plain.floor_s
