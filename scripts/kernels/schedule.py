@@ -50,7 +50,7 @@ LAUNCH_US = 3.0
 _GPU = GPUS["h200"]
 _CACHE_BYTES = _GPU.l2_bytes // 2
 """Half of the L2: an SM reads the other half through its own, which keeps a copy."""
-_CHUNK = 1024
+_CHUNK = 128
 """Positions that are cached together."""
 
 
