@@ -205,6 +205,22 @@ def visits(
     return steps, low, high
 
 
+def grid_tiles(shape: Shape, kernel: str) -> np.ndarray:
+    """Return the tiles of each row of the batch, in the order of the grid.
+
+    The heaviest of a head come first: the last queries; the first keys, or, with
+    documents, those that most queries see.
+    """
+    p, tile = problem(shape), getattr(MOSAIC_H200[shape.head_dim], kernel).tile
+    ids = shape.segment_ids()
+    if kernel == "dkv" and ids is not None:
+        last = op.last_queries(p, jnp.asarray(ids))
+        return np.asarray(dkv.heaviest_first(p, last, tile))
+    order = np.arange(math.ceil(shape.seq_len / tile))
+    order = order if kernel == "dkv" else order[::-1]
+    return np.broadcast_to(order, (shape.batch, len(order)))
+
+
 def blocks_of(
     shape: Shape, kernel: str, step: float, masked_cost: float = 1.0
 ) -> list[Block]:
@@ -213,12 +229,11 @@ def blocks_of(
     steps, low, high = visits(shape, kernel, masked_cost)
     grid_heads = shape.kv_heads if kernel == "dkv" else shape.heads
     walks = shape.group if kernel == "dkv" else 1
-    # The heaviest tiles of a head come first: the last queries, the first keys.
-    order = range(steps.shape[1]) if kernel == "dkv" else range(steps.shape[1])[::-1]
+    order = grid_tiles(shape, kernel)
     blocks = []
     for b in range(shape.batch):
         for n in range(grid_heads):
-            for place, t in enumerate(order):
+            for place, t in enumerate(order[b]):
                 begin = int(low[b, t]) * sizes.block // _CHUNK
                 end = math.ceil(int(high[b, t]) * sizes.block / _CHUNK)
                 first = n * walks if kernel == "dkv" else n // shape.group

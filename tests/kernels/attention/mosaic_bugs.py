@@ -530,6 +530,11 @@ _DKV_BUGS = {
         _DKV_SPLIT,
         ("kv, part = tiles.floor_div(share, parts)", "kv, part = lax.rem(share, 2)"),
     ),
+    "dkv: the heaviest tile again and again": _bug(
+        "dkv",
+        Case(T=192, kernel="dkv", segments="sorted"),
+        ("t = tiles_g[b, t]", "t = tiles_g[b, 0]"),
+    ),
     "dkv: parts in one place": _bug(
         "dkv", _DKV_SPLIT, ("dk_g[part, b, rows, kv]", "dk_g[0, b, rows, kv]")
     ),

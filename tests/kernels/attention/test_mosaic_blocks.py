@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mjax.kernels.attention.mosaic_gpu import op, tiles
+from mjax.kernels.attention.mosaic_gpu import dkv, op, tiles
 from mjax.kernels.attention.reference import visible
 from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
 from tests.kernels.attention import mosaic_poison
@@ -113,6 +113,22 @@ def test_blocks_of_documents_are_those_with_a_visible_score(lengths, window, siz
         check(found, mask[first : first + rows], block, complete=complete)
         found = queries.blocks(first, rows, block)
         check(found, mask[:, first : first + rows].T, block, complete=complete)
+
+
+@pytest.mark.promotion(rank="allow")
+@settings(max_examples=40, deadline=None)
+@given(runs, windows)
+def test_tiles_of_dkv_begin_with_those_that_most_queries_see(lengths, window):
+    ids, p, mask = documents(lengths, window)
+    last = op.last_queries(p, jnp.asarray(ids)[None])
+    order = np.asarray(dkv.heaviest_first(p, last, 128))[0]
+    num = -(-p.seq_len // 128)
+    assert sorted(order) == list(range(num))
+    walks = [
+        np.flatnonzero(mask[: p.seq_len, t * 128 : (t + 1) * 128].any(1)).size
+        for t in order
+    ]
+    assert walks == sorted(walks, reverse=True)
 
 
 def documents(lengths, window):

@@ -81,13 +81,16 @@ def key_value_gradients(
     held = wgs == 2 and p.head_dim <= 64
 
     def kernel(*refs):
-        (q_g, k_g, v_g, do_g, lse_g, delta_g, *last_g), rest = refs[:-12], refs[-12:]
+        (q_g, k_g, v_g, do_g, lse_g, delta_g, *edges_g), rest = refs[:-12], refs[-12:]
         dk_g, dv_g, k_s, v_s, q_s, do_s, lse_s, delta_s, *barriers = rest
         rows_full, q_full, do_full, free = barriers
         wg = lax.axis_index("wg")
-        b, share, t = order.here()  # the first keys are seen most
+        b, share, t = order.here()  # the first keys are seen most, but by documents
+        last_g, tiles_g = edges_g or (None, None)
+        if tiles_g is not None:
+            t = tiles_g[b, t]
         kv, part = tiles.floor_div(share, parts), lax.rem(share, parts)
-        queries = tiles.LastQueries(p, last_g[0].at[b] if last_g else None)
+        queries = tiles.LastQueries(p, None if last_g is None else last_g.at[b])
         whole = queries.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
         steps = high - low
@@ -209,6 +212,7 @@ def key_value_gradients(
         pl.when(wg < wgs)(compute)
         pl.when(wg == wgs)(load)
 
+    edges = () if last is None else (last, heaviest_first(p, last, tile))
     out_type = jax.ShapeDtypeStruct(k.shape, k.dtype)
     if parts > 1:
         B, _, K, H = k.shape
@@ -235,12 +239,27 @@ def key_value_gradients(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dkv",
-    )(q, k, v, d_out, lse, delta, *(() if last is None else (last,)))
+    )(q, k, v, d_out, lse, delta, *edges)
     dk, dv = vary_like(dk, q), vary_like(dv, q)
     if parts > 1:
         dk, dv = (_added(x)[:, : p.seq_len] for x in (dk, dv))
         dk, dv = (dk * p.scale).astype(k.dtype), dv.astype(k.dtype)
     return dk, dv
+
+
+def heaviest_first(
+    p: Problem, last: Int32[Array, "B P"], tile: int
+) -> Int32[Array, "B tiles"]:
+    """Return the tiles of each row of the batch, those with the longest walks first.
+
+    Args:
+      p: sizes.
+      last: `op.last_queries`.
+      tile: keys of a thread block.
+    """
+    begins = jnp.arange(0, p.seq_len, tile, dtype=jnp.int32)
+    ends = jnp.minimum(last[:, tile - 1 :: tile][:, : len(begins)] + 1, p.seq_len)
+    return jnp.argsort(begins - ends, axis=1)
 
 
 def shipped_parts(p: Problem, *, batch: int, tile: int, has_documents: bool) -> int:
