@@ -18,7 +18,13 @@ from pathlib import Path
 import jax
 
 from scripts.evidence import Table, write_page
-from scripts.kernels import attention_loops, kernel_speed, published, schedule
+from scripts.kernels import (
+    attention_loops,
+    kernel_speed,
+    persistent,
+    published,
+    schedule,
+)
 from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape
 from scripts.kernels.forecast_changes import changes_table
 from scripts.kernels.kernel_speed import Constants, Kernel
@@ -321,6 +327,7 @@ def schedule_tables(kernels: Kernels, constants: Constants) -> list[Table]:
         _targets_table(step_us),
         orders,
         _fixed_cost_table(step_us),
+        _persistent_table(step_us),
         _one_grid_table(step_us),
     ]
 
@@ -382,6 +389,31 @@ def _fixed_cost_table(step_us: StepUs) -> Table:
         title="What the fixed cost does",
         text=text,
         header=["shape", "kernel", *names],
+        rows=rows,
+    )
+
+
+def _persistent_table(step_us: StepUs) -> Table:
+    """Compare ways to give tiles to thread blocks that stay."""
+    rows = []
+    for shape in SHAPES:
+        for kernel in KERNELS:
+            step = step_us(kernel, shape.head_dim)
+            found = persistent.efficiencies(shape, kernel, step)
+            rows.append([shape.name, kernel, *(f"{share:.2f}" for share in found)])
+    text = (
+        "Efficiency. *shipped*: a thread block for each tile. The others have as many "
+        "thread blocks as SMs, and half of the fixed cost hidden, but for the first "
+        "tile. *counter*: each takes the next tile when it is done. *round robin*: "
+        "every 132nd tile of the shipped order. *planned*: tiles are given to SMs "
+        "beforehand, as the counter would if there were no documents. *uneven*: SMs "
+        "are slower than planned by unequal shares, 0.05 times the absolute value of "
+        "a normal number (a guess). Reading from memory is not counted."
+    )
+    return Table(
+        title="Persistent grids",
+        text=text,
+        header=["shape", "kernel", *persistent.WAYS],
         rows=rows,
     )
 

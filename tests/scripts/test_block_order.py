@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mjax.kernels.attention.mosaic_gpu import tiles
-from scripts.kernels import schedule
+from scripts.kernels import persistent, schedule
 from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape, traced_grid
 from scripts.kernels.schedule import Block
 
@@ -55,6 +55,35 @@ def test_only_what_is_not_cached_is_read():
 def test_the_cache_drops_what_was_not_read_for_the_longest_time():
     order = [block(head, 0, 1) for head in (0, 1, 0, 2, 0)]
     assert schedule.read_bytes(order, 10.0, cache_bytes=20) == 30
+
+
+def test_a_plan_that_holds_is_as_good_as_starting_when_free():
+    work = [5, 3, 3, 2, 2, 1]
+    end = schedule.makespan(work, fixed_us=0.5, sms=2)
+    assert persistent.planned(work, work, fixed_us=0.5, slowness=[1, 1]) == end
+    same = persistent.started_when_free(work, fixed_us=0.5, slowness=[1, 1])
+    assert same == end
+
+
+def test_a_plan_suffers_more_from_a_slow_sm():
+    work = [1.0] * 40
+    assert persistent.planned(work, work, slowness=[1, 2]) == 40
+    # 26 or 27 of them go to the fast one.
+    assert persistent.started_when_free(work, fixed_us=0, slowness=[1, 2]) <= 28
+
+
+def test_persistent_grids_begin_with_the_shipped_one():
+    for shape, kernel in ((SHAPES[2], "dkv"), (SHAPES[9], "forward"), (SMALL, "dq")):
+        found = persistent.efficiencies(shape, kernel, 1.0)
+        assert len(found) == len(persistent.WAYS)
+        want = schedule.outcomes(shape, kernel, step=1.0)["shipped"]
+        if not want.bound_by_memory:
+            assert found[0] == pytest.approx(want.efficiency)
+        by = dict(zip(persistent.WAYS, found, strict=True))
+        # Without documents the plan is what the counter does.
+        if shape.mean_document is None:
+            assert by["planned"] == pytest.approx(by["counter"])
+        assert by["planned, uneven"] <= by["planned"]
 
 
 def test_longest_first_begins_with_the_longest():

@@ -1,0 +1,112 @@
+"""Simulate attention kernels with as many thread blocks as SMs, which stay.
+
+Enters: the tiles of a kernel's grid, as in `schedule`. Leaves: the share of the time in
+which the SMs work, by how the thread blocks come to their next tile.
+"""
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from scripts.kernels import schedule
+from scripts.kernels.attention_shapes import Shape
+from scripts.kernels.sm_model import NUM_SMS
+
+WAYS = (
+    "shipped",
+    "counter",
+    "round robin",
+    "planned",
+    "shipped, uneven",
+    "counter, uneven",
+    "planned, uneven",
+)
+_UNEVEN = 0.05
+"""Standard deviation of what SMs are slower; a guess."""
+
+
+def planned(
+    work_us: Sequence[float],
+    plan_us: Sequence[float],
+    *,
+    fixed_us: float = 0.0,
+    slowness: Sequence[float] = (1.0,) * NUM_SMS,
+) -> float:
+    """Return when the last SM ends if blocks are given to SMs beforehand.
+
+    Each goes to the SM that would be free first if blocks took what was planned.
+
+    Args:
+      work_us: what the blocks take.
+      plan_us: what they are planned to take.
+      fixed_us: cost of a block that nothing hides.
+      slowness: factor on the time of each SM, which the plan does not know.
+    """
+    free, load = [(0.0, sm) for sm in range(len(slowness))], [0.0] * len(slowness)
+    for work, plan in zip(work_us, plan_us, strict=True):
+        at, sm = free[0]
+        heapq.heapreplace(free, (at + plan + fixed_us, sm))
+        load[sm] += work + fixed_us
+    return max(one * slow for one, slow in zip(load, slowness, strict=True))
+
+
+def started_when_free(
+    work_us: Sequence[float], *, fixed_us: float, slowness: Sequence[float]
+) -> float:
+    """Return the end as `makespan` does, on SMs of unequal speed."""
+    free = [(0.0, sm) for sm in range(len(slowness))]
+    for work in work_us:
+        at, sm = free[0]
+        heapq.heapreplace(free, (at + (work + fixed_us) * slowness[sm], sm))
+    return max(at for at, _ in free)
+
+
+def efficiencies(shape: Shape, kernel: str, step: float) -> list[float]:
+    """Return the efficiency of ways to give tiles to thread blocks that stay.
+
+    Args:
+      shape: of the call.
+      kernel: of `KERNELS`.
+      step: time of a block of the other sequence.
+
+    Returns:
+      For each of `WAYS`: the shipped grid; as many thread blocks as SMs that
+      take the next tile from a counter, every 132nd, or by a plan made from the mask,
+      which does not know documents; the same where SMs are slower by unequal shares.
+    """
+
+    def grid(shape: Shape) -> tuple[list[schedule.Block], float]:
+        return schedule.shipped_blocks(
+            schedule.blocks_of(shape, kernel, step), shape, kernel
+        )
+
+    (order, sum_us), parts = grid(shape), schedule.parts_of(shape, kernel)
+    without = dataclasses.replace(shape, mean_document=None)
+    in_plan, _ = schedule.split(schedule.blocks_of(without, kernel, step), shape, parts)
+    tiles_of = schedule.grid_tiles(shape, kernel)
+    by_tile = {(b.batch, b.head, b.tile): b.work_us for b in in_plan}
+    first = schedule.grid_tiles(without, kernel)[0]
+    place = {int(tile): i for i, tile in enumerate(first)}
+    work = [b.work_us for b in order]
+    plan = [
+        by_tile[b.batch, b.head, place[int(tiles_of[b.batch, b.tile])]] for b in order
+    ]
+    hidden_us = schedule.FIXED_US * (1 - schedule.HIDDEN)
+    noise = np.random.default_rng(0).normal(0, _UNEVEN, NUM_SMS)
+    uneven = [1 + abs(float(x)) for x in noise]
+    even = [1.0] * NUM_SMS
+    in_turn = [math.fsum(work[i::NUM_SMS]) for i in range(NUM_SMS)]
+    in_turn = [w + len(work[i::NUM_SMS]) * hidden_us for i, w in enumerate(in_turn)]
+    ends = [
+        started_when_free(work, fixed_us=schedule.FIXED_US, slowness=even),
+        started_when_free(work, fixed_us=hidden_us, slowness=even) + hidden_us,
+        max(in_turn) + hidden_us,
+        planned(work, plan, fixed_us=hidden_us) + hidden_us,
+        started_when_free(work, fixed_us=schedule.FIXED_US, slowness=uneven),
+        started_when_free(work, fixed_us=hidden_us, slowness=uneven) + hidden_us,
+        planned(work, plan, fixed_us=hidden_us, slowness=uneven) + hidden_us,
+    ]
+    return [math.fsum(work) / NUM_SMS / (end + sum_us) for end in ends]
