@@ -23,6 +23,8 @@ from jax._src import source_info_util
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret import shared_memory as memory
 
+from tests.kernels.interpreter import bulk_add
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Copy:
@@ -40,13 +42,10 @@ def _uncommitted(shared: memory.GPUSharedMemory, thread: memory.Thread) -> list[
     return copies.setdefault(thread, [])
 
 
-_stock_copy = gpu_callbacks.copy_smem_to_gmem
-
-
 @gpu_callbacks.fail_on_exception
 def copy(*, token, thread, source_info, commit_group, **rest):
     """Copy, and commit if asked to. Replaces `gpu_callbacks.copy_smem_to_gmem`."""
-    token = _stock_copy(
+    token = bulk_add.copy(
         token=token,
         thread=thread,
         source_info=source_info,

@@ -6,10 +6,10 @@
 
 Test-only. It replaces functions of private modules of jax in this process; what is
 compiled for a GPU does not change. What each replacement adds is said in `wgmma`,
-`bulk_groups`, `equations`, `deadlock`, and here: a race is an error everywhere (jax
-0.11 prints it and goes on; jax 0.12 raises), a kernel is compiled once rather than once
-per warpgroup and block, and the first failure of a kernel is kept, which XLA may
-replace by a later one.
+`bulk_groups`, `bulk_add`, `equations`, `deadlock`, and here: a race is an error
+everywhere (jax 0.11 prints it and goes on; jax 0.12 raises), a kernel is compiled once
+rather than once per warpgroup and block, and the first failure of a kernel is kept,
+which XLA may replace by a later one.
 """
 
 import logging

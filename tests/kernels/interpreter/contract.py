@@ -34,6 +34,11 @@ FUNCTIONS = {
         "dst_allocation_key_as_array dst_transforms predicate source_info "
         "commit_group reduction_op"
     ),
+    f"{_GPU}.gpu_callbacks:AsyncCopySmemToGmemTask": (
+        "mesh_location thread src_allocation_key src_access dst_allocation_key "
+        "dst_access source_info clock"
+    ),
+    f"{_GPU}.gpu_callbacks:_clip_store_to_shape": "access val shape",
     f"{_GPU}.gpu_callbacks:_get_shared_memory": "",
     f"{_GPU}.gpu_callbacks:_remove_noop_transforms": "transforms",
     f"{_GPU}.gpu_callbacks:fail_on_exception": "func",
@@ -48,6 +53,12 @@ FUNCTIONS = {
     f"{_GPU}.gpu_callbacks:call_deallocate_buffer": (
         "token mesh_location thread allocation_key_as_array source_info"
     ),
+    f"{_GPU}.race_detection_state:GPURaceDetectionState.check_write": (
+        "self thread clock buffer_key rnge source_info"
+    ),
+    f"{_GPU}.shared_memory:GPUSharedMemory.buffer_shape_and_dtype": "self key",
+    f"{_GPU}.shared_memory:GPUSharedMemory.execute_async_task": "self task",
+    f"{_GPU}.shared_memory:GPUSharedMemory.incr_clock": "self thread take_lock",
     f"{_GPU}.jaxpr_interpret:JaxprInterpreter.interpret": "self jaxpr token args",
     f"{_GPU}.race_detection_state:GPURaceDetectionState.check_read": (
         "self thread clock buffer_key rnge source_info"

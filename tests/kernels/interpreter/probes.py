@@ -384,6 +384,141 @@ def bad_end_before_a_group():
     return _multiply(_product, store=store)
 
 
+def _add(body: Callable, *, blocks: int = 2, rows: int = M, start: int = 0):
+    """Return what two warpgroups of each block add to a matrix, and what they should.
+
+    Args:
+      body: (tile in SMEM, its place among the sums, barriers), for each warpgroup.
+      blocks: how many blocks add.
+      rows: of the matrix; tiles may reach beyond.
+      start: the row at which every tile is added.
+    """
+    values = jax.random.normal(jax.random.key(0), (blocks, 2, M, N))
+
+    def kernel(values_gmem, sums_gmem, _, tile_smem, bars):
+        b, wg = lax.axis_index("block"), lax.axis_index("wg")
+        tile = tile_smem.at[wg]
+        plgpu.copy_gmem_to_smem(values_gmem.at[b, wg], tile, bars.at[wg])
+        plgpu.barrier_wait(bars.at[wg])
+        # Added to a scalar of the kernel, since jax checks a slice that it knows.
+        body(tile, sums_gmem.at[pl.ds(start + 0 * b, M)], bars.at[2])
+
+    sums = jax.new_ref(jnp.ones((rows, N), jnp.float32))
+    plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((1,), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((2, M, N), jnp.float32),
+            plgpu.Barrier(num_barriers=3),
+        ],
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=2,
+        thread_name="wg",
+    )(values, sums)
+    want = np.ones((rows, N), np.float32)
+    want[start:] += np.asarray(values).sum(axis=(0, 1))[: rows - start]
+    return np.asarray(sums[...]), want
+
+
+def _add_tile(tile, sums) -> None:
+    plgpu.copy_smem_to_gmem(tile, sums, reduction_op="add")
+
+
+def _by_first(function: Callable, *args) -> None:
+    pl.when(lax.axis_index("wg") == 0)(lambda: function(*args))
+
+
+def additions_of_all():
+    """Let all warpgroups of all blocks add to the same numbers."""
+
+    def body(tile, sums, _):
+        _add_tile(tile, sums)
+        plgpu.wait_smem_to_gmem(0)
+
+    return _add(body)
+
+
+def additions_beyond_the_end():
+    """Add a tile of which the matrix has only the first rows."""
+
+    def body(tile, sums, _):
+        _add_tile(tile, sums)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+    return _add(body, rows=M, start=M // 4)
+
+
+def addition_read_and_written_again():
+    """Write to the source once it has been read, and add that too."""
+
+    def body(tile, sums, _):
+        _add_tile(tile, sums)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        tile[...] = jnp.zeros((M, N), jnp.float32)
+        plgpu.commit_smem()
+        _add_tile(tile, sums)
+        plgpu.wait_smem_to_gmem(0)
+
+    return _add(body)
+
+
+def bad_source_of_an_addition():
+    """Write to the source while it may still be read."""
+
+    def body(tile, sums, _):
+        _add_tile(tile, sums)
+        tile[...] = jnp.zeros((M, N), jnp.float32)
+        plgpu.wait_smem_to_gmem(0)
+
+    return _add(body)
+
+
+def bad_addition_without_a_fence():
+    """Add what was stored without a fence."""
+
+    def body(tile, sums, _):
+        tile[...] = jnp.ones((M, N), jnp.float32)
+        _add_tile(tile, sums)
+        plgpu.wait_smem_to_gmem(0)
+
+    return _add(body)
+
+
+def bad_end_before_an_addition():
+    """End while the source may still be read."""
+    return _add(lambda tile, sums, _: _add_tile(tile, sums))
+
+
+def bad_read_beside_an_addition():
+    """Read the sums in one warpgroup while the other adds."""
+
+    def body(tile, sums, barrier):
+        def read():
+            plgpu.copy_gmem_to_smem(sums, tile, barrier)
+            plgpu.barrier_wait(barrier)
+
+        def add():
+            _add_tile(tile, sums)
+            plgpu.wait_smem_to_gmem(0)
+
+        _by_first(read)
+        pl.when(lax.axis_index("wg") == 1)(add)
+
+    return _add(body, blocks=1)
+
+
+def bad_copy_beside_an_addition():
+    """Copy to the sums in one warpgroup while the other adds."""
+
+    def body(tile, sums, _):
+        _by_first(plgpu.copy_smem_to_gmem, tile, sums)
+        pl.when(lax.axis_index("wg") == 1)(lambda: _add_tile(tile, sums))
+        plgpu.wait_smem_to_gmem(0)
+
+    return _add(body, blocks=1)
+
+
 def bad_early_overwrite():
     """Overwrite an operand before the wgmma that reads it is waited for."""
 
@@ -504,6 +639,9 @@ RIGHT = (
     copies_in_one_group,
     copies_in_two_groups,
     copies_committed_apart,
+    additions_of_all,
+    additions_beyond_the_end,
+    addition_read_and_written_again,
 )
 WRONG = {
     bad_early_overwrite: "RACE DETECTED",
@@ -518,6 +656,11 @@ WRONG = {
     bad_copy_committed_by_another: "a copy to global memory that belongs to no group",
     bad_wait_for_copies: "RACE DETECTED",
     bad_end_before_a_group: "Not all copy_smem_to_gmem read-side operations completed",
+    bad_source_of_an_addition: "RACE DETECTED",
+    bad_addition_without_a_fence: "RACE DETECTED",
+    bad_end_before_an_addition: "Not all copy_smem_to_gmem read-side operations",
+    bad_read_beside_an_addition: "RACE DETECTED",
+    bad_copy_beside_an_addition: "RACE DETECTED",
     bad_no_one_arrives: "deadlock: all warpgroups that are not done wait",
 }
 """What the interpreter says of each."""
