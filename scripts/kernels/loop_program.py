@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from scripts.kernels.sass import Instruction
 from scripts.kernels.sm_model import (
     PIPE_CLOCKS,
+    Meet,
     Phase,
     Product,
     Program,
@@ -35,12 +36,14 @@ def program(body: Sequence[Instruction]) -> Program:
 
     A warpgroup passes a turn if it arrives at a barrier right after it has issued
     products, without waiting for any in between; then it takes one before its first
-    products. Slots of a ring are released only after a wait.
+    products. Slots of a ring are released only after a wait. Warpgroups meet where one
+    arrives at a barrier after a fence, with no product between: what it has stored in
+    shared memory is for the others' products.
     """
     phases: list[Phase] = []
     piece: list[Instruction] = []
     flops = shared_bytes = 0.0
-    has_issued = has_turns = False
+    has_issued = has_turns = has_stored = False
 
     def end_piece() -> None:
         if piece:
@@ -52,6 +55,8 @@ def program(body: Sequence[Instruction]) -> Program:
         if instruction.is_a("HGMMA"):
             more_flops, more_bytes = product_of(instruction)
             flops, shared_bytes = flops + more_flops, shared_bytes + more_bytes
+            has_stored = False
+        has_stored |= instruction.is_a("FENCE.VIEW.ASYNC")
         if instruction.ends_group:
             end_piece()
             phases.append(Product(flops=flops, shared_bytes=shared_bytes))
@@ -60,6 +65,10 @@ def program(body: Sequence[Instruction]) -> Program:
             end_piece()
             phases.append(Wait(most_unfinished=most))
             has_issued = False
+        elif instruction.is_a("SYNCS.ARRIVE") and has_stored:
+            end_piece()
+            phases.append(Meet())
+            has_stored = False
         elif instruction.is_a("SYNCS.ARRIVE") and has_issued and not has_turns:
             end_piece()
             phases.append(Turn(taken=False))

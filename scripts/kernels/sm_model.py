@@ -78,7 +78,12 @@ class Turn:
     taken: bool
 
 
-Phase = Work | Product | Wait | Turn
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Meet:
+    """Until every warpgroup has come here as often."""
+
+
+Phase = Work | Product | Wait | Turn | Meet
 Program = Sequence[Phase]
 
 
@@ -108,7 +113,7 @@ def clocks_per_round(
         ends = [now + group.left * slowness / speed for group in working]
         ends += [t for group in groups if (t := group.waits_until) is not None]
         if not ends:
-            raise ValueError("no warpgroup can go on: each waits for a turn")
+            raise ValueError("no warpgroup can go on: each waits for another")
         step = max(min(ends) - now, 0.0)
         now += step
         for group in working:
@@ -123,7 +128,7 @@ class _Warpgroup:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.at, self.rounds, self.turns = 0, 0, 0
+        self.at, self.rounds, self.turns, self.meetings = 0, 0, 0, 0
         self.left = 0.0
         self.done: list[float] = []
         """When each group of products is finished."""
@@ -160,6 +165,7 @@ class _Warpgroup:
 
     def _enter(self) -> None:
         self.left = self.phase.most if isinstance(self.phase, Work) else 0.0
+        self.meetings += isinstance(self.phase, Meet)
 
 
 def _start_all(groups: list[_Warpgroup], now: float, tensor_free: float) -> float:
@@ -176,11 +182,17 @@ def _start_all(groups: list[_Warpgroup], now: float, tensor_free: float) -> floa
                 groups[(i + 1) % len(groups)].turns += 1
             elif isinstance(phase, Turn) and group.turns:
                 group.turns -= 1
+            elif isinstance(phase, Meet) and _all_have_met(groups, group):
+                pass
             else:
                 continue
             group.next(now)
             moved = True
     return tensor_free
+
+
+def _all_have_met(groups: Sequence[_Warpgroup], group: _Warpgroup) -> bool:
+    return all(other.meetings >= group.meetings for other in groups)
 
 
 def _speed(working: Sequence[_Warpgroup], slowness: float) -> float:
@@ -214,17 +226,26 @@ class Counts:
         return max(dataclasses.astuple(self))
 
 
-def counts(program: Program, *, warpgroups: int, loaded_bytes: float) -> Counts:
+def counts(
+    program: Program,
+    *,
+    warpgroups: int,
+    loaded_bytes: float,
+    added_bytes: float = 0.0,
+) -> Counts:
     """Count what a round takes, everything beside everything else.
 
     Args:
       program: of each warpgroup.
       warpgroups: that run it.
       loaded_bytes: that the copy engine writes to shared memory for all of them.
+      added_bytes: that it reads there and adds to global memory; the L2 reads and
+        writes them.
     """
     products = [phase for phase in program if isinstance(phase, Product)]
     work = [phase.clocks for phase in program if isinstance(phase, Work)]
-    shared = sum(p.shared_bytes for p in products) * warpgroups + loaded_bytes
+    shared = sum(p.shared_bytes for p in products) * warpgroups
+    shared += loaded_bytes + added_bytes
     # Four schedulers read and write shared memory over one path.
     shared_clocks = shared / SHARED_BYTES_PER_CLOCK
     shared_clocks += warpgroups * math.fsum(w.get("lsu", 0.0) for w in work)
@@ -233,5 +254,5 @@ def counts(program: Program, *, warpgroups: int, loaded_bytes: float) -> Counts:
         shared=shared_clocks,
         exponentials=warpgroups * math.fsum(w.get("mufu", 0.0) for w in work),
         issue=warpgroups * math.fsum(w.get("issue", 0.0) for w in work),
-        l2=loaded_bytes / L2_BYTES_PER_CLOCK,
+        l2=(loaded_bytes + 2 * added_bytes) / L2_BYTES_PER_CLOCK,
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from scripts.kernels import loop_program, loop_variants, sass, sm_model
-from scripts.kernels.sm_model import Product, Turn, Wait, Work
+from scripts.kernels.sm_model import Meet, Product, Turn, Wait, Work
 
 CLOCKS_OF_PRODUCT = 100.0
 
@@ -68,8 +68,17 @@ def test_turns_keep_products_of_a_warpgroup_together():
 
 
 def test_a_turn_that_nobody_passes_is_reported():
-    with pytest.raises(ValueError, match="each waits for a turn"):
+    with pytest.raises(ValueError, match="each waits for another"):
         round_of(Turn(taken=True), product(), ALL, warpgroups=2)
+
+
+def test_warpgroups_that_meet_wait_for_the_slower_one():
+    # The second one's product is behind the first one's: 200, then both work.
+    program = (product(), ALL, Meet(), work(issue=40))
+    assert round_of(*program, warpgroups=2) == pytest.approx(280)
+    alone = (product(), ALL, work(issue=40))
+    assert round_of(*alone, warpgroups=2) == pytest.approx(200)
+    assert round_of(*program) == pytest.approx(140)
 
 
 def test_a_warp_cannot_be_faster_than_its_pipe():
@@ -105,6 +114,12 @@ def test_counts_are_clocks_of_the_whole_sm():
     )
     assert (count.tensor, count.exponentials, count.issue) == (128, 32, 10)
     assert count.shared == 2 * 10 + 6 + 2 * 4
+    added = sm_model.counts(
+        [one], warpgroups=2, loaded_bytes=0.0, added_bytes=sm_model.L2_BYTES_PER_CLOCK
+    )
+    # Read from shared memory once; read and written in the L2.
+    assert added.shared == 2 * 10 + sm_model.L2_BYTES_PER_CLOCK / 128
+    assert added.l2 == pytest.approx(2)
 
 
 def instruction(opcode: str, operands: str = "R0, R1") -> sass.Instruction:
@@ -144,6 +159,16 @@ def test_an_arrival_right_after_products_passes_the_turn():
     arrive, wait = instruction("SYNCS.ARRIVE.TRANS64"), instruction(WAIT, "gsb0, 0x0")
     assert phases(last, arrive, wait).count("Turn") == 2
     assert phases(last, wait, arrive).count("Turn") == 0
+
+
+def test_an_arrival_after_a_fence_is_a_meeting():
+    last = instruction(SCORES, "R24, gdesc[UR8], R24, gsb0")
+    fence, arrive = instruction("FENCE.VIEW.ASYNC.S"), instruction("SYNCS.ARRIVE.A1T0")
+    wait = instruction(WAIT, "gsb0, 0x0")
+    assert phases(last, wait, fence, arrive, last).count("Meet") == 1
+    # What is stored for the copy engine is for no warpgroup: a product comes between.
+    assert phases(last, wait, fence, last, wait, arrive).count("Meet") == 0
+    assert phases(last, fence, arrive).count("Turn") == 0
 
 
 def test_an_exponential_takes_eight_clocks_of_a_scheduler():
