@@ -24,8 +24,10 @@ import jax
 import jax.numpy as jnp
 
 from mjax.hardware.gpus import GPUS
+from mjax.kernels.attention.mosaic_gpu.fused import gradients
 from mjax.kernels.attention.mosaic_gpu.op import attention
-from mjax.kernels.attention.tuning import MOSAIC_H200
+from mjax.kernels.attention.mosaic_gpu.tiles import Problem
+from mjax.kernels.attention.tuning import FUSED_H200, MOSAIC_H200
 from mjax.kernels.layer_norm import mosaic_gpu, tuning
 from scripts.evidence import Table, write_page
 from scripts.kernels.compiled_kernels import (
@@ -42,6 +44,11 @@ SHIPPED = "scripts.kernels.kernel_table:shipped_cases"
 
 MOST_INSTRUCTIONS = 620
 """Of a loop without a soft cap."""
+MOST_FUSED = 660
+"""Of a loop of the fused backward kernel: a fifth product, and its sums."""
+FUSED_BARRIERS = 3
+"""Of such a loop: after gradients of scores are stored, before the place of a block of
+dq is written again, and after it is."""
 HIDDEN_UNDER_CAP = 0.5
 """Least share of exponentials under a product where there is a soft cap: it doubles
 them, and in dkv as many as half stand before the product begins."""
@@ -91,6 +98,10 @@ def _attention_cases() -> dict[str, KernelCase]:
         for name, asked in chosen.get(H, options[-1:])
     }
     cases["attention 128, float16, window"] = _attention_case(128, "float16")
+    for H in FUSED_H200:
+        # A group is never divided.
+        for name, asked in (o for o in options if not o[0].endswith("in parts")):
+            cases[f"attention {H}, bfloat16, fused, {name}"] = _fused_case(H, **asked)
     return cases
 
 
@@ -126,6 +137,41 @@ def _attention_case(
         args=(q, k, k, ids, q),
         hidden=1.0 if soft_cap is None else HIDDEN_UNDER_CAP,
         most_instructions=MOST_INSTRUCTIONS if soft_cap is None else None,
+    )
+
+
+def _fused_case(
+    H: int,
+    *,
+    window: int | None = 1024,
+    segments: bool = False,
+    soft_cap: float | None = None,
+    group: int = 1,
+    heads: int = 8,
+) -> KernelCase:
+    """Return the fused backward pass of attention, for query heads of width H."""
+    B, T, N = 1, 8192, heads
+    q = jax.ShapeDtypeStruct((B, T, N, H), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((B, T, N // group, H), jnp.bfloat16)
+    rows = jax.ShapeDtypeStruct((B, N, T), jnp.float32)
+    last = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None
+    problem = Problem(
+        seq_len=T,
+        padded_len=T,
+        heads=N,
+        kv_heads=N // group,
+        head_dim=H,
+        window=window,
+        scale=H**-0.5,
+        soft_cap=soft_cap,
+    )
+    return KernelCase(
+        function=functools.partial(gradients, problem=problem, tuning=FUSED_H200[H]),
+        args=(q, k, k, q, rows, rows, last),
+        required=("HGMMA", "UTMALDG", "UTMAREDG"),
+        hidden=1.0 if soft_cap is None else HIDDEN_UNDER_CAP,
+        most_instructions=MOST_FUSED if soft_cap is None else None,
+        most_barriers=FUSED_BARRIERS,
     )
 
 

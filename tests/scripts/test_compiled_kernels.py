@@ -1,11 +1,12 @@
 """What Pallas Mosaic GPU kernels compile to; compiles for a GPU that is not there."""
 
+import dataclasses
 import importlib
 import json
 
 import pytest
 
-from mjax.kernels.attention.tuning import MOSAIC_H200
+from mjax.kernels.attention.tuning import FUSED_H200, MOSAIC_H200
 from scripts.kernels import kernel_table
 from scripts.kernels.compiled_kernels import (
     CaseReport,
@@ -148,8 +149,14 @@ def test_loops_that_lose_their_overlap_or_grow_are_faults():
         "op, loop 0 has 601 instructions, at most 600 are allowed",
     )
     assert faults(loop(LD=18, BAR=1)) == (
-        "op, loop 0 has 18 LD",
-        "op, loop 0 has 1 BAR",
+        "op, loop 0 has 18 LD, at most 0 are allowed",
+        "op, loop 0 has 1 BAR, at most 0 are allowed",
+    )
+    asked = dataclasses.replace(asked, most_barriers=2)
+    assert faults(loop(BAR=2, MEMBAR=2)) == ()
+    assert faults(loop(LD=1, BAR=3)) == (
+        "op, loop 0 has 1 LD, at most 0 are allowed",
+        "op, loop 0 has 3 BAR, at most 2 are allowed",
     )
 
 
@@ -224,19 +231,22 @@ def test_no_shipped_kernel_has_a_fault():
     assert {f"{r.case}: {fault}" for r in reports for fault in r.faults} == set()
     names = {kernel.name for report in reports for kernel in report.kernels}
     assert names == {
-        *("attention_forward", "attention_dq", "attention_dkv", "norm_backward")
+        *("attention_forward", "attention_dq", "attention_dkv", "attention_fused"),
+        "norm_backward",
     }
 
 
 @pytest.mark.parametrize("head_dim", MOSAIC_H200)
 def test_every_tuning_of_attention_is_among_the_shipped_cases(head_dim):
     """With all that a kernel can be asked for at once: it takes most registers."""
-    (case,) = (
-        case
+    found = {
+        ", fused" in name: case
         for name, case in kernel_table.shipped_cases().items()
         if name.startswith(f"attention {head_dim}, ") and ", all" in name
-    )
-    q, k, _, segment_ids, _ = case.args
-    assert q.shape[-1] == head_dim
-    assert q.shape[2] == 8 * k.shape[2]
-    assert segment_ids is not None
+    }
+    assert len(found) == 1 + (head_dim in FUSED_H200)
+    for is_fused, case in found.items():
+        q, k = case.args[:2]
+        assert q.shape[-1] == head_dim
+        assert q.shape[2] == 8 * k.shape[2]
+        assert case.args[6 if is_fused else 3] is not None

@@ -81,6 +81,9 @@ class MosaicTuning:
     forward: MosaicKernel
     dq: MosaicKernel
     dkv: MosaicKernel
+    fused: MosaicKernel | None = None
+    """Of the kernel that takes the place of dq and dkv and is not deterministic; None:
+    it does not."""
 
     def __post_init__(self):
         for name, least in LEAST_STAGES.items():
@@ -96,6 +99,12 @@ class MosaicTuning:
             raise ValueError(
                 f"dkv.block must divide the {self.forward.tile} rows of a forward "
                 f"tile (64 x forward.warpgroups), got {self.dkv.block}; use 64"
+            )
+        fused = self.fused
+        if fused is not None and (fused.block, fused.warpgroups) != (64, 2):
+            raise ValueError(
+                "fused takes blocks of 64 queries, the rows of one product for dq, and "
+                f"2 warpgroups, got {fused.block} and {fused.warpgroups}"
             )
 
 
@@ -128,6 +137,11 @@ H200 without spilling registers, jax 0.11.2, 2026-11 (scripts/kernels/kernel_tab
 a third slot for dq and dkv, which release one a block late, and a fourth for dq, which
 begins with the next block early: with fewer, nothing would be on its way meanwhile.
 Registers allow one thread block on an SM, so the memory is free."""
+
+FUSED_H200 = MappingProxyType({128: MosaicKernel(block=64, stages=3)})
+"""`MosaicTuning.fused` by head width, where the forecast says that it takes 10% off the
+backward pass (docs/benchmarks/attention_forecast.md). Not tuned; as many slots as
+shared memory holds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

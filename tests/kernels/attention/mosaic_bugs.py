@@ -116,6 +116,11 @@ _DKV_RING = Case(T=256, kernel="dkv", N=2, parts=1, tuning={"dkv": {"stages": 2}
 """Twice four blocks through two slots."""
 _DKV_WINDOW = Case(T=192, kernel="dkv", window=50)
 _DKV_SOFT_CAP = Case(T=64, kernel="dkv", soft_cap=2.0)
+_FUSED = Case(T=256, H=128, kernel="fused", tuning={"fused": {"stages": 2}})
+"""Two tiles that add to the same queries; four blocks through two slots."""
+_FUSED_WINDOW = Case(T=192, H=128, kernel="fused", window=20)
+_FUSED_GROUPS = Case(T=64, H=128, kernel="fused", N=4, K=2)
+_FUSED_SOFT_CAP = Case(T=64, H=128, kernel="fused", soft_cap=2.0)
 
 
 def _bug(module: str, case: Case, *edits: tuple[str, str]) -> Bug:
@@ -564,5 +569,111 @@ _DKV_BUGS = {
     ),
 }
 
-BUGS = _FORWARD_BUGS | _SHARED_BUGS | _DQ_BUGS | _DKV_BUGS
+_FUSED_BUGS = {
+    "fused: no fence before gradients of scores are shared": _bug(
+        "fused",
+        _FUSED,
+        ("plgpu.commit_smem() meet()", "meet()"),
+    ),
+    "fused: gradients of scores read without meeting": _bug(
+        "fused",
+        _FUSED,
+        (
+            "plgpu.commit_smem() meet()",
+            "plgpu.commit_smem()",
+        ),
+    ),
+    "fused: one buffer of gradients of scores": _bug(
+        "fused", _FUSED, ("_BUFFERS = 2", "_BUFFERS = 1")
+    ),
+    "fused: keys overwritten while the other warpgroup reads them": _bug(
+        "fused", _FUSED, ("sums_type, sums_type) meet()", "sums_type, sums_type)")
+    ),
+    "fused: keys read without waiting for them": _bug(
+        "fused", _FUSED, ("plgpu.barrier_wait(rows_full)", "None")
+    ),
+    "fused: dq overwritten while it is added": _bug(
+        "fused",
+        _FUSED,
+        (
+            "plgpu.wait_smem_to_gmem(0, wait_read_only=True) dq_s[me] = dq",
+            "dq_s[me] = dq",
+        ),
+    ),
+    "fused: dq added without a fence": _bug(
+        "fused", _FUSED, ("dq_s[me] = dq plgpu.commit_smem()", "dq_s[me] = dq")
+    ),
+    "fused: dq stored, not added": _bug(
+        "fused", _FUSED, (', reduction_op="add")', ")")
+    ),
+    "fused: dq in the columns of the other warpgroup": _bug(
+        "fused", _FUSED, ("pl.ds(me * width, width)", "pl.ds((1 - me) * width, width)")
+    ),
+    "fused: dq of one warpgroup's keys alone": _bug(
+        "fused", _FUSED, ("for u in range(wgs)", "for u in range(1)")
+    ),
+    "fused: dq from keys that are not transposed": _bug(
+        "fused", _FUSED, ("ds_s.at[buffer, u].T", "ds_s.at[buffer, u]")
+    ),
+    "fused: sums of dq not cleared": _bug(
+        "fused", _FUSED, ("jnp.zeros(q.shape", "jnp.ones(q.shape")
+    ),
+    "fused: dq not scaled": _bug("fused", _FUSED, ("sums[...] * p.scale", "sums[...]")),
+    "fused: dk not scaled": _bug("fused", _FUSED, ("part * p.scale", "part")),
+    "fused: results stored without a fence": _bug(
+        "fused",
+        _FUSED,
+        ("dv.astype(q.dtype) plgpu.commit_smem()", "dv.astype(q.dtype)"),
+    ),
+    "fused: kernel ends while results are stored": _bug(
+        "fused",
+        _FUSED,
+        (
+            "dv_g.at[b, rows, kv]) plgpu.wait_smem_to_gmem(0, wait_read_only=True)",
+            "dv_g.at[b, rows, kv])",
+        ),
+    ),
+    "fused: slot released before its products are done": _bug(
+        "fused",
+        _FUSED,
+        (
+            "dq = pl.run_scoped(d_queries, tiles.accumulator(width)) "
+            "tiles.arrive(free, step, stages)",
+            "tiles.arrive(free, step, stages); "
+            "dq = pl.run_scoped(d_queries, tiles.accumulator(width))",
+        ),
+    ),
+    "fused: slot never released": _bug(
+        "fused",
+        _FUSED,
+        ("tiles.arrive(free, step, stages) add(dq, n, qb)", "add(dq, n, qb)"),
+    ),
+    "fused: dO read without waiting for it": _bug(
+        "fused", _FUSED, ("tiles.wait(do_full, step, stages)", "None")
+    ),
+    "fused: product read before it is there": _bug(
+        "fused", _FUSED, ("_load(acc, wait_n=1)", "_load(acc, wait_n=2)")
+    ),
+    "fused: delta added": _bug(
+        "fused", _FUSED, ("(d_probs - column(", "(d_probs + column(")
+    ),
+    "fused: no mask before the diagonal": _bug(
+        "fused",
+        _FUSED,
+        ("functools.partial(edges, True)", "lambda: (None, None)"),
+    ),
+    "fused: no mask after the window": _bug(
+        "fused",
+        _FUSED_WINDOW,
+        ("functools.partial(edges, False)", "lambda: (None, None)"),
+    ),
+    "fused: query heads of another group": _bug(
+        "fused", _FUSED_GROUPS, ("kv * p.group + g, qb", "kv + p.kv_heads * g, qb")
+    ),
+    "fused: soft cap without its derivative": _bug(
+        "fused", _FUSED_SOFT_CAP, ("probs = p.times_slope(probs, capped)", "None")
+    ),
+}
+
+BUGS = _FORWARD_BUGS | _SHARED_BUGS | _DQ_BUGS | _DKV_BUGS | _FUSED_BUGS
 """Name -> bug. Once a slot is released, the loading warpgroup may overwrite it."""

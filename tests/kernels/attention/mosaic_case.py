@@ -17,7 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicTuning
+from mjax.kernels.attention.tuning import (
+    FUSED_H200,
+    MOSAIC_H200,
+    MosaicTuning,
+)
 from tests.kernels.attention.mosaic_truth import Truth, truth
 from tests.kernels.interpreter import completion
 from tests.kernels.interpreter.source_change import changed
@@ -44,8 +48,9 @@ class Case:
     scale: float | None = None
     logits: Logits | None = None
     """What `make_logits` adds to the random ones; None is nothing."""
-    kernel: Literal["forward", "dq", "dkv"] | None = None
-    """The only one that runs, on true results of the others; None is all three."""
+    kernel: Literal["forward", "dq", "dkv", "fused"] | None = None
+    """The only one that runs, on true results of the others; None is forward, dq and
+    dkv."""
     cached_bytes: int | None = None
     """Bytes that a section of heads may walk; None: as shipped, all are one section."""
     parts: int | None = None
@@ -170,20 +175,29 @@ def _run(case: Case) -> dict[str, Any]:
     return {"errors": want.errors(got), "seconds": seconds}
 
 
-_RESULTS = {"forward": ("out", "lse"), "dq": ("dq",), "dkv": ("dk", "dv")}
+_RESULTS = {
+    "forward": ("out", "lse"),
+    "dq": ("dq",),
+    "dkv": ("dk", "dv"),
+    "fused": ("dq", "dk", "dv"),
+}
 
 
 def _stand_ins(case: Case, want: Truth) -> dict[str, Callable]:
     """Return what replaces the functions of `op` whose kernels are not to run."""
 
     def forward(q, k, v, segments, *, problem, tuning):
-        rest = problem.padded_len - problem.seq_len
-        lse = np.pad(want.values["lse"], ((0, 0), (0, 0), (0, rest)), "constant")
-        lse[..., problem.seq_len :] = np.inf
-        return jnp.asarray(want.values["out"], q.dtype), jnp.asarray(lse, jnp.float32)
+        rest = problem.padded_len - case.T
+        lse = np.pad(
+            want.values["lse"], ((0, 0), (0, 0), (0, rest)), constant_values=np.inf
+        )
+        # What was added for whole tiles of 8 rows.
+        rows = (0, problem.seq_len - case.T)
+        out = np.pad(want.values["out"], ((0, 0), rows, (0, 0), (0, 0)))
+        return jnp.asarray(out, q.dtype), jnp.asarray(lse, jnp.float32)
 
     replaced = {}
-    if case.kernel in ("dq", "dkv"):
+    if case.kernel in ("dq", "dkv", "fused"):
         replaced["forward"] = forward
     if case.kernel == "dq":
         replaced["key_value_gradients"] = lambda q, k, v, *_, **__: (0 * k, 0 * v)
@@ -194,6 +208,8 @@ def _stand_ins(case: Case, want: Truth) -> dict[str, Callable]:
 
 def _tuning(case: Case) -> MosaicTuning:
     shipped = MOSAIC_H200[case.H]
+    if case.kernel == "fused":
+        shipped = dataclasses.replace(shipped, fused=FUSED_H200[case.H])
     kernels = {
         name: dataclasses.replace(getattr(shipped, name), **fields)
         for name, fields in case.tuning.items()

@@ -74,6 +74,18 @@ def _cases() -> list[Case]:
         Case(T=384, segments="last", tuning=FEW_SLOTS),
         # A block of more columns than a mask has bits.
         Case(T=300, window=210, segments="sorted", tuning={"forward": {"block": 256}}),
+        # The fused backward kernel, which is built for one width.
+        *(
+            Case(T=T, H=128, kernel="fused", window=window)
+            for T, window in ((1, None), (63, 5), (129, 64), (200, 65), (256, 1))
+        ),
+        Case(T=320, H=128, kernel="fused", dtype="float16"),
+        Case(T=203, H=128, kernel="fused", N=4, K=2, window=90),
+        Case(T=130, H=128, kernel="fused", N=3, dtype="float16", cached_bytes=40_000),
+        *(Case(T=192, H=128, kernel="fused", segments=kind) for kind in kinds),
+        Case(T=150, H=128, kernel="fused", B=2, N=2, segments="sorted", window=40),
+        Case(T=100, H=128, kernel="fused", soft_cap=1.5, dtype="float16"),
+        Case(T=210, H=128, kernel="fused", soft_cap=20.0, window=64, segments="sorted"),
     ]
 
 
@@ -97,6 +109,9 @@ SHORT = (
     name(Case(T=256, logits="drift", window=150, H=128, tuning=FEW_SLOTS)),
     name(Case(T=384, segments="last", tuning=FEW_SLOTS)),
     "T130-N4-H128-float16-parts2",
+    "T203-N4-K2-H128-window90-fused",
+    "T150-B2-N2-H128-window40-sorted-fused",
+    "T100-H128-soft_cap1.5-float16-fused",
 )
 """Of these, one or more for each option."""
 

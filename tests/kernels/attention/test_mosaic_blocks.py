@@ -1,5 +1,7 @@
 """Which blocks the GPU kernels visit: all that are needed."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -180,3 +182,12 @@ def test_fewer_slots_than_dq_needs_are_refused():
     message = r"dq.stages must be at least 3, got 2; .* would never end; use 4"
     with pytest.raises(ValueError, match=message):
         MosaicTuning(forward=two, dq=two, dkv=two)
+
+
+@pytest.mark.parametrize(("block", "warpgroups"), [(128, 2), (64, 3)])
+def test_sizes_that_the_fused_kernel_is_not_built_for_are_refused(block, warpgroups):
+    sound = MosaicKernel(block=64, stages=3)
+    tuning = MosaicTuning(forward=sound, dq=sound, dkv=sound, fused=sound)
+    fused = MosaicKernel(block=block, warpgroups=warpgroups)
+    with pytest.raises(ValueError, match=f"2 warpgroups, got {block} and {warpgroups}"):
+        dataclasses.replace(tuning, fused=fused)

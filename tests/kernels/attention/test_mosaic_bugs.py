@@ -15,6 +15,8 @@ SHORT = (
     *("dkv: query heads of another group", "dkv: a part not added"),
     *("forward: copy of the log-sum-exp in no group", "forward: first maximum 0"),
     "slope of a saturated soft cap as 1 - x * x",
+    "fused: one buffer of gradients of scores",
+    "fused: dq overwritten while it is added",
 )
 """A race, a deadlock or a wrong number in each kernel; the others are slow."""
 

@@ -27,14 +27,18 @@ def submit(pool: Pool, case: Case) -> Future[Any]:
     return pool.submit(FUNCTION, **dataclasses.asdict(case))
 
 
-def assert_explained_by_rounding(errors: dict[str, float]) -> None:
-    assert set(errors) == {"out", "lse", "dq", "dk", "dv"}
+def assert_explained_by_rounding(errors: dict[str, float], case: Case) -> None:
+    results = {"out", "lse", "dq", "dk", "dv"}
+    if case.kernel == "fused":
+        results = {"dq", "dk", "dv"}
+    assert set(errors) == results
     assert {name: error for name, error in errors.items() if not error <= 1} == {}
 
 
 @pytest.mark.parametrize("name", short(CASES, SHORT))
 def test_kernels_agree_with_the_reference(pool: Pool, name: str) -> None:
-    assert_explained_by_rounding(submit(pool, CASES[name]).result()["errors"])
+    case = CASES[name]
+    assert_explained_by_rounding(submit(pool, case).result()["errors"], case)
 
 
 @st.composite
@@ -58,7 +62,7 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=4)
 @given(case=cases())
 def test_kernels_agree_with_the_reference_at_random_shapes(pool: Pool, case: Case):
-    assert_explained_by_rounding(submit(pool, case).result()["errors"])
+    assert_explained_by_rounding(submit(pool, case).result()["errors"], case)
 
 
 TRUTHS = {

@@ -1,8 +1,9 @@
-"""Causal sliding-window attention by three Pallas Mosaic GPU kernels, for Hopper.
+"""Causal sliding-window attention by Pallas Mosaic GPU kernels, for Hopper.
 
 Enters and leaves: as in `reference`, in bfloat16 or float16. One kernel forward, two
 backward (dq; dk and dv), so that every sum has one owner and one order: the gradients
-are the same bits each time. What is outside the window, or in blocks of other segments
+are the same bits each time. With `MosaicTuning.fused` it is one backward, and dq is not
+deterministic. What is outside the window, or in blocks of other segments
 altogether, is neither loaded nor computed, forward or backward.
 
 Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: window, segments; dq
@@ -22,6 +23,7 @@ from jaxtyping import Array, Float, Int32
 from mjax.kernels.attention.mosaic_gpu.dkv import key_value_gradients
 from mjax.kernels.attention.mosaic_gpu.dq import query_gradient
 from mjax.kernels.attention.mosaic_gpu.forward import forward
+from mjax.kernels.attention.mosaic_gpu.fused import gradients
 from mjax.kernels.attention.mosaic_gpu.tiles import LOG2_E, Problem
 from mjax.kernels.attention.saved import LSE_NAME, OUT_NAME
 from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
@@ -65,9 +67,10 @@ def attention(
     q, k, v = (_lengthen(x, -T % 8) for x in (q, k, v))
     if segment_ids is not None:
         segment_ids = _lengthen(segment_ids, -T % 8, mode="edge")
+    backward = tuning.fused or tuning.dkv, tuning.dq
     problem = Problem(
         seq_len=q.shape[1],
-        padded_len=padded_len(T, tuning.forward, tuning.dq, tuning.dkv),
+        padded_len=padded_len(T, tuning.forward, *backward),
         heads=N,
         kv_heads=k.shape[2],
         head_dim=H,
@@ -112,6 +115,8 @@ def _backward(problem: Problem, tuning: MosaicTuning, saved, d_out):
     if segment_ids is not None:
         first, last = (f(problem, segment_ids) for f in (first_keys, last_queries))
     rows = (q, k, v, d_out, lse * LOG2_E - problem.offset, delta)
+    if tuning.fused is not None:
+        return *gradients(*rows, last, problem=problem, tuning=tuning.fused), None
     dq = query_gradient(*rows, first, problem=problem, tuning=tuning.dq)
     dk, dv = key_value_gradients(*rows, last, problem=problem, tuning=tuning.dkv)
     return dq, dk, dv, None

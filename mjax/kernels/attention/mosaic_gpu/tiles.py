@@ -139,6 +139,7 @@ class Order:
         other_heads: int,
         tile: int,
         uneven: bool = False,
+        entry_bytes: int = 2 * 2,
     ) -> "Order":
         """Choose the number of sections.
 
@@ -146,14 +147,16 @@ class Order:
           p: sizes.
           batch: B.
           heads: of the grid.
-          other_heads: those whose two arrays of 16-bit numbers are walked.
+          other_heads: those whose arrays are walked.
           tile: positions of a tile.
           uneven: whether the walks of some tiles are many times those of others.
+          entry_bytes: of all arrays that are walked, for a position and column: two of
+            16-bit numbers, unless it says otherwise.
         """
         least = _LEAST_SECTION * (2 if uneven else 1)
         rows, num_tiles = batch * heads, -(-p.seq_len // tile)
         walked = min(p.seq_len, p.reach + tile)
-        num_bytes = batch * other_heads * walked * p.head_dim * 2 * 2
+        num_bytes = batch * other_heads * walked * p.head_dim * entry_bytes
         able = [
             n
             for n in range(1, rows + 1)
@@ -438,6 +441,13 @@ def smem_tile(shape: tuple[int, ...], dtype: Any) -> Any:
     tiling = plgpu.TilingTransform((8, columns))  # pyright: ignore[reportAbstractUsage]
     swizzle = plgpu.SwizzleTransform(2 * columns)  # pyright: ignore[reportAbstractUsage]
     return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+
+
+def smem_sums(shape: tuple[int, ...]) -> Any:
+    """Describe shared memory for float32 sums that the copy engine reads."""
+    tiling = plgpu.TilingTransform((8, 32))  # pyright: ignore[reportAbstractUsage]
+    swizzle = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, jnp.float32, transforms=(tiling, swizzle))
 
 
 def compiler_params() -> plgpu.CompilerParams:
