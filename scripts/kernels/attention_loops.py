@@ -29,8 +29,10 @@ MASKS: Mapping[str, tuple[int | None, bool]] = {
     "full": (None, False),
     "window": (1024, False),
     "segments": (None, True),
+    "fused": (None, False),
 }
-"""Window and whether there are documents, by the name of the case."""
+"""Window and whether there are documents, by the name of the case; "fused" has the
+fused backward kernel in place of dq and dkv."""
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _PRINTED = ("PTX", "PTXAS", "SASS_CTRL", "HOST_LLVM")
@@ -40,7 +42,7 @@ _CODE = "//--------------------- .text."
 
 
 def compiled(case: str, *, source: Path = _REPOSITORY) -> str:
-    """Compile the three kernels of a case and return what jax printed of them.
+    """Compile the kernels of a case and return what jax printed of them.
 
     Args:
       case: head width and name in `MASKS`, such as "128:full"; with the number of
@@ -88,7 +90,7 @@ def package_at(commit: str) -> Iterator[Path]:
 
 
 def kernels(printed: str) -> dict[str, str]:
-    """Return the machine code of each kernel by its name: forward, dq, dkv.
+    """Return the machine code of each kernel by its name: forward, dq, dkv, fused.
 
     Raises:
       RuntimeError: there is none.
@@ -119,6 +121,11 @@ def _compile(case: str) -> None:
     width, mask, *warpgroups = case.split(":")
     H, (window, documents) = int(width), MASKS[mask]
     tuning = MOSAIC_H200[H]
+    if mask == "fused":
+        # Not at the top: older commits, whose kernels are compiled too, have none.
+        from mjax.kernels.attention.tuning import FUSED_H200
+
+        tuning = dataclasses.replace(tuning, fused=FUSED_H200[H])
     if warpgroups:
         wgs, parts = int(warpgroups[0]), ("forward", "dq", "dkv")
         new = {

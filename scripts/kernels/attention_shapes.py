@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mjax.kernels.attention.mosaic_gpu.op import attention
-from mjax.kernels.attention.tuning import MOSAIC_H200
+from mjax.kernels.attention.tuning import FUSED_H200, MOSAIC_H200
 
 KERNELS = ("forward", "dq", "dkv")
 
@@ -91,12 +91,15 @@ def traced_grid(kernel: str, shape: Shape) -> dict[str, int]:
         )
         for heads in (shape.heads, shape.kv_heads)
     )
+    tuning = MOSAIC_H200[shape.head_dim]
+    if kernel == "fused":
+        tuning = dataclasses.replace(tuning, fused=FUSED_H200[shape.head_dim])
     call: Any = functools.partial(
         attention,
         window=shape.window,
         scale=1.0,
         soft_cap=None,
-        tuning=MOSAIC_H200[shape.head_dim],
+        tuning=tuning,
     )
 
     ids = jax.ShapeDtypeStruct((shape.batch, shape.seq_len), jnp.int32)

@@ -26,13 +26,14 @@ from scripts.kernels import (
     schedule,
 )
 from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape
-from scripts.kernels.forecast_changes import changes_table
+from scripts.kernels.forecast_changes import changes_table, fused_table
 from scripts.kernels.kernel_speed import Constants, Kernel
 
 WIDTHS = (64, 128)
 CASES = tuple(f"{H}:{mask}" for H in WIDTHS for mask in ("full", "segments"))
 THREE = "64:full:3"
 """With three warpgroups, as FlashAttention-3 has at this width."""
+FUSED = "128:fused"
 BEFORE = "2d1df94"
 """Commit whose forward kernel took its exponentials after both products."""
 Kernels = Mapping[str, Mapping[str, Kernel]]
@@ -49,7 +50,7 @@ def read_all(dumps: Path | None, commit: str | None) -> Kernels:
       commit: of the kernels; None: those that are checked out.
     """
     found = {}
-    for case in (*CASES, THREE) if commit is None else CASES:
+    for case in (*CASES, THREE, FUSED) if commit is None else CASES:
         name = f"{commit or 'now'}_{case}.txt".replace(":", "_").replace("/", "_")
         file = None if dumps is None else dumps / name
         if file is not None and file.exists():
@@ -175,8 +176,9 @@ def counts_table(kernels: Kernels, constants: Constants) -> Table:
     """Count the clocks of each resource."""
     rows = []
     for case, own in kernels.items():
-        for name in KERNELS:
-            kernel = own[name]
+        for name, kernel in own.items():
+            if case == FUSED and name != "fused":
+                continue
             count = kernel.counts(kernel.plain)
             clocks = kernel.step_clocks(constants)
             cells = [f"{c:.0f}" for c in dataclasses.astuple(count)]
@@ -196,9 +198,10 @@ def counts_table(kernels: Kernels, constants: Constants) -> Table:
         "from the machine code of the loop without a mask: tensor cores (4096 FLOPs a "
         "clock), shared memory (128 bytes: operands read again by each instruction, "
         "copies, stores), exponentials (16), issue slots of a scheduler, L2 (38.8 "
-        "bytes, the A100's figure, as NVIDIA gives none for Hopper). *model*: "
-        "with waits, turns and two warpgroups; *masked*: the longest of the other "
-        "loops; *tensor busy*: what is left of the sustained clock."
+        "bytes, the A100's figure, as NVIDIA gives none for Hopper; what is added to "
+        "sums there counts twice, read and written). *model*: with waits, turns, "
+        "meetings and two warpgroups; *masked*: the longest of the other loops; "
+        "*tensor busy*: what is left of the sustained clock."
     )
     resources = ["tensor", "shared", "exponentials", "issue", "L2"]
     return Table(
@@ -469,6 +472,7 @@ def main(argv: Sequence[str]) -> int:
         counts_table(now, constants),
         speed_table(now, constants),
         changes_table(now, before, constants, args.before),
+        fused_table(now, constants),
         *schedule_tables(now, constants),
     ]
     if args.write:

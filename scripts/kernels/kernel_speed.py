@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from mjax.hardware.gpus import GPUS, Gpu
-from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
+from mjax.kernels.attention.tuning import MosaicKernel
 from scripts.kernels import (
     attention_loops,
     loop_program,
@@ -57,7 +57,9 @@ class Kernel:
     blocks: float = 1.0
     """Of the other sequence in a round."""
     loaded_bytes: float
-    """By the copy engine for a block; both ways."""
+    """By the copy engine for a block."""
+    added_bytes: float = 0.0
+    """To sums in global memory, by the copy engine for a block."""
 
     def counts(self, program: Program) -> Counts:
         """Count what a block takes of each resource."""
@@ -65,6 +67,7 @@ class Kernel:
             program,
             warpgroups=self.warpgroups,
             loaded_bytes=self.loaded_bytes * self.blocks,
+            added_bytes=self.added_bytes * self.blocks,
         )
         fields = dataclasses.asdict(whole)
         return Counts(**{name: c / self.blocks for name, c in fields.items()})
@@ -101,11 +104,11 @@ def read_kernels(printed: str, case: str) -> dict[str, Kernel]:
     width, _, *warpgroups = case.split(":")
     codes = attention_loops.kernels(printed)
     kernels = {}
-    for name in schedule.PRODUCTS:
-        sizes = getattr(MOSAIC_H200[int(width)], name)
+    for name, code in codes.items():
+        sizes = schedule.sizes_of(name, int(width))
         if warpgroups:
             sizes = dataclasses.replace(sizes, warpgroups=int(warpgroups[0]))
-        kernels[name] = _read(codes[name], name, int(width), sizes)
+        kernels[name] = _read(code, name, int(width), sizes)
     return kernels
 
 
@@ -124,6 +127,7 @@ def _read(code: str, name: str, head_dim: int, sizes: MosaicKernel) -> Kernel:
         blocks=loop_program.flops(by_length[0]) / one,
         # K and V, or queries and cotangents, in 16 bits.
         loaded_bytes=2.0 * 2 * sizes.block * head_dim,
+        added_bytes=4.0 * sizes.block * head_dim if name == "fused" else 0.0,
     )
 
 
@@ -143,12 +147,12 @@ def call_us(
 
     Args:
       kernel: its loops.
-      name: of `attention_shapes.KERNELS`.
+      name: of `schedule.PRODUCTS`.
       shape: of the call.
       constants: fitted.
       order: of `schedule.ORDERS`.
     """
-    sizes = getattr(MOSAIC_H200[shape.head_dim], name)
+    sizes = schedule.sizes_of(name, shape.head_dim)
     # Tiles are those of the shipped kernel; one with longer ones counts in part.
     clocks = kernel.step_clocks(constants) * sizes.tile / kernel.tile
     found = schedule.outcomes(
@@ -186,7 +190,7 @@ def flash3(forward: Kernel, dkv: Kernel, *, causal: bool, backward: bool) -> Ker
         plain = loop_variants.scaled(
             forward.plain, block / forward.block / forward.blocks
         )
-        loaded = 2.0 * 2 * block * H
+        loaded, added = 2.0 * 2 * block * H, 0.0
     else:
         tile, warpgroups = 128, 2
         block = 128 if H == 64 else 64 if causal else 80
@@ -200,7 +204,7 @@ def flash3(forward: Kernel, dkv: Kernel, *, causal: bool, backward: bool) -> Ker
             fused=True,
         )
         # Queries and cotangents in, float32 sums of dQ out.
-        loaded = (2 * 2.0 + 4) * block * H
+        loaded, added = 2.0 * 2 * block * H, 4.0 * block * H
     return Kernel(
         head_dim=H,
         tile=tile,
@@ -209,6 +213,7 @@ def flash3(forward: Kernel, dkv: Kernel, *, causal: bool, backward: bool) -> Ker
         plain=plain,
         masked=plain,
         loaded_bytes=loaded,
+        added_bytes=added,
     )
 
 

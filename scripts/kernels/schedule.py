@@ -12,6 +12,7 @@ the SM that is free first. A block costs its work and a fixed time that nothing 
 
 import argparse
 import dataclasses
+import functools
 import heapq
 import math
 from collections import OrderedDict
@@ -23,7 +24,7 @@ import numpy as np
 
 from mjax.hardware.gpus import GPUS
 from mjax.kernels.attention.mosaic_gpu import dkv, op, tiles
-from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicKernel
+from mjax.kernels.attention.tuning import FUSED_H200, MOSAIC_H200, MosaicKernel
 from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape
 from scripts.kernels.sm_model import CLOCK_GHZ, FLOPS_PER_CLOCK, NUM_SMS
 
@@ -43,10 +44,14 @@ HIDDEN = 0.5
 of the last one; the first product and softmax of a tile stay."""
 SUSTAINED = 0.6
 """Share of the tensor cores' peak in the loop, for `step_us`."""
-PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4}
+PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4, "fused": 5}
 """Matrix products for each visited block."""
 LAUNCH_US = 3.0
 """Of the kernel that adds up the pieces of a walk. A guess."""
+BY_KEYS = ("dkv", "fused")
+"""Kernels whose tiles are of keys, and whose blocks of queries."""
+_FUSED = MosaicKernel(block=64, stages=3)
+"""Of head widths that it is not built for."""
 _GPU = GPUS["h200"]
 _CACHE_BYTES = _GPU.l2_bytes // 2
 """Half of the L2: an SM reads the other half through its own, which keeps a copy."""
@@ -146,15 +151,16 @@ def order_of(shape: Shape, kernel: str, parts: int) -> tiles.Order:
       parts: of a group, for dkv; 1 for others.
     """
     heads, other_heads = shape.heads, shape.kv_heads
-    if kernel == "dkv":
+    if kernel in BY_KEYS:
         heads, other_heads = other_heads * parts, heads
     return tiles.Order.of(
         problem(shape),
         batch=shape.batch,
         heads=heads,
         other_heads=other_heads,
-        tile=getattr(MOSAIC_H200[shape.head_dim], kernel).tile,
-        uneven=kernel == "dkv" and shape.mean_document is not None,
+        tile=sizes_of(kernel, shape.head_dim).tile,
+        uneven=kernel in BY_KEYS and shape.mean_document is not None,
+        entry_bytes=_entry_bytes(kernel),
     )
 
 
@@ -170,23 +176,40 @@ def parts_of(shape: Shape, kernel: str) -> int:
     )
 
 
+def sizes_of(kernel: str, head_dim: int) -> MosaicKernel:
+    """Return the sizes of a kernel."""
+    if kernel == "fused":
+        return FUSED_H200.get(head_dim, _FUSED)
+    return getattr(MOSAIC_H200[head_dim], kernel)
+
+
+def _entry_bytes(kernel: str) -> int:
+    """Return the bytes that are walked for a position and column of a head.
+
+    Two arrays of 16-bit numbers: K and V, or queries and cotangents; and float32 sums.
+    """
+    return 2 * 2 + (4 if kernel == "fused" else 0)
+
+
 def visits(
     shape: Shape, kernel: str, masked_cost: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return for each row of the batch and tile: steps, first and end of the blocks.
 
-    A step is counted in part where only some warpgroups see the block.
+    A step is counted in part where only some warpgroups see the block and the others
+    pass it by.
 
     Args:
       shape: of the call.
       kernel: of `KERNELS`.
       masked_cost: what a step with a masked block counts.
     """
-    sizes = getattr(MOSAIC_H200[shape.head_dim], kernel)
+    sizes = sizes_of(kernel, shape.head_dim)
     p = problem(shape)
     first = jnp.arange(math.ceil(shape.seq_len / sizes.tile)) * sizes.tile
-    bounds = tiles.LastQueries if kernel == "dkv" else tiles.FirstKeys
-    edges = op.last_queries if kernel == "dkv" else op.first_keys
+    by_keys = kernel in BY_KEYS
+    bounds = tiles.LastQueries if by_keys else tiles.FirstKeys
+    edges = op.last_queries if by_keys else op.first_keys
     ids = shape.segment_ids()
     refs = [None] * shape.batch if ids is None else edges(p, jnp.asarray(ids))
     rows = []
@@ -194,9 +217,24 @@ def visits(
         seen = bounds(p, ref)
         whole = seen.blocks(first, sizes.tile, sizes.block)
         steps = jnp.zeros(first.shape)
-        for wg in range(sizes.warpgroups):
-            part = seen.blocks(first + wg * tiles.ROWS, tiles.ROWS, sizes.block)
-            part = part.within(whole.low, whole.high)
+        parts = [
+            seen.blocks(first + wg * tiles.ROWS, tiles.ROWS, sizes.block).within(
+                whole.low, whole.high
+            )
+            for wg in range(sizes.warpgroups)
+        ]
+        if kernel == "fused":
+            # Warpgroups meet in each block, whether they see it or not.
+            low = functools.reduce(jnp.maximum, (part.full_low for part in parts))
+            high = functools.reduce(jnp.minimum, (part.full_high for part in parts))
+            all_plain = tiles.Blocks(
+                low=whole.low,
+                high=whole.high,
+                full_low=low,
+                full_high=jnp.maximum(low, high),
+            )
+            parts = [all_plain] * sizes.warpgroups
+        for part in parts:
             plain = jnp.maximum(part.full_high - part.full_low, 0)
             masked = jnp.maximum(part.high - part.low, 0) - plain
             steps += (plain + masked * masked_cost) / sizes.warpgroups
@@ -211,13 +249,13 @@ def grid_tiles(shape: Shape, kernel: str) -> np.ndarray:
     The heaviest of a head come first: the last queries; the first keys, or, with
     documents, those that most queries see.
     """
-    p, tile = problem(shape), getattr(MOSAIC_H200[shape.head_dim], kernel).tile
+    p, tile = problem(shape), sizes_of(kernel, shape.head_dim).tile
     ids = shape.segment_ids()
     if kernel == "dkv" and ids is not None:
         last = op.last_queries(p, jnp.asarray(ids))
         return np.asarray(dkv.heaviest_first(p, last, tile))
     order = np.arange(math.ceil(shape.seq_len / tile))
-    order = order if kernel == "dkv" else order[::-1]
+    order = order if kernel in BY_KEYS else order[::-1]
     return np.broadcast_to(order, (shape.batch, len(order)))
 
 
@@ -225,10 +263,11 @@ def blocks_of(
     shape: Shape, kernel: str, step: float, masked_cost: float = 1.0
 ) -> list[Block]:
     """List the blocks of a kernel without splits, one head after the other."""
-    sizes = getattr(MOSAIC_H200[shape.head_dim], kernel)
+    sizes = sizes_of(kernel, shape.head_dim)
     steps, low, high = visits(shape, kernel, masked_cost)
-    grid_heads = shape.kv_heads if kernel == "dkv" else shape.heads
-    walks = shape.group if kernel == "dkv" else 1
+    by_keys = kernel in BY_KEYS
+    grid_heads = shape.kv_heads if by_keys else shape.heads
+    walks = shape.group if by_keys else 1
     order = grid_tiles(shape, kernel)
     blocks = []
     for b in range(shape.batch):
@@ -236,7 +275,7 @@ def blocks_of(
             for place, t in enumerate(order[b]):
                 begin = int(low[b, t]) * sizes.block // _CHUNK
                 end = math.ceil(int(high[b, t]) * sizes.block / _CHUNK)
-                first = n * walks if kernel == "dkv" else n // shape.group
+                first = n * walks if by_keys else n // shape.group
                 reads = tuple(
                     (b, first + g, c) for g in range(walks) for c in range(begin, end)
                 )
@@ -314,7 +353,7 @@ def _sum_us(shape: Shape, kernel: str, num_partial: int) -> float:
     """
     if not num_partial:
         return 0.0
-    tile = getattr(MOSAIC_H200[shape.head_dim], kernel).tile
+    tile = sizes_of(kernel, shape.head_dim).tile
     sums, heads = (2, shape.kv_heads) if kernel == "dkv" else (1, shape.heads)
     partial_bytes = num_partial * sums * tile * shape.head_dim * 4.0
     positions = shape.batch * shape.seq_len * heads
@@ -339,17 +378,20 @@ def outcomes(
       masked_cost: what a masked block takes, over a plain one.
       fixed_us: cost of a thread block that nothing hides.
     """
-    sizes = getattr(MOSAIC_H200[shape.head_dim], kernel)
+    sizes = sizes_of(kernel, shape.head_dim)
     if step is None:
         step = step_us(kernel, shape.head_dim, sizes)
     blocks = blocks_of(shape, kernel, step, masked_cost)
     total_us = math.fsum(block.work_us for block in blocks)
-    # Two arrays of 16-bit numbers: K and V, or queries and cotangents.
-    chunk_bytes = min(_CHUNK, shape.seq_len) * shape.head_dim * 2 * 2.0
+    chunk = min(_CHUNK, shape.seq_len) * shape.head_dim
+    chunk_bytes = float(chunk * _entry_bytes(kernel))
+    # Sums that leave the cache are written to the memory, and read when they come back.
+    more = 1.5 if kernel == "fused" else 1.0
 
     def outcome(order: Sequence[Block], fixed: float, extra_us: float = 0.0):
         end_us = makespan([block.work_us for block in order], fixed_us=fixed)
-        read_us = read_bytes(order, chunk_bytes) / _GPU.memory_bytes_per_s * 1e6
+        num_bytes = read_bytes(order, chunk_bytes) * more
+        read_us = num_bytes / _GPU.memory_bytes_per_s * 1e6
         whole_us = max(end_us, read_us) + extra_us
         return Outcome(
             efficiency=total_us / NUM_SMS / whole_us,

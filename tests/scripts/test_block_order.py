@@ -268,11 +268,23 @@ def test_no_other_number_of_parts_is_much_faster(shape):
     assert ends[schedule.parts_of(shape, "dkv")] <= most * min(ends.values())
 
 
+def test_warpgroups_of_the_fused_kernel_pass_no_block_by():
+    for shape in (SMALL, dataclasses.replace(SMALL, window=100)):
+        one, _, _ = schedule.visits(shape, "dkv")
+        both, low, high = schedule.visits(shape, "fused")
+        assert np.all(both == high - low)
+        assert np.all(both > one)
+    # Each tile has the diagonal, which is masked in two of its blocks.
+    masked, _, _ = schedule.visits(SMALL, "fused", masked_cost=2.0)
+    whole, _, _ = schedule.visits(SMALL, "fused")
+    assert np.all(masked - whole == 2)
+
+
 def test_the_simulation_has_the_grids_of_the_kernels():
     sections = Shape(name="", seq_len=16384, heads=36, kv_heads=36)
     split = Shape(name="", seq_len=8192, heads=8, kv_heads=1)
     packed = dataclasses.replace(split, heads=16, kv_heads=4, mean_document=1024)
-    for kernel in KERNELS:
+    for kernel in (*KERNELS, "fused"):
         for shape in (sections, split, packed):
             parts = schedule.parts_of(shape, kernel)
             found = schedule.order_of(shape, kernel, parts)

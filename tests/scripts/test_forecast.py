@@ -13,6 +13,7 @@ from scripts.kernels import (
     schedule,
     sm_model,
 )
+from scripts.kernels.attention_shapes import KERNELS, SHAPES
 from scripts.kernels.kernel_speed import Constants, Kernel
 from scripts.kernels.sm_model import Product, Turn, Wait, Work
 
@@ -124,15 +125,40 @@ def test_a_forecast_stays_below_the_sustained_peak():
 def test_less_work_in_a_kernel_is_never_a_loss():
     own, shape = kernels(64), kernel_speed.causal_shape(64, 2048)
     found = list(forecast_changes.changes(own, own, "before"))
-    assert {change.kernel for change in found} == set(schedule.PRODUCTS)
+    assert {change.kernel for change in found} == set(KERNELS)
     for change in found:
         before, after = (
             kernel_speed.call_us(one, change.kernel, shape, CONSTANTS)
             for one in (change.before, change.after)
         )
         assert after <= before * 1.02
-    fused = forecast_changes.fused_us(own, shape, CONSTANTS)
-    assert fused > kernel_speed.delta_us(shape)
+
+
+def test_the_fused_kernel_is_charged_for_its_sums():
+    shape = kernel_speed.causal_shape(128, 8192)
+    one = forecast_changes.by_hand(kernels(128))
+    assert one.block == 64
+    assert one.added_bytes == 4.0 * 64 * 128
+    assert one.loaded_bytes == 2 * 2.0 * 64 * 128
+    free = dataclasses.replace(one, added_bytes=0.0)
+    costs = [k.counts(k.plain) for k in (one, free)]
+    assert costs[0].l2 == pytest.approx(3 * costs[1].l2)
+    assert costs[0].shared > costs[1].shared
+    # Clearing, reading and rounding: 10 bytes an entry.
+    entries = 16384 * 2048
+    memory = kernel_speed.memory_us(10.0 * entries)
+    assert forecast_changes.around_us(shape) == memory + schedule.LAUNCH_US
+
+
+def test_the_fused_table_has_every_length_and_shape(monkeypatch):
+    monkeypatch.setattr(published, "LENGTHS", (512, 1024))
+    monkeypatch.setattr(forecast_changes, "SHAPES", SHAPES[-1:])
+    table = forecast_changes.fused_table(CASES, CONSTANTS)
+    assert len(table.rows) == 2 * 2 + 1
+    for row in table.rows:
+        assert len(row) == len(table.header)
+        kernel, around, whole = (int(row[i]) for i in (4, 5, 6))
+        assert kernel + around <= whole + 1
 
 
 def test_tables_have_a_cell_for_each_column():
