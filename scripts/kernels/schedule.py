@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import functools
 import heapq
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -100,24 +101,38 @@ def makespan(
 
 
 def read_bytes(
-    blocks: Sequence[Block], chunk_bytes: float, *, cache_bytes: int = _CACHE_BYTES
+    blocks: Sequence[Block],
+    chunk_bytes: float,
+    *,
+    cache_bytes: int = _CACHE_BYTES,
+    at_once: int = 1,
 ) -> float:
     """Return the bytes that come from the memory, not from the L2.
 
-    Blocks read whole chunks one after the other, in their order; the cache drops what
-    was not read for the longest time.
+    Blocks read whole chunks in their order; the cache drops what was not read for the
+    longest time.
+
+    Args:
+      blocks: of a grid.
+      chunk_bytes: of a chunk.
+      cache_bytes: of the cache.
+      at_once: blocks that run side by side: all read their first chunks, then all their
+        second ones.
     """
     cached = OrderedDict[tuple[int, ...], None]()
     slots, missed = int(cache_bytes // chunk_bytes), 0
-    for block in blocks:
-        for chunk in block.reads:
-            if chunk in cached:
-                cached.move_to_end(chunk)
-                continue
-            missed += 1
-            cached[chunk] = None
-            if len(cached) > slots:
-                cached.popitem(last=False)
+    sides = (blocks[i : i + at_once] for i in range(0, len(blocks), at_once))
+    walks = (itertools.zip_longest(*(block.reads for block in side)) for side in sides)
+    for chunk in itertools.chain.from_iterable(itertools.chain.from_iterable(walks)):
+        if chunk is None:  # The walk of this block is over.
+            continue
+        if chunk in cached:
+            cached.move_to_end(chunk)
+            continue
+        missed += 1
+        cached[chunk] = None
+        if len(cached) > slots:
+            cached.popitem(last=False)
     return missed * chunk_bytes
 
 
@@ -390,7 +405,7 @@ def outcomes(
 
     def outcome(order: Sequence[Block], fixed: float, extra_us: float = 0.0):
         end_us = makespan([block.work_us for block in order], fixed_us=fixed)
-        num_bytes = read_bytes(order, chunk_bytes) * more
+        num_bytes = read_bytes(order, chunk_bytes, at_once=NUM_SMS) * more
         read_us = num_bytes / _GPU.memory_bytes_per_s * 1e6
         whole_us = max(end_us, read_us) + extra_us
         return Outcome(

@@ -86,6 +86,19 @@ def test_persistent_grids_begin_with_the_shipped_one():
         assert by["planned, uneven"] <= by["planned"]
 
 
+def test_blocks_side_by_side_read_the_same_chunks_once():
+    reads = tuple((0, 0, c) for c in range(10))
+    walk = dataclasses.replace(block(0, 0, 1.0), reads=reads)
+    last = dataclasses.replace(walk, reads=reads[5:])
+    both = [walk, walk, last]
+    apart = schedule.read_bytes(both, 1.0, cache_bytes=4)
+    assert apart == 10 + 10 + 5
+    beside = schedule.read_bytes(both, 1.0, cache_bytes=4, at_once=2)
+    assert beside == 10 + 5
+    # The third is five chunks ahead of the others.
+    assert schedule.read_bytes(both, 1.0, cache_bytes=4, at_once=3) == 10 + 5
+
+
 def test_longest_first_begins_with_the_longest():
     order = schedule.longest_first([block(0, t, us) for t, us in enumerate((2, 5, 3))])
     assert [x.work_us for x in order] == [5, 3, 2]

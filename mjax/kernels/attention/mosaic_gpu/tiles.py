@@ -151,9 +151,10 @@ class Order:
           tile: positions of a tile.
           uneven: whether the walks of some tiles are many times those of others.
           entry_bytes: of all arrays that are walked, for a position and column: two of
-            16-bit numbers, unless it says otherwise.
+            16-bit numbers, unless it says otherwise. Sections of more bytes may have
+            fewer thread blocks.
         """
-        least = _LEAST_SECTION * (2 if uneven else 1)
+        least = _LEAST_SECTION * (2 if uneven else 1) * 4 // entry_bytes
         rows, num_tiles = batch * heads, -(-p.seq_len // tile)
         walked = min(p.seq_len, p.reach + tile)
         num_bytes = batch * other_heads * walked * p.head_dim * entry_bytes
