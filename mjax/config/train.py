@@ -235,7 +235,7 @@ MAY_CHANGE = frozenset(
         *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops"),
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
         *("log", "observe", "profile", "batch.microbatches"),
-        *("model.attention", "model.remat"),
+        *("model.attention", "model.attention_backward", "model.remat"),
         *("data.cache_dir", "gc_every", "keep_compiled", "replica_check_every"),
     }
 )

@@ -127,6 +127,7 @@ class Attention(nnx.Module):
                 scale=self.config.scale,
                 soft_cap=self.config.soft_cap,
                 backend=self.config.backend,
+                backward=self.config.backward,
             )
 
         q, k, v = (

@@ -69,6 +69,8 @@ class AttentionConfig:
     use_out_bias: bool
     rope: RopeConfig
     backend: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"]
+    backward: Literal["deterministic", "fused"]
+    """Whether gradients of queries are summed in a fixed order."""
     recompute: bool
     """Recompute the attention core in the backward pass (remat policy attention),
     all but the output and log-sum-exp of a backend that names them."""

@@ -123,6 +123,11 @@ class ModelConfig:
     """Standard deviation of weights; None is sqrt(2 / (5 D)) (small init)."""
     attention: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"] = "auto"
     """Attention backend; auto takes the fastest that can do the job."""
+    attention_backward: Literal["deterministic", "fused"] = "deterministic"
+    """Of attention. fused: faster by forecast, but not deterministic: gradients of
+    queries are summed in no fixed order, and neither two runs nor a run and its
+    resumption agree bit by bit. Hopper, mosaic_gpu, head width 128; not measured on a
+    GPU. See docs/kernels.md."""
     remat: Remat = "full"
     """What the backward pass computes again; see docs/parallelism.md."""
 
@@ -361,6 +366,7 @@ class ModelConfig:
             use_out_bias=self.attn_bias,
             rope=self.rope_config,
             backend=self.attention,
+            backward=self.attention_backward,
             recompute=self.remat == "attention",
             scale=self.attention_scale,
             soft_cap=self.attn_soft_cap,

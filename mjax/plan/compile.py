@@ -180,6 +180,7 @@ def _backend(
             segments=config.data.isolate_documents,
             soft_cap=config.model.attn_soft_cap,
             backend=asked,
+            backward=config.model.attention_backward,
         ).name
     except ValueError:
         if asked == config.model.attention:

@@ -21,7 +21,7 @@ from mjax.hardware.utilization import Utilization
 from mjax.kernels.attention.api import choose
 from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.kernels.layer_norm import api as layer_norm
-from mjax.kernels.target import target
+from mjax.kernels.target import Target, target
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.model.counts import flops_per_token, num_adapter_params, num_params
 from mjax.processes import distributed
@@ -54,26 +54,7 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
     ]
     for skip in dataset.train.skips:
         lines.append(f"data: {skip.batches} batches after step {skip.after} left out")
-    for window in dict.fromkeys(model.window):
-        choice = choose(
-            target=target(),
-            dtype=config.precision.compute,
-            head_dim=model.head_width,
-            seq_len=seq_len,
-            window=window,
-            segments=config.data.isolate_documents,
-            soft_cap=model.attn_soft_cap,
-            backend=model.attention,
-        )
-        others = "".join(
-            f"; not {name}: {why}" for name, why in choice.rejected.items()
-        )
-        cap = model.attn_soft_cap
-        capped = "" if cap is None else f", soft cap {cap:g}"
-        lines.append(
-            f"attention, window {window or 'full'}{capped}: {choice.name} "
-            f"({choice.reason}{others})"
-        )
+    lines += describe_attention(config, target())
     norm = layer_norm.choose(
         target=target(),
         dtype=config.precision.compute,
@@ -82,6 +63,39 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
     )
     lines.append(f"norm, backward: {norm} ({layer_norm.NEEDS})")
     return "\n".join(lines)
+
+
+def describe_attention(config: TrainConfig, device: Target) -> list[str]:
+    """Say for each window which attention backend runs, and why none of the others.
+
+    Raises:
+      ValueError: what was asked for cannot be done on the device.
+    """
+    model, lines = config.model, list[str]()
+    for window in dict.fromkeys(model.window):
+        choice = choose(
+            target=device,
+            dtype=config.precision.compute,
+            head_dim=model.head_width,
+            seq_len=config.data.seq_len,
+            window=window,
+            segments=config.data.isolate_documents,
+            soft_cap=model.attn_soft_cap,
+            backend=model.attention,
+            backward=model.attention_backward,
+        )
+        others = "".join(
+            f"; not {name}: {why}" for name, why in choice.rejected.items()
+        )
+        cap = model.attn_soft_cap
+        capped = "" if cap is None else f", soft cap {cap:g}"
+        if model.attention_backward == "fused":
+            capped += ", fused backward (not deterministic)"
+        lines.append(
+            f"attention, window {window or 'full'}{capped}: {choice.name} "
+            f"({choice.reason}{others})"
+        )
+    return lines
 
 
 def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:

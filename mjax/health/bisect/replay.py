@@ -11,7 +11,8 @@ step, and no times. A host that computes wrong without an error gives its group 
 hash than most groups have. With `bisect --same-output` that is a failed test.
 
 The job must compute the same bits each time on the same number of devices; on a GPU
-that takes deterministic kernels. Groups must have the same number of hosts, since the
+that takes deterministic kernels (`--model.attention-backward deterministic`, the
+default). Groups must have the same number of hosts, since the
 order of sums depends on it.
 
 Source: ByteRobust, arXiv:2509.16293: replay of a training job with fixed parameters in

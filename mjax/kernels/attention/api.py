@@ -45,6 +45,8 @@ class Capability:
     """Honours segment_ids."""
     soft_cap: bool = True
     """Honours soft_cap."""
+    fused_head_dims: tuple[int, ...] = ()
+    """Each H with a fused backward pass, which is not deterministic."""
 
 
 CAPABILITIES = MappingProxyType(
@@ -68,6 +70,7 @@ CAPABILITIES = MappingProxyType(
             generations=("hopper",),
             head_dim_multiple=32,
             max_head_dim=128,
+            fused_head_dims=tuple(tuning.FUSED_H200),
         ),
     }
 )
@@ -77,6 +80,11 @@ CAPABILITIES = MappingProxyType(
 # size is no part of the rule. On GPUs nothing was measured here: cudnn is first because
 # others have measured it on Hopper (Shah et al. 2024, arXiv:2407.08608, figures 5, 6).
 _FASTEST_FIRST = ("cudnn", "mosaic_gpu", "blocked", "reference")
+
+
+BACKWARD = ("deterministic", "fused")
+"""Ways to run the backward pass: with sums in a fixed order, or with sums of dq in any
+order, which makes the scores once instead of twice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +106,7 @@ def choose(
     segments: bool = False,
     soft_cap: float | None = None,
     backend: str = "auto",
+    backward: str = "deterministic",
 ) -> Choice:
     """Choose the attention backend without arrays or devices.
 
@@ -110,14 +119,19 @@ def choose(
       segments: whether segment_ids will be given.
       soft_cap: as for `attention`.
       backend: a name in `CAPABILITIES`, or "auto" for the fastest that can.
+      backward: of `BACKWARD`.
 
     Returns:
       The choice, with the reason against each other backend.
 
     Raises:
-      ValueError: window or soft_cap is out of range, or the backend is unknown or
-        cannot do what is asked.
+      ValueError: window or soft_cap is out of range, or the backend or the backward
+        pass is unknown, or the backend cannot do what is asked.
     """
+    if backward not in BACKWARD:
+        raise ValueError(
+            f"attention backward must be one of {', '.join(BACKWARD)}, got {backward!r}"
+        )
     if backend != "auto" and backend not in CAPABILITIES:
         raise ValueError(
             f"attention backend must be auto or one of {', '.join(CAPABILITIES)}, "
@@ -139,6 +153,7 @@ def choose(
         window=None if window is None or window >= seq_len else window,
         segments=segments,
         soft_cap=soft_cap,
+        backward=backward,
     )
     obstacles = {name: _obstacle(CAPABILITIES[name], asked) for name in CAPABILITIES}
     able = [name for name in _FASTEST_FIRST if obstacles[name] is None]
@@ -171,6 +186,7 @@ def attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     backend: str = "auto",
+    backward: str = "deterministic",
 ) -> Float[Array, "B T N H"]:
     """Attend causally: key j is seen by query i iff i - window < j <= i.
 
@@ -188,6 +204,8 @@ def attention(
       scale: factor on the scores, positive; None is 1 / sqrt(H).
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
       backend: "auto", or a name in `CAPABILITIES`.
+      backward: "deterministic", or "fused": faster where it is built, but the order of
+        the sums of dq is not fixed, so that its last bits differ from call to call.
 
     Returns:
       [B, T, N, H], dtype of q.
@@ -210,6 +228,7 @@ def attention(
         segments=segment_ids is not None,
         soft_cap=soft_cap,
         backend=backend,
+        backward=backward,
     )
     # Causality hides the keys from T on, so no backend needs to know S.
     k, v = k[:, :T], v[:, :T]
@@ -219,10 +238,16 @@ def attention(
     arrays = _vary_alike(q, k, v, segments)
     scale = H**-0.5 if scale is None else scale
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}
-    return _run(choice.name, device, arrays, options)
+    return _run(choice.name, device, arrays, options, backward)
 
 
-def _run(name: str, device: Target, arrays: list[Any], options: dict[str, Any]):
+def _run(
+    name: str,
+    device: Target,
+    arrays: list[Any],
+    options: dict[str, Any],
+    backward: str,
+):
     """Call the backend."""
     if name == "cudnn":
         q, k, v, _ = arrays
@@ -233,9 +258,19 @@ def _run(name: str, device: Target, arrays: list[Any], options: dict[str, Any]):
         return reference.attention(*arrays, **options)
     if name == "mosaic_gpu":
         # Not at the top: it takes 0.3 s, which runs without a GPU need not wait for.
-        from mjax.kernels.attention.mosaic_gpu import op
+        from mjax.kernels.attention.mosaic_gpu import fused, op
 
-        sizes = tuning.MOSAIC_H200[arrays[0].shape[-1]]
+        q, k, _, segment_ids = arrays
+        sizes = tuning.MOSAIC_H200[q.shape[-1]]
+        if backward == "fused":
+            kernel = tuning.FUSED_H200[q.shape[-1]]
+            fused.refuse_few_blocks(
+                *(q, k),
+                window=options["window"],
+                has_documents=segment_ids is not None,
+                tuning=kernel,
+            )
+            sizes = dataclasses.replace(sizes, fused=kernel)
         return op.attention(*arrays, tuning=sizes, **options)
     assert name == "blocked", name
     on_cpu = device.platform == "cpu"
@@ -253,6 +288,7 @@ class _Asked:
     window: int | None
     segments: bool
     soft_cap: float | None
+    backward: str
 
 
 def _obstacle(can: Capability, asked: _Asked) -> str | None:
@@ -282,6 +318,14 @@ def _obstacle(can: Capability, asked: _Asked) -> str | None:
         return "it does not honour segment_ids"
     if asked.soft_cap is not None and not can.soft_cap:
         return f"it does not honour soft_cap={asked.soft_cap}"
+    if asked.backward == "fused" and asked.head_dim not in can.fused_head_dims:
+        widths = " or ".join(map(str, can.fused_head_dims))
+        if not widths:
+            return "it has no fused backward pass"
+        return (
+            f"its backward pass is fused for head width {widths} alone, got "
+            f"{asked.head_dim}"
+        )
     return None
 
 

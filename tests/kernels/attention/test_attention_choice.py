@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mjax.kernels.attention import api
-from mjax.kernels.attention.tuning import MOSAIC_H200, BlockedTuning
+from mjax.kernels.attention.mosaic_gpu.fused import refuse_few_blocks
+from mjax.kernels.attention.tuning import FUSED_H200, MOSAIC_H200, BlockedTuning
 from mjax.kernels.target import Target, target
 
 HOPPER = Target(platform="gpu", device_kind="NVIDIA H200")
@@ -73,6 +74,46 @@ def test_auto_takes_mosaic_gpu_on_hopper_for_what_cudnn_cannot():
     assert choice.name == "mosaic_gpu"
     assert choice.rejected["cudnn"] == "it does not honour segment_ids"
     assert api.choose(**GPU, soft_cap=30.0).name == "mosaic_gpu"
+
+
+def test_a_fused_backward_pass_is_refused_where_there_is_none():
+    wide = {**GPU, "head_dim": 128, "backward": "fused"}
+    choice = api.choose(**wide)
+    assert choice.name == "mosaic_gpu"
+    assert choice.rejected["cudnn"] == "it has no fused backward pass"
+    assert api.choose(**{**wide, "backward": "deterministic"}).name == "cudnn"
+    with pytest.raises(ValueError, match="no attention backend can do this"):
+        api.choose(**{**wide, "target": CPU["target"]})
+    with pytest.raises(ValueError, match=r"fused for head width 128 alone, got 64"):
+        api.choose(**GPU, backward="fused", backend="mosaic_gpu")
+    with pytest.raises(ValueError, match=r"'cudnn' cannot .* no fused backward pass"):
+        api.choose(**wide, backend="cudnn")
+    with pytest.raises(ValueError, match=r"one of deterministic, fused, got 'atomic'"):
+        api.choose(**{**wide, "backward": "atomic"})
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "window", "documents", "parts"),
+    [
+        (32, 8, None, False, None),  # llama3-8b
+        (4, 1, None, False, 4),  # over tp 8
+        (12, 12, None, False, None),  # too few blocks, and nothing to divide
+        (16, 4, None, True, 2),
+        (8, 1, 1024, False, 2),
+    ],
+)
+def test_a_fused_backward_pass_of_few_thread_blocks_is_refused(
+    heads, kv_heads, window, documents, parts
+):
+    q, k = (jnp.zeros((1, 8192, n, 128), jnp.bfloat16) for n in (heads, kv_heads))
+    options = {"window": window, "has_documents": documents}
+    options["tuning"] = FUSED_H200[128]
+    if parts is None:
+        refuse_few_blocks(q, k, **options)
+        return
+    message = rf"{kv_heads} key heads .* divides by {parts}; .*backward deterministic"
+    with pytest.raises(ValueError, match=message):
+        refuse_few_blocks(q, k, **options)
 
 
 def test_mosaic_gpu_has_sizes_for_every_width_that_it_takes():

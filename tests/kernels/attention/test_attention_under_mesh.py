@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.hardware.described import described_mesh
+from mjax.kernels.attention.api import attention
 from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.plan.hlo.collectives import PlacedCollective, list_collectives
@@ -64,6 +65,24 @@ def test_a_kernel_outside_shard_map_gathers_its_operands():
     mapped = jax.shard_map(twice, mesh=mesh, in_specs=BY_HEAD, out_specs=BY_HEAD)
     text = compiled_text(jax.jit(mapped).lower(q))
     assert text.count(KERNEL_CALL) == 1
+    assert collectives(text) == []
+
+
+def test_the_fused_backward_pass_adds_to_sums_of_its_own_device():
+    def gradients(q, k, v, d_out):
+        def attend(q, k, v):
+            return attention(q, k, v, backend="mosaic_gpu", backward="fused")
+
+        return jax.vjp(attend, q, k, v)[1](d_out)
+
+    mesh = described_mesh(TP8)
+    q = jax.ShapeDtypeStruct(
+        (B, T, N, 128), jnp.bfloat16, sharding=NamedSharding(mesh, BY_HEAD)
+    )
+    mapped = jax.shard_map(gradients, mesh=mesh, in_specs=BY_HEAD, out_specs=BY_HEAD)
+    with use_abstract_mesh(mesh.abstract_mesh):
+        text = compiled_text(jax.jit(mapped).lower(q, q, q, q))
+    assert text.count(KERNEL_CALL) == 2
     assert collectives(text) == []
 
 

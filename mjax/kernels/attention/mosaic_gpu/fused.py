@@ -27,6 +27,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
 from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.mosaic_gpu.dkv import shipped_parts
 from mjax.kernels.attention.mosaic_gpu.tiles import COLUMN, ROW, ROWS, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
@@ -34,6 +35,48 @@ from mjax.kernels.varying import vary_like
 _BUFFERS = 2
 """Of gradients of scores. A warpgroup that has met the other one for a block knows that
 the block before has been read, and writes its place with the next block."""
+
+
+def refuse_few_blocks(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    *,
+    window: int | None,
+    has_documents: bool,
+    tuning: MosaicKernel,
+) -> None:
+    """Refuse what dkv divides among thread blocks, as this kernel does not.
+
+    Args:
+      q: queries.
+      k: keys.
+      window: keys that a query sees; None is all before it.
+      has_documents: whether there are segments.
+      tuning: sizes of the kernel.
+    Raises:
+      ValueError: the thread blocks are too few for the query heads that each walks.
+    """
+    B, T, N, H = q.shape
+    problem = Problem(
+        seq_len=T,
+        padded_len=T,
+        heads=N,
+        kv_heads=k.shape[2],
+        head_dim=H,
+        window=window,
+        scale=1.0,
+        soft_cap=None,
+    )
+    parts = shipped_parts(
+        problem, batch=B, tile=tuning.tile, has_documents=has_documents
+    )
+    if parts > 1:
+        raise ValueError(
+            f"the fused backward pass of attention would be slow: {B} sequences x "
+            f"{k.shape[2]} key heads on a device are too few thread blocks, each with "
+            f"all {problem.group} query heads of a key head, which the deterministic "
+            f"one divides by {parts}; use --model.attention-backward deterministic"
+        )
 
 
 def gradients(
@@ -73,6 +116,7 @@ def gradients(
         heads=p.kv_heads,
         other_heads=p.heads,
         tile=tile,
+        uneven=last is not None,
         # Queries and cotangents in 16 bits, and the sums of dq.
         entry_bytes=2 * 2 + 4,
     )
