@@ -97,14 +97,26 @@ def test_flags_of_a_group_that_are_named_exist(document: Path) -> None:
 
 def row(name: str, can: Capability) -> str:
     width = [f"multiple of {can.head_dim_multiple}"] * (can.head_dim_multiple > 1)
-    width += [f"at most {can.max_head_dim}"] * (can.max_head_dim is not None)
+    if can.max_head_dim is not None:
+        others = ", ".join(f"{on} {most}" for on, most in can.max_head_dim_on.items())
+        width.append(f"at most {can.max_head_dim}" + f" ({others})" * bool(others))
+    for H, Hv in can.head_dims or ():
+        width.append(f"{H}" if Hv == H else f"{H}/{Hv}")
+    other_value_dim = can.other_value_dim and (
+        can.head_dims is None or any(Hv != H for H, Hv in can.head_dims)
+    )
+    able = (
+        *(other_value_dim, can.window, can.segments, can.soft_cap, can.full),
+        can.full and can.two_sided_window,
+        can.prefix,
+    )
     cells = [
         f"`{name}`",
         ", ".join(can.dtypes),
         ", ".join(can.platforms or ["any"]),
         ", ".join(can.generations or ["any"]),
         ", ".join(width) or "any",
-        *("yes" if able else "no" for able in (can.window, can.segments, can.soft_cap)),
+        *("yes" if one else "no" for one in able),
     ]
     return f"| {' | '.join(cells)} |"
 

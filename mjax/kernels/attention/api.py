@@ -1,4 +1,4 @@
-"""Causal attention: one entry point, and a table of what each backend can do.
+"""Attention: one entry point, and a table of what each backend can do.
 
 Enters: q, k, v and what may be seen. Leaves: the attended values, by the backend
 that the caller named or, for "auto", by the fastest one that can do what is asked.
@@ -9,6 +9,7 @@ place in `_FASTEST_FIRST`, and one case in `_run`.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -27,7 +28,7 @@ backward pass of `blocked` and `mosaic_gpu` does not run its forward pass again.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Capability:
-    """What one backend honours; all are causal and take grouped heads."""
+    """What one backend honours; all do causal attention and take grouped heads."""
 
     dtypes: tuple[str, ...]
     """Dtypes of q, k and v."""
@@ -39,8 +40,20 @@ class Capability:
     """H must be a multiple of this."""
     max_head_dim: int | None = None
     """Largest H; None is any."""
+    max_head_dim_on: Mapping[str, int] = MappingProxyType({})
+    """Generation -> largest H, where it is not `max_head_dim`."""
+    head_dims: tuple[tuple[int, int], ...] | None = None
+    """The pairs of H and Hv that are built; None is any that the limits allow."""
+    other_value_dim: bool = True
+    """Takes values of another width, Hv, than queries and keys."""
+    full: bool = True
+    """Honours causal=False."""
+    prefix: bool = True
+    """Honours prefix_len."""
     window: bool = True
     """Honours a window shorter than the sequence."""
+    two_sided_window: bool = True
+    """Honours one where positions after the query are seen: causal=False."""
     segments: bool = True
     """Honours segment_ids."""
     soft_cap: bool = True
@@ -53,13 +66,19 @@ CAPABILITIES = MappingProxyType(
     {
         "reference": Capability(dtypes=("float32", "bfloat16", "float16")),
         "blocked": Capability(dtypes=("float32", "bfloat16", "float16")),
-        # From the checks of jax 0.11.2 (jax/_src/cudnn/fused_attention_stablehlo.py);
-        # it takes H up to 256 on Hopper alone, which nothing here asks for.
+        # From the checks of jax 0.11.2 (jax/_src/cudnn/fused_attention_stablehlo.py,
+        # and jax.nn.dot_product_attention, which wants v in the shape of k), and from
+        # the support matrix of cuDNN 9.18: backward, widths above 128 are Hopper's
+        # alone (docs.nvidia.com/cudnn, operations/Attention).
         "cudnn": Capability(
             dtypes=("bfloat16", "float16"),
             platforms=("gpu",),
             head_dim_multiple=8,
             max_head_dim=128,
+            max_head_dim_on=MappingProxyType({"hopper": 256}),
+            other_value_dim=False,
+            prefix=False,
+            two_sided_window=False,
             segments=False,
             soft_cap=False,
         ),
@@ -68,8 +87,9 @@ CAPABILITIES = MappingProxyType(
             dtypes=("bfloat16", "float16"),
             platforms=("gpu",),
             generations=("hopper",),
-            head_dim_multiple=32,
-            max_head_dim=128,
+            head_dims=tuple((H, H) for H in tuning.MOSAIC_H200),
+            full=False,
+            prefix=False,
             fused_head_dims=tuple(tuning.FUSED_H200),
         ),
     }
@@ -102,6 +122,9 @@ def choose(
     dtype: Any,
     head_dim: int,
     seq_len: int,
+    value_dim: int | None = None,
+    causal: bool = True,
+    prefix: bool = False,
     window: int | None = None,
     segments: bool = False,
     soft_cap: float | None = None,
@@ -115,6 +138,9 @@ def choose(
       dtype: of q, k and v.
       head_dim: H.
       seq_len: T.
+      value_dim: Hv; None is H.
+      causal: as for `attention`.
+      prefix: whether prefix_len will be given.
       window: as for `attention`; from T on it is no window.
       segments: whether segment_ids will be given.
       soft_cap: as for `attention`.
@@ -125,8 +151,9 @@ def choose(
       The choice, with the reason against each other backend.
 
     Raises:
-      ValueError: window or soft_cap is out of range, or the backend or the backward
-        pass is unknown, or the backend cannot do what is asked.
+      ValueError: window or soft_cap is out of range, a prefix is asked for without
+        causality, the backend or the backward pass is unknown, or the backend cannot do
+        what is asked.
     """
     if backward not in BACKWARD:
         raise ValueError(
@@ -146,10 +173,18 @@ def choose(
         raise ValueError(
             f"soft_cap must be positive, got {soft_cap}; use None for no cap"
         )
+    if prefix and not causal:
+        raise ValueError(
+            "prefix_len is for causal attention: with causal=False every position sees "
+            "those after it anyway; leave one of the two out"
+        )
     asked = _Asked(
         target=target,
         dtype=jnp.dtype(dtype).name,
         head_dim=head_dim,
+        value_dim=head_dim if value_dim is None else value_dim,
+        causal=causal,
+        prefix=prefix,
         window=None if window is None or window >= seq_len else window,
         segments=segments,
         soft_cap=soft_cap,
@@ -179,16 +214,22 @@ def choose(
 def attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     *,
+    causal: bool = True,
+    prefix_len: Int32[Array, "B"] | None = None,
     window: int | None = None,
     segment_ids: Int32[Array, "B T"] | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     backend: str = "auto",
     backward: str = "deterministic",
-) -> Float[Array, "B T N H"]:
-    """Attend causally: key j is seen by query i iff i - window < j <= i.
+) -> Float[Array, "B T N Hv"]:
+    """Attend: query i sees key j iff every rule that is asked for lets it.
+
+    - causal: j <= i, or j < prefix_len: the positions of the prefix see each other;
+    - window: |i - j| < window;
+    - segment_ids: i and j are in one document.
 
     Scores and softmax are float32. Inside shard_map the shapes are per device, and
     arrays that vary over fewer axes than the others are cast to vary over all of them.
@@ -197,8 +238,12 @@ def attention(
       q: [B, T, N, H], queries, float32, bfloat16 or float16.
       k: [B, S, K, H], keys, dtype of q; N is a multiple of K, and query head n reads
         key head n * K // N. Query i stands at key i (S = T in training).
-      v: [B, S, K, H], values, dtype of q.
-      window: number of keys a query sees, itself included; None is all before it.
+      v: [B, S, K, Hv], values, dtype of q; their width may be another.
+      causal: hide the keys after the query; without it S must be T.
+      prefix_len: [B], length of the prefix of each row, of which causality hides
+        nothing; at most T counts. S must be T. None is no prefix.
+      window: number of keys that a query sees on one side, itself included: before it,
+        and after it where causality lets it see them; None is all.
       segment_ids: [B, T], any numbers: positions see each other only inside one run
         of equal ones. Where a number comes again after others, it is another document.
       scale: factor on the scores, positive; None is 1 / sqrt(H).
@@ -208,13 +253,15 @@ def attention(
         the sums of dq is not fixed, so that its last bits differ from call to call.
 
     Returns:
-      [B, T, N, H], dtype of q.
+      [B, T, N, Hv], dtype of q.
 
     Raises:
       ValueError: shapes, dtypes or options do not fit together, or the backend named
         cannot do what is asked.
+    Source: Vaswani et al. 2017, arXiv:1706.03762; prefix: Raffel et al. 2019,
+      arXiv:1910.10683, section 3.2.1; Hv: DeepSeek-AI 2024, arXiv:2405.04434, 2.1.
     """
-    _check(q, k, v, segment_ids)
+    _check(q, k, v, segment_ids, prefix_len, causal=causal)
     if scale is not None and not scale > 0:
         raise ValueError(f"scale must be positive, got {scale}; use None for 1/sqrt(H)")
     T, H = q.shape[1], q.shape[3]
@@ -224,6 +271,9 @@ def attention(
         dtype=q.dtype,
         head_dim=H,
         seq_len=T,
+        value_dim=v.shape[3],
+        causal=causal,
+        prefix=prefix_len is not None,
         window=window,
         segments=segment_ids is not None,
         soft_cap=soft_cap,
@@ -235,9 +285,12 @@ def attention(
     if window is not None and window >= T:
         window = None
     segments = None if segment_ids is None else _runs(segment_ids)
-    arrays = _vary_alike(q, k, v, segments)
+    *arrays, prefix_len = _vary_alike(q, k, v, segments, prefix_len)
     scale = H**-0.5 if scale is None else scale
-    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
+    options = {
+        **{"causal": causal, "prefix_len": prefix_len, "window": window},
+        **{"scale": scale, "soft_cap": soft_cap},
+    }
     return _run(choice.name, device, arrays, options, backward)
 
 
@@ -251,9 +304,8 @@ def _run(
     """Call the backend."""
     if name == "cudnn":
         q, k, v, _ = arrays
-        return cudnn.attention(
-            q, k, v, window=options["window"], scale=options["scale"]
-        )
+        names = ("causal", "window", "scale")
+        return cudnn.attention(q, k, v, **{n: options[n] for n in names})
     if name == "reference":
         return reference.attention(*arrays, **options)
     if name == "mosaic_gpu":
@@ -271,7 +323,8 @@ def _run(
                 tuning=kernel,
             )
             sizes = dataclasses.replace(sizes, fused=kernel)
-        return op.attention(*arrays, tuning=sizes, **options)
+        names = ("window", "scale", "soft_cap")
+        return op.attention(*arrays, tuning=sizes, **{n: options[n] for n in names})
     assert name == "blocked", name
     on_cpu = device.platform == "cpu"
     sizes = tuning.BLOCKED_CPU if on_cpu else tuning.BLOCKED_GPU
@@ -285,6 +338,9 @@ class _Asked:
     target: Target
     dtype: str
     head_dim: int
+    value_dim: int
+    causal: bool
+    prefix: bool
     window: int | None
     segments: bool
     soft_cap: float | None
@@ -303,17 +359,42 @@ def _obstacle(can: Capability, asked: _Asked) -> str | None:
         )
     if asked.dtype not in can.dtypes:
         return f"the dtype must be {' or '.join(can.dtypes)}, got {asked.dtype}"
-    if asked.head_dim % can.head_dim_multiple:
-        return (
-            f"the head width must be a multiple of {can.head_dim_multiple}, "
-            f"got {asked.head_dim}"
-        )
-    if can.max_head_dim is not None and asked.head_dim > can.max_head_dim:
-        return (
-            f"the head width must be at most {can.max_head_dim}, got {asked.head_dim}"
-        )
+    return _width_obstacle(can, asked) or _mask_obstacle(can, asked)
+
+
+def _width_obstacle(can: Capability, asked: _Asked) -> str | None:
+    """Say why a backend cannot take heads of these widths."""
+    H, Hv = asked.head_dim, asked.value_dim
+    if can.head_dims is not None and (H, Hv) not in can.head_dims:
+        built = ", ".join(_widths(*pair) for pair in can.head_dims)
+        return f"the head width must be one of {built}, got {_widths(H, Hv)}"
+    if H % can.head_dim_multiple:
+        return f"the head width must be a multiple of {can.head_dim_multiple}, got {H}"
+    generation = asked.target.generation
+    most = can.max_head_dim_on.get(generation, can.max_head_dim)
+    if most is not None and most < H:
+        of = f" on {generation}" if can.max_head_dim_on else ""
+        return f"the head width must be at most {most}{of}, got {H}"
+    if Hv != H and not can.other_value_dim:
+        return f"the values must be as wide as queries and keys, got {_widths(H, Hv)}"
+    return None
+
+
+def _widths(H: int, Hv: int) -> str:
+    """Write the widths of queries and values: 128, or 192/128 where they differ."""
+    return f"{H}" if Hv == H else f"{H}/{Hv}"
+
+
+def _mask_obstacle(can: Capability, asked: _Asked) -> str | None:
+    """Say why a backend cannot hide what is asked."""
+    if not asked.causal and not can.full:
+        return "it does not honour causal=False"
+    if asked.prefix and not can.prefix:
+        return "it does not honour prefix_len"
     if asked.window is not None and not can.window:
         return f"it does not honour window={asked.window}"
+    if asked.window is not None and not asked.causal and not can.two_sided_window:
+        return f"it does not honour window={asked.window} with causal=False"
     if asked.segments and not can.segments:
         return "it does not honour segment_ids"
     if asked.soft_cap is not None and not can.soft_cap:
@@ -329,7 +410,7 @@ def _obstacle(can: Capability, asked: _Asked) -> str | None:
     return None
 
 
-def _check(q, k, v, segment_ids) -> None:
+def _check(q, k, v, segment_ids, prefix_len, *, causal: bool) -> None:
     """Raise ValueError unless the arguments fit together."""
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
     if not q.ndim == k.ndim == v.ndim == 4:
@@ -338,9 +419,10 @@ def _check(q, k, v, segment_ids) -> None:
         )
     B, T, N, H = q.shape
     S, K = k.shape[1:3]
-    if k.shape != v.shape or (k.shape[0], k.shape[3]) != (B, H):
+    if k.shape[:3] != v.shape[:3] or (k.shape[0], k.shape[3]) != (B, H):
         raise ValueError(
-            f"q, k, v must agree in batch and head width, k and v in all, got {shapes}"
+            "q, k, v must agree in batch, q and k in head width, k and v in positions "
+            f"and heads, got {shapes}"
         )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(
@@ -353,11 +435,20 @@ def _check(q, k, v, segment_ids) -> None:
         raise ValueError(
             f"T must be at least 1 and at most S {S} (query i is at key i), got {T}"
         )
-    if segment_ids is not None and (S != T or segment_ids.shape != (B, T)):
+    if not causal and S != T:
         raise ValueError(
-            f"segment_ids must be [B, T] with S = T, got {segment_ids.shape} with "
-            f"{shapes}"
+            f"with causal=False S must be T {T}, got {S}: nothing else hides the keys "
+            "after the last query"
         )
+    for name, x, shape in (
+        ("segment_ids", segment_ids, (B, T)),
+        ("prefix_len", prefix_len, (B,)),
+    ):
+        if x is not None and (S != T or x.shape != shape):
+            wanted = "[B, T]" if len(shape) == 2 else "[B]"
+            raise ValueError(
+                f"{name} must be {wanted} with S = T, got {x.shape} with {shapes}"
+            )
 
 
 def _runs(segment_ids: Int32[Array, "B T"]) -> Int32[Array, "B T"]:

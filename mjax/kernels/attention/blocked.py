@@ -3,8 +3,9 @@
 Queries and keys are cut into blocks of equal length. The pairs (query block, key
 block) that hold at least one visible score are listed when the function is traced,
 and a scan walks the list: forward it keeps a running softmax per query, backward it
-recomputes each tile from the saved log-sum-exp. Pairs outside the causal window are
-never computed, and the trip count is a constant of the compiled program.
+recomputes each tile from the saved log-sum-exp. Pairs that causality and the window
+hide are never computed (with prefixes, whose lengths are data, only what the window
+hides), and the trip count is a constant of the compiled program.
 
 Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: one flat loop over
 the visible pairs; the sums live in whole arrays that the loop updates in place.
@@ -36,6 +37,8 @@ _LOWEST = -1e30
 class _Static:
     """What is fixed when the function is traced."""
 
+    seq_len: int
+    causal: bool
     window: int | None
     scale: float
     soft_cap: float | None
@@ -45,15 +48,17 @@ class _Static:
 def attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     segment_ids: Int32[Array, "B T"] | None,
     *,
+    causal: bool = True,
+    prefix_len: Int32[Array, "B"] | None = None,
     window: int | None,
     scale: float,
     soft_cap: float | None,
     tuning: BlockedTuning,
-) -> Float[Array, "B T N H"]:
-    """Attend causally within the window and the segment, one tile at a time.
+) -> Float[Array, "B T N Hv"]:
+    """Attend as `reference.attention` does, one tile at a time.
 
     Scores, softmax and sums are float32; probabilities are rounded to the dtype of v
     before they meet it, as matrix units want them. Inside shard_map all arrays must
@@ -66,7 +71,9 @@ def attention(
       v: values.
       segment_ids: positions see each other only where these are equal; they never fall
         along T.
-      window: number of keys a query sees, itself included; None is all before it.
+      causal: as in `reference.visible`.
+      prefix_len: of the keys before it, causality hides none; None is 0.
+      window: as in `reference.visible`.
       scale: factor on the scores.
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
       tuning: size of the tiles.
@@ -75,28 +82,41 @@ def attention(
       The output in the dtype of q.
     """
     block = min(tuning.block, q.shape[1])
-    static = _Static(window=window, scale=scale, soft_cap=soft_cap, block=block)
-    return _flash(static, q, k, v, segment_ids)
+    static = _Static(
+        seq_len=q.shape[1],
+        causal=causal,
+        window=window,
+        scale=scale,
+        soft_cap=soft_cap,
+        block=block,
+    )
+    return _flash(static, q, k, v, segment_ids, prefix_len)
 
 
-def visible_tiles(T: int, block: int, window: int | None) -> Int32[np.ndarray, "P 2"]:
+def visible_tiles(
+    T: int, block: int, window: int | None, *, causal: bool = True
+) -> Int32[np.ndarray, "P 2"]:
     """List the tiles, (query block, key block), that hold a visible score."""
-    reach = T if window is None else window
+    reach, num = T if window is None else window, -(-T // block)
     pairs = [
         (i, j)
-        for i in range(-(-T // block))
-        # The first query of block i sees back to key i * block - reach + 1.
-        for j in range(max(0, (i * block - reach + 1) // block), i + 1)
+        for i in range(num)
+        # The first query of block i sees back to key i * block - reach + 1, the last,
+        # (i + 1) * block - 1, on to reach - 1 keys after it.
+        for j in range(
+            max(0, (i * block - reach + 1) // block),
+            i + 1 if causal else min(num, ((i + 1) * block + reach - 2) // block + 1),
+        )
     ]
     return np.array(pairs, np.int32)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(static: _Static, q, k, v, segment_ids):
-    return _forward(static, q, k, v, segment_ids)[0]
+def _flash(static: _Static, q, k, v, segment_ids, prefix_len):
+    return _forward(static, q, k, v, segment_ids, prefix_len)[0]
 
 
-def _forward(static: _Static, q, k, v, segment_ids):
+def _forward(static: _Static, q, k, v, segment_ids, prefix_len):
     """Return the output and what the backward pass needs."""
     q_blocks, k_blocks, v_blocks = _split_qkv(static, q, k, v)
     seg_blocks = _split_segments(static, segment_ids)
@@ -104,7 +124,8 @@ def _forward(static: _Static, q, k, v, segment_ids):
     def add_tile(carry, i, j):
         acc, row_max, row_sum = carry
         scores = _tile_scores(static, _read(q_blocks, i), _read(k_blocks, j))
-        scores = jnp.where(_tile_mask(static, seg_blocks, i, j), scores, -jnp.inf)
+        mask = _tile_mask(static, seg_blocks, prefix_len, i, j)
+        scores = jnp.where(mask, scores, -jnp.inf)
         old_max = _read(row_max, i)
         new_max = jnp.maximum(old_max, scores.max(axis=-1))
         probs = jnp.exp(scores - new_max[..., None])
@@ -118,22 +139,20 @@ def _forward(static: _Static, q, k, v, segment_ids):
 
     # zeros_like, not zeros: inside shard_map it varies over the axes of q.
     zero_rows = jnp.zeros_like(q_blocks[..., 0], dtype=jnp.float32)
-    carry = (
-        jnp.zeros_like(q_blocks, dtype=jnp.float32),
-        zero_rows + _LOWEST,
-        zero_rows,
-    )
-    acc, row_max, row_sum = _over_pairs(static, add_tile, carry, q.shape[1])
+    zeros = jnp.broadcast_to(zero_rows[..., None], (*zero_rows.shape, v.shape[3]))
+    carry = (zeros, zero_rows + _LOWEST, zero_rows)
+    is_causal = static.causal and prefix_len is None
+    acc, row_max, row_sum = _over_pairs(static, add_tile, carry, is_causal)
     out = _join(acc / row_sum[..., None], q)
     # Names for remat policies; the two are all that the tiles are recomputed from.
     out = checkpoint_name(out, OUT_NAME)
     lse = checkpoint_name(row_max + jnp.log(row_sum), LSE_NAME)
-    return out, (q, k, v, segment_ids, out, lse)
+    return out, (q, k, v, segment_ids, prefix_len, out, lse)
 
 
 def _backward(static: _Static, residuals, d_out):
-    """Return the cotangents of q, k, v (and none for the segments)."""
-    q, k, v, segment_ids, out, lse = residuals
+    """Return the cotangents of q, k, v (and none for segments and prefixes)."""
+    q, k, v, segment_ids, prefix_len, out, lse = residuals
     q_blocks, k_blocks, v_blocks = _split_qkv(static, q, k, v)
     seg_blocks = _split_segments(static, segment_ids)
     do_blocks, _, _ = _split_qkv(static, d_out, k, v)
@@ -147,7 +166,7 @@ def _backward(static: _Static, residuals, d_out):
         dq, dk, dv = carry
         q_i, k_j, do_i = _read(q_blocks, i), _read(k_blocks, j), _read(do_blocks, i)
         scores = _tile_scores(static, q_i, k_j)
-        mask = _tile_mask(static, seg_blocks, i, j)
+        mask = _tile_mask(static, seg_blocks, prefix_len, i, j)
         probs = jnp.where(mask, jnp.exp(scores - _read(lse, i)[..., None]), 0.0)
         d_probs = _dot("bkgth,bksh->bkgts", do_i, _read(v_blocks, j))
         d_scores = probs * (d_probs - _read(delta, i)[..., None]) * static.scale
@@ -166,16 +185,20 @@ def _backward(static: _Static, residuals, d_out):
 
     blocks = (q_blocks, k_blocks, v_blocks)
     carry = tuple(jnp.zeros_like(x, dtype=jnp.float32) for x in blocks)
-    dq, dk, dv = _over_pairs(static, add_tile, carry, q.shape[1])
-    return _join(dq, q), _join(dk[:, :, :, None], k), _join(dv[:, :, :, None], v), None
+    is_causal = static.causal and prefix_len is None
+    dq, dk, dv = _over_pairs(static, add_tile, carry, is_causal)
+    dk, dv = (_join(x[:, :, :, None], like) for x, like in ((dk, k), (dv, v)))
+    return _join(dq, q), dk, dv, None, None
 
 
 _flash.defvjp(_forward, _backward)
 
 
-def _over_pairs(static: _Static, add_tile: Callable, carry: tuple, T: int) -> tuple:
+def _over_pairs(
+    static: _Static, add_tile: Callable, carry: tuple, is_causal: bool
+) -> tuple:
     """Fold add_tile over the visible pairs; a single pair needs no loop."""
-    pairs = visible_tiles(T, static.block, static.window)
+    pairs = visible_tiles(static.seq_len, static.block, static.window, causal=is_causal)
     if len(pairs) == 1:
         return add_tile(carry, 0, 0)
     return lax.scan(lambda c, ij: (add_tile(c, ij[0], ij[1]), None), carry, pairs)[0]
@@ -192,19 +215,28 @@ def _tile_scores(
 
 
 def _tile_mask(
-    static: _Static, seg_blocks: Int32[Array, "n B c"] | None, i, j
+    static: _Static,
+    seg_blocks: Int32[Array, "n B c"] | None,
+    prefix_len: Int32[Array, "B"] | None,
+    i,
+    j,
 ) -> Bool[Array, "#B 1 1 c c"]:
     """Visible scores of the tile (i, j).
 
-    Padding needs no case of its own: it comes last, so that causality hides it from
-    the real queries, and each padded query sees at least itself.
+    Padding comes last, so that causality hides it from the real queries; where that
+    does not, it is as a document of its own. Each padded query sees at least itself.
     """
     rows = jnp.arange(static.block, dtype=jnp.int32)
-    distance = (i - j) * static.block + rows[:, None] - rows[None, :]
-    mask = distance >= 0
+    distance = ((i - j) * static.block + rows[:, None] - rows[None, :])[None]
+    queries, keys = i * static.block + rows, j * static.block + rows
+    mask = distance >= 0 if static.causal else jnp.ones_like(distance, bool)
+    if prefix_len is not None:
+        mask = mask | (keys[None, None, :] < prefix_len[:, None, None])
+    if not static.causal or prefix_len is not None:
+        is_real = queries < static.seq_len
+        mask = mask & (is_real[:, None] == (keys < static.seq_len)[None, :])[None]
     if static.window is not None:
-        mask = mask & (distance < static.window)
-    mask = mask[None]
+        mask = mask & (jnp.abs(distance) < static.window)
     if seg_blocks is not None:
         seg_i, seg_j = _read(seg_blocks, i), _read(seg_blocks, j)
         mask = mask & (seg_i[:, :, None] == seg_j[:, None, :])
@@ -212,7 +244,7 @@ def _tile_mask(
 
 
 def _split_qkv(static: _Static, q, k, v):
-    """Cut q into [n, B, K, G, c, H], k and v into [n, B, K, c, H], padded with 0."""
+    """Cut q into [n, B, K, G, c, H], k and v into [n, B, K, c, ...], padded with 0."""
     B, T, N, H = q.shape
     K = k.shape[2]
     q_blocks = _split(static, q.reshape(B, T, K, N // K, H), 0)
@@ -240,11 +272,11 @@ def _split(
 
 
 def _join(
-    blocks: Float[Array, "n B K G c H"], like: Float[Array, "B T N H"]
-) -> Float[Array, "B T N H"]:
-    """Undo the split: back to the shape and dtype of `like`, padding dropped."""
-    B, T, N, H = like.shape
-    x = blocks.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, N, H)
+    blocks: Float[Array, "n B K G c width"], like: Float[Array, "B T N H"]
+) -> Float[Array, "B T N width"]:
+    """Undo the split: back to positions, heads and dtype of `like`, without padding."""
+    B, T, N, _ = like.shape
+    x = blocks.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, N, blocks.shape[-1])
     return x[:, :T].astype(like.dtype)
 
 

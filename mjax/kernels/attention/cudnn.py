@@ -12,16 +12,19 @@ def attention(
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
     *,
+    causal: bool,
     window: int | None,
     scale: float,
 ) -> Float[Array, "B T N H"]:
-    """Attend causally within the window.
+    """Attend, causally within the window or without any mask.
 
     Args:
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      window: number of keys a query sees, itself included; None is all before it.
+      causal: hide the keys after the query.
+      window: number of keys a query sees, itself included; None is all before it, and
+        must be where it is not causal.
       scale: factor on the scores.
 
     Returns:
@@ -35,7 +38,7 @@ def attention(
         k,
         v,
         scale=scale,
-        is_causal=True,
+        is_causal=causal,
         local_window_size=local_window,
         implementation="cudnn",
     )

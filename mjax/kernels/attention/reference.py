@@ -3,7 +3,7 @@
 Enters: q, k, v of one length T. Leaves: the weighted sum of the values. Costs
 O(T^2) arithmetic and memory; the other backends are tested against it.
 Source: Vaswani et al. 2017, eq. 1, arXiv:1706.03762; grouped heads: Ainslie et al.
-2023, arXiv:2305.13245. Differs: window, segments, soft cap.
+2023, arXiv:2305.13245. Differs: prefix, window, segments, soft cap.
 """
 
 import jax
@@ -14,14 +14,16 @@ from jaxtyping import Array, Bool, Float, Int32
 def attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     segment_ids: Int32[Array, "B T"] | None,
     *,
+    causal: bool = True,
+    prefix_len: Int32[Array, "B"] | None = None,
     window: int | None,
     scale: float,
     soft_cap: float | None,
-) -> Float[Array, "B T N H"]:
-    """Attend causally within the window and the segment, all in float32.
+) -> Float[Array, "B T N Hv"]:
+    """Attend to what `visible` and the segment let a query see, all in float32.
 
     Args:
       q: queries.
@@ -29,7 +31,9 @@ def attention(
       v: values.
       segment_ids: positions see each other only where these are equal; they never fall
         along T.
-      window: number of keys a query sees, itself included; None is all before it.
+      causal: as in `visible`.
+      prefix_len: of the keys before it, causality hides none; None is 0.
+      window: as in `visible`.
       scale: factor on the scores.
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
 
@@ -43,18 +47,23 @@ def attention(
     scores = jnp.einsum("btkgh,bskh->bkgts", q5, k.astype(f32), precision=exact) * scale
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    mask = visible(T, window)[None]
+    mask = visible(T, window, causal=causal)[None]
+    if prefix_len is not None:
+        in_prefix = jnp.arange(T)[None, None, :] < prefix_len[:, None, None]
+        mask = mask | (visible(T, window, causal=False)[None] & in_prefix)
     if segment_ids is not None:
         mask = mask & (segment_ids[:, :, None] == segment_ids[:, None, :])
     scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     probs = jax.nn.softmax(scores, axis=-1)
     out = jnp.einsum("bkgts,bskh->btkgh", probs, v.astype(f32), precision=exact)
-    return out.reshape(B, T, N, H).astype(q.dtype)
+    return out.reshape(B, T, N, v.shape[3]).astype(q.dtype)
 
 
-def visible(T: int, window: int | None) -> Bool[Array, "T T"]:
-    """Return the mask [query, key]: key j is seen by i iff i - window < j <= i."""
+def visible(T: int, window: int | None, *, causal: bool = True) -> Bool[Array, "T T"]:
+    """Return the mask [query, key]: j is seen by i iff |i - j| < window and, where it
+    is causal, j <= i.
+    """
     i = jnp.arange(T)[:, None]
     j = jnp.arange(T)[None, :]
-    mask = j <= i
-    return mask if window is None else mask & (j > i - window)
+    mask = j <= i if causal else jnp.ones((T, T), bool)
+    return mask if window is None else mask & (jnp.abs(i - j) < window)

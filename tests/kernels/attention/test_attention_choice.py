@@ -36,7 +36,10 @@ def test_auto_takes_cudnn_on_gpu():
     [
         ({"dtype": jnp.float32}, "got float32"),
         ({"head_dim": 60}, "multiple of 8, got 60"),
-        ({"head_dim": 136}, "at most 128, got 136"),
+        ({"head_dim": 136}, "at most 128 on ampere, got 136"),
+        ({"value_dim": 32}, "as wide as queries and keys, got 64/32"),
+        ({"prefix": True}, "it does not honour prefix_len"),
+        ({"causal": False, "window": 9}, "honour window=9 with causal=False"),
         ({"segments": True}, "segment_ids"),
         ({"soft_cap": 30.0}, "soft_cap=30.0"),
         ({"target": CPU["target"]}, "got cpu"),
@@ -56,8 +59,11 @@ def test_what_cudnn_cannot_do_is_refused_by_name_and_avoided_by_auto(change, rea
     ("change", "reason"),
     [
         ({"dtype": jnp.float32}, "got float32"),
-        ({"head_dim": 80}, "multiple of 32, got 80"),
-        ({"head_dim": 256}, "at most 128, got 256"),
+        ({"head_dim": 80}, "one of 32, 64, 96, 128, got 80"),
+        ({"head_dim": 256}, "one of 32, 64, 96, 128, got 256"),
+        ({"value_dim": 128}, "one of 32, 64, 96, 128, got 64/128"),
+        ({"causal": False}, "it does not honour causal=False"),
+        ({"prefix": True}, "it does not honour prefix_len"),
         ({"target": AMPERE}, "hopper, got ampere .NVIDIA A100-SXM4-80GB."),
         ({"target": CPU["target"]}, "got cpu"),
     ],
@@ -117,10 +123,37 @@ def test_a_fused_backward_pass_of_few_thread_blocks_is_refused(
 
 
 def test_mosaic_gpu_has_sizes_for_every_width_that_it_takes():
-    can = api.CAPABILITIES["mosaic_gpu"]
-    assert can.max_head_dim is not None
-    step = can.head_dim_multiple
-    assert list(MOSAIC_H200) == list(range(step, can.max_head_dim + 1, step))
+    built = api.CAPABILITIES["mosaic_gpu"].head_dims
+    assert built is not None
+    assert [H for H, _ in built] == list(MOSAIC_H200)
+    for H, Hv in built:
+        asked = {**GPU, "head_dim": H, "value_dim": Hv}
+        assert api.choose(**asked, backend="mosaic_gpu").name == "mosaic_gpu"
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [("NVIDIA H200", 256), ("NVIDIA B200", 128), ("NVIDIA A100-SXM4-80GB", 128)],
+)
+def test_cudnn_takes_heads_as_wide_as_the_generation_does(kind, most):
+    device = Target(platform="gpu", device_kind=kind)
+    asked = {**GPU, "target": device, "backend": "cudnn"}
+    assert api.choose(**{**asked, "head_dim": most}).name == "cudnn"
+    with pytest.raises(ValueError, match=f"at most {most} on {device.generation}"):
+        api.choose(**{**asked, "head_dim": most + 8})
+
+
+def test_cudnn_attends_without_a_mask_but_not_with_one_on_both_sides():
+    assert api.choose(**GPU, causal=False).name == "cudnn"
+    assert api.choose(**GPU, causal=False, window=GPU["seq_len"]).name == "cudnn"
+    choice = api.choose(**GPU, causal=False, window=16)
+    assert choice.name != "cudnn"
+    assert "causal=False" in choice.rejected["cudnn"]
+
+
+def test_a_prefix_without_causality_is_refused():
+    with pytest.raises(ValueError, match="leave one of the two out"):
+        api.choose(**CPU, causal=False, prefix=True)
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "Tesla V9"])
@@ -206,7 +239,20 @@ def zeros(*shape, dtype=jnp.float32):
             (2, 8, 2, 4),
             (2, 9, 2, 4),
             {"segment_ids": jnp.zeros((2, 8), jnp.int32)},
-            "S = T",
+            "segment_ids must be .B, T. with S = T",
+        ),
+        ((2, 8, 2, 4), (2, 9, 2, 4), {"causal": False}, "S must be T 8, got 9"),
+        (
+            (2, 8, 2, 4),
+            (2, 9, 2, 4),
+            {"prefix_len": jnp.zeros((2,), jnp.int32)},
+            "prefix_len must be .B. with S = T",
+        ),
+        (
+            (2, 8, 2, 4),
+            (2, 8, 2, 4),
+            {"prefix_len": jnp.zeros((2,), jnp.int32), "causal": False},
+            "leave one of the two out",
         ),
         ((2, 8, 2, 4), (2, 8, 2, 4), {"backend": "cudnn"}, "platform must be gpu"),
     ],
@@ -228,13 +274,14 @@ def test_mixed_dtypes_are_refused():
         ((2, 8, 2, 4), (2, 8, 2, 4), (2, 8, 1, 4)),
         ((2, 8, 2, 4), (3, 8, 2, 4), (3, 8, 2, 4)),
         ((2, 8, 2, 4), (2, 8, 2, 5), (2, 8, 2, 5)),
+        ((2, 8, 2, 4), (2, 8, 2, 4), (2, 7, 2, 4)),
         ((8, 2, 4), (8, 2, 4), (8, 2, 4)),
     ],
 )
 def test_shapes_that_disagree_are_refused_with_the_shapes(q, k, v):
     # The annotations catch these first in tests; users get the message.
     with pytest.raises(ValueError, match="got q"):
-        api._check(zeros(*q), zeros(*k), zeros(*v), None)
+        api._check(zeros(*q), zeros(*k), zeros(*v), None, None, causal=True)
 
 
 def test_a_block_below_one_is_refused():
@@ -244,8 +291,8 @@ def test_a_block_below_one_is_refused():
 
 # jax.nn promotes both inside.
 @pytest.mark.promotion(dtype="standard", rank="allow")
-@pytest.mark.parametrize("window", [None, 5])
-def test_cudnn_gets_the_window_together_with_the_causal_mask(monkeypatch, window):
+@pytest.mark.parametrize(("window", "causal"), [(None, True), (5, True), (None, False)])
+def test_cudnn_gets_the_window_together_with_the_mask(monkeypatch, window, causal):
     real, calls = jax.nn.dot_product_attention, []
 
     def on_cpu(*args, implementation, **options):
@@ -258,11 +305,12 @@ def test_cudnn_gets_the_window_together_with_the_causal_mask(monkeypatch, window
             jax.random.split(jax.random.key(0), 3), (4, 2, 2), strict=True
         )
     )
-    want = api.attention(q, k, v, window=window, backend="reference")
+    options = {"window": window, "causal": causal}
+    want = api.attention(q, k, v, **options, backend="reference")
     monkeypatch.setattr(jax.nn, "dot_product_attention", on_cpu)
     monkeypatch.setattr(api, "target", lambda: HOPPER)
-    got = api.attention(q, k, v, window=window)
-    assert calls == [("cudnn", True)]
+    got = api.attention(q, k, v, **options)
+    assert calls == [("cudnn", causal)]
     # The probabilities are rounded to bfloat16 (2^-9) before they meet the values.
     np.testing.assert_allclose(
         got.astype(jnp.float32), want.astype(jnp.float32), atol=3e-2

@@ -22,14 +22,14 @@ BLOCK = 16
 LENGTH = 45
 
 
-def make_inputs(B=2, T=LENGTH, N=4, K=2, H=8, S=None, dtype=jnp.float32):
+def make_inputs(B=2, T=LENGTH, N=4, K=2, H=8, Hv=None, S=None, dtype=jnp.float32):
     """Return random q, k, v and a cotangent of the output."""
     q, k, v, d_out = jax.random.split(jax.random.key(T * N + K), 4)
     return (
         jax.random.normal(q, (B, T, N, H), dtype),
         jax.random.normal(k, (B, S or T, K, H), dtype),
-        jax.random.normal(v, (B, S or T, K, H), dtype),
-        jax.random.normal(d_out, (B, T, N, H), dtype),
+        jax.random.normal(v, (B, S or T, K, Hv or H), dtype),
+        jax.random.normal(d_out, (B, T, N, Hv or H), dtype),
     )
 
 
@@ -46,7 +46,9 @@ def run(attend, q, k, v, d_out):
     return [np.asarray(x, np.float32) for x in (out, *pull(d_out))]
 
 
-def run_blocked(inputs, segments=None, *, window=None, soft_cap=None, block=BLOCK):
+def run_blocked(
+    inputs, segments=None, *, window=None, soft_cap=None, block=BLOCK, **masks
+):
     attend = functools.partial(
         blocked.attention,
         segment_ids=segments,
@@ -54,17 +56,19 @@ def run_blocked(inputs, segments=None, *, window=None, soft_cap=None, block=BLOC
         scale=0.3,
         soft_cap=soft_cap,
         tuning=BlockedTuning(block=block),
+        **masks,
     )
     return run(attend, *inputs)
 
 
-def run_reference(inputs, segments=None, *, window=None, soft_cap=None):
+def run_reference(inputs, segments=None, *, window=None, soft_cap=None, **masks):
     attend = functools.partial(
         reference.attention,
         segment_ids=segments,
         window=window,
         scale=0.3,
         soft_cap=soft_cap,
+        **masks,
     )
     return run(attend, *inputs)
 
@@ -95,6 +99,85 @@ def test_reference_agrees_with_jax_nn(window, kv_heads):
     with jax.numpy_rank_promotion("allow"):  # jax.nn promotes ranks inside
         want = run(attend, *inputs)
     assert_near(run_reference(inputs, window=window), want, F32_TOLERANCE)
+
+
+@pytest.mark.parametrize(("window", "kv_heads"), [(None, 2), (1, 4), (13, 1)])
+def test_reference_agrees_with_jax_nn_on_both_sides(window, kv_heads):
+    inputs = make_inputs(K=kv_heads)
+    attend = functools.partial(
+        jax.nn.dot_product_attention,
+        scale=0.3,
+        local_window_size=None if window is None else (window - 1, window - 1),
+        implementation="xla",
+    )
+    with jax.numpy_rank_promotion("allow"):
+        want = run(attend, *inputs)
+    got = run_reference(inputs, window=window, causal=False)
+    assert_near(got, want, F32_TOLERANCE)
+
+
+PREFIXES = jnp.asarray([20, 0], jnp.int32)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("segmented", [False, True])
+def test_reference_hides_what_the_rules_say(window, segmented):
+    """One number a score, by the rules as they are written in `api.attention`."""
+    T, ids = 33, np.asarray(make_segments(2, 33)) * segmented
+    q, k, v, _ = make_inputs(T=T, N=1, K=1)
+    for causal, prefixes in ((True, [0, 0]), (True, [20, 0]), (False, [0, 0])):
+        seen = np.zeros((2, T, T), bool)
+        for b, i, j in np.ndindex(2, T, T):
+            seen[b, i, j] = (
+                (j <= i or j < prefixes[b] or not causal)
+                and abs(i - j) < (window or T)
+                and ids[b, i] == ids[b, j]
+            )
+        scores = np.einsum("btnh,bsnh->bts", q, k) * 0.3
+        probs = np.exp(scores) * seen
+        want = np.einsum("bts,bsnh->btnh", probs, v)
+        want /= probs.sum(axis=-1)[..., None, None]
+        got = reference.attention(
+            *(q, k, v, jnp.asarray(ids, jnp.int32)),
+            causal=causal,
+            prefix_len=jnp.asarray(prefixes, jnp.int32) if causal else None,
+            window=window,
+            scale=0.3,
+            soft_cap=None,
+        )
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+# Each rule alone, those that meet, a ragged length, wider and narrower values.
+UNMASKED = {
+    "full": {"causal": False},
+    "full, window": {"causal": False, "window": 13},
+    "full, window 1": {"causal": False, "window": 1},
+    "full, segments": {"causal": False, "segmented": True},
+    "full, all": {"causal": False, "segmented": True, "window": 9, "soft_cap": 0.7},
+    "full, one block": {"causal": False, "T": 11},
+    "full, whole blocks": {"causal": False, "T": 3 * BLOCK, "window": 20},
+    "prefix": {"prefix_len": PREFIXES},
+    "prefix, window": {"prefix_len": PREFIXES, "window": 11},
+    "prefix, segments": {"prefix_len": PREFIXES, "segmented": True},
+    "prefix beyond the end": {"prefix_len": PREFIXES + 100},
+    "wide values": {"Hv": 12},
+    "narrow values": {"Hv": 3, "window": 20},
+    "narrow values, full": {"Hv": 3, "causal": False, "segmented": True},
+}
+
+
+@pytest.mark.parametrize("name", UNMASKED)
+def test_blocked_agrees_with_reference_under_every_rule(name):
+    masks = dict(UNMASKED[name])
+    T = masks.pop("T", LENGTH)
+    inputs = make_inputs(T=T, Hv=masks.pop("Hv", None))
+    segments = make_segments(2, T) if masks.pop("segmented", False) else None
+    want = run_reference(inputs, segments, **masks)
+    assert want[0].shape == inputs[3].shape
+    got = run_blocked(inputs, segments, **masks)
+    assert all(np.isfinite(x).all() for x in got)
+    assert_near(got, want, F32_TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +239,16 @@ def test_blocked_agrees_with_reference_under_a_soft_cap():
 )
 def test_half_precision_is_near_the_float32_reference(backend, dtype):
     inputs = make_inputs(T=150, dtype=dtype)
-    attend = functools.partial(api.attention, window=70, scale=0.3, backend=backend)
-    out = jax.eval_shape(attend, *inputs[:3])
-    assert out.dtype == dtype
-    want = run_reference([x.astype(jnp.float32) for x in inputs], window=70)
-    assert_near(run(attend, *inputs), want, BF16_TOLERANCE)
+    for masks in ({}, {"causal": False}, {"prefix_len": PREFIXES}):
+        attend = functools.partial(
+            api.attention, window=70, scale=0.3, backend=backend, **masks
+        )
+        out = jax.eval_shape(attend, *inputs[:3])
+        assert out.dtype == dtype
+        want = run_reference(
+            [x.astype(jnp.float32) for x in inputs], window=70, **masks
+        )
+        assert_near(run(attend, *inputs), want, BF16_TOLERANCE)
 
 
 def test_large_scores_neither_overflow_nor_give_nan():
@@ -194,13 +282,14 @@ def test_blocked_agrees_with_reference_at_random_shapes(
     assert_near(got, want, F32_TOLERANCE)
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 7, 30])
-def test_listed_pairs_are_those_that_hold_a_visible_score(window):
+def test_listed_pairs_are_those_that_hold_a_visible_score(window, causal):
     T, block = 30, 7
     visible = np.zeros((35, 35), bool)
-    visible[:T, :T] = reference.visible(T, window)
+    visible[:T, :T] = reference.visible(T, window, causal=causal)
     tiles = visible.reshape(5, block, 5, block).any(axis=(1, 3))
-    listed = blocked.visible_tiles(T, block, window)
+    listed = blocked.visible_tiles(T, block, window, causal=causal)
     assert sorted(map(tuple, listed.tolist())) == list(map(tuple, np.argwhere(tiles)))
 
 
