@@ -21,11 +21,10 @@ from mjax.kernels.attention.mosaic_gpu.dkv import key_value_gradients
 from mjax.kernels.attention.mosaic_gpu.dq import query_gradient
 from mjax.kernels.attention.mosaic_gpu.forward import forward
 from mjax.kernels.attention.mosaic_gpu.tiles import Problem
-from mjax.kernels.attention.tuning import LEAST_STAGES, MosaicKernel, MosaicTuning
+from mjax.kernels.attention.tuning import LEAST_STAGES, MosaicKernel
 from scripts.kernels.compiled_kernels import KernelCase
 
-KERNELS = tuple(field.name for field in dataclasses.fields(MosaicTuning))
-"""forward, dq, dkv."""
+KERNELS = ("forward", "dq", "dkv")
 HEAD_DIMS = (64, 128)
 WARPGROUPS = (2, 3)
 BLOCKS = (64, 128, 192, 256)

@@ -49,6 +49,11 @@ MOST_FUSED = 660
 FUSED_BARRIERS = 3
 """Of such a loop: after gradients of scores are stored, before the place of a block of
 dq is written again, and after it is."""
+MOST_INSTRUCTIONS_BOTH_SIDES = 640
+"""Where documents or a prefix cut a row before and after the diagonal: the bits of a
+second edge are made for each block."""
+_PARTS = "8 heads a key, in parts"
+"""Not of the fused backward kernel, which never divides a group."""
 HIDDEN_UNDER_CAP = 0.5
 """Least share of exponentials under a product where there is a soft cap: it doubles
 them, and in dkv as many as half stand before the product begins."""
@@ -79,28 +84,37 @@ def _attention_cases() -> dict[str, KernelCase]:
 
     The number of positions is a constant of the kernels, and no way to branch.
     """
-    options: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("window", {}),
-        ("full", {"window": None}),
-        ("segments", {"segments": True}),
-        ("soft cap", {"soft_cap": 30.0}),
+    options: dict[str, dict[str, Any]] = {
+        "window": {},
+        "full": {"window": None},
+        "segments": {"segments": True},
+        "soft cap": {"soft_cap": 30.0},
         # dkv walks all query heads of a group; in the next case, half of them.
-        ("4 heads a key", {"heads": 32, "group": 4}),
-        ("8 heads a key, in parts", {"heads": 16, "group": 8, "window": None}),
-        ("all, 8 heads a key", {"segments": True, "soft_cap": 30.0, "group": 8}),
-    )
-    # Registers are scarcest at 128, so there it is every way. They do not depend on
-    # which of the two dtypes it is.
-    chosen = {128: options, 64: (options[0], options[-1])}
-    cases = {
-        f"attention {H}, bfloat16, {name}": _attention_case(H, "bfloat16", **asked)
-        for H in MOSAIC_H200
-        for name, asked in chosen.get(H, options[-1:])
+        "4 heads a key": {"heads": 32, "group": 4},
+        _PARTS: {"heads": 16, "group": 8, "window": None},
+        "all, 8 heads a key": {"segments": True, "soft_cap": 30.0, "group": 8},
+        "not causal": {"causal": False, "window": None},
+        "not causal, segments": {"causal": False, "segments": True},
+        "prefix": {"prefix": True},
     }
-    cases["attention 128, float16, window"] = _attention_case(128, "float16")
+    # Registers are scarcest at 128, so there it is every way. They do not
+    # depend on which of the two dtypes it is.
+    everything = "all, 8 heads a key"
+    chosen = {128: tuple(options), 64: ("window", everything)}
+    cases = {
+        f"attention {H}, bfloat16, {name}": _attention_case(
+            H, "bfloat16", **options[name]
+        )
+        for H in MOSAIC_H200
+        for name in chosen.get(H, (everything,))
+    }
+    for H in MOSAIC_H200:
+        cases[f"attention {H}, float16, window"] = _attention_case(H, "float16")
+    # Causal alone.
+    not_fused = ("not causal", "not causal, segments", "prefix", _PARTS)
     for H in FUSED_H200:
-        # A group is never divided.
-        for name, asked in (o for o in options if not o[0].endswith("in parts")):
+        for name in (n for n in options if n not in not_fused):
+            asked = options[name]
             cases[f"attention {H}, bfloat16, fused, {name}"] = _fused_case(H, **asked)
     return cases
 
@@ -109,6 +123,8 @@ def _attention_case(
     H: int,
     dtype: str,
     *,
+    causal: bool = True,
+    prefix: bool = False,
     window: int | None = 1024,
     segments: bool = False,
     soft_cap: float | None = None,
@@ -116,27 +132,41 @@ def _attention_case(
     group: int = 1,
 ) -> KernelCase:
     """Return attention and its gradients, for query heads of width H."""
+    tuning = MOSAIC_H200[H]
     call = functools.partial(
         attention,
+        causal=causal,
         window=window,
         scale=H**-0.5,
         soft_cap=soft_cap,
-        tuning=MOSAIC_H200[H],
+        tuning=tuning,
     )
 
-    def with_gradients(q, k, v, segment_ids, d_out):
-        out, pull = jax.vjp(lambda q, k, v: call(q, k, v, segment_ids), q, k, v)
+    def with_gradients(q, k, v, segment_ids, prefix_len, d_out):
+        def attend(q, k, v):
+            return call(q, k, v, segment_ids, prefix_len=prefix_len)
+
+        out, pull = jax.vjp(attend, q, k, v)
         return out, pull(d_out)
 
-    B, T, N = 1, 8192, heads
-    q = jax.ShapeDtypeStruct((B, T, N, H), jnp.dtype(dtype))
-    k = jax.ShapeDtypeStruct((B, T, N // group, H), jnp.dtype(dtype))
+    B, T, N, Hv = 1, 8192, heads, tuning.value_dim or H
+    q, d_out = (
+        jax.ShapeDtypeStruct((B, T, N, width), jnp.dtype(dtype)) for width in (H, Hv)
+    )
+    k, v = (
+        jax.ShapeDtypeStruct((B, T, N // group, width), jnp.dtype(dtype))
+        for width in (H, Hv)
+    )
     ids = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None
+    prefix_len = jax.ShapeDtypeStruct((B,), jnp.int32) if prefix else None
+    most = MOST_INSTRUCTIONS
+    if prefix or (segments and not causal):
+        most = max(most, MOST_INSTRUCTIONS_BOTH_SIDES)
     return KernelCase(
         function=with_gradients,
-        args=(q, k, k, ids, q),
+        args=(q, k, v, ids, prefix_len, d_out),
         hidden=1.0 if soft_cap is None else HIDDEN_UNDER_CAP,
-        most_instructions=MOST_INSTRUCTIONS if soft_cap is None else None,
+        most_instructions=most if soft_cap is None else None,
     )
 
 

@@ -268,7 +268,7 @@ def grid_tiles(shape: Shape, kernel: str) -> np.ndarray:
     ids = shape.segment_ids()
     if kernel == "dkv" and ids is not None:
         last = op.last_queries(p, jnp.asarray(ids))
-        return np.asarray(dkv.heaviest_first(p, last, tile))
+        return np.asarray(dkv.heaviest_first(p, last, None, tile))
     order = np.arange(math.ceil(shape.seq_len / tile))
     order = order if kernel in BY_KEYS else order[::-1]
     return np.broadcast_to(order, (shape.batch, len(order)))

@@ -39,12 +39,12 @@ def computed_pairs(
         ("dq", tuning.dq, tiles.FirstKeys(p, None)),
         ("dkv", tuning.dkv, tiles.LastQueries(p, None)),
     ):
-        tile = sizes.warpgroups * tiles.ROWS
+        tile = sizes.tile
         first = jnp.arange(math.ceil(seq_len / tile)) * tile
         whole = edge.blocks(first, tile, sizes.block)
         visits = jnp.zeros((), jnp.int32)
-        for wg in range(sizes.warpgroups):
-            own = edge.blocks(first + wg * tiles.ROWS, tiles.ROWS, sizes.block)
+        for part in range(tile // tiles.ROWS):
+            own = edge.blocks(first + part * tiles.ROWS, tiles.ROWS, sizes.block)
             own = own.within(whole.low, whole.high)
             high = whole.high if name == "forward" else own.high
             visits += (high - own.low).sum()

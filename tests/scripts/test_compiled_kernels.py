@@ -246,7 +246,8 @@ def test_every_tuning_of_attention_is_among_the_shipped_cases(head_dim):
     }
     assert len(found) == 1 + (head_dim in FUSED_H200)
     for is_fused, case in found.items():
-        q, k = case.args[:2]
+        q, k, v = case.args[:3]
         assert q.shape[-1] == head_dim
+        assert v.shape[-1] == (MOSAIC_H200[head_dim].value_dim or head_dim)
         assert q.shape[2] == 8 * k.shape[2]
         assert case.args[6 if is_fused else 3] is not None

@@ -46,7 +46,7 @@ def test_the_name_of_a_candidate_is_read_back():
         ),
         ("dq D=64 block=64", "a candidate is named like"),
         ("dq D=64 warpgroups=1 block=64 stages=2", "warpgroups must be one of"),
-        ("dq D=64 warpgroups=2 block=96 stages=2", "block must be a multiple of 64"),
+        ("dq D=64 warpgroups=2 block=96 stages=2", "32 or a multiple of 64"),
     ],
 )
 def test_what_is_no_candidate_is_refused(name, message):

@@ -87,9 +87,9 @@ CAPABILITIES = MappingProxyType(
             dtypes=("bfloat16", "float16"),
             platforms=("gpu",),
             generations=("hopper",),
-            head_dims=tuple((H, H) for H in tuning.MOSAIC_H200),
-            full=False,
-            prefix=False,
+            head_dims=tuple(
+                (H, sizes.value_dim or H) for H, sizes in tuning.MOSAIC_H200.items()
+            ),
             fused_head_dims=tuple(tuning.FUSED_H200),
         ),
     }
@@ -323,8 +323,7 @@ def _run(
                 tuning=kernel,
             )
             sizes = dataclasses.replace(sizes, fused=kernel)
-        names = ("window", "scale", "soft_cap")
-        return op.attention(*arrays, tuning=sizes, **{n: options[n] for n in names})
+        return op.attention(*arrays, tuning=sizes, **options)
     assert name == "blocked", name
     on_cpu = device.platform == "cpu"
     sizes = tuning.BLOCKED_CPU if on_cpu else tuning.BLOCKED_GPU
@@ -407,6 +406,8 @@ def _mask_obstacle(can: Capability, asked: _Asked) -> str | None:
             f"its backward pass is fused for head width {widths} alone, got "
             f"{asked.head_dim}"
         )
+    if asked.backward == "fused" and not (asked.causal and not asked.prefix):
+        return "its fused backward pass is causal, without a prefix"
     return None
 
 

@@ -43,9 +43,9 @@ class MosaicKernel:
                 f"warpgroups must be one of {', '.join(map(str, _REGISTERS))}, "
                 f"got {self.warpgroups}; use 2"
             )
-        if self.block < 64 or self.block % 64:
+        if self.block != 32 and (self.block < 64 or self.block % 64):
             raise ValueError(
-                f"block must be a multiple of 64, got {self.block}; use 64 or 128"
+                f"block must be 32 or a multiple of 64, got {self.block}; use 64 or 128"
             )
         if self.stages < 2:
             raise ValueError(
@@ -84,6 +84,8 @@ class MosaicTuning:
     fused: MosaicKernel | None = None
     """Of the kernel that takes the place of dq and dkv and is not deterministic; None:
     it does not."""
+    value_dim: int | None = None
+    """Hv; None is the width of queries and keys."""
 
     def __post_init__(self):
         for name, least in LEAST_STAGES.items():

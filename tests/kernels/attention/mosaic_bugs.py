@@ -242,7 +242,7 @@ _FORWARD_BUGS = {
         "forward", _GROUPS, ("tiles.floor_div(n, p.group)", "n")
     ),
     "forward: documents of another row of the batch": _bug(
-        "forward", _BATCH, ("first_g[0].at[b]", "first_g[0].at[0]")
+        "forward", _BATCH, ("(first, last), b)", "(first, last), 0)")
     ),
 }
 
@@ -296,8 +296,8 @@ _SHARED_BUGS = {
         "op",
         _DOCUMENTS,
         (
-            "jnp.where(is_last, j, problem.padded_len - 1)",
-            "jnp.where(is_last, j, problem.seq_len - 2)",
+            "beyond = problem.padded_len - 1",
+            "beyond = problem.seq_len - 2",
         ),
     ),
     "window one too long": _bug(
@@ -349,7 +349,10 @@ _SHARED_BUGS = {
     "no mask on the diagonal": _bug(
         "tiles",
         Case(T=256, tuning={"forward": {"block": 64}}, kernel="forward"),
-        ("floor_div(i0 + 1, block)", "floor_div(i0 + block, block)"),
+        (
+            "floor_div(self.near_at(i0) + 1, block)",
+            "floor_div(self.near_at(i0) + block, block)",
+        ),
     ),
     "no mask at the edge of the window": _bug(
         "tiles",
@@ -378,7 +381,7 @@ _SHARED_BUGS = {
     "last block of a document left out": _bug(
         "op",
         _SEGMENTS,
-        ("jnp.where(is_last, j, problem", "jnp.where(is_last, j - 1, problem"),
+        ("jnp.where(is_last, j, beyond)", "jnp.where(is_last, j - 1, beyond)"),
     ),
     "documents begin where they end": _bug(
         "op", _SEGMENTS, ("jnp.where(begins, i, 0)", "jnp.where(begins, i - 1, 0)")
@@ -538,7 +541,7 @@ _DKV_BUGS = {
     "dkv: the heaviest tile again and again": _bug(
         "dkv",
         Case(T=192, kernel="dkv", segments="sorted"),
-        ("t = tiles_g[b, t]", "t = tiles_g[b, 0]"),
+        ("t = tiles_g[t]", "t = tiles_g[0]"),
     ),
     "dkv: parts in one place": _bug(
         "dkv", _DKV_SPLIT, ("dk_g[part, b, rows, kv]", "dk_g[0, b, rows, kv]")
@@ -675,5 +678,72 @@ _FUSED_BUGS = {
     ),
 }
 
-BUGS = _FORWARD_BUGS | _SHARED_BUGS | _DQ_BUGS | _DKV_BUGS | _FUSED_BUGS
+_FULL = Case(T=130, causal=False)
+_FULL_WINDOW = Case(T=77, causal=False, window=20)
+_FULL_DOCUMENTS = Case(T=150, causal=False, segments="sorted")
+_PREFIX = Case(T=150, prefixes=(70,))
+
+_NEAR_EDGE_BUGS = {
+    "keys beyond the end are seen": _bug(
+        "tiles",
+        _FULL,
+        (
+            "jnp.minimum(position + (self._p.reach - 1), num_keys - 1)",
+            "position + (self._p.reach - 1)",
+        ),
+    ),
+    "keys beyond the end are seen by the last document": _bug(
+        "op",
+        _FULL_DOCUMENTS,
+        (
+            "jnp.minimum(i + (problem.reach - 1), num_keys - 1)",
+            "i + (problem.reach - 1)",
+        ),
+    ),
+    "queries beyond the end see nothing": _bug(
+        "tiles",
+        Case(T=77, causal=False, window=1),
+        ("return jnp.maximum(last, position)", "return last"),
+    ),
+    "window one too long towards the end": _bug(
+        "tiles",
+        _FULL_WINDOW,
+        ("jnp.minimum(position + (self._p.reach - 1),", "jnp.minimum(position + 20,"),
+    ),
+    "first query of a window one too late": _bug(
+        "tiles",
+        _FULL_WINDOW,
+        ("jnp.maximum(position - (self._p.reach - 1), 0)", "position - 18"),
+    ),
+    "documents see those that follow": _bug(
+        "op",
+        _FULL_DOCUMENTS,
+        ("last = jnp.minimum(last, _ends(problem, segment_ids)[0])", "pass"),
+    ),
+    "prefix one too short for queries": _bug(
+        "op", _PREFIX, ("prefix[:, None] - 1", "prefix[:, None] - 2")
+    ),
+    "prefix one too long for keys": _bug(
+        "op", _PREFIX, ("j < prefix[:, None]", "j <= prefix[:, None]")
+    ),
+    "dq: last block not masked": _bug(
+        "dq",
+        Case(T=128, causal=False, window=50, kernel="dq"),
+        ("share(end, scores, edges=edges", "share(end, scores, edges=(None, None)"),
+    ),
+    "dq: last block taken twice": _bug(
+        "dq",
+        Case(T=128, causal=False, segments="edge", kernel="dq"),
+        ("jnp.minimum(x, end) for x", "x for x"),
+    ),
+    "forward: last keys masked in the first block alone": _bug(
+        "forward",
+        Case(T=256, causal=False, window=70, kernel="forward"),
+        ("(keys.is_diagonal and block % tile == 0)", "True"),
+    ),
+}
+
+BUGS = (
+    _FORWARD_BUGS | _SHARED_BUGS | _DQ_BUGS | _DKV_BUGS | _FUSED_BUGS | _NEAR_EDGE_BUGS
+)
 """Name -> bug. Once a slot is released, the loading warpgroup may overwrite it."""

@@ -41,6 +41,10 @@ class Case:
     N: int = 1
     K: int = 1
     H: int = 64
+    """Of values, it is that of the tuning."""
+    causal: bool = True
+    prefixes: tuple[int, ...] | None = None
+    """Length of the prefix of each row of the batch."""
     window: int | None = None
     segments: Segments | None = None
     soft_cap: float | None = None
@@ -104,17 +108,25 @@ def make_logits(case: Case, scale: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_inputs(case: Case) -> tuple[Any, ...]:
-    """Return q, k, v, d_out, segment ids or None, and window, scale and soft cap."""
+    """Return q, k, v, d_out, segment ids or None, and the other options."""
     B, T, N, K, H = case.B, case.T, case.N, case.K, case.H
     rng = np.random.default_rng(T)
-    q, k, v, d_out = (rng.standard_normal((B, T, heads, H)) for heads in (N, K, K, N))
+    Hv = MOSAIC_H200[H].value_dim or H
+    q, k, v, d_out = (
+        rng.standard_normal((B, T, heads, width))
+        for heads, width in ((N, H), (K, H), (K, Hv), (N, Hv))
+    )
     scale = case.scale or 1 / math.sqrt(H)
     if case.logits is not None:
         for x, columns in zip((q, k), make_logits(case, scale), strict=True):
             x[..., :2] = columns[:, None]
     arrays = (jnp.asarray(x, case.dtype) for x in (q, k, v, d_out))
     segment_ids = case.segments and make_segments(case.segments, B, T)
-    options = {"window": case.window, "scale": scale, "soft_cap": case.soft_cap}
+    prefix_len = case.prefixes and jnp.asarray(case.prefixes, jnp.int32)
+    options = {
+        **{"causal": case.causal, "prefix_len": prefix_len, "window": case.window},
+        **{"scale": scale, "soft_cap": case.soft_cap},
+    }
     return *arrays, segment_ids, options
 
 
@@ -186,7 +198,7 @@ _RESULTS = {
 def _stand_ins(case: Case, want: Truth) -> dict[str, Callable]:
     """Return what replaces the functions of `op` whose kernels are not to run."""
 
-    def forward(q, k, v, segments, *, problem, tuning):
+    def forward(q, k, v, *edges, problem, tuning):
         rest = problem.padded_len - case.T
         lse = np.pad(
             want.values["lse"], ((0, 0), (0, 0), (0, rest)), constant_values=np.inf

@@ -52,6 +52,18 @@ def _cases() -> list[Case]:
         # Widths that few models have.
         Case(T=130, H=32, window=50),
         Case(T=100, H=96, segments="sorted", dtype="float16"),
+        # What follows is seen: everywhere, within a window, a document, a prefix. Ends
+        # that blocks and copies of 8 divide, and others.
+        *(Case(T=T, causal=False) for T in (128, 130, 203)),
+        *(
+            Case(T=T, causal=False, window=w)
+            for T, w in ((203, 1), (192, 70), (77, 20))
+        ),
+        Case(T=150, causal=False, segments="sorted", N=2, dtype="float16"),
+        Case(T=192, causal=False, segments="edge", window=40, soft_cap=2.0, H=128),
+        Case(T=200, prefixes=(70,)),
+        Case(T=150, prefixes=(0, 150), B=2, N=2, window=40, H=128),
+        Case(T=140, prefixes=(100, 500), B=2, segments="sorted", dtype="float16"),
         # Documents.
         *(Case(T=192, segments=kind) for kind in kinds),
         *(Case(T=150, segments=kind, window=40, H=128, B=2) for kind in kinds[:2]),
@@ -112,6 +124,9 @@ SHORT = (
     "T203-N4-K2-H128-window90-fused",
     "T150-B2-N2-H128-window40-sorted-fused",
     "T100-H128-soft_cap1.5-float16-fused",
+    "T77-causalFalse-window20",
+    "T130-causalFalse",
+    "T140-B2-prefixes(100, 500)-sorted-float16",
 )
 """Of these, one or more for each option."""
 

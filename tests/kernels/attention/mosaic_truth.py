@@ -43,10 +43,12 @@ class Truth:
 def truth(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
-    d_out: Float[Array, "B T N H"],
+    v: Float[Array, "B T K Hv"],
+    d_out: Float[Array, "B T N Hv"],
     segment_ids: Int32[Array, "B T"] | None,
     *,
+    causal: bool = True,
+    prefix_len: Int32[Array, "B"] | None = None,
     window: int | None,
     scale: float,
     soft_cap: float | None,
@@ -59,6 +61,8 @@ def truth(
       v: values.
       d_out: cotangent of the output.
       segment_ids: as in the reference.
+      causal: as in the reference.
+      prefix_len: as in the reference.
       window: as in the reference.
       scale: as in the reference.
       soft_cap: as in the reference.
@@ -78,7 +82,7 @@ def truth(
     k64, v64 = (np.repeat(np.asarray(x, np.float64), N // K, axis=2) for x in (k, v))
 
     def over_group(x: np.ndarray) -> np.ndarray:
-        return x.reshape(B, T, K, N // K, H).sum(axis=3)
+        return x.reshape(B, T, K, N // K, -1).sum(axis=3)
 
     def by_key(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
         return np.einsum("bnts,bsnh->btnh", weights, x, optimize=True)
@@ -102,7 +106,12 @@ def truth(
         slope_error += np.where(x < 0, 4 * _FLOAT32_UNIT, 0.0)
         scores = soft_cap * np.tanh(x)
         scores_error = slope * scores_error + 8 * _FLOAT32_UNIT * soft_cap
-    mask = np.asarray(reference.visible(T, window))[None, None]
+    mask = np.asarray(reference.visible(T, window, causal=causal))[None, None]
+    if prefix_len is not None:
+        both = np.asarray(reference.visible(T, window, causal=False))
+        mask = mask | (
+            both & (np.arange(T) < np.asarray(prefix_len)[:, None, None, None])
+        )
     if segment_ids is not None:
         ids = np.asarray(segment_ids)
         mask = mask & (ids[:, None, :, None] == ids[:, None, None, :])

@@ -60,10 +60,8 @@ def test_what_cudnn_cannot_do_is_refused_by_name_and_avoided_by_auto(change, rea
     [
         ({"dtype": jnp.float32}, "got float32"),
         ({"head_dim": 80}, "one of 32, 64, 96, 128, got 80"),
-        ({"head_dim": 256}, "one of 32, 64, 96, 128, got 256"),
-        ({"value_dim": 128}, "one of 32, 64, 96, 128, got 64/128"),
-        ({"causal": False}, "it does not honour causal=False"),
-        ({"prefix": True}, "it does not honour prefix_len"),
+        ({"head_dim": 192}, "128, got 192"),
+        ({"value_dim": 128}, "128, got 64/128"),
         ({"target": AMPERE}, "hopper, got ampere .NVIDIA A100-SXM4-80GB."),
         ({"target": CPU["target"]}, "got cpu"),
     ],
@@ -147,8 +145,16 @@ def test_cudnn_attends_without_a_mask_but_not_with_one_on_both_sides():
     assert api.choose(**GPU, causal=False).name == "cudnn"
     assert api.choose(**GPU, causal=False, window=GPU["seq_len"]).name == "cudnn"
     choice = api.choose(**GPU, causal=False, window=16)
-    assert choice.name != "cudnn"
+    assert choice.name == "mosaic_gpu"
     assert "causal=False" in choice.rejected["cudnn"]
+
+
+@pytest.mark.parametrize("change", [{"causal": False}, {"prefix": True}])
+def test_the_fused_backward_pass_is_refused_where_it_is_not_causal(change):
+    asked = {**GPU, "head_dim": 128, "backward": "fused", "backend": "mosaic_gpu"}
+    assert api.choose(**asked).name == "mosaic_gpu"
+    with pytest.raises(ValueError, match="fused backward pass is causal"):
+        api.choose(**asked, **change)
 
 
 def test_a_prefix_without_causality_is_refused():
@@ -185,6 +191,17 @@ def test_a_generation_is_known_by_the_name_of_the_device(kind, generation):
 
 def test_the_target_is_the_device_that_runs():
     assert target() == Target(platform="cpu", device_kind="cpu")
+
+
+def test_the_table_decides_about_masks_that_are_not_causal(monkeypatch):
+    causal = api.Capability(dtypes=("bfloat16",), full=False, prefix=False)
+    table = {**api.CAPABILITIES, "cudnn": causal}
+    monkeypatch.setattr(api, "CAPABILITIES", table)
+    choice = api.choose(**GPU, causal=False)
+    assert choice.name == "mosaic_gpu"
+    assert choice.rejected["cudnn"] == "it does not honour causal=False"
+    choice = api.choose(**GPU, prefix=True)
+    assert choice.rejected["cudnn"] == "it does not honour prefix_len"
 
 
 def test_the_table_decides_about_windows_shorter_than_the_sequence(monkeypatch):

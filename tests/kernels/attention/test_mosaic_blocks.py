@@ -22,7 +22,7 @@ def test_blocks_that_nobody_sees_are_not_computed(pool: Pool, segments: bool):
     assert {name for name, is_so in finite.items() if not is_so} == set()
 
 
-def problem(T, window):
+def problem(T, window, causal=True):
     return tiles.Problem(
         seq_len=T,
         padded_len=-(-T // 384) * 384,
@@ -32,6 +32,7 @@ def problem(T, window):
         window=window,
         scale=1.0,
         soft_cap=None,
+        causal=causal,
     )
 
 
@@ -39,26 +40,29 @@ sizes = st.tuples(
     st.integers(1, 700),
     st.one_of(st.none(), st.integers(1, 800)),
     st.sampled_from([64, 128, 192]),
-    st.sampled_from([64, 128]),
+    st.sampled_from([32, 64, 128]),
     st.integers(0, 10),
+    st.booleans(),
 )
 
 
 @given(sizes)
 def test_the_blocks_of_keys_are_those_with_a_visible_score(size):
-    T, window, rows, block, t = size
+    T, window, rows, block, t, causal = size
     first = t * rows % T // 64 * 64
-    mask = np.asarray(visible(T, window))[first : first + rows]
-    found = tiles.FirstKeys(problem(T, window), None).blocks(first, rows, block)
+    mask = np.asarray(visible(T, window, causal=causal))[first : first + rows]
+    p = problem(T, window, causal)
+    found = tiles.FirstKeys(p, None).blocks(first, rows, block)
     check(found, mask, block, complete=first + rows <= T)
 
 
 @given(sizes)
 def test_the_blocks_of_queries_are_those_with_a_visible_score(size):
-    T, window, rows, block, t = size
+    T, window, rows, block, t, causal = size
     first = t * rows % T // 64 * 64
-    mask = np.asarray(visible(T, window))[:, first : first + rows].T
-    found = tiles.LastQueries(problem(T, window), None).blocks(first, rows, block)
+    mask = np.asarray(visible(T, window, causal=causal))[:, first : first + rows].T
+    p = problem(T, window, causal)
+    found = tiles.LastQueries(p, None).blocks(first, rows, block)
     check(found, mask, block, complete=first + rows <= T)
 
 
@@ -83,32 +87,47 @@ runs = st.lists(st.integers(1, 200), min_size=1, max_size=8)
 windows = st.one_of(st.none(), st.integers(1, 300))
 
 
+prefixes = st.one_of(st.none(), st.integers(0, 900))
+"""None is without causality."""
+
+
 @pytest.mark.promotion(rank="allow")
 @settings(max_examples=40, deadline=None)
-@given(runs, windows)
-def test_edges_of_documents_are_those_of_the_mask(lengths, window):
+@given(runs, windows, st.booleans(), prefixes)
+def test_edges_of_documents_are_those_of_the_mask(lengths, window, split, prefix):
     """They rise also where the sequence is lengthened, where the last goes on."""
-    ids, p, mask = documents(lengths, window)
-    first = np.asarray(op.first_keys(p, jnp.asarray(ids)[None]))[0]
-    last = np.asarray(op.last_queries(p, jnp.asarray(ids)[None]))[0]
-    np.testing.assert_array_equal(first[: p.seq_len], mask.argmax(1)[: p.seq_len])
+    ids, p, mask = documents(lengths, window, split, prefix)
+    edges = keys_of(p, ids, prefix), queries_of(p, ids, prefix)
+    (first, last), (last_query, first_query) = np.asarray(edges)
+    seen, T = mask[: p.seq_len, : p.seq_len], p.seq_len
+    np.testing.assert_array_equal(first[:T], seen.argmax(1))
+    np.testing.assert_array_equal(last[:T], T - 1 - seen[:, ::-1].argmax(1))
+    np.testing.assert_array_equal(first_query[:T], seen.argmax(0))
+    end = T - 1 - seen[::-1].argmax(0)
+    np.testing.assert_array_equal(np.minimum(last_query[:T], T - 1), end)
     assert (first <= np.arange(p.padded_len)).all()
-    for j in range(p.seq_len):
-        end = np.flatnonzero(mask[:, j])[-1]
-        assert min(last[j], p.padded_len - 1) == end
-    assert (np.diff(first) >= 0).all()
-    assert (np.diff(last) >= 0).all()
+    assert (last >= np.arange(p.padded_len)).all()
+    for edge in (first, last, first_query, last_query):
+        assert (np.diff(edge) >= 0).all()
 
 
 @pytest.mark.promotion(rank="allow")
 @settings(max_examples=40, deadline=None)
-@given(runs, windows, st.sampled_from([(64, 64), (128, 64), (128, 128), (64, 128)]))
-def test_blocks_of_documents_are_those_with_a_visible_score(lengths, window, sizes):
+@given(
+    runs,
+    windows,
+    st.booleans(),
+    prefixes,
+    st.sampled_from([(64, 64), (128, 64), (128, 128), (64, 128), (64, 32)]),
+)
+def test_blocks_of_documents_are_those_with_a_visible_score(
+    lengths, window, split, prefix, sizes
+):
     rows, block = sizes
-    ids, p, mask = documents(lengths, window)
+    ids, p, mask = documents(lengths, window, split, prefix)
     mask = mask[: p.seq_len, : p.seq_len]
-    keys = tiles.FirstKeys(p, op.first_keys(p, jnp.asarray(ids)[None])[0])
-    queries = tiles.LastQueries(p, op.last_queries(p, jnp.asarray(ids)[None])[0])
+    keys = tiles.FirstKeys(p, *keys_of(p, ids, prefix))
+    queries = tiles.LastQueries(p, *queries_of(p, ids, prefix))
     for first in range(0, p.seq_len, rows):
         complete = first + rows <= p.seq_len
         found = keys.blocks(first, rows, block)
@@ -119,11 +138,12 @@ def test_blocks_of_documents_are_those_with_a_visible_score(lengths, window, siz
 
 @pytest.mark.promotion(rank="allow")
 @settings(max_examples=40, deadline=None)
-@given(runs, windows)
-def test_tiles_of_dkv_begin_with_those_that_most_queries_see(lengths, window):
-    ids, p, mask = documents(lengths, window)
-    last = op.last_queries(p, jnp.asarray(ids)[None])
-    order = np.asarray(dkv.heaviest_first(p, last, 128))[0]
+@given(runs, windows, prefixes)
+def test_tiles_of_dkv_begin_with_those_that_most_queries_see(lengths, window, prefix):
+    ids, p, mask = documents(lengths, window, True, prefix)
+    last, first = (edge[None] for edge in queries_of(p, ids, prefix))
+    first = None if prefix == 0 else first
+    order = np.asarray(dkv.heaviest_first(p, last, first, 128))[0]
     num = -(-p.seq_len // 128)
     assert sorted(order) == list(range(num))
     walks = [
@@ -133,21 +153,45 @@ def test_tiles_of_dkv_begin_with_those_that_most_queries_see(lengths, window):
     assert walks == sorted(walks, reverse=True)
 
 
-def documents(lengths, window):
-    """Return ids [T], the problem, and the mask [P, P] of the lengthened sequence."""
-    ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    p = problem(len(ids), window)
+def documents(lengths, window, split, prefix):
+    """Return ids [1, T], the problem, and the mask [P, P] of the lengthened sequence.
+
+    Args:
+      lengths: of the documents.
+      window: as in `reference.visible`.
+      split: keep the documents apart; otherwise they are one.
+      prefix: its length; None is without causality.
+    """
+    ids = np.repeat(np.arange(len(lengths), dtype=np.int32) * split, lengths)
+    causal = prefix is not None
+    p = problem(len(ids), window, causal)
     padded = np.pad(ids, (0, p.padded_len - len(ids)), mode="edge")
-    same = padded[:, None] == padded[None]
-    return ids, p, same & np.asarray(visible(p.padded_len, window))
+    mask = np.asarray(visible(p.padded_len, window, causal=causal))
+    if causal:
+        in_prefix = np.arange(p.padded_len) < prefix
+        both = np.asarray(visible(p.padded_len, window, causal=False))
+        mask = mask | (both & in_prefix)
+    return jnp.asarray(ids)[None], p, (padded[:, None] == padded[None]) & mask
+
+
+def keys_of(p, ids, prefix):
+    """Return first and last keys [P], by the functions that make the arrays."""
+    prefix = None if prefix is None else jnp.asarray([prefix], jnp.int32)
+    return op.first_keys(p, ids)[0], op.last_keys(p, ids, prefix)[0]
+
+
+def queries_of(p, ids, prefix):
+    """Return last and first queries [P]."""
+    prefix = None if prefix is None else jnp.asarray([prefix], jnp.int32)
+    return op.last_queries(p, ids)[0], op.first_queries(p, ids, prefix)[0]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"warpgroups": 4}, "warpgroups must be one of 2, 3, got 4"),
-        ({"block": 96}, "multiple of 64, got 96"),
-        ({"block": 0}, "multiple of 64, got 0"),
+        ({"block": 96}, "32 or a multiple of 64, got 96"),
+        ({"block": 0}, "32 or a multiple of 64, got 0"),
         ({"stages": 1}, "at least 2, got 1"),
     ],
 )

@@ -17,6 +17,7 @@ SHORT = (
     "slope of a saturated soft cap as 1 - x * x",
     "fused: one buffer of gradients of scores",
     "fused: dq overwritten while it is added",
+    "keys beyond the end are seen",
 )
 """A race, a deadlock or a wrong number in each kernel; the others are slow."""
 

@@ -1,4 +1,4 @@
-"""The backward kernel for keys and values: dk, dv of causal sliding-window attention.
+"""The backward kernel for keys and values: dk, dv of sliding-window attention.
 
 A thread block computes a tile of keys of one key head and walks, for each query head
 that reads it, the blocks of queries that see them. Scores are made transposed, keys by
@@ -29,16 +29,17 @@ from mjax.kernels.varying import vary_like
 def key_value_gradients(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
-    d_out: Float[Array, "B T N H"],
+    v: Float[Array, "B T K Hv"],
+    d_out: Float[Array, "B T N Hv"],
     lse: Float[Array, "B N P"],
     delta: Float[Array, "B N P"],
     last: Int32[Array, "B P"] | None,
+    first: Int32[Array, "B P"] | None = None,
     *,
     problem: Problem,
     tuning: MosaicKernel,
     parts: int | None = None,
-) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K Hv"]]:
     """Run the kernel.
 
     Args:
@@ -48,8 +49,9 @@ def key_value_gradients(
       d_out: cotangent of the output, dtype of q.
       lse: log-sum-exp from `forward` to the base 2, less `Problem.offset`, float32;
         inf beyond the end.
-      delta: sum over H of output times d_out, float32; 0 beyond the end.
-      last: `op.last_queries` of the segments; None where there are none.
+      delta: sum over Hv of output times d_out, float32; 0 beyond the end.
+      last: `op.last_queries`, or None.
+      first: `op.first_queries`, or None.
       problem: sizes.
       tuning: sizes of the kernel.
       parts: equal parts of the query heads of a key head, with a thread block each;
@@ -74,8 +76,9 @@ def key_value_gradients(
         tile=tile,
         uneven=last is not None,
     )
+    by_walk = None if last is None else heaviest_first(p, last, first, tile)
     scores_type = tiles.accumulator(block)
-    sums_type = tiles.accumulator(p.head_dim)
+    dk_type, dv_type = (tiles.accumulator(n) for n in (p.head_dim, p.out_dim))
     # In registers, an operand is not read from shared memory for each block; above 64
     # there are not enough.
     held = wgs == 2 and p.head_dim <= 64
@@ -86,11 +89,11 @@ def key_value_gradients(
         rows_full, q_full, do_full, free = barriers
         wg = lax.axis_index("wg")
         b, share, t = order.here()  # the first keys are seen most, but by documents
-        last_g, tiles_g = edges_g or (None, None)
+        last_g, first_g, tiles_g = tiles.at_row(edges_g, (last, first, by_walk), b)
         if tiles_g is not None:
-            t = tiles_g[b, t]
+            t = tiles_g[t]
         kv, part = tiles.floor_div(share, parts), lax.rem(share, parts)
-        queries = tiles.LastQueries(p, None if last_g is None else last_g.at[b])
+        queries = tiles.LastQueries(p, last_g, first_g)
         whole = queries.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
         steps = high - low
@@ -101,7 +104,7 @@ def key_value_gradients(
             plgpu.copy_gmem_to_smem(k_g.at[b, rows, kv], k_s.at[wg], full)
             plgpu.copy_gmem_to_smem(v_g.at[b, rows, kv], v_s.at[wg], full)
             plgpu.barrier_wait(full)
-            dk, dv = pl.run_scoped(walk, sums_type, sums_type)
+            dk, dv = pl.run_scoped(walk, dk_type, dv_type)
             if parts > 1:
                 # Four threads write the 32 bytes that the memory takes at a time.
                 dk_g[part, b, rows, kv], dv_g[part, b, rows, kv] = dk, dv
@@ -130,7 +133,10 @@ def key_value_gradients(
                 return k_s.at[me], v_s.at[me]
 
             j0 = t * tile + wg * ROWS
-            edges = tiles.positions(j0), queries.rows(j0) if queries.is_cut else None
+            edges = (
+                queries.begins(j0),
+                queries.rows(j0) if queries.is_cut else None,
+            )
 
             def head(_, step):
                 own = queries.blocks(j0, ROWS, block).within(low, high)
@@ -212,20 +218,20 @@ def key_value_gradients(
         pl.when(wg < wgs)(compute)
         pl.when(wg == wgs)(load)
 
-    edges = () if last is None else (last, heaviest_first(p, last, tile))
-    out_type = jax.ShapeDtypeStruct(k.shape, k.dtype)
+    out_type = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)]
     if parts > 1:
-        B, _, K, H = k.shape
-        whole = (parts, B, order.tiles * tile, K, H)
-        out_type = jax.ShapeDtypeStruct(whole, jnp.float32)
+        whole = (parts, k.shape[0], order.tiles * tile)
+        out_type = [
+            jax.ShapeDtypeStruct((*whole, *x.shape[2:]), jnp.float32) for x in (k, v)
+        ]
     dk, dv = plgpu.kernel(
         kernel,
-        out_type=[out_type] * 2,
+        out_type=out_type,
         scratch_types=[
-            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
-            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
-            tiles.smem_tile((stages, block, p.head_dim), q.dtype),
-            tiles.smem_tile((stages, block, p.head_dim), q.dtype),
+            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype, block),
+            tiles.smem_tile((wgs, ROWS, p.out_dim), q.dtype, block),
+            tiles.smem_tile((stages, block, p.head_dim), q.dtype, block),
+            tiles.smem_tile((stages, block, p.out_dim), q.dtype, block),
             plgpu.SMEM((stages, block), jnp.float32),
             plgpu.SMEM((stages, block), jnp.float32),
             plgpu.Barrier(num_arrivals=2, num_barriers=wgs),
@@ -239,7 +245,7 @@ def key_value_gradients(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dkv",
-    )(q, k, v, d_out, lse, delta, *edges)
+    )(q, k, v, d_out, lse, delta, *tiles.given(last, first, by_walk))
     dk, dv = vary_like(dk, q), vary_like(dv, q)
     if parts > 1:
         dk, dv = (_added(x)[:, : p.seq_len] for x in (dk, dv))
@@ -248,17 +254,24 @@ def key_value_gradients(
 
 
 def heaviest_first(
-    p: Problem, last: Int32[Array, "B P"], tile: int
+    p: Problem,
+    last: Int32[Array, "B P"],
+    first: Int32[Array, "B P"] | None,
+    tile: int,
 ) -> Int32[Array, "B tiles"]:
     """Return the tiles of each row of the batch, those with the longest walks first.
 
     Args:
       p: sizes.
       last: `op.last_queries`.
+      first: `op.first_queries`; None where walks begin at the diagonal.
       tile: keys of a thread block.
     """
-    begins = jnp.arange(0, p.seq_len, tile, dtype=jnp.int32)
-    ends = jnp.minimum(last[:, tile - 1 :: tile][:, : len(begins)] + 1, p.seq_len)
+    begins = jnp.arange(0, p.seq_len, tile, dtype=jnp.int32)[None]
+    num = begins.shape[1]
+    if first is not None:
+        begins = first[:, ::tile][:, :num]
+    ends = jnp.minimum(last[:, tile - 1 :: tile][:, :num] + 1, p.seq_len)
     return jnp.argsort(begins - ends, axis=1)
 
 
@@ -271,8 +284,10 @@ def shipped_parts(p: Problem, *, batch: int, tile: int, has_documents: bool) -> 
       tile: keys of a thread block.
       has_documents: whether there are segments.
     """
-    ends = [min(p.seq_len, j0 + tile - 1 + p.reach) for j0 in range(0, p.seq_len, tile)]
-    walks = [end - t * tile for t, end in enumerate(ends)]
+    starts = range(0, p.seq_len, tile)
+    ends = [min(p.seq_len, j0 + tile - 1 + p.reach) for j0 in starts]
+    begins = [j0 if p.causal else max(0, j0 - p.reach + 1) for j0 in starts]
+    walks = [end - begin for begin, end in zip(begins, ends, strict=True)]
     return DKV_SPLIT.parts(
         longest=max(walks),
         total=batch * p.kv_heads * sum(walks),

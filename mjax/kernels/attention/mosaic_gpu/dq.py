@@ -1,4 +1,4 @@
-"""The backward kernel for queries: dq of causal sliding-window attention.
+"""The backward kernel for queries: dq of sliding-window attention.
 
 A thread block computes a tile of queries of one head and walks the blocks of keys that
 they see. Scores and their gradients are made anew for each block; dq stays in
@@ -25,11 +25,12 @@ from mjax.kernels.varying import vary_like
 def query_gradient(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
-    d_out: Float[Array, "B T N H"],
+    v: Float[Array, "B T K Hv"],
+    d_out: Float[Array, "B T N Hv"],
     lse: Float[Array, "B N P"],
     delta: Float[Array, "B N P"],
     first: Int32[Array, "B P"] | None,
+    last: Int32[Array, "B P"] | None = None,
     *,
     problem: Problem,
     tuning: MosaicKernel,
@@ -42,8 +43,9 @@ def query_gradient(
       v: values, dtype of q.
       d_out: cotangent of the output, dtype of q.
       lse: log-sum-exp from `forward` to the base 2, less `Problem.offset`, float32.
-      delta: sum over H of output times d_out, float32.
-      first: `op.first_keys` of the segments; None where there are none.
+      delta: sum over Hv of output times d_out, float32.
+      first: `op.first_keys`, or None.
+      last: `op.last_keys`, or None.
       problem: sizes.
       tuning: sizes of the kernel.
 
@@ -57,17 +59,17 @@ def query_gradient(
     )
     scores_type = tiles.accumulator(block)
     # In registers, an operand is not read from shared memory for each block; at 128
-    # there are not enough for both.
-    do_held, q_held = wgs == 2, wgs == 2 and p.head_dim <= 96
+    # there are not enough for both, above for none.
+    do_held, q_held = (wgs == 2 and p.head_dim <= most for most in (128, 96))
 
     def kernel(*refs):
-        (q_g, k_g, v_g, do_g, lse_g, delta_g, *first_g), rest = refs[:-12], refs[-12:]
+        (q_g, k_g, v_g, do_g, lse_g, delta_g, *edges_g), rest = refs[:-12], refs[-12:]
         dq_g, q_s, do_s, lse_s, delta_s, k_s, v_s, *barriers = rest
         rows_full, k_full, v_full, k_free, v_free = barriers
         wg = lax.axis_index("wg")
         b, n, place = order.here()
         t = order.tiles - 1 - place  # the last queries see most
-        keys = tiles.FirstKeys(p, first_g[0].at[b] if first_g else None)
+        keys = tiles.FirstKeys(p, *tiles.at_row(edges_g, (first, last), b))
         whole = keys.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
 
@@ -101,26 +103,46 @@ def query_gradient(
             products are done by then.
             """
             # Also rows that are all beyond the end take a block: the last.
-            own = keys.blocks(i0, ROWS, block).within(low, high - 1)
-            edges = keys.rows(i0) if keys.is_cut else None, tiles.positions(i0)
-            last = own.full_high  # the diagonal ends inside it
-            rows = tuple(
+            visible = keys.blocks(i0, ROWS, block)
+            own = visible.within(low, high - 1)
+            edges = keys.rows(i0) if keys.is_cut else None, keys.ends(i0, block)
+            full_low, full_high = own.full_low, own.full_high
+            # The diagonal is in the last block alone.
+            one_cut = keys.is_diagonal and block % ROWS == 0
+            end = full_high
+            if not one_cut:
+                end = tiles.clip(visible.high - 1, own.low, high - 1)
+                full_low, full_high = (
+                    jnp.minimum(x, end) for x in (full_low, full_high)
+                )
+            both = [
                 plgpu.load(ref.at[wg], layout=TILE) if held else ref.at[wg]
                 for ref, held in ((q_s, q_held), (do_s, do_held))
-            )
+            ]
+
+            def rows():
+                """Return Q and dO of these rows."""
+                if p.head_dim <= 128:
+                    return both
+                me = tiles.in_loop(wg)
+                return q_s.at[me], do_s.at[me]
+
             share = functools.partial(next_block, dq_acc, rows, (lse, delta))
 
             lax.fori_loop(low, own.low, idle, None)
             scores = pl.run_scoped(
-                lambda acc: first_scores(acc, rows[0], own.low - low), scores_type
+                lambda acc: first_scores(acc, rows()[0], own.low - low), scores_type
             )
             if keys.is_cut:
                 body = functools.partial(share, edges=(edges[0], None))
-                scores = lax.fori_loop(own.low, own.full_low, body, scores)
+                scores = lax.fori_loop(own.low, full_low, body, scores)
             body = functools.partial(share, edges=(None, None))
-            scores = lax.fori_loop(own.full_low, last, body, scores)
-            share(last, scores, edges=edges, is_last=True)
-            lax.fori_loop(last + 1, high, idle, None)
+            scores = lax.fori_loop(full_low, full_high, body, scores)
+            if not one_cut:
+                body = functools.partial(share, edges=edges)
+                scores = lax.fori_loop(full_high, end, body, scores)
+            share(end, scores, edges=edges, is_last=True)
+            lax.fori_loop(end + 1, high, idle, None)
             dq = dq_acc[...]
             tiles.release_before(k_free, high - low, stages)
             return dq
@@ -140,7 +162,7 @@ def query_gradient(
 
         def next_block(dq_acc, rows, sums, kb, scores, *, edges, is_last=False):
             """Start to add one block's share; return the scores of the next."""
-            q_rows, do_rows = rows
+            q_rows, do_rows = rows()
             lse, delta = sums
             step = kb - low
             s = tiles.slot(step, stages)
@@ -192,12 +214,12 @@ def query_gradient(
         kernel,
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
         scratch_types=[
-            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
-            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
+            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype, block),
+            tiles.smem_tile((wgs, ROWS, p.out_dim), q.dtype, block),
             plgpu.SMEM((wgs, ROWS), jnp.float32),
             plgpu.SMEM((wgs, ROWS), jnp.float32),
-            tiles.smem_tile((stages, block, p.head_dim), q.dtype),
-            tiles.smem_tile((stages, block, p.head_dim), q.dtype),
+            tiles.smem_tile((stages, block, p.head_dim), q.dtype, block),
+            tiles.smem_tile((stages, block, p.out_dim), q.dtype, block),
             plgpu.Barrier(num_arrivals=4, num_barriers=wgs),
             plgpu.Barrier(num_barriers=stages),
             plgpu.Barrier(num_barriers=stages),
@@ -210,5 +232,5 @@ def query_gradient(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dq",
-    )(q, k, v, d_out, lse, delta, *(() if first is None else (first,)))
+    )(q, k, v, d_out, lse, delta, *tiles.given(first, last))
     return vary_like(dq, q)

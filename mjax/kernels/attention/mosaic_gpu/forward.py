@@ -1,7 +1,7 @@
-"""The forward kernel: output and log-sum-exp of causal sliding-window attention.
+"""The forward kernel: output and log-sum-exp of sliding-window attention.
 
 A thread block computes a tile of queries of one head. It walks the blocks of keys that
-they see, from the diagonal back to the edge of the window, and no other.
+they see, from the diagonal or the last key back to the first, and no other.
 
 The softmax runs beside matrix products in two ways (Shah et al. 2024, FlashAttention-3,
 arXiv:2407.08608, sections 3.1 and 3.2): inside a warpgroup, the output of one block is
@@ -31,19 +31,21 @@ _LOWEST = -1e30
 def forward(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     first: Int32[Array, "B P"] | None,
+    last: Int32[Array, "B P"] | None = None,
     *,
     problem: Problem,
     tuning: MosaicKernel,
-) -> tuple[Float[Array, "B T N H"], Float[Array, "B N P"]]:
+) -> tuple[Float[Array, "B T N Hv"], Float[Array, "B N P"]]:
     """Run the kernel.
 
     Args:
       q: queries, bfloat16 or float16.
       k: keys, dtype of q.
       v: values, dtype of q.
-      first: `op.first_keys` of the segments; None where there are none.
+      first: `op.first_keys`, or None.
+      last: `op.last_keys`, or None.
       problem: sizes.
       tuning: sizes of the kernel.
 
@@ -58,16 +60,18 @@ def forward(
         p, batch=q.shape[0], heads=p.heads, other_heads=p.kv_heads, tile=tile
     )
     scores_type = tiles.accumulator(block)
-    out_type = tiles.accumulator(p.head_dim)
+    out_type = tiles.accumulator(p.out_dim)
+    # The first part of the queries lies where the output will, which is as wide.
+    parts = [(0, p.out_dim), (p.out_dim, p.head_dim)][: 1 + (p.out_dim < p.head_dim)]
 
     def kernel(*refs):
-        (q_g, k_g, v_g, *first_g), rest = refs[:-13], refs[-13:]
+        (q_g, k_g, v_g, *edges_g), rest = refs[:-13], refs[-13:]
         out_g, lse_g, q_s, k_s, v_s, lse_s, sums_s, *barriers = rest
         q_full, k_full, v_full, k_free, v_free, turns = barriers
         wg = lax.axis_index("wg")
         b, n, place = order.here()
         t = order.tiles - 1 - place  # the last queries see most
-        keys = tiles.FirstKeys(p, first_g[0].at[b] if first_g else None)
+        keys = tiles.FirstKeys(p, *tiles.at_row(edges_g, (first, last), b))
         whole = keys.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
         steps = high - low
@@ -76,27 +80,38 @@ def forward(
             plgpu.set_max_registers(tuning.registers, action="increase")
             i0 = t * tile + wg * ROWS
             rows = pl.ds(i0, ROWS)
-            plgpu.copy_gmem_to_smem(q_g.at[b, rows, n], q_s.at[wg], q_full.at[wg])
+            for (begin, end), part in zip(parts, q_s, strict=True):
+                source = q_g.at[b, rows, n, pl.ds(begin, end - begin)]
+                plgpu.copy_gmem_to_smem(source, part.at[wg], q_full.at[wg])
             plgpu.barrier_wait(q_full.at[wg])
             out, row_max, row_sum = pl.run_scoped(lambda acc: walk(acc, i0), out_type)
             out = out * tiles.along_rows(1.0 / row_sum, out.shape)
-            q_s[wg] = out.astype(q.dtype)
+            out_s = q_s[0].at[wg]
+            out_s[...] = out.astype(q.dtype)
             lse = (row_max + jnp.log2(row_sum) + p.offset) / tiles.LOG2_E
             # To the backward kernels, a query beyond the end sees nothing.
             lse_s[wg] = jnp.where(tiles.positions(i0) < p.seq_len, lse, jnp.inf)
             plgpu.commit_smem()
             out_rows, lse_rows = out_g.at[b, rows, n], lse_g.at[b, n, rows]
-            plgpu.copy_smem_to_gmem(q_s.at[wg], out_rows, commit_group=False)
+            plgpu.copy_smem_to_gmem(out_s, out_rows, commit_group=False)
             plgpu.copy_smem_to_gmem(lse_s.at[wg], lse_rows)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+        def add_scores(acc, slot):
+            """Start Q K^T."""
+            # Where registers are scarce, addresses are computed when they are used.
+            me = tiles.in_loop(wg) if p.out_dim > 128 else wg
+            for (begin, end), part in zip(parts, q_s, strict=True):
+                keys = k_s.at[slot, :, pl.ds(begin, end - begin)]
+                plgpu.wgmma(acc, part.at[me], keys.T)
 
         def walk(out_acc, i0):
             """Return the output before its division, the maximum and the sum."""
             own = keys.blocks(i0, ROWS, block).within(low, high)
-            edges = keys.rows(i0) if keys.is_cut else None, tiles.positions(i0)
+            edges = keys.rows(i0) if keys.is_cut else None, keys.ends(i0, block)
 
             def first_scores(acc):
-                plgpu.wgmma(acc, q_s.at[wg], k_s.at[0].T)
+                add_scores(acc, 0)
                 return acc[...]
 
             tiles.wait(k_full, 0, stages)
@@ -111,8 +126,8 @@ def forward(
             # Steps count down from the diagonal.
             ends = [jnp.maximum(high - end, 1) for end in own.ends_down()]
             cut = [edges, (None, None), (edges[0], None)]
-            if block % tile == 0:
-                cut[0] = None  # the diagonal is in the first block alone
+            if (keys.is_diagonal and block % tile == 0) or edges[1] is None:
+                cut[0] = None  # the last keys are in the first block alone
             if not keys.is_cut:
                 cut[2] = None
             begin = 1
@@ -138,7 +153,7 @@ def forward(
             plgpu.barrier_wait(turns.at[wg])
 
             def products(acc):
-                plgpu.wgmma(acc, q_s.at[wg], k_s.at[tiles.slot(step, stages)].T)
+                add_scores(acc, tiles.slot(step, stages))
                 tiles.wait(v_full, step - 1, stages)
                 plgpu.wgmma(out_acc, probs, v_s.at[tiles.slot(step - 1, stages)])
                 tiles.arrive(turns, wg + 1, wgs)
@@ -209,16 +224,16 @@ def forward(
     out, lse = plgpu.kernel(
         kernel,
         out_type=[
-            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct((*q.shape[:3], p.out_dim), q.dtype),
             jax.ShapeDtypeStruct((B, p.heads, p.padded_len), jnp.float32),
         ],
         scratch_types=[
-            tiles.smem_tile((wgs, ROWS, p.head_dim), q.dtype),
+            [tiles.smem_tile((wgs, ROWS, j - i), q.dtype) for i, j in parts],
             tiles.smem_tile((stages, block, p.head_dim), q.dtype),
-            tiles.smem_tile((stages, block, p.head_dim), q.dtype),
+            tiles.smem_tile((stages, block, p.out_dim), q.dtype),
             plgpu.SMEM((wgs, ROWS), jnp.float32),
             plgpu.SMEM((wgs, ROWS, 8), jnp.float32),
-            plgpu.Barrier(num_barriers=wgs),
+            plgpu.Barrier(num_arrivals=len(parts), num_barriers=wgs),
             plgpu.Barrier(num_barriers=stages),
             plgpu.Barrier(num_barriers=stages),
             plgpu.Barrier(num_arrivals=wgs, num_barriers=stages),
@@ -231,5 +246,5 @@ def forward(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_forward",
-    )(q, k, v, *(() if first is None else (first,)))
+    )(q, k, v, *tiles.given(first, last))
     return vary_like(out, q), vary_like(lse, q)

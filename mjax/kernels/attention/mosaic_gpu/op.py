@@ -1,4 +1,4 @@
-"""Causal sliding-window attention by Pallas Mosaic GPU kernels, for Hopper.
+"""Sliding-window attention by Pallas Mosaic GPU kernels, for Hopper.
 
 Enters and leaves: as in `reference`, in bfloat16 or float16. One kernel forward, two
 backward (dq; dk and dv), so that every sum has one owner and one order: the gradients
@@ -6,8 +6,8 @@ are the same bits each time. With `MosaicTuning.fused` it is one backward, and d
 deterministic. What is outside the window, or in blocks of other segments
 altogether, is neither loaded nor computed, forward or backward.
 
-Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: window, segments; dq
-in a kernel of its own instead of atomic additions.
+Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: window, segments,
+prefix; dq in a kernel of its own instead of atomic additions.
 """
 
 import functools
@@ -32,15 +32,17 @@ from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
 def attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     segment_ids: Int32[Array, "B T"] | None,
     *,
+    causal: bool = True,
+    prefix_len: Int32[Array, "B"] | None = None,
     window: int | None,
     scale: float,
     soft_cap: float | None,
     tuning: MosaicTuning,
-) -> Float[Array, "B T N H"]:
-    """Attend causally within the window and the segment.
+) -> Float[Array, "B T N Hv"]:
+    """Attend as `reference.attention` does, to what every rule lets a query see.
 
     Scores, softmax and sums are float32; probabilities and gradients of scores are
     rounded to the dtype of q before they are multiplied. Inside shard_map all arrays
@@ -53,7 +55,9 @@ def attention(
       v: values.
       segment_ids: positions see each other only where these are equal; they never fall
         along T.
-      window: number of keys a query sees, itself included; None is all before it.
+      causal: hide keys after the query.
+      prefix_len: of the keys before it, causality hides none; None is 0.
+      window: query i sees key j only where |i - j| < window; None is everywhere.
       scale: factor on the scores, positive.
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
       tuning: sizes of the kernels.
@@ -63,7 +67,8 @@ def attention(
     """
     T, N, H = q.shape[1:]
     # A copy in tiles of 8 rows needs whole tiles (TileTransform of jax 0.11.2). What is
-    # added hides itself: keys by causality, queries by having no cotangent.
+    # added hides itself: keys by causality or `Problem.num_keys`, queries by having no
+    # cotangent.
     q, k, v = (_lengthen(x, -T % 8) for x in (q, k, v))
     if segment_ids is not None:
         segment_ids = _lengthen(segment_ids, -T % 8, mode="edge")
@@ -74,11 +79,14 @@ def attention(
         heads=N,
         kv_heads=k.shape[2],
         head_dim=H,
+        value_dim=v.shape[3],
+        causal=causal,
+        num_keys=T,
         window=window,
         scale=scale,
         soft_cap=soft_cap,
     )
-    out: Any = _attention(problem, tuning, q, k, v, segment_ids)
+    out: Any = _attention(problem, tuning, q, k, v, segment_ids, prefix_len)
     return out[:, :T]
 
 
@@ -89,49 +97,70 @@ def padded_len(T: int, *kernels: MosaicKernel) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attention(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids):
-    return _forward(problem, tuning, q, k, v, segment_ids)[0]
+def _attention(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids, prefix):
+    return _forward(problem, tuning, q, k, v, segment_ids, prefix)[0]
 
 
-def _forward(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids):
+def _forward(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids, prefix):
     """Return the output and what the backward pass needs."""
-    config = tuning.forward
-    first = None if segment_ids is None else first_keys(problem, segment_ids)
-    out, lse = forward(q, k, v, first, problem=problem, tuning=config)
+    edges = _key_edges(problem, segment_ids, prefix)
+    out, lse = forward(q, k, v, *edges, problem=problem, tuning=tuning.forward)
     out = checkpoint_name(out, OUT_NAME)
     lse = checkpoint_name(lse, LSE_NAME)
-    return out, (q, k, v, segment_ids, out, lse)
+    return out, (q, k, v, segment_ids, prefix, out, lse)
 
 
 def _backward(problem: Problem, tuning: MosaicTuning, saved, d_out):
-    """Return the cotangents of q, k, v (and none for the segments)."""
-    q, k, v, segment_ids, out, lse = saved
+    """Return the cotangents of q, k, v (and none for segments and prefixes)."""
+    q, k, v, segment_ids, prefix, out, lse = saved
     # Row sums of probs * d_probs, from the output (eq. 4 of the source, section 3.1).
     product = out.astype(jnp.float32) * d_out.astype(jnp.float32)
     delta = product.sum(axis=-1).transpose(0, 2, 1)
     rest = problem.padded_len - problem.seq_len
     delta = jnp.pad(delta, ((0, 0), (0, 0), (0, rest)))
-    first = last = None
-    if segment_ids is not None:
-        first, last = (f(problem, segment_ids) for f in (first_keys, last_queries))
     rows = (q, k, v, d_out, lse * LOG2_E - problem.offset, delta)
+    last, first = _query_edges(problem, segment_ids, prefix)
     if tuning.fused is not None:
-        return *gradients(*rows, last, problem=problem, tuning=tuning.fused), None
-    dq = query_gradient(*rows, first, problem=problem, tuning=tuning.dq)
-    dk, dv = key_value_gradients(*rows, last, problem=problem, tuning=tuning.dkv)
-    return dq, dk, dv, None
+        assert problem.causal, "api refuses it"
+        assert prefix is None, "api refuses it"
+        fused = gradients(*rows, last, problem=problem, tuning=tuning.fused)
+        return *fused, None, None
+    edges = _key_edges(problem, segment_ids, prefix)
+    dq = query_gradient(*rows, *edges, problem=problem, tuning=tuning.dq)
+    dk, dv = key_value_gradients(
+        *(*rows, last, first), problem=problem, tuning=tuning.dkv
+    )
+    return dq, dk, dv, None, None
 
 
 _attention.defvjp(_forward, _backward)
+
+
+def _key_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
+    """Return the first and the last key of each query; None where a kernel knows."""
+    first = last = None
+    if segment_ids is not None:
+        first = first_keys(problem, segment_ids)
+    if prefix is not None or (segment_ids is not None and not problem.causal):
+        last = last_keys(problem, segment_ids, prefix)
+    return first, last
+
+
+def _query_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
+    """Return the last and the first query of each key; None where a kernel knows."""
+    first = last = None
+    if segment_ids is not None:
+        last = last_queries(problem, segment_ids)
+    if prefix is not None or (segment_ids is not None and not problem.causal):
+        first = first_queries(problem, segment_ids, prefix)
+    return last, first
 
 
 def first_keys(
     problem: Problem, segment_ids: Int32[Array, "B T"]
 ) -> Int32[Array, "B P"]:
     """Return the first key that each query sees, by its segment and the window."""
-    ids, i = _padded(problem, segment_ids)
-    begins = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0)))
-    starts = lax.cummax(jnp.where(begins, i, 0), axis=1)
+    starts, i = _starts(problem, segment_ids)
     return jnp.maximum(starts, i - (problem.reach - 1))
 
 
@@ -139,20 +168,62 @@ def last_queries(
     problem: Problem, segment_ids: Int32[Array, "B T"]
 ) -> Int32[Array, "B P"]:
     """Return the last query that sees each key; the last segment goes on beyond T."""
+    ends, j = _ends(problem, segment_ids)
+    return jnp.minimum(ends, j + (problem.reach - 1))
+
+
+def last_keys(
+    problem: Problem,
+    segment_ids: Int32[Array, "B T"] | None,
+    prefix: Int32[Array, "B"] | None,
+) -> Int32[Array, "B P"]:
+    """Return the last key that each query sees; beyond the end, itself."""
+    i = jnp.arange(problem.padded_len, dtype=jnp.int32)[None]
+    num_keys = problem.num_keys or problem.seq_len
+    last = jnp.minimum(i + (problem.reach - 1), num_keys - 1)
+    if segment_ids is not None:
+        last = jnp.minimum(last, _ends(problem, segment_ids)[0])
+    if prefix is not None:
+        last = jnp.minimum(last, jnp.maximum(i, prefix[:, None] - 1))
+    return jnp.maximum(last, i)
+
+
+def first_queries(
+    problem: Problem,
+    segment_ids: Int32[Array, "B T"] | None,
+    prefix: Int32[Array, "B"] | None,
+) -> Int32[Array, "B P"]:
+    """Return the first query that sees each key."""
+    j = jnp.arange(problem.padded_len, dtype=jnp.int32)[None]
+    first = jnp.maximum(j - (problem.reach - 1), 0)
+    if segment_ids is not None:
+        first = jnp.maximum(first, _starts(problem, segment_ids)[0])
+    if prefix is not None:
+        first = jnp.where(j < prefix[:, None], first, j)
+    return first
+
+
+def _starts(problem: Problem, segment_ids):
+    """Return the first position of each one's segment, and positions [1, P]."""
+    ids, i = _padded(problem, segment_ids)
+    begins = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0)))
+    return lax.cummax(jnp.where(begins, i, 0), axis=1), i
+
+
+def _ends(problem: Problem, segment_ids):
+    """Return the last position of each one's segment, and positions [1, P]."""
     ids, j = _padded(problem, segment_ids)
     is_last = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (0, 1)))
-    ends = lax.cummin(
-        jnp.where(is_last, j, problem.padded_len - 1), axis=1, reverse=True
-    )
-    return jnp.minimum(ends, j + (problem.reach - 1))
+    beyond = problem.padded_len - 1
+    return lax.cummin(jnp.where(is_last, j, beyond), axis=1, reverse=True), j
 
 
 def _padded(
     problem: Problem, segment_ids: Int32[Array, "B T"]
-) -> tuple[Int32[Array, "B P"], Int32[Array, "P"]]:
+) -> tuple[Int32[Array, "B P"], Int32[Array, "1 P"]]:
     """Return ids, lengthened by the last, which adds no segment, and positions."""
     ids = _lengthen(segment_ids, problem.padded_len - problem.seq_len, mode="edge")
-    return ids, jnp.arange(problem.padded_len, dtype=jnp.int32)
+    return ids, jnp.arange(problem.padded_len, dtype=jnp.int32)[None]
 
 
 def _lengthen(x: Any, rest: int, mode: str = "constant") -> Any:

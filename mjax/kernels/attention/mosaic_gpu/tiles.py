@@ -62,12 +62,23 @@ class Problem:
     """K."""
     head_dim: int
     """H."""
+    value_dim: int | None = None
+    """Hv; None is H."""
+    causal: bool = True
+    """Query i sees key j only where j <= i, or where j is in the prefix."""
+    num_keys: int | None = None
+    """T before it was rounded up to whole copies; None is `seq_len`."""
     window: int | None
-    """Keys that a query sees, itself included; None is all before it."""
+    """Query i sees key j only where |i - j| < window; None is everywhere."""
     scale: float
     """Factor on the scores, positive."""
     soft_cap: float | None
     """Bound that tanh sets to the scaled scores."""
+
+    @property
+    def out_dim(self) -> int:
+        """Hv, width of values and of the output."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def group(self) -> int:
@@ -156,8 +167,10 @@ class Order:
         """
         least = _LEAST_SECTION * (2 if uneven else 1) * 4 // entry_bytes
         rows, num_tiles = batch * heads, -(-p.seq_len // tile)
-        walked = min(p.seq_len, p.reach + tile)
-        num_bytes = batch * other_heads * walked * p.head_dim * entry_bytes
+        sides = 1 if p.causal else 2
+        walked = min(p.seq_len, sides * p.reach + tile)
+        num_bytes = batch * other_heads * walked * (p.head_dim + p.out_dim)
+        num_bytes = num_bytes * entry_bytes // 2
         able = [
             n
             for n in range(1, rows + 1)
@@ -221,19 +234,45 @@ class Blocks:
 
 
 class FarEdge:
-    """Where what a row sees ends, away from the diagonal; it rises with the row."""
+    """Where what a row sees ends, away from the diagonal; it rises with the row.
 
-    def __init__(self, p: Problem, ref: Any | None) -> None:
+    On the side of the diagonal it ends there, or, without causality, at an edge like
+    this one.
+    """
+
+    def __init__(self, p: Problem, ref: Any | None, near: Any | None = None) -> None:
         """Describe it.
 
         Args:
           p: sizes; without `ref`, its window decides.
           ref: [P] in global memory, `op.first_keys` or `op.last_queries` of one row of
             the batch, or None.
+          near: [P] in global memory, `op.last_keys` or `op.first_queries`, or None:
+            then the diagonal decides, or the window.
         """
-        self._p, self._ref = p, ref
+        self._p, self._ref, self._near = p, ref, near
         self.is_cut = ref is not None or p.window is not None
         """Whether some row does not see everything on that side."""
+        self.is_diagonal = p.causal and near is None
+        """Whether it ends at the diagonal on the other side."""
+
+    def near_by_window(self, position: Any) -> Any:
+        """Return the other edge where there are neither documents nor a prefix."""
+        raise NotImplementedError
+
+    def near_at(self, position: Scalar) -> Scalar:
+        """Return the other edge of one position."""
+        if self._near is not None:
+            return self._near[position]
+        return position if self._p.causal else self.near_by_window(position)
+
+    def near_rows(self, start: Scalar) -> jax.Array:
+        """Return those of positions start to start + ROWS - 1, as `ROW`."""
+        if self._near is not None:
+            part = self._near.at[pl.ds(start, ROWS)]
+            return plgpu.load(part, layout=ROW, optimized=False)
+        rows = positions(start)
+        return rows if self._p.causal else self.near_by_window(rows)
 
     def by_window(self, position: Any) -> Any:
         """Return the edge where there are no documents; it may be beyond the ends."""
@@ -265,47 +304,84 @@ class FirstKeys(FarEdge):
         first = super().at(position)
         return first if self._ref is not None else jnp.maximum(first, 0)
 
+    def near_by_window(self, position: Any) -> Any:
+        """Return the last key of queries; those beyond the end see themselves."""
+        num_keys = self._p.num_keys or self._p.seq_len
+        last = jnp.minimum(position + (self._p.reach - 1), num_keys - 1)
+        return jnp.maximum(last, position)
+
+    def ends(self, start: Scalar, block: int) -> jax.Array | None:
+        """Return the last keys as `near_rows` does; None where they cut no block."""
+        p = self._p
+        whole = (p.num_keys or p.seq_len) % block == 0
+        if p.causal or self._near is not None or p.window is not None or not whole:
+            return self.near_rows(start)
+        return None
+
     def blocks(self, i0: Scalar, rows: int, block: int) -> Blocks:
         """Bound the blocks of keys that queries i0 to i0 + rows - 1 see.
 
-        First keys rise with the query. So all of them see a block in full iff its last
-        key is not after the first query, and its first key not before the first one
-        that the last query sees. What comes before these blocks, the diagonal does not
-        cut; what comes after, both edges may.
+        First keys rise with the query, and last ones. So all of them see a block in
+        full iff its last key is not after the last that the first query sees, and its
+        first key not before the first one that the last query sees. What comes before
+        these blocks, last keys do not cut; what comes after, both edges may.
         """
         first, last = self.at(i0), self.at(i0 + rows - 1)
-        full_high = floor_div(i0 + 1, block)
+        end = self.near_at(i0 + rows - 1) + 1
+        full_high = floor_div(self.near_at(i0) + 1, block)
         return Blocks(
             low=floor_div(first, block),
-            high=ceil_div(jnp.minimum(i0 + rows, self._p.seq_len), block),
+            high=ceil_div(jnp.minimum(end, self._p.seq_len), block),
             full_low=jnp.minimum(ceil_div(last, block), full_high),
             full_high=full_high,
         )
 
 
 class LastQueries(FarEdge):
-    """The last query that sees each key; all from the key's own on do."""
+    """The last query that sees each key; all from the first one on do."""
 
     def by_window(self, position: Any) -> Any:
         """Return the last query of keys."""
         return position + (self._p.reach - 1)
 
+    def near_by_window(self, position: Any) -> Any:
+        """Return the first query of keys."""
+        return jnp.maximum(position - (self._p.reach - 1), 0)
+
+    def begins(self, start: Scalar) -> jax.Array | None:
+        """Return the first queries as `near_rows` does; None where all are 0."""
+        p = self._p
+        if p.causal or self._near is not None or p.window is not None:
+            return self.near_rows(start)
+        return None
+
     def blocks(self, j0: Scalar, rows: int, block: int) -> Blocks:
         """Bound the blocks of queries that see keys j0 to j0 + rows - 1.
 
-        Last queries rise with the key. So all of a block see all the keys iff its first
-        query is not before the last key, and its last not after the last one that sees
-        the first key. What comes before these blocks, both edges may cut; what comes
-        after, the diagonal does not.
+        First queries rise with the key, and last ones. So all of a block see all the
+        keys iff its first query is not before the first that sees the last key, and its
+        last not after the last one that sees the first key. What comes before these
+        blocks, both edges may cut; what comes after, first queries do not.
         """
         end = jnp.minimum(self.at(j0 + rows - 1) + 1, self._p.seq_len)
-        full_low = ceil_div(j0 + rows - 1, block)
+        full_low = ceil_div(self.near_at(j0 + rows - 1), block)
         return Blocks(
-            low=floor_div(j0, block),
+            low=floor_div(self.near_at(j0), block),
             high=ceil_div(end, block),
             full_low=full_low,
             full_high=jnp.maximum(floor_div(self.at(j0) + 1, block), full_low),
         )
+
+
+def given(*edges: jax.Array | None) -> tuple[jax.Array, ...]:
+    """Return the arrays that a kernel is passed."""
+    return tuple(edge for edge in edges if edge is not None)
+
+
+def at_row(refs: list[Any], edges: tuple[Any, ...], b: Scalar) -> list[Any]:
+    """Return of each edge its reference at a row of the batch; None if not given."""
+    left = iter(refs)
+    return [None if edge is None else next(left).at[b] for edge in edges]
 
 
 def positions(start: Scalar) -> jax.Array:
@@ -433,12 +509,13 @@ def accumulator(columns: int) -> Any:
     return plgpu.ACC((ROWS, columns), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def smem_tile(shape: tuple[int, ...], dtype: Any) -> Any:
+def smem_tile(shape: tuple[int, ...], dtype: Any, block: int = 64) -> Any:
     """Describe shared memory that wgmma reads: 16-bit numbers, rows swizzled in 8s.
 
-    The swizzle is the widest that divides the rows: 64 numbers, or 32.
+    The swizzle is the widest that divides the rows, 64 numbers or 32, and the block:
+    a product sums over whole swizzles.
     """
-    columns = 64 if shape[-1] % 64 == 0 else 32
+    columns = 64 if shape[-1] % 64 == 0 and block % 64 == 0 else 32
     tiling = plgpu.TilingTransform((8, columns))  # pyright: ignore[reportAbstractUsage]
     swizzle = plgpu.SwizzleTransform(2 * columns)  # pyright: ignore[reportAbstractUsage]
     return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
