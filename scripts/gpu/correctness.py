@@ -48,6 +48,8 @@ class Case:
     heads: int = 2
     kv_heads: int = 2
     head_dim: int = 64
+    value_dim: int | None = None
+    """Width of the values; None is `head_dim`."""
     dtype: str = "bfloat16"
     documents: int | None = None
     """Segments in a row, cut at random; None passes no segment ids."""
@@ -58,8 +60,10 @@ class Case:
     @property
     def name(self) -> str:
         """Return what differs from call to call."""
+        widths = (self.head_dim, self.value_dim)
+        width = "/".join(str(w) for w in widths if w is not None)
         parts = [
-            f"T={self.seq_len} W={self.window or 'full'} D={self.head_dim}",
+            f"T={self.seq_len} W={self.window or 'full'} D={width}",
             f"heads={self.heads}/{self.kv_heads} {self.dtype}",
         ]
         if self.documents is not None:
@@ -100,10 +104,11 @@ def cases(small: bool) -> dict[str, Case]:
         Case(seq_len=8192, window=1024, head_dim=128, batch=1, documents=6),
         Case(seq_len=4096, head_dim=128, batch=1, **gqa),
     ]
-    for head_dim in (32, 96):
+    for head_dim, value_dim in ((32, None), (96, None), (192, 128), (256, None)):
+        widths: dict[str, Any] = {"head_dim": head_dim, "value_dim": value_dim}
         found += [
-            Case(window=100, documents=4, head_dim=head_dim, **gqa),
-            Case(seq_len=1000, soft_cap=5.0, head_dim=head_dim, dtype="float16"),
+            Case(window=100, documents=4, **widths, **gqa),
+            Case(seq_len=1000, soft_cap=5.0, **widths, dtype="float16"),
         ]
     for head_dim in (64, 128):
         sizes: dict[str, Any] = {"head_dim": head_dim}
@@ -155,13 +160,15 @@ def programs(case: Case, setting: Setting) -> dict[str, Program]:
         every = dict(zip(RESULTS, (out, *pullback(d_out)), strict=True))
         return tuple(every[name] for name in case.results)
 
-    def array(heads: int) -> jax.ShapeDtypeStruct:
-        shape = (case.batch, case.seq_len, heads, case.head_dim)
+    def array(heads: int, width: int) -> jax.ShapeDtypeStruct:
+        shape = (case.batch, case.seq_len, heads, width)
         return jax.ShapeDtypeStruct(shape, case.dtype)
 
-    q, k = array(case.heads), array(case.kv_heads)
+    q, k = (array(heads, case.head_dim) for heads in (case.heads, case.kv_heads))
+    value_dim = case.value_dim or case.head_dim
+    d_out, v = (array(heads, value_dim) for heads in (case.heads, case.kv_heads))
     ids = jax.ShapeDtypeStruct((case.batch, case.seq_len), jnp.int32)
-    return {"": Program(function=run, args=(q, k, k, q, ids))}
+    return {"": Program(function=run, args=(q, k, v, d_out, ids))}
 
 
 def truth(case: Case, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

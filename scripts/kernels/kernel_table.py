@@ -49,6 +49,9 @@ MOST_FUSED = 660
 FUSED_BARRIERS = 3
 """Of such a loop: after gradients of scores are stored, before the place of a block of
 dq is written again, and after it is."""
+MOST_INSTRUCTIONS_OF = {192: 680}
+"""The same, where it is another: at 192 the scores of a block of 128 keys are four
+products more than at 128, with the addresses of their operands."""
 MOST_INSTRUCTIONS_BOTH_SIDES = 640
 """Where documents or a prefix cut a row before and after the diagonal: the bits of a
 second edge are made for each block."""
@@ -57,6 +60,7 @@ _PARTS = "8 heads a key, in parts"
 HIDDEN_UNDER_CAP = 0.5
 """Least share of exponentials under a product where there is a soft cap: it doubles
 them, and in dkv as many as half stand before the product begins."""
+_IN_PARTS = ("4 heads a key", _PARTS)
 _LOOP_HEADER = (
     *("case", "kernel", "loop", "instructions", "exponentials under a product"),
     *(name for name in LOOP_WATCHED if name != "MUFU.EX2"),
@@ -97,10 +101,13 @@ def _attention_cases() -> dict[str, KernelCase]:
         "not causal, segments": {"causal": False, "segments": True},
         "prefix": {"prefix": True},
     }
-    # Registers are scarcest at 128, so there it is every way. They do not
+    # Registers are scarcest at 128 and 256, so there it is every way. They do not
     # depend on which of the two dtypes it is.
     everything = "all, 8 heads a key"
-    chosen = {128: tuple(options), 64: ("window", everything)}
+    some = {64: ("window", everything), 192: ("window", "full", everything)}
+    # dkv of wide heads has no parts.
+    wide = tuple(name for name in options if name not in _IN_PARTS)
+    chosen = {128: tuple(options), 256: wide, **some}
     cases = {
         f"attention {H}, bfloat16, {name}": _attention_case(
             H, "bfloat16", **options[name]
@@ -159,7 +166,7 @@ def _attention_case(
     )
     ids = jax.ShapeDtypeStruct((B, T), jnp.int32) if segments else None
     prefix_len = jax.ShapeDtypeStruct((B,), jnp.int32) if prefix else None
-    most = MOST_INSTRUCTIONS
+    most = MOST_INSTRUCTIONS_OF.get(H, MOST_INSTRUCTIONS)
     if prefix or (segments and not causal):
         most = max(most, MOST_INSTRUCTIONS_BOTH_SIDES)
     return KernelCase(
@@ -167,6 +174,8 @@ def _attention_case(
         args=(q, k, v, ids, prefix_len, d_out),
         hidden=1.0 if soft_cap is None else HIDDEN_UNDER_CAP,
         most_instructions=most if soft_cap is None else None,
+        # Warpgroups that split the width meet once for a block.
+        most_barriers=int(tuning.dkv.splits_width),
     )
 
 

@@ -36,6 +36,8 @@ class MosaicKernel:
     """Rows of the other sequence (keys, for dkv queries) that are loaded at a time."""
     stages: int = 2
     """Such blocks in shared memory at a time."""
+    splits_width: bool = False
+    """Of dkv: the two warpgroups share 64 rows and split the width (`dkv_wide`)."""
 
     def __post_init__(self):
         if self.warpgroups not in _REGISTERS:
@@ -52,11 +54,13 @@ class MosaicKernel:
                 f"stages must be at least 2, got {self.stages}; with one, nothing is "
                 "loaded while the rest computes"
             )
+        if self.splits_width and self.warpgroups != 2:
+            raise ValueError(f"splits_width is for 2 warpgroups, got {self.warpgroups}")
 
     @property
     def tile(self) -> int:
         """Rows of the result of a thread block."""
-        return 64 * self.warpgroups
+        return 64 * (1 if self.splits_width else self.warpgroups)
 
     @property
     def registers(self) -> int:
@@ -132,13 +136,28 @@ MOSAIC_H200 = MappingProxyType(
             dq=MosaicKernel(block=64, stages=4),
             dkv=MosaicKernel(block=64, stages=3),
         ),
+        192: MosaicTuning(
+            forward=MosaicKernel(block=128),
+            dq=MosaicKernel(block=64, stages=3),
+            dkv=MosaicKernel(block=32, stages=3),
+            value_dim=128,
+        ),
+        256: MosaicTuning(
+            forward=MosaicKernel(block=64),
+            dq=MosaicKernel(block=32, stages=3),
+            dkv=MosaicKernel(block=64, splits_width=True),
+        ),
     }
 )
 """By head width. Not tuned: no GPU was measured. The largest blocks that compile for an
 H200 without spilling registers, jax 0.11.2, 2026-11 (scripts/kernels/kernel_table.py);
 a third slot for dq and dkv, which release one a block late, and a fourth for dq, which
 begins with the next block early: with fewer, nothing would be on its way meanwhile.
-Registers allow one thread block on an SM, so the memory is free."""
+Registers allow one thread block on an SM, so the memory is free.
+
+At 192/128 (queries and keys / values) and 256 memory and registers are short: blocks of
+64 keys in dq at 256 would leave room for one slot of K and of V each, so they have 32;
+blocks of 64 queries in dkv at 192/128 would spill, and have 32 too."""
 
 FUSED_H200 = MappingProxyType({128: MosaicKernel(block=64, stages=3)})
 """`MosaicTuning.fused` by head width, where the forecast says that it takes 10% off the

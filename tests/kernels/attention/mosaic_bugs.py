@@ -678,6 +678,45 @@ _FUSED_BUGS = {
     ),
 }
 
+_DKV_WIDE = Case(T=192, kernel="dkv", H=256, N=2)
+"""Three blocks and two heads through two slots and two buffers."""
+
+_DKV_WIDE_BUGS = {
+    "dkv_wide: operands given without a fence": _bug(
+        "dkv_wide",
+        _DKV_WIDE,
+        ("plgpu.commit_smem() plgpu.barrier_arrive", "plgpu.barrier_arrive"),
+    ),
+    "dkv_wide: operands given before they are written": _bug(
+        "dkv_wide",
+        _DKV_WIDE,
+        (
+            "pl.run_scoped(scores, scores_type, scores_type)",
+            "plgpu.barrier_arrive(exchange); "
+            "pl.run_scoped(scores, scores_type, scores_type)",
+        ),
+        (
+            "plgpu.barrier_arrive(exchange) plgpu.barrier_wait(exchange)",
+            "plgpu.barrier_wait(exchange)",
+        ),
+    ),
+    "dkv_wide: one buffer for what is given": _bug(
+        "dkv_wide", _DKV_WIDE, ("tiles.slot(step, _HALVES)", "tiles.slot(step, 1)")
+    ),
+    "dkv_wide: scores read before they are there": _bug(
+        "dkv_wide", _DKV_WIDE, ("wait_n=_HALVES)", "wait_n=2 * _HALVES)")
+    ),
+    "dkv_wide: the other half of the queries": _bug(
+        "dkv_wide", _DKV_WIDE, ("do_s.at[s, half, me].T", "do_s.at[s, half, 1 - me].T")
+    ),
+    "dkv_wide: the other half of the width": _bug(
+        "dkv_wide", _DKV_WIDE, ("q_s.at[s, me, half])", "q_s.at[s, 1 - me, half])")
+    ),
+    "dkv_wide: both halves masked like the first": _bug(
+        "dkv_wide", _DKV_WIDE, ("qb * block + wg * rows", "qb * block")
+    ),
+}
+
 _FULL = Case(T=130, causal=False)
 _FULL_WINDOW = Case(T=77, causal=False, window=20)
 _FULL_DOCUMENTS = Case(T=150, causal=False, segments="sorted")
@@ -744,6 +783,12 @@ _NEAR_EDGE_BUGS = {
 }
 
 BUGS = (
-    _FORWARD_BUGS | _SHARED_BUGS | _DQ_BUGS | _DKV_BUGS | _FUSED_BUGS | _NEAR_EDGE_BUGS
+    _FORWARD_BUGS
+    | _SHARED_BUGS
+    | _DQ_BUGS
+    | _DKV_BUGS
+    | _DKV_WIDE_BUGS
+    | _FUSED_BUGS
+    | _NEAR_EDGE_BUGS
 )
 """Name -> bug. Once a slot is released, the loading warpgroup may overwrite it."""

@@ -52,6 +52,13 @@ def _cases() -> list[Case]:
         # Widths that few models have.
         Case(T=130, H=32, window=50),
         Case(T=100, H=96, segments="sorted", dtype="float16"),
+        # Wide heads, and values of another width.
+        Case(T=200, H=256),
+        Case(T=130, H=256, N=2, window=50, segments="sorted", dtype="float16"),
+        Case(T=150, H=256, soft_cap=2.0, segments="edge"),
+        Case(T=200, H=192),
+        Case(T=130, H=192, N=2, window=50, segments="sorted", dtype="float16"),
+        Case(T=100, H=192, soft_cap=2.0),
         # What follows is seen: everywhere, within a window, a document, a prefix. Ends
         # that blocks and copies of 8 divide, and others.
         *(Case(T=T, causal=False) for T in (128, 130, 203)),
@@ -61,9 +68,12 @@ def _cases() -> list[Case]:
         ),
         Case(T=150, causal=False, segments="sorted", N=2, dtype="float16"),
         Case(T=192, causal=False, segments="edge", window=40, soft_cap=2.0, H=128),
+        Case(T=193, causal=False, H=256, segments="sorted"),
+        Case(T=130, causal=False, H=192, window=50, dtype="float16"),
         Case(T=200, prefixes=(70,)),
         Case(T=150, prefixes=(0, 150), B=2, N=2, window=40, H=128),
         Case(T=140, prefixes=(100, 500), B=2, segments="sorted", dtype="float16"),
+        Case(T=130, prefixes=(90,), H=256),
         # Documents.
         *(Case(T=192, segments=kind) for kind in kinds),
         *(Case(T=150, segments=kind, window=40, H=128, B=2) for kind in kinds[:2]),
@@ -116,6 +126,7 @@ def name(case: Case) -> str:
 CASES = {name(case): case for case in _cases()}
 SHORT = (
     *("T1", "T203-H128-window50", "T100-B2-N2-K2-window33-float16"),
+    *("T130-N2-H256-window50-sorted-float16", "T130-N2-H192-window50-sorted-float16"),
     *("T100-H96-sorted-float16", "T192-edge", "T90-window1-tokens-float16"),
     *("T210-H128-window64-sorted-soft_cap20.0", "T72-soft_cap30.0-saturated"),
     name(Case(T=256, logits="drift", window=150, H=128, tuning=FEW_SLOTS)),
@@ -125,7 +136,7 @@ SHORT = (
     "T150-B2-N2-H128-window40-sorted-fused",
     "T100-H128-soft_cap1.5-float16-fused",
     "T77-causalFalse-window20",
-    "T130-causalFalse",
+    *("T193-H256-causalFalse-sorted", "T130-causalFalse"),
     "T140-B2-prefixes(100, 500)-sorted-float16",
 )
 """Of these, one or more for each option."""

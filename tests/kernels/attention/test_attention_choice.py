@@ -59,9 +59,9 @@ def test_what_cudnn_cannot_do_is_refused_by_name_and_avoided_by_auto(change, rea
     ("change", "reason"),
     [
         ({"dtype": jnp.float32}, "got float32"),
-        ({"head_dim": 80}, "one of 32, 64, 96, 128, got 80"),
-        ({"head_dim": 192}, "128, got 192"),
-        ({"value_dim": 128}, "128, got 64/128"),
+        ({"head_dim": 80}, "one of .*, 128, 192/128, 256, got 80"),
+        ({"head_dim": 192}, "192/128, 256, got 192"),
+        ({"value_dim": 128}, "192/128, 256, got 64/128"),
         ({"target": AMPERE}, "hopper, got ampere .NVIDIA A100-SXM4-80GB."),
         ({"target": CPU["target"]}, "got cpu"),
     ],
@@ -202,6 +202,13 @@ def test_the_table_decides_about_masks_that_are_not_causal(monkeypatch):
     assert choice.rejected["cudnn"] == "it does not honour causal=False"
     choice = api.choose(**GPU, prefix=True)
     assert choice.rejected["cudnn"] == "it does not honour prefix_len"
+
+
+@pytest.mark.parametrize("H", [128, 256])
+def test_the_models_of_gemma_get_a_kernel_on_hopper(H):
+    asked = {**GPU, "head_dim": H, "soft_cap": 50.0, "segments": True}
+    assert api.choose(**asked).name == "mosaic_gpu"
+    assert api.choose(**{**GPU, "head_dim": H}).name == "cudnn"
 
 
 def test_the_table_decides_about_windows_shorter_than_the_sequence(monkeypatch):

@@ -192,6 +192,7 @@ def queries_of(p, ids, prefix):
         ({"warpgroups": 4}, "warpgroups must be one of 2, 3, got 4"),
         ({"block": 96}, "32 or a multiple of 64, got 96"),
         ({"block": 0}, "32 or a multiple of 64, got 0"),
+        ({"warpgroups": 3, "splits_width": True}, "for 2 warpgroups, got 3"),
         ({"stages": 1}, "at least 2, got 1"),
     ],
 )

@@ -17,7 +17,8 @@ SHORT = (
     "slope of a saturated soft cap as 1 - x * x",
     "fused: one buffer of gradients of scores",
     "fused: dq overwritten while it is added",
-    "keys beyond the end are seen",
+    *("dkv_wide: operands given without a fence", "keys beyond the end are seen"),
+    "dkv_wide: one buffer for what is given",
 )
 """A race, a deadlock or a wrong number in each kernel; the others are slow."""
 

@@ -20,6 +20,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int32
 
+from mjax.kernels.attention.mosaic_gpu import dkv_wide
 from mjax.kernels.attention.mosaic_gpu.dkv import key_value_gradients
 from mjax.kernels.attention.mosaic_gpu.dq import query_gradient
 from mjax.kernels.attention.mosaic_gpu.forward import forward
@@ -127,9 +128,10 @@ def _backward(problem: Problem, tuning: MosaicTuning, saved, d_out):
         return *fused, None, None
     edges = _key_edges(problem, segment_ids, prefix)
     dq = query_gradient(*rows, *edges, problem=problem, tuning=tuning.dq)
-    dk, dv = key_value_gradients(
-        *(*rows, last, first), problem=problem, tuning=tuning.dkv
-    )
+    of_keys = key_value_gradients
+    if tuning.dkv.splits_width:
+        of_keys = dkv_wide.key_value_gradients
+    dk, dv = of_keys(*rows, last, first, problem=problem, tuning=tuning.dkv)
     return dq, dk, dv, None, None
 
 
