@@ -108,9 +108,10 @@ def rewrite(source: str, winners: Winners, where: str) -> str:
     new = ["MOSAIC_H200 = MappingProxyType(", "    {"]
     for head_dim, kernels in table.items():
         new.append(f"        {head_dim}: MosaicTuning(")
-        value_dim = kernels.pop("value_dim")
-        for kernel, fields in kernels.items():
-            inside = ", ".join(f"{name}={value}" for name, value in fields.items())
+        value_dim = kernels["value_dim"]
+        for kernel in KERNELS:
+            fields = kernels[kernel].items()
+            inside = ", ".join(f"{name}={value}" for name, value in fields)
             new.append(f"            {kernel}=MosaicKernel({inside}),")
         if value_dim is not None:
             new.append(f"            value_dim={value_dim},")
