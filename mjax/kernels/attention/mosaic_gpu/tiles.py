@@ -299,11 +299,6 @@ class FirstKeys(FarEdge):
         """Return the first key of queries."""
         return position - (self._p.reach - 1)
 
-    def at(self, position: Scalar) -> Scalar:
-        """Return that of one query, at least 0."""
-        first = super().at(position)
-        return first if self._ref is not None else jnp.maximum(first, 0)
-
     def near_by_window(self, position: Any) -> Any:
         """Return the last key of queries; those beyond the end see themselves."""
         num_keys = self._p.num_keys or self._p.seq_len
@@ -326,7 +321,7 @@ class FirstKeys(FarEdge):
         first key not before the first one that the last query sees. What comes before
         these blocks, last keys do not cut; what comes after, both edges may.
         """
-        first, last = self.at(i0), self.at(i0 + rows - 1)
+        first, last = self._clipped(i0), self._clipped(i0 + rows - 1)
         end = self.near_at(i0 + rows - 1) + 1
         full_high = floor_div(self.near_at(i0) + 1, block)
         return Blocks(
@@ -335,6 +330,11 @@ class FirstKeys(FarEdge):
             full_low=jnp.minimum(ceil_div(last, block), full_high),
             full_high=full_high,
         )
+
+    def _clipped(self, position: Scalar) -> Scalar:
+        """Return the first key of one query, at least 0, as those of arrays are."""
+        first = self.at(position)
+        return first if self._ref is not None else jnp.maximum(first, 0)
 
 
 class LastQueries(FarEdge):
