@@ -126,3 +126,14 @@ def test_the_estimate_of_memory_counts_the_parts():
 def test_parts_that_do_not_divide_the_group_are_a_bug():
     with pytest.raises(AssertionError):
         traced(3)
+
+
+def test_parts_are_float32(monkeypatch):
+    """No value shows it: rounding parts costs less than rounding probabilities."""
+    dtypes = []
+    added = dkv._added
+    monkeypatch.setattr(
+        dkv, "_added", lambda parts: dtypes.append(parts.dtype) or added(parts)
+    )
+    traced(2)
+    assert dtypes == [jnp.float32, jnp.float32]
