@@ -33,7 +33,8 @@ def main() -> int:
                 row = [name, *["-"] * len(RESULTS), str(error).splitlines()[0]]
             else:
                 worst = max(worst, *errors.values())
-                row = [name, *(f"{errors[result]:.2f}" for result in RESULTS), ""]
+                found = {result: f"{error:.2f}" for result, error in errors.items()}
+                row = [name, *(found.get(result, "-") for result in RESULTS), ""]
             rows.append(row)
             print(" | ".join(row), flush=True)
     table = Table(
@@ -44,7 +45,8 @@ def main() -> int:
             "the largest of all elements, in units of the error that rounding to 16 "
             "bits explains at that element (`tests/kernels/attention/mosaic_truth.py`)"
             f": at most 1 is allowed, the largest found is {worst:.2f}. "
-            f"{len(CASES) - failed} of {len(CASES)} cases ran."
+            f"{len(CASES) - failed} of {len(CASES)} cases ran. A dash: not a result of "
+            "the kernel that the case is for."
         ),
         header=("case", *RESULTS, "failure"),
         rows=rows,
