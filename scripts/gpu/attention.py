@@ -28,6 +28,7 @@ WIDTH = 2048
 GEMM = "GEMM"
 BLOCKED = "blocked"
 """What outputs are compared with."""
+FUSED = contenders.FUSED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +73,10 @@ def cases(small: bool) -> dict[str, Case]:
     """List ours and cuDNN at all shapes, then the others where they say something."""
     found = {GEMM: Case(contender=GEMM, shape=None, direction="forward")}
 
-    def add(contender: str, shape: Shape) -> None:
-        for direction in DIRECTIONS:
+    def add(
+        contender: str, shape: Shape, directions: Sequence[str] = DIRECTIONS
+    ) -> None:
+        for direction in directions:
             case = Case(contender=contender, shape=shape, direction=direction)
             found[f"{shape.name} | {contender} | {direction}"] = case
 
@@ -82,6 +85,9 @@ def cases(small: bool) -> dict[str, Case]:
     for shape in every[:1] if small else every:
         for contender in ("ours", "cudnn"):
             add(contender, shape)
+    for shape in every:
+        if shape.heads == shape.kv_heads and (small or shape.head_dim == 128):
+            add(FUSED, shape, directions=("both",))
     for shape in every:
         if shape.heads == shape.kv_heads and (small or shape.head_dim == 128):
             add("tokamax", shape)
@@ -116,7 +122,9 @@ def programs(case: Case, setting: Setting) -> dict[str, Program]:
         return ceilings.programs(ceilings.GEMM, setting)
     if setting.mode != "gpu" and case.contender == "cudnn":
         raise SkippedError("cuDNN plans its kernels with its library, on the device")
-    if setting.mode == "compile" and case.contender not in ("ours", BLOCKED):
+    if setting.mode == "rehearse" and case.contender == FUSED:
+        raise SkippedError("the fused backward pass is one of the kernels for Hopper")
+    if setting.mode == "compile" and case.contender not in ("ours", FUSED, BLOCKED):
         raise SkippedError("not a program of ours")
     shape = case.shape
     attend = contenders.jax_attention(case.contender, shape, setting.ours)
@@ -262,7 +270,7 @@ def _percent(share: float | None) -> float | None:
 
 
 def _others(rows: Mapping[str, Row], every: Sequence[Shape]) -> Table:
-    names = ("ours", "cudnn", "tokamax", "torch sdpa", "torch flex")
+    names = ("ours", "cudnn", FUSED, "tokamax", "torch sdpa", "torch flex")
     lines = []
     for shape, direction in itertools.product(every, DIRECTIONS):
         found = [rows.get(f"{shape.name} | {n} | {direction}", {}) for n in names]

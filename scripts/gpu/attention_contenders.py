@@ -64,7 +64,9 @@ def _imported(name: str) -> Any:
     return found
 
 
-JAX = ("ours", "cudnn", "tokamax", "blocked")
+FUSED = "ours, fused"
+"""With the backward pass that is not deterministic."""
+JAX = ("ours", FUSED, "cudnn", "tokamax", "blocked")
 TORCH = ("torch sdpa", "torch flex")
 
 
@@ -87,8 +89,13 @@ def jax_attention(name: str, shape: Shape, ours: str) -> Callable[..., jax.Array
             local_window_size=window,
             implementation="mosaic",
         )
-    backend = ours if name == "ours" else name
-    return functools.partial(api.attention, window=shape.window, backend=backend)
+    backend = ours if name in ("ours", FUSED) else name
+    return functools.partial(
+        api.attention,
+        window=shape.window,
+        backend=backend,
+        backward="fused" if name == FUSED else "deterministic",
+    )
 
 
 def torch_calls(
