@@ -68,18 +68,18 @@ def compiled(case: str, *, source: Path = _REPOSITORY) -> str:
 
 def compiled_at(cases: Sequence[str], commit: str) -> dict[str, str]:
     """Do so with the package as it is in another commit."""
-    with package_at(commit) as folder:
+    with package_at(commit, "mjax") as folder:
         return {case: compiled(case, source=folder) for case in cases}
 
 
 @contextlib.contextmanager
-def package_at(commit: str) -> Iterator[Path]:
-    """Lay out the package mjax of a commit in a folder that is removed afterwards.
+def package_at(commit: str, *packages: str) -> Iterator[Path]:
+    """Lay out packages of a commit in a folder that is removed afterwards.
 
     Raises:
       RuntimeError: git cannot do it.
     """
-    git = ["git", "archive", commit, "mjax"]
+    git = ["git", "archive", commit, *packages]
     done = subprocess.run(git, cwd=_REPOSITORY, capture_output=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(git)} failed: {done.stderr.decode().strip()}")

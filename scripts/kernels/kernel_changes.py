@@ -2,12 +2,14 @@
 
     python -m scripts.kernels.kernel_changes COMMIT
 
-Needs git and what `make env-plan` installs. Compiles the shipped cases twice, with the
-package as it is and as it was, and writes docs/benchmarks/kernel_changes.md. Cases that
-the older commit does not have, or cannot compile, are compared with nothing.
+Needs git and what `make env-plan` installs. Compiles the shipped cases, and those that
+the older commit shipped with its own package, and reads both in the same way. Writes
+docs/benchmarks/kernel_changes.md. What the older commit does not have, or cannot
+compile, is compared with nothing.
 """
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,6 +21,8 @@ from scripts.kernels.kernel_table import SHIPPED
 from scripts.kernels.sass import Loop
 
 _GPU = "h200"
+_READERS = ("scripts/kernels/compiled_kernels.py", "scripts/kernels/sass.py")
+"""What compiles cases and reads the machine code, as it is now."""
 _OF_LOOPS: Mapping[str, Callable[[Loop], str]] = {
     "instructions": lambda loop: str(loop.instructions),
     "exponentials under a product": lambda loop: (
@@ -68,8 +72,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("commit", help="with which the kernels are compared")
     commit = parser.parse_args(argv).commit
     try:
-        with package_at(commit) as source:
-            (source / "scripts").symlink_to(REPOSITORY / "scripts")
+        with package_at(commit, "mjax", "scripts") as source:
+            for name in _READERS:
+                shutil.copy(REPOSITORY / name, source / name)
             before = compile_cases(SHIPPED, gpu=_GPU, source=source)
         now = compile_cases(SHIPPED, gpu=_GPU)
     except RuntimeError as error:

@@ -55,4 +55,7 @@ def test_a_kernel_that_was_not_there_is_compared_with_nothing():
 
 def test_an_unknown_commit_ends_the_command_before_anything_is_compiled(capsys):
     assert kernel_changes.main(["no-such-commit"]) == 1
-    assert "error: git archive no-such-commit mjax failed" in capsys.readouterr().err
+    assert (
+        "error: git archive no-such-commit mjax scripts failed"
+        in capsys.readouterr().err
+    )
