@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mjax.hardware.gpus import GPUS
-from mjax.kernels.attention.mosaic_gpu import dkv, op, tiles
+from mjax.kernels.attention.mosaic_gpu import dkv, masks, op, tiles
 from mjax.kernels.attention.tuning import FUSED_H200, MOSAIC_H200, MosaicKernel
 from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape
 from scripts.kernels.sm_model import CLOCK_GHZ, FLOPS_PER_CLOCK, NUM_SMS
@@ -223,7 +223,7 @@ def visits(
     p = problem(shape)
     first = jnp.arange(math.ceil(shape.seq_len / sizes.tile)) * sizes.tile
     by_keys = kernel in BY_KEYS
-    bounds = tiles.LastQueries if by_keys else tiles.FirstKeys
+    bounds = masks.LastQueries if by_keys else masks.FirstKeys
     edges = op.last_queries if by_keys else op.first_keys
     ids = shape.segment_ids()
     refs = [None] * shape.batch if ids is None else edges(p, jnp.asarray(ids))
@@ -242,7 +242,7 @@ def visits(
             # Warpgroups meet in each block, whether they see it or not.
             low = functools.reduce(jnp.maximum, (part.full_low for part in parts))
             high = functools.reduce(jnp.minimum, (part.full_high for part in parts))
-            all_plain = tiles.Blocks(
+            all_plain = masks.Blocks(
                 low=whole.low,
                 high=whole.high,
                 full_low=low,

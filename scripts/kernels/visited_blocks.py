@@ -14,7 +14,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.mosaic_gpu import masks, tiles
 from mjax.kernels.attention.tuning import MOSAIC_H200, MosaicTuning
 from scripts.kernels.attention_cost import num_visible
 
@@ -35,9 +35,9 @@ def computed_pairs(
     )
     counts = {}
     for name, sizes, edge in (
-        ("forward", tuning.forward, tiles.FirstKeys(p, None)),
-        ("dq", tuning.dq, tiles.FirstKeys(p, None)),
-        ("dkv", tuning.dkv, tiles.LastQueries(p, None)),
+        ("forward", tuning.forward, masks.FirstKeys(p, None)),
+        ("dq", tuning.dq, masks.FirstKeys(p, None)),
+        ("dkv", tuning.dkv, masks.LastQueries(p, None)),
     ):
         tile = sizes.tile
         first = jnp.arange(math.ceil(seq_len / tile)) * tile

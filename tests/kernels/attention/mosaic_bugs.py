@@ -248,7 +248,7 @@ _FORWARD_BUGS = {
 
 _SHARED_BUGS = {
     "second half of a wide block masked like the first": _bug(
-        "tiles", _WIDE, ("e if e is None else e - start for e", "e for e")
+        "masks", _WIDE, ("e if e is None else e - start for e", "e for e")
     ),
     "last eighth of a row's columns not summed": _bug(
         "tiles",
@@ -262,7 +262,7 @@ _SHARED_BUGS = {
         "tiles", _DKV_RING, ("total = g * steps + step", "total = step")
     ),
     "queries beyond the end visited": _bug(
-        "tiles",
+        "masks",
         Case(T=72),
         (
             "jnp.minimum(self.at(j0 + rows - 1) + 1, self._p.seq_len)",
@@ -270,7 +270,7 @@ _SHARED_BUGS = {
         ),
     ),
     "blocks before the first visited": _bug(
-        "tiles",
+        "masks",
         Case(T=256, window=150, kernel="dq"),
         ("if self._ref is not None else jnp.maximum(first, 0)", ""),
     ),
@@ -301,12 +301,12 @@ _SHARED_BUGS = {
         ),
     ),
     "window one too long": _bug(
-        "tiles",
+        "masks",
         _WINDOW,
         ("return position - (self._p.reach - 1)", "return position - self._p.reach"),
     ),
     "window one too short": _bug(
-        "tiles",
+        "masks",
         _WINDOW,
         (
             "return position - (self._p.reach - 1)",
@@ -314,17 +314,17 @@ _SHARED_BUGS = {
         ),
     ),
     "window of keys one too long": _bug(
-        "tiles",
+        "masks",
         _WINDOW,
         ("return position + (self._p.reach - 1)", "return position + self._p.reach"),
     ),
     "next key seen": _bug(
-        "tiles",
+        "masks",
         _WINDOW,
         ("clip(last, -1, columns - 1), 8)", "clip(last, -1, columns - 1), 9)"),
     ),
     "a column before the first seen": _bug(
-        "tiles", _WINDOW, ("clip(first, 0, columns), 7)", "clip(first, 0, columns), 6)")
+        "masks", _WINDOW, ("clip(first, 0, columns), 7)", "clip(first, 0, columns), 6)")
     ),
     "earlier documents seen": _bug(
         "forward",
@@ -332,22 +332,22 @@ _SHARED_BUGS = {
         ("edges = keys.rows(i0) if", "edges = 0 * keys.rows(i0) if"),
     ),
     "first block of keys left out": _bug(
-        "tiles",
+        "masks",
         _WINDOW,
         ("low=floor_div(first, block)", "low=ceil_div(first, block)"),
     ),
     "last block of queries left out": _bug(
-        "tiles",
+        "masks",
         _WINDOW,
         ("high=ceil_div(end, block)", "high=floor_div(end, block)"),
     ),
     "tail of the sequence left out": _bug(
-        "tiles",
+        "masks",
         _RAGGED,
         ("high=ceil_div(end, block)", "high=floor_div(end, block)"),
     ),
     "no mask on the diagonal": _bug(
-        "tiles",
+        "masks",
         Case(T=256, tuning={"forward": {"block": 64}}, kernel="forward"),
         (
             "floor_div(self.near_at(i0) + 1, block)",
@@ -355,7 +355,7 @@ _SHARED_BUGS = {
         ),
     ),
     "no mask at the edge of the window": _bug(
-        "tiles",
+        "masks",
         _WINDOW,
         (
             "jnp.minimum(ceil_div(last, block)",
@@ -724,7 +724,7 @@ _PREFIX = Case(T=150, prefixes=(70,))
 
 _NEAR_EDGE_BUGS = {
     "keys beyond the end are seen": _bug(
-        "tiles",
+        "masks",
         _FULL,
         (
             "jnp.minimum(position + (self._p.reach - 1), num_keys - 1)",
@@ -740,17 +740,17 @@ _NEAR_EDGE_BUGS = {
         ),
     ),
     "queries beyond the end see nothing": _bug(
-        "tiles",
+        "masks",
         Case(T=77, causal=False, window=1),
         ("return jnp.maximum(last, position)", "return last"),
     ),
     "window one too long towards the end": _bug(
-        "tiles",
+        "masks",
         _FULL_WINDOW,
         ("jnp.minimum(position + (self._p.reach - 1),", "jnp.minimum(position + 20,"),
     ),
     "first query of a window one too late": _bug(
-        "tiles",
+        "masks",
         _FULL_WINDOW,
         ("jnp.maximum(position - (self._p.reach - 1), 0)", "position - 18"),
     ),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mjax.kernels.attention.mosaic_gpu import dkv, op, tiles
+from mjax.kernels.attention.mosaic_gpu import dkv, masks, op, tiles
 from mjax.kernels.attention.reference import visible
 from mjax.kernels.attention.tuning import MosaicKernel, MosaicTuning
 from tests.kernels.attention import mosaic_poison
@@ -57,7 +57,7 @@ def test_the_blocks_of_keys_are_those_with_a_visible_score(size):
     first = t * rows % T // 64 * 64
     mask = np.asarray(visible(T, window, causal=causal))[first : first + rows]
     p = problem(T, window, causal)
-    found = tiles.FirstKeys(p, None).blocks(first, rows, block)
+    found = masks.FirstKeys(p, None).blocks(first, rows, block)
     check(found, mask, block, complete=first + rows <= T)
 
 
@@ -67,7 +67,7 @@ def test_the_blocks_of_queries_are_those_with_a_visible_score(size):
     first = t * rows % T // 64 * 64
     mask = np.asarray(visible(T, window, causal=causal))[:, first : first + rows].T
     p = problem(T, window, causal)
-    found = tiles.LastQueries(p, None).blocks(first, rows, block)
+    found = masks.LastQueries(p, None).blocks(first, rows, block)
     check(found, mask, block, complete=first + rows <= T)
 
 
@@ -130,8 +130,8 @@ def test_blocks_of_documents_are_those_with_a_visible_score(
     rows, block = sizes
     ids, p, mask = documents(lengths, window, split, prefix)
     mask = mask[: p.seq_len, : p.seq_len]
-    keys = tiles.FirstKeys(p, *keys_of(p, ids, prefix))
-    queries = tiles.LastQueries(p, *queries_of(p, ids, prefix))
+    keys = masks.FirstKeys(p, *keys_of(p, ids, prefix))
+    queries = masks.LastQueries(p, *queries_of(p, ids, prefix))
     for first in range(0, p.seq_len, rows):
         complete = first + rows <= p.seq_len
         found = keys.blocks(first, rows, block)

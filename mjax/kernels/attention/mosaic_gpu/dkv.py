@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.mosaic_gpu import masks, tiles
 from mjax.kernels.attention.mosaic_gpu.tiles import COLUMN, ROWS, TILE, Problem
 from mjax.kernels.attention.tuning import DKV_SPLIT, MosaicKernel
 from mjax.kernels.varying import vary_like
@@ -89,11 +89,11 @@ def key_value_gradients(
         rows_full, q_full, do_full, free = barriers
         wg = lax.axis_index("wg")
         b, share, t = order.here()  # the first keys are seen most, but by documents
-        last_g, first_g, tiles_g = tiles.at_row(edges_g, (last, first, by_walk), b)
+        last_g, first_g, tiles_g = masks.at_row(edges_g, (last, first, by_walk), b)
         if tiles_g is not None:
             t = tiles_g[t]
         kv, part = tiles.floor_div(share, parts), lax.rem(share, parts)
-        queries = tiles.LastQueries(p, last_g, first_g)
+        queries = masks.LastQueries(p, last_g, first_g)
         whole = queries.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
         steps = high - low
@@ -150,7 +150,7 @@ def key_value_gradients(
 
                 def body(qb, step, edges):
                     def hide(probs):
-                        return tiles.hide_outside(probs, 0.0, edges, qb * block)
+                        return masks.hide_outside(probs, 0.0, edges, qb * block)
 
                     next_block(dk_acc, dv_acc, rows, step, hide)
                     return step + 1
@@ -245,7 +245,7 @@ def key_value_gradients(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dkv",
-    )(q, k, v, d_out, lse, delta, *tiles.given(last, first, by_walk))
+    )(q, k, v, d_out, lse, delta, *masks.given(last, first, by_walk))
     dk, dv = vary_like(dk, q), vary_like(dv, q)
     if parts > 1:
         dk, dv = (_added(x)[:, : p.seq_len] for x in (dk, dv))

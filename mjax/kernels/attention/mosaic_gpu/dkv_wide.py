@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.mosaic_gpu import masks, tiles
 from mjax.kernels.attention.mosaic_gpu.tiles import COLUMN, ROWS, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
@@ -77,7 +77,7 @@ def key_value_gradients(
         wg = lax.axis_index("wg")
         b, kv, t = order.here()  # the first keys are seen most
         j0 = t * ROWS
-        queries = tiles.LastQueries(p, *tiles.at_row(edges_g, (last, first), b))
+        queries = masks.LastQueries(p, *masks.at_row(edges_g, (last, first), b))
         own = queries.blocks(j0, ROWS, block)
         own = own.within(own.low, own.high)
         low, high = own.low, own.high
@@ -110,7 +110,7 @@ def key_value_gradients(
                 def body(qb, step, edges):
                     def hide(probs):
                         start = qb * block + wg * rows
-                        return tiles.hide_outside(probs, 0.0, edges, start)
+                        return masks.hide_outside(probs, 0.0, edges, start)
 
                     next_block(dk_acc, dv_acc, step, hide)
                     return step + 1
@@ -221,5 +221,5 @@ def key_value_gradients(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dkv",
-    )(q, k, v, d_out, lse, delta, *tiles.given(last, first))
+    )(q, k, v, d_out, lse, delta, *masks.given(last, first))
     return vary_like(dk, q), vary_like(dv, q)

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.mosaic_gpu import masks, tiles
 from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, TILE, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
@@ -69,7 +69,7 @@ def query_gradient(
         wg = lax.axis_index("wg")
         b, n, place = order.here()
         t = order.tiles - 1 - place  # the last queries see most
-        keys = tiles.FirstKeys(p, *tiles.at_row(edges_g, (first, last), b))
+        keys = masks.FirstKeys(p, *masks.at_row(edges_g, (first, last), b))
         whole = keys.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
 
@@ -174,7 +174,7 @@ def query_gradient(
                     plgpu.wgmma(s_acc, q_rows, k_s.at[tiles.slot(step + 1, stages)].T)
                 capped = p.capped(scores)
                 probs = jnp.exp2(capped * p.exponent - lse)
-                probs = tiles.hide_outside(probs, 0.0, edges, kb * block)
+                probs = masks.hide_outside(probs, 0.0, edges, kb * block)
                 probs = p.times_slope(probs, capped)
                 d_probs = plgpu.wgmma_accumulator_load(dp_acc, wait_n=after)
                 tiles.release_before(k_free, step, stages)
@@ -232,5 +232,5 @@ def query_gradient(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_dq",
-    )(q, k, v, d_out, lse, delta, *tiles.given(first, last))
+    )(q, k, v, d_out, lse, delta, *masks.given(first, last))
     return vary_like(dq, q)

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.mosaic_gpu import masks, tiles
 from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, TILE, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
@@ -71,7 +71,7 @@ def forward(
         wg = lax.axis_index("wg")
         b, n, place = order.here()
         t = order.tiles - 1 - place  # the last queries see most
-        keys = tiles.FirstKeys(p, *tiles.at_row(edges_g, (first, last), b))
+        keys = masks.FirstKeys(p, *masks.at_row(edges_g, (first, last), b))
         whole = keys.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
         steps = high - low
@@ -90,7 +90,7 @@ def forward(
             out_s[...] = out.astype(q.dtype)
             lse = (row_max + jnp.log2(row_sum) + p.offset) / tiles.LOG2_E
             # To the backward kernels, a query beyond the end sees nothing.
-            lse_s[wg] = jnp.where(tiles.positions(i0) < p.seq_len, lse, jnp.inf)
+            lse_s[wg] = jnp.where(masks.positions(i0) < p.seq_len, lse, jnp.inf)
             plgpu.commit_smem()
             out_rows, lse_rows = out_g.at[b, rows, n], lse_g.at[b, n, rows]
             plgpu.copy_smem_to_gmem(out_s, out_rows, commit_group=False)
@@ -185,7 +185,7 @@ def forward(
 
         def hide(scores, step, edges):
             j0 = (high - 1 - step) * block
-            return tiles.hide_outside(scores, -jnp.inf, edges, j0)
+            return masks.hide_outside(scores, -jnp.inf, edges, j0)
 
         def softmax(scores, row_max, sums):
             """Return probabilities, new maximum and sums, and the factor of the old.
@@ -246,5 +246,5 @@ def forward(
         thread_name="wg",
         compiler_params=tiles.compiler_params(),
         kernel_name="attention_forward",
-    )(q, k, v, *tiles.given(first, last))
+    )(q, k, v, *masks.given(first, last))
     return vary_like(out, q), vary_like(lse, q)

@@ -26,7 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from mjax.kernels.attention.mosaic_gpu import tiles
+from mjax.kernels.attention.mosaic_gpu import masks, tiles
 from mjax.kernels.attention.mosaic_gpu.dkv import shipped_parts
 from mjax.kernels.attention.mosaic_gpu.tiles import COLUMN, ROW, ROWS, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
@@ -135,7 +135,7 @@ def gradients(
         )
         wg = lax.axis_index("wg")
         b, kv, t = order.here()  # the first keys are seen most
-        queries = tiles.LastQueries(p, last_g[0].at[b] if last_g else None)
+        queries = masks.LastQueries(p, last_g[0].at[b] if last_g else None)
 
         def whole(t):
             """Bound the blocks of queries of a tile."""
@@ -180,7 +180,7 @@ def gradients(
             def edges(is_near):
                 me = tiles.in_loop(wg)
                 j0 = t * tile + me * ROWS
-                first, end = tiles.positions(j0) if is_near else None, None
+                first, end = masks.positions(j0) if is_near else None, None
                 if last_g:
                     end = plgpu.load(last_s.at[me], layout=ROW)
                     end = lax.bitcast_convert_type(end, jnp.int32)
@@ -204,7 +204,7 @@ def gradients(
             def head(g, step):
                 def body(qb, step, cut):
                     def hide(probs):
-                        return tiles.hide_outside(probs, 0.0, cut(), qb * block)
+                        return masks.hide_outside(probs, 0.0, cut(), qb * block)
 
                     next_block(dk_acc, dv_acc, step, hide, kv * p.group + g, qb)
                     return step + 1
