@@ -409,9 +409,11 @@ def _persistent_table(step_us: StepUs) -> Table:
         "thread blocks as SMs, and half of the fixed cost hidden, but for the first "
         "tile. *counter*: each takes the next tile when it is done. *round robin*: "
         "every 132nd tile of the shipped order. *planned*: tiles are given to SMs "
-        "beforehand, as the counter would if there were no documents. *uneven*: SMs "
-        "are slower than planned by unequal shares, 0.05 times the absolute value of "
-        "a normal number (a guess). Reading from memory is not counted."
+        "beforehand, as the counter would if there were no documents. *guided*: more "
+        "thread blocks than SMs; the first take several tiles, as many as an SM has "
+        "left on average by the same plan, the last ones one. *uneven*: SMs are slower "
+        "than planned by unequal shares, 0.05 times the absolute value of a normal "
+        "number (a guess). Reading from memory is not counted."
     )
     return Table(
         title="Persistent grids",

@@ -1,4 +1,4 @@
-"""Simulate attention kernels with as many thread blocks as SMs, which stay.
+"""Simulate attention kernels whose thread blocks take several tiles, one by one.
 
 Enters: the tiles of a kernel's grid, as in `schedule`. Leaves: the share of the time in
 which the SMs work, by how the thread blocks come to their next tile.
@@ -20,9 +20,11 @@ WAYS = (
     "counter",
     "round robin",
     "planned",
+    "guided",
     "shipped, uneven",
     "counter, uneven",
     "planned, uneven",
+    "guided, uneven",
 )
 _UNEVEN = 0.05
 """Standard deviation of what SMs are slower; a guess."""
@@ -53,6 +55,32 @@ def planned(
     return max(one * slow for one, slow in zip(load, slowness, strict=True))
 
 
+def guided(plan_us: Sequence[float], *, fixed_us: float = 0.0) -> list[int]:
+    """Return how many tiles each thread block takes, in the order of the grid.
+
+    The first ones take many, the last ones one: each at most as much as an SM has left
+    on average. So most tiles begin under the end of another, and the last to start are
+    as short as they would be alone.
+
+    Args:
+      plan_us: what the tiles are planned to take, in their order.
+      fixed_us: cost of a tile that is not the first of its thread block.
+    Source: Polychronopoulos and Kuck 1987, guided self-scheduling, 10.1109/TC.1987.
+      5009495. Differs: tiles of unequal times; the counts are fixed beforehand.
+    """
+    counts, left_us, at = list[int](), math.fsum(plan_us) + fixed_us * len(plan_us), 0
+    while at < len(plan_us):
+        most_us = left_us / NUM_SMS
+        taken_us, first = plan_us[at] + fixed_us, at
+        at += 1
+        while at < len(plan_us) and taken_us + plan_us[at] + fixed_us <= most_us:
+            taken_us += plan_us[at] + fixed_us
+            at += 1
+        counts.append(at - first)
+        left_us -= taken_us
+    return counts
+
+
 def started_when_free(
     work_us: Sequence[float], *, fixed_us: float, slowness: Sequence[float]
 ) -> float:
@@ -75,7 +103,8 @@ def efficiencies(shape: Shape, kernel: str, step: float) -> list[float]:
     Returns:
       For each of `WAYS`: the shipped grid; as many thread blocks as SMs that
       take the next tile from a counter, every 132nd, or by a plan made from the mask,
-      which does not know documents; the same where SMs are slower by unequal shares.
+      which does not know documents; more of them, which take as many tiles as `guided`
+      says by that plan; the same where SMs are slower by unequal shares.
     """
 
     def grid(shape: Shape) -> tuple[list[schedule.Block], float]:
@@ -100,13 +129,21 @@ def efficiencies(shape: Shape, kernel: str, step: float) -> list[float]:
     even = [1.0] * NUM_SMS
     in_turn = [math.fsum(work[i::NUM_SMS]) for i in range(NUM_SMS)]
     in_turn = [w + len(work[i::NUM_SMS]) * hidden_us for i, w in enumerate(in_turn)]
+    counts = guided(plan, fixed_us=hidden_us)
+    starts = np.cumsum([0, *counts[:-1]])
+    chains = [
+        math.fsum(work[at : at + n]) + (n - 1) * hidden_us
+        for at, n in zip(starts, counts, strict=True)
+    ]
     ends = [
         started_when_free(work, fixed_us=schedule.FIXED_US, slowness=even),
         started_when_free(work, fixed_us=hidden_us, slowness=even) + hidden_us,
         max(in_turn) + hidden_us,
         planned(work, plan, fixed_us=hidden_us) + hidden_us,
+        started_when_free(chains, fixed_us=schedule.FIXED_US, slowness=even),
         started_when_free(work, fixed_us=schedule.FIXED_US, slowness=uneven),
         started_when_free(work, fixed_us=hidden_us, slowness=uneven) + hidden_us,
         planned(work, plan, fixed_us=hidden_us, slowness=uneven) + hidden_us,
+        started_when_free(chains, fixed_us=schedule.FIXED_US, slowness=uneven),
     ]
     return [math.fsum(work) / NUM_SMS / (end + sum_us) for end in ends]

@@ -6,11 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mjax.kernels.attention.mosaic_gpu import tiles
 from scripts.kernels import persistent, schedule
 from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape, traced_grid
 from scripts.kernels.schedule import Block
+from scripts.kernels.sm_model import NUM_SMS
 
 SMALL = Shape(name="small", batch=2, seq_len=1024, heads=4, kv_heads=2)
 
@@ -70,6 +73,26 @@ def test_a_plan_suffers_more_from_a_slow_sm():
     assert persistent.planned(work, work, slowness=[1, 2]) == 40
     # 26 or 27 of them go to the fast one.
     assert persistent.started_when_free(work, fixed_us=0, slowness=[1, 2]) <= 28
+
+
+@given(
+    st.lists(st.floats(0.1, 50), min_size=1, max_size=600), st.floats(0, 2, width=16)
+)
+def test_guided_thread_blocks_take_at_most_what_is_left_for_an_sm(work, fixed):
+    counts = persistent.guided(work, fixed_us=fixed)
+    assert sum(counts) == len(work)
+    at, left = 0, math.fsum(work) + fixed * len(work)
+    for count in counts:
+        taken = math.fsum(work[at : at + count]) + count * fixed
+        assert count == 1 or taken <= left / NUM_SMS * (1 + 1e-9)
+        at, left = at + count, left - taken
+
+
+def test_guided_thread_blocks_end_with_single_tiles():
+    counts = persistent.guided([1.0] * 132 * 8)
+    assert counts[0] == 8
+    assert counts[-132:] == [1] * 132
+    assert counts == sorted(counts, reverse=True)
 
 
 def test_persistent_grids_begin_with_the_shipped_one():
