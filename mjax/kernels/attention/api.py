@@ -192,11 +192,15 @@ def choose(
     )
     obstacles = {name: _obstacle(CAPABILITIES[name], asked) for name in CAPABILITIES}
     able = [name for name in _FASTEST_FIRST if obstacles[name] is None]
+    remedy = ""
+    if backward == "fused":
+        remedy = ". backward='fused' takes a fused kernel; 'deterministic' takes none"
     if backend == "auto":
         if not able:
             raise ValueError(
                 "no attention backend can do this: "
                 + "; ".join(f"{name}: {why}" for name, why in obstacles.items())
+                + remedy
             )
         name, reason = able[0], f"the fastest on {target.platform} that can do this"
     else:
@@ -205,6 +209,7 @@ def choose(
         raise ValueError(
             f"attention backend {name!r} cannot do this: {obstacles[name]}. "
             f"Use auto, or one that can: {', '.join(able) or 'there is none'}"
+            f"{remedy}"
         )
     other = "not asked for" if backend != "auto" else f"slower than {name}"
     rejected = {n: why or other for n, why in obstacles.items() if n != name}

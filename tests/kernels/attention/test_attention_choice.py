@@ -86,8 +86,12 @@ def test_a_fused_backward_pass_is_refused_where_there_is_none():
     assert choice.name == "mosaic_gpu"
     assert choice.rejected["cudnn"] == "it has no fused backward pass"
     assert api.choose(**{**wide, "backward": "deterministic"}).name == "cudnn"
-    with pytest.raises(ValueError, match="no attention backend can do this"):
-        api.choose(**{**wide, "target": CPU["target"]})
+    remedy = ". backward='fused' takes a fused kernel; 'deterministic' takes none"
+    on_cpu = {**wide, "target": CPU["target"]}
+    with pytest.raises(ValueError, match=f"no attention backend can do.*{remedy}"):
+        api.choose(**on_cpu)
+    with pytest.raises(ValueError, match=f"'blocked' cannot do this.*{remedy}"):
+        api.choose(**on_cpu, backend="blocked")
     with pytest.raises(ValueError, match=r"fused for head width 128 alone, got 64"):
         api.choose(**GPU, backward="fused", backend="mosaic_gpu")
     with pytest.raises(ValueError, match=r"'cudnn' cannot .* no fused backward pass"):
