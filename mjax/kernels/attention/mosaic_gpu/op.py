@@ -143,7 +143,7 @@ def _key_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
     first = last = None
     if segment_ids is not None:
         first = first_keys(problem, segment_ids)
-    if prefix is not None or (segment_ids is not None and not problem.causal):
+    if _near_is_data(problem, segment_ids, prefix):
         last = last_keys(problem, segment_ids, prefix)
     return first, last
 
@@ -153,9 +153,14 @@ def _query_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
     first = last = None
     if segment_ids is not None:
         last = last_queries(problem, segment_ids)
-    if prefix is not None or (segment_ids is not None and not problem.causal):
+    if _near_is_data(problem, segment_ids, prefix):
         first = first_queries(problem, segment_ids, prefix)
     return last, first
+
+
+def _near_is_data(problem: Problem, segment_ids, prefix) -> bool:
+    """Say whether the edge on the side of the diagonal is not known to the kernels."""
+    return prefix is not None or (segment_ids is not None and not problem.causal)
 
 
 def first_keys(
