@@ -242,16 +242,19 @@ def kernel_flops(
 
     A product of queries with the keys they see is 2 H FLOPs a pair and head. Forward
     has two of them; backward, in two kernels that each compute the scores again, three
-    for the gradient of the queries and four for those of keys and values (Dao 2023,
-    arXiv:2307.08691, algorithm 2). Layers of different windows run equally often in a
-    scan: the mean over them is exact in sum.
+    for the gradient of the queries and four for those of keys and values, or five in
+    one fused kernel (Dao 2023, arXiv:2307.08691, algorithm 2). Layers of different
+    windows run equally often in a scan: the mean over them is exact in sum.
     """
     model, seq_len = config.model, config.data.seq_len
     rows = config.batch.size // (sizes.dp * config.batch.microbatches)
     pairs = sum(visible_pairs(seq_len, kind.window) for kind in model.kinds)
     heads = model.heads / sizes.tp
     product = 2 * model.head_width * rows * heads * pairs / model.layers
-    counts = {"attention_forward": 2, "attention_dq": 3, "attention_dkv": 4}
+    counts = {
+        **{"attention_forward": 2, "attention_dq": 3, "attention_dkv": 4},
+        "attention_fused": 5,
+    }
     present = {
         part
         for computation in module.computations.values()

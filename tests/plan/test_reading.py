@@ -146,3 +146,15 @@ def test_attention_kernels_have_the_flops_of_the_pairs_that_are_seen():
     # Two products of 2 FLOPs a pair, head and entry, for the heads of one of tp.
     per_pair = 4 * model.head_width * model.heads / sizes.tp
     assert found == {"attention_forward": pytest.approx(rows * pairs * per_pair)}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "products"),
+    [("attention_dq", 3), ("attention_dkv", 4), ("attention_fused", 5)],
+)
+def test_backward_kernels_have_the_flops_of_their_products(kernel, products):
+    module, analysis = recorded("pipeline")
+    forward = reading.kernel_flops(CONFIG, analysis.sizes, module)
+    text = text_of("pipeline").replace("attention_forward", kernel)
+    found = reading.kernel_flops(CONFIG, analysis.sizes, parse_module(text))
+    assert found == {kernel: pytest.approx(forward["attention_forward"] * products / 2)}
