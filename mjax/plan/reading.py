@@ -42,7 +42,7 @@ _MEMORY_BOUND = 3
 """Kernels bound by memory that are named."""
 
 _CHOICE_OF_TICK = re.compile(
-    r"shard_map/(?:ticks\.[^/]+/)?while/body/(?:eval_jaxpr/)?(?:phase\.\w+/)?cond$"
+    r"shard_map/(?:ticks\.[^/]+/)?while/body/(?:eval_jaxpr/)*(?:phase\.\w+/)?cond$"
 )
 """op_name of a choice of `mjax.pipeline.tick`; those of a layer are deeper."""
 

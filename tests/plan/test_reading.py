@@ -77,6 +77,7 @@ def test_some_stage_takes_a_choice_of_a_tick_once_a_microbatch():
         ("jit(train_step)/shard_map/while/body/cond", 2),
         ("f/phase.forward/shard_map/ticks.1.1.2/while/body/cond", 2),
         ("f/shard_map/ticks.0.1.9/while/body/eval_jaxpr/phase.loss/cond", 2),
+        ("f/shard_map/ticks.0.1.9/while/body/eval_jaxpr/eval_jaxpr/cond", 2),
         # That of a layer, which every tick takes.
         ("jit(train_step)/shard_map/while/body/while/body/cond", 5),
         ("jit(train_step)/optimizer/cond", 5),
