@@ -36,7 +36,9 @@ _FSDP = (
     "--zero 3 shards parameters, gradients and optimizer state over --mesh.dp-shard "
     "devices; 2 all but the parameters, 1 the optimizer state"
 )
-_REMAT = "--model.remat says what is computed again: none, attention, dots or full"
+_REMAT = (
+    "--model.remat says what is computed again: none, attention, core, dots or full"
+)
 _WANDB = (
     "no tracking service is written to; metrics.jsonl in the work dir has all rows, "
     "--log.tensorboard writes event files, python -m mjax.observe serve shows a run"

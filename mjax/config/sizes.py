@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mjax.config.train import TrainConfig
+from mjax.layers.config import Remat
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.pipeline.make import check_pipeline
 
@@ -78,9 +79,8 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
     """
     is_pipeline = sizes.pp * config.pipeline.chunks > 1
     local = config.batch.size // sizes.dp
-    remat = {}
-    if config.model.remat not in ("full", "offload"):
-        remat = {"model.remat": "full"}
+    remats = [{"model.remat": policy} for policy in _less_kept(config.model.remat)]
+    least = remats[-1] if remats else {}
     stash = {}
     if is_pipeline and config.pipeline.stash != "input":
         stash = {"pipeline.stash": "input"}
@@ -92,8 +92,8 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
         for count in range(config.batch.microbatches + 1, local + 1)
         if local % count == 0
     ]
-    alone = [stash, remat, *counts, schedule]
-    together = [stash | remat | schedule | count for count in ({}, *counts)]
+    alone = [stash, *remats, *counts, schedule]
+    together = [stash | least | schedule | count for count in ({}, *counts)]
     seen: list[dict[str, Any]] = [{}]
     for change in [*alone, *together]:
         if change in seen:
@@ -105,6 +105,16 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
         except ValueError:  # as where the schedule wants a multiple of the stages
             continue
         yield as_flags(change), changed
+
+
+def _less_kept(remat: Remat) -> tuple[Remat, ...]:
+    """Return the policies that keep less on the device, the least again first.
+
+    Not attention: with a fused backend it keeps as much as none.
+    """
+    policies: tuple[Remat, ...] = ("none", "attention", "core", "dots", "full")
+    first = max(2, policies.index(remat) + 1) if remat != "offload" else len(policies)
+    return policies[first:]
 
 
 def as_flags(fields: Mapping[str, Any]) -> str:

@@ -136,7 +136,8 @@ class TrainConfig:
             raise ValueError(
                 f"--zero 3 with --model.remat {self.model.remat} would keep the "
                 "gathered parameters of every layer until the backward pass, which "
-                "level 3 is there to avoid; use --model.remat dots, full or offload"
+                "level 3 is there to avoid; use --model.remat core, dots, full or "
+                "offload"
             )
         self._check_lora()
 

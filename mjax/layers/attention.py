@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from mjax.kernels.attention.api import SAVED_NAMES, attention
+from mjax.kernels.attention.api import attention, keep_core
 from mjax.layers import rope
 from mjax.layers.adapters import Weight, adapted, make_adapters
 from mjax.layers.config import AdapterConfig, AttentionConfig
@@ -141,7 +141,6 @@ class Attention(nnx.Module):
             q = rope.rotate(q, cos_sin, self.config.rope)
             k = rope.rotate(k, cos_sin, self.config.rope)
         if self.config.recompute:
-            keep = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
-            core = jax.checkpoint(core, policy=keep)
+            core = jax.checkpoint(core, policy=keep_core)
         out, kept = (core(q, k, v), None) if cached is None else cached(core, q, k, v)
         return out.reshape(*out.shape[:2], -1), kept

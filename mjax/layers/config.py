@@ -73,7 +73,7 @@ class AttentionConfig:
     """Whether gradients of queries are summed in a fixed order."""
     recompute: bool
     """Recompute the attention core in the backward pass (remat policy attention),
-    all but the output and log-sum-exp of a backend that names them."""
+    all but the output and log-sum-exp of a backend that keeps them."""
     scale: float | None = None
     """Factor on the scores; None is 1 / sqrt(H)."""
     soft_cap: float | None = None
@@ -122,4 +122,4 @@ class BlockConfig:
     """Standard deviation of projections that add to it."""
 
 
-Remat = Literal["none", "full", "dots", "attention", "offload"]
+Remat = Literal["none", "attention", "core", "dots", "full", "offload"]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
+from mjax.kernels.attention.api import keep_core
 from mjax.layers.config import LayerKind, Remat
 from mjax.layers.linear import PROJECTION
 
@@ -110,9 +111,17 @@ def checkpointed(
 ) -> Callable[..., Any]:
     """Wrap a layer so that the backward pass computes again what the policy says.
 
-    none: nothing; full: the whole layer; dots: all but the outputs of projections;
-    attention: only the attention core (in `layers.attention`); offload: the whole
-    layer, whose input waits in host memory.
+    none: nothing; attention: only the attention core (in `layers.attention`); core: all
+    but the outputs of projections and of the attention core; dots: all but the outputs
+    of projections; full: the whole layer; offload: the whole layer, whose input waits
+    in host memory.
+
+    core computes no product with a weight and no attention again, only what is between
+    them: norms, rotation, activation, dropout and sums. Of the projections that add to
+    the residual stream, jax keeps those whose output the backward pass reads: in the
+    serial block the one of attention, whose sum the second norm reads, with norms after
+    the branches both, in the parallel block none. Products of adapters, of low rank,
+    are computed again.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):
@@ -121,6 +130,10 @@ def checkpointed(
         chosen = policies.nothing_saveable
     elif policy == "dots":
         chosen = policies.save_only_these_names(PROJECTION)
+    elif policy == "core":
+        chosen = policies.save_from_both_policies(
+            policies.save_only_these_names(PROJECTION), keep_core
+        )
     else:
         chosen = policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[],

@@ -183,7 +183,7 @@ def _changes(plan: Plan) -> Iterator[_Change]:
 
 
 def _less_remat(plan: Plan) -> Iterator[_Change]:
-    policies = ("none", "attention", "dots", "full")
+    policies = ("none", "core", "dots", "full")
     remat = plan.config.model.remat
     if remat not in policies[1:]:
         return

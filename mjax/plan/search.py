@@ -28,7 +28,9 @@ HIDDEN = dataclasses.replace(closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9
 were compiled have (docs/benchmarks/pipeline_overlap.md). It matters for the order of
 candidates; the best of them are compiled and read."""
 
-_REMATS = ("none", "attention", "dots", "full")
+_REMATS = ("none", "core", "dots", "full")
+"""Not attention: with a fused backend it keeps and computes what none does."""
+
 _MAX_CHUNKS = 12
 MAX_ROWS = 12
 """Of the table."""

@@ -216,7 +216,10 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
             ["--zero 3", "--pipeline.chunks 2:", "--zero 2"],
         ),
         *(
-            (f"--zero 3 --model.remat {remat}", ["--model.remat dots, full or offload"])
+            (
+                f"--zero 3 --model.remat {remat}",
+                ["--model.remat core, dots, full or offload"],
+            )
             for remat in ("none", "attention")
         ),
         ("--pipeline.chunks 0", ["error: --pipeline.chunks must be at least 1, got 0"]),

@@ -164,7 +164,7 @@ def test_where_the_file_lies_is_not_compared_between_processes(config):
         (
             '[model]\nremat = "ful"\n',
             "line 2: unknown model.remat ful; the "
-            "nearest is full (of none, full, dots, attention, offload)",
+            "nearest is full (of none, attention, core, dots, full, offload)",
         ),
         (
             '[data]\npath = "stdlib"\n',

@@ -65,7 +65,7 @@ def test_recomputing_with_room_to_spare_asks_for_less_of_it():
     )
 
 
-@pytest.mark.parametrize(("zero", "best"), [(2, "none"), (3, "dots")])
+@pytest.mark.parametrize(("zero", "best"), [(2, "none"), (3, "core")])
 def test_sharded_parameters_are_never_to_be_kept_gathered(zero, best):
     run = "--recipe gpt-13b --model.remat full --batch.microbatches 8"
     room = {"memory": memory(25 * GIB), "modelled": modelled()}

@@ -13,7 +13,7 @@ from mjax.mesh.axes import AxisSizes
 
 _MAY_BE_0 = ("zero", "learned_positions")
 
-Remat = Literal["none", "attention", "dots", "full"]
+Remat = Literal["none", "attention", "core", "dots", "full"]
 """What the backward pass computes again, as `--model.remat`."""
 
 
@@ -82,6 +82,19 @@ class Case:
                 f"visible_keys must be from 1 to seq_len {self.seq_len}, got "
                 f"{self.visible_keys}"
             )
+
+    @property
+    def repeats_layers(self) -> bool:
+        """The backward pass computes at least what is between projections again."""
+        return self.remat in ("core", "dots", "full")
+
+    @property
+    def repeats_attention(self) -> bool:
+        """It runs the forward pass of attention again.
+
+        Not with attention: every fused backend keeps its output and log-sum-exp.
+        """
+        return self.remat in ("dots", "full")
 
     @property
     def keys(self) -> float:

@@ -11,8 +11,9 @@ truth.
   (`mjax.step.prefetch`); those of the tables are whole until the layers are done.
 - Activations of a layer: Korthikanti et al. 2022, arXiv:2205.05198, section 4, with
   the sequence split over tp. Differs: no dropout masks, and no scores, which a fused
-  attention kernel does not keep: 32 bytes per token and entry of the model width for a
-  GPT, where the paper has 34 and the scores. What is between them is counted by entry.
+  attention kernel does not keep, and the output of attention twice: 34 bytes per token
+  and entry of the model width for a GPT, as in the paper, which has the masks and the
+  scores. What is between them is counted by entry.
   That is with `Case.tp_chunks` above 1; if the sequence crosses tp at once, the input
   of a branch's first product is kept as it was gathered, whole on every GPU of tp.
 - Chunks in flight on the first stage: 2 (P - 1) + (v - 1) P + 1, at most v M. For v > 1
@@ -71,7 +72,7 @@ def memory(
     if logits_at_once is not None:
         logits = min(logits, float(logits_at_once))
     kept = layers_in_flight(case) * layer_bytes(case)
-    if case.remat in ("dots", "full"):
+    if case.repeats_layers:
         kept += layer_bytes(dataclasses.replace(case, remat="none"))
     one_layer = case.layer_weights / sizes.tp
     at_level_3 = sharded + 2 * one_layer  # one in use, the next on its way
@@ -93,23 +94,33 @@ def layers_in_flight(case: Case) -> float:
 
 
 def layer_bytes(case: Case) -> float:
-    """Bytes kept of one layer and microbatch on one GPU, by remat policy."""
+    """Bytes kept of one layer and microbatch on one GPU, by remat policy.
+
+    Attention is fused: it keeps its inputs, its output and the log-sum-exp.
+    """
     branches = 1 if case.parallel else 2
     qkv = (case.heads + 2 * case.kv_heads) * case.head_width
     core = case.heads * case.head_width
     up = (2 if case.gated else 1) * case.d_ff
     adds = branches * case.d_model * (2 if case.post_norms else 1)
+    # What a branch adds is read by the norm that follows it, but for the sum of the
+    # layer: an addition reads nothing.
+    read_adds = (branches if case.post_norms else branches - 1) * case.d_model
     # What the first product of each branch reads: gathered at once, it is kept whole.
     gathered = branches * case.d_model * (case.sizes.tp if case.tp_chunks == 1 else 1)
+    # The layer's input, and the outputs of the projections that the way back reads.
+    projections = case.d_model + qkv + up + read_adds
+    # In and out of norms, q k v, in and out of the activation; the core's output twice,
+    # as its own backward pass reads it and as the projection after it does.
+    everything = adds + gathered + qkv + 2 * core + up + case.d_ff
     entries = {
         "full": case.d_model,
-        # The layer's input, and the outputs of the projections.
-        "dots": case.d_model + qkv + up + branches * case.d_model,
-        # In and out of norms, q k v, the core's output, in and out of the activation.
-        "attention": adds + gathered + qkv + core + up + case.d_ff,
+        "dots": projections,
+        "core": projections + core,
+        "attention": everything,
+        "none": everything,
     }
-    policy = "attention" if case.remat == "none" else case.remat
-    per_token = entries[policy] * case.param_bytes
+    per_token = entries[case.remat] * case.param_bytes
     # The core keeps one float32 per head and token, unless it is computed again.
-    statistics = 4 * case.heads if case.remat == "none" else 0
+    statistics = 0 if case.repeats_attention else 4 * case.heads
     return case.tokens * (per_token + statistics) / case.sizes.tp

@@ -143,10 +143,10 @@ def _layer_products_flops(case: Case) -> float:
 
 
 def _layer_attention_flops(case: Case) -> float:
-    """As for the products; all remat policies but none compute the core again."""
+    """As for the products; again with the remat policies that do not keep the core."""
     keys_per_gpu = case.keys * case.heads * case.head_width / case.sizes.tp
     forward = 4 * case.tokens * keys_per_gpu
-    return forward * (1 + BACKWARD_ATTENTION + (case.remat != "none"))
+    return forward * (1 + BACKWARD_ATTENTION + case.repeats_attention)
 
 
 def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> float:
@@ -161,10 +161,9 @@ def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> fl
     num_bytes = entries * case.tokens * case.param_bytes / case.sizes.tp
     rate = device.memory_bytes_per_s * constants.memory_efficiency
     kernels = constants.elementwise_passes * (norms + branches + 2) + 2 * branches + 1
-    again = case.remat in ("dots", "full")
     traffic = constants.elementwise_passes * num_bytes / rate
     forward = traffic + kernels * constants.kernel_s
-    return forward * (1 + BACKWARD_ELEMENTWISE + again)
+    return forward * (1 + BACKWARD_ELEMENTWISE + case.repeats_layers)
 
 
 def _layer_tp_s(case: Case, device: Device, constants: Constants) -> float:
@@ -173,7 +172,7 @@ def _layer_tp_s(case: Case, device: Device, constants: Constants) -> float:
     branches = 1 if case.parallel else 2
     # A layer that is computed again gathers its inputs again; they then serve the
     # weight gradients too, in chunks or not.
-    is_again = case.tp_chunks > 1 or case.remat in ("dots", "full")
+    is_again = case.tp_chunks > 1 or case.repeats_layers
     gathers = branches if is_again else 0
     # Computed again in full, it scatters all but its last output again.
     scatters = branches - 1 if case.remat == "full" else 0

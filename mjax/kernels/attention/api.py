@@ -21,9 +21,9 @@ from jaxtyping import Array, Float, Int32
 from mjax.kernels.attention import blocked, cudnn, reference, saved, tuning
 from mjax.kernels.target import Target, target
 
-SAVED_NAMES = (saved.OUT_NAME, saved.LSE_NAME)
-"""Names for jax.checkpoint_policies.save_only_these_names: with both saved, the
-backward pass of `blocked` and `mosaic_gpu` does not run its forward pass again."""
+keep_core = saved.keep_core
+"""A policy for jax.checkpoint: with it the backward pass of `blocked`, `mosaic_gpu` and
+`cudnn` does not run the forward pass again; that of `reference` does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

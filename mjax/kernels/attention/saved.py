@@ -1,8 +1,23 @@
-"""Names of what the backward pass of a flash backend keeps.
+"""What remat keeps of attention, so that its forward pass does not run twice.
 
-With both saved (jax.checkpoint_policies.save_only_these_names) it does not run its
-forward pass again.
+Enters: a primitive, as jax.checkpoint asks a policy. Leaves: whether its results are
+kept. `blocked` and `mosaic_gpu` name their output and log-sum-exp. `cudnn` cannot: its
+derivative is in jax, so its forward kernel is known by its primitive, whose results
+are the same two. `reference` keeps nothing.
 """
+
+from typing import Any
+
+import jax
 
 OUT_NAME = "attention_out"
 LSE_NAME = "attention_lse"
+
+CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
+"""Primitive of the forward kernel, in jax/_src/cudnn/fused_attention_stablehlo.py."""
+
+
+def keep_core(primitive: Any, *args: Any, **params: Any) -> bool:
+    """Keep the output and the log-sum-exp of attention: a policy of jax.checkpoint."""
+    named = jax.checkpoint_policies.save_only_these_names(OUT_NAME, LSE_NAME)
+    return primitive.name == CUDNN_FORWARD or named(primitive, *args, **params)
