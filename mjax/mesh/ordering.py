@@ -33,6 +33,7 @@ _COLLECTIVES = frozenset(
         *("reduce_scatter",),
     }
 )
+_REDUCTIONS = frozenset({"pmax", "pmin", "psum", "psum_invariant"})
 _INLINED = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -45,6 +46,10 @@ _INLINED = {
 _tie = core.Primitive("tie")
 """Return the first operand, unchanged, once the others are there."""
 _tie.def_abstract_eval(lambda x, *after: x)
+
+_reduced_alone = core.Primitive("reduced_alone")
+"""Return the operand as what a reduction over axes of one device makes of it."""
+_reduced_alone.def_abstract_eval(lambda x, *, aval: aval)
 
 
 def in_order[R](per_device: Callable[..., R]) -> Callable[..., R]:
@@ -122,6 +127,10 @@ class _Order:
         if eqn.primitive is lax.optimization_barrier_p:
             # XLA's CPU compiler drops it: each result is its operand again.
             return _bind(eqn, eqn.params, ins), masks
+        if _is_alone(eqn):
+            # XLA's CPU compiler keeps it: an all-reduce, and a copy before it.
+            alone = zip(ins, eqn.outvars, strict=True)
+            return [_reduced_alone.bind(x, aval=v.aval) for x, v in alone], masks
         # XLA leaves out what has no results.
         if eqn.outvars and _communicates(eqn):
             outs, above = self._event(eqn, ins, above)
@@ -181,9 +190,16 @@ def _bind(eqn: core.JaxprEqn, params: dict[str, Any], ins: Sequence[Any]) -> lis
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
+def _is_alone(eqn: core.JaxprEqn) -> bool:
+    """Say whether this is a reduction over axes that have one device each."""
+    return eqn.primitive.name in _REDUCTIONS and all(
+        lax.axis_size(axis) == 1 for axis in eqn.params["axes"]
+    )
+
+
 def _communicates(eqn: core.JaxprEqn) -> bool:
     if eqn.primitive.name in _COLLECTIVES:
-        return True
+        return not _is_alone(eqn)
     inner = core.jaxprs_in_params(eqn.params)
     return any(_communicates(e) for jaxpr in inner for e in jaxpr.eqns)
 
@@ -288,4 +304,5 @@ def _lower_tie(x: jax.Array, *after: jax.Array) -> jax.Array:
     return jnp.where(never, jnp.zeros_like(x), x)
 
 
+mlir.register_lowering(_reduced_alone, lambda _, x, *, aval: [x])
 mlir.register_lowering(_tie, mlir.lower_fun(_lower_tie, multiple_results=False))

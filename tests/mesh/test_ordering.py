@@ -118,3 +118,17 @@ def test_what_is_ordered_keeps_the_scopes_that_it_was_traced_in():
         "outer/psum",
         "inner/psum",
     }
+
+
+def test_a_reduction_over_one_device_is_left_out():
+    mesh = Mesh(MESH.devices[:, None], ("x", "one"))
+
+    def f(x):
+        most, total = lax.pmax(x, "one"), lax.psum(x, "one")
+        return lax.psum(most * total, "x")
+
+    both = ("x", "one")
+    mapped = jax.shard_map(in_order(f), mesh=mesh, in_specs=P(both), out_specs=P())
+    compiled = jax.jit(mapped).lower(jnp.arange(8.0)).compile()
+    assert str(compiled.as_text()).count(" all-reduce(") == 1
+    assert compiled(jnp.arange(8.0)).tolist() == [140.0]
