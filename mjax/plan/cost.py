@@ -22,7 +22,7 @@ import dataclasses
 import math
 
 from mjax.hardware.gpus import Gpu
-from mjax.plan.hlo.analysis import Collective
+from mjax.plan.hlo.analysis import Collective, Tier
 from mjax.plan.hlo.work import Work
 
 _RATES = {"bf16": 1.0, "f16": 1.0, "f32": 0.5, "s8": 2.0}
@@ -132,3 +132,19 @@ class CostModel:
             link_s = max(link_s, sent / (cards * self.network_efficiency))
             hop_s = self.network_hop_s
         return self.collective_launch_s + steps * hop_s + link_s
+
+    def links_s(self, collective: Collective) -> dict[Tier, float]:
+        """Return how long a collective occupies each kind of link that it uses.
+
+        One inside a node occupies the node links. One between nodes occupies the
+        network for as long as it takes; where members of a group share a node its
+        ring crosses the node links too, and occupies these for as long as its bytes
+        take at their speed, which may be less.
+        """
+        seconds = self.collective_s(collective)
+        if collective.tier == "node":
+            return {"node": seconds}
+        if collective.group_size_in_node == 1:
+            return {"network": seconds}
+        speed = self.node_link_bytes_per_s * self.node_link_efficiency
+        return {"node": collective.wire_bytes / speed, "network": seconds}

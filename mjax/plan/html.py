@@ -1,8 +1,9 @@
-"""Draw a plan as an HTML page: the schedule as two streams, and the text of the page.
+"""Draw a plan as an HTML page: the schedule as streams, and the text of the page.
 
 Enters: a `Plan`. Leaves: a string that needs no script and nothing from elsewhere. Each
 picture is one pass of a computation of the compiled program, in modelled time: above,
-what computes, or waits; below, what is on the wire. Boxes too narrow to be seen are
+what computes, or waits; below, what the links inside the node carry, and what the
+network between nodes carries. Boxes too narrow to be seen are
 drawn together with their neighbours.
 """
 
@@ -20,6 +21,14 @@ _TOP = 8
 _AXIS = 22
 _NARROWEST = 0.6
 """Pixels; what is narrower joins what follows it."""
+
+_LANES = {
+    "compute": ("compute", "wait"),
+    "node links": ("node",),
+    "network": ("network",),
+}
+"""Streams of each lane, from above."""
+_FOOT = _TOP + len(_LANES) * (_LANE + _GAP) - _GAP
 
 COLOURS = {
     "product": ("#1f5fa8", "matrix product"),
@@ -61,7 +70,7 @@ def document(plan: Plan) -> str:
         "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<h1>{name}</h1>\n<pre>{html.escape(page(plan))}</pre>\n"
-        "<h1>The schedule on two streams, in modelled time</h1>\n"
+        "<h1>The schedule on three streams, in modelled time</h1>\n"
         f"<ul>\n{legend}\n</ul>\n{drawn}\n</body>\n</html>\n"
     )
 
@@ -70,7 +79,7 @@ def svg(picture: Picture) -> str:
     """Draw one pass of a computation as an SVG image."""
     total_s = max(span.stop_s for span in picture.spans)
     scale = _WIDTH / total_s
-    height = _TOP + 2 * _LANE + _GAP + _AXIS
+    height = _FOOT + _AXIS
     label = html.escape(picture.name, quote=True)
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{_LEFT + _WIDTH + 40}' "
@@ -78,10 +87,10 @@ def svg(picture: Picture) -> str:
         "style='background:#ffffff' font-size='11' "
         "font-family='ui-sans-serif, Helvetica, Arial, sans-serif'>"
     ]
-    for lane, words in enumerate(("compute", "communication")):
+    for lane, (words, streams) in enumerate(_LANES.items()):
         y = _TOP + lane * (_LANE + _GAP) + 17
         parts.append(f"<text x='0' y='{y}'>{words}</text>")
-        for span in joined(_lane(picture.spans, lane), _NARROWEST / scale):
+        for span in joined(_lane(picture.spans, streams), _NARROWEST / scale):
             parts.append(_box(span, lane, scale))
     parts.extend(_axis(total_s, scale))
     return "\n".join([*parts, "</svg>"])
@@ -126,9 +135,9 @@ def _one(group: list[Span]) -> Span:
     )
 
 
-def _lane(spans: tuple[Span, ...], lane: int) -> list[Span]:
-    """Choose what computes or waits (lane 0), or what is on the wire (1)."""
-    chosen = [span for span in spans if (span.stream == "communication") == lane]
+def _lane(spans: tuple[Span, ...], streams: tuple[str, ...]) -> list[Span]:
+    """Choose the boxes of a lane."""
+    chosen = [span for span in spans if span.stream in streams]
     return sorted(chosen, key=lambda span: span.start_s)
 
 
@@ -153,7 +162,7 @@ def _box(span: Span, lane: int, scale: float) -> str:
 
 
 def _axis(total_s: float, scale: float) -> Iterator[str]:
-    y = _TOP + 2 * _LANE + _GAP
+    y = _FOOT
     for part in range(5):
         x = _LEFT + part / 4 * total_s * scale
         yield f"<path d='M{x:.1f} {y}v5' stroke='#555555'/>"

@@ -148,15 +148,14 @@ def modelled(
     schedule = schedule_of(config, sizes)
     idle = 0.0 if schedule is None else schedule.bubble
     compute: dict[str, float] = collections.defaultdict(float)
-    exposed = dict.fromkeys(ROLES, 0.0) | dict(found.exposed_s)
+    exposed = dict.fromkeys((*ROLES, *found.exposed_s), 0.0)
+    for (name, role), seconds in found.waits_s.items():
+        exposed[role] += seconds * taken[name] / every[name]
     for name, events in found.timeline.items():
         for event in events:
-            seconds = event.stop_s - event.start_s
-            if event.stream == "wait" and event.role is not None:
-                exposed[event.role] -= (every[name] - taken[name]) * seconds
-            elif event.stream == "compute" and event.kind in COMPUTE_PARTS:
-                compute[COMPUTE_PARTS[event.kind]] += taken[name] * seconds
-    exposed = {role: max(0.0, seconds) for role, seconds in exposed.items()}
+            if event.stream == "compute" and event.kind in COMPUTE_PARTS:
+                seconds = taken[name] * (event.stop_s - event.start_s)
+                compute[COMPUTE_PARTS[event.kind]] += seconds
     # In lockstep all stages compute in every tick; the idle slots are among these.
     parts = {part: seconds / (1 + idle) for part, seconds in compute.items()}
     parts[IDLE] = sum(compute.values(), 0.0) * idle / (1 + idle)

@@ -1,12 +1,23 @@
-"""Replay a schedule on two streams to model the time of a step.
+"""Replay a schedule on three streams to model the time of a step.
 
 Enters: a module, its analysis, a cost model. Leaves: modelled seconds, and a timeline.
 
 One stream computes: the instructions of a computation one after the other, a loop as
-often as it runs. The other communicates: collectives one after the other in the order
-of their starts, never before the start. An asynchronous collective holds up the compute
-stream only at its done, another at once. Work that XLA puts on further compute streams
-is taken in line: it shares the same multiprocessors.
+often as it runs. The other two are the links inside the node and the network between
+nodes. On each, collectives run one after the other in the order of their starts, never
+before the start; the two carry data at the same time. An asynchronous collective holds
+up the compute stream only at its done, a synchronous one at once. Work that XLA puts on
+further compute streams is taken in line: it shares the same multiprocessors.
+
+A collective between nodes of which several members share a node uses both links, each
+for the time that its bytes take there (`CostModel.links_s`), and is done when both have
+carried it. Its part inside the node is taken to pass when the node links are free, even
+if the network is not: this way each link carries all its bytes, and traffic inside the
+node never waits for the network.
+
+A wait is booked to the role of what occupies the link in each of its seconds: while an
+earlier collective still holds the link, to that one's role; from then on, to the role
+of the collective that is awaited.
 
 Not modelled: multiprocessors that a collective takes from compute, several collectives
 that share a link at once (they queue instead, the sum is the same), devices that wait
@@ -19,9 +30,10 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from mjax.plan.cost import CostModel
-from mjax.plan.hlo.analysis import Analysis, Collective
+from mjax.plan.hlo.analysis import Analysis, Collective, Tier
 from mjax.plan.hlo.collectives import KINDS
 from mjax.plan.hlo.parse import Computation, Instruction, Module
 from mjax.plan.hlo.work import FREE, KERNELS, fused_work, is_stamp, moved_bytes
@@ -32,12 +44,14 @@ class Event:
     """A box on the timeline."""
 
     stream: str
-    """compute, communication, or wait: the compute stream is held up."""
+    """compute; wait: the compute stream is held up; node or network: what the link
+    carries. A collective that uses both links is a box on each."""
     name: str
     kind: str
     """product, kernel, memory, loop (loops and branches), or the collective's kind."""
     role: str | None
-    """Of a collective, and of a wait for one: tp, dp, pp, mixed."""
+    """Of a collective: tp, dp, pp, mixed. Of a wait, of what occupies the link, which
+    may be another collective than the one that is awaited."""
     start_s: float
     """Since the beginning of the pass of its computation."""
     stop_s: float
@@ -50,9 +64,10 @@ class Replay:
     step_s: float
     compute_s: float
     """Sum of all kernels."""
-    exposed_s: Mapping[str, float]
-    """By role: how long the compute stream waits for collectives. With compute_s it
-    adds up to step_s."""
+    waits_s: Mapping[tuple[str, str], float]
+    """How long the compute stream waits for collectives: by the name of the computation
+    that waits, and the role of what occupies the link. With compute_s it adds up to
+    step_s."""
     communication_s: Mapping[str, float]
     """By role: sum of all collectives."""
     timeline: Mapping[str, tuple[Event, ...]]
@@ -60,6 +75,14 @@ class Replay:
     timed_by_bytes: tuple[str, ...]
     """op_name of the kernels of which the FLOPs were not given: these are taken to be
     bound by memory."""
+
+    @property
+    def exposed_s(self) -> dict[str, float]:
+        """By role: how long the compute stream waits for collectives."""
+        exposed: dict[str, float] = collections.defaultdict(float)
+        for (_, role), seconds in self.waits_s.items():
+            exposed[role] += seconds
+        return dict(exposed)
 
 
 def replay(
@@ -85,18 +108,18 @@ def replay(
     """
     _check_names(kernel_flops, module)
     player = _Player(module, analysis, cost, kernel_flops)
-    total = player.play(module.entry, 0.0)
+    total = player.play(module.entry, _IDLE)
     return Replay(
         step_s=total.seconds,
         compute_s=total.compute_s,
-        exposed_s=dict(total.exposed_s),
+        waits_s=dict(total.waits_s),
         communication_s=dict(total.communication_s),
         timeline=player.timeline,
         timed_by_bytes=tuple(sorted(player.by_bytes)),
     )
 
 
-def _no_seconds() -> dict[str, float]:
+def _no_seconds() -> dict[Any, float]:
     return collections.defaultdict(float)
 
 
@@ -121,31 +144,44 @@ def _check_names(kernel_flops: Mapping[str, int | float], module: Module) -> Non
             )
 
 
+class _Booked(NamedTuple):
+    """What a link carries until a time, from the end of what it carried before."""
+
+    role: str
+    stop_s: float
+
+
+_LINKS: tuple[Tier, ...] = ("node", "network")
+type _Busy = tuple[tuple[_Booked, ...], ...]
+"""For each of `_LINKS`, what it still has to carry; seconds from now."""
+_IDLE: _Busy = ((), ())
+
+
 @dataclasses.dataclass(kw_only=True)
 class _Pass:
     """One or several passes of a computation."""
 
-    busy_s: float
-    """How long after the end the communication stream is still busy."""
+    busy: _Busy
+    """The links after the end."""
     seconds: float = 0.0
     compute_s: float = 0.0
-    exposed_s: dict[str, float] = dataclasses.field(default_factory=_no_seconds)
+    waits_s: dict[tuple[str, str], float] = dataclasses.field(
+        default_factory=_no_seconds
+    )
     communication_s: dict[str, float] = dataclasses.field(default_factory=_no_seconds)
 
     def add(self, other: "_Pass", times: int = 1) -> None:
         self.seconds += times * other.seconds
-        self.busy_s = other.busy_s
+        self.busy = other.busy
         self.compute_s += times * other.compute_s
-        for mine, its in (
-            (self.exposed_s, other.exposed_s),
-            (self.communication_s, other.communication_s),
-        ):
-            for role, seconds in its.items():
-                mine[role] += times * seconds
+        for key, seconds in other.waits_s.items():
+            self.waits_s[key] += times * seconds
+        for role, seconds in other.communication_s.items():
+            self.communication_s[role] += times * seconds
 
 
 class _Player:
-    """Plays computations; remembers each by its name and how busy it finds the link."""
+    """Plays computations; remembers each by its name and what busies the links."""
 
     def __init__(
         self,
@@ -163,33 +199,33 @@ class _Player:
         self.by_bytes: set[str] = set()
         self.play = functools.cache(self._play)
 
-    def _play(self, name: str, busy_s: float) -> _Pass:
-        """Play one pass that finds the communication stream busy for busy_s."""
+    def _play(self, name: str, busy: _Busy) -> _Pass:
+        """Play one pass of a computation that finds the links busy."""
         computation = self.module.computations[name]
         starts = {done: start for start, done in computation.done_of.items()}
-        stage = _Stage(_Pass(busy_s=busy_s))
+        stage = _Stage(name, busy)
         for x in computation.instructions:
             collective = self.collectives.get((name, x.name))
             calls = self.calls.get((name, x.name), ())
             if collective is not None:
-                stage.communicate(collective, self.cost.collective_s(collective))
+                stage.communicate(collective, self.cost)
             elif calls:
-                stage.call(x.name, self._repeat(calls, stage.busy_s))
-            elif starts.get(x.name) in stage.ends:
+                stage.call(x.name, self._repeat(calls, stage.busy))
+            elif starts.get(x.name) in stage.awaited:
                 stage.wait(starts[x.name])
             elif x.opcode not in FREE and not _is_silent(x):
                 stage.compute(x.name, *self._kernel(x, computation))
         self.timeline.setdefault(name, tuple(stage.events))
         return stage.close()
 
-    def _repeat(self, calls: tuple[tuple[str, int], ...], busy_s: float) -> _Pass:
-        total = _Pass(busy_s=busy_s)
+    def _repeat(self, calls: tuple[tuple[str, int], ...], busy: _Busy) -> _Pass:
+        total = _Pass(busy=busy)
         for name, runs in calls:
             left = runs
             while left:
-                one = self.play(name, total.busy_s)
+                one = self.play(name, total.busy)
                 # A busy link is less so after each pass; then all passes are alike.
-                times = left if one.busy_s == total.busy_s else 1
+                times = left if one.busy == total.busy else 1
                 total.add(one, times)
                 left -= times
         return total
@@ -222,12 +258,14 @@ def _is_silent(x: Instruction) -> bool:
 
 
 class _Stage:
-    """The two streams during one pass of a computation."""
+    """The streams during one pass of a computation."""
 
-    def __init__(self, total: _Pass) -> None:
-        self.total = total
-        self.link_free_s = total.busy_s
-        self.ends: dict[str, tuple[Collective, float]] = {}
+    def __init__(self, name: str, busy: _Busy) -> None:
+        self.name = name
+        self.total = _Pass(busy=busy)
+        self.queues = dict(zip(_LINKS, map(list, busy), strict=True))
+        self.awaited: dict[str, tuple[Collective, tuple[_Booked, ...]]] = {}
+        """Of each collective under way: what its last link carries up to its end."""
         self.events: list[Event] = []
 
     @property
@@ -235,11 +273,21 @@ class _Stage:
         return self.total.seconds
 
     @property
-    def busy_s(self) -> float:
-        return max(0.0, self.link_free_s - self.now_s)
+    def busy(self) -> _Busy:
+        """What the links still have to carry, with neighbours of one role joined."""
+        return tuple(self._left(self.queues[link]) for link in _LINKS)
+
+    def _left(self, queue: list[_Booked]) -> tuple[_Booked, ...]:
+        left: list[_Booked] = []
+        for booked in queue:
+            if booked.stop_s > self.now_s:
+                if left and left[-1].role == booked.role:
+                    left.pop()
+                left.append(booked._replace(stop_s=booked.stop_s - self.now_s))
+        return tuple(left)
 
     def close(self) -> _Pass:
-        self.total.busy_s = self.busy_s
+        self.total.busy = self.busy
         return self.total
 
     def compute(self, name: str, kind: str, seconds: float) -> None:
@@ -251,24 +299,33 @@ class _Stage:
         end = self.now_s + inner.seconds
         self._event("compute", name, "loop", None, self.now_s, end)
         self.total.add(inner)
-        self.link_free_s = end + inner.busy_s
+        for link, left in zip(_LINKS, inner.busy, strict=True):
+            self.queues[link] = [b._replace(stop_s=end + b.stop_s) for b in left]
 
-    def communicate(self, c: Collective, seconds: float) -> None:
-        start = max(self.now_s, self.link_free_s)
-        self.link_free_s = start + seconds
-        self.total.communication_s[c.role] += seconds
-        self._event("communication", c.name, c.kind, c.role, start, self.link_free_s)
-        self.ends[c.name] = c, self.link_free_s
+    def communicate(self, c: Collective, cost: CostModel) -> None:
+        for link, seconds in cost.links_s(c).items():
+            queue = [b for b in self.queues[link] if b.stop_s > self.now_s]
+            start = queue[-1].stop_s if queue else self.now_s
+            queue.append(_Booked(c.role, start + seconds))
+            self.queues[link] = queue
+            self._event(link, c.name, c.kind, c.role, start, start + seconds)
+        last = max(
+            (self.queues[link] for link in cost.links_s(c)),
+            key=lambda queue: queue[-1].stop_s,
+        )
+        self.total.communication_s[c.role] += cost.collective_s(c)
+        self.awaited[c.name] = c, tuple(last)
         if not c.is_async:
             self.wait(c.name)
 
     def wait(self, start_name: str) -> None:
-        c, end = self.ends.pop(start_name)
-        held_up = end - self.now_s
-        if held_up > 0:
-            self._event("wait", c.name, c.kind, c.role, self.now_s, end)
-            self.total.exposed_s[c.role] += held_up
-            self.total.seconds += held_up
+        c, carried = self.awaited.pop(start_name)
+        for role, stop_s in carried:
+            held_up = stop_s - self.now_s
+            if held_up > 0:
+                self._event("wait", c.name, c.kind, role, self.now_s, stop_s)
+                self.total.waits_s[self.name, role] += held_up
+                self.total.seconds += held_up
 
     def _event(
         self,

@@ -104,7 +104,8 @@ class Modelled:
     parts_s: Mapping[str, float]
     """Seconds that add up to the step."""
     exposed_s: Mapping[str, float]
-    """By role: seconds in which nothing but its communication goes on."""
+    """By role: seconds in which compute waits for its communication, also where that
+    only keeps the link from the collective that is awaited."""
     bubble: float
     """Idle over ideal time of the pipeline."""
     memory_bound_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -123,7 +124,7 @@ class Span:
     """A stretch of time in the picture of a schedule."""
 
     stream: str
-    """compute, or communication."""
+    """compute, wait, node (the links inside a node) or network."""
     name: str
     kind: str
     """What it is: product, kernel, memory, loop, or a role such as tp."""

@@ -29,12 +29,20 @@ def recorded(name: str) -> tuple[Module, Analysis]:
 
 
 def written(entry: str, body: str = "", turns: int = 2) -> tuple[Module, Analysis]:
-    """Write a module of two devices of a tp group from lines of its instructions.
+    """Write a module of two nodes, each a tp group of two devices, from its lines.
 
-    The lines see %x and %y, which are bf16[10,10], and two computations: `body`, with
-    its own %x, and `other`, which holds two products.
+    A collective is over tp (inside a node), over dp (between the nodes), or over all
+    four devices: `start a`, `start a dp`, `start a all`. The lines see %x and %y, which
+    are bf16[10,10], and two computations: `body`, with its own %x, and `other`, which
+    holds two products.
     """
-    text = f"""HloModule written, is_scheduled=true, num_partitions=2
+    text = f"""HloModule written, is_scheduled=true, num_partitions=4
+
+%sum (p: bf16[], q: bf16[]) -> bf16[] {{
+  %p = bf16[] parameter(0)
+  %q = bf16[] parameter(1)
+  ROOT %r = bf16[] add(%p, %q)
+}}
 
 %body (x: bf16[10,10]) -> bf16[10,10] {{
   %x = bf16[10,10]{{1,0}} parameter(0)
@@ -57,11 +65,18 @@ ENTRY %main (x: bf16[10,10]) -> bf16[10,10] {{
 }}
 """
     module = parse(text)
-    return module, analyse(module, AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=2))
+    sizes = AxisSizes(pp=1, dp_replicate=1, dp_shard=2, tp=2)
+    return module, analyse(module, sizes, gpus_per_node=2)
 
 
 _ARRAY = "bf16[10,10]{1,0}"
-_PAIRS = "source_target_pairs={{0,1},{1,0}}"
+_PAIRS = "source_target_pairs={{0,1},{1,0},{2,3},{3,2}}"
+_PERMUTE = f"collective-permute-start(%x), {_PAIRS}"
+_STARTS = {
+    "": _PERMUTE,
+    "dp": _PERMUTE.replace(_PAIRS, "source_target_pairs={{0,2},{2,0},{1,3},{3,1}}"),
+    "all": "all-reduce-start(%x), replica_groups={{0,1,2,3}}, to_apply=%sum",
+}
 _MEANINGS = {
     "product": "dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
     "permute": f"collective-permute(%x), {_PAIRS}",
@@ -78,10 +93,13 @@ def _lines(words: str, turns: int = 0) -> str:
         name = f"i{place}"
         shape, meaning = _ARRAY, _MEANINGS.get(word, "")
         if word.startswith("start "):
-            name, shape = word.removeprefix("start "), f"(({_ARRAY}), {_ARRAY})"
-            meaning = f"collective-permute-start(%x), {_PAIRS}"
+            name, _, over = word.removeprefix("start ").partition(" ")
+            shape = _ARRAY if over == "all" else f"(({_ARRAY}), {_ARRAY})"
+            meaning = _STARTS[over]
         elif word.startswith("done "):
-            meaning = f"collective-permute-done(%{word.removeprefix('done ')})"
+            name, _, over = word.removeprefix("done ").partition(" ")
+            kind = "all-reduce" if over == "all" else "collective-permute"
+            name, meaning = f"i{place}", f"{kind}-done(%{name})"
         elif word == "loop":
             meaning = "while(%x), condition=%more, body=%body, backend_config="
             meaning += f'{{"known_trip_count":{{"n":"{turns}"}}}}'

@@ -91,7 +91,7 @@ PICTURE = Picture(
     runs=40,
     spans=(
         Span(stream="compute", name="gemm", kind="product", start_s=0.0, stop_s=4e-3),
-        Span(stream="communication", name="ag", kind="tp", start_s=0.0, stop_s=6e-3),
+        Span(stream="node", name="ag", kind="tp", start_s=0.0, stop_s=6e-3),
         Span(stream="wait", name="ag", kind="tp", start_s=4e-3, stop_s=6e-3),
         Span(stream="compute", name="sum", kind="memory", start_s=6e-3, stop_s=8e-3),
     ),

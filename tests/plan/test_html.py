@@ -1,5 +1,6 @@
 """The picture of a schedule: every box, in its place, and nothing from elsewhere."""
 
+import dataclasses
 import itertools
 import re
 import xml.etree.ElementTree as ET
@@ -33,15 +34,16 @@ def test_names_of_the_program_are_escaped():
     assert "body&lt;1&gt;: runs 40 times in a step" in text
 
 
-def test_compute_and_what_is_on_the_wire_are_two_streams_of_one_time():
-    (gemm, wait, memory), (wire,) = [
-        [box for box in boxes(svg(PICTURE)) if (box[0] == "tp") == is_wire]
-        for is_wire in (False, True)
-    ]
+def test_compute_and_links_are_streams_of_one_time():
+    sent = Span(stream="network", name="rs", kind="dp", start_s=0.0, stop_s=6e-3)
+    picture = dataclasses.replace(PICTURE, spans=(*PICTURE.spans, sent))
+    gemm, wait, memory, wire, network = boxes(svg(picture))
     assert [box[0] for box in (gemm, wait, memory)] == ["product", "wait", "memory"]
     assert gemm[3] == wait[3] == memory[3] < wire[3]
     assert gemm[1] == wire[1]
-    assert wait[2] == wire[2] == memory[1]
+    assert (wire[0], network[0]) == ("tp", "dp")
+    assert wire[3] < network[3]
+    assert wait[2] == wire[2] == network[2] == memory[1]
     assert (gemm[2] - gemm[1]) == 2 * (memory[2] - memory[1])
 
 

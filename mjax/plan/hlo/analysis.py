@@ -12,6 +12,7 @@ collective, what follows the done waits for it.
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from mjax.mesh.axes import AxisSizes
 from mjax.plan.hlo.collectives import (
@@ -25,6 +26,9 @@ from mjax.plan.hlo.groups import Groups
 from mjax.plan.hlo.parse import Computation, Instruction, Module
 from mjax.plan.hlo.walk import trip_count, walk
 from mjax.plan.hlo.work import Work, fused_work
+
+type Tier = Literal["node", "network"]
+"""Kinds of links: inside a node, and between nodes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,8 +45,8 @@ class Collective:
     """Mesh axes along which the members of a group differ, in order of `AXES`."""
     role: str
     """What the axes are for: tp, dp, pp, or mixed."""
-    tier: str
-    """Slowest link between members: node (inside one), or network."""
+    tier: Tier
+    """Slowest link between members."""
     group_size: int
     """Devices in a group; of a permute 2, who sends and who receives."""
     group_size_in_node: int
