@@ -134,27 +134,31 @@ def column_parallel(
     weights: Sequence[Weight],
     num_chunks: int,
     *,
-    joined: bool = True,
+    apart: bool = False,
 ) -> list[Float[Array, "n B s _"]]:
     """Project as `linear.column_parallel` does, each weight with its adapter.
 
     Args:
       x: the device's part of the sequence.
-      weights: local, [D, ...] each.
+      weights: local, [D, ...] each; joined here.
       num_chunks: as there.
-      joined: likewise.
+      apart: by one matmul a weight, in one chunk: `linear.column_parallel_apart`.
     """
     found = [w for w in weights if isinstance(w, Adapted)]
     plain = [w.weight if isinstance(w, Adapted) else w for w in weights]
-    if not found:
-        return linear.column_parallel(x, plain, num_chunks, joined=joined)
-    outputs = linear.column_parallel(
-        x,
-        [*plain, *(w.a for w in found)],
-        num_chunks,
-        joined=joined,
-        num_frozen=len(plain),
-    )
+    every = [*plain, *(w.a for w in found)]
+    if apart:
+        assert num_chunks == 1
+        outputs = linear.column_parallel_apart(x, every)
+    else:
+        widths = [math.prod(w.shape[1:]) for w in every]
+        outputs = linear.column_parallel(
+            x,
+            linear.join_columns(every),
+            widths,
+            num_chunks,
+            num_frozen=sum(widths[: len(plain)]) if found else 0,
+        )
     reduced = iter(outputs[len(plain) :])
     return [
         y + _times(next(reduced), w) if isinstance(w, Adapted) else y
@@ -167,15 +171,15 @@ def row_parallel(
     weights: Sequence[Weight],
     num_chunks: int,
     *,
-    joined: bool = True,
+    apart: bool = False,
 ) -> Float[Array, "B t D"]:
     """Project back as `linear.row_parallel` does, each weight with its adapter.
 
     Args:
       parts: inputs of the weights.
-      weights: local, [..., D] each.
+      weights: local, [..., D] each; joined here.
       num_chunks: as there.
-      joined: likewise.
+      apart: as in `column_parallel`.
     """
     plain = [w.weight if isinstance(w, Adapted) else w for w in weights]
     found = [
@@ -183,18 +187,17 @@ def row_parallel(
         for part, w in zip(parts, weights, strict=True)
         if isinstance(w, Adapted)
     ]
-    if not found:
-        return linear.row_parallel(parts, plain, num_chunks, joined=joined)
     reduced = [
         w.scale * jnp.einsum("nbsf,fr->nbsr", part, w.a.reshape(-1, w.a.shape[-1]))
         for part, w in found
     ]
+    inputs, every = [*parts, *reduced], [*plain, *(w.b for _, w in found)]
+    if apart:
+        assert num_chunks == 1
+        return linear.row_parallel_apart(inputs, every)
+    num_frozen = sum(part.shape[3] for part in parts) if found else 0
     return linear.row_parallel(
-        [*parts, *reduced],
-        [*plain, *(w.b for _, w in found)],
-        num_chunks,
-        joined=joined,
-        num_frozen=len(plain),
+        inputs, linear.join_rows(every), num_chunks, num_frozen=num_frozen
     )
 
 

@@ -64,11 +64,12 @@ class Attention(nnx.Module):
         self.k_norm = None if norm is None else Norm(h, norm, logical="head_width")
         self.adapters = make_adapters(adapters, "attention", self, rngs)
 
+    WEIGHTS = frozenset({"wq", "wk", "wv", "wo"})
+    """Names of the weights that a block may join with others."""
+
     def _local_kv(self, w: jax.Array) -> jax.Array:
         """Pick this device's key/value heads where tp exceeds their number."""
-        c = self.config
-        local = self.wq[...].shape[1]
-        return collectives.local_kv_heads(w, c.num_heads, local, c.num_kv_heads)
+        return collectives.local_kv_heads(w, self.config.num_kv_heads)
 
     def in_weights(self) -> list[Weight]:
         """Return the local query, key and value matrices, [D, heads, H] each."""
@@ -81,6 +82,30 @@ class Attention(nnx.Module):
     def out_weight(self) -> Weight:
         """Return the local output matrix [N, H, D]."""
         return adapted(self.adapters, "wo", self.wo[...])
+
+    def in_matrices(self, weights: dict[str, Array]) -> list[Float[Array, "*lead D F"]]:
+        """Return what of given weights a device multiplies its input by.
+
+        Args:
+          weights: by name, this device's part of them, [..., D, heads, H] each; D may
+            be a part of the model's width.
+        Returns:
+          the local wq, wk and wv as matrices: linear functions of the weights.
+        """
+        local = weights["wq"], *(self._local_kv(weights[n]) for n in ("wk", "wv"))
+        return [w.reshape(*w.shape[:-2], -1) for w in local]
+
+    def in_widths(self) -> list[int]:
+        """Return the columns of `in_matrices`."""
+        c = self.config
+        q = collectives.local_size(c.num_heads)
+        kv = collectives.num_local_kv_heads(c.num_kv_heads)
+        return [heads * c.head_width for heads in (q, kv, kv)]
+
+    def out_matrix(self, weights: dict[str, Array]) -> Float[Array, "*lead F D"]:
+        """Return the local wo [..., N, H, D] as a matrix; see `in_matrices`."""
+        w = weights["wo"]
+        return w.reshape(*w.shape[:-3], -1, w.shape[-1])
 
     def out_bias(self) -> Float[Array, " D"] | None:
         """Return the bias added once, after the sum over tp."""

@@ -6,16 +6,20 @@ twice: half the traffic for the same work.
 """
 
 import abc
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from mjax.layers import rope
+from mjax.layers import linear, rope
 from mjax.layers.adapters import column_parallel, row_parallel
 from mjax.layers.attention import Attention, CachedCore
 from mjax.layers.config import AdapterConfig, BlockConfig, LayerKind
 from mjax.layers.dropout import DropoutKey, dropout
+from mjax.layers.linear import Joined
 from mjax.layers.mlp import Mlp
 from mjax.layers.norm import Norm
 from mjax.mesh import collectives
@@ -41,8 +45,34 @@ class Context(NamedTuple):
         return self.cos_sin if other is None or kind.window is None else other
 
 
+Params = dict[str, Any]
+"""Nested dict of arrays: the parameters of a block."""
+
+Group = tuple[str, tuple[str, ...]]
+"""The name of a projection, and the parts of the block whose weights it joins."""
+
+
+class JoinedParams(NamedTuple):
+    """The parameters of a block whose weights are joined."""
+
+    projections: Mapping[str, Joined]
+    """By the names of `Block.INPUTS` and `Block.OUTPUTS`."""
+    others: Params
+    """The parameters that `Block.others` leaves."""
+
+
 class Block(nnx.Module):
-    """What both blocks share: their parts."""
+    """What both blocks share: their parts, and how their weights are joined.
+
+    Training joins the weights of all layers once a step (`join`), runs each layer on
+    `JoinedParams`, and gets the gradients of the weights from those of the joined
+    matrices at the end (`separate`).
+    """
+
+    INPUTS: ClassVar[tuple[Group, ...]]
+    """Projections [D, F] that read the residual stream."""
+    OUTPUTS: ClassVar[tuple[Group, ...]]
+    """Projections [F, D] that add to it."""
 
     def __init__(
         self,
@@ -87,9 +117,10 @@ class Block(nnx.Module):
         kind: LayerKind,
         context: Context,
         key: DropoutKey | None,
+        projections: Mapping[str, Joined] | None = None,
     ) -> Float[Array, "B t D"]:
         """Apply the block to this device's part of the residual stream."""
-        return self.apply(x, kind, context, key)[0]
+        return self.apply(x, kind, context, key, projections)[0]
 
     @abc.abstractmethod
     def apply(
@@ -98,8 +129,118 @@ class Block(nnx.Module):
         kind: LayerKind,
         context: Context,
         key: DropoutKey | None,
+        projections: Mapping[str, Joined] | None = None,
     ) -> tuple[Float[Array, "B t D"], Any]:
-        """Apply the block; return also what `context.cached` keeps, else None."""
+        """Apply the block; return also what `context.cached` keeps, else None.
+
+        Args:
+          x: this device's part of the residual stream.
+          kind: of the layer.
+          context: of these rows.
+          key: where dropout masks come from; None is no dropout.
+          projections: the joined weights; None: the block joins its own.
+        """
+
+    def join(self, params: Params) -> dict[str, Float[Array, "*lead m n"]]:
+        """Join weights into one matrix a projection.
+
+        A linear function of the weights. It also picks the key/value heads of this
+        device where tp exceeds their number.
+
+        Args:
+          params: this device's parts of the parameters of one block, or of a stack
+            [..., ] of blocks, in any one dtype, with D whole or a part of it.
+        Returns:
+          by name, [..., D, F] of `INPUTS` and [..., F, D] of `OUTPUTS`.
+        """
+        joined = {}
+        for name, parts in self.INPUTS:
+            matrices = [m for p in parts for m in self._part(p).in_matrices(params[p])]
+            joined[name] = jnp.concatenate(matrices, -1)
+        for name, parts in self.OUTPUTS:
+            matrices = [self._part(p).out_matrix(params[p]) for p in parts]
+            joined[name] = jnp.concatenate(matrices, -2)
+        return joined
+
+    def separate(
+        self, joined: Mapping[str, Float[Array, "*lead m n"]], like: Params
+    ) -> Params:
+        """Return the gradients of weights, given those of the joined matrices.
+
+        The transpose of `join`: a sum over tp of weights that tp does not split is
+        still to be done.
+
+        Args:
+          joined: by name, of one dtype.
+          like: what was joined; shapes are read.
+        Returns:
+          the part of the tree `like` that is joined, in the dtype of `joined`.
+        """
+        sample = jax.tree.leaves(joined)[0]
+        weights = _picked(like, self._is_joined)
+
+        def typed(w: Array) -> Any:
+            # The dims of a weight, but else the type of what is transposed.
+            return jax.typeof(sample).update(shape=w.shape)
+
+        types = jax.tree.map(typed, weights)
+        (separate,) = jax.linear_transpose(self.join, types)(dict(joined))
+        return separate
+
+    def others(self, params: Params) -> Params:
+        """Return the parameters that `join` does not read: biases and norms."""
+        return _picked(params, lambda path: not self._is_joined(path))
+
+    def without_weights(self) -> "Block":
+        """Return the block as `JoinedParams` complete it, without its own weights."""
+        block = nnx.merge(*nnx.split(self))
+        for part in (block.attention, block.mlp):
+            for name in part.WEIGHTS:
+                setattr(part, name, None)
+        return block
+
+    def _part(self, name: str) -> Attention | Mlp:
+        return {"attention": self.attention, "mlp": self.mlp}[name]
+
+    def _is_joined(self, path: tuple[str, ...]) -> bool:
+        part, *names = path
+        return part in ("attention", "mlp") and names[0] in self._part(part).WEIGHTS
+
+    def _project_in(
+        self,
+        x: Float[Array, "B t D"],
+        group: Group,
+        context: Context,
+        projections: Mapping[str, Joined] | None,
+    ) -> list[Float[Array, "n B s _"]]:
+        """Apply an input projection."""
+        name, parts = group
+        if projections is None:
+            weights = [w for p in parts for w in self._part(p).in_weights()]
+            apart = context.cached is not None
+            return column_parallel(x, weights, self.tp_chunks, apart=apart)
+        widths = [width for p in parts for width in self._part(p).in_widths()]
+        return linear.column_parallel(x, projections[name], widths, self.tp_chunks)
+
+    def _project_out(
+        self,
+        inputs: Sequence[Float[Array, "n B s _"]],
+        group: Group,
+        context: Context,
+        projections: Mapping[str, Joined] | None,
+    ) -> Float[Array, "B t D"]:
+        """Apply an output projection, and add its biases."""
+        name, parts = group
+        if projections is None:
+            weights = [self._part(p).out_weight() for p in parts]
+            apart = context.cached is not None
+            y = row_parallel(inputs, weights, self.tp_chunks, apart=apart)
+        else:
+            y = linear.row_parallel(inputs, projections[name], self.tp_chunks)
+        for p in parts:
+            bias = self._part(p).out_bias()
+            y = y if bias is None else y + bias
+        return y
 
     def _mix(
         self,
@@ -124,12 +265,17 @@ def _norm(config: BlockConfig) -> Norm:
     return Norm(config.attention.d_model, config.norm)
 
 
-def _add_biases(
-    y: Float[Array, "B t D"], *biases: Float[Array, " D"] | None
-) -> Float[Array, "B t D"]:
-    for bias in biases:
-        y = y if bias is None else y + bias
-    return y
+def _picked(params: Params, is_picked: Any, path: tuple[str, ...] = ()) -> Params:
+    """Return the part of a tree whose leaves have such paths; no empty dicts."""
+    found = {}
+    for name, child in params.items():
+        at = (*path, name)
+        if not isinstance(child, dict):
+            if is_picked(at):
+                found[name] = child
+        elif part := _picked(child, is_picked, at):
+            found[name] = part
+    return found
 
 
 class ParallelBlock(Block):
@@ -140,6 +286,9 @@ class ParallelBlock(Block):
     Source: Wang and Komatsuzaki 2021 (GPT-J); Chowdhery et al. 2022, arXiv:2204.02311,
     section 2; Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.1.
     """
+
+    INPUTS = (("in", ("attention", "mlp")),)
+    OUTPUTS = (("out", ("attention", "mlp")),)
 
     def __init__(
         self,
@@ -159,20 +308,15 @@ class ParallelBlock(Block):
         kind: LayerKind,
         context: Context,
         key: DropoutKey | None,
+        projections: Mapping[str, Joined] | None = None,
     ) -> tuple[Float[Array, "B t D"], Any]:
         """Apply the block to this device's part of the residual stream."""
-        weights = self.attention.in_weights() + self.mlp.in_weights()
+        (to_both,), (of_both,) = self.INPUTS, self.OUTPUTS
         x, normed = self.norm.branch(x)
-        joined = context.cached is None
-        q, k, v, *up = column_parallel(normed, weights, self.tp_chunks, joined=joined)
+        q, k, v, *up = self._project_in(normed, to_both, context, projections)
         mixed, kept = self._mix(q, k, v, kind, context)
-        y = row_parallel(
-            [mixed, self.mlp.activate(up)],
-            [self.attention.out_weight(), self.mlp.out_weight()],
-            self.tp_chunks,
-            joined=joined,
-        )
-        y = _add_biases(y, self.attention.out_bias(), self.mlp.out_bias())
+        inputs = [mixed, self.mlp.activate(up)]
+        y = self._project_out(inputs, of_both, context, projections)
         return x + dropout(y, self.dropout, None if key is None else key.at(0)), kept
 
 
@@ -182,6 +326,9 @@ class SerialBlock(Block):
     Source: pre-norm transformer, Xiong et al. 2020, arXiv:2002.04745, figure 1b; norms
     on both sides of a branch, Gemma 2, arXiv:2408.00118, section 2.
     """
+
+    INPUTS = (("attention_in", ("attention",)), ("mlp_in", ("mlp",)))
+    OUTPUTS = (("attention_out", ("attention",)), ("mlp_out", ("mlp",)))
 
     def __init__(
         self,
@@ -205,25 +352,19 @@ class SerialBlock(Block):
         kind: LayerKind,
         context: Context,
         key: DropoutKey | None,
+        projections: Mapping[str, Joined] | None = None,
     ) -> tuple[Float[Array, "B t D"], Any]:
         """Apply the block to this device's part of the residual stream."""
+        to_attention, to_mlp = self.INPUTS
+        of_attention, of_mlp = self.OUTPUTS
         x, normed = self.norm_attention.branch(x)
-        joined = context.cached is None
-        q, k, v = column_parallel(
-            normed, self.attention.in_weights(), self.tp_chunks, joined=joined
-        )
+        q, k, v = self._project_in(normed, to_attention, context, projections)
         mixed, kept = self._mix(q, k, v, kind, context)
-        y = row_parallel([mixed], [self.attention.out_weight()], self.tp_chunks)
-        y = _add_biases(y, self.attention.out_bias())
+        y = self._project_out([mixed], of_attention, context, projections)
         y = y if self.post_norm_attention is None else self.post_norm_attention(y)
         x = x + dropout(y, self.dropout, None if key is None else key.at(0))
         x, normed = self.norm_mlp.branch(x)
-        up = column_parallel(
-            normed, self.mlp.in_weights(), self.tp_chunks, joined=joined
-        )
-        y = row_parallel(
-            [self.mlp.activate(up)], [self.mlp.out_weight()], self.tp_chunks
-        )
-        y = _add_biases(y, self.mlp.out_bias())
+        up = self._project_in(normed, to_mlp, context, projections)
+        y = self._project_out([self.mlp.activate(up)], of_mlp, context, projections)
         y = y if self.post_norm_mlp is None else self.post_norm_mlp(y)
         return x + dropout(y, self.dropout, None if key is None else key.at(1)), kept

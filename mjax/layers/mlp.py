@@ -9,6 +9,7 @@ from mjax.kernels.gelu.api import geglu_tanh, gelu, swiglu
 from mjax.layers.adapters import Weight, adapted, make_adapters
 from mjax.layers.config import GATED, Activation, AdapterConfig
 from mjax.layers.initialise import normal, zeros
+from mjax.mesh import collectives
 
 
 class Mlp(nnx.Module):
@@ -33,7 +34,7 @@ class Mlp(nnx.Module):
         adapters: AdapterConfig | None = None,
     ):
         """Create w_in, if gated w_gate [D, F], and w_out [F, D]; biases, adapters."""
-        self.activation = activation
+        self.activation, self.width = activation, d_ff
         dims = ("embed", "mlp")
         self.w_in = normal((d_model, d_ff), dims, std, rngs)
         gated = activation in GATED
@@ -44,6 +45,9 @@ class Mlp(nnx.Module):
         self.b_out = zeros((d_model,), ("embed",)) if use_bias else None
         self.adapters = make_adapters(adapters, "mlp", self, rngs)
 
+    WEIGHTS = frozenset({"w_in", "w_gate", "w_out"})
+    """Names of the weights that a block may join with others."""
+
     def in_weights(self) -> list[Weight]:
         """Return the local input matrices [D, F]: w_in, then w_gate if there is one."""
         named = (("w_in", self.w_in), ("w_gate", self.w_gate))
@@ -52,6 +56,19 @@ class Mlp(nnx.Module):
     def out_weight(self) -> Weight:
         """Return the local output matrix [F, D]."""
         return adapted(self.adapters, "w_out", self.w_out[...])
+
+    def in_matrices(self, weights: dict[str, Array]) -> list[Float[Array, "*lead D F"]]:
+        """Return w_in, and w_gate if there is one, of given weights [..., D, F]."""
+        return [weights[name] for name in ("w_in", "w_gate") if name in weights]
+
+    def in_widths(self) -> list[int]:
+        """Return the columns of `in_matrices`."""
+        num = 2 if self.activation in GATED else 1
+        return [collectives.local_size(self.width)] * num
+
+    def out_matrix(self, weights: dict[str, Array]) -> Float[Array, "*lead F D"]:
+        """Return w_out of given weights, [..., F, D]."""
+        return weights["w_out"]
 
     def out_bias(self) -> Float[Array, " D"] | None:
         """Return the bias added once, after the sum over tp."""

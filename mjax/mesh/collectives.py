@@ -167,8 +167,18 @@ def vocab_offset(local_vocab: int) -> Shaped[Array, ""]:
     return lax.axis_index(TP) * local_vocab
 
 
+def local_size(size: int) -> int:
+    """Return how much of a dim that tp splits is on this device."""
+    return size // lax.axis_size(TP)
+
+
+def num_local_kv_heads(num_kv_heads: int) -> int:
+    """Return how many of K key/value heads this device uses: K/tp, at least one."""
+    return max(num_kv_heads // lax.axis_size(TP), 1)
+
+
 def local_kv_heads(
-    w: Shaped[Array, "*lead K H"], num_heads: int, local_heads: int, num_kv_heads: int
+    w: Shaped[Array, "*lead K H"], num_kv_heads: int
 ) -> Shaped[Array, "*lead k H"]:
     """Return the key/value heads that this device's query heads use.
 
@@ -178,12 +188,10 @@ def local_kv_heads(
 
     Args:
       w: a parameter with the key/value heads second to last.
-      num_heads: N, query heads in all.
-      local_heads: query heads on this device.
       num_kv_heads: K, key/value heads in all.
     """
-    tp = num_heads // local_heads
-    if w.shape[-2] * tp == num_kv_heads or tp == 1:
+    tp = lax.axis_size(TP)
+    if num_kv_heads >= tp:
         return w
     head = lax.axis_index(TP) * num_kv_heads // tp
     return lax.dynamic_slice_in_dim(w, head, 1, axis=w.ndim - 2)

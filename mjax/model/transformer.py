@@ -16,7 +16,13 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from mjax.layers.block import Block, Context, ParallelBlock, SerialBlock
+from mjax.layers.block import (
+    Block,
+    Context,
+    JoinedParams,
+    ParallelBlock,
+    SerialBlock,
+)
 from mjax.layers.config import AdapterConfig, LayerKind
 from mjax.layers.config import Remat as Remat
 from mjax.layers.dropout import DropoutKey as DropoutKey
@@ -157,19 +163,26 @@ class Transformer(nnx.Module):
         first_layer: Int[Array, ""] | int = 0,
         guard: Guard | None = None,
     ) -> LayerPattern:
-        """Return what applies blocks; arguments as in `run_layers`."""
+        """Return what applies blocks; arguments as in `run_layers`.
+
+        The parameters of a layer may be `JoinedParams`.
+        """
         graph = nnx.graphdef(self.blocks)
+        bare_graph = nnx.graphdef(self.blocks.without_weights())
 
         def layer(
             kind: LayerKind,
             x: jax.Array,
-            params: Params,
+            params: Params | JoinedParams,
             index: Int[Array, ""] | int,
             shared: tuple[Context, DropoutKey | None],
         ) -> jax.Array:
             context, key = shared
             x = checkpoint_name(x, BLOCK_INPUT)
             layer_key = None if key is None else key.at(index + 1)
+            if isinstance(params, JoinedParams):
+                block = nnx.merge(bare_graph, params.others)
+                return block(x, kind, context, layer_key, params.projections)
             return nnx.merge(graph, params)(x, kind, context, layer_key)
 
         return LayerPattern(

@@ -25,10 +25,10 @@ from jax.sharding import PartitionSpec as P
 
 from mjax.hardware.described import described_mesh
 from mjax.hardware.gpus import GPUS
+from mjax.layers.adapters import column_parallel, row_parallel
 from mjax.layers.block import Context, ParallelBlock, SerialBlock
 from mjax.layers.config import Activation, LayerKind, NormConfig
 from mjax.layers.embed import Embedding, Head
-from mjax.layers.linear import column_parallel, row_parallel
 from mjax.layers.mlp import Mlp
 from mjax.layers.norm import Norm
 from mjax.mesh import collectives

@@ -13,8 +13,11 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import PartitionSpec
 
-from mjax.mesh.axes import AxisSizes
-from mjax.model.transformer import Transformer, abstract_params
+from mjax.layers.block import JoinedParams
+from mjax.layers.linear import Joined
+from mjax.mesh import collectives, zero
+from mjax.mesh.axes import AXES, AxisSizes
+from mjax.model.transformer import Params, Transformer, abstract_params
 from mjax.step.state import param_specs
 from tests.training import (
     EVERY_OPTION,
@@ -56,14 +59,14 @@ def test_projections_that_share_input_or_output_are_one_product(
         program.abstract_state.params, program.abstract_batch
     )
     weights = [
-        equation
+        equation.invars[1].aval.shape
         for equation in equations(jaxpr.jaxpr)
         if equation.primitive.name == "dot_general"
-        and equation.invars[1].aval.ndim == 2
-        and equation.invars[0].aval.ndim == 4  # shards, rows, positions, width
+        and equation.invars[1].aval.ndim == equation.invars[0].aval.ndim == 2
     ]
-    # One scan over the layers holds the block once; the head multiplies [BT, D].
-    assert len(weights) == num_projections
+    # One scan over the layers holds the block once; the head reads the vocabulary.
+    blocks = [shape for shape in weights if model.padded_vocab not in shape]
+    assert len(blocks) == num_projections
 
 
 @pytest.mark.promotion(dtype="standard", rank="allow")
@@ -98,6 +101,76 @@ def test_joined_weights_never_wait_for_the_backward_pass(remat) -> None:
     # The outputs of that product: one stack, or the parts it is split into, or none.
     keeps_product = f"f32[5,1,{ROWS},{LENGTH},{width}]" in text
     assert keeps_product is (remat == "dots")
+
+
+@pytest.mark.promotion(rank="allow")
+@pytest.mark.parametrize(
+    ("block", "activation", "kv_heads", "tp"),
+    [
+        ("parallel", "swiglu", 2, 4),
+        ("serial", "geglu_tanh", 8, 2),
+        ("serial", "gelu", 2, 2),
+    ],
+)
+def test_joined_weights_have_the_gradients_of_stored_ones(
+    block, activation, kv_heads, tp
+) -> None:
+    """Also where tp exceeds the key/value heads, each of which two devices use."""
+    model = dataclasses.replace(
+        EVERY_OPTION, block=block, activation=activation, kv_heads=kv_heads
+    )
+    graph, state = nnx.split(Transformer(model, rngs=nnx.Rngs(3)))
+    params = nnx.to_pure_dict(state)
+    one = jax.tree.map(lambda x: x[0] + 0.01, params["blocks"])
+    sizes = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=tp)
+    specs = param_specs(abstract_params(model)[1], sizes, shard_over_dp=False)
+    specs = jax.tree.map(lambda s: PartitionSpec(*s[1:]), specs["blocks"])
+
+    def per_device(stored: Params, x: jax.Array) -> tuple[Params, Params]:
+        stored, x = jax.tree.map(collectives.vary, (stored, x))
+        whole = nnx.merge(graph, nnx.to_pure_dict(state))
+        layer = whole.pattern(whole.context(jnp.arange(LENGTH)[None], None)).one
+
+        def gradients(params: Any) -> Any:
+            apply = layer(0, in_loop=False)
+            context = whole.context(jnp.arange(LENGTH)[None], None), None
+            y, pull = jax.vjp(lambda p: apply(x, p, 0, context), params)
+            return pull(jnp.sin(y))[0]
+
+        blocks, projections = whole.blocks, {}
+        for name, w in blocks.join(stored).items():
+            projections[name] = Joined(w, jnp.full_like(w, 2.0))
+        found = gradients(JoinedParams(projections, blocks.others(stored)))
+        sums = {name: d.total - 2 for name, d in found.projections.items()}
+        weights = blocks.separate(sums, stored)
+        got = _merged(weights, found.others)
+        reduced = [
+            zero.reduce_over(AXES, grads, specs) for grads in (got, gradients(stored))
+        ]
+        return reduced[0], reduced[1]
+
+    mapped = jax.shard_map(
+        per_device,
+        mesh=make_mesh((1, 1, 1, tp)),
+        in_specs=(specs, PartitionSpec(None, "tp")),
+        out_specs=(specs, specs),
+    )
+    x = jax.random.normal(jax.random.key(0), (1, LENGTH, model.d_model))
+    got, want = jax.jit(mapped)(one, x)
+
+    def check(a: jax.Array, b: jax.Array) -> None:
+        # Float32; the total of 2 rounds what is added to it.
+        np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * np.abs(b).max() + 3e-6)
+
+    jax.tree.map(check, got, want)
+
+
+def _merged(a: Params, b: Params) -> Params:
+    """Merge nested dicts that have no leaf in common."""
+    both = a | b
+    for name in a.keys() & b.keys():
+        both[name] = _merged(a[name], b[name])
+    return both
 
 
 @pytest.mark.promotion(rank="allow")

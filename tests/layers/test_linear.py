@@ -8,10 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec
 
-from mjax.layers.linear import column_parallel, row_parallel
+from mjax.layers.linear import (
+    Joined,
+    column_parallel,
+    join_columns,
+    join_rows,
+    row_parallel,
+)
 from mjax.mesh import collectives
+from mjax.mesh.axes import AXES
 from tests.training import make_mesh
 
 BATCH, LENGTH, D, F1, F2, TP = 2, 32, 48, 64, 128, 8
@@ -39,21 +47,31 @@ def arguments(dtype: Any) -> dict[str, jax.Array]:
     }
 
 
-def through(num_chunks: int, a: dict[str, jax.Array]) -> jax.Array:
+def through(
+    num_chunks: int, x: jax.Array, joined_in: Joined, joined_out: Joined
+) -> jax.Array:
     """In, something that must see the sequence in order, and out again."""
-    q, up = column_parallel(a["x"], [a["a"], a["b"]], num_chunks)
+    widths = [F1 // lax.axis_size("tp"), F2 // lax.axis_size("tp")]
+    q, up = column_parallel(x, joined_in, widths, num_chunks)
     mixed = jnp.cumsum(collectives.to_natural(q), 1) / LENGTH
     mixed = collectives.to_relative(mixed, whole=num_chunks == 1)
-    return row_parallel([mixed, jnp.tanh(up)], [a["oa"], a["ob"]], num_chunks)
+    return row_parallel([mixed, jnp.tanh(up)], joined_out, num_chunks)
+
+
+def weigh(y: jax.Array) -> jax.Array:
+    """Return a sum of the entries of an output, weighted."""
+    y = y.astype(jnp.float32)
+    at = collectives.sequence_offset(y.shape[1]) + jnp.arange(y.shape[1])
+    return jnp.sum(y * jnp.cos(at)[None, :, None])
 
 
 def run(num_chunks: int, dtype: Any = jnp.float32, tp: int = TP) -> dict[str, Any]:
     """Return the output and the gradients of a sum of its entries, weighted."""
 
     def loss(a: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        y = through(num_chunks, a).astype(jnp.float32)
-        at = collectives.sequence_offset(y.shape[1]) + jnp.arange(y.shape[1])
-        return jnp.sum(y * jnp.cos(at)[None, :, None]), y
+        joined = join_columns([a["a"], a["b"]]), join_rows([a["oa"], a["ob"]])
+        y = through(num_chunks, a["x"], *joined)
+        return weigh(y), y.astype(jnp.float32)
 
     def per_device(a: dict[str, jax.Array]) -> tuple[Any, Any]:
         a = jax.tree.map(collectives.vary, a)
@@ -97,6 +115,48 @@ def errors(found: dict[str, Any]) -> dict[str, float]:
 @pytest.mark.parametrize("num_chunks", [1, 2, 3, 8])
 def test_any_number_of_chunks_is_one_device(num_chunks: int):
     assert max(errors(run(num_chunks)).values()) < 5e-6
+
+
+@pytest.mark.parametrize(("num_chunks", "dtype"), [(1, "float32"), (8, "bfloat16")])
+def test_a_projection_adds_its_gradient_to_the_total(num_chunks: int, dtype: str):
+    """In float32, also where the weights are bfloat16: nothing is rounded between."""
+
+    def per_device(a: dict[str, jax.Array]) -> Any:
+        a = jax.tree.map(collectives.vary, a)
+        joined = join_columns([a["a"], a["b"]]), join_rows([a["oa"], a["ob"]])
+
+        def gradients(x: jax.Array, start: float | None) -> Any:
+            def with_total(w: Joined) -> Joined:
+                if start is None:
+                    return w
+                total = jnp.full_like(w.weight, start, jnp.float32)
+                return w._replace(total=total)
+
+            return jax.grad(lambda joined: weigh(through(num_chunks, x, *joined)))(
+                tuple(map(with_total, joined))
+            )
+
+        def ordinary(x: jax.Array) -> list[jax.Array]:
+            return [d.weight.astype(jnp.float32) for d in gradients(x, None)]
+
+        added = gradients(a["x"], 2.0)
+        errors = [
+            jnp.abs(d.total - 2 - want).max() / jnp.abs(want).max()
+            for d, want in zip(added, ordinary(a["x"]), strict=True)
+        ]
+        zeros = [jnp.abs(d.weight).max() for d in added]
+        return jax.tree.map(lambda x: lax.pmax(x, AXES), (errors, zeros))
+
+    everywhere = PartitionSpec()
+    fn = jax.shard_map(
+        per_device,
+        mesh=make_mesh((1, 1, 1, TP)),
+        in_specs=(SPECS,),
+        out_specs=([everywhere] * 2, [everywhere] * 2),
+    )
+    errors, zeros = jax.jit(fn)(arguments(dtype))
+    assert max(errors) < (4e-3 if dtype == "bfloat16" else 2e-6)
+    assert max(zeros) == 0
 
 
 def sum_over_tp(how: Callable[[jax.Array], jax.Array]) -> float:
