@@ -27,7 +27,7 @@ def wanted(pp: int, tp_chunks: int) -> dict[str, xla_flags.Value]:
 
 def test_a_step_has_the_options_of_what_it_does():
     assert wanted(pp=1, tp_chunks=1) == END
-    assert wanted(pp=1, tp_chunks=8) == {MERGER: 0, LIMIT: 16, EARLY: True} | END
+    assert wanted(pp=1, tp_chunks=8) == {MERGER: 0, LIMIT: 64, EARLY: True} | END
     assert wanted(pp=2, tp_chunks=1) == {LIMIT: 4, EARLY: True} | END
     assert wanted(pp=2, tp_chunks=8) == wanted(pp=1, tp_chunks=8)
 

@@ -1,0 +1,81 @@
+"""What data parallelism sends in a pipeline, read from the schedule made for H200s."""
+
+import pytest
+
+from mjax.config.optim import OptimConfig
+from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.hardware.described import described_mesh
+from mjax.mesh.axes import AxisSizes
+from mjax.model.config import ModelConfig
+from mjax.pipeline.config import PipelineConfig
+from mjax.plan.compile import OPTIONS
+from mjax.plan.hlo.analysis import Analysis, Collective, analyse
+from mjax.plan.hlo.parse import Module, parse
+from mjax.step.program import Program, build_program
+
+# tp in eight chunks inside a node, stages and dp across: as megascale-175b, but with
+# four stages of two chunks of three layers. Wide, as the scheduler weighs transfers
+# against products.
+SIZES = AxisSizes(pp=4, dp_replicate=1, dp_shard=4, tp=8)
+CHUNKS, LAYERS, D, ROWS, MICROBATCHES = 2, 3, 12_288, 4, 4
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return build_program(
+        model=ModelConfig(
+            layers=SIZES.pp * CHUNKS * LAYERS,
+            d_model=D,
+            heads=96,
+            vocab_size=64_000,
+            remat="full",
+            attention="reference",  # its products are in the text
+        ),
+        optimizer=OptimConfig(),
+        batch=BatchConfig(
+            size=ROWS * MICROBATCHES * SIZES.dp, microbatches=MICROBATCHES
+        ),
+        precision=PrecisionConfig(),
+        seq_len=2048,
+        num_steps=10,
+        seed=0,
+        zero_level=2,
+        isolate_documents=True,
+        mesh=described_mesh(SIZES),
+        pipeline=PipelineConfig(chunks=CHUNKS),
+        tp_chunks=SIZES.tp,
+    )
+
+
+@pytest.fixture(scope="module")
+def module(program: Program) -> Module:
+    state = program.abstract_state
+    lowered = program.gradients.lower(
+        state.params, state.rng, state.step, program.abstract_batch
+    )
+    # The schedule is the same without LLVM's optimisation of the kernels.
+    quick = {"xla_backend_optimization_level": 0}
+    text = lowered.compile(compiler_options=dict(OPTIONS) | quick).as_text()
+    assert text is not None
+    return parse(text)
+
+
+@pytest.fixture(scope="module")
+def analysis(module: Module) -> Analysis:
+    return analyse(module, SIZES)
+
+
+def in_loops(analysis: Analysis, module: Module, kind: str) -> list[Collective]:
+    return [
+        c
+        for c in analysis.collectives
+        if (c.role, c.kind) == ("dp", kind) and c.computation != module.entry
+    ]
+
+
+@pytest.mark.plan
+@pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter"])
+def test_every_piece_of_a_chunk_is_overlapped(kind: str, analysis, module):
+    pieces = in_loops(analysis, module, kind)
+    assert pieces
+    assert [c for c in pieces if not c.is_overlapped] == []
