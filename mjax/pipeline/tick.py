@@ -297,9 +297,14 @@ def _add(total: PyTree, more: PyTree) -> PyTree:
 
 def _add_to_chunk(total: PyTree, more: PyTree, chunk: Int[Array, ""]) -> PyTree:
     """Add to the gradients of one chunk; an idle slot adds zeros to any."""
+    # Without the barrier XLA repeats the table look-up of the index in each kernel,
+    # does not see that slice and update have one place, and copies the slice.
+    slot = lax.optimization_barrier(jnp.maximum(chunk, 0))
 
     def leaf(total: Array, more: Array) -> Array:
         more = jnp.where(chunk == IDLE, 0, more.astype(total.dtype))
-        return _put(total, jnp.maximum(chunk, 0), _get(total, chunk) + more)
+        at = (slot, *[0] * more.ndim)
+        old = lax.dynamic_slice(total, at, (1, *more.shape))
+        return lax.dynamic_update_slice(total, old + more[None], at)
 
     return jax.tree.map(leaf, total, more)
