@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, PyTree
@@ -86,6 +87,15 @@ class SplitVJP:
             saveable_args=(True, *[False] * (len(args) - 1)),
             in_nzs=has_gradient,
         )
+
+
+def row_major(x: Array) -> Array:
+    """Keep x, a stack or what is put into one or taken from it, in row-major layout.
+
+    Else XLA gives a stack the layout that suits what is done with one entry of it, and
+    keeps a transposed copy of all of it.
+    """
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def zeros_of(like: Any, *lead: int) -> Array:

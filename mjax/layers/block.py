@@ -148,8 +148,8 @@ class Block(nnx.Module):
         device where tp exceeds their number.
 
         Args:
-          params: this device's parts of the parameters of one block, or of a stack
-            [..., ] of blocks, in any one dtype, with D whole or a part of it.
+          params: this device's parts of the parameters of one block, or of a stack of
+            blocks, all of one dtype; D whole or a part of it.
         Returns:
           by name, [..., D, F] of `INPUTS` and [..., F, D] of `OUTPUTS`.
         """
@@ -177,7 +177,7 @@ class Block(nnx.Module):
           the part of the tree `like` that is joined, in the dtype of `joined`.
         """
         sample = jax.tree.leaves(joined)[0]
-        weights = _picked(like, self._is_joined)
+        weights = self.weights(like)
 
         def typed(w: Array) -> Any:
             # The dims of a weight, but else the type of what is transposed.
@@ -187,8 +187,18 @@ class Block(nnx.Module):
         (separate,) = jax.linear_transpose(self.join, types)(dict(joined))
         return separate
 
+    @property
+    def joined_dims(self) -> dict[str, tuple[str, str]]:
+        """Logical names of the dims of what `join` returns, but the leading ones."""
+        inputs = {name: ("embed", "mlp") for name, _ in self.INPUTS}
+        return inputs | {name: ("mlp", "embed") for name, _ in self.OUTPUTS}
+
+    def weights(self, params: Params) -> Params:
+        """Return the part of a tree of parameters that `join` reads."""
+        return _picked(params, self._is_joined)
+
     def others(self, params: Params) -> Params:
-        """Return the parameters that `join` does not read: biases and norms."""
+        """Return the rest of a tree of parameters: biases and norms."""
         return _picked(params, lambda path: not self._is_joined(path))
 
     def without_weights(self) -> "Block":

@@ -18,7 +18,7 @@ Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -143,6 +143,29 @@ def join_rows(weights: Sequence[OutWeight]) -> Joined:
     """Join weights that add to the same output; those with [F_i, D] as they are."""
     matrices = [w.reshape(-1, w.shape[-1]) for w in weights]
     return Joined(jnp.concatenate(matrices, axis=0))
+
+
+@jax.custom_vjp
+def keep_totals(x: Array, joined: Mapping[str, Joined]) -> Array:
+    """Return x in place of the output of a layer that is left out.
+
+    The backward pass returns the totals as their own gradients: nothing is added.
+
+    Args:
+      x: input of the layer.
+      joined: its weights, with totals.
+    """
+    del joined
+    return x
+
+
+keep_totals.defvjp(
+    lambda x, joined: (x, joined),
+    lambda joined, dy: (
+        dy,
+        {name: Joined(jnp.zeros_like(w), total) for name, (w, total) in joined.items()},
+    ),
+)
 
 
 # The backward passes are written out so that chunks, which are multiplied one by one

@@ -1,10 +1,12 @@
-"""The repeating pattern of layers, with remat, and a scan over it.
+"""The repeating pattern of layers, with remat, applied by a scan or one by one.
 
-The scan here serves the stages of a pipeline; `mjax.step.prefetch` has its own, which
-gathers the weights of one layer ahead.
+Evaluation scans here; the stages of a pipeline apply their layers one by one in
+training; `mjax.step.prefetch` has a scan of its own, which gathers the weights of one
+layer ahead.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +15,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from mjax.kernels.attention.api import keep_core
+from mjax.layers.block import JoinedParams
 from mjax.layers.config import LayerKind, Remat
-from mjax.layers.linear import PROJECTION
+from mjax.layers.linear import PROJECTION, keep_totals
 
-Guard = Callable[[jax.Array, Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
-"""Decides whether a layer is applied: (index, layer, input) -> output."""
+Layer = Callable[[jax.Array], jax.Array]
+Guard = Callable[[jax.Array, Layer, Layer, jax.Array], jax.Array]
+"""Decides whether a layer is applied: (index, layer, what to call in its place if not,
+input) -> output."""
 
 
 BLOCK_INPUT = "block_input"
@@ -90,7 +95,29 @@ class LayerPattern:
         layer = checkpointed(layer, self.remat)
         if self.guard is None:
             return layer(x, pattern)
-        return self.guard(jnp.asarray(local), lambda x: layer(x, pattern), x)
+        return self.guard(
+            jnp.asarray(local), lambda x: layer(x, pattern), lambda x: x, x
+        )
+
+    def unrolled(self, x: jax.Array, layers: Sequence[JoinedParams]) -> jax.Array:
+        """Apply layers one by one, the first of them first in the pattern.
+
+        Each matmul of a layer with weights adds its gradient to a sum of its own, which
+        a scan over the layers would copy from one stack to another.
+        """
+
+        def apply(x: jax.Array, local: int, params: JoinedParams) -> jax.Array:
+            one = self.one(local % len(self.kinds), in_loop=False)
+            return one(x, params, self.first_layer + local, self.context)
+
+        for local, params in enumerate(layers):
+            layer = functools.partial(apply, local=local, params=params)
+            if self.guard is None:
+                x = layer(x)
+            else:
+                leave_out = functools.partial(keep_totals, joined=params.projections)
+                x = self.guard(jnp.asarray(local), layer, leave_out, x)
+        return x
 
     def one(self, place: int, *, in_loop: bool) -> Callable[..., jax.Array]:
         """Return (input, parameters, index, context) -> output of one kind of layer.

@@ -75,6 +75,20 @@ def param_spec(
     return PartitionSpec(*entries)
 
 
+def joined_spec(logical: Sequence[str], *, embed_over_dp: bool) -> PartitionSpec:
+    """Place weights that each device has joined into one matrix, [slots, ...].
+
+    Args:
+      logical: one logical name a dim of the matrix; those of the weights that are no
+        "embed" were folded into one.
+      embed_over_dp: the weights' model width is split over dp_shard.
+    """
+    axes = [LOGICAL_TO_AXIS[name] for name in ("layers", *logical)]
+    if embed_over_dp:
+        axes[1 + logical.index("embed")] = DP_SHARD
+    return PartitionSpec(*axes)
+
+
 def _dp_dim(
     local: Sequence[int], logical: Sequence[str | None], dp_shard: int
 ) -> int | None:

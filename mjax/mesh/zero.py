@@ -95,7 +95,7 @@ def scatter(grads: Any, specs: Any, *, level: int) -> Any:
         if dim is None or level == 3:
             return g
         if level == 1:
-            return _own_part(lax.psum(g, DP_SHARD), dim)
+            return collectives.vary(_own_part(lax.psum(g, DP_SHARD), dim))
         return _reduce_scatter(g, dim)
 
     return jax.tree.map(leaf, grads, specs)
@@ -132,6 +132,21 @@ def reduce_gradients(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) ->
     return reduce_over(AXES, scatter(grads, specs, level=level), specs)
 
 
+def own_parts(grads: Any, specs: Any) -> Any:
+    """Keep this device's parts over dp_shard of gradients that are reduced.
+
+    Args:
+      grads: tree of gradients, whole over dp_shard and the same on all of it.
+      specs: PartitionSpecs of the stored parameters.
+    """
+
+    def leaf(g: jax.Array, spec: PartitionSpec) -> jax.Array:
+        dim = rules.dim_of(spec, DP_SHARD)
+        return g if dim is None else _own_part(g, dim)
+
+    return jax.tree.map(leaf, grads, specs)
+
+
 def _reduce_scatter(g: jax.Array, dim: int) -> jax.Array:
     if lax.axis_size(DP_SHARD) == 1:
         return g
@@ -141,4 +156,4 @@ def _reduce_scatter(g: jax.Array, dim: int) -> jax.Array:
 def _own_part(g: jax.Array, dim: int) -> jax.Array:
     size = g.shape[dim] // lax.axis_size(DP_SHARD)
     start = lax.axis_index(DP_SHARD) * size
-    return collectives.vary(lax.dynamic_slice_in_dim(g, start, size, axis=dim))
+    return lax.dynamic_slice_in_dim(g, start, size, axis=dim)

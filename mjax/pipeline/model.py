@@ -16,11 +16,22 @@ STASH = "pipeline_stash"
 """Name in the traced step of the ring buffers between forward and backward slots."""
 
 
+class Chunks(NamedTuple):
+    """Weights of a stage's chunks in training, or their gradients, [v, n, ...]."""
+
+    joined: PyTree
+    """Matrices to whose sum of gradients a backward pass adds by itself; see
+    `pipeline.held.Held`."""
+    others: PyTree
+    """All other weights."""
+
+
 class Weights(NamedTuple):
     """Weights or their gradients, as one device holds them."""
 
     chunks: PyTree
-    """Leaves [v, n, ...]: the n layers of each of this stage's v chunks."""
+    """Leaves [v, n, ...]: the n layers of each of this stage's v chunks; in training
+    `Chunks`."""
     ends: PyTree
     """Embedding, final norm and head; the same on every stage."""
 
@@ -34,6 +45,8 @@ class Model:
     context: Callable[[Microbatch], PyTree]
     """What all layers read beside their input; never kept, no gradient enters it."""
     chunk: Callable[[Array, PyTree, PyTree, Array], Float[Array, "b t D"]]
-    """(input, weights [n, ...], context, the chunk's number in the model) -> output."""
+    """(input, weights, context, the chunk's number in the model) -> output. The weights
+    are [n, ...], in training `pipeline.held.Held`. A slot with nothing to do may run it
+    on zeros and on outputs of other chunks: it must be finite there."""
     head: Callable[[PyTree, Array, Microbatch], Float[Array, "*dims"]]
     """(ends, output of the last chunk, microbatch) -> the loss, or any result."""

@@ -12,7 +12,7 @@ loops are all that is compiled, however many ticks and microbatches there are. I
    need; at the last chunk the loss and its gradient follow;
 3. its output starts on its way to the next stage;
 4. the backward slot runs a chunk's backward pass on the gradient that has arrived, and
-   adds to the gradients of the weights;
+   adds to the gradients of the weights (`pipeline.held`);
 5. what has arrived, or an embedding, is made ready for the next tick.
 
 So the two transfers, one in each direction, have the whole of the other slot to finish.
@@ -22,10 +22,11 @@ hide it (collective-permute-motion, jax 0.11.2). What follows from the weights a
 never kept: the backward slot is given them.
 
 A stage that has nothing to do in a slot computes on whatever is there and keeps nothing
-of it (`idle="compute"`), or skips the slot by a condition (`idle="skip"`). Both take
-the same time, as the others are waited for anyway; but a condition makes a GPU wait for
-the host, and what is inside may not send around the ring of another axis. The embedding
-and the loss, which one stage in P computes, are always skipped elsewhere.
+of it (`idle="compute"`; its backward slot adds zeros), or skips the slot by a condition
+(`idle="skip"`). Both take the same time, as the others are waited for anyway; but a
+condition makes a GPU wait for the host, and what is inside may not send around the ring
+of another axis. The embedding and the loss, which one stage in P computes, are always
+skipped elsewhere.
 
 Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; Jiang et al. 2024,
 arXiv:2402.15627, section 3.2 (sends and receives apart from each other). Activations
@@ -45,6 +46,8 @@ from jaxtyping import Array, Float
 from mjax import scopes
 from mjax.mesh import collectives
 from mjax.pipeline.config import Idle, Options
+from mjax.pipeline.held import Held as Held
+from mjax.pipeline.model import Chunks as Chunks
 from mjax.pipeline.model import Microbatches, Model, Row, Weights
 from mjax.pipeline.pieces import Pieces
 from mjax.pipeline.schedule import Schedule
@@ -69,7 +72,8 @@ def gradients(
     Args:
       schedule: a training schedule of as many stages as the mesh has.
       model: its head returns a scalar; the losses of the microbatches are added.
-      weights: varying over all mesh axes; chunks as they are stored, ends whole.
+      weights: varying over all mesh axes; chunks, of type `Chunks`, as `pieces`
+        gathers them, ends whole.
       microbatches: this device's rows, the same on every stage.
       options: see `Options`.
       dtype: of the accumulated gradients.
@@ -79,14 +83,18 @@ def gradients(
         gradient that it sends where it has no forward slot.
     Returns:
       the loss of these rows on the last stage, zero on all others;
-      gradients: of this stage's chunks, reduced, as they are stored; and of the ends
-        what this stage did with them, still to be reduced;
+      gradients: of this stage's chunks, reduced, laid out like `weights`; and of the
+        ends what this stage did with them, still to be reduced;
       the log.
     """
     run = Execution(schedule, model, weights.ends, microbatches, options)
     carry = run.start(pieces.start(weights.chunks), dtype)
     parts: list[Array] = []
+    is_forward_only = True
     for phase in _phases(schedule, pieces.num_ticks):
+        if is_forward_only and phase.has_backward:
+            is_forward_only = False
+            carry = run.start_backward(carry)
 
         def tick(
             carry_and_log: tuple[Carry, Any], row: Row, phase: Body = phase
@@ -112,7 +120,7 @@ def gradients(
         with jax.named_scope(scopes.loop("ticks", phase.start, num_ticks)):
             (carry, log), parts = lax.scan(tick, (carry, log), rows)
     with jax.named_scope(scopes.phase("backward")):
-        d_chunks = pieces.finish(carry.d_chunks, parts)
+        d_chunks = pieces.finish(run.finish(carry), parts)
     return carry.total, Weights(chunks=d_chunks, ends=carry.d_ends), log
 
 

@@ -19,9 +19,17 @@ from jaxtyping import Array, Bool, Int, PyTree
 from mjax import scopes
 from mjax.mesh import collectives
 from mjax.pipeline.config import Options
-from mjax.pipeline.model import STASH, Microbatch, Microbatches, Model, Row
+from mjax.pipeline.held import (
+    Held,
+    held_in_backward,
+    held_in_forward,
+    put_layers,
+    stack_layers,
+    take_layers,
+)
+from mjax.pipeline.model import STASH, Chunks, Microbatch, Microbatches, Model, Row
 from mjax.pipeline.schedule import IDLE, Phase, Schedule
-from mjax.vjp import SplitVJP, zeros_of
+from mjax.vjp import SplitVJP, row_major, zeros_of
 
 _TABLES = (
     *("forward_chunk", "forward_microbatch", "backward_chunk", "backward_microbatch"),
@@ -40,12 +48,20 @@ class Carry(NamedTuple):
     """Ring buffer of gradients that have arrived, [slots, b, t, D]."""
     stash: tuple[Array, ...]
     """Ring buffers of what waits for its backward slot, [slots, ...]."""
-    chunks: PyTree
+    chunks: Chunks
     """The compute copy, leaves [v, n, ...]; carried as it may still be gathered."""
     total: Array
     """Sum of the losses."""
-    d_chunks: PyTree
+    d_chunks: Chunks
+    """Sums of the gradients; joined ones are None with one chunk, and otherwise those
+    of the chunk at hand are in `totals`."""
     d_ends: PyTree
+    forward_layers: tuple[PyTree, ...]
+    """Joined weights of the chunk that the forward slot runs."""
+    backward_layers: tuple[PyTree, ...] | None
+    """Likewise of the backward slot; None before there is one, and with one chunk."""
+    totals: tuple[PyTree, ...]
+    """Sums of the gradients of the chunk that the backward slot runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +109,12 @@ class Execution:
             tables[f"next_{name}"] = np.pad(
                 later, ((0, 1), (0, 0)), constant_values=IDLE
             )
+        held = held_in_forward(tables["forward_chunk"])
+        tables["forward_held"] = held
+        tables["forward_held_before"] = np.concatenate([held[:1], held[:-1]])
+        held = held_in_backward(tables["backward_chunk"])
+        tables["backward_held"] = held
+        tables["backward_held_after"] = np.concatenate([held[1:], held[-1:]])
         stacked = np.stack([table[start:stop] for table in tables.values()])
         mine = jnp.asarray(stacked)[:, :, self.stage]
         return dict(zip(tables, mine, strict=True)) | {"tick": jnp.arange(start, stop)}
@@ -127,11 +149,17 @@ class Execution:
 
     # ------------------------------------------------------------------- a tick
 
-    def start(self, chunks: PyTree, dtype: DTypeLike) -> Carry:
+    def start(self, chunks: Chunks, dtype: DTypeLike) -> Carry:
         """Make the carry of the first tick."""
+        first = self._held_at(held_in_forward(self.schedule.forward_chunk)[0])
+        layers = take_layers(chunks.joined, first)
+        totals = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), layers)
+        d_chunks = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks)
+        if self.schedule.num_chunks == 1:
+            d_chunks = d_chunks._replace(joined=None)
         slot = (
             self.x_type,
-            self.pick(chunks, self.stage),
+            Held(layers, totals, self.pick(chunks.others, self.stage)),
             self.model.context(self.any_microbatch),
             self.stage,
         )
@@ -146,9 +174,32 @@ class Execution:
             stash=tuple(checkpoint_name(zeros_of(leaf, slots), STASH) for leaf in kept),
             chunks=chunks,
             total=zeros_of(self.total_type),
-            d_chunks=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks),
+            d_chunks=d_chunks,
             d_ends=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), self.ends),
+            forward_layers=layers,
+            backward_layers=None,
+            totals=totals,
         )
+
+    def start_backward(self, carry: Carry) -> Carry:
+        """Hold the weights of the first backward slot, in the tick in which it is."""
+        if self.schedule.num_chunks == 1:
+            return carry
+        first = self._held_at(held_in_backward(self.schedule.backward_chunk)[0])
+        layers = take_layers(carry.chunks.joined, first)
+        return carry._replace(backward_layers=layers)
+
+    def finish(self, carry: Carry) -> Chunks:
+        """Return the sums of the gradients, leaves [v, n, ...]."""
+        joined, others = carry.d_chunks
+        if self.schedule.num_chunks == 1:
+            return Chunks(stack_layers(carry.totals), others)
+        last = self._held_at(held_in_backward(self.schedule.backward_chunk)[-1])
+        return Chunks(put_layers(joined, last, carry.totals), others)
+
+    def _held_at(self, row: Int[np.ndarray, " P"]) -> Int[Array, ""]:
+        """Return this stage's entry of a row."""
+        return jnp.asarray(row)[self.stage]
 
     def tick(self, phase: Body, carry: Carry, row: Row) -> Carry:
         """Do the forward and the backward slot of one tick."""
@@ -195,12 +246,16 @@ class Execution:
         """Run a chunk forward; keep what its backward slot needs."""
         chunk = row["forward_chunk"]
         context = self.model.context(self.microbatch(row["forward_microbatch"]))
-        weights = self.pick(carry.chunks, chunk)
+        carry = self._exchange_forward(carry, row)
+        others = self.pick(carry.chunks.others, chunk)
+        held = Held(carry.forward_layers, carry.totals, others)
         y, kept = self.if_used(
-            chunk, lambda: self._keep(carry.x, weights, context, self.number(chunk))
+            chunk, lambda: self._keep(carry.x, held, context, self.number(chunk))
         )
+        # Else XLA lays out a buffer as suits one of the slots, and copies all of it for
+        # the other.
         stash = tuple(
-            _put(buffer, row["stash_write"], leaf)
+            row_major(_put(row_major(buffer), row["stash_write"], row_major(leaf)))
             for buffer, leaf in zip(carry.stash, kept, strict=True)
         )
         return y, carry._replace(stash=stash)
@@ -234,27 +289,71 @@ class Execution:
         chunk = row["backward_chunk"]
         micro = self.microbatch(row["backward_microbatch"])
         context = self.model.context(micro)
-        kept = tuple(_get(buffer, row["stash_read"]) for buffer in carry.stash)
-        dy = _get(carry.gradients, row["gradient_read"])
-        weights = self.pick(carry.chunks, chunk)
+        kept = tuple(
+            row_major(_get(row_major(buffer), row["stash_read"]))
+            for buffer in carry.stash
+        )
+        dy = _unless_idle(chunk, _get(carry.gradients, row["gradient_read"]))
+        layers = carry.backward_layers or carry.forward_layers
+        held = Held(layers, carry.totals, self.pick(carry.chunks.others, chunk))
 
-        def compute() -> tuple[PyTree, Array]:
-            dx, d_weights = self._pull(kept, dy, weights, context, self.number(chunk))
-            return _add_to_chunk(carry.d_chunks, d_weights, chunk), dx
+        def compute() -> tuple[PyTree, tuple[PyTree, ...], Array]:
+            dx, d_held = self._pull(kept, dy, held, context, self.number(chunk))
+            others = _add_to_chunk(carry.d_chunks.others, d_held.others, chunk)
+            return others, d_held.totals, dx
 
         if self.options.idle == "skip":
-            d_chunks, dx = lax.cond(
-                chunk != IDLE, compute, lambda: (carry.d_chunks, zeros_of(self.x_type))
+            others, totals, dx = lax.cond(
+                chunk != IDLE,
+                compute,
+                lambda: (carry.d_chunks.others, carry.totals, zeros_of(self.x_type)),
             )
         else:
-            d_chunks, dx = compute()
+            others, totals, dx = compute()
 
         def embed_backward() -> PyTree:
             _, pull = jax.vjp(lambda ends: self.model.embed(ends, micro), self.ends)
             return _add(carry.d_ends, pull(dx)[0])
 
         d_ends = lax.cond(self.begins_at(chunk), embed_backward, lambda: carry.d_ends)
-        return carry._replace(dx=dx, d_chunks=d_chunks, d_ends=d_ends)
+        d_chunks = carry.d_chunks._replace(others=others)
+        carry = carry._replace(dx=dx, d_chunks=d_chunks, d_ends=d_ends, totals=totals)
+        return self._exchange_backward(carry, row)
+
+    # ---------------------------------------------------------- when a chunk changes
+
+    def _exchange_forward(self, carry: Carry, row: Row) -> Carry:
+        """Hold the weights of this tick's forward slot."""
+        if self.schedule.num_chunks == 1:
+            return carry
+        chunk = row["forward_held"]
+        layers = lax.cond(
+            chunk != row["forward_held_before"],
+            lambda layers: take_layers(carry.chunks.joined, chunk),
+            lambda layers: layers,
+            carry.forward_layers,
+        )
+        return carry._replace(forward_layers=layers)
+
+    def _exchange_backward(self, carry: Carry, row: Row) -> Carry:
+        """Put the sums back; hold weights and sums of the next tick's backward slot."""
+        if self.schedule.num_chunks == 1:
+            return carry
+        before, after = row["backward_held"], row["backward_held_after"]
+
+        def exchange(sums: PyTree, totals: Any, layers: Any) -> tuple[Any, Any, Any]:
+            sums = put_layers(sums, before, totals)
+            layers = take_layers(carry.chunks.joined, after)
+            return sums, take_layers(sums, after), layers
+
+        sums, totals, layers = lax.cond(
+            before != after,
+            exchange,
+            lambda *same: same,
+            *(carry.d_chunks.joined, carry.totals, carry.backward_layers),
+        )
+        d_chunks = carry.d_chunks._replace(joined=sums)
+        return carry._replace(d_chunks=d_chunks, totals=totals, backward_layers=layers)
 
     # -------------------------------------------- a chunk, and what is kept of it
 
@@ -295,16 +394,21 @@ def _add(total: PyTree, more: PyTree) -> PyTree:
     return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, more)
 
 
+def _unless_idle(chunk: Int[Array, ""], gradient: Array) -> Array:
+    """Give an idle slot a gradient of zeros, which adds zeros to every sum."""
+    return jnp.where(chunk == IDLE, 0, gradient)
+
+
 def _add_to_chunk(total: PyTree, more: PyTree, chunk: Int[Array, ""]) -> PyTree:
-    """Add to the gradients of one chunk; an idle slot adds zeros to any."""
+    """Add to the gradients of one chunk; an idle slot adds its zeros to any."""
     # Without the barrier XLA repeats the table look-up of the index in each kernel,
     # does not see that slice and update have one place, and copies the slice.
     slot = lax.optimization_barrier(jnp.maximum(chunk, 0))
 
     def leaf(total: Array, more: Array) -> Array:
-        more = jnp.where(chunk == IDLE, 0, more.astype(total.dtype))
         at = (slot, *[0] * more.ndim)
         old = lax.dynamic_slice(total, at, (1, *more.shape))
-        return lax.dynamic_update_slice(total, old + more[None], at)
+        new = old + more[None].astype(total.dtype)
+        return lax.dynamic_update_slice(total, new, at)
 
     return jax.tree.map(leaf, total, more)

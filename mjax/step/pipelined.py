@@ -3,19 +3,28 @@
 `Pipelined` has the signature of `mjax.step.plain.Plain`, and its results. It tells
 the executor (`mjax.pipeline.run`) what a Transformer does before the first chunk, in a
 chunk and after the last one; what all stages share is gathered and reduced here.
+
+In training the weights of the blocks are cast and joined once a step, before they are
+gathered over dp_shard: what is gathered, and whose gradients are reduced, in pieces,
+are the joined matrices. At the end the reduced gradients are separated. Where dp_shard
+does not divide the model's width, `mesh.rules.param_spec` splits other dims of the
+weights, whose parts do not join: then all are gathered before they are joined, and the
+gradients are all-reduced.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from mjax import scopes
-from mjax.mesh import collectives, zero
-from mjax.model.transformer import Params
+from mjax.layers.block import Block, JoinedParams
+from mjax.layers.linear import Joined
+from mjax.mesh import collectives, rules, zero
+from mjax.mesh.axes import DP_REPLICATE, DP_SHARD, TP
+from mjax.model.transformer import Params, Transformer
 from mjax.pipeline import run
 from mjax.pipeline.make import Pipeline
 from mjax.pipeline.pieces import Pieces
@@ -42,150 +51,172 @@ class Pipelined(Forward):
         batch: Batch,
         log: Log,
     ) -> tuple[Float[Array, ""], Params, Log]:
-        weights = self._weights(params)
+        ends, blocks = self._gathered_ends(params)
+        joins_parts = self._joins_parts(self._bind(ends, blocks))
+        parts = jax.tree.map(lambda w: w.astype(self.compute), blocks)
+        if not joins_parts:
+            parts = zero.gather(blocks, self.specs["blocks"], self.compute)
+        block = self._bind(ends, blocks).blocks
+        chunks = run.Chunks(joined=block.join(parts), others=block.others(blocks))
 
         def loss(ends: Params, x: Array, micro: Batch) -> Float[Array, ""]:
-            return self._bind(ends, weights.chunks).loss(x, micro["targets"]) * scale
+            return self._bind(ends, blocks).loss(x, micro["targets"]) * scale
 
         total, grads, log = run.gradients(
             self.pipeline.schedule,
-            self._model(weights, key, loss),
-            weights,
+            self._model(ends, blocks, key, loss),
+            run.Weights(chunks=self._by_chunk(chunks), ends=ends),
             self.split(batch),
             options=self.pipeline.options,
             dtype=self.reduce,
-            pieces=self._pieces(split=True),
+            pieces=self._pieces(block, joins_parts),
             log=log,
             mark=lambda log, x: mark(log, x, Place.TICK),
         )
         log, total = mark(log, total, Place.BACKWARD)
         with jax.named_scope(scopes.phase("backward")):
-            ends = zero.reduce_gradients(
+            d_ends = zero.reduce_gradients(
                 grads.ends, self._end_specs, level=self.level, dtype=self.reduce
             )
-        return total, ends | {"blocks": self._join(grads.chunks)}, log
+            joined, others = self._by_slot(grads.chunks)
+            weights = block.separate(joined, parts)
+            specs = block.weights(self.specs["blocks"])
+            # Key/value heads that tp does not split.
+            weights = zero.reduce_over((TP,), weights, specs)
+            if not joins_parts:
+                weights = zero.own_parts(weights, specs)
+        return total, d_ends | {"blocks": _merge(weights, others)}, log
 
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:
         def nll(ends: Params, x: Array, micro: Batch) -> Float[Array, ""]:
-            return self._bind(ends, weights.chunks).loss(x, micro["targets"])
+            return self._bind(ends, blocks).loss(x, micro["targets"])
 
-        weights = self._whole_weights(params)
-        return self._forward(weights, nll, self.split(batch))
+        ends, blocks = self._gathered_ends(params)
+        return self._forward(ends, blocks, nll, self.split(batch))
 
     def _last_logits(
         self, params: Params, tokens: Int[Array, "B T"], length: Int[Array, ""]
     ) -> Float[Array, "B v"]:
         def logits(ends: Params, x: Array, micro: Batch) -> Float[Array, "B v"]:
             del micro
-            logits = self._bind(ends, weights.chunks).logits_of(x)
+            logits = self._bind(ends, blocks).logits_of(x)
             return last_position(logits, length)
 
-        weights = self._whole_weights(params)
+        ends, blocks = self._gathered_ends(params)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         one = {"tokens": tokens[None], "positions": collectives.vary(positions)[None]}
-        return self._forward(weights, logits, one)
+        return self._forward(ends, blocks, logits, one)
 
     def _forward(
-        self, weights: run.Weights, head: Any, microbatches: run.Microbatches
+        self, ends: Params, blocks: Params, head: Any, microbatches: run.Microbatches
     ) -> Array:
+        """Run the stored blocks forward, gathered at once."""
+        whole = zero.gather(blocks, self.specs["blocks"], self.compute)
+        weights = run.Weights(chunks=self._by_chunk(whole), ends=ends)
         schedule = build_forward(
             num_stages=self.pipeline.partition.num_stages,
             num_chunks=self.pipeline.partition.num_chunks,
             num_microbatches=microbatches["tokens"].shape[0],
         )
-        model = self._model(weights, None, head)
+        model = self._model(ends, blocks, None, head)
         idle = self.pipeline.options.idle
         return run.forward(schedule, model, weights, microbatches, idle=idle)
 
-    def _model(self, weights: run.Weights, key: Array | None, head: Any) -> run.Model:
+    def _model(
+        self, ends: Params, blocks: Params, key: Array | None, head: Any
+    ) -> run.Model:
         """Say what a Transformer does at each place; without a key, no dropout."""
         first_layer = jnp.asarray(self.pipeline.partition.first_layer)
         num_layers = jnp.asarray(self.pipeline.partition.layers_per_chunk)
         is_even = len(set(self.pipeline.partition.layers_per_chunk)) == 1
 
-        model = self._bind(weights.ends, weights.chunks)
+        model = self._bind(ends, blocks)
 
         def at(micro: Batch) -> Any:
             return None if key is None else dropout_key(key, micro)
 
         def embed(ends: Params, micro: Batch) -> Array:
-            bound = self._bind(ends, weights.chunks)
+            bound = self._bind(ends, blocks)
             return bound.start(micro["tokens"], micro["positions"], key=at(micro))
 
         def context(micro: Batch) -> Any:
             positions, segments = micro["positions"], micro.get("segments")
             return model.context(positions, segments), at(micro)
 
-        def chunk(x: Array, layers: Params, context: Any, number: Array) -> Array:
-            def guard(local: Array, layer: Any, x: Array) -> Array:
-                return _if_true(
-                    local < num_layers[number],
-                    layer,
-                    x,
-                    idle=self.pipeline.options.idle,
-                )
+        def chunk(
+            x: Array, weights: Params | run.Held, context: Any, number: Array
+        ) -> Array:
+            def guard(local: Array, layer: Any, leave_out: Any, x: Array) -> Array:
+                is_used = local < num_layers[number]
+                if self.pipeline.options.idle == "skip":
+                    return jax.lax.cond(is_used, layer, leave_out, x)
+                return jnp.where(is_used, layer(x), x)
 
             context, layer_key = context
-            return model.run_layers(
-                x,
+            pattern = model.pattern(
                 context,
-                layers,
                 key=layer_key,
                 first_layer=first_layer[number],
                 guard=None if is_even else guard,
             )
+            if isinstance(weights, run.Held):
+                return pattern.unrolled(x, _layers(weights))
+            return pattern.run(x, weights)
 
         return run.Model(embed=embed, context=context, chunk=chunk, head=head)
 
-    def _pieces(self, *, split: bool) -> Pieces:
-        sizes = self.mesh.shape
-        has_others = sizes["dp_replicate"] * sizes["dp_shard"] > 1
+    def _joins_parts(self, model: Transformer) -> bool:
+        """Say whether what dp_shard leaves of the weights joins: parts of the width."""
+        return self.level == 0 or model.config.d_model % self.mesh.shape[DP_SHARD] == 0
+
+    def _pieces(self, block: Block, joins_parts: bool) -> Pieces:
+        has_others = self.mesh.shape[DP_REPLICATE] * self.mesh.shape[DP_SHARD] > 1
+        embed_over_dp = self.level > 0 and joins_parts
+        joined = {
+            name: rules.joined_spec(dims, embed_over_dp=embed_over_dp)
+            for name, dims in block.joined_dims.items()
+        }
         return Pieces(
             num_stages=self.pipeline.partition.num_stages,
             num_chunks=self.pipeline.partition.num_chunks,
-            split=split and has_others,
-            specs=self.specs["blocks"],
+            split=has_others,
+            specs=run.Chunks(joined, block.others(self.specs["blocks"])),
             level=self.level,
             compute_dtype=self.compute,
             reduce_dtype=self.reduce,
         )
 
-    def _weights(self, params: Params) -> run.Weights:
-        """Gather the ends; give the chunks as they are stored, [v, n, ...]."""
+    def _gathered_ends(self, params: Params) -> tuple[Params, Params]:
+        """Return the ends, gathered, and the blocks as stored, [slots, ...]."""
         params = jax.tree.map(collectives.vary, params)
-        num_chunks, size = (
-            self.pipeline.partition.num_chunks,
-            self.pipeline.partition.chunk_size,
-        )
-
-        def by_chunk(x: Array) -> Array:
-            return x.reshape(num_chunks, size, *x.shape[1:])
-
         ends = {name: p for name, p in params.items() if name != "blocks"}
-        return run.Weights(
-            chunks=jax.tree.map(by_chunk, params["blocks"]),
-            ends=zero.gather(ends, self._end_specs, self.compute),
-        )
+        return zero.gather(ends, self._end_specs, self.compute), params["blocks"]
 
-    def _whole_weights(self, params: Params) -> run.Weights:
-        """Gather everything at once."""
-        weights = self._weights(params)
-        chunks = self._pieces(split=False).start(weights.chunks)
-        return weights._replace(chunks=chunks)
+    def _by_chunk[Tree](self, slots: Tree) -> Tree:
+        """Give [slots of this stage, ...] as [v, n, ...]."""
+        num_chunks = self.pipeline.partition.num_chunks
+        return jax.tree.map(lambda x: x.reshape(num_chunks, -1, *x.shape[1:]), slots)
 
-    def _join(self, chunks: Params) -> Params:
-        """Give [v, n, ...] back as [slots of this stage, ...]."""
+    def _by_slot[Tree](self, chunks: Tree) -> Tree:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chunks)
 
 
-def _if_true(
-    condition: Bool[Array, ""],
-    compute: Callable[[Array], Array],
-    x: Array,
-    *,
-    idle: run.Idle,
-) -> Array:
-    """Return compute(x) where the condition holds, else x; idle: `run.Options`."""
-    if idle == "skip":
-        return jax.lax.cond(condition, compute, lambda x: x, x)
-    return jnp.where(condition, compute(x), x)
+def _layers(held: run.Held) -> list[JoinedParams]:
+    """Return the parameters of each layer of a chunk."""
+    return [
+        JoinedParams(
+            {name: Joined(w, totals[name]) for name, w in joined.items()},
+            jax.tree.map(lambda p, layer=layer: p[layer], held.others),
+        )
+        for layer, (joined, totals) in enumerate(
+            zip(held.joined, held.totals, strict=True)
+        )
+    ]
+
+
+def _merge(a: Params, b: Params) -> Params:
+    """Merge nested dicts that have no leaf in common."""
+    both = a | b
+    for name in a.keys() & b.keys():
+        both[name] = _merge(a[name], b[name])
+    return both

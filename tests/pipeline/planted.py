@@ -11,6 +11,7 @@ import numpy as np
 
 from mjax.mesh import collectives
 from mjax.pipeline import run, tick
+from mjax.pipeline.held import held_in_backward
 from mjax.pipeline.schedule import IDLE, Schedule, build
 from tests.pipeline import reference, toy
 
@@ -123,10 +124,10 @@ def _idle_writes_to_slot_0(schedule: Schedule) -> Schedule:
     )
 
 
-def _add_idle_too(total, more, chunk):
-    return jax.tree.map(
-        lambda t, g: t.at[chunk].add(g.reshape(t.shape[1:])), total, more
-    )
+def _exchanged_late(chunks: np.ndarray) -> np.ndarray:
+    """Hold a chunk one tick longer."""
+    held = held_in_backward(chunks)
+    return np.concatenate([held[:1], held[:-1]])
 
 
 BUGS = {
@@ -183,7 +184,13 @@ BUGS = {
             lambda x, send=collectives.send_to_next_stage: send(send(x)),
         )
     ),
+    "sums of gradients put back a tick late": Bug(
+        patched=(tick, "held_in_backward", _exchanged_late)
+    ),
+    "weights of the last chunk run forward": Bug(
+        patched=(tick, "held_in_forward", _exchanged_late)
+    ),
     "gradients of idle slots added": Bug(
-        patched=(tick, "_add_to_chunk", _add_idle_too)
+        patched=(tick, "_unless_idle", lambda chunk, gradient: gradient)
     ),
 }

@@ -35,6 +35,7 @@ def sequential(weights: run.Weights, micro: run.Microbatches) -> tuple:
         ("interleaved-1f1b", 1, 4, 3, "residuals", "compute"),
         ("interleaved-1f1b", 4, 2, 8, "residuals", "compute"),
         ("interleaved-1f1b", 8, 3, 8, "residuals", "skip"),
+        ("interleaved-1f1b", 2, 3, 2, "input", "skip"),
     ],
 )
 def test_a_pipeline_computes_what_the_sequence_of_its_chunks_computes(
@@ -72,7 +73,7 @@ def test_weights_gathered_and_gradients_reduced_in_pieces_are_the_same(
 
 @pytest.mark.parametrize("stash", ["residuals", "input"])
 def test_garbage_in_idle_slots_stays_there(stash):
-    """Idle slots compute on zeros and on each other's results: here, on NaN."""
+    """Idle slots compute on zeros and on each other's results: here, on 1e6."""
     schedule = build("interleaved-1f1b", num_stages=4, num_chunks=2, num_microbatches=4)
     weights = toy.make_weights(8)
     micro = toy.make_microbatches(4)
@@ -80,7 +81,7 @@ def test_garbage_in_idle_slots_stays_there(stash):
     micro_0 = {name: x[0] for name, x in micro.items()}
     nothing = jnp.zeros((toy.ROWS, toy.LENGTH, toy.WIDTH))
     idle = toy.FRAGILE.chunk(nothing, first, toy.context(micro_0), jnp.int32(0))
-    assert np.isnan(idle).all()
+    assert float(jnp.abs(idle).min()) > 1e5
     want = jax.jit(lambda w, m: reference.gradients(toy.FRAGILE, w, m))(weights, micro)
     options = run.Options(stash=stash, idle="compute")
     got = toy.pipelined(schedule, weights, micro, options=options, model=toy.FRAGILE)

@@ -44,22 +44,45 @@ def head(ends: Any, x: jax.Array, micro: Any) -> jax.Array:
 MODEL = run.Model(embed=embed, context=context, chunk=chunk, head=head)
 
 
-def chunk_of_unit_length(x: jax.Array, weights: Any, context: Any, number: Any) -> Any:
-    """Divide by the length of x first: NaN where x is zero, forward and backward."""
-    unit = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
-    return chunk(unit, weights, context, number)
+@jax.custom_vjp
+def summed(w: jax.Array, total: jax.Array) -> jax.Array:
+    """Return w; its gradient is added to the total."""
+    del total
+    return w
 
 
-FRAGILE = dataclasses.replace(MODEL, chunk=chunk_of_unit_length)
+summed.defvjp(
+    lambda w, total: (w, total), lambda total, dw: (jnp.zeros_like(dw), total + dw)
+)
 
 
-def specs(level: int) -> dict[str, PartitionSpec]:
+def with_held(model: run.Model) -> run.Model:
+    """Give a model's chunk the weights as the executor holds them."""
+
+    def chunk(x: jax.Array, held: run.Held, context: Any, number: Any) -> Any:
+        layers = zip(held.joined, held.totals, strict=True)
+        w = jnp.stack([summed(one["w"], total["w"]) for one, total in layers])
+        return model.chunk(x, held.others | {"w": w}, context, number)
+
+    return dataclasses.replace(model, chunk=chunk)
+
+
+def chunk_of_distance(x: jax.Array, weights: Any, context: Any, number: Any) -> Any:
+    """Divide by the distance of x from zero first: huge where x is zero."""
+    distance = jnp.abs(x).sum(-1, keepdims=True) + 1e-12
+    return chunk((x + 1e-6) / distance, weights, context, number)
+
+
+FRAGILE = dataclasses.replace(MODEL, chunk=chunk_of_distance)
+
+
+def specs(level: int) -> run.Chunks:
     """Place the stored chunks [slots, ...]: over dp_shard too from ZeRO level 1 on."""
     shard = "dp_shard" if level else None
-    return {
-        "w": PartitionSpec("pp", None, shard),
-        "b": PartitionSpec("pp", shard),
-    }
+    return run.Chunks(
+        joined={"w": PartitionSpec("pp", None, shard)},
+        others={"b": PartitionSpec("pp", shard)},
+    )
 
 
 def make_weights(num_chunks: int) -> run.Weights:
@@ -117,7 +140,7 @@ def pipelined(
         }
         total, grads, _ = run.gradients(
             schedule,
-            model,
+            with_held(model),
             run.Weights(chunks=by_chunk, ends=ends),
             micro,
             options=options or run.Options(),
@@ -130,6 +153,7 @@ def pipelined(
 
     mesh = make_mesh((num_stages, 1, dp, 1))
     stored = jax.tree.map(lambda x: _stage_major(x, num_stages), weights.chunks)
+    stored = run.Chunks(joined={"w": stored["w"]}, others={"b": stored["b"]})
     # Rows of a device's microbatches are neighbours in its part of the batch.
     flat = {
         name: x.reshape(x.shape[0], dp, -1, LENGTH).swapaxes(0, 1).reshape(-1, LENGTH)
@@ -144,7 +168,10 @@ def pipelined(
             out_specs=(everywhere, stored_specs, everywhere),
         )
     )(stored, weights.ends, flat)
-    d_chunks = jax.tree.map(lambda x: _model_order(x, num_stages, num_chunks), d_chunks)
+    d_chunks = jax.tree.map(
+        lambda x: _model_order(x, num_stages, num_chunks),
+        d_chunks.joined | d_chunks.others,
+    )
     return total, run.Weights(chunks=d_chunks, ends=d_ends)
 
 

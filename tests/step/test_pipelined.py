@@ -52,8 +52,21 @@ WITH_TP = Layout(
 HSDP_AND_TP = Layout(
     (2, 2, 1, 2), 2, 4, PipelineConfig(chunks=3, stash="input", uneven_layers=True)
 )
+# More tp than key/value heads; a chunk changes after two ticks; idle slots and missing
+# layers are skipped.
+FEW_HEADS = Layout(
+    (2, 1, 1, 4), 0, 2, PipelineConfig(chunks=2, idle="skip", uneven_layers=True)
+)
+FIVE_LAYERS = dataclasses.replace(EVERY_OPTION, layers=5, window=(6,), rope=(True,))
+# dp_shard splits heads and feed-forward width where it does not divide the model's.
+NARROW = dataclasses.replace(
+    TINY, layers=2, d_model=30, heads=4, kv_heads=1, head_dim=8, window=(None,)
+)
+WIDE_DP = Layout((1, 1, 4, 2), 2, 2, PipelineConfig(chunks=2))
 CASES = [
     (DEEP, WITH_DP),
+    (FIVE_LAYERS, FEW_HEADS),
+    (NARROW, WIDE_DP),
     pytest.param(DEEP, Layout((8, 1, 1, 1), 0, 16), marks=pytest.mark.slow),
     (EVERY_OPTION_DEEP, WITH_TP),
     pytest.param(EVERY_OPTION_DEEP, HSDP_AND_TP, marks=pytest.mark.slow),
@@ -95,7 +108,9 @@ def plain() -> Program:
 # ------------------------------------------------------------------- the same numbers
 
 
-@pytest.mark.parametrize(("model", "layout"), CASES, ids=["dp", "8", "tp", "hsdp-tp"])
+@pytest.mark.parametrize(
+    ("model", "layout"), CASES, ids=["dp", "few-heads", "narrow", "8", "tp", "hsdp-tp"]
+)
 def test_a_pipeline_has_the_loss_and_gradients_of_one_device(
     model: ModelConfig, layout: Layout
 ) -> None:

@@ -1,0 +1,96 @@
+"""The joined weights of the chunk at hand, and the sum of its gradients.
+
+A matmul adds to a sum of gradients in place only if the sum is an array of the loop's
+carry: where XLA finds it by a chunk's number from a table, it copies it out and back.
+So a stage holds the weights of the chunk that a slot runs, layer by layer, and the sums
+of the one that its backward slot runs. It exchanges them when the chunk changes, which
+is once in P ticks or less often. With one chunk nothing is ever exchanged.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int, PyTree
+
+from mjax.pipeline.schedule import IDLE, Table
+
+
+class Held(NamedTuple):
+    """What a chunk computes with."""
+
+    joined: tuple[PyTree, ...]
+    """Joined weights of each of its n layers."""
+    totals: tuple[PyTree, ...]
+    """Likewise the sums of their gradients so far; the backward pass returns, as the
+    gradient of these, the sums with its own gradients added."""
+    others: PyTree
+    """The other weights, leaves [n, ...], whose gradients are ordinary ones."""
+
+
+def held_in_forward(chunks: Table) -> Table:
+    """Return the chunk whose weights the forward slot of each tick holds.
+
+    Args:
+      chunks: `Schedule.forward_chunk`. While a stage is idle it keeps the last chunk:
+        the next one may still be gathered.
+    """
+    return _fill_backward(_fill_forward(chunks))
+
+
+def held_in_backward(chunks: Table) -> Table:
+    """Return the chunk whose weights and sums the backward slot of each tick holds.
+
+    Args:
+      chunks: `Schedule.backward_chunk`. While a stage is idle it holds the next chunk,
+        so that sums are put back when the last backward slot of a chunk has run: the
+        next tick may reduce them.
+    """
+    return _fill_forward(_fill_backward(chunks))
+
+
+def _fill_forward(chunks: Table) -> Table:
+    """Give idle ticks what the last tick that is not idle has."""
+    filled = chunks.copy()
+    for tick in range(1, len(filled)):
+        filled[tick] = np.where(filled[tick] == IDLE, filled[tick - 1], filled[tick])
+    return filled
+
+
+def _fill_backward(chunks: Table) -> Table:
+    return _fill_forward(chunks[::-1])[::-1]
+
+
+def take_layers(stacked: PyTree, chunk: Int[Array, ""]) -> tuple[PyTree, ...]:
+    """Take the layers of a chunk from leaves [v, n, ...]."""
+
+    def leaf(x: Array, layer: int) -> Array:
+        at = (chunk, layer, *[0] * (x.ndim - 2))
+        return lax.dynamic_slice(x, at, (1, 1, *x.shape[2:]))[0, 0]
+
+    num_layers = [x.shape[1] for x in jax.tree.leaves(stacked)]
+    return tuple(
+        jax.tree.map(lambda x, layer=layer: leaf(x, layer), stacked)
+        for layer in range(max(num_layers, default=0))
+    )
+
+
+def put_layers(
+    stacked: PyTree, chunk: Int[Array, ""], layers: tuple[PyTree, ...]
+) -> PyTree:
+    """Put the layers of a chunk into leaves [v, n, ...]."""
+
+    def leaf(x: Array, *values: Array) -> Array:
+        for layer, value in enumerate(values):
+            at = (chunk, layer, *[0] * value.ndim)
+            x = lax.dynamic_update_slice(x, value[None, None], at)
+        return x
+
+    return jax.tree.map(leaf, stacked, *layers)
+
+
+def stack_layers(layers: tuple[PyTree, ...]) -> PyTree:
+    """Make leaves [1, n, ...] of the layers of the only chunk."""
+    return jax.tree.map(lambda *values: jnp.stack(values)[None], *layers)
