@@ -147,6 +147,11 @@ _to_relative.defvjp(
 )
 
 
+def max_over_sequence(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
+    """Maximum over the parts of the sequence; not differentiable."""
+    return x if lax.axis_size(TP) == 1 else lax.pmax(x, TP)
+
+
 def sequence_offset(local_len: int) -> Shaped[Array, ""]:
     """Return the global position of this device's first sequence-split entry."""
     return lax.axis_index(TP) * local_len
