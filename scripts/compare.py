@@ -5,8 +5,10 @@ Commands, from the root of the repository:
     python -m scripts.compare optimizers    LAMB and AdamW at 1x and 4x the batch
     python -m scripts.compare blocks        parallel and serial block
     python -m scripts.compare windows       full attention and a window of seq/4
+    python -m scripts.compare fp8           projections in bfloat16 and in FP8
 
-Every run is `python -m mjax.train` on the demo corpus, in a work dir of its own below
+A command with `--arm I --seed S` trains one run of a study and draws nothing. Every
+run is `python -m mjax.train` on the demo corpus, in a work dir of its own below
 `runs/compare`; a finished one is not repeated. Writes `docs/benchmarks/<name>.md` and
 `docs/benchmarks/<name>.png`.
 """
@@ -50,13 +52,21 @@ class Arm:
     batch: int
     rates: tuple[float, ...]
     seeds: tuple[int, ...] = (0,)
+    tokens: int = TOKENS
 
     @property
     def steps(self) -> int:
-        """Steps that see the common number of tokens."""
-        return TOKENS // (self.batch * SEQ_LEN)
+        """Steps that see the tokens."""
+        return self.tokens // (self.batch * SEQ_LEN)
 
 
+BF16 = ("--precision.compute", "bfloat16")
+IN_FP8 = (*BF16, "--precision.matmul", "fp8")
+# 4 times the parameters of the blocks of the demo model.
+LARGER = (
+    *("--model.layers", "8", "--model.d-model", "192"),
+    *("--model.heads", "6", "--model.d-ff", "512"),
+)
 ADAMW, LAMB = ("--optim.name", "adamw"), ("--optim.name", "lamb")
 STUDIES = {
     "optimizers": (
@@ -72,7 +82,23 @@ STUDIES = {
         Arm("full attention", FULL_PARALLEL, ROWS, (1e-2,)),
         Arm("window = seq/4", WINDOW_PARALLEL, ROWS, (1e-2,)),
     ),
+    "fp8": (
+        Arm("demo, bfloat16", BF16, ROWS, (1e-2,), SEEDS),
+        Arm("demo, FP8", IN_FP8, ROWS, (1e-2,), SEEDS),
+        Arm("larger, bfloat16", (*BF16, *LARGER), ROWS, (1e-2,), SEEDS, TOKENS // 2),
+        Arm("larger, FP8", (*IN_FP8, *LARGER), ROWS, (1e-2,), SEEDS, TOKENS // 2),
+    ),
 }
+NOTES = {
+    "fp8": (
+        "The larger model has 8 layers of width 192 and half the tokens. Operands of "
+        "the projections are quantised as on a GPU (e4m3, gradients e5m2, a scale for "
+        "each tensor from its largest value) and multiplied in bfloat16, which holds "
+        "each of their values; compute is bfloat16 in all runs. Runs of one seed have "
+        "the same initial parameters and the same batches.\n"
+    )
+}
+"""What a page says beside its table."""
 
 
 def train(arm: Arm, rate: float, seed: int) -> list[dict[str, Any]]:
@@ -155,12 +181,19 @@ def _page(study: str, table: str) -> str:
         f"`python -m scripts.compare {study}`, jax {jax.__version__}, CPU. Demo model "
         f"and corpus, sequence {SEQ_LEN}, {TOKENS:,} tokens each; held-out bits per "
         "byte after the last step. Where several rates are tried, the first seed tries "
-        "them; the band in the figure is the range over the seeds.\n\n"
-        f"{table}\n\n![training loss]({study}.png)\n"
+        "them; the band in the figure is the range over the seeds. "
+        f"{NOTES.get(study, '')}\n\n{table}\n\n![training loss]({study}.png)\n"
     )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("study", choices=sorted(STUDIES))
-    compare(parser.parse_args().study)
+    parser.add_argument("--arm", type=int, help="train one run of this arm only")
+    parser.add_argument("--seed", type=int, default=0, help="of this run")
+    asked = parser.parse_args()
+    if asked.arm is None:
+        compare(asked.study)
+    else:
+        arm = STUDIES[asked.study][asked.arm]
+        train(arm, arm.rates[0], asked.seed)

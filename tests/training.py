@@ -1,7 +1,7 @@
 """Small runs for the parity tests: one batch stream, any mesh, any ZeRO level."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -80,12 +80,13 @@ def make_program(
     *,
     stamps: bool = False,
     adapters: AdapterConfig | None = None,
+    matmul: Literal["compute", "fp8"] = "compute",
 ) -> Program:
     return build_program(
         model=model,
         optimizer=optimizer or OptimConfig(lr=1e-2, warmup_steps=1),
         batch=BatchConfig(size=rows, microbatches=layout.microbatches),
-        precision=PrecisionConfig(compute=compute),  # pyright: ignore[reportArgumentType]
+        precision=PrecisionConfig(compute=compute, matmul=matmul),  # pyright: ignore[reportArgumentType]
         seq_len=LENGTH,
         num_steps=20,
         seed=1,

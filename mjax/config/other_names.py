@@ -32,6 +32,10 @@ _BF16 = (
     "debug and demo have float32"
 )
 _FP16 = "float16 is not supported; use --precision.compute bfloat16"
+_FP8 = (
+    "--precision.matmul fp8 multiplies in 8 bits (e4m3 forward, e5m2 for gradients, "
+    "current scaling)"
+)
 _FSDP = (
     "--zero 3 shards parameters, gradients and optimizer state over --mesh.dp-shard "
     "devices; 2 all but the parameters, 1 the optimizer state"
@@ -225,6 +229,9 @@ OTHER_NAMES: dict[str, str] = {
     "param-dtype": "--precision.params",
     "weight-dtype": "--precision.params",
     "fp32": _BF16,
+    "fp8": _FP8,
+    "fp8-format": _FP8,
+    "fp8-recipe": _FP8,
     "fp16": _FP16,
     "half": _FP16,
     "gradient-checkpointing": _REMAT,

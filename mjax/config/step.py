@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 Precision = Literal["float32", "bfloat16"]
+Matmul = Literal["compute", "fp8"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,3 +41,14 @@ class PrecisionConfig:
     """Activations and the gathered parameters."""
     reduce: Precision = "float32"
     """Gradient accumulation and reduction."""
+    matmul: Matmul = "compute"
+    """Operands of the projections of the blocks: in the compute dtype, or 8 bits."""
+
+    def __post_init__(self) -> None:
+        """Refuse 8 bits beside float32, which asks for exact matmuls."""
+        if self.matmul == "fp8" and self.compute != "bfloat16":
+            raise ValueError(
+                "--precision.matmul fp8 needs --precision.compute bfloat16, got "
+                f"{self.compute}; use --precision.compute bfloat16, or "
+                "--precision.matmul compute"
+            )

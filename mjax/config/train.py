@@ -160,6 +160,11 @@ class TrainConfig:
                 "--init-from names, which is absent; give a run, a checkpoint or a "
                 "Hugging Face folder as --init-from, or leave --lora.rank out"
             )
+        if self.precision.matmul == "fp8":
+            raise ValueError(
+                f"--lora.rank {self.lora.rank} cannot have --precision.matmul fp8: "
+                "adapters multiply in the compute dtype; use --precision.matmul compute"
+            )
         if self.mesh.pp != 1 or self.pipeline.chunks != 1:
             raise ValueError(
                 f"--lora.rank {self.lora.rank} needs --mesh.pp 1 and --pipeline.chunks "

@@ -135,6 +135,7 @@ def column_parallel(
     num_chunks: int,
     *,
     apart: bool = False,
+    in_fp8: bool = False,
 ) -> list[Float[Array, "n B s _"]]:
     """Project as `linear.column_parallel` does, each weight with its adapter.
 
@@ -143,8 +144,10 @@ def column_parallel(
       weights: local, [D, ...] each; joined here.
       num_chunks: as there.
       apart: by one matmul a weight, in one chunk: `linear.column_parallel_apart`.
+      in_fp8: as in `linear.column_parallel`. Without adapters, and not apart.
     """
     found = [w for w in weights if isinstance(w, Adapted)]
+    assert not (in_fp8 and (found or apart))
     plain = [w.weight if isinstance(w, Adapted) else w for w in weights]
     every = [*plain, *(w.a for w in found)]
     if apart:
@@ -158,6 +161,7 @@ def column_parallel(
             widths,
             num_chunks,
             num_frozen=sum(widths[: len(plain)]) if found else 0,
+            in_fp8=in_fp8,
         )
     reduced = iter(outputs[len(plain) :])
     return [
@@ -172,6 +176,7 @@ def row_parallel(
     num_chunks: int,
     *,
     apart: bool = False,
+    in_fp8: bool = False,
 ) -> Float[Array, "B t D"]:
     """Project back as `linear.row_parallel` does, each weight with its adapter.
 
@@ -180,6 +185,7 @@ def row_parallel(
       weights: local, [..., D] each; joined here.
       num_chunks: as there.
       apart: as in `column_parallel`.
+      in_fp8: likewise.
     """
     plain = [w.weight if isinstance(w, Adapted) else w for w in weights]
     found = [
@@ -187,6 +193,7 @@ def row_parallel(
         for part, w in zip(parts, weights, strict=True)
         if isinstance(w, Adapted)
     ]
+    assert not (in_fp8 and (found or apart))
     reduced = [
         w.scale * jnp.einsum("nbsf,fr->nbsr", part, w.a.reshape(-1, w.a.shape[-1]))
         for part, w in found
@@ -197,7 +204,11 @@ def row_parallel(
         return linear.row_parallel_apart(inputs, every)
     num_frozen = sum(part.shape[3] for part in parts) if found else 0
     return linear.row_parallel(
-        inputs, linear.join_rows(every), num_chunks, num_frozen=num_frozen
+        inputs,
+        linear.join_rows(every),
+        num_chunks,
+        num_frozen=num_frozen,
+        in_fp8=in_fp8,
     )
 
 

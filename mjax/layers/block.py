@@ -80,6 +80,7 @@ class Block(nnx.Module):
         *,
         rngs: nnx.Rngs,
         tp_chunks: int = 1,
+        in_fp8: bool = False,
         adapters: AdapterConfig | None = None,
     ):
         """Create attention and feed-forward layer.
@@ -89,10 +90,11 @@ class Block(nnx.Module):
           rngs: streams to draw parameters from.
           tp_chunks: chunks in which the sequence crosses tp, each behind the product
             of another one; 1 is all at once.
+          in_fp8: multiply with its weights in 8 bits, see `layers.fp8`.
           adapters: low-rank adapters of its weights; None is none.
         """
         self.dropout = config.dropout
-        self.tp_chunks = tp_chunks
+        self.tp_chunks, self.in_fp8 = tp_chunks, in_fp8
         self.attention = Attention(
             config.attention,
             std=config.std,
@@ -228,9 +230,13 @@ class Block(nnx.Module):
         if projections is None:
             weights = [w for p in parts for w in self._part(p).in_weights()]
             apart = context.cached is not None
-            return column_parallel(x, weights, self.tp_chunks, apart=apart)
+            return column_parallel(
+                x, weights, self.tp_chunks, apart=apart, in_fp8=self.in_fp8
+            )
         widths = [width for p in parts for width in self._part(p).in_widths()]
-        return linear.column_parallel(x, projections[name], widths, self.tp_chunks)
+        return linear.column_parallel(
+            x, projections[name], widths, self.tp_chunks, in_fp8=self.in_fp8
+        )
 
     def _project_out(
         self,
@@ -244,9 +250,13 @@ class Block(nnx.Module):
         if projections is None:
             weights = [self._part(p).out_weight() for p in parts]
             apart = context.cached is not None
-            y = row_parallel(inputs, weights, self.tp_chunks, apart=apart)
+            y = row_parallel(
+                inputs, weights, self.tp_chunks, apart=apart, in_fp8=self.in_fp8
+            )
         else:
-            y = linear.row_parallel(inputs, projections[name], self.tp_chunks)
+            y = linear.row_parallel(
+                inputs, projections[name], self.tp_chunks, in_fp8=self.in_fp8
+            )
         for p in parts:
             bias = self._part(p).out_bias()
             y = y if bias is None else y + bias
@@ -306,10 +316,13 @@ class ParallelBlock(Block):
         *,
         rngs: nnx.Rngs,
         tp_chunks: int = 1,
+        in_fp8: bool = False,
         adapters: AdapterConfig | None = None,
     ):
         """Create the shared norm and the two branches; arguments as in `Block`."""
-        super().__init__(config, rngs=rngs, tp_chunks=tp_chunks, adapters=adapters)
+        super().__init__(
+            config, rngs=rngs, tp_chunks=tp_chunks, in_fp8=in_fp8, adapters=adapters
+        )
         self.norm = _norm(config)
 
     def apply(
@@ -346,10 +359,13 @@ class SerialBlock(Block):
         *,
         rngs: nnx.Rngs,
         tp_chunks: int = 1,
+        in_fp8: bool = False,
         adapters: AdapterConfig | None = None,
     ):
         """Create the norms and the two branches; arguments as in `Block`."""
-        super().__init__(config, rngs=rngs, tp_chunks=tp_chunks, adapters=adapters)
+        super().__init__(
+            config, rngs=rngs, tp_chunks=tp_chunks, in_fp8=in_fp8, adapters=adapters
+        )
         self.norm_attention = _norm(config)
         self.norm_mlp = _norm(config)
         post = config.post_norms

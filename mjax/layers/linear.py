@@ -18,7 +18,7 @@ Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,8 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from mjax.layers import fp8
+from mjax.layers.fp8 import Quantised, QuantisedWeight
 from mjax.mesh import collectives
 
 InWeight = Float[Array, "D ..."]
@@ -43,8 +45,9 @@ PROJECTION = "projection"
 class Joined(NamedTuple):
     """The weights of one projection as one matrix of this device."""
 
-    weight: Float[Array, "m n"]
-    """[D, F] of an input projection, [F, D] of an output projection."""
+    weight: Float[Array, "m n"] | QuantisedWeight
+    """[D, F] of an input projection, [F, D] of an output projection. Quantised, it has
+    no gradient, so there must be a total."""
     total: Float[Array, "m n"] | None = None
     """Sum of the gradients so far, in the dtype that they are added in. The backward
     pass returns the sum with its own gradient added as the gradient of `total`, and
@@ -60,6 +63,7 @@ def column_parallel(
     num_chunks: int,
     *,
     num_frozen: int = 0,
+    in_fp8: bool = False,
 ) -> list[Float[Array, "n B s _"]]:
     """Gather the sequence and project to the outputs that this device owns.
 
@@ -70,11 +74,14 @@ def column_parallel(
       num_chunks: matmuls that the sequence is cut into, each of what has arrived.
       num_frozen: of the first columns, whose gradient is zeros instead: it is not
         computed. Only without a total.
+      in_fp8: multiply in 8 bits (`layers.fp8`), forward and backward; what crosses tp
+        before a matmul crosses it in 8 bits. Implied by a quantised weight.
     Returns:
       x @ w_i for each i, over the whole sequence: n = tp shards of s = t positions, in
       the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
     """
-    y = _gather_and_multiply(num_chunks, num_frozen, x, joined)
+    options = _Options(num_chunks, num_frozen, in_fp8, tuple(widths))
+    y = _gather_and_multiply(options, x, joined)
     y = checkpoint_name(y, PROJECTION)
     return jnp.split(y, _ends(widths), axis=3)
 
@@ -85,6 +92,7 @@ def row_parallel(
     num_chunks: int,
     *,
     num_frozen: int = 0,
+    in_fp8: bool = False,
 ) -> Float[Array, "B t D"]:
     """Project back to the model width, sum over tp, keep this device's positions.
 
@@ -94,10 +102,13 @@ def row_parallel(
       joined: w_1 above w_2 above ..., [F, D], F the sum of the F_i.
       num_chunks: as in `column_parallel`.
       num_frozen: of the first rows, likewise.
+      in_fp8: as in `column_parallel`; the partial sums cross tp in the dtype of parts.
     Returns:
       the sum over i and over tp of part_i @ w_i, on t = T/tp positions.
     """
-    y = _multiply_and_scatter(num_chunks, num_frozen, tuple(parts), joined)
+    widths = tuple(part.shape[3] for part in parts)
+    options = _Options(num_chunks, num_frozen, in_fp8, widths)
+    y = _multiply_and_scatter(options, tuple(parts), joined)
     return checkpoint_name(y, PROJECTION)
 
 
@@ -163,104 +174,141 @@ keep_totals.defvjp(
     lambda x, joined: (x, joined),
     lambda joined, dy: (
         dy,
-        {name: Joined(jnp.zeros_like(w), total) for name, (w, total) in joined.items()},
+        {
+            name: Joined(jax.tree.map(jnp.zeros_like, w), total)
+            for name, (w, total) in joined.items()
+        },
     ),
 )
 
 
 # The backward passes are written out so that chunks, which are multiplied one by one
-# where they travel, are multiplied at once for the gradient of the weights, and so that
-# this matmul adds to the total.
+# where they travel, are multiplied at once for the gradient of the weights; so that
+# this matmul adds to the total; and so that quantised operands are kept in 8 bits.
+
+_Matrix = Array | QuantisedWeight
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+class _Options(NamedTuple):
+    """Of a projection; static."""
+
+    num_chunks: int
+    num_frozen: int
+    in_fp8: bool
+    widths: tuple[int, ...]
+    """Of the weights that are joined."""
+
+
+class _Operand(NamedTuple):
+    """What a matrix is multiplied with, in 8 bits if the matrix is."""
+
+    values: Float[Array, "n B s _"]
+    scale: Float[Array, ""] | None
+    """Of 8 bits; see `fp8.Quantised`."""
+
+    def cut(self, cut: Callable[[Array], list[Array]]) -> list["_Operand"]:
+        """Cut it, or gather it, into chunks, which share its scale."""
+        return [_Operand(chunk, self.scale) for chunk in cut(self.values)]
+
+    def gather(self, num_chunks: int) -> list["_Operand"]:
+        """Gather a part of the sequence, [B, t, _], over tp."""
+        return self.cut(lambda x: collectives.gather_chunks(x, num_chunks))
+
+    @property
+    def rows(self) -> "_Operand":
+        """Return all positions as one dim: [rows, _].
+
+        Rows are one dim in every matmul. As three dims, XLA may lay out their operands
+        differently for the forward and the backward pass, and copies whole stacks of
+        kept activations from one layout to the other (jax 0.11.2).
+        """
+        return _Operand(self.values.reshape(-1, self.values.shape[-1]), self.scale)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather_and_multiply(
-    num_chunks: int, num_frozen: int, x: Array, joined: Joined
+    options: _Options, x: Array, joined: Joined
 ) -> Float[Array, "n B s F"]:
     """Return gathered x @ w, by chunks."""
-    return _gather_and_multiply_fwd(num_chunks, num_frozen, x, joined)[0]
+    return _gather_and_multiply_fwd(options, x, joined)[0]
 
 
-def _gather_and_multiply_fwd(
-    num_chunks: int, num_frozen: int, x: Array, joined: Joined
-) -> Any:
-    del num_frozen
-    chunks = collectives.gather_chunks(x, num_chunks)
-    y = jnp.concatenate([_multiply(chunk, joined.weight) for chunk in chunks])
+def _gather_and_multiply_fwd(options: _Options, x: Array, joined: Joined) -> Any:
+    w = _matrix(options, joined)
+    operand = _operand(x, w, fp8.FORWARD, over_tp=True)
+    chunks = operand.gather(options.num_chunks)
+    y = jnp.concatenate([_multiply(chunk, w) for chunk in chunks])
     # Chunks are gathered again in the backward pass, behind its matmuls; a sequence
     # gathered at once would have nothing to hide behind.
-    return y, (x if num_chunks > 1 else chunks[0], joined)
+    return y, (operand if options.num_chunks > 1 else chunks[0], joined)
 
 
-def _gather_and_multiply_bwd(
-    num_chunks: int, num_frozen: int, kept: Any, dy: Array
-) -> Any:
+def _gather_and_multiply_bwd(options: _Options, kept: Any, dy: Array) -> Any:
     x, joined = kept
-    chunks = collectives.gather_chunks(x, num_chunks) if num_chunks > 1 else [x]
-    dx = _multiply_chunks_and_scatter(num_chunks, dy, joined.weight.T)
-    whole = jnp.concatenate(chunks)
-    return dx, _gradient_of(joined, whole, dy, num_frozen, axis=1)
+    w = _matrix(options, joined)
+    chunks = x.gather(options.num_chunks) if options.num_chunks > 1 else [x]
+    operand = _operand(dy, w, fp8.BACKWARD)
+    dx = _multiply_chunks_and_scatter(options, operand, w, transpose=True)
+    return dx, _gradient_of(options, joined, _concatenate(chunks), operand, axis=1)
 
 
 _gather_and_multiply.defvjp(_gather_and_multiply_fwd, _gather_and_multiply_bwd)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _multiply_and_scatter(
-    num_chunks: int, num_frozen: int, parts: tuple[Array, ...], joined: Joined
+    options: _Options, parts: tuple[Array, ...], joined: Joined
 ) -> Float[Array, "B t D"]:
     """Return part_1 @ w_1 + part_2 @ w_2 + ..., as one matmul, summed over tp."""
-    del num_frozen
-    return _multiply_chunks_and_scatter(
-        num_chunks, jnp.concatenate(parts, 3), joined.weight
-    )
+    return _multiply_and_scatter_fwd(options, parts, joined)[0]
 
 
 def _multiply_and_scatter_fwd(
-    num_chunks: int, num_frozen: int, parts: tuple[Array, ...], joined: Joined
+    options: _Options, parts: tuple[Array, ...], joined: Joined
 ) -> Any:
-    y = _multiply_and_scatter(num_chunks, num_frozen, parts, joined)
-    return y, (parts, joined)
+    w = _matrix(options, joined)
+    operand = _operand(jnp.concatenate(parts, 3), w, fp8.FORWARD)
+    y = _multiply_chunks_and_scatter(options, operand, w)
+    # In 16 bits others keep the parts too, and only once.
+    return y, (parts if operand.scale is None else operand, joined)
 
 
-def _multiply_and_scatter_bwd(
-    num_chunks: int, num_frozen: int, kept: Any, dy: Array
-) -> Any:
-    parts, joined = kept
-    chunks = collectives.gather_chunks(dy, num_chunks)
-    dxs = [_multiply(chunk, joined.weight.T) for chunk in chunks]
+def _multiply_and_scatter_bwd(options: _Options, kept: Any, dy: Array) -> Any:
+    x, joined = kept
+    if not isinstance(x, _Operand):
+        x = _Operand(jnp.concatenate(x, 3), None)
+    w = _matrix(options, joined)
+    chunks = _operand(dy, w, fp8.BACKWARD, over_tp=True).gather(options.num_chunks)
+    dxs = [_multiply(chunk, w, transpose=True) for chunk in chunks]
     # The matmul that needs all chunks comes after those that need one each, which hide
     # the chunks that are still on their way; XLA would be free to take it first.
     dxs, chunks = jax.lax.optimization_barrier((dxs, chunks))
-    dx, dy = jnp.concatenate(dxs), jnp.concatenate(chunks)
-    whole = jnp.concatenate(parts, 3)
-    ends = _ends([p.shape[3] for p in parts])
-    d_parts = tuple(jnp.split(dx, ends, axis=3))
-    return d_parts, _gradient_of(joined, whole, dy, num_frozen, axis=0)
+    d_parts = jnp.split(jnp.concatenate(dxs), _ends(options.widths), axis=3)
+    gradient = _gradient_of(options, joined, x, _concatenate(chunks), axis=0)
+    return tuple(d_parts), gradient
 
 
 _multiply_and_scatter.defvjp(_multiply_and_scatter_fwd, _multiply_and_scatter_bwd)
 
 
 def _gradient_of(
-    joined: Joined,
-    x: Float[Array, "n B s m"],
-    dy: Float[Array, "n B s n_"],
-    num_frozen: int,
-    *,
-    axis: int,
+    options: _Options, joined: Joined, x: _Operand, dy: _Operand, *, axis: int
 ) -> Joined:
     """Return x^T dy as the gradient of the weight, or added to the total.
 
-    `num_frozen` columns (axis 1) or rows (axis 0) come first whose gradient is zeros.
+    x is [n, B, s, m], dy [n, B, s, k]. `num_frozen` columns (axis 1) or rows (axis 0)
+    come first whose gradient is zeros.
     """
-    w, total = joined
+    (w, total), num_frozen = joined, options.num_frozen
     if total is not None:
         assert num_frozen == 0
         product = _multiply_transposed(x, dy, total.dtype)
-        return Joined(jnp.zeros_like(w), total + product)
-    if num_frozen:
-        x, dy = (x, dy[..., num_frozen:]) if axis else (x[..., num_frozen:], dy)
+        return Joined(jax.tree.map(jnp.zeros_like, w), total + product)
+    assert not isinstance(w, QuantisedWeight)
+    if num_frozen and axis:
+        dy = _Operand(dy.values[..., num_frozen:], dy.scale)
+    elif num_frozen:
+        x = _Operand(x.values[..., num_frozen:], x.scale)
     dw = _multiply_transposed(x, dy, w.dtype)
     if num_frozen:
         frozen = jax.lax.slice_in_dim(w, 0, num_frozen, axis=axis)
@@ -268,29 +316,55 @@ def _gradient_of(
     return Joined(dw)
 
 
-# Rows are one dim in every matmul. As three dims, XLA may lay out their operands
-# differently for the forward and the backward pass, and copies whole stacks of kept
-# activations from one layout to the other (jax 0.11.2).
+def _matrix(options: _Options, joined: Joined) -> _Matrix:
+    """Return the weight as it is multiplied with."""
+    w = joined.weight
+    if options.in_fp8 and not isinstance(w, QuantisedWeight):
+        return fp8.quantise_weight(w)
+    return w
 
 
-def _multiply(x: Float[Array, "n B s m"], w: Float[Array, "m k"]) -> Array:
-    y = jnp.einsum("rm,mk->rk", x.reshape(-1, x.shape[3]), w)
-    return y.reshape(*x.shape[:3], w.shape[1])
+def _operand(x: Array, w: _Matrix, dtype: Any, *, over_tp: bool = False) -> _Operand:
+    """Return x as w is multiplied with; `dtype` and `over_tp` are for 8 bits."""
+    if isinstance(w, QuantisedWeight):
+        return _Operand(*fp8.quantise(x, dtype, over_tp=over_tp))
+    return _Operand(x, None)
 
 
-def _multiply_transposed(
-    x: Float[Array, "n B s m"], y: Float[Array, "n B s k"], dtype: Any
-) -> Float[Array, "m k"]:
-    x, y = x.reshape(-1, x.shape[3]), y.reshape(-1, y.shape[3])
-    return jnp.einsum("rm,rk->mk", x, y, preferred_element_type=dtype)
+def _concatenate(chunks: list[_Operand]) -> _Operand:
+    """Return the chunks of one operand as one."""
+    return _Operand(jnp.concatenate([c.values for c in chunks]), chunks[0].scale)
+
+
+def _multiply(x: _Operand, w: _Matrix, *, transpose: bool = False) -> Array:
+    """Return x @ w, or x @ w^T: [n, B, s, m] -> [n, B, s, k]."""
+    values, scale = x.rows
+    if isinstance(w, QuantisedWeight):
+        assert scale is not None
+        factor = w.rows if transpose else w.columns  # the contracted dim is the last
+        y = fp8.multiply("rm,km->rk", Quantised(values, scale), factor)
+    else:
+        y = jnp.einsum("rm,mk->rk", values, w.T if transpose else w)
+    return y.reshape(*x.values.shape[:3], y.shape[1])
+
+
+def _multiply_transposed(x: _Operand, y: _Operand, dtype: Any) -> Float[Array, "m k"]:
+    """Return x^T y, summed over all positions."""
+    (x_values, x_scale), (y_values, y_scale) = x.rows, y.rows
+    if x_scale is None or y_scale is None:
+        return jnp.einsum("rm,rk->mk", x_values, y_values, preferred_element_type=dtype)
+    factors = Quantised(x_values, x_scale), Quantised(y_values, y_scale)
+    return fp8.multiply("rm,rk->mk", *factors, dtype=dtype)
 
 
 def _multiply_chunks_and_scatter(
-    num_chunks: int, x: Float[Array, "n B s F"], w: Float[Array, "F D"]
+    options: _Options, x: _Operand, w: _Matrix, *, transpose: bool = False
 ) -> Float[Array, "B t D"]:
     """Multiply chunk by chunk; this device's own last, while the others travel."""
-    own, *others = collectives.cut_chunks(x, num_chunks)
-    products = [_multiply(chunk, w) for chunk in [*others, own]]
+    own, *others = x.cut(
+        lambda values: collectives.cut_chunks(values, options.num_chunks)
+    )
+    products = [_multiply(chunk, w, transpose=transpose) for chunk in [*others, own]]
     return collectives.scatter_chunks([products[-1], *products[:-1]])
 
 

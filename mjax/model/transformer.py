@@ -58,6 +58,7 @@ class Transformer(nnx.Module):
         rngs: nnx.Rngs,
         partition: Partition | None = None,
         tp_chunks: int = 1,
+        in_fp8: bool = False,
         adapters: AdapterConfig | None = None,
     ):
         """Draw all parameters, float32, from the stream `rngs.params`.
@@ -68,6 +69,7 @@ class Transformer(nnx.Module):
           partition: the slots in which a run stores the layers; None is all layers in
             their order.
           tp_chunks: see `layers.block.Block`; parameters do not depend on it.
+          in_fp8: likewise.
           adapters: of the blocks; the other parameters do not depend on them.
         """
         self.config = config
@@ -81,7 +83,9 @@ class Transformer(nnx.Module):
             scale=config.embed_scale,
             num_positions=config.learned_positions,
         )
-        self.blocks = _stacked_blocks(config, rngs, partition, tp_chunks, adapters)
+        self.blocks = _stacked_blocks(
+            *(config, rngs, partition), tp_chunks, in_fp8=in_fp8, adapters=adapters
+        )
         self.final_norm = Norm(d, config.norm_config)
         self.head = Head(
             vocab,
@@ -221,6 +225,8 @@ def _stacked_blocks(
     rngs: nnx.Rngs,
     partition: Partition | None,
     tp_chunks: int,
+    *,
+    in_fp8: bool,
     adapters: AdapterConfig | None,
 ) -> Block:
     """Make one block whose leaves are stacked, each layer its own draw.
@@ -233,7 +239,11 @@ def _stacked_blocks(
     def make(key: jax.Array) -> Block:
         rngs = nnx.Rngs(params=key)
         return kind(
-            config.block_config, rngs=rngs, tp_chunks=tp_chunks, adapters=adapters
+            config.block_config,
+            rngs=rngs,
+            tp_chunks=tp_chunks,
+            in_fp8=in_fp8,
+            adapters=adapters,
         )
 
     def draw(key: jax.Array) -> Params:
@@ -255,13 +265,14 @@ def abstract_params(
     partition: Partition | None = None,
     tp_chunks: int = 1,
     adapters: AdapterConfig | None = None,
+    in_fp8: bool = False,
 ) -> tuple[Any, Any]:
     """Return the model's GraphDef and its abstract parameters (no memory, no device).
 
     Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
     of its dims, without the layer dim) and `decay`. Those of the blocks are stacked
-    over the slots of `partition`; None is the L layers. `tp_chunks` and `adapters` are
-    told to the blocks.
+    over the slots of `partition`; None is the L layers. `tp_chunks`, `adapters` and
+    `in_fp8` are told to the blocks.
     """
 
     def make() -> Transformer:
@@ -270,6 +281,7 @@ def abstract_params(
             rngs=nnx.Rngs(0),
             partition=partition,
             tp_chunks=tp_chunks,
+            in_fp8=in_fp8,
             adapters=adapters,
         )
 

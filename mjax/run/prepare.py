@@ -166,6 +166,7 @@ def _describe(built: Built) -> Iterator[str]:
         yield unexported
     yield from report_pipeline.describe(config, sizes, built.memory)
     yield report.describe_tp(config, sizes)
+    yield from report.describe_matmul(config, built.program.mesh)
     yield from built.program.xla_options.describe()
     yield report.describe_memory(config, sizes, built.memory)
     if sizes.dp_replicate > 1:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
 import mjax
 from mjax.config.train import TrainConfig
 from mjax.data.dataset import Dataset
 from mjax.estimate import memory
 from mjax.hardware import gpus
+from mjax.hardware.fp8 import describe_fp8
 from mjax.hardware.utilization import Utilization
 from mjax.kernels.attention.api import choose
 from mjax.kernels.cross_entropy.tuning import CHUNKED
@@ -114,6 +116,18 @@ def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:
         f"{config.data.seq_len // sizes.tp} positions, under {num} products of up to "
         f"{shards} of them (--mesh.tp-overlap chunks)"
     )
+
+
+def describe_matmul(config: TrainConfig, mesh: Mesh | AbstractMesh) -> list[str]:
+    """Say how the projections multiply, if not in the compute dtype."""
+    if config.precision.matmul == "compute":
+        return []
+    return [
+        "projections: FP8, activations and weights e4m3, gradients e5m2, each tensor "
+        f"scaled by its largest value; {describe_fp8(mesh)}; embedding, head and "
+        f"attention {config.precision.compute}; MFU is of the bfloat16 peak "
+        "(--precision.matmul fp8)"
+    ]
 
 
 def describe_memory(

@@ -21,6 +21,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from mjax import scopes
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.hardware.fp8 import describe_fp8
 from mjax.hardware.xla_flags import Chosen, choose
 from mjax.layers.config import AdapterConfig
 from mjax.mesh.axes import AXES, AxisSizes
@@ -154,9 +155,12 @@ def build_program(
       adapters: of the blocks, which alone are trained; None trains all parameters.
       frozen_dtype: in which parameters that are not trained are stored.
     Raises:
-      ValueError: the pipeline does not fit.
+      ValueError: the pipeline does not fit, or the GPUs have no FP8 matmuls.
       NotImplementedError: adapters in a pipeline.
     """
+    in_fp8 = precision.matmul == "fp8"
+    if in_fp8:
+        describe_fp8(mesh)  # refuses GPUs without
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     platform = mesh.abstract_mesh.abstract_device.platform
     stages = make_pipeline(
@@ -176,7 +180,7 @@ def build_program(
             f"with {partition.num_chunks} chunks each"
         )
     trained = Trained(adapters_only=adapters is not None)
-    graph, abstract = abstract_params(model, partition, tp_chunks, adapters)
+    graph, abstract = abstract_params(model, partition, tp_chunks, adapters, in_fp8)
     specs = param_specs(abstract, sizes, shard_over_dp=zero_level >= 1)
     tx = optim.build_optimizer(
         optimizer,

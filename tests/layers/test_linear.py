@@ -129,6 +129,7 @@ def test_a_projection_adds_its_gradient_to_the_total(num_chunks: int, dtype: str
             def with_total(w: Joined) -> Joined:
                 if start is None:
                     return w
+                assert isinstance(w.weight, jax.Array)
                 total = jnp.full_like(w.weight, start, jnp.float32)
                 return w._replace(total=total)
 
