@@ -6,12 +6,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.layers.config import AdapterConfig
-from mjax.mesh.axes import AXES
+from mjax.mesh.axes import AxisSizes
+from mjax.mesh.build import build_mesh
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.make import check_pipeline
@@ -54,21 +55,35 @@ EVERY_OPTION = dataclasses.replace(
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A mesh shape (pp, dp_replicate, dp_shard, tp), and how it is used."""
+    """A mesh shape (pp, dp_replicate, shards, tp), and how it is used."""
 
     mesh: tuple[int, int, int, int]
     zero: int
     microbatches: int = 1
     pipeline: PipelineConfig | None = None
     tp_chunks: int = 1
+    nodes: int = 1
+    """Of the shards, where they communicate in two steps."""
+
+    @property
+    def sizes(self) -> AxisSizes:
+        pp, dp_replicate, shards, tp = self.mesh
+        return AxisSizes(
+            pp=pp,
+            dp_replicate=dp_replicate,
+            dp_node=self.nodes,
+            dp_shard=shards // self.nodes,
+            tp=tp,
+        )
 
 
 ONE_DEVICE = Layout((1, 1, 1, 1), 0)
 
 
-def make_mesh(shape: tuple[int, ...]) -> Mesh:
-    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+def make_mesh(shape: tuple[int, int, int, int], nodes: int = 1) -> Mesh:
+    """Make a mesh of a shape (pp, dp_replicate, shards, tp)."""
+    sizes = Layout(shape, 0, nodes=nodes).sizes
+    return build_mesh(sizes, jax.devices()[: sizes.num_devices])
 
 
 def make_program(
@@ -92,7 +107,7 @@ def make_program(
         seed=1,
         zero_level=layout.zero,
         isolate_documents=True,
-        mesh=make_mesh(layout.mesh),
+        mesh=make_mesh(layout.mesh, layout.nodes),
         pipeline=layout.pipeline,
         tp_chunks=layout.tp_chunks,
         stamps=stamps,

@@ -73,6 +73,12 @@ def _checked(config: TrainConfig, devices: Devices) -> AxisSizes:
             "without --mesh.tp-across-hosts, --mesh.tp must be a divisor of the "
             f"{per_host} devices of a host, got {sizes.tp}"
         )
+    of_node = sizes.dp_shard * sizes.tp
+    if sizes.dp_node > 1 and devices.per_host not in (None, of_node):
+        raise ValueError(
+            "--mesh.dp-shard-per-node times --mesh.tp must be the "
+            f"{per_host} devices of a host, got {sizes.dp_shard} x {sizes.tp}"
+        )
     check_sizes(config, sizes)
     return sizes
 
@@ -189,6 +195,7 @@ def _values(
         "mesh.dp": _by_distance(divisors, dp) if -1 in asked.values() else [-1],
         "mesh.pp": _by_distance(divisors, pp),
         "mesh.dp_shard": _by_distance(_divisors(dp), config.mesh.dp_shard or dp),
+        "mesh.dp_shard_per_node": [(devices.per_host or 0) // tp, None],
         "mesh.tp_chunks": [tp, None],
         "mesh.tp_across_hosts": [True],
         "mesh.tp_overlap": ["off"],

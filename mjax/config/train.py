@@ -125,6 +125,11 @@ class TrainConfig:
                 f"--zero must be from 0 to 3, got {self.zero}; 0 shards nothing, 1 the "
                 "optimizer state, 2 gradients too, 3 parameters too"
             )
+        if self.zero == 0 and self.mesh.dp_shard_per_node is not None:
+            raise ValueError(
+                f"--mesh.dp-shard-per-node {self.mesh.dp_shard_per_node} needs --zero "
+                "1, 2 or 3, got --zero 0, which shards nothing; leave it out"
+            )
         if self.zero == 3 and (self.mesh.pp != 1 or self.pipeline.chunks != 1):
             raise ValueError(
                 f"--zero 3 needs --mesh.pp 1 and --pipeline.chunks 1, got --mesh.pp "

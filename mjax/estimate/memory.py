@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from mjax.estimate import liveness
 from mjax.mesh import rules
-from mjax.mesh.axes import DP_SHARD
+from mjax.mesh.axes import SHARDS
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -170,6 +170,7 @@ def _stored(leaf: Any) -> int:
 
 
 def _gathered(leaf: Any) -> int:
-    """Count them once dp_shard is gathered."""
-    split = rules.dim_of(leaf.sharding.spec, DP_SHARD) is not None
-    return _stored(leaf) * (leaf.sharding.mesh.shape[DP_SHARD] if split else 1)
+    """Count them once all shards are gathered."""
+    spec, shape = leaf.sharding.spec, leaf.sharding.mesh.shape
+    split = [axis for axis in SHARDS if rules.dim_of(spec, axis) is not None]
+    return _stored(leaf) * math.prod(shape[axis] for axis in split)

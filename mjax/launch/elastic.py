@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _DP, _MICROBATCHES = "--mesh.dp", "--batch.microbatches"
+_PER_NODE = "--mesh.dp-shard-per-node"
 
 
 def trainer_config(command: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
@@ -76,6 +77,8 @@ def sizes(
         found[fewer] = {_MICROBATCHES: [str(microbatches)]}
         if mesh["dp"] != -1:
             found[fewer][_DP] = [str(smaller)]
+        if shard is None and mesh["dp_shard_per_node"] == smaller:
+            found[fewer][_PER_NODE] = ["None"]  # all shards are on one node
     return found
 
 

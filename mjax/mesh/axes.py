@@ -10,13 +10,18 @@ from typing import Literal
 
 PP = "pp"
 DP_REPLICATE = "dp_replicate"
+DP_NODE = "dp_node"
 DP_SHARD = "dp_shard"
 TP = "tp"
-AXES = (PP, DP_REPLICATE, DP_SHARD, TP)
+AXES = (PP, DP_REPLICATE, DP_NODE, DP_SHARD, TP)
 """All mesh axes, outermost (slowest link) first; an unused one has size 1."""
 
-DP = (DP_REPLICATE, DP_SHARD)
-"""The pair of axes over which the batch is split."""
+DP = (DP_REPLICATE, DP_NODE, DP_SHARD)
+"""The axes over which the batch is split."""
+
+SHARDS = (DP_SHARD, DP_NODE)
+"""The axes over which state is sharded, as `--zero` says; the first is the major one.
+So a gather over dp_node and then over dp_shard joins neighbouring shards twice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,9 @@ class MeshConfig:
     """Data-parallel size, replicas times shards; -1 takes what is left."""
     dp_shard: int | None = None
     """Devices over which state is sharded (see --zero); None is all of dp."""
+    dp_shard_per_node: int | None = None
+    """Shards on a node: gather and reduce-scatter in two steps, between nodes and
+    inside them; None is one step."""
     tp: int = 1
     """Tensor-parallel size; -1 takes what is left."""
     tp_across_hosts: bool = False
@@ -58,6 +66,12 @@ class MeshConfig:
                 f"--mesh.dp-shard must be at least 1, got {self.dp_shard}; leave it "
                 "out to shard over all of dp"
             )
+        if self.dp_shard_per_node is not None and self.dp_shard_per_node < 2:
+            raise ValueError(
+                "--mesh.dp-shard-per-node must be at least 2, got "
+                f"{self.dp_shard_per_node}; leave it out: with one shard on a node "
+                "there is nothing to gather inside it"
+            )
         if self.tp_chunks is not None and self.tp_chunks < 2:
             raise ValueError(
                 f"--mesh.tp-chunks must be at least 2, got {self.tp_chunks}; leave it "
@@ -75,22 +89,30 @@ class AxisSizes:
 
     pp: int
     dp_replicate: int
+    dp_node: int = 1
+    """Nodes of a sharded state, where gathers and scatters take two steps."""
     dp_shard: int
+    """Shards on one of these nodes; with dp_node 1 all shards, on however many."""
     tp: int
+
+    @property
+    def shards(self) -> int:
+        """Devices over which state is sharded: nodes times shards on each."""
+        return self.dp_node * self.dp_shard
 
     @property
     def dp(self) -> int:
         """Data-parallel size: replicas times shards."""
-        return self.dp_replicate * self.dp_shard
+        return self.dp_replicate * self.shards
 
     @property
     def num_devices(self) -> int:
         """Devices in the mesh."""
         return self.pp * self.dp * self.tp
 
-    def as_tuple(self) -> tuple[int, int, int, int]:
+    def as_tuple(self) -> tuple[int, int, int, int, int]:
         """Return the sizes in the order of `AXES`."""
-        return (self.pp, self.dp_replicate, self.dp_shard, self.tp)
+        return (self.pp, self.dp_replicate, self.dp_node, self.dp_shard, self.tp)
 
 
 def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
@@ -102,8 +124,8 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
     Returns:
       The sizes; their product is num_devices.
     Raises:
-      ValueError: the sizes cannot use exactly num_devices devices, or dp_shard does
-        not divide dp.
+      ValueError: the sizes cannot use exactly num_devices devices, dp_shard does not
+        divide dp, or dp_shard_per_node is no smaller divisor of dp_shard.
     """
     sizes = {"pp": config.pp, "dp": config.dp, "tp": config.tp}
     fixed = math.prod(size for size in sizes.values() if size != -1)
@@ -121,7 +143,21 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
             f"--mesh.dp-shard must be a divisor of dp, which is {dp} on {num_devices} "
             f"devices, got {dp_shard}"
         )
-    return AxisSizes(pp=pp, dp_replicate=dp // dp_shard, dp_shard=dp_shard, tp=tp)
+    per_node = config.dp_shard_per_node or dp_shard
+    is_two_steps = config.dp_shard_per_node is not None
+    if dp_shard % per_node or (is_two_steps and per_node == dp_shard):
+        raise ValueError(
+            "--mesh.dp-shard-per-node must be a divisor of dp_shard and smaller, got "
+            f"{per_node} with dp_shard {dp_shard}; leave it out where dp_shard is "
+            "inside one node"
+        )
+    return AxisSizes(
+        pp=pp,
+        dp_replicate=dp // dp_shard,
+        dp_node=dp_shard // per_node,
+        dp_shard=per_node,
+        tp=tp,
+    )
 
 
 def tp_chunks(config: MeshConfig, tp: int) -> int:

@@ -1,7 +1,7 @@
 """Lay the mesh axes over devices.
 
 Enters: axis sizes and devices, real ones or those of a described topology. Leaves: a
-`jax.sharding.Mesh` with all four axes, and a text that shows it.
+`jax.sharding.Mesh` with all axes, and a text that shows it.
 
 The order is decided here alone: hosts one after the other, and inside a host by
 process and device; the axes are laid over that list outermost first. So a
@@ -34,7 +34,7 @@ def build_mesh(
     *,
     tp_across_hosts: bool = False,
 ) -> Mesh:
-    """Build the mesh: all four axes, tp between neighbours on one host.
+    """Build the mesh: all axes, tp between neighbours on one host.
 
     Args:
       sizes: size of every axis.
@@ -44,8 +44,10 @@ def build_mesh(
     Returns:
       A mesh of axes `AXES`, each of type Auto.
     Raises:
-      ValueError: the number of devices is not the product of the sizes, or a
-        tensor-parallel group spans hosts.
+      ValueError: the number of devices is not the product of the sizes, a
+        tensor-parallel group spans hosts, or dp_node and dp_shard do not divide the
+        shards into those of each host. Simulated devices share one host: there the
+        nodes are what the sizes say.
     """
     devices = jax.devices() if devices is None else devices
     if len(devices) != sizes.num_devices:
@@ -58,6 +60,8 @@ def build_mesh(
     grid = grid.reshape(sizes.as_tuple())
     if not tp_across_hosts:
         _check_tp_inside_hosts(grid)
+    if sizes.dp_node > 1:
+        _check_shards_of_hosts(grid)
     # Auto, because the step is a shard_map over all axes: nothing is left to a
     # partitioner, and values carry no sharding in their types.
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -131,6 +135,27 @@ def _check_tp_inside_hosts(grid: np.ndarray) -> None:
                 f"a tp that divides {per_host}, or accept slow links with "
                 "--mesh.tp-across-hosts"
             )
+
+
+def _check_shards_of_hosts(grid: np.ndarray) -> None:
+    """Refuse a step between nodes that is inside one, or the other way round."""
+    if grid.flat[0].platform == "cpu":
+        return
+    *_, num_nodes, per_node, tp = grid.shape
+    hosts = np.vectorize(_host, otypes=[int])(grid).reshape(-1, num_nodes, per_node, tp)
+    is_inside = (hosts == hosts[:, :, :1, :1]).all()
+    firsts = np.sort(hosts[:, :, 0, 0], axis=1)
+    if is_inside and (firsts[:, 1:] != firsts[:, :-1]).all():
+        return
+    per_host = devices_per_host(grid.flat)
+    fits, shards = per_host // tp, num_nodes * per_node
+    remedy = "leave it out"
+    if 1 < fits < shards and per_host % tp == 0 and shards % fits == 0:
+        remedy = f"use {fits}, or leave it out"
+    raise ValueError(
+        f"--mesh.dp-shard-per-node {per_node} must be the number of shards on a host: "
+        f"a host has {per_host} devices, and tp is {tp}; {remedy}"
+    )
 
 
 def _axes_text(shape: tuple[int, ...]) -> str:

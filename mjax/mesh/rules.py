@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from jax.sharding import PartitionSpec
 
-from mjax.mesh.axes import DP, DP_SHARD, PP, TP, AxisSizes
+from mjax.mesh.axes import DP, PP, SHARDS, TP, AxisSizes
 
 LOGICAL_TO_AXIS: dict[str | None, str | None] = {
     "layers": PP,
@@ -40,7 +40,7 @@ def param_spec(
     """Place one parameter.
 
     Its dims go to the axes of `LOGICAL_TO_AXIS`. With `shard_over_dp` (ZeRO >= 1) one
-    more dim is split over dp_shard: the model width if that divides, else the largest
+    more dim is split over `SHARDS`: the model width if that divides, else the largest
     dim that does; a parameter without such a dim stays whole. Key/value heads fewer
     than tp are not split: every device holds them all and uses its own.
 
@@ -48,7 +48,7 @@ def param_spec(
       shape: global shape.
       logical: one logical name a dim.
       sizes: of the mesh axes.
-      shard_over_dp: split over dp_shard too.
+      shard_over_dp: split over `SHARDS` too.
     Raises:
       ValueError: a dim does not divide by its axis.
     """
@@ -68,10 +68,10 @@ def param_spec(
                 )
             local[dim] //= axis_size[axis]
         entries.append(axis)
-    dim = _dp_dim(local, logical, sizes.dp_shard) if shard_over_dp else None
+    dim = _dp_dim(local, logical, sizes.shards) if shard_over_dp else None
     if dim is not None:
         axis = entries[dim]
-        entries[dim] = DP_SHARD if axis is None else (str(axis), DP_SHARD)
+        entries[dim] = SHARDS if axis is None else (str(axis), *SHARDS)
     return PartitionSpec(*entries)
 
 
@@ -81,22 +81,23 @@ def joined_spec(logical: Sequence[str], *, embed_over_dp: bool) -> PartitionSpec
     Args:
       logical: one logical name a dim of the matrix; those of the weights that are no
         "embed" were folded into one.
-      embed_over_dp: the weights' model width is split over dp_shard.
+      embed_over_dp: the weights' model width is split over `SHARDS`.
     """
-    axes = [LOGICAL_TO_AXIS[name] for name in ("layers", *logical)]
+    names = "layers", *logical
+    axes: list[str | tuple[str, ...] | None] = [LOGICAL_TO_AXIS[n] for n in names]
     if embed_over_dp:
-        axes[1 + logical.index("embed")] = DP_SHARD
+        axes[1 + logical.index("embed")] = SHARDS
     return PartitionSpec(*axes)
 
 
 def _dp_dim(
-    local: Sequence[int], logical: Sequence[str | None], dp_shard: int
+    local: Sequence[int], logical: Sequence[str | None], shards: int
 ) -> int | None:
-    """Choose the dim that dp_shard splits; None when no dim divides."""
+    """Choose the dim that `SHARDS` split; None when no dim divides."""
     fits = [
         dim
         for dim, name in enumerate(logical)
-        if name != "layers" and local[dim] % dp_shard == 0
+        if name != "layers" and local[dim] % shards == 0
     ]
     return max(fits, key=lambda d: (logical[d] == "embed", local[d]), default=None)
 

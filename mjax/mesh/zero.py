@@ -1,7 +1,7 @@
 """ZeRO: where parameters, gradients and optimizer state live over data parallelism.
 
-Stored (master) parameters and moments are split over dp_shard from level 1 on
-(`mesh.rules.param_spec`). A step then
+Stored (master) parameters and moments are split from level 1 on over the axes `SHARDS`,
+dp_shard and dp_node (`mesh.rules.param_spec`). A step then
 
 - level 0: uses the stored parameters, all-reduces the gradients;
 - level 1: all-gathers the compute copy, all-reduces the gradients, keeps its part;
@@ -11,11 +11,20 @@ Stored (master) parameters and moments are split over dp_shard from level 1 on
 
 The gather moves the compute dtype (bfloat16), never the float32 masters; gradients are
 reduced in `precision.reduce`. With dp_replicate > 1 (HSDP) the reduction has two hops:
-inside dp_shard, then over dp_replicate on 1/dp_shard of the bytes (MiCS, Zhang et al.
-2022, arXiv:2205.00119, section 3.4). A microbatch adds `summand` to what a device
-accumulates, which sends nothing at levels 0 to 2 and stays inside dp_shard at level 3;
+inside `SHARDS`, then over dp_replicate on a shard's part of the bytes (MiCS, Zhang et
+al. 2022, arXiv:2205.00119, section 3.4). A microbatch adds `summand` to what a device
+accumulates, which sends nothing at levels 0 to 2 and stays inside `SHARDS` at level 3;
 the last one ends with `scatter` and `reduce_over`: what crosses dp_replicate does so
 once a step.
+
+Where the shards span nodes, dp_node above 1 makes each gather two: between the nodes,
+every device the shards of its place on them, then inside the node. A reduce-scatter is
+the same in reverse order. So a byte crosses to another node once, and a message between
+nodes has as many hops as there are nodes, not shards (MiCS, section 3.3). The order of
+the shards, dp_shard major, lets each step join neighbours: what arrives is in order,
+and the second pass over the bytes that MiCS needs is not there. Gathers are equal to
+those in one step bit for bit; sums differ by rounding in `precision.reduce`. The
+all-reduce of level 1 is one collective over both axes.
 
 `mjax.step.prefetch` says when, layer by layer, `mjax.step.plain` for embedding and
 head, `mjax.pipeline.pieces` for the stages of a pipeline.
@@ -36,58 +45,71 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from mjax.mesh import collectives, rules
-from mjax.mesh.axes import AXES, DP_SHARD
+from mjax.mesh.axes import AXES, DP_SHARD, SHARDS
 
 
 def gather(params: Any, specs: Any, dtype: DTypeLike) -> Any:
-    """Make the compute copy of parameters: cast, then all-gather over dp_shard.
+    """Make the compute copy of parameters: cast, then all-gather over `SHARDS`.
 
     Args:
       params: tree of this device's parts, varying over all axes.
       specs: tree of PartitionSpecs of `params`.
       dtype: of the compute copy, and of the bytes that travel.
     Returns:
-      the tree with every leaf whole over dp_shard.
+      the tree with every leaf whole over `SHARDS`.
     """
 
     def leaf(x: jax.Array, spec: PartitionSpec) -> jax.Array:
         x, dim = x.astype(dtype), rules.dim_of(spec, DP_SHARD)
-        if dim is None or lax.axis_size(DP_SHARD) == 1:
+        if dim is None:
             return x
-        return lax.all_gather(x, DP_SHARD, axis=dim, tiled=True)
+        for axis in reversed(SHARDS):
+            if lax.axis_size(axis) > 1:
+                x = lax.all_gather(x, axis, axis=dim, tiled=True)
+        return x
 
     return jax.tree.map(leaf, params, specs)
 
 
-def summand(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) -> Any:
+def summand(
+    grads: Any,
+    specs: Any,
+    *,
+    level: int,
+    dtype: DTypeLike,
+    axes: Sequence[str] = SHARDS,
+) -> Any:
     """Make of a microbatch's gradients what is added up until the last microbatch.
 
     Args:
-      grads: tree, of parameters that are whole over dp_shard.
+      grads: tree, of parameters that are whole over `SHARDS`.
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level.
       dtype: in which gradients are accumulated and reduced.
+      axes: of `SHARDS`, to take one step of two: first dp_shard, then dp_node of what
+        that returns.
     Returns:
       the same values at levels 0 to 2; at level 3 this device's parts of their sums
-      over dp_shard.
+      over `SHARDS`.
     """
 
     def leaf(g: jax.Array, spec: PartitionSpec) -> jax.Array:
         g, dim = g.astype(dtype), rules.dim_of(spec, DP_SHARD)
-        return g if dim is None or level < 3 else _reduce_scatter(g, dim)
+        return g if dim is None or level < 3 else _reduce_scatter(g, dim, axes)
 
     return jax.tree.map(leaf, grads, specs)
 
 
-def scatter(grads: Any, specs: Any, *, level: int) -> Any:
-    """Sum over dp_shard what the microbatches have added up: the first hop.
+def scatter(grads: Any, specs: Any, *, level: int, axes: Sequence[str] = SHARDS) -> Any:
+    """Sum over `SHARDS` what the microbatches have added up: the first hop.
 
     Args:
       grads: tree, sums of `summand`.
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level; at level 3 `summand` has done it.
+      axes: as for `summand`; level 1 has one step, over all of them.
     Returns:
-      the tree of this device's parts; what is not split over dp_shard as it was.
+      the tree of this device's parts; what is not split over `SHARDS` as it was.
     """
 
     def leaf(g: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -95,8 +117,8 @@ def scatter(grads: Any, specs: Any, *, level: int) -> Any:
         if dim is None or level == 3:
             return g
         if level == 1:
-            return collectives.vary(_own_part(lax.psum(g, DP_SHARD), dim))
-        return _reduce_scatter(g, dim)
+            return collectives.vary(_own_part(lax.psum(g, SHARDS), dim))
+        return _reduce_scatter(g, dim, axes)
 
     return jax.tree.map(leaf, grads, specs)
 
@@ -121,7 +143,7 @@ def reduce_gradients(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) ->
     """Sum gradients over every axis that their parameter is not split over.
 
     Args:
-      grads: tree, of parameters that are whole over dp_shard.
+      grads: tree, of parameters that are whole over `SHARDS`.
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level.
       dtype: of the reduction and of the result.
@@ -133,10 +155,10 @@ def reduce_gradients(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) ->
 
 
 def own_parts(grads: Any, specs: Any) -> Any:
-    """Keep this device's parts over dp_shard of gradients that are reduced.
+    """Keep this device's parts over `SHARDS` of gradients that are reduced.
 
     Args:
-      grads: tree of gradients, whole over dp_shard and the same on all of it.
+      grads: tree of gradients, whole over `SHARDS` and the same on all of them.
       specs: PartitionSpecs of the stored parameters.
     """
 
@@ -147,13 +169,14 @@ def own_parts(grads: Any, specs: Any) -> Any:
     return jax.tree.map(leaf, grads, specs)
 
 
-def _reduce_scatter(g: jax.Array, dim: int) -> jax.Array:
-    if lax.axis_size(DP_SHARD) == 1:
-        return g
-    return lax.psum_scatter(g, DP_SHARD, scatter_dimension=dim, tiled=True)
+def _reduce_scatter(g: jax.Array, dim: int, axes: Sequence[str]) -> jax.Array:
+    for axis in axes:
+        if lax.axis_size(axis) > 1:
+            g = lax.psum_scatter(g, axis, scatter_dimension=dim, tiled=True)
+    return g
 
 
 def _own_part(g: jax.Array, dim: int) -> jax.Array:
-    size = g.shape[dim] // lax.axis_size(DP_SHARD)
-    start = lax.axis_index(DP_SHARD) * size
+    size = g.shape[dim] // lax.axis_size(SHARDS)
+    start = lax.axis_index(SHARDS) * size
     return lax.dynamic_slice_in_dim(g, start, size, axis=dim)

@@ -6,6 +6,7 @@ the short runs have left. The run's own folders are only read.
 
 import dataclasses
 import json
+import math
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from mjax.config.command_line import to_flags
 from mjax.config.train import TrainConfig, from_json, to_json
+from mjax.mesh.axes import DP
 from mjax.observe import output, records, rungs
 from mjax.observe.records import Record
 from mjax.observe.rungs import FIRST, Origin, Rung
@@ -85,7 +87,7 @@ def _origin(record: Record, work_dir: Path) -> Origin:
         config=config,
         processes=processes,
         hosts=hosts if processes % hosts == 0 else 1,
-        dp=int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1)),
+        dp=math.prod(int(mesh.get(axis, 1)) for axis in DP),
         pp=int(mesh.get("pp", 1)),
     )
 

@@ -225,6 +225,7 @@ def _one_host(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
         config.mesh,
         dp=-1 if config.mesh.dp == -1 else dp,
         dp_shard=None if shard is None else math.gcd(shard, dp),
+        dp_shard_per_node=None,
     )
     smaller = dataclasses.replace(batch, size=batch.size // hosts)
     return dataclasses.replace(

@@ -52,7 +52,7 @@ def describe(
 def _zero_line(config: TrainConfig, sizes: AxisSizes) -> str:
     if sizes.dp == 1:
         return "over dp: nothing to gather or to reduce, its size is 1"
-    gathers = config.zero > 0 and sizes.dp_shard > 1
+    gathers = config.zero > 0 and sizes.shards > 1
     if config.pipeline.chunks == 1:
         what = "gradients are reduced after the last tick"
         if gathers:

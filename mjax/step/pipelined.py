@@ -13,6 +13,7 @@ gradients are all-reduced.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from mjax import scopes
 from mjax.layers.block import Block, JoinedParams
 from mjax.layers.linear import Joined
 from mjax.mesh import collectives, rules, zero
-from mjax.mesh.axes import DP_REPLICATE, DP_SHARD, TP
+from mjax.mesh.axes import DP, SHARDS, TP
 from mjax.model.transformer import Params, Transformer
 from mjax.pipeline import run
 from mjax.pipeline.make import Pipeline
@@ -166,11 +167,12 @@ class Pipelined(Forward):
         return run.Model(embed=embed, context=context, chunk=chunk, head=head)
 
     def _joins_parts(self, model: Transformer) -> bool:
-        """Say whether what dp_shard leaves of the weights joins: parts of the width."""
-        return self.level == 0 or model.config.d_model % self.mesh.shape[DP_SHARD] == 0
+        """Say whether what `SHARDS` leave of the weights joins: parts of the width."""
+        num_shards = math.prod(self.mesh.shape[axis] for axis in SHARDS)
+        return self.level == 0 or model.config.d_model % num_shards == 0
 
     def _pieces(self, block: Block, joins_parts: bool) -> Pieces:
-        has_others = self.mesh.shape[DP_REPLICATE] * self.mesh.shape[DP_SHARD] > 1
+        has_others = any(self.mesh.shape[axis] > 1 for axis in DP)
         embed_over_dp = self.level > 0 and joins_parts
         joined = {
             name: rules.joined_spec(dims, embed_over_dp=embed_over_dp)

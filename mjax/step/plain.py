@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from mjax import scopes
 from mjax.mesh import collectives, zero
-from mjax.mesh.axes import DP, DP_SHARD, PP, TP
+from mjax.mesh.axes import DP, PP, SHARDS, TP
 from mjax.model.transformer import DropoutKey, Params, Transformer
 from mjax.step.forward import Batch, Forward, dropout_key, last_position
 from mjax.step.prefetch import OverlappedLayers, Weights
@@ -177,7 +177,7 @@ class Plain(Forward):
         params = jax.tree.map(collectives.vary, params)
         ends = {name: p for name, p in params.items() if name != "blocks"}
         weights = Weights(params["blocks"], is_stored=True)
-        has_parts = self.level > 0 and self.mesh.shape[DP_SHARD] > 1
+        has_parts = self.level > 0 and any(self.mesh.shape[axis] > 1 for axis in SHARDS)
         if (self.level < 3 and at_once) or not has_parts:
             copy = zero.gather(weights.stacked, self.specs["blocks"], self.compute)
             weights = Weights(copy, is_stored=False)

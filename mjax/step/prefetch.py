@@ -35,7 +35,7 @@ from jaxtyping import Array, Int, PyTree
 from mjax import scopes
 from mjax.layers.stack import LayerPattern
 from mjax.mesh import zero
-from mjax.mesh.axes import DP, DP_REPLICATE, DP_SHARD
+from mjax.mesh.axes import DP, DP_NODE, DP_REPLICATE, DP_SHARD, SHARDS
 from mjax.step.trained import Trained
 from mjax.vjp import SplitVJP, zeros_of
 
@@ -244,8 +244,26 @@ class OverlappedLayers:
         """Return what a layer's gradients go through, one hop in each turn of the loop.
 
         The two of HSDP are in different turns: the second needs what the first gives.
+        So are the steps of a reduce-scatter inside nodes and between them.
         """
         level = self.level
+        two_steps = level > 1 and lax.axis_size(DP_NODE) > 1 < lax.axis_size(DP_SHARD)
+
+        def inside(grads: PyTree, total: PyTree, index: Index) -> PyTree:
+            if level == 3:
+                return self._summand(grads, axes=(DP_SHARD,))
+            part = self._added(grads, total, index)
+            return zero.scatter(
+                part, self._gradient_specs, level=level, axes=(DP_SHARD,)
+            )
+
+        def between(part: PyTree, total: PyTree, index: Index) -> PyTree:
+            if level == 3:
+                part = jax.tree.map(lambda g: g[0], part)
+                return self._added(part, total, index, axes=(DP_NODE,))
+            return zero.scatter(
+                part, self._gradient_specs, level=level, axes=(DP_NODE,)
+            )
 
         def scatter(grads: PyTree, total: PyTree, index: Index) -> PyTree:
             part = self._added(grads, total, index)
@@ -255,23 +273,46 @@ class OverlappedLayers:
             del total, index
             return zero.reduce_over(DP, part, self._gradient_specs)
 
+        def last(part: PyTree, total: PyTree, index: Index) -> PyTree:
+            return reduce(between(part, total, index), total, index)
+
         def both(grads: PyTree, total: PyTree, index: Index) -> PyTree:
             return self._reduced(self._added(grads, total, index))
 
-        num_shards = lax.axis_size(DP_SHARD)
+        num_shards = lax.axis_size(SHARDS)
         if not finish:
-            return [self._added] if level == 3 and num_shards > 1 else []
+            if level < 3 or num_shards == 1:
+                return []
+            return [inside, between] if two_steps else [self._added]
         if lax.axis_size(DP) == 1:
             return []
+        if two_steps and lax.axis_size(DP_REPLICATE) == 1:
+            return [inside, last]
+        if two_steps:
+            return [inside, between, reduce]
         if level == 0 or lax.axis_size(DP) in (num_shards, lax.axis_size(DP_REPLICATE)):
             return [both]
         return [scatter, reduce]
 
-    def _added(self, grads: PyTree, total: PyTree | None, index: Index) -> PyTree:
-        """Return a layer's gradients, added to what there is, leaves [1, ...]."""
+    def _summand(self, grads: PyTree, axes: Sequence[str] = SHARDS) -> PyTree:
+        """Return what a layer's gradients add to the sum, leaves [1, ...]."""
         grads = jax.tree.map(lambda g: g[None], grads)
-        specs = self._gradient_specs
-        grads = zero.summand(grads, specs, level=self.level, dtype=self.reduce)
+        return zero.summand(
+            *(grads, self._gradient_specs),
+            level=self.level,
+            dtype=self.reduce,
+            axes=axes,
+        )
+
+    def _added(
+        self,
+        grads: PyTree,
+        total: PyTree | None,
+        index: Index,
+        axes: Sequence[str] = SHARDS,
+    ) -> PyTree:
+        """Return a layer's gradients, added to what there is, leaves [1, ...]."""
+        grads = self._summand(grads, axes)
         if total is None:
             return grads
         added = jax.tree.map(jnp.add, _get(total, index), grads)

@@ -66,7 +66,7 @@ def make_find_corruption(
 
 
 def judge(
-    hashes: UInt32[np.ndarray, "pp r s tp"], processes: np.ndarray
+    hashes: UInt32[np.ndarray, "pp r n s tp"], processes: np.ndarray
 ) -> Corruption | None:
     """Name the processes whose devices differ; None if none does.
 
@@ -90,7 +90,7 @@ def judge(
     return Corruption(tuple(sorted(wrong)), is_sure) if wrong else None
 
 
-def _gathered_hash(state: Any) -> UInt32[Array, "pp r s tp"]:
+def _gathered_hash(state: Any) -> UInt32[Array, "pp r n s tp"]:
     """Hash this device's shards, and return the hashes of all devices."""
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(state):

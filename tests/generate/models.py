@@ -18,7 +18,7 @@ from mjax.config.train import TrainConfig, to_json
 from mjax.data.config import DataConfig
 from mjax.data.tokenizers import BytesTokenizer
 from mjax.generate.opened import Opened
-from mjax.mesh.axes import AXES, AxisSizes
+from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, Transformer, abstract_params
 from mjax.step.state import param_specs
@@ -60,7 +60,7 @@ def opened(
 ) -> Opened:
     """Open random parameters of a model of bytes."""
     made = make_mesh(mesh)
-    sizes = AxisSizes(**dict(zip(AXES, mesh, strict=True)))
+    sizes = AxisSizes(**made.shape)
     specs = param_specs(abstract_params(model)[1], sizes, shard_over_dp=False)
     placed = jax.tree.map(
         lambda x, spec: jax.device_put(

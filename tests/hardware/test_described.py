@@ -36,7 +36,7 @@ def test_tp_across_described_hosts_is_refused_unless_asked_for():
     with pytest.raises(ValueError, match=r"--mesh\.tp-across-hosts"):
         described_mesh(sizes, gpus_per_node=4)
     mesh = described_mesh(sizes, gpus_per_node=4, tp_across_hosts=True)
-    assert mesh.devices.shape == (1, 1, 1, 8)
+    assert mesh.devices.shape == (1, 1, 1, 1, 8)
 
 
 @pytest.mark.plan

@@ -11,6 +11,7 @@ from mjax.launch.config import RunConfig
 
 def config(size=12, microbatches=1, simulated=None, **mesh):
     shape = {"pp": 1, "dp": -1, "dp_shard": None, "tp": 1} | mesh
+    shape = {"dp_shard_per_node": None} | shape
     batch = {"size": size, "microbatches": microbatches}
     return {"mesh": shape, "batch": batch, "simulate_devices": simulated}
 
@@ -38,6 +39,13 @@ def test_the_other_axes_stay_and_dp_is_said_where_it_was():
     assert found[3] == {"--batch.microbatches": ["2"], "--mesh.dp": ["6"]}
     found = sizes(config(size=24, tp=2, pp=2), devices=4)
     assert found[3] == {"--batch.microbatches": ["2"]}
+
+
+def test_shards_of_one_host_communicate_in_one_step():
+    found = sizes(config(size=24, dp_shard_per_node=4), devices=4)
+    flag = "--mesh.dp-shard-per-node"
+    assert [hosts for hosts, flags in found.items() if flag in flags] == [1]
+    assert found[1][flag] == ["None"]
 
 
 def test_a_host_holds_whole_replicas_or_no_size_fits():

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 
 from mjax.layers import fp8
 from mjax.mesh import collectives
+from mjax.mesh.axes import DP, PP
 from tests.training import make_mesh
 
 # Rounding to m bits of mantissa is off by at most half a unit in the last place.
@@ -112,9 +113,7 @@ def test_parts_of_a_sequence_share_a_scale_where_asked(over_tp: bool):
 
     scales = jax.jit(
         jax.shard_map(
-            lambda x: jax.lax.pmax(per_device(x), ("pp", "dp_replicate", "dp_shard"))[
-                None
-            ],
+            lambda x: jax.lax.pmax(per_device(x), (PP, *DP))[None],
             mesh=make_mesh((1, 1, 1, 8)),
             in_specs=PartitionSpec(None, "tp"),
             out_specs=PartitionSpec("tp"),

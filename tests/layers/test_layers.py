@@ -14,7 +14,7 @@ from mjax.layers.loss import NO_TARGET, summed_nll
 from mjax.layers.norm import Norm
 from mjax.layers.rope import angles, rotate
 from mjax.mesh import collectives
-from mjax.mesh.axes import AXES, TP
+from mjax.mesh.axes import AXES, DP, PP, TP
 from tests.training import make_mesh
 
 # float32 against float64: sums of tens of terms.
@@ -118,7 +118,7 @@ def test_cross_entropy_and_its_gradients_are_those_of_the_whole_vocabulary(
             return summed_nll(x, table, bias, targets, scale=0.5, vocab_size=vocab)
 
         nll, (dx, *grads) = jax.value_and_grad(loss, (0, 1, 2))(*params)
-        once = [jax.lax.psum(g, ("pp", "dp_replicate", "dp_shard")) for g in grads]
+        once = [jax.lax.psum(g, (PP, *DP)) for g in grads]
         return collectives.sum_over_mesh(nll), jax.lax.psum(dx, AXES), *once
 
     specs = (P(), P(TP), P(TP))

@@ -19,7 +19,7 @@ from mjax.layers.linear import (
     row_parallel,
 )
 from mjax.mesh import collectives
-from mjax.mesh.axes import AXES
+from mjax.mesh.axes import AXES, DP, PP
 from tests.training import make_mesh
 
 BATCH, LENGTH, D, F1, F2, TP = 2, 32, 48, 64, 128, 8
@@ -93,7 +93,7 @@ def run(num_chunks: int, dtype: Any = jnp.float32, tp: int = TP) -> dict[str, An
 def _drop(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     """The other axes have size 1: a sum over them changes the type alone."""
     del spec
-    return jax.lax.psum(x, ("pp", "dp_replicate", "dp_shard"))
+    return jax.lax.psum(x, (PP, *DP))
 
 
 @functools.cache

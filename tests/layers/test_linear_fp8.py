@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from mjax.layers import fp8
 from mjax.layers.linear import Joined, column_parallel, row_parallel
 from mjax.mesh import collectives
+from mjax.mesh.axes import DP, PP
 from tests.training import make_mesh
 
 BATCH, LENGTH, D, F, TP = 2, 64, 96, 128, 8
@@ -43,7 +44,7 @@ def mapped(tp: int, per_device: Callable[[Any], Any], out_specs: Any) -> Any:
     def varying(a: dict[str, jax.Array]) -> Any:
         out = per_device(jax.tree.map(collectives.vary, a))
         # The other axes have size 1: a sum over them changes the type alone.
-        return lax.psum(out, ("pp", "dp_replicate", "dp_shard"))
+        return lax.psum(out, (PP, *DP))
 
     return jax.jit(
         jax.shard_map(

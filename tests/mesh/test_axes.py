@@ -19,12 +19,14 @@ def test_dp_takes_all_devices_by_default():
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (MeshConfig(tp=2), (1, 1, 4, 2)),
-        (MeshConfig(tp=-1, dp=2), (1, 1, 2, 4)),
-        (MeshConfig(pp=-1, dp=2, tp=2), (2, 1, 2, 2)),
-        (MeshConfig(dp_shard=4), (1, 2, 4, 1)),
-        (MeshConfig(dp_shard=1, tp=2), (1, 4, 1, 2)),
-        (MeshConfig(pp=2, dp=2, tp=2), (2, 1, 2, 2)),
+        (MeshConfig(tp=2), (1, 1, 1, 4, 2)),
+        (MeshConfig(tp=-1, dp=2), (1, 1, 1, 2, 4)),
+        (MeshConfig(pp=-1, dp=2, tp=2), (2, 1, 1, 2, 2)),
+        (MeshConfig(dp_shard=4), (1, 2, 1, 4, 1)),
+        (MeshConfig(dp_shard=1, tp=2), (1, 4, 1, 1, 2)),
+        (MeshConfig(pp=2, dp=2, tp=2), (2, 1, 1, 2, 2)),
+        (MeshConfig(dp_shard_per_node=4), (1, 1, 2, 4, 1)),
+        (MeshConfig(dp_shard=4, dp_shard_per_node=2), (1, 2, 2, 2, 1)),
     ],
 )
 def test_sizes_on_eight_devices(config: MeshConfig, expected: tuple[int, ...]):
@@ -42,7 +44,7 @@ def test_open_axis_is_recovered_and_the_product_is_the_number_of_devices(
     if open_axis is not None:
         asked[open_axis] = -1
     got = resolve(MeshConfig(**asked), num_devices)
-    assert got.as_tuple() == (pp, replicate, shard, tp)
+    assert got.as_tuple() == (pp, replicate, 1, shard, tp)
     assert len(got.as_tuple()) == len(AXES)
     assert got.num_devices == num_devices
 
@@ -136,3 +138,20 @@ def test_fewer_than_two_chunks_are_refused_on_any_mesh(overlap: Any, chunks: int
 def test_chunks_need_the_overlap():
     with pytest.raises(ValueError, match=r"needs --mesh\.tp-overlap chunks"):
         MeshConfig(tp_chunks=4)
+
+
+@pytest.mark.parametrize("per_node", [3, 8, 16])
+def test_shards_of_a_node_must_be_a_part_of_all_shards(per_node: int):
+    with pytest.raises(
+        ValueError,
+        match=rf"--mesh.dp-shard-per-node .* got {per_node} with dp_shard 8; leave",
+    ):
+        resolve(MeshConfig(dp_shard_per_node=per_node), 8)
+
+
+@pytest.mark.parametrize("per_node", [-1, 0, 1])
+def test_one_shard_on_a_node_has_no_second_step(per_node: int):
+    with pytest.raises(
+        ValueError, match=rf"--mesh.dp-shard-per-node .* got {per_node}; leave it out"
+    ):
+        MeshConfig(dp_shard_per_node=per_node)

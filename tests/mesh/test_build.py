@@ -58,11 +58,11 @@ def test_tp_stays_on_a_host_and_pipeline_stages_are_furthest_apart(
     assert mesh.axis_names == AXES
     ids = np.vectorize(lambda d: d.id)(mesh.devices)
     # Neighbours in tp are neighbours in number; then dp, then pp.
-    np.testing.assert_array_equal(ids, np.arange(32).reshape(2, 2, 2, 4))
+    np.testing.assert_array_equal(ids, np.arange(32).reshape(2, 2, 1, 2, 4))
     hosts = np.vectorize(lambda d: d.partition_index)(mesh.devices)
     assert (hosts == hosts[..., :1]).all()
     # Both shards of a replica share a host; the stages share none.
-    assert (hosts == hosts[:, :, :1, :1]).all()
+    assert (hosts == hosts[:, :, :, :1, :1]).all()
     assert not set(hosts[0].flat) & set(hosts[1].flat)
 
 
@@ -93,13 +93,51 @@ def test_tp_across_hosts_is_refused_unless_asked_for():
     ):
         build_mesh(sizes, devices)
     mesh = build_mesh(sizes, devices, tp_across_hosts=True)
-    assert mesh.devices.shape == (1, 1, 1, 16)
+    assert mesh.devices.shape == (1, 1, 1, 1, 16)
 
 
 def test_tp_that_does_not_divide_a_host_is_refused():
     devices = cluster(2, 6, processes_per_host=1)
     with pytest.raises(ValueError, match=r"--mesh.tp 4 .* divides 6"):
         build_mesh(axis_sizes(dp=3, tp=4), devices)
+
+
+def test_the_steps_of_shards_are_between_hosts_and_inside_them():
+    devices = cluster(4, 8, processes_per_host=8)
+    sizes = AxisSizes(pp=1, dp_replicate=2, dp_node=2, dp_shard=4, tp=2)
+    mesh = build_mesh(sizes, devices)
+    hosts = np.vectorize(lambda d: d.partition_index)(mesh.devices)
+    np.testing.assert_array_equal(hosts[0, :, :, 0, 0], [[0, 1], [2, 3]])
+    assert (hosts == hosts[..., :1, :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "tp", "remedy"),
+    [
+        (4, 4, 1, "use 8"),
+        (8, 2, 1, "use 8"),
+        (8, 2, 2, "use 4"),
+        (2, 2, 8, "leave it out"),
+        (2, 16, 1, "use 8"),
+    ],
+)
+def test_shards_per_node_that_are_not_those_of_a_host_are_refused(
+    nodes: int, per_node: int, tp: int, remedy: str
+):
+    num_hosts = nodes * per_node * tp // 8
+    devices = cluster(num_hosts, 8, processes_per_host=1)
+    sizes = AxisSizes(pp=1, dp_replicate=1, dp_node=nodes, dp_shard=per_node, tp=tp)
+    with pytest.raises(
+        ValueError,
+        match=rf"--mesh.dp-shard-per-node {per_node} must .* has 8 devices, and tp is "
+        rf"{tp}; {remedy}",
+    ):
+        build_mesh(sizes, devices)
+
+
+def test_nodes_of_simulated_devices_are_what_the_sizes_say():
+    sizes = AxisSizes(pp=1, dp_replicate=1, dp_node=4, dp_shard=2, tp=1)
+    assert build_mesh(sizes).shape["dp_node"] == 4
 
 
 def test_a_topology_without_hardware_has_a_host_per_process():
@@ -120,9 +158,10 @@ def test_wrong_number_of_devices_is_refused():
 
 def test_mesh_of_real_devices_has_auto_axes_and_all_devices():
     mesh = build_mesh(resolve(MeshConfig(tp=2, dp_shard=2), 8))
-    assert mesh.axis_types == (AxisType.Auto,) * 4
+    assert mesh.axis_types == (AxisType.Auto,) * len(AXES)
     assert list(mesh.devices.flat) == jax.devices()
-    assert dict(mesh.shape) == {"pp": 1, "dp_replicate": 2, "dp_shard": 2, "tp": 2}
+    sizes = {"pp": 1, "dp_replicate": 2, "dp_node": 1, "dp_shard": 2, "tp": 2}
+    assert dict(mesh.shape) == sizes
 
 
 def test_description_has_the_place_of_every_device():
@@ -130,10 +169,10 @@ def test_description_has_the_place_of_every_device():
     sizes = AxisSizes(pp=2, dp_replicate=1, dp_shard=2, tp=2)
     mesh = build_mesh(sizes, devices)
     first, header, *rows = describe(mesh).splitlines()
-    assert "pp 2 x dp_replicate 1 x dp_shard 2 x tp 2 = 8 devices (Fake)" in first
+    assert "dp_replicate 1 x dp_node 1 x dp_shard 2 x tp 2 = 8 devices (Fake)" in first
     assert "hosts: 2, processes: 8" in first
     assert header.split() == ["host", "process", "device", *AXES, "tp", "group"]
-    places = itertools.product(range(2), range(1), range(2), range(2))
+    places = itertools.product(*map(range, (2, 1, 1, 2, 2)))
     assert [tuple(map(int, row.split())) for row in rows] == [
         (i // 4, i, i, *place, i // 2) for i, place in enumerate(places)
     ]

@@ -10,15 +10,16 @@ from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.step.replicas import Corruption, judge, make_find_corruption
 
-ONE_EACH = np.arange(8).reshape(1, 4, 2, 1)
+ONE_EACH = np.arange(8).reshape(1, 4, 1, 2, 1)
 """A process for each device of four replicas of two shards."""
 
 
 def hashes(**changes):
-    found = np.zeros((1, 4, 2, 1), np.uint32) + np.arange(2, dtype=np.uint32)[:, None]
+    found = np.zeros((1, 4, 1, 2, 1), np.uint32)
+    found += np.arange(2, dtype=np.uint32)[:, None]
     for place, value in changes.items():
         replica, shard = map(int, place.removeprefix("at_").split("_"))
-        found[0, replica, shard, 0] = value
+        found[0, replica, 0, shard, 0] = value
     return found
 
 
@@ -38,8 +39,8 @@ def test_the_devices_that_differ_from_most_are_named(changes, expected):
 
 def test_of_two_replicas_both_are_named():
     found = judge(
-        np.array([7, 8], np.uint32).reshape(1, 2, 1, 1),
-        np.arange(2)[None, :, None, None],
+        np.array([7, 8], np.uint32).reshape(1, 2, 1, 1, 1),
+        np.arange(2)[None, :, None, None, None],
     )
     assert found == Corruption((0, 1), is_sure=False)
 
@@ -80,7 +81,7 @@ def test_a_bit_that_one_device_has_wrong_is_found(mesh, name, bit):
     assert find is not None
     state = {leaf: place(value, shardings[leaf]) for leaf, value in LEAVES.items()}
     assert find(state) is None
-    wrong = mesh.devices[0, 2, 1, 0]
+    wrong = mesh.devices[0, 2, 0, 1, 0]
     state[name] = place(LEAVES[name], shardings[name], wrong, bit)
     assert find(state) == Corruption((0,), is_sure=True)
 

@@ -62,12 +62,12 @@ def memory(
     tables = (1 if tied else 2) * case.vocab_size * case.d_model / sizes.tp
     tables += case.learned_positions * case.d_model
     weights = case.gpu_weights + tables
-    sharded = weights / sizes.dp_shard
+    sharded = weights / sizes.shards
     grads = weights
     if case.zero == 3:
         grads = sharded
     elif case.zero and case.microbatches == sizes.pp == 1:
-        grads = case.gpu_weights / sizes.dp_shard + tables
+        grads = case.gpu_weights / sizes.shards + tables
     logits = case.tokens * case.vocab_size / sizes.tp
     if logits_at_once is not None:
         logits = min(logits, float(logits_at_once))

@@ -138,7 +138,8 @@ def test_leaves_without_a_common_spine_are_farther_apart():
 
 def test_neighbours_are_those_of_the_mesh():
     """Counted again from a grid of devices, as `mjax.mesh.build` lays it out."""
-    assert AXES == ("pp", "dp_replicate", "dp_shard", "tp")
+    # dp_node has size 1 here: without it dp_shard has all shards.
+    assert AXES == ("pp", "dp_replicate", "dp_node", "dp_shard", "tp")
     sizes = MeshSizes(pp=3, dp=6, dp_shard=3, tp=2, pipeline_wraps=True)
     shape, num_gpus = (3, 2, 3, 2), 4
     grid = {

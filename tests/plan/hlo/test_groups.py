@@ -11,7 +11,7 @@ from mjax.mesh.axes import AXES, AxisSizes
 from mjax.plan.hlo.groups import Groups, read_groups, read_pairs
 
 
-def mesh_of(sizes: tuple[int, int, int, int]) -> AxisSizes:
+def mesh_of(sizes: tuple[int, ...]) -> AxisSizes:
     return AxisSizes(**dict(zip(AXES, sizes, strict=True)))
 
 
@@ -24,7 +24,7 @@ def as_sets(groups: Groups) -> set[frozenset[int]]:
     return {frozenset(row.tolist()) for row in groups.members}
 
 
-meshes = st.tuples(*[st.integers(1, 4)] * 4).map(mesh_of)
+meshes = st.tuples(*[st.integers(1, 4)] * len(AXES)).map(mesh_of)
 some_axes = st.lists(st.sampled_from(AXES), unique=True, min_size=1)
 
 
@@ -44,7 +44,7 @@ def test_mesh_listed_and_iota_forms_agree(sizes: AxisSizes, axes: list[str]):
     named = ",".join(f"'{axis}'" for axis in axes)
     listed = ",".join("{" + ",".join(map(str, row)) + "}" for row in expected)
     kept = [i for i, axis in enumerate(AXES) if axis in axes]
-    order = [i for i in range(4) if i not in kept] + kept
+    order = [i for i in range(len(AXES)) if i not in kept] + kept
     iota = (
         f"[{len(expected)},{len(expected[0])}]"
         f"<=[{','.join(map(str, sizes.as_tuple()))}]T({','.join(map(str, order))})"
