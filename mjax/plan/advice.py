@@ -252,18 +252,27 @@ def _less_dp(plan: Plan) -> Iterator[_Change]:
     why = f"{share:.1%} of the step waits for dp, {_hidden_words(plan, 'dp')}"
     sizes = plan.sizes
     inside = plan.topology.gpus_per_node // sizes.tp
-    for shard in {max(1, inside), *(d for d in (2, 4, 8, 16) if d < sizes.dp_shard)}:
-        if shard < sizes.dp_shard and sizes.dp % shard == 0:
+    for shard in {max(1, inside), *(d for d in (2, 4, 8, 16) if d < sizes.shards)}:
+        if shard < sizes.shards and sizes.dp % shard == 0:
             yield _Change(
-                fields={"mesh.dp_shard": shard},
+                fields=_of_shard(plan, shard),
                 why=f"{why}; gathers and scatters among {shard} instead of "
-                f"{sizes.dp_shard}, sums across the rest on 1/{shard} of the bytes",
+                f"{sizes.shards}, sums across the rest on 1/{shard} of the bytes",
             )
     if plan.config.precision.reduce == "float32":
         yield _Change(
             fields={"precision.reduce": "bfloat16"},
             why=f"{why}; half the bytes of gradients, in coarser sums",
         )
+
+
+def _of_shard(plan: Plan, shard: int) -> dict[str, Any]:
+    """Shard over so many; in two steps only as before, where that is left to do."""
+    per_node = plan.config.mesh.dp_shard_per_node
+    fields: dict[str, Any] = {"mesh.dp_shard": shard}
+    if per_node is not None and (shard <= per_node or shard % per_node):
+        fields["mesh.dp_shard_per_node"] = None
+    return fields
 
 
 def _signed(num_bytes: float) -> str:

@@ -49,9 +49,12 @@ def _head(plan: Plan) -> Iterator[str]:
     chunks = (
         f" of {config.pipeline.chunks} chunks" if config.pipeline.chunks > 1 else ""
     )
+    shards = f"dp_shard {sizes.dp_shard}"
+    if sizes.dp_node > 1:
+        shards = f"dp_node {sizes.dp_node} x {shards}"
     yield (
         f"mesh: pp {sizes.pp}{chunks} x dp {sizes.dp} (dp_replicate "
-        f"{sizes.dp_replicate} x dp_shard {sizes.dp_shard}) x tp {sizes.tp}; "
+        f"{sizes.dp_replicate} x {shards}) x tp {sizes.tp}; "
         f"ZeRO {config.zero}, remat {model.remat}"
     )
     yield (

@@ -35,7 +35,7 @@ _MAX_CHUNKS = 12
 MAX_ROWS = 12
 """Of the table."""
 SEARCHED = (
-    *("mesh.pp", "mesh.dp", "mesh.tp", "mesh.dp_shard"),
+    *("mesh.pp", "mesh.dp", "mesh.tp", "mesh.dp_shard", "mesh.dp_shard_per_node"),
     *("pipeline.chunks", "batch.microbatches", "model.remat"),
 )
 """Fields that every layout sets, whatever the run says."""
@@ -245,7 +245,8 @@ def _changed(
 ) -> TrainConfig | None:
     """Apply the fields; None where the run does not divide so."""
     try:
-        changed = with_fields(config, fields | {"mesh.dp_shard": None})
+        unsharded = {"mesh.dp_shard": None, "mesh.dp_shard_per_node": None}
+        changed = with_fields(config, fields | unsharded)
         check_sizes(changed, sizes)
     except ValueError:
         return None
@@ -260,24 +261,54 @@ def _smallest_shard(
     usable: int,
     constants: Constants,
 ) -> Candidate | None:
-    """Shard over as few as fit; None where all of dp are too few."""
+    """Shard over as few as fit; None where all of dp are too few.
+
+    Where these span nodes, in one step or in two, whichever is faster.
+    """
     for shard in _divisors(sizes.dp):
-        split = dataclasses.replace(
+        one_step = dataclasses.replace(
             sizes, dp_shard=shard, dp_replicate=sizes.dp // shard
         )
-        found = closed_form.estimate(config, split, topology, constants)
-        if found.memory.total_bytes <= usable:
-            more = {"mesh.dp_shard": shard}
-            return Candidate(
-                fields=fields | more,
-                config=with_fields(config, more),
-                sizes=split,
-                step_s=found.time.total_s,
-                mfu=found.mfu,
-                memory_bytes=found.memory.total_bytes,
-                usable_bytes=usable,
+        found = closed_form.estimate(config, one_step, topology, constants)
+        if found.memory.total_bytes > usable:
+            continue
+        candidates = [
+            _candidate(fields, config, one_step, found, usable, per_node=None)
+        ]
+        per_node = topology.gpus_per_node // sizes.tp
+        if config.zero and 1 < per_node < shard and shard % per_node == 0:
+            two_steps = dataclasses.replace(
+                one_step, dp_node=shard // per_node, dp_shard=per_node
             )
+            found = closed_form.estimate(config, two_steps, topology, constants)
+            candidates.append(
+                _candidate(fields, config, two_steps, found, usable, per_node=per_node)
+            )
+        return min(candidates, key=lambda candidate: candidate.step_s)
     return None
+
+
+def _candidate(
+    fields: dict[str, Any],
+    config: TrainConfig,
+    sizes: AxisSizes,
+    found: closed_form.Estimate,
+    usable: int,
+    *,
+    per_node: int | None,
+) -> Candidate:
+    more: dict[str, Any] = {"mesh.dp_shard": sizes.shards}
+    if per_node is not None:
+        more["mesh.dp_shard_per_node"] = per_node
+    return Candidate(
+        fields=fields | more,
+        config=with_fields(config, more),
+        sizes=sizes,
+        step_s=found.time.total_s,
+        mfu=found.mfu,
+        memory_bytes=found.memory.total_bytes,
+        usable_bytes=usable,
+    )
 
 
 def _divisors(number: int) -> list[int]:

@@ -315,6 +315,20 @@ def test_a_group_across_nodes_uses_the_card_of_each_of_its_members():
     assert simulate(case, DEVICE, IDEAL).dp_s == pytest.approx(by_hand, rel=EXACT)
 
 
+def test_two_steps_cross_nodes_with_the_part_of_a_shard():
+    """2 nodes of 8: half of 1/8 of the arrays between nodes, 7/8 of them inside."""
+    case = dataclasses.replace(
+        with_sizes(GPT, pp=1, tp=1, dp_node=2, dp_shard=8), layers=1
+    )
+    weights = 4 * 12288**2 + 2 * 12288 * 49152
+    inside = 7 / 8 / DEVICE.node_link_bytes_per_s
+    by_hand = weights * (2 + 4) * (1 / 2 / 8 / 25e9 + inside)
+    assert simulate(case, DEVICE, IDEAL).dp_s == pytest.approx(by_hand, rel=EXACT)
+    hops = dataclasses.replace(IDEAL, hop_s=1.0)
+    num_hops = simulate(case, DEVICE, hops).dp_s - by_hand
+    assert num_hops == pytest.approx(2 * (1 + 7), rel=EXACT)
+
+
 @pytest.mark.parametrize(("zero", "volume"), [(0, 2), (1, 3), (2, 2), (3, 3)])
 def test_each_zero_level_moves_its_volume(zero: int, volume: int):
     """In arrays of parameters, the dtypes being alike; docs/parallelism.md."""

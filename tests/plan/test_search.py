@@ -11,6 +11,7 @@ from mjax.mesh.axes import resolve
 from mjax.plan import closed_form
 from mjax.plan.options import Topology
 from mjax.plan.search import (
+    HIDDEN,
     Candidate,
     Row,
     as_json,
@@ -195,3 +196,16 @@ def test_what_was_compiled_and_fits_ranks_before_formulas_and_failures(found):
     order = [row.candidate for row in ranked(rows)]
     assert order[:3] == [found[4], found[3], found[2]]
     assert "(does not fit)" in table(rows)
+
+
+def test_shards_over_nodes_take_two_steps_where_latency_decides():
+    """A ring has 15 hops in one step, 1 + 7 in two; tp 8 leaves a node one shard."""
+    slow = dataclasses.replace(HIDDEN, hop_s=1e-3)
+    candidates = search(config_of(FLAGS), TOPOLOGY, constants=slow)
+    across = [c for c in candidates if c.sizes.shards * c.sizes.tp > 8]
+    assert {c.sizes.dp_node for c in across if c.sizes.tp < 8} == {2}
+    assert {c.sizes.dp_node for c in candidates if c not in across} <= {1}
+    for c in across:
+        shards = c.sizes.dp_shard if c.sizes.dp_node > 1 else None
+        assert c.config.mesh.dp_shard_per_node == shards
+        assert resolve(c.config.mesh, TOPOLOGY.num_gpus) == c.sizes

@@ -18,7 +18,8 @@ Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v ch
 - pp: one activation and one gradient per chunk and microbatch, split over tp;
 - head: on the last stage, which the others wait for;
 - dp: what `mjax.mesh.zero` moves at each level (Rajbhandari et al. 2020,
-  arXiv:1910.02054, section 7), in two hops with dp_replicate;
+  arXiv:1910.02054, section 7), in two hops with dp_replicate; gathers and scatters one
+  after the other between nodes and inside them with dp_node;
 - optimizer: its state read and written once.
 
 A ring of n sends (n - 1) / n of the bytes of the whole array. Hidden time is the
@@ -205,15 +206,23 @@ def _dp_s(case: Case, device: Device, constants: Constants) -> float:
         piece = num_bytes / collectives
         return collectives * _ring_s(piece, size, stride, device, constants)
 
-    gather = ring(params, sizes.dp_shard, sizes.tp)
-    scatter = ring(grads, sizes.dp_shard, sizes.tp)
-    shard = grads / (sizes.dp_shard if case.zero else 1)
-    across = 2 * ring(shard, sizes.dp_replicate, sizes.tp * sizes.dp_shard)
+    def over_shards(num_bytes: float) -> float:
+        """Gather or scatter: between nodes its part of a node, then inside the node."""
+        part = num_bytes / sizes.dp_shard
+        between = ring(part, sizes.dp_node, sizes.tp * sizes.dp_shard)
+        return between + ring(num_bytes, sizes.dp_shard, sizes.tp)
+
+    gather = over_shards(params)
+    scatter = over_shards(grads)
+    shard = grads / (sizes.shards if case.zero else 1)
+    across = 2 * ring(shard, sizes.dp_replicate, sizes.tp * sizes.shards)
     if case.zero == 3:
         return case.microbatches * (2 * gather + scatter) + across
-    gathers = 1 if case.zero else 0
-    scatters = 1 if case.zero == 2 else 2  # an all-reduce is two rings
-    return gathers * gather + scatters * scatter + across
+    if case.zero == 2:
+        return gather + scatter + across
+    # An all-reduce is two rings, over all shards at once.
+    reduced = 2 * ring(grads, sizes.shards, sizes.tp)
+    return (gather if case.zero else 0.0) + reduced + across
 
 
 def _head_s(case: Case, device: Device, constants: Constants) -> float:
@@ -229,7 +238,7 @@ def _head_s(case: Case, device: Device, constants: Constants) -> float:
 
 def _optimizer_s(case: Case, device: Device, constants: Constants) -> float:
     """Read state and gradient, write state and compute copy, once."""
-    entries = case.gpu_weights / (case.sizes.dp_shard if case.zero else 1)
+    entries = case.gpu_weights / (case.sizes.shards if case.zero else 1)
     num_bytes = entries * (2 * case.state_bytes + case.grad_bytes + case.param_bytes)
     return num_bytes / (device.memory_bytes_per_s * constants.memory_efficiency)
 
