@@ -152,5 +152,6 @@ def _start(shard: Any) -> tuple[jax.Array, bool]:
     data = shard.data
     if shard.device.platform != "cpu":
         pinned = SingleDeviceSharding(shard.device, memory_kind="pinned_host")
-        data = jax.device_put(data, pinned)
+        # A copy also of what is there already: the next step writes into that.
+        data = jax.device_put(data, pinned, may_alias=False)
     return data, shard.replica_id == 0

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from mjax.ckpt.boxes import Box, box_of, shape_of
 from mjax.hardware.xla_flags import for_collectives
@@ -142,7 +142,8 @@ def place(
             placed[name] = _placed(leaf, planned, values)
     if scattered:
         leaves = {name: abstract[name] for name in scattered}
-        placed |= _totals(leaves)(scattered)
+        for name, total in _totals(leaves)(scattered).items():
+            placed[name] = jax.device_put(total, leaves[name].sharding)
     return placed
 
 
@@ -153,7 +154,13 @@ def _placed(
     sharding = leaf.sharding
     assert sharding is not None
     own = [d for d in plan.box_of if d in sharding.addressable_devices]
-    parts = [jax.device_put(values[plan.box_of[device]], device) for device in own]
+    kind = sharding.memory_kind
+    parts = [
+        jax.device_put(
+            values[plan.box_of[device]], SingleDeviceSharding(device, memory_kind=kind)
+        )
+        for device in own
+    ]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
 
 

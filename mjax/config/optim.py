@@ -8,6 +8,7 @@ OptimName = Literal["lamb", "adamw"]
 
 
 ScheduleName = Literal["cosine", "wsd", "constant"]
+StateMemory = Literal["device", "host"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,8 @@ class OptimConfig:
     """Accepted steps that must be in the mean before a spike is looked for."""
     max_consecutive_skips: int = 20
     """Stop the run after this many skipped steps in a row."""
+    state_memory: StateMemory = "device"
+    """Where the moments are between updates: the device, or pinned host memory."""
 
     def __post_init__(self) -> None:
         """Check each field by itself; `check_schedule` checks them against the steps.
@@ -58,6 +61,9 @@ class OptimConfig:
         _check(
             self, "schedule", self.schedule in schedules, "be " + " or ".join(schedules)
         )
+        memories = get_args(StateMemory)
+        ok = self.state_memory in memories
+        _check(self, "state_memory", ok, "be " + " or ".join(memories))
         for name in ("lr", "eps"):
             ok = 0 < getattr(self, name) < math.inf
             _check(self, name, ok, "be positive and finite")

@@ -247,7 +247,13 @@ MAY_CHANGE = frozenset(
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
         *("log", "observe", "profile", "batch.microbatches"),
         *("model.attention", "model.attention_backward", "model.remat"),
-        *("data.cache_dir", "gc_every", "keep_compiled", "replica_check_every"),
+        *(
+            "optim.state_memory",
+            "data.cache_dir",
+            "gc_every",
+            "keep_compiled",
+            "replica_check_every",
+        ),
     }
 )
 """Fields and groups that a resumed run may change: how it runs and reports, not what

@@ -105,6 +105,26 @@ def named(jaxpr: Any, name: str) -> Iterator[Any]:
             yield from named(inner, name)
 
 
+def host_bytes(jaxpr: Any) -> int:
+    """Return the most bytes that a loop of a jaxpr stacks in host memory.
+
+    Loops that follow each other, as those of the microbatches, use the same memory.
+    """
+    found = [0]
+    for eqn in jaxpr.eqns:
+        inner = [host_bytes(body) for body in core.jaxprs_in_params(eqn.params)]
+        stacked = 0
+        if eqn.primitive.name == "scan":
+            stacked = sum(_host_array_bytes(v.aval) for v in eqn.outvars)
+        found.append(stacked + max(inner, default=0))
+    return max(found)
+
+
+def _host_array_bytes(aval: Any) -> int:
+    is_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+    return math.prod(aval.shape) * aval.dtype.itemsize if is_host else 0
+
+
 def main_shard_map(jaxpr: Any) -> Any:
     """Return the body of the shard_map with the largest results: a jaxpr of one device.
 

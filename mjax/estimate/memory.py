@@ -23,10 +23,10 @@ _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes of one device at the peak of a step."""
+    """Bytes of one device at the peak of a step, and of its host."""
 
     state: int
-    """Parameters and what the optimizer keeps, as they are stored."""
+    """Parameters and what the optimizer keeps, as they are stored on the device."""
     compute_copy: int
     """Parameters gathered, in the compute dtype; 0 where the stored ones are used."""
     gradients: int
@@ -36,11 +36,16 @@ class Estimate:
     """Ring buffers between the forward and the backward slots of a pipeline."""
     working_set: int
     """The rest: the backward pass of the layers, the loss, the optimizer's update."""
+    host_state: int = 0
+    """What the optimizer keeps in pinned host memory."""
+    host_activations: int = 0
+    """What the layers leave in pinned host memory for the backward pass."""
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
-        return sum(dataclasses.astuple(self))
+        """Bytes of the device in all."""
+        host = self.host_state + self.host_activations
+        return sum(dataclasses.astuple(self)) - host
 
 
 def estimate(
@@ -49,6 +54,8 @@ def estimate(
     saved: Any,
     *,
     trained: Any = None,
+    on_host: Any = None,
+    moments_at_once: int | None = None,
     compute: DTypeLike,
     reduce: DTypeLike,
     stash_name: str,
@@ -63,6 +70,9 @@ def estimate(
       saved: the same of the form that a checkpoint holds; what is not the same leaf is
         copied while the state is saved.
       trained: the parameters that have gradients; None is all of them.
+      on_host: for each leaf of the state whether it is in host memory; None: no leaf.
+      moments_at_once: bytes of moments that an update piece by piece has on the device;
+        None: it is made at once.
       compute: dtype of the compute copy.
       reduce: dtype of the gradients.
       stash_name: name of the pipeline's ring buffers in the trace.
@@ -85,13 +95,22 @@ def estimate(
     gradients *= np.dtype(reduce).itemsize
     stash = sum(map(liveness.num_bytes, liveness.named(body, stash_name)))
     # Then the activations are gone; an update of every parameter waits for the norms.
-    updated = [(_stored(p), p.dtype.itemsize) for p in with_gradient]
-    in_update = sum(n * (np.dtype(reduce).itemsize + size) for n, size in updated)
+    updates = moments_at_once
+    if updates is None:
+        updates = sum(_stored(p) * p.dtype.itemsize for p in with_gradient)
+    in_update = sum(map(_stored, with_gradient)) * np.dtype(reduce).itemsize + updates
     pairs = zip(jax.tree.leaves(state), jax.tree.leaves(saved), strict=True)
     in_save = sum(_stored(b) * b.dtype.itemsize for a, b in pairs if a is not b)
     peak = max(liveness.peak_bytes(body), in_update, in_save)
+    is_host = [False] * len(jax.tree.leaves(state))
+    if on_host is not None:
+        is_host = jax.tree.leaves(on_host)
+    stored = [_stored(x) * x.dtype.itemsize for x in jax.tree.leaves(state)]
+    in_host = sum(n for n, is_ in zip(stored, is_host, strict=True) if is_)
     return Estimate(
-        state=sum(_stored(x) * x.dtype.itemsize for x in jax.tree.leaves(state)),
+        state=sum(stored) - in_host,
+        host_state=in_host,
+        host_activations=liveness.host_bytes(body),
         compute_copy=compute_copy,
         gradients=gradients,
         stash=stash,
@@ -116,6 +135,15 @@ def table(found: Estimate, *, available: int | None) -> str:
     lines = ["memory of one device, estimated from the trace of a step:"]
     lines += [
         f"  {what:<14}{in_units(size):>11}" for what, size in rows.items() if size
+    ]
+    host = {
+        "optimizer state": found.host_state,
+        "activations": found.host_activations,
+    }
+    lines += [
+        f"  in pinned host memory: {what}, {in_units(size)}"
+        for what, size in host.items()
+        if size
     ]
     of = "" if available is None else f" of {in_units(available)}"
     return "\n".join([*lines, f"  {'in all':<14}{in_units(found.total):>11}{of}"])

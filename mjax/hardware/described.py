@@ -7,16 +7,19 @@ the collectives of that mesh. Needs the CUDA plugin of jax (`make env-plan`), an
 GPU.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.extend.mlir import ir
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from mjax.hardware.gpus import GPUS, Gpu
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.mesh.devices import load_plugin_without_gpu
+from mjax.mesh.host_memory import HOST_KIND
 
 
 class NoPluginError(RuntimeError):
@@ -110,6 +113,47 @@ def described_devices(
             f"jax-cuda13-pjrt=={jax.__version__}, or make env-plan in a clone"
         ) from error
     return list(topology.devices)
+
+
+def put_in_host_memory(lowered: jax.stages.Lowered, results: Sequence[bool]) -> None:
+    """Tell the compiler which results, and arguments donated to them, are on the host.
+
+    jax tells it for devices that are present. Described ones have no memories, and a
+    sharding on them loses its memory kind.
+
+    Args:
+      lowered: a program for described devices; changed in place.
+      results: for each of its results whether it is in pinned host memory.
+    Raises:
+      RuntimeError: no argument is donated to such a result.
+    """
+    module: Any = lowered.compiler_ir()
+    [main] = [op for op in module.body if op.attributes["sym_name"].value == "main"]
+    with module.context:
+        kind = ir.StringAttr.get(HOST_KIND)
+
+        def marked(name: str, are: Sequence[bool]) -> ir.ArrayAttr:
+            every = [
+                {item.name: item.attr for item in ir.DictAttr(entry)}
+                for entry in main.attributes[name]
+            ]
+            for entry, is_host in zip(every, are, strict=True):
+                if is_host:
+                    entry["mhlo.memory_kind"] = kind
+            return ir.ArrayAttr.get([ir.DictAttr.get(entry) for entry in every])
+
+        given = [
+            "tf.aliasing_output" in entry
+            and results[ir.IntegerAttr(entry["tf.aliasing_output"]).value]
+            for entry in map(ir.DictAttr, main.attributes["arg_attrs"])
+        ]
+        if sum(given) != sum(results):
+            raise RuntimeError(
+                f"{sum(results)} results are in host memory, and arguments are donated "
+                f"to {sum(given)} of them"
+            )
+        main.attributes["arg_attrs"] = marked("arg_attrs", given)
+        main.attributes["res_attrs"] = marked("res_attrs", results)
 
 
 def _check_name(gpu: str) -> None:

@@ -36,6 +36,8 @@ class Gpu:
     """NVLink, one direction, all links of one GPU; half of a data sheet's figure."""
     network_bytes_per_s: int
     """One direction and GPU, with the usual network card of that generation."""
+    host_link_bytes_per_s: int
+    """PCIe to the memory of the host, one direction; half of a data sheet's figure."""
 
 
 GPUS = MappingProxyType(
@@ -56,6 +58,8 @@ GPUS = MappingProxyType(
             node_link_bytes_per_s=300_000_000_000,
             # DGX A100: eight ConnectX-6 for the GPUs, 200 Gb/s each.
             network_bytes_per_s=25_000_000_000,
+            # sheet: PCIe Gen4, 64 GB/s both ways.
+            host_link_bytes_per_s=32_000_000_000,
         ),
         "h100": Gpu(
             # spec: h100_sxm.txtpb, commit 0774019.
@@ -73,6 +77,8 @@ GPUS = MappingProxyType(
             node_link_bytes_per_s=450_000_000_000,
             # DGX H100: eight ConnectX-7 for the GPUs, 400 Gb/s each.
             network_bytes_per_s=50_000_000_000,
+            # sheet: PCIe Gen5, 128 GB/s both ways.
+            host_link_bytes_per_s=64_000_000_000,
         ),
         "h200": Gpu(
             # spec: h200.txtpb, commit 4336d12; but the name is the one that jax sees.
@@ -90,6 +96,8 @@ GPUS = MappingProxyType(
             node_link_bytes_per_s=450_000_000_000,
             # DGX H200: eight ConnectX-7 for the GPUs, 400 Gb/s each.
             network_bytes_per_s=50_000_000_000,
+            # sheet: PCIe Gen5, 128 GB/s both ways.
+            host_link_bytes_per_s=64_000_000_000,
         ),
         "b200": Gpu(
             # spec: b200.txtpb, commit 300ec95.
@@ -108,6 +116,8 @@ GPUS = MappingProxyType(
             node_link_bytes_per_s=900_000_000_000,
             # DGX B200: eight ConnectX-7 for the GPUs, 400 Gb/s each.
             network_bytes_per_s=50_000_000_000,
+            # sheet: PCIe Gen5, 128 GB/s both ways.
+            host_link_bytes_per_s=64_000_000_000,
         ),
     }
 )

@@ -126,4 +126,5 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
         param_bytes=np.dtype(config.precision.compute).itemsize,
         grad_bytes=np.dtype(config.precision.reduce).itemsize,
         state_bytes=3 * param_bytes,  # LAMB and AdamW: the parameter and two moments
+        host_state_bytes=2 * param_bytes * (config.optim.state_memory == "host"),
     )

@@ -17,7 +17,7 @@ import jax
 
 from mjax.config.train import TrainConfig
 from mjax.estimate import memory
-from mjax.hardware.described import described_mesh
+from mjax.hardware.described import described_mesh, put_in_host_memory
 from mjax.hardware.xla_flags import Chosen
 from mjax.kernels.attention.api import choose
 from mjax.kernels.target import Target
@@ -40,10 +40,12 @@ class CompiledMemory:
     """Of the output, what is written in the place of an argument."""
     temporary_bytes: int
     code_bytes: int
+    host_bytes: int = 0
+    """In pinned host memory: arguments, results in their place, temporaries."""
 
     @property
     def total_bytes(self) -> int:
-        """Bytes in all, while the program runs."""
+        """Bytes of the device in all, while the program runs."""
         kept = self.argument_bytes + self.output_bytes - self.aliased_bytes
         return kept + self.temporary_bytes + self.code_bytes
 
@@ -63,6 +65,10 @@ def read_memory(compiled: jax.stages.Compiled) -> CompiledMemory:
         aliased_bytes=found.alias_size_in_bytes,
         temporary_bytes=found.temp_size_in_bytes,
         code_bytes=found.generated_code_size_in_bytes,
+        host_bytes=found.host_argument_size_in_bytes
+        + found.host_output_size_in_bytes
+        - found.host_alias_size_in_bytes
+        + found.host_temp_size_in_bytes,
     )
 
 
@@ -113,7 +119,10 @@ def compile_step(
     for line in notes:
         say(line)
     say(f"traced in {traced_s - started_s:.1f} s; compiling for {sizes.num_devices}")
-    compiled = step.lower().compile(compiler_options=dict(OPTIONS))
+    lowered = step.lower()
+    if any(jax.tree.leaves(program.on_host)):
+        put_in_host_memory(lowered, _results_on_host(program.on_host, lowered))
+    compiled = lowered.compile(compiler_options=dict(OPTIONS))
     compiled_s = time.perf_counter()
     say(f"compiled in {compiled_s - traced_s:.1f} s")
     text = compiled.as_text()
@@ -128,6 +137,13 @@ def compile_step(
         compile_s=compiled_s - traced_s,
         notes=notes,
     )
+
+
+def _results_on_host(state: Any, lowered: jax.stages.Lowered) -> list[bool]:
+    """Return for each result of the step, of which the state is the first, the same."""
+    of_state = jax.tree.leaves(state)
+    others = len(jax.tree.leaves(lowered.out_info)) - len(of_state)
+    return [*of_state, *[False] * others]
 
 
 def stored_bytes(tree: Any) -> int:

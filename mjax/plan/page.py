@@ -91,6 +91,8 @@ def memory_lines(memory: Memory) -> Iterator[str]:
         yield from (
             f"    {name:<22}{in_units(n):>11}" for name, n in memory.within.items()
         )
+    for name, size in memory.host.items():
+        yield f"  in pinned host memory: {name}, {in_units(size)} a GPU"
     yield f"  a run may take {in_units(memory.usable)}; {_share(memory)}"
 
 

@@ -16,6 +16,7 @@ from mjax.plan.compile import Executable, compilable, compile_step, stored_bytes
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo.analysis import analyse
 from mjax.plan.hlo.parse import parse
+from mjax.plan.host_copies import with_copies
 from mjax.plan.options import Topology
 from mjax.plan.replay import replay
 from mjax.plan.result import COMPUTE_PARTS, IDLE, Modelled, Plan, memory_of, waiting
@@ -48,7 +49,8 @@ def plan_compiled(
         plan = read(recipe, program, sizes, topology, executable)
     except ValueError as error:  # no fault of the input
         raise RuntimeError(f"the compiled step is not understood: {error}") from error
-    return dataclasses.replace(plan, config=config, notes=(*notes, *plan.notes))
+    plan = dataclasses.replace(plan, config=config, notes=(*notes, *plan.notes))
+    return with_copies(plan)
 
 
 def read(
@@ -95,6 +97,7 @@ def read(
             params_bytes=executable.params_bytes,
             device_memory_gib=config.device_memory_gib,
             compiled_bytes=executable.needed.total_bytes,
+            compiled_host_bytes=executable.needed.host_bytes,
         ),
         communication=reading.communication(analysis, every, taken),
         modelled=modelled,
@@ -143,7 +146,7 @@ def plan_by_formulas(
     stand_in, notes = compilable(config, topology)
     mesh = abstract_mesh(sizes, gpu=topology.gpu)
     program, _, needed = trace_step(stand_in, mesh)
-    return Plan(
+    plan = Plan(
         recipe=recipe,
         config=config,
         sizes=sizes,
@@ -159,6 +162,7 @@ def plan_by_formulas(
         notes=(why, *notes, *_limits(config)),
         trace_s=time.perf_counter() - started_s,
     )
+    return with_copies(plan)
 
 
 def traced_bytes(config: TrainConfig, topology: Topology) -> int:

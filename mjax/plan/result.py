@@ -28,6 +28,8 @@ the rest to the context of CUDA, the buffers of NCCL, and workspaces of librarie
 SECONDS_PER_DAY = 86_400
 
 IDLE = "idle slots of the pipeline"
+HOST_COPIES = "copies of the optimizer state"
+"""Part of a step: the link between GPU and host is busy, and nothing else goes on."""
 COMPUTE_PARTS = {
     "product": "matrix products",
     "kernel": "attention and other kernels",
@@ -51,6 +53,8 @@ class Memory:
     """Bytes of the GPU."""
     usable: int
     """Bytes that the run may take of it."""
+    host: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes in pinned host memory for this GPU, by what they are for."""
 
     @property
     def fits(self) -> bool:
@@ -192,6 +196,7 @@ def memory_of(
     params_bytes: int,
     device_memory_gib: float | None,
     compiled_bytes: int | None = None,
+    compiled_host_bytes: int | None = None,
 ) -> Memory:
     """Put the bytes of a step together.
 
@@ -201,9 +206,16 @@ def memory_of(
       params_bytes: stored parameters, a part of the state.
       device_memory_gib: what the run may take of a device, if the user says it.
       compiled_bytes: all bytes, as the compiler says; None: as the trace does.
+      compiled_host_bytes: the same of those in pinned host memory.
     """
     gpu = topology.description.memory_bytes
     usable = usable_bytes(topology, device_memory_gib)
+    host = {
+        "optimizer state": traced.host_state,
+        "activations": traced.host_activations,
+    }
+    if compiled_host_bytes is not None and traced.host_activations:
+        host["activations"] = compiled_host_bytes - traced.host_state
     passing = {
         "compute copy": traced.compute_copy,
         "gradients": traced.gradients,
@@ -222,6 +234,7 @@ def memory_of(
             is_compiled=False,
             gpu=gpu,
             usable=usable,
+            host=_present(host),
         )
     rest = compiled_bytes - traced.state
     return Memory(
@@ -231,6 +244,7 @@ def memory_of(
         is_compiled=True,
         gpu=gpu,
         usable=usable,
+        host=_present(host),
     )
 
 
@@ -255,6 +269,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "memory_source": _memory_source(plan.memory),
         "memory_parts_bytes": dict(plan.memory.parts),
         "memory_within_bytes": dict(plan.memory.within),
+        "host_memory_parts_bytes": dict(plan.memory.host),
         "gpu_memory_bytes": plan.memory.gpu,
         "usable_memory_bytes": plan.memory.usable,
         "collectives": sent and [dataclasses.asdict(row) for row in sent.traffic],

@@ -117,12 +117,14 @@ def build_optimizer(
     num_steps: int,
     stacked: PyTree[bool],
     decayed: PyTree[bool],
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Compose clipping, LAMB or AdamW, and the schedule from Optax' pieces.
 
     Gradients are clipped by value, then by global norm. Updates are float32 (or wider);
     moments have the dtype and the shape of their parameter. The state is a dict: its
-    "adam" entry holds mu and nu, its "schedule" entry the count of updates.
+    "adam" entry holds mu and nu, its "schedule" entry the count of updates. The update
+    takes the global norm as `norm` (`norm_to_clip`); without, it is that of what it is
+    given.
 
     Args:
       config: what to build.
@@ -139,7 +141,7 @@ def build_optimizer(
     if config.clip_value is not None:
         pieces.append(("clip_value", optax.clip(config.clip_value)))
     if config.clip_norm is not None:
-        pieces.append(("clip_norm", optax.clip_by_global_norm(config.clip_norm)))
+        pieces.append(("clip_norm", _clip_to_norm(config.clip_norm)))
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     pieces.append(("adam", adam))
     decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
@@ -150,24 +152,65 @@ def build_optimizer(
     return _compute_in_float32(optax.named_chain(*pieces))
 
 
+def norm_to_clip(
+    config: OptimConfig, grads: PyTree, norm: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Return the global norm by which gradients are clipped.
+
+    Args:
+      config: what the optimizer was built with.
+      grads: of all parameters.
+      norm: their L2 norm, in float32; it is the one unless values are clipped first.
+    """
+    if config.clip_value is None:
+        return norm
+    clipped, _ = optax.clip(config.clip_value).update(
+        jax.tree.map(_widen, grads), optax.EmptyState()
+    )
+    return jnp.asarray(optax.tree.norm(clipped))
+
+
+def _clip_to_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Clip as Optax' clip_by_global_norm, by a norm that may be given.
+
+    An update that is made in pieces has a part of the gradients at a time.
+    """
+
+    def update(updates, state, params=None, *, norm=None, **extra):
+        del params, extra
+        norm = optax.tree.norm(updates) if norm is None else norm
+        is_below = jnp.squeeze(norm < max_norm)
+
+        def clip(x: Array) -> Array:
+            scaled = (x / norm.astype(x.dtype)) * max_norm
+            return jax.lax.select(is_below, x, scaled)
+
+        return jax.tree.map(clip, updates), state
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: optax.EmptyState(), update
+    )
+
+
+def _widen(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def _compute_in_float32(
-    inner: optax.GradientTransformation,
-) -> optax.GradientTransformation:
+    inner: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
     """Widen what enters an update, and give its state back in the dtypes it came in.
 
     Nothing to do for float32. Of bfloat16 parameters Optax would round the norms and
     the decay, and the dtype of the moments would drift to that of the gradients.
     """
 
-    def widen(x):
-        return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-    def update(updates, state, params=None):
-        wide = jax.tree.map(widen, (updates, params))
-        updates, new_state = inner.update(wide[0], state, wide[1])
+    def update(updates, state, params=None, **extra):
+        wide = jax.tree.map(_widen, (updates, params))
+        updates, new_state = inner.update(wide[0], state, wide[1], **extra)
         return updates, optax.tree.cast_like(new_state, state)
 
-    return optax.GradientTransformation(inner.init, update)
+    return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
 def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation:

@@ -26,6 +26,7 @@ from mjax.hardware.xla_flags import Chosen, choose
 from mjax.layers.config import AdapterConfig
 from mjax.mesh.axes import AXES, AxisSizes
 from mjax.mesh.collectives import sum_over_mesh
+from mjax.mesh.host_memory import check_host_memory, is_on_host, to_device, to_host
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, abstract_params, map_params
@@ -33,12 +34,14 @@ from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.make import Pipeline, make_pipeline
 from mjax.step import optim
 from mjax.step.forward import Batch, Forward
+from mjax.step.host_state import HostUpdate
 from mjax.step.pipelined import Pipelined
 from mjax.step.plain import Plain
 from mjax.step.replicas import Corruption, make_find_corruption
 from mjax.step.stamps import LOG_SPEC, Place, mark_global
 from mjax.step.state import (
     TrainState,
+    moments_on_host,
     new_state,
     param_specs,
     saved_form,
@@ -81,6 +84,10 @@ class Program:
     """That the step follows; None: all layers are on each device."""
     abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
+    on_host: TrainState
+    """True for each leaf of the state that is in pinned host memory between steps."""
+    host_update: HostUpdate | None
+    """The update of moments that are there; None: they are on the devices."""
     trained: Trained
     """Parameters that have gradients and a state of the optimizer."""
     abstract_saved: TrainState
@@ -182,14 +189,21 @@ def build_program(
     trained = Trained(adapters_only=adapters is not None)
     graph, abstract = abstract_params(model, partition, tp_chunks, adapters, in_fp8)
     specs = param_specs(abstract, sizes, shard_over_dp=zero_level >= 1)
-    tx = optim.build_optimizer(
-        optimizer,
-        num_steps=num_steps,
-        stacked=trained.of(map_params(lambda _, stacked: stacked, abstract)),
-        decayed=trained.of(
+    kinds: dict[str, Any] = {
+        "stacked": trained.of(map_params(lambda _, stacked: stacked, abstract)),
+        "decayed": trained.of(
             map_params(lambda v, _: v.get_metadata()["decay"], abstract)
         ),
-    )
+    }
+    tx = optim.build_optimizer(optimizer, num_steps=num_steps, **kinds)
+    host_update = None
+    if optimizer.state_memory == "host":
+        check_host_memory(
+            *(mesh, "--optim.state-memory host", "use --optim.state-memory device")
+        )
+        host_update = HostUpdate(
+            config=optimizer, num_steps=num_steps, num_stages=sizes.pp, **kinds
+        )
 
     def make_state(seed: jax.Array) -> TrainState:
         return new_state(
@@ -200,7 +214,8 @@ def build_program(
         )
 
     shapes = jax.eval_shape(make_state, jnp.uint32(0))
-    shardings = state_shardings(shapes, specs, tx, mesh, trained)
+    on_host = moments_on_host(shapes, tx, host_update is not None)
+    shardings = state_shardings(shapes, specs, tx, mesh, trained, on_host)
     abstract_state = jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
         shapes,
@@ -232,6 +247,8 @@ def build_program(
         xla_options=chosen,
         pipeline=stages if is_pipeline else None,
         abstract_state=abstract_state,
+        on_host=on_host,
+        host_update=host_update,
         trained=trained,
         abstract_saved=saved.abstract,
         abstract_batch=dict.fromkeys(BATCH_FIELDS, row),
@@ -243,7 +260,7 @@ def build_program(
         is_finite=jax.jit(_make_is_finite(shardings, mesh)),
         find_corruption=make_find_corruption(shardings, mesh),
         train_step=jax.jit(
-            _make_train_step(forward, tx, optimizer, num_steps),
+            _make_train_step(forward, tx, host_update, optimizer, num_steps, on_host),
             donate_argnums=0,
             out_shardings=(shardings, _metric_shardings(shardings.step, mesh, stamps)),
             compiler_options=options,
@@ -271,8 +288,12 @@ def _make_is_finite(
     def num_bad(state: TrainState) -> Array:  # per device
         leaves = jax.tree.leaves(state)
         leaves = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-        num = sum(jnp.any(~jnp.isfinite(x)).astype(jnp.int32) for x in leaves)
-        return sum_over_mesh(jnp.asarray(num))
+        num = jnp.zeros((), jnp.int32)
+        for x in leaves:
+            if is_on_host(x):  # one after the other
+                x, num = jax.lax.optimization_barrier((x, num))
+            num += jnp.any(~jnp.isfinite(to_device(x))).astype(jnp.int32)
+        return sum_over_mesh(num)
 
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
     counted = jax.shard_map(
@@ -283,13 +304,26 @@ def _make_is_finite(
 
 def _make_train_step(
     forward: Forward,
-    tx: optax.GradientTransformation,
+    tx: optax.GradientTransformationExtraArgs,
+    host_update: HostUpdate | None,
     config: OptimConfig,
     num_steps: int,
+    on_host: TrainState,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Join gradients, guard and optimizer into one function."""
 
+    def update(
+        accept: Array, norm: Array, grads: Params, opt_state: Any, params: Params
+    ) -> tuple[Params, Any]:
+        if host_update is not None:
+            return host_update(accept, norm, grads, opt_state, params)
+        updates, after = tx.update(grads, opt_state, params, norm=norm)
+        new = optax.apply_updates(params, updates), after
+        return optim.select(accept, new, (params, opt_state))
+
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        # Of described devices jax does not know the memories: said again here.
+        state = jax.tree.map(lambda x, is_: to_host(x) if is_ else x, state, on_host)
         loss, tokens, grads, log = forward.gradients_and_log(
             state.params, state.rng, state.step, batch
         )
@@ -305,11 +339,8 @@ def _make_train_step(
             grad_norm, accept, guard = scalars
             lr = optim.current_learning_rate(state.opt_state, config, num_steps)
             before = forward.trained.of(state.params)
-            updates, opt_state = tx.update(grads, state.opt_state, before)
-            params = optax.apply_updates(before, updates)
-            params, opt_state = optim.select(
-                accept, (params, opt_state), (before, state.opt_state)
-            )
+            norm = optim.norm_to_clip(config, grads, grad_norm)
+            params, opt_state = update(accept, norm, grads, state.opt_state, before)
             params = forward.trained.put(params, state.params)
             step = state.step + 1
             skipped = 1 - accept.astype(jnp.int32)

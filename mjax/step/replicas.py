@@ -19,6 +19,7 @@ from jaxtyping import Array, UInt32
 
 from mjax.mesh.axes import AXES, DP_REPLICATE
 from mjax.mesh.collectives import vary
+from mjax.mesh.host_memory import is_on_host, to_device
 
 _REPLICA = AXES.index(DP_REPLICATE)
 # Odd numbers: a changed bit of one element always changes the sum.
@@ -94,7 +95,9 @@ def _gathered_hash(state: Any) -> UInt32[Array, "pp r n s tp"]:
     """Hash this device's shards, and return the hashes of all devices."""
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(state):
-        total = total * jnp.uint32(_LEAF) + _hash(leaf)
+        if is_on_host(leaf):  # one after the other
+            leaf, total = lax.optimization_barrier((leaf, total))
+        total = total * jnp.uint32(_LEAF) + _hash(to_device(leaf))
     found = vary(total)
     for axis in reversed(AXES):
         found = lax.all_gather(found, axis, to="invarying")

@@ -24,6 +24,7 @@ from mjax.hardware.xla_flags import for_collectives
 from mjax.layers.config import AdapterConfig
 from mjax.mesh import rules
 from mjax.mesh.axes import PP, AxisSizes
+from mjax.mesh.host_memory import is_on_host, on_host, to_device, to_host
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, Transformer, map_params
 from mjax.pipeline.partition import Partition
@@ -102,12 +103,33 @@ def new_state(
     )
 
 
+def moments_on_host(
+    abstract: TrainState, optimizer: optax.GradientTransformation, is_on_host: bool
+) -> TrainState:
+    """Return the tree of the state: for each leaf whether it is in host memory.
+
+    Args:
+      abstract: the state's shapes.
+      optimizer: that made the state.
+      is_on_host: whether its moments are; all else is on the devices.
+    """
+    nothing = jax.tree.map(lambda _: False, abstract)
+    moments = optax.tree.map_params(
+        optimizer,
+        lambda _: is_on_host,
+        abstract.opt_state,
+        transform_non_params=lambda _: False,
+    )
+    return dataclasses.replace(nothing, opt_state=moments)
+
+
 def state_shardings(
     abstract: TrainState,
     specs: Params,
     optimizer: optax.GradientTransformation,
     mesh: Mesh | AbstractMesh,
     trained: Trained = ALL_TRAINED,
+    in_host_memory: TrainState | None = None,
 ) -> TrainState:
     """Place a state: moments like their parameters, everything else on all devices.
 
@@ -117,6 +139,7 @@ def state_shardings(
       optimizer: that made the state.
       mesh: to place it on.
       trained: parameters that the optimizer has a state of.
+      in_host_memory: as `moments_on_host` returns it; None: no leaf is.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
     placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
@@ -127,12 +150,17 @@ def state_shardings(
         trained.of(placed),
         transform_non_params=lambda _: everywhere,
     )
-    return TrainState(
+    shardings = TrainState(
         step=everywhere,
         rng=everywhere,
         params=placed,
         opt_state=opt_state,
         guard=jax.tree.map(lambda _: everywhere, abstract.guard),
+    )
+    if in_host_memory is None:
+        return shardings
+    return jax.tree.map(
+        lambda s, is_: on_host(s) if is_ else s, shardings, in_host_memory
     )
 
 
@@ -208,13 +236,15 @@ def _one_by_one(
 ) -> list[Array]:
     """Map f over the leaves, each after the one before is done.
 
-    Else the compiler sends all of them first, and holds all that arrives.
+    Else the compiler sends all of them first, and holds all that arrives. A leaf in
+    host memory comes to the device for f, and goes back.
     """
     done: list[Array] = []
     for x, dim in zip(leaves, dims, strict=True):
         if done:
             x, done[-1] = lax.optimization_barrier((x, done[-1]))
-        done.append(f(x, dim))
+        y = f(to_device(x), dim)
+        done.append(to_host(y) if is_on_host(x) else y)
     return done
 
 
@@ -277,7 +307,7 @@ def _saved_leaf(
     return jax.ShapeDtypeStruct(
         (partition.num_layers, *leaf.shape[1:]),
         leaf.dtype,
-        sharding=NamedSharding(leaf.sharding.mesh, PartitionSpec(*entries)),
+        sharding=leaf.sharding.update(spec=PartitionSpec(*entries)),
     )
 
 

@@ -76,6 +76,10 @@ def trace_step(
         state,
         program.abstract_saved,
         trained=program.trained.of(state.params),
+        on_host=program.on_host,
+        moments_at_once=None
+        if program.host_update is None
+        else program.host_update.bytes_on_device(state.opt_state["adam"].mu),
         compute=config.precision.compute,
         reduce=config.precision.reduce,
         stash_name=STASH,

@@ -11,7 +11,7 @@ from typing import Literal
 from mjax.hardware.gpus import Gpu
 from mjax.mesh.axes import AxisSizes
 
-_MAY_BE_0 = ("zero", "learned_positions")
+_MAY_BE_0 = ("zero", "learned_positions", "host_state_bytes")
 
 Remat = Literal["none", "attention", "core", "dots", "full"]
 """What the backward pass computes again, as `--model.remat`."""
@@ -58,6 +58,8 @@ class Case:
     """Of an accumulated and reduced gradient."""
     state_bytes: int = 12
     """Of the master and the two moments of a parameter."""
+    host_state_bytes: int = 0
+    """Of these, what is in host memory."""
 
     def __post_init__(self) -> None:
         """Refuse what no run can be."""

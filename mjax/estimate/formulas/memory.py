@@ -79,7 +79,8 @@ def memory(
     return Memory(
         params_bytes=(at_level_3 if case.zero == 3 else weights) * case.param_bytes,
         grads_bytes=grads * case.grad_bytes,
-        optimizer_bytes=(sharded if case.zero else weights) * case.state_bytes,
+        optimizer_bytes=(sharded if case.zero else weights)
+        * (case.state_bytes - case.host_state_bytes),
         activations_bytes=kept,
         # Float32, and their gradient in the compute dtype.
         logits_bytes=logits * (4 + case.param_bytes),
