@@ -16,6 +16,7 @@ from mjax.estimate.formulas.case import Constants
 from mjax.estimate.memory import in_units
 from mjax.mesh.axes import AxisSizes, resolve
 from mjax.plan import closed_form
+from mjax.plan.host_copies import state_copies_s
 from mjax.plan.reading import schedule_of
 from mjax.plan.result import COMPUTE_PARTS, IDLE, ROLES, Advice, Plan, waiting
 
@@ -101,17 +102,25 @@ def _hidden_words(plan: Plan, role: str) -> str:
 
 
 def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
-    """Find flags with which the step fits, by tracing what computes the same."""
+    """Find flags with which the step fits, by tracing what computes the same.
+
+    The optimizer state goes to the host only if that costs less than the other change.
+    """
     memory = plan.memory
     # What the compiler needs beyond the trace is taken to grow with it.
     factor = memory.total / traced_bytes(plan.config)
+    on_host = _state_to_host(plan, traced_bytes, factor)
     found = []
     for words, config in _first(smaller(plan.config, plan.sizes), _MAX_TRACED):
         needed = round(traced_bytes(config) * factor)
         why = f"needs {in_units(needed)} of {in_units(memory.usable)}, by the trace"
         found.append((needed, Advice(flags=words, why=why, gain=None)))
         if needed <= memory.usable:
+            if on_host is not None and on_host[0] < _longer_s(plan, config):
+                return (on_host[1], found[-1][1])
             return (found[-1][1],)
+    if on_host is not None:
+        return (on_host[1],)
     split = Advice(
         flags="more of --mesh.tp, --mesh.pp or --mesh.dp-shard, or more --nodes",
         why="no change that computes the same on this mesh is enough",
@@ -119,6 +128,39 @@ def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
     )
     smallest = [advice for _, advice in sorted(found, key=lambda pair: pair[0])[:1]]
     return (split, *smallest)
+
+
+def _state_to_host(
+    plan: Plan, traced_bytes: Traced, factor: float
+) -> tuple[float, Advice] | None:
+    """Return the advice to keep the moments on the host, and the seconds it costs.
+
+    None if they are there, or if the step does not fit then either.
+    """
+    state = plan.memory.parts.get("optimizer state", 0)
+    if not state or plan.config.optim.state_memory == "host":
+        return None
+    fields = {"optim.state_memory": "host"}
+    needed = round(traced_bytes(with_fields(plan.config, fields)) * factor)
+    if needed > plan.memory.usable:
+        return None
+    cost_s = state_copies_s(state, plan.topology.description)
+    why = (
+        f"needs {in_units(needed)} of {in_units(plan.memory.usable)}, by the trace: "
+        f"{in_units(state)} of moments are on the host, and their copies take "
+        f"{cost_s:.2g} s a step, modelled ({cost_s / plan.modelled.step_s:.1%} of it)"
+    )
+    return cost_s, Advice(flags=as_flags(fields), why=why, gain=None)
+
+
+def _longer_s(plan: Plan, config: TrainConfig) -> float:
+    """Return the seconds that a change on the same mesh adds to a step, modelled."""
+    constants, top = measured_overlap(plan), plan.topology
+    now, then = (
+        closed_form.estimate(run, plan.sizes, top, constants).time.total_s
+        for run in (plan.config, config)
+    )
+    return plan.modelled.step_s * (then / now - 1)
 
 
 def _first[T](items: Iterator[T], count: int) -> Iterator[T]:

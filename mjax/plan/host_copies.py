@@ -16,12 +16,12 @@ LINK_EFFICIENCY = 0.85
 """Share of the link's bandwidth. Assumed."""
 
 
-def copy_s(num_bytes: float, gpu: Gpu) -> float:
+def copy_s(num_bytes: int | float, gpu: Gpu) -> float:
     """Return the seconds of copying bytes over the link, in one direction."""
     return num_bytes / (gpu.host_link_bytes_per_s * LINK_EFFICIENCY)
 
 
-def state_copies_s(state_bytes: float, gpu: Gpu) -> float:
+def state_copies_s(state_bytes: int | float, gpu: Gpu) -> float:
     """Return the seconds in which an optimizer state comes to the GPU and goes back.
 
     One direction after the other; an update is short beside a copy, and what overlaps

@@ -107,3 +107,24 @@ def test_a_closed_form_plan_has_advice_too():
     plan = make_plan(modelled=modelled(tp=0.2))
     plan = dataclasses.replace(plan, communication=None, compile_s=None)
     assert "--mesh.tp-overlap chunks" in flags_of(plan)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_advised"), [(2 * GIB, True), (60 * GIB, False)], ids=["pays", "slow"]
+)
+def test_moments_go_to_the_host_only_where_that_is_the_faster_remedy(state, is_advised):
+    """Full remat fits too, and costs about a quarter of a step of one second."""
+
+    def traced(config):
+        is_smaller = config.optim.state_memory == "host" or config.model.remat == "full"
+        return 100 * GIB if is_smaller else 140 * GIB
+
+    parts = {"parameters": 20 * GIB, "optimizer state": state}
+    plan = make_plan(BUSY, memory=memory(140 * GIB, parts=parts), modelled=modelled())
+    first, *rest = advise(plan, traced).advice
+    assert (first.flags == "--optim.state-memory host") == is_advised
+    assert "--model.remat full" in [first.flags, *[advice.flags for advice in rest]]
+    if is_advised:
+        # 2 x 2 GiB over 64 GB/s, of which 85% are reached.
+        assert "2.0 GiB of moments are on the host" in first.why
+        assert "0.079 s a step, modelled (7.9% of it)" in first.why

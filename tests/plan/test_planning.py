@@ -4,10 +4,13 @@ import pytest
 
 from mjax.estimate.memory import Estimate
 from mjax.plan.compile import CompiledMemory, Executable
+from mjax.plan.host_copies import with_copies
 from mjax.plan.options import Topology
+from mjax.plan.page import page
 from mjax.plan.planning import read
+from mjax.plan.result import HOST_COPIES
 from tests.plan.modules import MESHES, text_of
-from tests.plan.plans import settled
+from tests.plan.plans import GIB, make_plan, memory, modelled, settled
 
 TRACED = Estimate(state=60, compute_copy=10, gradients=20, stash=0, working_set=30)
 PIPELINE = "--mesh.pp 2 --model.layers 4 --batch.size 16 --batch.microbatches 4"
@@ -52,3 +55,16 @@ def test_kernels_that_are_priced_by_their_bytes_are_named(kernel, is_noted):
     notes = notes_of("pipeline", PIPELINE, kernel)
     assert ("for want of their FLOPs" in notes) == is_noted
     assert (kernel in notes) == is_noted
+
+
+def test_copies_of_the_optimizer_state_lengthen_the_step():
+    host = {"optimizer state": 8 * GIB}
+    plan = make_plan(memory=memory(host=host), modelled=modelled())
+    found = with_copies(plan)
+    # Twice over PCIe Gen5, of whose 64 GB/s 85% are reached.
+    seconds = 2 * 8 * GIB / 64e9 / 0.85
+    assert found.modelled.parts_s[HOST_COPIES] == pytest.approx(seconds)
+    assert found.modelled.step_s == pytest.approx(1 + seconds)
+    assert found.modelled.mfu == pytest.approx(plan.modelled.mfu / (1 + seconds))
+    assert "in pinned host memory: optimizer state, 8.0 GiB a GPU" in page(found)
+    assert with_copies(make_plan(modelled=modelled())).modelled.step_s == 1.0
