@@ -19,7 +19,7 @@ Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -80,8 +80,13 @@ def column_parallel(
       x @ w_i for each i, over the whole sequence: n = tp shards of s = t positions, in
       the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
     """
+    batch = x.shape[0]
+    if num_chunks > 1:
+        x = x.reshape(1, -1, x.shape[2])
     options = _Options(num_chunks, num_frozen, in_fp8, tuple(widths))
-    y = _gather_and_multiply(options, x, joined)
+    y = cast(Array, _gather_and_multiply(options, x, joined))
+    if num_chunks > 1:
+        y = y.reshape(y.shape[0], batch, -1, y.shape[3])
     y = checkpoint_name(y, PROJECTION)
     return jnp.split(y, _ends(widths), axis=3)
 
@@ -106,9 +111,14 @@ def row_parallel(
     Returns:
       the sum over i and over tp of part_i @ w_i, on t = T/tp positions.
     """
+    batch = parts[0].shape[1]
+    if num_chunks > 1:
+        parts = [p.reshape(p.shape[0], 1, -1, p.shape[3]) for p in parts]
     widths = tuple(part.shape[3] for part in parts)
     options = _Options(num_chunks, num_frozen, in_fp8, widths)
-    y = _multiply_and_scatter(options, tuple(parts), joined)
+    y = cast(Array, _multiply_and_scatter(options, tuple(parts), joined))
+    if num_chunks > 1:
+        y = y.reshape(batch, -1, y.shape[2])
     return checkpoint_name(y, PROJECTION)
 
 
@@ -218,9 +228,11 @@ class _Operand(NamedTuple):
     def rows(self) -> "_Operand":
         """Return all positions as one dim: [rows, _].
 
-        Rows are one dim in every matmul. As three dims, XLA may lay out their operands
-        differently for the forward and the backward pass, and copies whole stacks of
-        kept activations from one layout to the other (jax 0.11.2).
+        Rows are one dim in every matmul, and in what is sent where chunks of them
+        travel. As more dims, XLA may lay out operands differently for the forward and
+        the backward pass, and copies whole stacks of kept activations from one layout
+        to the other; or it sends rows in another order than a matmul reads them in, and
+        the first matmul waits for copies of what arrives (jax 0.11.2).
         """
         return _Operand(self.values.reshape(-1, self.values.shape[-1]), self.scale)
 
