@@ -32,8 +32,11 @@ class Weights(NamedTuple):
     chunks: PyTree
     """Leaves [v, n, ...]: the n layers of each of this stage's v chunks; in training
     `Chunks`."""
-    ends: PyTree
-    """Embedding, final norm and head; the same on every stage."""
+    embedding: PyTree
+    """What the first chunk's input is made with, the same on every stage; a tied head
+    reads it too."""
+    head: PyTree
+    """What only the head reads: final norm and matrix; the same on every stage."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,13 @@ class Model:
     """A model as a pipeline sees it: functions that run per device."""
 
     embed: Callable[[PyTree, Microbatch], Float[Array, "b t D"]]
-    """(ends, microbatch) -> what enters the first chunk."""
+    """(embedding, microbatch) -> what enters the first chunk."""
     context: Callable[[Microbatch], PyTree]
     """What all layers read beside their input; never kept, no gradient enters it."""
     chunk: Callable[[Array, PyTree, PyTree, Array], Float[Array, "b t D"]]
     """(input, weights, context, the chunk's number in the model) -> output. The weights
     are [n, ...], in training `pipeline.held.Held`. A slot with nothing to do may run it
     on zeros and on outputs of other chunks: it must be finite there."""
-    head: Callable[[PyTree, Array, Microbatch], Float[Array, "*dims"]]
-    """(ends, output of the last chunk, microbatch) -> the loss, or any result."""
+    head: Callable[[PyTree, PyTree, Array, Microbatch], Float[Array, "*dims"]]
+    """(embedding, head, output of the last chunk, microbatch) -> the loss, or any
+    result."""

@@ -4,6 +4,7 @@ A stage needs its second chunk only P ticks after its first, and has finished th
 gradients of its last chunk (v - 1) P ticks before the end. So only the first chunk is
 gathered before the first tick and only its gradients are reduced after the last tick;
 the rest goes over the wire in pieces, at most P a chunk, while the stage computes.
+Embedding and head go whole: `pipeline.run` says when.
 Pieces are slices of each weight along a dim that dp_shard does not split, as many as
 divide it; a weight without such a dim (a norm's scale) is gathered before and reduced
 after, with all its chunks.
@@ -25,11 +26,12 @@ from jaxtyping import Array, Int, PyTree
 
 from mjax.mesh import rules, zero
 from mjax.mesh.axes import DP_SHARD
+from mjax.pipeline.model import Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """Communication of the chunks' weights over data parallelism, in pieces."""
+    """Communication of weights over data parallelism, that of the chunks in pieces."""
 
     num_stages: int
     """P, also the ticks in which a chunk's pieces go."""
@@ -38,8 +40,8 @@ class Pieces:
     split: bool
     """Without, everything is gathered before the first tick and reduced after the last;
     no gain otherwise with one chunk, or with nobody to communicate with."""
-    specs: PyTree
-    """PartitionSpec of each stored leaf [slots, ...]."""
+    specs: Weights
+    """PartitionSpec of each stored leaf; those of the chunks are [slots, ...]."""
     level: int
     """ZeRO level, 0 to 2."""
     compute_dtype: DTypeLike
@@ -52,6 +54,30 @@ class Pieces:
         """Ticks, from the first and to the last, in which there are pieces."""
         return (self.num_chunks - 1) * self.num_stages if self.split else 0
 
+    def gather_whole(self, stored: PyTree, specs: PyTree) -> PyTree:
+        """Gather weights at once.
+
+        Args:
+          stored: this device's parts.
+          specs: their PartitionSpecs.
+        Returns:
+          the compute copy.
+        """
+        return zero.gather(stored, specs, self.compute_dtype)
+
+    def reduce_whole(self, grads: PyTree, specs: PyTree) -> PyTree:
+        """Reduce gradients at once, over all axes that do not split their weight.
+
+        Args:
+          grads: this device's gradients of weights that are whole over dp_shard.
+          specs: PartitionSpecs of the stored weights.
+        Returns:
+          this device's parts of the reduced gradients.
+        """
+        return zero.reduce_gradients(
+            grads, specs, level=self.level, dtype=self.reduce_dtype
+        )
+
     def start(self, stored: PyTree) -> PyTree:
         """Gather the first chunk, and whole what has no pieces.
 
@@ -63,12 +89,12 @@ class Pieces:
 
         def leaf(x: Array, spec: PartitionSpec) -> Array:
             if self._cut(x, spec) is None:
-                return _over_stack(x, spec, self._gather)
-            first = self._gather(x[0], spec)
+                return _over_stack(x, spec, self.gather_whole)
+            first = self.gather_whole(x[0], spec)
             rest = jnp.zeros_like(first, shape=(self.num_chunks - 1, *first.shape))
             return jnp.concatenate([first[None], rest])
 
-        return jax.tree.map(leaf, stored, self.specs)
+        return jax.tree.map(leaf, stored, self.specs.chunks)
 
     def gather(self, stored: PyTree, copy: PyTree, tick: Int[Array, ""]) -> PyTree:
         """Gather this tick's piece: of chunk c in the P ticks before tick c P.
@@ -87,10 +113,10 @@ class Pieces:
             if cut is None:
                 return copy
             part, at = _slice(x, cut, chunk, piece)
-            whole = self._gather(part, spec)
+            whole = self.gather_whole(part, spec)
             return lax.dynamic_update_slice(copy, whole[None], at)
 
-        return jax.tree.map(leaf, stored, copy, self.specs)
+        return jax.tree.map(leaf, stored, copy, self.specs.chunks)
 
     def reduce(self, grads: PyTree, tick: Int[Array, ""]) -> list[Array]:
         """Reduce this tick's piece: of the chunks from the last to the second.
@@ -106,7 +132,7 @@ class Pieces:
         for x, spec, cut in self._leaves(grads):
             if cut is not None:
                 part, _ = _slice(x, cut, chunk, tick % self.num_stages)
-                parts.append(self._reduce(part, spec))
+                parts.append(self.reduce_whole(part, spec))
         return parts
 
     def finish(self, grads: PyTree, parts: list[Array]) -> PyTree:
@@ -122,9 +148,9 @@ class Pieces:
         whole = []
         for x, spec, cut in self._leaves(grads):
             if cut is None:
-                whole.append(_over_stack(x, spec, self._reduce))
+                whole.append(_over_stack(x, spec, self.reduce_whole))
                 continue
-            first = self._reduce(x[0], spec)
+            first = self.reduce_whole(x[0], spec)
             rest = next(remaining)
             rest = rest.reshape(-1, self.num_stages, *rest.shape[1:])[::-1, : cut.num]
             rest = jnp.moveaxis(rest, 1, 1 + cut.dim).reshape(-1, *first.shape)
@@ -135,7 +161,7 @@ class Pieces:
         self, tree: PyTree
     ) -> Iterator[tuple[Array, PartitionSpec, "_Cut | None"]]:
         """Yield each leaf, its spec, and how it is cut into pieces, or None."""
-        leaves, specs = jax.tree.leaves(tree), jax.tree.leaves(self.specs)
+        leaves, specs = jax.tree.leaves(tree), jax.tree.leaves(self.specs.chunks)
         for x, spec in zip(leaves, specs, strict=True):
             yield x, spec, self._cut(x, spec)
 
@@ -150,12 +176,6 @@ class Pieces:
             if dim != rules.dim_of(spec, DP_SHARD)
         ]
         return max(cuts, key=lambda cut: (cut.num, sizes[cut.dim]), default=None)
-
-    def _gather(self, x: Array, spec: PartitionSpec) -> Array:
-        return zero.gather(x, spec, self.compute_dtype)
-
-    def _reduce(self, x: Array, spec: PartitionSpec) -> Array:
-        return zero.reduce_gradients(x, spec, level=self.level, dtype=self.reduce_dtype)
 
 
 class _Cut(NamedTuple):

@@ -21,6 +21,11 @@ leaves the loop's body XLA moves to the start of the next turn, where nothing is
 hide it (collective-permute-motion, jax 0.11.2). What follows from the weights alone is
 never kept: the backward slot is given them.
 
+Weights are gathered in the order of their first use: the embedding, the first chunk,
+the head, whose gather has the warm-up to finish, as the first loss is in its last tick
+or after it. The head's gradients are complete after the last loss, and are reduced
+beside the cool-down; those of the embedding only after the last tick.
+
 A stage that has nothing to do in a slot computes on whatever is there and keeps nothing
 of it (`idle="compute"`; its backward slot adds zeros), or skips the slot by a condition
 (`idle="skip"`). Both take the same time, as the others are waited for anyway; but a
@@ -39,9 +44,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from mjax import scopes
 from mjax.mesh import collectives
@@ -72,26 +78,38 @@ def gradients(
     Args:
       schedule: a training schedule of as many stages as the mesh has.
       model: its head returns a scalar; the losses of the microbatches are added.
-      weights: varying over all mesh axes; chunks, of type `Chunks`, as `pieces`
-        gathers them, ends whole.
+      weights: as they are stored, varying over all mesh axes; chunks, of type
+        `Chunks`, as `pieces` gathers them.
       microbatches: this device's rows, the same on every stage.
       options: see `Options`.
       dtype: of the accumulated gradients.
-      pieces: gathers the chunks' compute copy and reduces their gradients.
+      pieces: gathers the compute copy and reduces the gradients.
       log: carried from tick to tick.
       mark: called at the start of each tick, with the log and the tick's input, or the
         gradient that it sends where it has no forward slot.
     Returns:
       the loss of these rows on the last stage, zero on all others;
-      gradients: of this stage's chunks, reduced, laid out like `weights`; and of the
-        ends what this stage did with them, still to be reduced;
+      gradients: reduced, laid out like `weights`; of the chunks, this stage's;
       the log.
     """
-    run = Execution(schedule, model, weights.ends, microbatches, options)
-    carry = run.start(pieces.start(weights.chunks), dtype)
+    # Without the barriers XLA starts the gathers in any order, one beside the other.
+    embedding = pieces.gather_whole(weights.embedding, pieces.specs.embedding)
+    embedding, stored = lax.optimization_barrier((embedding, weights.chunks))
+    chunks = pieces.start(stored)
+    chunks, stored_head = lax.optimization_barrier((chunks, weights.head))
+    head = pieces.gather_whole(stored_head, pieces.specs.head)
+
+    run = Execution(schedule, model, embedding, microbatches, options)
+    carry = run.start(chunks, run.total_type(head), dtype)
+    phases = _phases(schedule, pieces.num_ticks)
+    last_loss = max(n for n, phase in enumerate(phases) if phase.has_loss)
     parts: list[Array] = []
+    d_head: PyTree = None
     is_forward_only = True
-    for phase in _phases(schedule, pieces.num_ticks):
+    for number, phase in enumerate(phases):
+        if phase.has_loss and carry.d_head is None:
+            zeros = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), head)
+            carry = carry._replace(d_head=zeros)
         if is_forward_only and phase.has_backward:
             is_forward_only = False
             carry = run.start_backward(carry)
@@ -112,16 +130,23 @@ def gradients(
             if phase.gathers:
                 # No slot of this tick reads the piece: it has the tick to arrive.
                 copy = pieces.gather(weights.chunks, carry.chunks, row["tick"])
-                return (run.tick(phase, carry, row)._replace(chunks=copy), log), part
-            return (run.tick(phase, carry, row), log), part
+                carry = run.tick(phase, carry, row, head)._replace(chunks=copy)
+                return (carry, log), part
+            return (run.tick(phase, carry, row, head), log), part
 
         rows = run.rows(phase.start, phase.stop)
         num_ticks = phase.stop - phase.start
         with jax.named_scope(scopes.loop("ticks", phase.start, num_ticks)):
             (carry, log), parts = lax.scan(tick, (carry, log), rows)
+        if number == last_loss:
+            with jax.named_scope(scopes.phase("backward")):
+                d_head = pieces.reduce_whole(carry.d_head, pieces.specs.head)
+            carry = carry._replace(d_head=None)
     with jax.named_scope(scopes.phase("backward")):
         d_chunks = pieces.finish(run.finish(carry), parts)
-    return carry.total, Weights(chunks=d_chunks, ends=carry.d_ends), log
+        d_embedding = pieces.reduce_whole(carry.d_embedding, pieces.specs.embedding)
+    grads = Weights(chunks=d_chunks, embedding=d_embedding, head=d_head)
+    return carry.total, grads, log
 
 
 def forward(
@@ -143,7 +168,8 @@ def forward(
     Returns:
       the sum over the microbatches on the last stage, zero on all others.
     """
-    run = Execution(schedule, model, weights.ends, microbatches, Options(idle=idle))
+    options = Options(idle=idle)
+    run = Execution(schedule, model, weights.embedding, microbatches, options)
 
     def tick(carry: tuple[Array, Array], row: Row) -> tuple[tuple[Array, Array], None]:
         x, total = carry
@@ -156,12 +182,12 @@ def forward(
         )
         total = lax.cond(
             run.ends_at(row["forward_chunk"]),
-            lambda: total + model.head(weights.ends, y, micro),
+            lambda: total + model.head(weights.embedding, weights.head, y, micro),
             lambda: total,
         )
         return (run.enter_next(row, collectives.send_to_next_stage(y)), total), None
 
-    start = run.enter_first(), zeros_of(run.total_type)
+    start = run.enter_first(), zeros_of(run.total_type(weights.head))
     (_, total), _ = lax.scan(tick, start, run.rows(0, schedule.num_ticks))
     return total
 

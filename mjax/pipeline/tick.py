@@ -55,7 +55,9 @@ class Carry(NamedTuple):
     d_chunks: Chunks
     """Sums of the gradients; joined ones are None with one chunk, and otherwise those
     of the chunk at hand are in `totals`."""
-    d_ends: PyTree
+    d_embedding: PyTree
+    d_head: PyTree | None
+    """None before the first loss and once it is being reduced."""
     forward_layers: tuple[PyTree, ...]
     """Joined weights of the chunk that the forward slot runs."""
     backward_layers: tuple[PyTree, ...] | None
@@ -83,20 +85,23 @@ class Execution:
         self,
         schedule: Schedule,
         model: Model,
-        ends: PyTree,
+        embedding: PyTree,
         microbatches: Microbatches,
         options: Options,
     ) -> None:
-        self.schedule, self.model, self.ends = schedule, model, ends
+        self.schedule, self.model, self.embedding = schedule, model, embedding
         self.microbatches, self.options = microbatches, options
         self.stage = collectives.stage_index()
         # Picked by the stage, as in a tick: its type says that it varies over stages.
         self.any_microbatch = {
             name: _get(x, self.stage) for name, x in microbatches.items()
         }
-        self.x_type = jax.eval_shape(model.embed, ends, self.any_microbatch)
-        self.total_type = jax.eval_shape(
-            model.head, ends, self.x_type, self.any_microbatch
+        self.x_type = jax.eval_shape(model.embed, embedding, self.any_microbatch)
+
+    def total_type(self, head: PyTree) -> Any:
+        """Return the type of what the head makes, given its weights or their types."""
+        return jax.eval_shape(
+            self.model.head, self.embedding, head, self.x_type, self.any_microbatch
         )
 
     # ------------------------------------------------------ what a tick is about
@@ -149,7 +154,7 @@ class Execution:
 
     # ------------------------------------------------------------------- a tick
 
-    def start(self, chunks: Chunks, dtype: DTypeLike) -> Carry:
+    def start(self, chunks: Chunks, total_type: Any, dtype: DTypeLike) -> Carry:
         """Make the carry of the first tick."""
         first = self._held_at(held_in_forward(self.schedule.forward_chunk)[0])
         layers = take_layers(chunks.joined, first)
@@ -173,9 +178,12 @@ class Execution:
             gradients=zeros_of(self.x_type, waiting),
             stash=tuple(checkpoint_name(zeros_of(leaf, slots), STASH) for leaf in kept),
             chunks=chunks,
-            total=zeros_of(self.total_type),
+            total=zeros_of(total_type),
             d_chunks=d_chunks,
-            d_ends=jax.tree.map(lambda w: jnp.zeros_like(w, dtype), self.ends),
+            d_embedding=jax.tree.map(
+                lambda w: jnp.zeros_like(w, dtype), self.embedding
+            ),
+            d_head=None,
             forward_layers=layers,
             backward_layers=None,
             totals=totals,
@@ -201,8 +209,15 @@ class Execution:
         """Return this stage's entry of a row."""
         return jnp.asarray(row)[self.stage]
 
-    def tick(self, phase: Body, carry: Carry, row: Row) -> Carry:
-        """Do the forward and the backward slot of one tick."""
+    def tick(self, phase: Body, carry: Carry, row: Row, head: PyTree | None) -> Carry:
+        """Do the forward and the backward slot of one tick.
+
+        Args:
+          phase: that the tick is in.
+          carry: from the tick before.
+          row: what the tick is about.
+          head: the head's weights, if the phase has a loss.
+        """
         gradient, received = carry.dx, None
         if phase.has_backward:
             with jax.named_scope(scopes.phase("backward")):
@@ -212,7 +227,7 @@ class Execution:
             received = collectives.send_to_next_stage(y)
             if phase.has_loss:
                 with jax.named_scope(scopes.phase("loss")):
-                    gradient, carry = self._loss(carry, row, y, gradient)
+                    gradient, carry = self._loss(carry, row, y, gradient, head)
         with jax.named_scope(scopes.phase("backward")):
             if phase.has_backward or phase.has_loss:
                 waiting = _put(carry.gradients, row["gradient_write"], gradient)
@@ -238,7 +253,7 @@ class Execution:
     ) -> Array:
         return lax.cond(
             self.begins_at(chunk),
-            lambda: self.model.embed(self.ends, self.microbatch(index)),
+            lambda: self.model.embed(self.embedding, self.microbatch(index)),
             lambda: received,
         )
 
@@ -261,7 +276,7 @@ class Execution:
         return y, carry._replace(stash=stash)
 
     def _loss(
-        self, carry: Carry, row: Row, y: Array, gradient: Array
+        self, carry: Carry, row: Row, y: Array, gradient: Array, head: PyTree
     ) -> tuple[Array, Carry]:
         """Add the loss of a microbatch that has left the last chunk.
 
@@ -270,19 +285,24 @@ class Execution:
         """
         micro = self.microbatch(row["forward_microbatch"])
 
+        so_far = carry.d_embedding, carry.d_head
+
         def compute() -> tuple[Array, PyTree, Array]:
             loss, pull = jax.vjp(
-                lambda ends, y: self.model.head(ends, y, micro), self.ends, y
+                lambda embedding, head, y: self.model.head(embedding, head, y, micro),
+                *(self.embedding, head, y),
             )
-            d_ends, dy = pull(jnp.ones_like(loss))
-            return carry.total + loss, _add(carry.d_ends, d_ends), dy
+            *more, dy = pull(jnp.ones_like(loss))
+            return carry.total + loss, _add(so_far, tuple(more)), dy
 
-        total, d_ends, gradient = lax.cond(
+        total, (d_embedding, d_head), gradient = lax.cond(
             self.ends_at(row["forward_chunk"]),
             compute,
-            lambda: (carry.total, carry.d_ends, gradient),
+            lambda: (carry.total, so_far, gradient),
         )
-        return gradient, carry._replace(total=total, d_ends=d_ends)
+        return gradient, carry._replace(
+            total=total, d_embedding=d_embedding, d_head=d_head
+        )
 
     def _backward_slot(self, carry: Carry, row: Row) -> Carry:
         """Run a chunk backward on the gradient that has arrived."""
@@ -312,12 +332,16 @@ class Execution:
             others, totals, dx = compute()
 
         def embed_backward() -> PyTree:
-            _, pull = jax.vjp(lambda ends: self.model.embed(ends, micro), self.ends)
-            return _add(carry.d_ends, pull(dx)[0])
+            _, pull = jax.vjp(lambda w: self.model.embed(w, micro), self.embedding)
+            return _add(carry.d_embedding, pull(dx)[0])
 
-        d_ends = lax.cond(self.begins_at(chunk), embed_backward, lambda: carry.d_ends)
+        d_embedding = lax.cond(
+            self.begins_at(chunk), embed_backward, lambda: carry.d_embedding
+        )
         d_chunks = carry.d_chunks._replace(others=others)
-        carry = carry._replace(dx=dx, d_chunks=d_chunks, d_ends=d_ends, totals=totals)
+        carry = carry._replace(
+            dx=dx, d_chunks=d_chunks, d_embedding=d_embedding, totals=totals
+        )
         return self._exchange_backward(carry, row)
 
     # ---------------------------------------------------------- when a chunk changes

@@ -2,7 +2,7 @@
 
 `Pipelined` has the signature of `mjax.step.plain.Plain`, and its results. It tells
 the executor (`mjax.pipeline.run`) what a Transformer does before the first chunk, in a
-chunk and after the last one; what all stages share is gathered and reduced here.
+chunk and after the last one.
 
 In training the weights of the blocks are cast and joined once a step, before they are
 gathered over dp_shard: what is gathered, and whose gradients are reduced, in pieces,
@@ -52,7 +52,9 @@ class Pipelined(Forward):
         batch: Batch,
         log: Log,
     ) -> tuple[Float[Array, ""], Params, Log]:
-        ends, blocks = self._gathered_ends(params)
+        stored = _by_use(jax.tree.map(collectives.vary, params))
+        blocks = stored.chunks
+        ends = {**stored.embedding, **stored.head}
         joins_parts = self._joins_parts(self._bind(ends, blocks))
         parts = jax.tree.map(lambda w: w.astype(self.compute), blocks)
         if not joins_parts:
@@ -60,13 +62,16 @@ class Pipelined(Forward):
         block = self._bind(ends, blocks).blocks
         chunks = run.Chunks(joined=block.join(parts), others=block.others(blocks))
 
-        def loss(ends: Params, x: Array, micro: Batch) -> Float[Array, ""]:
-            return self._bind(ends, blocks).loss(x, micro["targets"]) * scale
+        def loss(
+            embedding: Params, head: Params, x: Array, micro: Batch
+        ) -> Float[Array, ""]:
+            model = self._bind(embedding | head, blocks)
+            return model.loss(x, micro["targets"]) * scale
 
         total, grads, log = run.gradients(
             self.pipeline.schedule,
             self._model(ends, blocks, key, loss),
-            run.Weights(chunks=self._by_chunk(chunks), ends=ends),
+            stored._replace(chunks=self._by_chunk(chunks)),
             self.split(batch),
             options=self.pipeline.options,
             dtype=self.reduce,
@@ -76,9 +81,6 @@ class Pipelined(Forward):
         )
         log, total = mark(log, total, Place.BACKWARD)
         with jax.named_scope(scopes.phase("backward")):
-            d_ends = zero.reduce_gradients(
-                grads.ends, self._end_specs, level=self.level, dtype=self.reduce
-            )
             joined, others = self._by_slot(grads.chunks)
             weights = block.separate(joined, parts)
             specs = block.weights(self.specs["blocks"])
@@ -86,40 +88,46 @@ class Pipelined(Forward):
             weights = zero.reduce_over((TP,), weights, specs)
             if not joins_parts:
                 weights = zero.own_parts(weights, specs)
-        return total, d_ends | {"blocks": _merge(weights, others)}, log
+        ends = {**grads.embedding, **grads.head}
+        return total, ends | {"blocks": _merge(weights, others)}, log
 
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:
-        def nll(ends: Params, x: Array, micro: Batch) -> Float[Array, ""]:
-            return self._bind(ends, blocks).loss(x, micro["targets"])
+        def nll(
+            embedding: Params, head: Params, x: Array, micro: Batch
+        ) -> Float[Array, ""]:
+            model = self._bind(embedding | head, params["blocks"])
+            return model.loss(x, micro["targets"])
 
-        ends, blocks = self._gathered_ends(params)
-        return self._forward(ends, blocks, nll, self.split(batch))
+        return self._forward(params, nll, self.split(batch))
 
     def _last_logits(
         self, params: Params, tokens: Int[Array, "B T"], length: Int[Array, ""]
     ) -> Float[Array, "B v"]:
-        def logits(ends: Params, x: Array, micro: Batch) -> Float[Array, "B v"]:
+        def logits(
+            embedding: Params, head: Params, x: Array, micro: Batch
+        ) -> Float[Array, "B v"]:
             del micro
-            logits = self._bind(ends, blocks).logits_of(x)
+            logits = self._bind(embedding | head, params["blocks"]).logits_of(x)
             return last_position(logits, length)
 
-        ends, blocks = self._gathered_ends(params)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         one = {"tokens": tokens[None], "positions": collectives.vary(positions)[None]}
-        return self._forward(ends, blocks, logits, one)
+        return self._forward(params, logits, one)
 
     def _forward(
-        self, ends: Params, blocks: Params, head: Any, microbatches: run.Microbatches
+        self, params: Params, head: Any, microbatches: run.Microbatches
     ) -> Array:
-        """Run the stored blocks forward, gathered at once."""
-        whole = zero.gather(blocks, self.specs["blocks"], self.compute)
-        weights = run.Weights(chunks=self._by_chunk(whole), ends=ends)
+        """Run the stored parameters forward, gathered at once."""
+        params = jax.tree.map(collectives.vary, params)
+        whole = zero.gather(params, self.specs, self.compute)
+        weights = _by_use(whole)
+        weights = weights._replace(chunks=self._by_chunk(weights.chunks))
         schedule = build_forward(
             num_stages=self.pipeline.partition.num_stages,
             num_chunks=self.pipeline.partition.num_chunks,
             num_microbatches=microbatches["tokens"].shape[0],
         )
-        model = self._model(ends, blocks, None, head)
+        model = self._model(params, params["blocks"], None, head)
         idle = self.pipeline.options.idle
         return run.forward(schedule, model, weights, microbatches, idle=idle)
 
@@ -136,8 +144,8 @@ class Pipelined(Forward):
         def at(micro: Batch) -> Any:
             return None if key is None else dropout_key(key, micro)
 
-        def embed(ends: Params, micro: Batch) -> Array:
-            bound = self._bind(ends, blocks)
+        def embed(embedding: Params, micro: Batch) -> Array:
+            bound = self._bind({**ends, **embedding}, blocks)
             return bound.start(micro["tokens"], micro["positions"], key=at(micro))
 
         def context(micro: Batch) -> Any:
@@ -178,21 +186,18 @@ class Pipelined(Forward):
             name: rules.joined_spec(dims, embed_over_dp=embed_over_dp)
             for name, dims in block.joined_dims.items()
         }
+        specs = _by_use(self.specs)
         return Pieces(
             num_stages=self.pipeline.partition.num_stages,
             num_chunks=self.pipeline.partition.num_chunks,
             split=has_others,
-            specs=run.Chunks(joined, block.others(self.specs["blocks"])),
+            specs=specs._replace(
+                chunks=run.Chunks(joined, block.others(self.specs["blocks"]))
+            ),
             level=self.level,
             compute_dtype=self.compute,
             reduce_dtype=self.reduce,
         )
-
-    def _gathered_ends(self, params: Params) -> tuple[Params, Params]:
-        """Return the ends, gathered, and the blocks as stored, [slots, ...]."""
-        params = jax.tree.map(collectives.vary, params)
-        ends = {name: p for name, p in params.items() if name != "blocks"}
-        return zero.gather(ends, self._end_specs, self.compute), params["blocks"]
 
     def _by_chunk[Tree](self, slots: Tree) -> Tree:
         """Give [slots of this stage, ...] as [v, n, ...]."""
@@ -201,6 +206,13 @@ class Pipelined(Forward):
 
     def _by_slot[Tree](self, chunks: Tree) -> Tree:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chunks)
+
+
+def _by_use(params: Any) -> run.Weights:
+    """Divide parameters, or anything like them, by where a pipeline uses them."""
+    head = {n: p for n, p in params.items() if n not in ("blocks", "embed")}
+    embedding = {"embed": params["embed"]}
+    return run.Weights(chunks=params["blocks"], embedding=embedding, head=head)
 
 
 def _layers(held: run.Held) -> list[JoinedParams]:

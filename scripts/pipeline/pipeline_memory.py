@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
@@ -88,9 +88,10 @@ def gradients_by_autodiff(
         num_microbatches=schedule.num_microbatches,
     )
 
-    def start(weights: run.Weights) -> tuple[Execution, PyTree]:
+    def start(weights: run.Weights) -> tuple[Execution, run.Weights]:
         copy = jax.tree.map(lambda w: w.astype(pieces.compute_dtype), weights)
-        return Execution(forward, model, copy.ends, microbatches, options), copy.chunks
+        at = Execution(forward, model, copy.embedding, microbatches, options)
+        return at, copy
 
     @functools.partial(
         jax.checkpoint,
@@ -99,25 +100,25 @@ def gradients_by_autodiff(
     )
     def tick(weights: run.Weights, carry: Any, row: Row) -> Any:
         x, total = carry
-        at, chunks = start(weights)
+        at, copy = start(weights)
         chunk = row["forward_chunk"]
         micro = at.microbatch(row["forward_microbatch"])
         x = lax.cond(
-            at.begins_at(chunk), lambda: model.embed(at.ends, micro), lambda: x
+            at.begins_at(chunk), lambda: model.embed(at.embedding, micro), lambda: x
         )
         y = model.chunk(
-            x, at.pick(chunks, chunk), model.context(micro), at.number(chunk)
+            x, at.pick(copy.chunks, chunk), model.context(micro), at.number(chunk)
         )
         loss = lax.cond(
             at.ends_at(chunk),
-            lambda: model.head(at.ends, y, micro),
+            lambda: model.head(copy.embedding, copy.head, y, micro),
             lambda: jnp.zeros_like(total),
         )
         return collectives.send_to_next_stage(y), total + loss
 
     def loss(weights: run.Weights) -> Float[Array, ""]:
-        at, _ = start(weights)
-        first = zeros_of(at.x_type), zeros_of(at.total_type)
+        at, copy = start(weights)
+        first = zeros_of(at.x_type), zeros_of(at.total_type(copy.head))
         rows = at.rows(0, forward.num_ticks)
         (_, total), _ = lax.scan(
             lambda carry, row: (tick(weights, carry, row), None), first, rows
@@ -126,8 +127,13 @@ def gradients_by_autodiff(
 
     weights = jax.tree.map(lambda w: w.astype(dtype), weights)
     total, grads = jax.value_and_grad(loss)(weights)
-    chunks = pieces.finish(grads.chunks, [])
-    return total, grads._replace(chunks=chunks), log_and_mark.get("log")
+    specs = pieces.specs
+    reduced = run.Weights(
+        chunks=pieces.finish(grads.chunks, []),
+        embedding=pieces.reduce_whole(grads.embedding, specs.embedding),
+        head=pieces.reduce_whole(grads.head, specs.head),
+    )
+    return total, reduced, log_and_mark.get("log")
 
 
 # ------------------------------------------------------------------- what is compiled

@@ -33,9 +33,9 @@ def gradients(
             layers, number = chunk
             return model.chunk(x, layers, context, number), None
 
-        x = model.embed(weights.ends, micro)
+        x = model.embed(weights.embedding, micro)
         x, _ = lax.scan(through, x, (weights.chunks, numbers))
-        return model.head(weights.ends, x, micro)
+        return model.head(weights.embedding, weights.head, x, micro)
 
     def loss(weights: Weights) -> Array:
         return lax.map(lambda micro: loss_of(weights, micro), microbatches).sum()

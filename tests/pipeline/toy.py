@@ -18,8 +18,8 @@ from tests.training import make_mesh
 WIDTH, VOCAB, ROWS, LENGTH, LAYERS_PER_CHUNK = 8, 11, 2, 4, 2
 
 
-def embed(ends: Any, micro: Any) -> jax.Array:
-    return ends["table"][micro["tokens"]]
+def embed(embedding: Any, micro: Any) -> jax.Array:
+    return embedding["table"][micro["tokens"]]
 
 
 def context(micro: Any) -> jax.Array:
@@ -34,8 +34,9 @@ def chunk(x: jax.Array, weights: Any, context: jax.Array, number: jax.Array) -> 
     return jax.lax.scan(layer, x, weights)[0]
 
 
-def head(ends: Any, x: jax.Array, micro: Any) -> jax.Array:
-    logits = x @ ends["table"].T
+def head(embedding: Any, head: Any, x: jax.Array, micro: Any) -> jax.Array:
+    """Tied, but for a bias."""
+    logits = x @ embedding["table"].T + head["b"]
     logp = jax.nn.log_softmax(logits)
     picked = jnp.take_along_axis(logp, micro["targets"][..., None], -1)
     return -picked.sum()
@@ -76,17 +77,22 @@ def chunk_of_distance(x: jax.Array, weights: Any, context: Any, number: Any) -> 
 FRAGILE = dataclasses.replace(MODEL, chunk=chunk_of_distance)
 
 
-def specs(level: int) -> run.Chunks:
-    """Place the stored chunks [slots, ...]: over dp_shard too from ZeRO level 1 on."""
+def specs(level: int) -> run.Weights:
+    """Place what is stored, chunks [slots, ...]: over dp_shard too from ZeRO 1 on."""
     shard = "dp_shard" if level else None
-    return run.Chunks(
+    chunks = run.Chunks(
         joined={"w": PartitionSpec("pp", None, shard)},
         others={"b": PartitionSpec("pp", shard)},
+    )
+    return run.Weights(
+        chunks=chunks,
+        embedding={"table": PartitionSpec(None, shard)},
+        head={"b": PartitionSpec()},
     )
 
 
 def make_weights(num_chunks: int) -> run.Weights:
-    """Draw all chunks [K, n, ...] in the order of the model, and the ends."""
+    """Draw all chunks [K, n, ...] in the order of the model, embedding and head."""
     rng = np.random.default_rng(0)
 
     def draw(*shape: int) -> jax.Array:
@@ -94,7 +100,8 @@ def make_weights(num_chunks: int) -> run.Weights:
 
     n = LAYERS_PER_CHUNK
     chunks = {"w": draw(num_chunks, n, WIDTH, WIDTH), "b": draw(num_chunks, n, WIDTH)}
-    return run.Weights(chunks=chunks, ends={"table": draw(VOCAB, WIDTH)})
+    embedding, bias = {"table": draw(VOCAB, WIDTH)}, {"b": draw(VOCAB)}
+    return run.Weights(chunks=chunks, embedding=embedding, head=bias)
 
 
 def make_microbatches(num_microbatches: int, rows: int = ROWS) -> run.Microbatches:
@@ -128,11 +135,10 @@ def pipelined(
         reduce_dtype="float32",
     )
 
-    def per_device(chunks: Any, ends: Any, micro: Any) -> Any:
-        varied = jax.tree.map(collectives.vary, (chunks, ends, micro))
-        chunks, ends, micro = varied
+    def per_device(stored: Any, micro: Any) -> Any:
+        stored, micro = jax.tree.map(collectives.vary, (stored, micro))
         by_chunk = jax.tree.map(
-            lambda x: x.reshape(num_chunks, -1, *x.shape[1:]), chunks
+            lambda x: x.reshape(num_chunks, -1, *x.shape[1:]), stored.chunks
         )
         micro = {
             name: x.reshape(schedule.num_microbatches, -1, LENGTH)
@@ -141,38 +147,36 @@ def pipelined(
         total, grads, _ = run.gradients(
             schedule,
             with_held(model),
-            run.Weights(chunks=by_chunk, ends=ends),
+            stored._replace(chunks=by_chunk),
             micro,
             options=options or run.Options(),
             dtype=jnp.float32,
             pieces=pieces,
         )
         d_chunks = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), grads.chunks)
-        d_ends = jax.tree.map(collectives.sum_over_mesh, grads.ends)
-        return collectives.sum_over_mesh(total), d_chunks, d_ends
+        return collectives.sum_over_mesh(total), grads._replace(chunks=d_chunks)
 
     mesh = make_mesh((num_stages, 1, dp, 1))
     stored = jax.tree.map(lambda x: _stage_major(x, num_stages), weights.chunks)
-    stored = run.Chunks(joined={"w": stored["w"]}, others={"b": stored["b"]})
+    chunks = run.Chunks(joined={"w": stored["w"]}, others={"b": stored["b"]})
     # Rows of a device's microbatches are neighbours in its part of the batch.
     flat = {
         name: x.reshape(x.shape[0], dp, -1, LENGTH).swapaxes(0, 1).reshape(-1, LENGTH)
         for name, x in microbatches.items()
     }
-    everywhere, stored_specs = PartitionSpec(), specs(level)
-    total, d_chunks, d_ends = jax.jit(
+    total, grads = jax.jit(
         jax.shard_map(
             per_device,
             mesh=mesh,
-            in_specs=(stored_specs, everywhere, BATCH_SPEC),
-            out_specs=(everywhere, stored_specs, everywhere),
+            in_specs=(specs(level), BATCH_SPEC),
+            out_specs=(PartitionSpec(), specs(level)),
         )
-    )(stored, weights.ends, flat)
+    )(weights._replace(chunks=chunks), flat)
     d_chunks = jax.tree.map(
         lambda x: _model_order(x, num_stages, num_chunks),
-        d_chunks.joined | d_chunks.others,
+        grads.chunks.joined | grads.chunks.others,
     )
-    return total, run.Weights(chunks=d_chunks, ends=d_ends)
+    return total, grads._replace(chunks=d_chunks)
 
 
 def _stage_major(x: jax.Array, num_stages: int) -> jax.Array:

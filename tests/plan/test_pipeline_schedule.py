@@ -18,6 +18,7 @@ from mjax.step.program import Program, build_program
 # against products.
 SIZES = AxisSizes(pp=4, dp_replicate=1, dp_shard=4, tp=8)
 CHUNKS, LAYERS, D, ROWS, MICROBATCHES = 2, 3, 12_288, 4, 4
+VOCAB = 64_000
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def program() -> Program:
             layers=SIZES.pp * CHUNKS * LAYERS,
             d_model=D,
             heads=96,
-            vocab_size=64_000,
+            vocab_size=VOCAB,
             remat="full",
             attention="reference",  # its products are in the text
         ),
@@ -79,3 +80,30 @@ def test_every_piece_of_a_chunk_is_overlapped(kind: str, analysis, module):
     pieces = in_loops(analysis, module, kind)
     assert pieces
     assert [c for c in pieces if not c.is_overlapped] == []
+
+
+def outside_loops(analysis: Analysis, module: Module, kind: str) -> list[Collective]:
+    """Return the matrices that are sent between the loops over ticks."""
+    return [
+        c
+        for c in analysis.collectives
+        if (c.role, c.kind, c.computation) == ("dp", kind, module.entry)
+        if c.wire_bytes > D * D // SIZES.tp // SIZES.dp
+    ]
+
+
+def is_table(c: Collective) -> bool:
+    """Say whether this is the embedding or the head."""
+    num_bytes = {"bf16": 2, "f32": 4}[c.dtype]
+    part = VOCAB * D // SIZES.tp // SIZES.dp
+    return c.wire_bytes == num_bytes * part * (SIZES.dp - 1)
+
+
+@pytest.mark.plan
+def test_the_head_is_gathered_in_the_warm_up_and_reduced_in_the_cool_down(
+    analysis, module
+):
+    gathers = filter(is_table, outside_loops(analysis, module, "all-gather"))
+    assert [c.is_overlapped for c in gathers] == [False, True]
+    reductions = filter(is_table, outside_loops(analysis, module, "reduce-scatter"))
+    assert [c.is_overlapped for c in reductions] == [True, False]
