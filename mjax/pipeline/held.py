@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from mjax.pipeline.schedule import IDLE, Table
 
@@ -51,6 +51,11 @@ def held_in_backward(chunks: Table) -> Table:
     return _fill_forward(_fill_backward(chunks))
 
 
+def changes(held: Table) -> Bool[np.ndarray, " ticks"]:
+    """Say of each tick whether a stage holds another chunk than in the one before."""
+    return np.any(np.diff(held, axis=0, prepend=held[:1]) != 0, axis=1)
+
+
 def _fill_forward(chunks: Table) -> Table:
     """Give idle ticks what the last tick that is not idle has."""
     filled = chunks.copy()
@@ -63,7 +68,7 @@ def _fill_backward(chunks: Table) -> Table:
     return _fill_forward(chunks[::-1])[::-1]
 
 
-def take_layers(stacked: PyTree, chunk: Int[Array, ""]) -> tuple[PyTree, ...]:
+def take_layers(stacked: PyTree, chunk: Int[Array, ""] | int) -> tuple[PyTree, ...]:
     """Take the layers of a chunk from leaves [v, n, ...]."""
 
     def leaf(x: Array, layer: int) -> Array:
@@ -78,7 +83,7 @@ def take_layers(stacked: PyTree, chunk: Int[Array, ""]) -> tuple[PyTree, ...]:
 
 
 def put_layers(
-    stacked: PyTree, chunk: Int[Array, ""], layers: tuple[PyTree, ...]
+    stacked: PyTree, chunk: Int[Array, ""] | int, layers: tuple[PyTree, ...]
 ) -> PyTree:
     """Put the layers of a chunk into leaves [v, n, ...]."""
 

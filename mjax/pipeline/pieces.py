@@ -2,9 +2,10 @@
 
 A stage needs its second chunk only P ticks after its first, and has finished the
 gradients of its last chunk (v - 1) P ticks before the end. So only the first chunk is
-gathered before the first tick and only its gradients are reduced after the last tick;
-the rest goes over the wire in pieces, at most P a chunk, while the stage computes.
-Embedding and head go whole: `pipeline.run` says when.
+gathered in the first tick and only its gradients are reduced in the last tick, layer by
+layer: while one layer computes, the next one's weights or the one before's gradients
+are on their way. The rest goes over the wire in pieces, at most P a chunk, while the
+stage computes. Embedding and head go whole: `pipeline.run` says when.
 Pieces are slices of each weight along a dim that dp_shard does not split, as many as
 divide it; a weight without such a dim (a norm's scale) is gathered before and reduced
 after, with all its chunks.
@@ -26,7 +27,8 @@ from jaxtyping import Array, Int, PyTree
 
 from mjax.mesh import rules, zero
 from mjax.mesh.axes import DP_SHARD
-from mjax.pipeline.model import Weights
+from mjax.pipeline.held import put_layers, stack_layers, take_layers
+from mjax.pipeline.model import Chunks, Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class Pieces:
     """v, chunks of a stage."""
     split: bool
     """Without, everything is gathered before the first tick and reduced after the last;
-    no gain otherwise with one chunk, or with nobody to communicate with."""
+    no gain otherwise with nobody to communicate with."""
     specs: Weights
     """PartitionSpec of each stored leaf; those of the chunks are [slots, ...]."""
     level: int
@@ -78,23 +80,39 @@ class Pieces:
             grads, specs, level=self.level, dtype=self.reduce_dtype
         )
 
-    def start(self, stored: PyTree) -> PyTree:
+    def start(self, stored: Chunks) -> tuple[Chunks, tuple[PyTree, ...]]:
         """Gather the first chunk, and whole what has no pieces.
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
         Returns:
-          the compute copy, zeros where pieces are still to come.
+          the compute copy, zeros where pieces are still to come;
+          the joined weights of each layer of the first chunk, gathered one after the
+          other if the communication is split.
         """
 
-        def leaf(x: Array, spec: PartitionSpec) -> Array:
-            if self._cut(x, spec) is None:
-                return _over_stack(x, spec, self.gather_whole)
-            first = self.gather_whole(x[0], spec)
-            rest = jnp.zeros_like(first, shape=(self.num_chunks - 1, *first.shape))
-            return jnp.concatenate([first[None], rest])
+        def whole(x: Array, spec: PartitionSpec) -> Array:
+            return _over_stack(x, spec, self.gather_whole)
 
-        return jax.tree.map(leaf, stored, self.specs.chunks)
+        specs: Chunks = self.specs.chunks
+        if not self.split:
+            copy = jax.tree.map(whole, stored, specs)
+            return copy, take_layers(copy.joined, 0)
+
+        def others(x: Array, spec: PartitionSpec) -> Array:
+            if self._cut(x, spec) is None:
+                return whole(x, spec)
+            return self._with_zeros(self.gather_whole(x[0], spec))
+
+        rest = jax.tree.map(others, stored.others, specs.others)
+        layers: list[PyTree] = []
+        for layer in take_layers(stored.joined, 0):
+            layer = after((rest, layers), layer)
+            layers.append(jax.tree.map(self._gather_layer, layer, specs.joined))
+        joined = jax.tree.map(
+            lambda *first: self._with_zeros(jnp.stack(first)), *layers
+        )
+        return Chunks(joined, rest), tuple(layers)
 
     def gather(self, stored: PyTree, copy: PyTree, tick: Int[Array, ""]) -> PyTree:
         """Gather this tick's piece: of chunk c in the P ticks before tick c P.
@@ -135,27 +153,66 @@ class Pieces:
                 parts.append(self.reduce_whole(part, spec))
         return parts
 
-    def finish(self, grads: PyTree, parts: list[Array]) -> PyTree:
+    def finish(
+        self, grads: Chunks, totals: tuple[PyTree, ...], parts: list[Array]
+    ) -> Chunks:
         """Reduce what had no pieces, the first chunk, and put all together.
 
         Args:
-          grads: this device's gradients, leaves [v, n, ...].
+          grads: this device's gradients, leaves [v, n, ...]; of the joined weights all
+            but the first chunk's, None with one chunk.
+          totals: gradients of the joined weights of the first chunk, by layer; each
+            layer is reduced by itself if the communication is split.
           parts: what `reduce` returned, stacked over the ticks.
         Returns:
           this device's parts of the reduced gradients, leaves [v, n, ...].
         """
+
+        def whole(x: Array, spec: PartitionSpec) -> Array:
+            return _over_stack(x, spec, self.reduce_whole)
+
+        specs: Chunks = self.specs.chunks
+        if not self.split:
+            if grads.joined is None:
+                joined = stack_layers(totals)
+            else:
+                joined = put_layers(grads.joined, 0, totals)
+            return jax.tree.map(whole, Chunks(joined, grads.others), specs)
         remaining = iter(parts)
-        whole = []
-        for x, spec, cut in self._leaves(grads):
-            if cut is None:
-                whole.append(_over_stack(x, spec, self.reduce_whole))
-                continue
-            first = self.reduce_whole(x[0], spec)
-            rest = next(remaining)
-            rest = rest.reshape(-1, self.num_stages, *rest.shape[1:])[::-1, : cut.num]
-            rest = jnp.moveaxis(rest, 1, 1 + cut.dim).reshape(-1, *first.shape)
-            whole.append(jnp.concatenate([first[None], rest]))
-        return jax.tree.unflatten(jax.tree.structure(grads), whole)
+
+        def with_parts(first: Array, x: Array, spec: PartitionSpec) -> Array:
+            return self._with_parts(first, next(remaining), self._cut(x, spec))
+
+        def others(x: Array, spec: PartitionSpec) -> Array:
+            if self._cut(x, spec) is None:
+                return whole(x, spec)
+            return with_parts(self.reduce_whole(x[0], spec), x, spec)
+
+        layers = [jax.tree.map(self._reduce_layer, x, specs.joined) for x in totals]
+        if grads.joined is None:
+            joined = stack_layers(tuple(layers))
+        else:
+            first = jax.tree.map(lambda *layer: jnp.stack(layer), *layers)
+            joined = jax.tree.map(with_parts, first, grads.joined, specs.joined)
+        return Chunks(joined, jax.tree.map(others, grads.others, specs.others))
+
+    def _gather_layer(self, x: Array, spec: PartitionSpec) -> Array:
+        return self.gather_whole(x[None], spec)[0]
+
+    def _reduce_layer(self, x: Array, spec: PartitionSpec) -> Array:
+        return self.reduce_whole(x[None], spec)[0]
+
+    def _with_zeros(self, first: Array) -> Array:
+        """Make [v, n, ...] of the first chunk; the others are still to come."""
+        rest = jnp.zeros_like(first, shape=(self.num_chunks - 1, *first.shape))
+        return jnp.concatenate([first[None], rest])
+
+    def _with_parts(self, first: Array, rest: Array, cut: "_Cut | None") -> Array:
+        """Make [v, n, ...] of the first chunk and the pieces."""
+        assert cut is not None
+        rest = rest.reshape(-1, self.num_stages, *rest.shape[1:])[::-1, : cut.num]
+        rest = jnp.moveaxis(rest, 1, 1 + cut.dim).reshape(-1, *first.shape)
+        return jnp.concatenate([first[None], rest])
 
     def _leaves(
         self, tree: PyTree
@@ -176,6 +233,15 @@ class Pieces:
             if dim != rules.dim_of(spec, DP_SHARD)
         ]
         return max(cuts, key=lambda cut: (cut.num, sizes[cut.dim]), default=None)
+
+
+def after(gathered: PyTree, stored: PyTree) -> PyTree:
+    """Return what is stored, to be gathered only when other weights have been.
+
+    XLA would start independent gathers in any order: what is needed last could take the
+    network from what is needed first.
+    """
+    return lax.optimization_barrier((gathered, stored))[1]
 
 
 class _Cut(NamedTuple):

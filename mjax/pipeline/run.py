@@ -21,9 +21,9 @@ leaves the loop's body XLA moves to the start of the next turn, where nothing is
 hide it (collective-permute-motion, jax 0.11.2). What follows from the weights alone is
 never kept: the backward slot is given them.
 
-Weights are gathered in the order of their first use: the embedding, the first chunk,
-the head, whose gather has the warm-up to finish, as the first loss is in its last tick
-or after it. The head's gradients are complete after the last loss, and are reduced
+Weights are gathered in the order of their first use: the embedding, the layers of the
+first chunk, and beside the warm-up the pieces of the others and the head, whose first
+use is after it. The head's gradients are complete after the last loss, and are reduced
 beside the cool-down; those of the embedding only after the last tick.
 
 A stage that has nothing to do in a slot computes on whatever is there and keeps nothing
@@ -53,9 +53,10 @@ from mjax import scopes
 from mjax.mesh import collectives
 from mjax.pipeline.config import Idle, Options
 from mjax.pipeline.held import Held as Held
+from mjax.pipeline.held import changes, held_in_backward, held_in_forward
 from mjax.pipeline.model import Chunks as Chunks
 from mjax.pipeline.model import Microbatches, Model, Row, Weights
-from mjax.pipeline.pieces import Pieces
+from mjax.pipeline.pieces import Pieces, after
 from mjax.pipeline.schedule import Schedule
 from mjax.pipeline.tick import Body, Carry, Execution
 from mjax.vjp import zeros_of
@@ -92,22 +93,20 @@ def gradients(
       gradients: reduced, laid out like `weights`; of the chunks, this stage's;
       the log.
     """
-    # Without the barriers XLA starts the gathers in any order, one beside the other.
     embedding = pieces.gather_whole(weights.embedding, pieces.specs.embedding)
-    embedding, stored = lax.optimization_barrier((embedding, weights.chunks))
-    chunks = pieces.start(stored)
-    chunks, stored_head = lax.optimization_barrier((chunks, weights.head))
+    chunks, layers = pieces.start(after(embedding, weights.chunks))
+    stored, stored_head = after((chunks.others, layers), (weights.chunks, weights.head))
     head = pieces.gather_whole(stored_head, pieces.specs.head)
 
     run = Execution(schedule, model, embedding, microbatches, options)
-    carry = run.start(chunks, run.total_type(head), dtype)
-    phases = _phases(schedule, pieces.num_ticks)
-    last_loss = max(n for n, phase in enumerate(phases) if phase.has_loss)
-    parts: list[Array] = []
+    carry = run.start(chunks, layers, run.total_type(head), dtype)
+    phases = _phases(schedule, pieces)
+    with_loss = [n for n, phase in enumerate(phases) if phase.has_loss]
+    parts: list[list[Array]] = []
     d_head: PyTree = None
     is_forward_only = True
     for number, phase in enumerate(phases):
-        if phase.has_loss and carry.d_head is None:
+        if number == with_loss[0]:
             zeros = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), head)
             carry = carry._replace(d_head=zeros)
         if is_forward_only and phase.has_backward:
@@ -129,7 +128,7 @@ def gradients(
                     part = pieces.reduce(carry.d_chunks, since)
             if phase.gathers:
                 # No slot of this tick reads the piece: it has the tick to arrive.
-                copy = pieces.gather(weights.chunks, carry.chunks, row["tick"])
+                copy = pieces.gather(stored, carry.chunks, row["tick"])
                 carry = run.tick(phase, carry, row, head)._replace(chunks=copy)
                 return (carry, log), part
             return (run.tick(phase, carry, row, head), log), part
@@ -137,13 +136,16 @@ def gradients(
         rows = run.rows(phase.start, phase.stop)
         num_ticks = phase.stop - phase.start
         with jax.named_scope(scopes.loop("ticks", phase.start, num_ticks)):
-            (carry, log), parts = lax.scan(tick, (carry, log), rows)
-        if number == last_loss:
+            (carry, log), part = lax.scan(tick, (carry, log), rows)
+        if phase.reduces:
+            parts.append(part)
+        if number == with_loss[-1]:
             with jax.named_scope(scopes.phase("backward")):
                 d_head = pieces.reduce_whole(carry.d_head, pieces.specs.head)
             carry = carry._replace(d_head=None)
     with jax.named_scope(scopes.phase("backward")):
-        d_chunks = pieces.finish(run.finish(carry), parts)
+        stacked = [jnp.concatenate(part) for part in zip(*parts, strict=True)]
+        d_chunks = pieces.finish(carry.d_chunks, carry.totals, stacked)
         d_embedding = pieces.reduce_whole(carry.d_embedding, pieces.specs.embedding)
     grads = Weights(chunks=d_chunks, embedding=d_embedding, head=d_head)
     return carry.total, grads, log
@@ -192,10 +194,19 @@ def forward(
     return total
 
 
-def _phases(schedule: Schedule, num_piece_ticks: int) -> list[Body]:
-    """Cut the schedule's phases where the ticks with pieces end or begin."""
-    first_reducing = schedule.num_ticks - num_piece_ticks
-    edges = (num_piece_ticks, first_reducing)
+def _phases(schedule: Schedule, pieces: Pieces) -> list[Body]:
+    """Cut the schedule's phases where the ticks with pieces end or begin.
+
+    The first and the last tick, in which the first chunk's layers are gathered and
+    reduced, stand alone: a collective that starts outside of a loop cannot end in it.
+    """
+    num_ticks, num_piece_ticks = schedule.num_ticks, pieces.num_ticks
+    first_reducing = num_ticks - num_piece_ticks
+    edges = [num_piece_ticks, first_reducing]
+    if pieces.split:
+        edges += [1, num_ticks - 1]
+    forward = changes(held_in_forward(schedule.forward_chunk))
+    backward = changes(held_in_backward(schedule.backward_chunk))
     loss = schedule.forward_chunk[:, -1] == schedule.num_chunks - 1
     phases = []
     for phase in schedule.phases:
@@ -211,6 +222,8 @@ def _phases(schedule: Schedule, num_piece_ticks: int) -> list[Body]:
                     has_loss=bool(loss[start:stop].any()),
                     gathers=start < num_piece_ticks,
                     reduces=start >= first_reducing,
+                    exchanges_forward=bool(forward[start:stop].any()),
+                    exchanges_backward=bool(backward[start + 1 : stop + 1].any()),
                 )
             )
     return phases

@@ -24,7 +24,6 @@ from mjax.pipeline.held import (
     held_in_backward,
     held_in_forward,
     put_layers,
-    stack_layers,
     take_layers,
 )
 from mjax.pipeline.model import STASH, Chunks, Microbatch, Microbatches, Model, Row
@@ -76,6 +75,10 @@ class Body(Phase):
     """Pieces of the next chunk's weights are gathered."""
     reduces: bool
     """Pieces of a finished chunk's gradients are reduced."""
+    exchanges_forward: bool
+    """A stage comes to another chunk in its forward slot."""
+    exchanges_backward: bool
+    """A stage comes to another chunk in the backward slot of the next tick."""
 
 
 class Execution:
@@ -154,10 +157,14 @@ class Execution:
 
     # ------------------------------------------------------------------- a tick
 
-    def start(self, chunks: Chunks, total_type: Any, dtype: DTypeLike) -> Carry:
-        """Make the carry of the first tick."""
-        first = self._held_at(held_in_forward(self.schedule.forward_chunk)[0])
-        layers = take_layers(chunks.joined, first)
+    def start(
+        self,
+        chunks: Chunks,
+        layers: tuple[PyTree, ...],
+        total_type: Any,
+        dtype: DTypeLike,
+    ) -> Carry:
+        """Make the carry of the first tick; `layers`: of the first chunk, joined."""
         totals = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), layers)
         d_chunks = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks)
         if self.schedule.num_chunks == 1:
@@ -197,14 +204,6 @@ class Execution:
         layers = take_layers(carry.chunks.joined, first)
         return carry._replace(backward_layers=layers)
 
-    def finish(self, carry: Carry) -> Chunks:
-        """Return the sums of the gradients, leaves [v, n, ...]."""
-        joined, others = carry.d_chunks
-        if self.schedule.num_chunks == 1:
-            return Chunks(stack_layers(carry.totals), others)
-        last = self._held_at(held_in_backward(self.schedule.backward_chunk)[-1])
-        return Chunks(put_layers(joined, last, carry.totals), others)
-
     def _held_at(self, row: Int[np.ndarray, " P"]) -> Int[Array, ""]:
         """Return this stage's entry of a row."""
         return jnp.asarray(row)[self.stage]
@@ -223,6 +222,8 @@ class Execution:
             with jax.named_scope(scopes.phase("backward")):
                 gradient = collectives.send_to_previous_stage(gradient)
         if phase.has_forward:
+            if phase.exchanges_forward:
+                carry = self._exchange_forward(carry, row)
             y, carry = self._forward_slot(carry, row)
             received = collectives.send_to_next_stage(y)
             if phase.has_loss:
@@ -234,6 +235,8 @@ class Execution:
                 carry = carry._replace(gradients=waiting)
             if phase.has_backward:
                 carry = self._backward_slot(carry, row)
+            if phase.exchanges_backward:
+                carry = self._exchange_backward(carry, row)
         if received is not None:
             carry = carry._replace(x=self.enter_next(row, received))
         return carry
@@ -261,7 +264,6 @@ class Execution:
         """Run a chunk forward; keep what its backward slot needs."""
         chunk = row["forward_chunk"]
         context = self.model.context(self.microbatch(row["forward_microbatch"]))
-        carry = self._exchange_forward(carry, row)
         others = self.pick(carry.chunks.others, chunk)
         held = Held(carry.forward_layers, carry.totals, others)
         y, kept = self.if_used(
@@ -339,17 +341,14 @@ class Execution:
             self.begins_at(chunk), embed_backward, lambda: carry.d_embedding
         )
         d_chunks = carry.d_chunks._replace(others=others)
-        carry = carry._replace(
+        return carry._replace(
             dx=dx, d_chunks=d_chunks, d_embedding=d_embedding, totals=totals
         )
-        return self._exchange_backward(carry, row)
 
     # ---------------------------------------------------------- when a chunk changes
 
     def _exchange_forward(self, carry: Carry, row: Row) -> Carry:
         """Hold the weights of this tick's forward slot."""
-        if self.schedule.num_chunks == 1:
-            return carry
         chunk = row["forward_held"]
         layers = lax.cond(
             chunk != row["forward_held_before"],
@@ -361,8 +360,6 @@ class Execution:
 
     def _exchange_backward(self, carry: Carry, row: Row) -> Carry:
         """Put the sums back; hold weights and sums of the next tick's backward slot."""
-        if self.schedule.num_chunks == 1:
-            return carry
         before, after = row["backward_held"], row["backward_held_after"]
 
         def exchange(sums: PyTree, totals: Any, layers: Any) -> tuple[Any, Any, Any]:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
@@ -39,6 +39,7 @@ from mjax.model.config import ModelConfig
 from mjax.model.counts import num_params
 from mjax.pipeline import run
 from mjax.pipeline.config import PipelineConfig, ScheduleName, Stash
+from mjax.pipeline.held import take_layers
 from mjax.pipeline.model import Row
 from mjax.pipeline.pieces import Pieces
 from mjax.pipeline.schedule import Schedule, build, build_forward
@@ -98,17 +99,21 @@ def gradients_by_autodiff(
         policy=jax.checkpoint_policies.nothing_saveable,
         prevent_cse=False,
     )
-    def tick(weights: run.Weights, carry: Any, row: Row) -> Any:
+    def tick(weights: run.Weights, sums: PyTree, carry: Any, row: Row) -> Any:
         x, total = carry
         at, copy = start(weights)
         chunk = row["forward_chunk"]
+        # The gradient of a sum of gradients is that sum, with what is added to it.
+        held = run.Held(
+            take_layers(copy.chunks.joined, chunk),
+            take_layers(sums, chunk),
+            at.pick(copy.chunks.others, chunk),
+        )
         micro = at.microbatch(row["forward_microbatch"])
         x = lax.cond(
             at.begins_at(chunk), lambda: model.embed(at.embedding, micro), lambda: x
         )
-        y = model.chunk(
-            x, at.pick(copy.chunks, chunk), model.context(micro), at.number(chunk)
-        )
+        y = model.chunk(x, held, model.context(micro), at.number(chunk))
         loss = lax.cond(
             at.ends_at(chunk),
             lambda: model.head(copy.embedding, copy.head, y, micro),
@@ -116,20 +121,21 @@ def gradients_by_autodiff(
         )
         return collectives.send_to_next_stage(y), total + loss
 
-    def loss(weights: run.Weights) -> Float[Array, ""]:
+    def loss(weights: run.Weights, sums: PyTree) -> Float[Array, ""]:
         at, copy = start(weights)
         first = zeros_of(at.x_type), zeros_of(at.total_type(copy.head))
         rows = at.rows(0, forward.num_ticks)
         (_, total), _ = lax.scan(
-            lambda carry, row: (tick(weights, carry, row), None), first, rows
+            lambda carry, row: (tick(weights, sums, carry, row), None), first, rows
         )
         return total
 
     weights = jax.tree.map(lambda w: w.astype(dtype), weights)
-    total, grads = jax.value_and_grad(loss)(weights)
-    specs = pieces.specs
+    zeros = jax.tree.map(jnp.zeros_like, weights.chunks.joined)
+    total, (grads, sums) = jax.value_and_grad(loss, argnums=(0, 1))(weights, zeros)
+    specs, chunks = pieces.specs, grads.chunks._replace(joined=sums)
     reduced = run.Weights(
-        chunks=pieces.finish(grads.chunks, []),
+        chunks=pieces.finish(chunks, take_layers(sums, 0), []),
         embedding=pieces.reduce_whole(grads.embedding, specs.embedding),
         head=pieces.reduce_whole(grads.head, specs.head),
     )

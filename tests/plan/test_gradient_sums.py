@@ -87,7 +87,7 @@ def test_gradients_are_added_inside_their_matmuls(module) -> None:
         assert {x.opcode for x in others} <= {"bitcast"}, others
         found.append(len(sums))
     # Two projections a layer, in every loop that has backward slots.
-    assert sorted(set(found)) == [0, 2 * PER_CHUNK]
+    assert set(found) - {0} == {2 * PER_CHUNK}
 
 
 @pytest.mark.plan

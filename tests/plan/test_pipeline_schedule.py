@@ -1,5 +1,7 @@
 """What data parallelism sends in a pipeline, read from the schedule made for H200s."""
 
+import itertools
+
 import pytest
 
 from mjax.config.optim import OptimConfig
@@ -14,10 +16,10 @@ from mjax.plan.hlo.parse import Module, parse
 from mjax.step.program import Program, build_program
 
 # tp in eight chunks inside a node, stages and dp across: as megascale-175b, but with
-# four stages of two chunks of three layers. Wide, as the scheduler weighs transfers
+# four stages of two chunks of two layers. Wide, as the scheduler weighs transfers
 # against products.
 SIZES = AxisSizes(pp=4, dp_replicate=1, dp_shard=4, tp=8)
-CHUNKS, LAYERS, D, ROWS, MICROBATCHES = 2, 3, 12_288, 4, 4
+CHUNKS, LAYERS, D, ROWS, MICROBATCHES = 2, 2, 12_288, 4, 4
 VOCAB = 64_000
 
 
@@ -100,6 +102,23 @@ def is_table(c: Collective) -> bool:
 
 
 @pytest.mark.plan
+def test_weights_are_gathered_in_the_order_of_their_first_use(analysis, module):
+    gathers = outside_loops(analysis, module, "all-gather")
+    assert [is_table(c) for c in gathers[:1]] == [True]  # the embedding
+    layers = {"in": 7 * D * D // SIZES.tp, "out": 5 * D * D // SIZES.tp}
+    sent = [2 * size * (SIZES.dp - 1) // SIZES.dp for size in layers.values()]
+    of_layers, later = gathers[1 : 1 + 2 * LAYERS], gathers[1 + 2 * LAYERS :]
+    assert sorted(c.wire_bytes for c in of_layers) == sorted(sent * LAYERS)
+    assert any(is_table(c) for c in later)  # the head, beside pieces
+    computation = module.computations[module.entry]
+    groups = [gathers[:1]]
+    groups += [of_layers[n : n + 2] for n in range(0, 2 * LAYERS, 2)] + [later]
+    for before, after in itertools.pairwise(groups):
+        done = [computation.places[computation.done_of[c.name]] for c in before]
+        assert max(done) < min(computation.places[c.name] for c in after)
+
+
+@pytest.mark.plan
 def test_the_head_is_gathered_in_the_warm_up_and_reduced_in_the_cool_down(
     analysis, module
 ):
@@ -107,3 +126,13 @@ def test_the_head_is_gathered_in_the_warm_up_and_reduced_in_the_cool_down(
     assert [c.is_overlapped for c in gathers] == [False, True]
     reductions = filter(is_table, outside_loops(analysis, module, "reduce-scatter"))
     assert [c.is_overlapped for c in reductions] == [True, False]
+
+
+@pytest.mark.plan
+def test_what_is_overlapped_over_dp_is_all_but_a_layer_and_the_embedding(analysis):
+    # What the first matmul needs, and what the last one makes.
+    layer, table = 12 * D * D // SIZES.tp, VOCAB * D // SIZES.tp
+    exposed, total = layer + table, CHUNKS * LAYERS * layer + 2 * table
+    fraction = analysis.overlapped_bytes_fraction("dp")
+    assert fraction >= 1 - exposed / total - 0.01
+    assert fraction > 0.7
