@@ -19,6 +19,7 @@ from mjax.layers.adapters import column_parallel, row_parallel
 from mjax.layers.attention import Attention, CachedCore
 from mjax.layers.config import AdapterConfig, BlockConfig, LayerKind
 from mjax.layers.dropout import DropoutKey, dropout
+from mjax.layers.fp8 import QuantisedWeight, quantise_weight
 from mjax.layers.linear import Joined
 from mjax.layers.mlp import Mlp
 from mjax.layers.norm import Norm
@@ -198,6 +199,17 @@ class Block(nnx.Module):
     def weights(self, params: Params) -> Params:
         """Return the part of a tree of parameters that `join` reads."""
         return _picked(params, self._is_joined)
+
+    def multiplied(
+        self, joined: Mapping[str, Float[Array, "m n"]]
+    ) -> dict[str, Float[Array, "m n"] | QuantisedWeight]:
+        """Return joined matrices of one layer as the block multiplies with them.
+
+        In 8 bits this is done when a matrix is joined, not at each use.
+        """
+        if not self.in_fp8:
+            return dict(joined)
+        return {name: quantise_weight(w) for name, w in joined.items()}
 
     def others(self, params: Params) -> Params:
         """Return the rest of a tree of parameters: biases and norms."""

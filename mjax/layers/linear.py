@@ -373,9 +373,12 @@ def _multiply_chunks_and_scatter(
     options: _Options, x: _Operand, w: _Matrix, *, transpose: bool = False
 ) -> Float[Array, "B t D"]:
     """Multiply chunk by chunk; this device's own last, while the others travel."""
-    own, *others = x.cut(
-        lambda values: collectives.cut_chunks(values, options.num_chunks)
-    )
+    chunks = x.cut(lambda values: collectives.cut_chunks(values, options.num_chunks))
+    if x.scale is not None:
+        # XLA would slice after dequantising, once for all chunks, and a factor with
+        # other readers becomes no FP8 matmul (jax 0.11.2).
+        chunks = jax.lax.optimization_barrier(chunks)
+    own, *others = chunks
     products = [_multiply(chunk, w, transpose=transpose) for chunk in [*others, own]]
     return collectives.scatter_chunks([products[-1], *products[:-1]])
 

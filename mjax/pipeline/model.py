@@ -54,3 +54,6 @@ class Model:
     head: Callable[[PyTree, PyTree, Array, Microbatch], Float[Array, "*dims"]]
     """(embedding, head, output of the last chunk, microbatch) -> the loss, or any
     result."""
+    hold: Callable[[PyTree], PyTree] = lambda joined: joined
+    """(joined weights of a layer) -> these as `chunk` computes with them in training,
+    in 8 bits for example; called when a stage begins to hold them."""

@@ -166,6 +166,7 @@ class Execution:
     ) -> Carry:
         """Make the carry of the first tick; `layers`: of the first chunk, joined."""
         totals = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), layers)
+        layers = tuple(map(self.model.hold, layers))
         d_chunks = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks)
         if self.schedule.num_chunks == 1:
             d_chunks = d_chunks._replace(joined=None)
@@ -201,7 +202,7 @@ class Execution:
         if self.schedule.num_chunks == 1:
             return carry
         first = self._held_at(held_in_backward(self.schedule.backward_chunk)[0])
-        layers = take_layers(carry.chunks.joined, first)
+        layers = self._take_held(carry.chunks, first)
         return carry._replace(backward_layers=layers)
 
     def _held_at(self, row: Int[np.ndarray, " P"]) -> Int[Array, ""]:
@@ -347,12 +348,16 @@ class Execution:
 
     # ---------------------------------------------------------- when a chunk changes
 
+    def _take_held(self, chunks: Chunks, chunk: Int[Array, ""]) -> tuple[PyTree, ...]:
+        """Take the joined weights of a chunk, as it computes with them."""
+        return tuple(map(self.model.hold, take_layers(chunks.joined, chunk)))
+
     def _exchange_forward(self, carry: Carry, row: Row) -> Carry:
         """Hold the weights of this tick's forward slot."""
         chunk = row["forward_held"]
         layers = lax.cond(
             chunk != row["forward_held_before"],
-            lambda layers: take_layers(carry.chunks.joined, chunk),
+            lambda layers: self._take_held(carry.chunks, chunk),
             lambda layers: layers,
             carry.forward_layers,
         )
@@ -364,7 +369,7 @@ class Execution:
 
         def exchange(sums: PyTree, totals: Any, layers: Any) -> tuple[Any, Any, Any]:
             sums = put_layers(sums, before, totals)
-            layers = take_layers(carry.chunks.joined, after)
+            layers = self._take_held(carry.chunks, after)
             return sums, take_layers(sums, after), layers
 
         sums, totals, layers = lax.cond(

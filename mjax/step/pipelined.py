@@ -172,7 +172,13 @@ class Pipelined(Forward):
                 return pattern.unrolled(x, _layers(weights))
             return pattern.run(x, weights)
 
-        return run.Model(embed=embed, context=context, chunk=chunk, head=head)
+        return run.Model(
+            embed=embed,
+            context=context,
+            chunk=chunk,
+            head=head,
+            hold=model.blocks.multiplied,
+        )
 
     def _joins_parts(self, model: Transformer) -> bool:
         """Say whether what `SHARDS` leave of the weights joins: parts of the width."""
