@@ -171,6 +171,10 @@ SOURCES: Mapping[str, tuple[str, str]] = MappingProxyType(
             "assumed",
             "section 3.3: LayerNorm and GELU were many kernels, then fused",
         ),
+        **dict.fromkeys(
+            ("stash_passes", "chunk_passes", "visit_bytes"),
+            ("read", "0: copies in the program of mjax, which neither system runs"),
+        ),
         "kernel_s": ("assumed", "launch gap on one stream"),
         "hop_s": ("assumed", "a few microseconds a hop"),
         "window": ("assumed", "the paper gives none"),

@@ -241,13 +241,39 @@ def test_the_flops_that_take_time_are_those_that_are_counted(
     assert mfu(case, DEVICE, busy_s, flops) == pytest.approx(1.0, rel=EXACT)
 
 
-def test_recomputing_all_takes_a_third_more_products():
+def test_recomputing_all_leaves_out_the_last_product():
+    """24 D^2 FLOPs a token forward, of which 8 are of the last product."""
     kept, again = (
         simulate(dataclasses.replace(GPT, remat=remat), DEVICE, IDEAL)
         for remat in ("none", "full")
     )
-    assert again.products_s == pytest.approx(4 / 3 * kept.products_s, rel=EXACT)
+    assert again.products_s == pytest.approx(11 / 9 * kept.products_s, rel=EXACT)
     assert again.attention_s == pytest.approx(4.5 / 3.5 * kept.attention_s, rel=EXACT)
+
+
+def test_copies_cost_their_bytes():
+    """Of what is kept, of chunks over tp, and of the weights in each microbatch."""
+    case = dataclasses.replace(GPT, remat="core", parallel=True)
+    runs, rate = case.microbatches * case.layers_per_gpu, DEVICE.memory_bytes_per_s
+
+    def more(**changes: float) -> float:
+        constants = dataclasses.replace(IDEAL, **changes)
+        copied = simulate(case, DEVICE, constants).elementwise_s
+        return copied - simulate(case, DEVICE, IDEAL).elementwise_s
+
+    kept = runs * layer_bytes(case)
+    # Forward, twice backward, and again.
+    crossing = runs * 4 * case.tokens * case.d_model * case.param_bytes
+    weights = case.microbatches * case.gpu_weights
+    assert more(stash_passes=4.0) == pytest.approx(4 * kept / rate, rel=1e-9)
+    assert more(chunk_passes=3.0) == pytest.approx(3 * crossing / rate, rel=1e-9)
+    assert more(visit_bytes=28.0) == pytest.approx(28 * weights / rate, rel=1e-9)
+
+
+def test_a_plain_step_of_one_microbatch_adds_no_gradients():
+    case = dataclasses.replace(with_sizes(GPT, pp=1), microbatches=1)
+    copying = dataclasses.replace(IDEAL, visit_bytes=28.0)
+    assert simulate(case, DEVICE, copying) == simulate(case, DEVICE, IDEAL)
 
 
 def test_the_parallel_block_has_half_the_collectives_over_tp():

@@ -126,6 +126,17 @@ class Case:
         return attention + self.d_model * self.d_ff * (3 if self.gated else 2)
 
     @property
+    def repeated_weights(self) -> int:
+        """Entries of those that are multiplied again if a layer is computed again.
+
+        The last product of a layer is not: an addition does not read its output.
+        """
+        if self.post_norms:
+            return self.layer_weights
+        attention = self.d_model * self.head_width * self.heads if self.parallel else 0
+        return self.layer_weights - attention - self.d_model * self.d_ff
+
+    @property
     def gpu_weights(self) -> float:
         """Parameters of the layers of one stage on one rank of tp, before ZeRO."""
         return self.layers_per_gpu * self.layer_weights / self.sizes.tp
@@ -196,6 +207,14 @@ class Constants:
     """The same for transfers between stages."""
     elementwise_passes: float = 1.0
     """Memory traffic of the elementwise work over that of fully fused kernels."""
+    stash_passes: float = 0.0
+    """Times that what a layer keeps for the backward pass is read or written by copies
+    into and out of stacks."""
+    chunk_passes: float = 0.0
+    """Times that what crosses tp in chunks is read or written by copies and sums."""
+    visit_bytes: float = 0.0
+    """Moved for each parameter of the layers in each microbatch, beside the products:
+    slices of weights, sums of gradients. None with one microbatch and no pipeline."""
     kernel_s: float = 3e-6
     """Lost between a kernel and the next."""
     hop_s: float = 3e-6

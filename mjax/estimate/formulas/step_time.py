@@ -5,10 +5,13 @@ of one step, which add up to the step. Everything here is modelled, nothing meas
 
 Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v chunks:
 
-- products: 2 FLOPs per weight and token, forward; twice that backward;
+- products: 2 FLOPs per weight and token, forward; twice that backward; with remat full
+  forward again, without a last product whose output the backward pass does not read;
 - attention: 4 N H FLOPs per token and visible key forward, 2.5 times that backward (5
   products for 2: Dao 2023, arXiv:2307.08691, section 4.1);
-- elementwise: bytes of kernels that read and write each array once, twice backward;
+- elementwise: bytes of kernels that read and write each array once, twice backward; and
+  copies, as often as `Constants` says: of what is kept, of chunks over tp, of weights
+  and gradients in each microbatch;
 - tp: one all-gather and one reduce-scatter forward per branch of the serial block, and
   per layer of the parallel block; backward as many, and the input gathered again for
   the weight gradient (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2) unless
@@ -33,6 +36,7 @@ they get smaller, the cost of cutting them into pieces, and faults.
 import dataclasses
 
 from mjax.estimate.formulas.case import Case, Constants, Device
+from mjax.estimate.formulas.memory import layer_bytes
 
 BACKWARD_PRODUCTS = 2
 BACKWARD_ATTENTION = 2.5
@@ -92,6 +96,7 @@ def simulate(case: Case, device: Device, constants: Constants) -> StepTime:
         / (device.peak_flops_per_s * constants.attention_efficiency)
     )
     elementwise = runs * _layer_elementwise_s(case, device, constants)
+    elementwise += case.microbatches * _visit_s(case, device, constants)
     tp, dp, pp = _exposed(
         products + attention,
         (runs * _layer_tp_s(case, device, constants), constants.tp_overlap),
@@ -139,8 +144,9 @@ def _exposed(compute_s: float, *transfers: tuple[float, float]) -> list[float]:
 
 def _layer_products_flops(case: Case) -> float:
     """Forward, backward, and forward again with remat full; one microbatch, one GPU."""
-    forward = 2 * case.tokens * case.layer_weights / case.sizes.tp
-    return forward * (1 + BACKWARD_PRODUCTS + (case.remat == "full"))
+    repeated = case.repeated_weights if case.remat == "full" else 0
+    weights = case.layer_weights * (1 + BACKWARD_PRODUCTS) + repeated
+    return 2 * case.tokens * weights / case.sizes.tp
 
 
 def _layer_attention_flops(case: Case) -> float:
@@ -151,7 +157,10 @@ def _layer_attention_flops(case: Case) -> float:
 
 
 def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> float:
-    """Norms, residual sums, rotation, activation: traffic and gaps, one microbatch."""
+    """Norms, residual sums, rotation, activation: traffic and gaps, one microbatch.
+
+    And the copies of what is kept, and of the chunks that cross tp.
+    """
     branches = 1 if case.parallel else 2
     norms = branches * (2 if case.post_norms else 1)
     entries = (
@@ -162,9 +171,22 @@ def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> fl
     num_bytes = entries * case.tokens * case.param_bytes / case.sizes.tp
     rate = device.memory_bytes_per_s * constants.memory_efficiency
     kernels = constants.elementwise_passes * (norms + branches + 2) + 2 * branches + 1
-    traffic = constants.elementwise_passes * num_bytes / rate
+    chunk_bytes = 0.0
+    if case.tp_chunks > 1:
+        crossing = branches * case.d_model * case.tokens * case.param_bytes
+        chunk_bytes = constants.chunk_passes * crossing
+    traffic = (constants.elementwise_passes * num_bytes + chunk_bytes) / rate
     forward = traffic + kernels * constants.kernel_s
-    return forward * (1 + BACKWARD_ELEMENTWISE + case.repeats_layers)
+    kept = constants.stash_passes * layer_bytes(case) / rate
+    return forward * (1 + BACKWARD_ELEMENTWISE + case.repeats_layers) + kept
+
+
+def _visit_s(case: Case, device: Device, constants: Constants) -> float:
+    """Copies of weights and gradients of all layers of a GPU in one microbatch."""
+    if case.microbatches == case.sizes.pp == 1:
+        return 0.0
+    rate = device.memory_bytes_per_s * constants.memory_efficiency
+    return case.gpu_weights * constants.visit_bytes / rate
 
 
 def _layer_tp_s(case: Case, device: Device, constants: Constants) -> float:
