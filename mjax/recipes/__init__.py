@@ -25,3 +25,15 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "megascale-530b": megascale_530b,
 }
 """What `--recipe` may name."""
+
+TUNED_FOR: dict[str, tuple[str, int]] = {
+    "gpt-125m": ("h100", 1),
+    "gpt-350m": ("h100", 1),
+    "gpt-1b3": ("h100", 1),
+    "gpt-13b": ("h100", 8),
+    "llama3-8b": ("h100", 16),
+    "megascale-175b": ("h200", 128),
+    "megascale-530b": ("h200", 280),
+}
+"""GPU and nodes of 8 for which the search lays out a recipe, as `python -m mjax.plan`
+names them; `python -m scripts.plan.tune_recipes` prints what it finds."""

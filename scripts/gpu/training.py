@@ -34,6 +34,7 @@ GPT_1B3 = ModelConfig(
     mlp_bias=True,
     norm_bias=True,
     head_bias=True,
+    remat="core",
 )
 ADAMW = OptimConfig(name="adamw", lr=2e-4, beta2=0.95, eps=1e-8, warmup_steps=2000)
 NUM_STEPS = 26_000
