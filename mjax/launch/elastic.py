@@ -77,8 +77,9 @@ def sizes(
         found[fewer] = {_MICROBATCHES: [str(microbatches)]}
         if mesh["dp"] != -1:
             found[fewer][_DP] = [str(smaller)]
-        if shard is None and mesh["dp_shard_per_node"] == smaller:
-            found[fewer][_PER_NODE] = ["None"]  # all shards are on one node
+        per_node = mesh["dp_shard_per_node"]
+        if shard is None and per_node and (smaller <= per_node or smaller % per_node):
+            found[fewer][_PER_NODE] = ["None"]  # one node, or parts of nodes
     return found
 
 

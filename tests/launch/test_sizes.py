@@ -46,6 +46,9 @@ def test_shards_of_one_host_communicate_in_one_step():
     flag = "--mesh.dp-shard-per-node"
     assert [hosts for hosts, flags in found.items() if flag in flags] == [1]
     assert found[1][flag] == ["None"]
+    # Two stages on four GPUs a host: 8 shards, then 6, 4 and 2: no two nodes of 4.
+    found = sizes(config(size=24, pp=2, dp=8, dp_shard_per_node=4), devices=4)
+    assert [hosts for hosts, flags in found.items() if flag in flags] == [3, 2, 1]
 
 
 def test_a_host_holds_whole_replicas_or_no_size_fits():
