@@ -92,8 +92,8 @@ class SplitVJP:
 def row_major(x: Array) -> Array:
     """Keep x, a stack or what is put into one or taken from it, in row-major layout.
 
-    Else XLA gives a stack the layout that suits what is done with one entry of it, and
-    keeps a transposed copy of all of it.
+    Otherwise XLA gives a stack the layout that suits what is done with one entry of it,
+    and keeps a transposed copy of all of it.
     """
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 

@@ -40,7 +40,8 @@ _FUSED = frozenset(
 
 _VIEWS = frozenset(
     {
-        *("copy", "expand_dims", "name", "optimization_barrier", "pcast", "pvary"),
+        *("copy", "expand_dims", "layout_constraint", "name"),
+        *("optimization_barrier", "pcast", "pvary"),
         *("reshape", "reshard", "squeeze", "transpose", "stop_gradient"),
     }
 )

@@ -99,12 +99,18 @@ def estimate(
     if updates is None:
         updates = sum(_stored(p) * p.dtype.itemsize for p in with_gradient)
     in_update = sum(map(_stored, with_gradient)) * np.dtype(reduce).itemsize + updates
-    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(saved), strict=True)
-    in_save = sum(_stored(b) * b.dtype.itemsize for a, b in pairs if a is not b)
-    peak = max(liveness.peak_bytes(body), in_update, in_save)
     is_host = [False] * len(jax.tree.leaves(state))
     if on_host is not None:
         is_host = jax.tree.leaves(on_host)
+    leaves = jax.tree.leaves(state), jax.tree.leaves(saved), is_host
+    in_save, one_of_host = 0, 0
+    for before, after, is_ in zip(*leaves, strict=True):
+        size = _stored(after) * after.dtype.itemsize
+        if before is not after and is_:  # one after the other: from the host, and back
+            one_of_host = max(one_of_host, 2 * size)
+        elif before is not after:
+            in_save += size
+    peak = max(liveness.peak_bytes(body), in_update, in_save + one_of_host)
     stored = [_stored(x) * x.dtype.itemsize for x in jax.tree.leaves(state)]
     in_host = sum(n for n, is_ in zip(stored, is_host, strict=True) if is_)
     return Estimate(

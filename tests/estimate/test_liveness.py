@@ -10,6 +10,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from mjax.estimate import liveness
+from mjax.vjp import row_major
 
 N = 64
 SQUARE = 4 * N * N
@@ -49,6 +50,7 @@ def test_a_result_takes_the_place_of_a_value_that_ends():
 
 def test_a_view_is_the_buffer_it_is_made_of():
     assert peak(lambda x: (x @ x).T.reshape(-1, 2), X) == SQUARE
+    assert peak(lambda x: row_major(x @ x), X) == SQUARE
 
 
 def test_an_update_is_in_place_unless_the_old_value_is_read_later():
