@@ -55,7 +55,8 @@ def estimate(
     """
     device = Device.of(topology.description, gpus_per_node=topology.gpus_per_node)
     case = case_of(config, sizes)
-    visited = VISIT_BYTES["pipeline" if sizes.pp > 1 else "plain"]
+    is_pipeline = sizes.pp * config.pipeline.chunks > 1
+    visited = VISIT_BYTES["pipeline" if is_pipeline else "plain"]
     constants = dataclasses.replace(constants, visit_bytes=visited)
     hidden = hidden_by_chunks(tp_chunks(config.mesh, sizes.tp), sizes.tp)
     if hidden > constants.tp_overlap:
@@ -134,5 +135,6 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
         param_bytes=np.dtype(config.precision.compute).itemsize,
         grad_bytes=np.dtype(config.precision.reduce).itemsize,
         state_bytes=3 * param_bytes,  # LAMB and AdamW: the parameter and two moments
+        projection_rate=2.0 if config.precision.matmul == "fp8" else 1.0,
         host_state_bytes=2 * param_bytes * (config.optim.state_memory == "host"),
     )

@@ -10,6 +10,7 @@ et al. 2022, arXiv:2205.00119, section 3.1).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from mjax.estimate.memory import in_units
 from mjax.hardware.described import NoPluginError
 from mjax.mesh.axes import AxisSizes
 from mjax.plan import closed_form
+from mjax.plan.host_copies import state_copies_s
 from mjax.plan.options import Topology
 from mjax.plan.result import Plan, usable_bytes
 
@@ -92,7 +94,10 @@ def search(
     """
     usable = usable_bytes(topology, config.device_memory_gib)
     best: dict[tuple, Candidate] = {}
+    sets_per_node = config.mesh.dp_shard_per_node is not None
     for fields, changed, sizes in _layouts(config, topology, windows):
+        if sets_per_node:
+            fields |= {"mesh.dp_shard_per_node": None}
         key = (sizes.pp, sizes.dp, sizes.tp, changed.model.window)
         found = _smallest_shard(fields, changed, sizes, topology, usable, constants)
         if found is not None and (key not in best or found.step_s < best[key].step_s):
@@ -263,8 +268,10 @@ def _smallest_shard(
 ) -> Candidate | None:
     """Shard over as few as fit; None where all of dp are too few.
 
-    Where these span nodes, in one step or in two, whichever is faster.
+    Where these span nodes, in one step or in two, whichever is faster. With the
+    optimizer state on the host over as many as are fastest: each GPU copies its part.
     """
+    candidates: list[Candidate] = []
     for shard in _divisors(sizes.dp):
         one_step = dataclasses.replace(
             sizes, dp_shard=shard, dp_replicate=sizes.dp // shard
@@ -272,43 +279,50 @@ def _smallest_shard(
         found = closed_form.estimate(config, one_step, topology, constants)
         if found.memory.total_bytes > usable:
             continue
-        candidates = [
-            _candidate(fields, config, one_step, found, usable, per_node=None)
-        ]
+        add = functools.partial(_candidate, fields, config, topology, usable)
+        candidates.append(add(one_step, found, per_node=None))
         per_node = topology.gpus_per_node // sizes.tp
         if config.zero and 1 < per_node < shard and shard % per_node == 0:
             two_steps = dataclasses.replace(
                 one_step, dp_node=shard // per_node, dp_shard=per_node
             )
             found = closed_form.estimate(config, two_steps, topology, constants)
-            candidates.append(
-                _candidate(fields, config, two_steps, found, usable, per_node=per_node)
-            )
-        return min(candidates, key=lambda candidate: candidate.step_s)
-    return None
+            candidates.append(add(two_steps, found, per_node=per_node))
+        if config.optim.state_memory == "device":
+            break
+    return min(candidates, key=lambda candidate: candidate.step_s, default=None)
 
 
 def _candidate(
     fields: dict[str, Any],
     config: TrainConfig,
+    topology: Topology,
+    usable: int,
     sizes: AxisSizes,
     found: closed_form.Estimate,
-    usable: int,
     *,
     per_node: int | None,
 ) -> Candidate:
     more: dict[str, Any] = {"mesh.dp_shard": sizes.shards}
     if per_node is not None:
         more["mesh.dp_shard_per_node"] = per_node
+    step_s = found.time.total_s + _host_copies_s(config, sizes, topology)
     return Candidate(
         fields=fields | more,
         config=with_fields(config, more),
         sizes=sizes,
-        step_s=found.time.total_s,
-        mfu=found.mfu,
+        step_s=step_s,
+        mfu=found.mfu * found.time.total_s / step_s,
         memory_bytes=found.memory.total_bytes,
         usable_bytes=usable,
     )
+
+
+def _host_copies_s(config: TrainConfig, sizes: AxisSizes, topology: Topology) -> float:
+    """Return the seconds in which what the optimizer has on the host comes and goes."""
+    case = closed_form.case_of(config, sizes)
+    weights = case.gpu_weights / (sizes.shards if config.zero else 1)
+    return state_copies_s(weights * case.host_state_bytes, topology.description)
 
 
 def _divisors(number: int) -> list[int]:

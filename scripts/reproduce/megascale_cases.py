@@ -191,6 +191,7 @@ SOURCES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "grad_bytes": ("assumed", "float32, which Megatron-LM sets for bfloat16"),
         "state_bytes": ("read", "ZeRO's 12 bytes: float32 master and two moments"),
         "host_state_bytes": ("assumed", "0: all of it is on the GPU"),
+        "projection_rate": ("assumed", "1: matmuls in bfloat16"),
         "rows": ("assumed", "1 sequence a microbatch"),
         "d_ff": ("assumed", "4 d_model: makes table 1 a 175B and a 530B model"),
     }

@@ -201,7 +201,8 @@ def test_what_was_compiled_and_fits_ranks_before_formulas_and_failures(found):
 def test_shards_over_nodes_take_two_steps_where_latency_decides():
     """A ring has 15 hops in one step, 1 + 7 in two; tp 8 leaves a node one shard."""
     slow = dataclasses.replace(HIDDEN, hop_s=1e-3)
-    candidates = search(config_of(FLAGS), TOPOLOGY, constants=slow)
+    little = config_of(f"{FLAGS} --device-memory-gib 10")
+    candidates = search(little, TOPOLOGY, constants=slow)
     across = [c for c in candidates if c.sizes.shards * c.sizes.tp > 8]
     assert {c.sizes.dp_node for c in across if c.sizes.tp < 8} == {2}
     assert {c.sizes.dp_node for c in candidates if c not in across} <= {1}
@@ -209,3 +210,35 @@ def test_shards_over_nodes_take_two_steps_where_latency_decides():
         shards = c.sizes.dp_shard if c.sizes.dp_node > 1 else None
         assert c.config.mesh.dp_shard_per_node == shards
         assert resolve(c.config.mesh, TOPOLOGY.num_gpus) == c.sizes
+
+
+def test_moments_on_the_host_are_shared_among_as_many_as_are_fastest():
+    """Each GPU copies its part: few shards would fit, and copy for longer."""
+    flags = f"{FLAGS} --device-memory-gib 64"
+    on_device = search(config_of(flags), TOPOLOGY)
+    on_host = search(config_of(f"{flags} --optim.state-memory host"), TOPOLOGY)
+    assert min(c.sizes.shards for c in on_device) == 1
+    assert all(c.sizes.shards == c.sizes.dp for c in on_host)
+    assert on_host[0].step_s > on_device[0].step_s
+
+
+def test_projections_in_8_bits_are_modelled_at_twice_the_rate():
+    flags = f"{FLAGS} --precision.matmul"
+    found = [
+        closed_form.estimate(
+            config := config_of(f"{flags} {matmul}"),
+            resolve(config.mesh, TOPOLOGY.num_gpus),
+            TOPOLOGY,
+        )
+        for matmul in ("compute", "fp8")
+    ]
+    assert found[1].time.products_s == pytest.approx(found[0].time.products_s / 2)
+
+
+def test_the_flags_of_a_layout_in_one_step_take_back_two_steps():
+    flags = f"{FLAGS} --mesh.tp 4 --mesh.dp-shard-per-node 2"
+    one_step = [c for c in search(config_of(flags), TOPOLOGY) if c.sizes.dp_node == 1]
+    assert one_step
+    for candidate in one_step:
+        config = config_of(f"{flags} {candidate.flags}")
+        assert config == candidate.config

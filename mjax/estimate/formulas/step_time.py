@@ -89,7 +89,8 @@ def simulate(case: Case, device: Device, constants: Constants) -> StepTime:
     """
     runs = case.microbatches * case.layers_per_gpu
     flops_per_s = device.peak_flops_per_s * constants.product_efficiency
-    products = runs * _layer_products_flops(case) / flops_per_s
+    rate = flops_per_s * case.projection_rate
+    products = runs * _layer_products_flops(case) / rate
     attention = (
         runs
         * _layer_attention_flops(case)
