@@ -54,13 +54,13 @@ def _zero_line(config: TrainConfig, sizes: AxisSizes) -> str:
         return "over dp: nothing to gather or to reduce, its size is 1"
     gathers = config.zero > 0 and sizes.shards > 1
     if config.pipeline.chunks == 1:
-        what = "gradients are reduced after the last tick"
+        what = "gradients are reduced layer by layer in the last tick"
         if gathers:
-            what = f"weights are gathered before the first tick, {what}"
+            what = f"weights are gathered layer by layer in the first tick, {what}"
     else:
         what = "weights are gathered and gradients" if gathers else "gradients are"
         what += " reduced in pieces while the stages compute; the first chunk's "
-        what += "before the first tick and after the last" if gathers else "at the end"
+        what += "in the first tick and in the last" if gathers else "in the last tick"
     return f"over dp {sizes.dp}, ZeRO {config.zero}: {what}"
 
 

@@ -55,8 +55,7 @@ def test_every_number_of_an_interleaved_pipeline_is_said():
         "of stages 0 to 3, at most 4.0 MiB; over the wire go 4.8 MiB from each, as the "
         "whole ring sends in all 19 ticks",
         "over dp 2, ZeRO 2: weights are gathered and gradients reduced in pieces while "
-        "the stages compute; the first chunk's before the first tick and after the "
-        "last",
+        "the stages compute; the first chunk's in the first tick and in the last",
     ]
 
 
@@ -89,19 +88,19 @@ def test_every_number_of_an_interleaved_pipeline_is_said():
         (
             PipelineConfig(),
             {"dp_replicate": 2},
-            "over dp 2, ZeRO 2: gradients are reduced after the last tick",
+            "over dp 2, ZeRO 2: gradients are reduced layer by layer in the last tick",
         ),
         (
             PipelineConfig(),
             {"dp_shard": 2},
-            "over dp 2, ZeRO 2: weights are gathered before the first tick, gradients "
-            "are reduced after the last tick",
+            "over dp 2, ZeRO 2: weights are gathered layer by layer in the first tick, "
+            "gradients are reduced layer by layer in the last tick",
         ),
         (
             PipelineConfig(chunks=2),
             {"dp_replicate": 2},
             "over dp 2, ZeRO 2: gradients are reduced in pieces while the stages "
-            "compute; the first chunk's at the end",
+            "compute; the first chunk's in the last tick",
         ),
         (
             PipelineConfig(schedule="gpipe", stash="input", uneven_layers=True),
