@@ -19,6 +19,7 @@ from jaxtyping import Shaped
 
 from mjax.ckpt.boxes import Box, box_of
 from mjax.ckpt.manifest import Leaf
+from mjax.mesh.host_memory import HOST_KIND
 
 PARAMS = "params."
 """Leaves of which no value may be infinite or NaN have names that begin so."""
@@ -151,7 +152,7 @@ def _start(shard: Any) -> tuple[jax.Array, bool]:
     """Let a device begin to send; the transfers of all devices run side by side."""
     data = shard.data
     if shard.device.platform != "cpu":
-        pinned = SingleDeviceSharding(shard.device, memory_kind="pinned_host")
+        pinned = SingleDeviceSharding(shard.device, memory_kind=HOST_KIND)
         # A copy also of what is there already: the next step writes into that.
         data = jax.device_put(data, pinned, may_alias=False)
     return data, shard.replica_id == 0

@@ -42,7 +42,8 @@ class Quantised(NamedTuple):
 
     values: Float[Array, "*dims"]
     scale: Float[Array, ""]
-    """float32, a power of two; NaN if the tensor had an entry that is not finite."""
+    """float32, a power of two. An infinite entry makes it NaN; a NaN makes it or the
+    values NaN, as a maximum over tp may drop a NaN."""
 
     def dequantised(self) -> Float[Array, "*dims"]:
         """Return the tensor in bfloat16, which holds each value exactly."""

@@ -6,7 +6,7 @@ gathered in the first tick and only its gradients are reduced in the last tick, 
 layer: while one layer computes, the next one's weights or the one before's gradients
 are on their way. The rest goes over the wire in pieces, at most P a chunk, while the
 stage computes. Embedding and head go whole: `pipeline.run` says when.
-Pieces are slices of each weight along a dim that dp_shard does not split, as many as
+Pieces are slices of each weight along a dim that the shards do not split, as many as
 divide it; a weight without such a dim (a norm's scale) is gathered before and reduced
 after, with all its chunks.
 
@@ -71,7 +71,7 @@ class Pieces:
         """Reduce gradients at once, over all axes that do not split their weight.
 
         Args:
-          grads: this device's gradients of weights that are whole over dp_shard.
+          grads: this device's gradients of weights that are whole over all shards.
           specs: PartitionSpecs of the stored weights.
         Returns:
           this device's parts of the reduced gradients.
@@ -223,7 +223,7 @@ class Pieces:
             yield x, spec, self._cut(x, spec)
 
     def _cut(self, x: Array, spec: PartitionSpec) -> "_Cut | None":
-        """Choose the dim, not split over dp_shard, that makes most pieces up to P."""
+        """Choose the dim, not split over the shards, that makes most pieces up to P."""
         if self.num_ticks == 0:
             return None
         sizes = x.shape[1:]

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int, PyTree
 
@@ -37,7 +36,7 @@ from mjax.layers.stack import LayerPattern
 from mjax.mesh import zero
 from mjax.mesh.axes import DP, DP_NODE, DP_REPLICATE, DP_SHARD, SHARDS
 from mjax.step.trained import Trained
-from mjax.vjp import SplitVJP, zeros_of
+from mjax.vjp import SplitVJP, row_major, zeros_of
 
 Index = int | Int[Array, ""]
 Hop = Callable[[PyTree, PyTree, Index], PyTree]
@@ -48,7 +47,7 @@ class Weights(NamedTuple):
     """Parameters of all layers, leaves [L, ...]."""
 
     stacked: PyTree
-    """As stored, this device's parts; or the compute copy, whole over dp_shard."""
+    """As stored, this device's parts; or the compute copy, whole over all shards."""
     is_stored: bool
 
 
@@ -238,7 +237,7 @@ class OverlappedLayers:
         )
         if weights.is_stored:
             one = zero.gather(one, self.specs, self.compute)
-        return jax.tree.map(lambda p: _row_major(p[0]), one)
+        return jax.tree.map(lambda p: row_major(p[0]), one)
 
     def _hops(self, *, finish: bool) -> list[Hop]:
         """Return what a layer's gradients go through, one hop in each turn of the loop.
@@ -316,7 +315,7 @@ class OverlappedLayers:
         if total is None:
             return grads
         added = jax.tree.map(jnp.add, _get(total, index), grads)
-        return jax.tree.map(_row_major, added)
+        return jax.tree.map(row_major, added)
 
     def _reduced(self, part: PyTree) -> PyTree:
         """Sum over data parallelism."""
@@ -427,15 +426,6 @@ def _scan(
     stacks = jax.tree.map(empty, jax.eval_shape(body, carry, xs[0])[1])
     numbers = jnp.arange(xs.shape[0])
     return lax.scan(turn, (carry, stacks), (numbers, xs))[0]
-
-
-def _row_major(x: Array) -> Array:
-    """Keep a layer in the layout of the stack that it is taken from.
-
-    Else XLA gives the whole stack the layout that suits what is done with a layer, and
-    keeps a transposed copy of it beside the loop.
-    """
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _stack_of(one: PyTree, num: int) -> PyTree:

@@ -87,7 +87,7 @@ class Recorder:
           due: which steps.
           origin: whose windows these are.
           step_text: returns the text of the compiled step, see `places.table_of`.
-          devices: of the mesh, [pp, dp_replicate, dp_shard, tp].
+          devices: of the mesh, [pp, dp_replicate, dp_node, dp_shard, tp].
           say: tells people what failed.
         """
         self._due, self._origin, self._say = due, origin, say
