@@ -90,10 +90,10 @@ class SplitVJP:
 
 
 def row_major(x: Array) -> Array:
-    """Keep x, a stack or what is put into one or taken from it, in row-major layout.
+    """Keep x, a stack or an entry of one, in row-major layout.
 
-    Otherwise XLA gives a stack the layout that suits what is done with one entry of it,
-    and keeps a transposed copy of all of it.
+    Without the constraint XLA chooses the layout of a stack for the operations on one
+    entry, and keeps a transposed copy of the whole stack.
     """
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 

@@ -7,7 +7,7 @@ Commands, from the root of the repository:
     python -m scripts.compare windows       full attention and a window of seq/4
     python -m scripts.compare fp8           projections in bfloat16 and in FP8
 
-A command with `--arm I --seed S` trains one run of a study and draws nothing. Every
+With `--arm I --seed S` a command trains one run of a study and draws nothing. Every
 run is `python -m mjax.train` on the demo corpus, in a work dir of its own below
 `runs/compare`; a finished one is not repeated. Writes `docs/benchmarks/<name>.md` and
 `docs/benchmarks/<name>.png`.
@@ -56,7 +56,7 @@ class Arm:
 
     @property
     def steps(self) -> int:
-        """Steps that see the tokens."""
+        """Steps in which the run sees its tokens."""
         return self.tokens // (self.batch * SEQ_LEN)
 
 
@@ -98,7 +98,7 @@ NOTES = {
         "the same initial parameters and the same batches.\n"
     )
 }
-"""What a page says beside its table."""
+"""Text of a page beside its table."""
 
 
 def train(arm: Arm, rate: float, seed: int) -> list[dict[str, Any]]:

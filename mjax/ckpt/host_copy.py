@@ -153,6 +153,6 @@ def _start(shard: Any) -> tuple[jax.Array, bool]:
     data = shard.data
     if shard.device.platform != "cpu":
         pinned = SingleDeviceSharding(shard.device, memory_kind=HOST_KIND)
-        # A copy also of what is there already: the next step writes into that.
+        # Copy even what is on the host already: the next step overwrites it.
         data = jax.device_put(data, pinned, may_alias=False)
     return data, shard.replica_id == 0

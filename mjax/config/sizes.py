@@ -108,9 +108,9 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
 
 
 def _less_kept(remat: Remat) -> tuple[Remat, ...]:
-    """Return the policies that keep less on the device, the least again first.
+    """Return the policies that keep less on the device, the one that keeps most first.
 
-    Not attention: with a fused backend it keeps as much as none.
+    Attention is left out: with a fused backend it keeps as much as none.
     """
     policies: tuple[Remat, ...] = ("none", "attention", "core", "dots", "full")
     first = max(2, policies.index(remat) + 1) if remat != "offload" else len(policies)

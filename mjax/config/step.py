@@ -42,10 +42,10 @@ class PrecisionConfig:
     reduce: Precision = "float32"
     """Gradient accumulation and reduction."""
     matmul: Matmul = "compute"
-    """Operands of the projections of the blocks: in the compute dtype, or 8 bits."""
+    """Operands of the projections of the blocks: the compute dtype, or fp8 (8 bits)."""
 
     def __post_init__(self) -> None:
-        """Refuse 8 bits beside float32, which asks for exact matmuls."""
+        """Refuse FP8 matmuls if the compute dtype is not bfloat16."""
         if self.matmul == "fp8" and self.compute != "bfloat16":
             raise ValueError(
                 "--precision.matmul fp8 needs --precision.compute bfloat16, got "

@@ -128,7 +128,8 @@ class TrainConfig:
         if self.zero == 0 and self.mesh.dp_shard_per_node is not None:
             raise ValueError(
                 f"--mesh.dp-shard-per-node {self.mesh.dp_shard_per_node} needs --zero "
-                "1, 2 or 3, got --zero 0, which shards nothing; leave it out"
+                "1, 2 or 3, got --zero 0, which shards nothing; use --zero 1, 2 or "
+                "3, or leave --mesh.dp-shard-per-node out"
             )
         if self.zero == 3 and (self.mesh.pp != 1 or self.pipeline.chunks != 1):
             raise ValueError(

@@ -109,7 +109,7 @@ def named(jaxpr: Any, name: str) -> Iterator[Any]:
 def host_bytes(jaxpr: Any) -> int:
     """Return the most bytes that a loop of a jaxpr stacks in host memory.
 
-    Loops that follow each other, as those of the microbatches, use the same memory.
+    Consecutive loops, such as those of the microbatches, use the same memory.
     """
     found = [0]
     for eqn in jaxpr.eqns:

@@ -39,11 +39,11 @@ class Estimate:
     host_state: int = 0
     """What the optimizer keeps in pinned host memory."""
     host_activations: int = 0
-    """What the layers leave in pinned host memory for the backward pass."""
+    """What the layers keep in pinned host memory for the backward pass."""
 
     @property
     def total(self) -> int:
-        """Bytes of the device in all."""
+        """All bytes on the device."""
         host = self.host_state + self.host_activations
         return sum(dataclasses.astuple(self)) - host
 
@@ -71,8 +71,8 @@ def estimate(
         copied while the state is saved.
       trained: the parameters that have gradients; None is all of them.
       on_host: for each leaf of the state whether it is in host memory; None: no leaf.
-      moments_at_once: bytes of moments that an update piece by piece has on the device;
-        None: it is made at once.
+      moments_at_once: most bytes of moments on the device during an update in pieces;
+        None: the update is not in pieces.
       compute: dtype of the compute copy.
       reduce: dtype of the gradients.
       stash_name: name of the pipeline's ring buffers in the trace.
@@ -204,7 +204,7 @@ def _stored(leaf: Any) -> int:
 
 
 def _gathered(leaf: Any) -> int:
-    """Count them once all shards are gathered."""
+    """Count the entries after all shards are gathered."""
     spec, shape = leaf.sharding.spec, leaf.sharding.mesh.shape
     split = [axis for axis in SHARDS if rules.dim_of(spec, axis) is not None]
     return _stored(leaf) * math.prod(shape[axis] for axis in split)

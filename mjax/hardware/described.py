@@ -116,16 +116,16 @@ def described_devices(
 
 
 def put_in_host_memory(lowered: jax.stages.Lowered, results: Sequence[bool]) -> None:
-    """Tell the compiler which results, and arguments donated to them, are on the host.
+    """Mark the results, and the arguments donated to them, that are in host memory.
 
-    jax tells it for devices that are present. Described ones have no memories, and a
+    For present devices jax marks them. Described devices have no memories, so a
     sharding on them loses its memory kind.
 
     Args:
       lowered: a program for described devices; changed in place.
-      results: for each of its results whether it is in pinned host memory.
+      results: for each result of the program whether it is in pinned host memory.
     Raises:
-      RuntimeError: no argument is donated to such a result.
+      RuntimeError: a result in host memory has no argument donated to it.
     """
     module: Any = lowered.compiler_ir()
     [main] = [op for op in module.body if op.attributes["sym_name"].value == "main"]

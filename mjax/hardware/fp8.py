@@ -1,7 +1,7 @@
 """Which devices multiply 8-bit floats.
 
-Enters: a mesh, of devices or of descriptions of them. Leaves: what a run on it does, in
-words, or an error. Source: NVIDIA, PTX ISA, section mma: `.e4m3` and `.e5m2` from
+Enters: a mesh of real or described devices. Leaves: a text that says how a run on them
+multiplies, or an error. Source: NVIDIA, PTX ISA, section mma: `.e4m3` and `.e5m2` from
 sm_89 on. On older GPUs XLA computes the same in 16 bits without a warning, more slowly
 than a run without FP8.
 """
@@ -18,7 +18,7 @@ def describe_fp8(mesh: Mesh | AbstractMesh) -> str:
     """Say how the devices of a mesh multiply 8-bit floats.
 
     Raises:
-      ValueError: they are GPUs that cannot, or whose compute capability is not known.
+      ValueError: they are GPUs without FP8 matmuls, or of unknown compute capability.
     """
     device = mesh.abstract_mesh.abstract_device
     if device.platform == "cpu":
@@ -35,7 +35,7 @@ def describe_fp8(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _compute_capability(mesh: Mesh | AbstractMesh) -> tuple[int, int] | None:
-    """Return what the devices state, or the description of the same name."""
+    """Return what the devices report, or what the description of their GPU says."""
     if isinstance(mesh, Mesh):
         stated = getattr(mesh.devices.flat[0], "compute_capability", None)
         if stated is None:

@@ -68,8 +68,8 @@ TABLE = (
     Option(
         name=_IN_FLIGHT,
         value=64,
-        why="the chunks of a sequence travel side by side, and what is sent over dp "
-        "beside a loop of layers, whose 14 permutes count against the limit",
+        why="transfers of chunks overlap each other, and collectives over dp overlap a "
+        "loop of layers, whose 14 permutes count against the limit",
         since="0.11.2",
         applies=_has_chunks,
     ),

@@ -143,8 +143,9 @@ def column_parallel(
       x: the device's part of the sequence.
       weights: local, [D, ...] each; joined here.
       num_chunks: as there.
-      apart: by one matmul a weight, in one chunk: `linear.column_parallel_apart`.
-      in_fp8: as in `linear.column_parallel`. Without adapters, and not apart.
+      apart: multiply each weight by itself, in one chunk, as
+        `linear.column_parallel_apart` does.
+      in_fp8: as in `linear.column_parallel`; not with adapters, nor with `apart`.
     """
     found = [w for w in weights if isinstance(w, Adapted)]
     assert not (in_fp8 and (found or apart))

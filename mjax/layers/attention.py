@@ -84,7 +84,7 @@ class Attention(nnx.Module):
         return adapted(self.adapters, "wo", self.wo[...])
 
     def in_matrices(self, weights: dict[str, Array]) -> list[Float[Array, "*lead D F"]]:
-        """Return what of given weights a device multiplies its input by.
+        """Return the matrices of given weights that multiply this device's input.
 
         Args:
           weights: by name, this device's part of them, [..., D, heads, H] each; D may

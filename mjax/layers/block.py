@@ -59,7 +59,7 @@ class JoinedParams(NamedTuple):
     projections: Mapping[str, Joined]
     """By the names of `Block.INPUTS` and `Block.OUTPUTS`."""
     others: Params
-    """The parameters that `Block.others` leaves."""
+    """The parameters that `Block.others` returns."""
 
 
 class Block(nnx.Module):
@@ -91,7 +91,7 @@ class Block(nnx.Module):
           rngs: streams to draw parameters from.
           tp_chunks: chunks in which the sequence crosses tp, each behind the product
             of another one; 1 is all at once.
-          in_fp8: multiply with its weights in 8 bits, see `layers.fp8`.
+          in_fp8: multiply by its weights in 8 bits, see `layers.fp8`.
           adapters: low-rank adapters of its weights; None is none.
         """
         self.dropout = config.dropout
@@ -140,19 +140,19 @@ class Block(nnx.Module):
           x: this device's part of the residual stream.
           kind: of the layer.
           context: of these rows.
-          key: where dropout masks come from; None is no dropout.
+          key: dropout masks are derived from it; None is no dropout.
           projections: the joined weights; None: the block joins its own.
         """
 
     def join(self, params: Params) -> dict[str, Float[Array, "*lead m n"]]:
-        """Join weights into one matrix a projection.
+        """Join weights into one matrix per projection.
 
         A linear function of the weights. It also picks the key/value heads of this
         device where tp exceeds their number.
 
         Args:
           params: this device's parts of the parameters of one block, or of a stack of
-            blocks, all of one dtype; D whole or a part of it.
+            blocks, all of one dtype; D may be a part of the model's width.
         Returns:
           by name, [..., D, F] of `INPUTS` and [..., F, D] of `OUTPUTS`.
         """
@@ -170,20 +170,20 @@ class Block(nnx.Module):
     ) -> Params:
         """Return the gradients of weights, given those of the joined matrices.
 
-        The transpose of `join`: a sum over tp of weights that tp does not split is
-        still to be done.
+        The transpose of `join`. The caller still has to sum the gradients of weights
+        that tp does not split over tp.
 
         Args:
-          joined: by name, of one dtype.
-          like: what was joined; shapes are read.
+          joined: by name, all of one dtype.
+          like: the parameters that were joined; only their shapes are read.
         Returns:
-          the part of the tree `like` that is joined, in the dtype of `joined`.
+          the tree of the joined part of `like`, in the dtype of `joined`.
         """
         sample = jax.tree.leaves(joined)[0]
         weights = self.weights(like)
 
         def typed(w: Array) -> Any:
-            # The dims of a weight, but else the type of what is transposed.
+            # The shape of a weight; otherwise the type of what is transposed.
             return jax.typeof(sample).update(shape=w.shape)
 
         types = jax.tree.map(typed, weights)
@@ -192,7 +192,7 @@ class Block(nnx.Module):
 
     @property
     def joined_dims(self) -> dict[str, tuple[str, str]]:
-        """Logical names of the dims of what `join` returns, but the leading ones."""
+        """Logical names of the dims that `join` returns, without the leading ones."""
         inputs = {name: ("embed", "mlp") for name, _ in self.INPUTS}
         return inputs | {name: ("mlp", "embed") for name, _ in self.OUTPUTS}
 
@@ -203,9 +203,9 @@ class Block(nnx.Module):
     def multiplied(
         self, joined: Mapping[str, Float[Array, "m n"]]
     ) -> dict[str, Float[Array, "m n"] | QuantisedWeight]:
-        """Return joined matrices of one layer as the block multiplies with them.
+        """Return joined matrices of one layer as the block multiplies by them.
 
-        In 8 bits this is done when a matrix is joined, not at each use.
+        In 8 bits a matrix is quantised here once, not at each use.
         """
         if not self.in_fp8:
             return dict(joined)
@@ -216,7 +216,7 @@ class Block(nnx.Module):
         return _picked(params, lambda path: not self._is_joined(path))
 
     def without_weights(self) -> "Block":
-        """Return the block as `JoinedParams` complete it, without its own weights."""
+        """Return the block without the weights that `JoinedParams` bring."""
         block = nnx.merge(*nnx.split(self))
         for part in (block.attention, block.mlp):
             for name in part.WEIGHTS:
@@ -298,7 +298,7 @@ def _norm(config: BlockConfig) -> Norm:
 
 
 def _picked(params: Params, is_picked: Any, path: tuple[str, ...] = ()) -> Params:
-    """Return the part of a tree whose leaves have such paths; no empty dicts."""
+    """Return the part of a tree whose leaf paths are picked, without empty dicts."""
     found = {}
     for name, child in params.items():
         at = (*path, name)

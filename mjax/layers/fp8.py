@@ -1,20 +1,20 @@
-"""Matrices quantised to 8 bits, and their products.
+"""Matrices quantised to 8 bits, and their matmuls.
 
 Forward operands (activations, weights) are e4m3, gradients e5m2 (Micikevicius et al.
-2022, arXiv:2209.05433, section 3). A tensor has one scale, which follows from the
-largest magnitude in it at each use: nothing is kept from step to step (the recipe
+2022, arXiv:2209.05433, section 3). A tensor has one scale, computed from its largest
+magnitude each time it is quantised. Nothing is kept from step to step (the recipe
 Float8CurrentScaling of NVIDIA Transformer Engine; delayed scaling keeps a history).
 
 Differs from that recipe: scales are powers of two. Scaling is then exact in bfloat16
-and in float32, a value is rounded once (by the conversion), and two devices or chunks
+and in float32, and a value is rounded once (by the conversion). Two devices or chunks
 with different scales round alike, unless a value is so small that it falls below the
 normal numbers of its format. The cost is up to one of the 15 (e4m3) or 30 (e5m2)
 powers of two between the smallest and the largest normal number.
 
-A product is written as bfloat16 factors that are dequantised beforehand, which XLA
-replaces by one FP8 matmul on a GPU that has it (`__cublas$lt$matmul$f8`), with the
-scales as operands. Elsewhere it is computed as written, in bfloat16: the same numbers,
-up to the order of the sums.
+A matmul is written with bfloat16 factors that are dequantised first. On a GPU with FP8
+matmuls XLA replaces it by one of them (`__cublas$lt$matmul$f8`), with the scales as
+operands. Elsewhere it runs as written, in bfloat16: the same numbers, up to the order
+of the sums.
 """
 
 from typing import NamedTuple
@@ -34,11 +34,11 @@ BACKWARD = jnp.float8_e5m2
 """Gradients: 5 bits of exponent, 2 of mantissa."""
 
 _SMALLEST_SCALE = 2.0**-100
-"""Keeps the scale, its reciprocal and what they multiply normal numbers in float32."""
+"""Keeps the scale, its reciprocal and the scaled values normal in float32."""
 
 
 class Quantised(NamedTuple):
-    """A tensor in 8 bits: what it stands for is values * scale."""
+    """A tensor in 8 bits; it represents values * scale."""
 
     values: Float[Array, "*dims"]
     scale: Float[Array, ""]
@@ -53,9 +53,9 @@ class Quantised(NamedTuple):
 class QuantisedWeight(NamedTuple):
     """A weight in 8 bits, in both orientations, or a stack of weights.
 
-    On Hopper a factor of an FP8 matmul must have the contracted dim last in memory: the
-    forward pass contracts the rows of a weight, the backward pass its columns. Both
-    together are as many bytes as one copy in bfloat16.
+    On Hopper a factor of an FP8 matmul must have the contracted dim last in memory. The
+    forward pass contracts the first dim of a weight, the backward pass the last. Both
+    orientations together take as many bytes as one copy in bfloat16.
     """
 
     values: Float[Array, "*stack m n"]
@@ -77,21 +77,21 @@ class QuantisedWeight(NamedTuple):
 def quantise(
     x: Float[Array, "*dims"], dtype: DTypeLike, *, over_tp: bool = False
 ) -> Quantised:
-    """Quantise a tensor with the scale that its largest magnitude asks for.
+    """Quantise a tensor with a scale computed from its largest magnitude.
 
     Args:
       x: bfloat16 or float32. Zeros have scale 1.
       dtype: `FORWARD` or `BACKWARD`.
-      over_tp: x is a part of the sequence, and the devices of tp take the same scale.
-        The gradient of a weight contracts the whole sequence in one matmul, so its
-        parts must agree; with a scale for each part it would be one matmul for each.
-        Transformer Engine reduces the magnitude of the same tensors. The others, whose
-        features are split over tp, never meet in a matmul and have a scale per device.
+      over_tp: x is a part of the sequence, and all devices of tp use the same scale.
+        The gradient of a weight contracts the whole sequence in one matmul, so all
+        parts need the same scale; one scale per part would need one matmul per part.
+        Transformer Engine reduces the magnitude of the same tensors. Tensors whose
+        features are split over tp never meet in a matmul, and have a scale per device.
     Returns:
-      the values, and a scale by which the largest is between half the largest number
-      of the format and this number. If an entry of x is infinite or NaN the scale is
-      NaN, and so is every product: the guard of the optimizer must see it, which a
-      conversion that saturates would hide.
+      the values and their scale. The largest scaled value is between half the largest
+      number of the format and this number. If an entry of x is infinite or NaN, the
+      scale is NaN, and so is the result of every matmul. The guard of the optimizer
+      sees it then; a saturating conversion would mask it.
     """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
     if over_tp:
@@ -101,10 +101,10 @@ def quantise(
 
 
 def quantise_weight(w: Float[Array, "*stack m n"]) -> QuantisedWeight:
-    """Quantise a weight, or each of a stack, as `quantise` does; in two orientations.
+    """Quantise a weight, or each weight of a stack, in both orientations.
 
     Args:
-      w: this device's part; its scale is its own.
+      w: this device's part; devices do not share its scale.
     """
     largest = jnp.max(jnp.abs(w), axis=(-2, -1)).astype(jnp.float32)
     scale = _scale(largest, FORWARD)
@@ -118,8 +118,8 @@ def multiply(
     """Return the einsum of two quantised tensors.
 
     Args:
-      spec: of `jnp.einsum`. One matmul: dims are contracted, or in the result.
-      a: with the contracted dims last; other factors are copied on Hopper.
+      spec: of `jnp.einsum`, for one matmul: each dim is contracted or in the result.
+      a: contracted dims last; Hopper needs a copy of a factor in another order.
       b: likewise.
       dtype: of the result. Sums are in float32.
     """
@@ -129,10 +129,10 @@ def multiply(
 
 
 def _scale(largest: Float[Array, "*n"], dtype: DTypeLike) -> Float[Array, "*n"]:
-    """Return the smallest power of two that brings a magnitude into a format."""
+    """Return the smallest power of two that scales a magnitude into a format."""
     wanted = largest / float(jnp.finfo(dtype).max)
     wanted = jnp.maximum(wanted, jnp.float32(_SMALLEST_SCALE))
-    # Up to the next power of two: carry any bit of the mantissa into the exponent.
+    # Round up to a power of two: carry any bit of the mantissa into the exponent.
     bits = lax.bitcast_convert_type(wanted, jnp.uint32)
     bits = (bits + jnp.uint32(0x007F_FFFF)) & jnp.uint32(0x7F80_0000)
     scale = lax.bitcast_convert_type(bits, jnp.float32)

@@ -8,9 +8,9 @@ and joined per device, where each holds its own shard: in training once a step
 `join_rows`).
 
 Training adds gradients over microbatches. A matmul can add its result to what is in
-memory (cuBLAS: beta = 1), so the sum so far goes to the projection beside the weight
-(`Joined.total`) and comes back as its "gradient" with this microbatch's added: no
-kernel of its own reads and writes the sum.
+memory (cuBLAS: beta = 1). So the projection takes the sum so far beside the weight
+(`Joined.total`), and the backward pass returns, as its "gradient", the sum with this
+microbatch's gradient added. No separate kernel reads and writes the sum.
 
 Source: column and row split of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053,
 section 3), and its gradient accumulation fusion; the sequence split between the two,
@@ -46,14 +46,14 @@ class Joined(NamedTuple):
     """The weights of one projection as one matrix of this device."""
 
     weight: Float[Array, "m n"] | QuantisedWeight
-    """[D, F] of an input projection, [F, D] of an output projection. Quantised, it has
-    no gradient, so there must be a total."""
+    """[D, F] of an input projection, [F, D] of an output projection. A quantised
+    weight has no gradient, so it needs a total."""
     total: Float[Array, "m n"] | None = None
-    """Sum of the gradients so far, in the dtype that they are added in. The backward
-    pass returns the sum with its own gradient added as the gradient of `total`, and
-    zeros, which nobody is to read, as that of `weight`. So `total` must reach exactly
-    one call in a function that is differentiated, and that call must run. None: the
-    gradient of `weight` is the ordinary one."""
+    """Sum of the gradients so far, in the dtype of the sum. The backward pass adds its
+    own gradient to the sum, and returns it as the gradient of `total`. It returns zeros
+    for `weight`, which no caller may use. So a differentiated function must pass
+    `total` to exactly one call, and that call must run. None: `weight` has its ordinary
+    gradient."""
 
 
 def column_parallel(
@@ -71,11 +71,11 @@ def column_parallel(
       x: the device's part of the sequence, t = T/tp positions.
       joined: w_1 | w_2 | ..., [D, F].
       widths: columns F_i of each w_i; their sum is F.
-      num_chunks: matmuls that the sequence is cut into, each of what has arrived.
-      num_frozen: of the first columns, whose gradient is zeros instead: it is not
-        computed. Only without a total.
-      in_fp8: multiply in 8 bits (`layers.fp8`), forward and backward; what crosses tp
-        before a matmul crosses it in 8 bits. Implied by a quantised weight.
+      num_chunks: matmuls that the sequence is cut into, one per chunk that arrives.
+      num_frozen: number of first columns whose gradient is not computed; it is zeros.
+        Only without a total.
+      in_fp8: multiply in 8 bits (`layers.fp8`), forward and backward. Activations that
+        cross tp before a matmul are sent in 8 bits. A quantised weight implies it.
     Returns:
       x @ w_i for each i, over the whole sequence: n = tp shards of s = t positions, in
       the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
@@ -106,7 +106,7 @@ def row_parallel(
         `column_parallel`.
       joined: w_1 above w_2 above ..., [F, D], F the sum of the F_i.
       num_chunks: as in `column_parallel`.
-      num_frozen: of the first rows, likewise.
+      num_frozen: likewise, for the first rows.
       in_fp8: as in `column_parallel`; the partial sums cross tp in the dtype of parts.
     Returns:
       the sum over i and over tp of part_i @ w_i, on t = T/tp positions.
@@ -125,10 +125,10 @@ def row_parallel(
 def column_parallel_apart(
     x: Float[Array, "B t D"], weights: Sequence[InWeight]
 ) -> list[Float[Array, "1 B T _"]]:
-    """Project as `column_parallel` in one chunk, by one matmul a weight.
+    """Project as `column_parallel` in one chunk, with one matmul per weight.
 
-    Joining copies the weights. That costs little beside a long sequence, and more than
-    the matmul itself where one token a sequence is decoded.
+    Joining copies the weights. That costs little for a long sequence, but more than the
+    matmul itself if decoding has one token per sequence.
 
     Args:
       x: the device's part of the sequence.
@@ -141,7 +141,7 @@ def column_parallel_apart(
 def row_parallel_apart(
     parts: Sequence[Float[Array, "1 B T _"]], weights: Sequence[OutWeight]
 ) -> Float[Array, "B t D"]:
-    """Project back as `row_parallel` in one chunk, by one matmul a weight.
+    """Project back as `row_parallel` in one chunk, with one matmul per weight.
 
     Args:
       parts: inputs of the weights.
@@ -155,13 +155,13 @@ def row_parallel_apart(
 
 
 def join_columns(weights: Sequence[InWeight]) -> Joined:
-    """Join weights that read the same input; those with [D, F_i] as they are."""
+    """Join weights that read the same input; a weight [D, F_i] is not reshaped."""
     matrices = [w.reshape(w.shape[0], -1) for w in weights]
     return Joined(jnp.concatenate(matrices, axis=1))
 
 
 def join_rows(weights: Sequence[OutWeight]) -> Joined:
-    """Join weights that add to the same output; those with [F_i, D] as they are."""
+    """Join weights that add to the same output; a weight [F_i, D] is not reshaped."""
     matrices = [w.reshape(-1, w.shape[-1]) for w in weights]
     return Joined(jnp.concatenate(matrices, axis=0))
 
@@ -170,7 +170,7 @@ def join_rows(weights: Sequence[OutWeight]) -> Joined:
 def keep_totals(x: Array, joined: Mapping[str, Joined]) -> Array:
     """Return x in place of the output of a layer that is left out.
 
-    The backward pass returns the totals as their own gradients: nothing is added.
+    The backward pass returns the totals unchanged as their own gradients.
 
     Args:
       x: input of the layer.
@@ -192,32 +192,32 @@ keep_totals.defvjp(
 )
 
 
-# The backward passes are written out so that chunks, which are multiplied one by one
-# where they travel, are multiplied at once for the gradient of the weights; so that
-# this matmul adds to the total; and so that quantised operands are kept in 8 bits.
+# The backward passes are written out for three reasons. Chunks are multiplied one by
+# one as they arrive, but at once for the gradient of the weights. That matmul adds to
+# the total. Quantised operands are kept in 8 bits.
 
 _Matrix = Array | QuantisedWeight
 
 
 class _Options(NamedTuple):
-    """Of a projection; static."""
+    """Static options of a projection."""
 
     num_chunks: int
     num_frozen: int
     in_fp8: bool
     widths: tuple[int, ...]
-    """Of the weights that are joined."""
+    """Widths of the joined weights."""
 
 
 class _Operand(NamedTuple):
-    """What a matrix is multiplied with, in 8 bits if the matrix is."""
+    """What a matrix is multiplied by, in 8 bits if the matrix is."""
 
     values: Float[Array, "n B s _"]
     scale: Float[Array, ""] | None
-    """Of 8 bits; see `fp8.Quantised`."""
+    """As in `fp8.Quantised`; None: not in 8 bits."""
 
     def cut(self, cut: Callable[[Array], list[Array]]) -> list["_Operand"]:
-        """Cut it, or gather it, into chunks, which share its scale."""
+        """Apply a function that cuts or gathers into chunks, which share the scale."""
         return [_Operand(chunk, self.scale) for chunk in cut(self.values)]
 
     def gather(self, num_chunks: int) -> list["_Operand"]:
@@ -228,11 +228,11 @@ class _Operand(NamedTuple):
     def rows(self) -> "_Operand":
         """Return all positions as one dim: [rows, _].
 
-        Rows are one dim in every matmul, and in what is sent where chunks of them
-        travel. As more dims, XLA may lay out operands differently for the forward and
-        the backward pass, and copies whole stacks of kept activations from one layout
-        to the other; or it sends rows in another order than a matmul reads them in, and
-        the first matmul waits for copies of what arrives (jax 0.11.2).
+        Rows are one dim in every matmul, and in every chunk that is sent. With more
+        dims, XLA may lay out operands differently for the forward and the backward
+        pass, and then copies whole stacks of kept activations between layouts. Or it
+        sends rows in an order other than that of the matmul, which then waits for
+        copies of what arrives (jax 0.11.2).
         """
         return _Operand(self.values.reshape(-1, self.values.shape[-1]), self.scale)
 
@@ -250,8 +250,8 @@ def _gather_and_multiply_fwd(options: _Options, x: Array, joined: Joined) -> Any
     operand = _operand(x, w, fp8.FORWARD, over_tp=True)
     chunks = operand.gather(options.num_chunks)
     y = jnp.concatenate([_multiply(chunk, w) for chunk in chunks])
-    # Chunks are gathered again in the backward pass, behind its matmuls; a sequence
-    # gathered at once would have nothing to hide behind.
+    # The backward pass gathers chunks again, overlapped with its matmuls. Nothing would
+    # overlap the gather of a whole sequence.
     return y, (operand if options.num_chunks > 1 else chunks[0], joined)
 
 
@@ -281,7 +281,7 @@ def _multiply_and_scatter_fwd(
     w = _matrix(options, joined)
     operand = _operand(jnp.concatenate(parts, 3), w, fp8.FORWARD)
     y = _multiply_chunks_and_scatter(options, operand, w)
-    # In 16 bits others keep the parts too, and only once.
+    # In 16 bits other operations keep the parts too: this shares their copy.
     return y, (parts if operand.scale is None else operand, joined)
 
 
@@ -292,8 +292,8 @@ def _multiply_and_scatter_bwd(options: _Options, kept: Any, dy: Array) -> Any:
     w = _matrix(options, joined)
     chunks = _operand(dy, w, fp8.BACKWARD, over_tp=True).gather(options.num_chunks)
     dxs = [_multiply(chunk, w, transpose=True) for chunk in chunks]
-    # The matmul that needs all chunks comes after those that need one each, which hide
-    # the chunks that are still on their way; XLA would be free to take it first.
+    # The matmul that needs all chunks comes after those that need one each, which
+    # overlap the remaining transfers. Without the barrier XLA may run it first.
     dxs, chunks = jax.lax.optimization_barrier((dxs, chunks))
     d_parts = jnp.split(jnp.concatenate(dxs), _ends(options.widths), axis=3)
     gradient = _gradient_of(options, joined, x, _concatenate(chunks), axis=0)
@@ -308,8 +308,8 @@ def _gradient_of(
 ) -> Joined:
     """Return x^T dy as the gradient of the weight, or added to the total.
 
-    x is [n, B, s, m], dy [n, B, s, k]. `num_frozen` columns (axis 1) or rows (axis 0)
-    come first whose gradient is zeros.
+    x is [n, B, s, m], dy [n, B, s, k]. The gradient of the first `num_frozen` columns
+    (axis 1) or rows (axis 0) is zeros.
     """
     (w, total), num_frozen = joined, options.num_frozen
     if total is not None:
@@ -329,7 +329,7 @@ def _gradient_of(
 
 
 def _matrix(options: _Options, joined: Joined) -> _Matrix:
-    """Return the weight as it is multiplied with."""
+    """Return the weight as matmuls use it, quantised if they are in 8 bits."""
     w = joined.weight
     if options.in_fp8 and not isinstance(w, QuantisedWeight):
         return fp8.quantise_weight(w)
@@ -337,7 +337,7 @@ def _matrix(options: _Options, joined: Joined) -> _Matrix:
 
 
 def _operand(x: Array, w: _Matrix, dtype: Any, *, over_tp: bool = False) -> _Operand:
-    """Return x as w is multiplied with; `dtype` and `over_tp` are for 8 bits."""
+    """Return x as an operand for w; `dtype` and `over_tp` matter only in 8 bits."""
     if isinstance(w, QuantisedWeight):
         return _Operand(*fp8.quantise(x, dtype, over_tp=over_tp))
     return _Operand(x, None)
@@ -375,8 +375,8 @@ def _multiply_chunks_and_scatter(
     """Multiply chunk by chunk; this device's own last, while the others travel."""
     chunks = x.cut(lambda values: collectives.cut_chunks(values, options.num_chunks))
     if x.scale is not None:
-        # XLA would slice after dequantising, once for all chunks, and a factor with
-        # other readers becomes no FP8 matmul (jax 0.11.2).
+        # Without the barrier XLA dequantises all chunks at once and slices afterwards.
+        # It makes no FP8 matmul of a factor that has other readers (jax 0.11.2).
         chunks = jax.lax.optimization_barrier(chunks)
     own, *others = chunks
     products = [_multiply(chunk, w, transpose=transpose) for chunk in [*others, own]]

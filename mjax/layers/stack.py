@@ -1,8 +1,8 @@
 """The repeating pattern of layers, with remat, applied by a scan or one by one.
 
-Evaluation scans here; the stages of a pipeline apply their layers one by one in
-training; `mjax.step.prefetch` has a scan of its own, which gathers the weights of one
-layer ahead.
+Evaluation uses the scan. In training the stages of a pipeline apply their layers one by
+one, and `mjax.step.prefetch` has its own scan, which gathers the weights one layer
+ahead.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from mjax.layers.linear import PROJECTION, keep_totals
 
 Layer = Callable[[jax.Array], jax.Array]
 Guard = Callable[[jax.Array, Layer, Layer, jax.Array], jax.Array]
-"""Decides whether a layer is applied: (index, layer, what to call in its place if not,
-input) -> output."""
+"""Decides whether a layer is applied: (index, layer, function to call instead of a
+layer that is left out, input) -> output."""
 
 
 BLOCK_INPUT = "block_input"
@@ -100,10 +100,10 @@ class LayerPattern:
         )
 
     def unrolled(self, x: jax.Array, layers: Sequence[JoinedParams]) -> jax.Array:
-        """Apply layers one by one, the first of them first in the pattern.
+        """Apply layers one by one; the first has the first kind of the pattern.
 
-        Each matmul of a layer with weights adds its gradient to a sum of its own, which
-        a scan over the layers would copy from one stack to another.
+        Each matmul adds the gradient of its weight to a sum in place. A scan over the
+        layers would copy the sums from one stack to another.
         """
 
         def apply(x: jax.Array, local: int, params: JoinedParams) -> jax.Array:
@@ -143,12 +143,12 @@ def checkpointed(
     of projections; full: the whole layer; offload: the whole layer, whose input waits
     in host memory.
 
-    core computes no product with a weight and no attention again, only what is between
-    them: norms, rotation, activation, dropout and sums. Of the projections that add to
-    the residual stream, jax keeps those whose output the backward pass reads: in the
-    serial block the one of attention, whose sum the second norm reads, with norms after
-    the branches both, in the parallel block none. Products of adapters, of low rank,
-    are computed again.
+    core repeats no matmul with a weight and no attention, only what is between them:
+    norms, rotation, activation, dropout and sums. A projection that adds to the
+    residual stream is kept only if the backward pass reads its output: in the serial
+    block that of attention, whose sum the second norm reads; with norms after the
+    branches both; in the parallel block neither. The low-rank matmuls of adapters are
+    repeated.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):

@@ -21,7 +21,7 @@ DP = (DP_REPLICATE, DP_NODE, DP_SHARD)
 
 SHARDS = (DP_SHARD, DP_NODE)
 """The axes over which state is sharded, as `--zero` says; the first is the major one.
-So a gather over dp_node and then over dp_shard joins neighbouring shards twice."""
+So a gather over dp_node, and then one over dp_shard, join neighbouring shards."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,9 @@ class AxisSizes:
     pp: int
     dp_replicate: int
     dp_node: int = 1
-    """Nodes of a sharded state, where gathers and scatters take two steps."""
+    """Nodes that share a sharded state, if gathers take two steps; otherwise 1."""
     dp_shard: int
-    """Shards on one of these nodes; with dp_node 1 all shards, on however many."""
+    """Shards on one of these nodes; with dp_node 1 all shards, on any nodes."""
     tp: int
 
     @property
@@ -125,7 +125,7 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
       The sizes; their product is num_devices.
     Raises:
       ValueError: the sizes cannot use exactly num_devices devices, dp_shard does not
-        divide dp, or dp_shard_per_node is no smaller divisor of dp_shard.
+        divide dp, or dp_shard_per_node is not a divisor of dp_shard below it.
     """
     sizes = {"pp": config.pp, "dp": config.dp, "tp": config.tp}
     fixed = math.prod(size for size in sizes.values() if size != -1)

@@ -46,8 +46,8 @@ def build_mesh(
     Raises:
       ValueError: the number of devices is not the product of the sizes, a
         tensor-parallel group spans hosts, or dp_node and dp_shard do not divide the
-        shards into those of each host. Simulated devices share one host: there the
-        nodes are what the sizes say.
+        shards by host. Simulated devices share one host, so for them any division
+        into nodes is accepted.
     """
     devices = jax.devices() if devices is None else devices
     if len(devices) != sizes.num_devices:
@@ -138,7 +138,7 @@ def _check_tp_inside_hosts(grid: np.ndarray) -> None:
 
 
 def _check_shards_of_hosts(grid: np.ndarray) -> None:
-    """Refuse a step between nodes that is inside one, or the other way round."""
+    """Refuse axes whose nodes are not the hosts: dp_node between, dp_shard inside."""
     if grid.flat[0].platform == "cpu":
         return
     *_, num_nodes, per_node, tp = grid.shape

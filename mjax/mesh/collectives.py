@@ -173,7 +173,7 @@ def vocab_offset(local_vocab: int) -> Shaped[Array, ""]:
 
 
 def local_size(size: int) -> int:
-    """Return how much of a dim that tp splits is on this device."""
+    """Return the size on this device of a dim that tp splits."""
     return size // lax.axis_size(TP)
 
 

@@ -1,8 +1,8 @@
-"""Arrays in the memory of the host that a device reaches by itself: pinned memory.
+"""Arrays in pinned host memory, which a device reaches by itself.
 
-Enters: arrays, meshes. Leaves: the same arrays in the other memory; under jit a copy,
-which a compiler can run beside other work. What is computed is computed on arrays in
-device memory. Source: jax documentation, "JAX memories and host offloading".
+Enters: arrays, meshes. Leaves: the same arrays in the other memory. Under jit this is a
+copy, which the compiler can overlap with other work. Computation needs arrays in device
+memory. Source: jax documentation, "JAX memories and host offloading".
 """
 
 import jax
@@ -19,20 +19,20 @@ def is_on_host(x: Array) -> bool:
 
 
 def to_device(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """Copy an array to device memory under jit; one that is there stays as it is."""
+    """Copy an array to device memory under jit, unless it is there already."""
     return jax.device_put(x, jax.memory.Space.Device) if is_on_host(x) else x
 
 
 def to_host(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """Copy an array to host memory under jit; one that is there stays as it is."""
+    """Copy an array to host memory under jit, unless it is there already."""
     return x if is_on_host(x) else jax.device_put(x, jax.memory.Space.Host)
 
 
 def on_host(sharding: NamedSharding) -> NamedSharding:
     """Return the sharding in host memory.
 
-    Devices that are described, not present, have no memories: jax drops the kind then,
-    and `hardware.described.put_in_host_memory` tells it to the compiler.
+    Described devices have no memories, so jax drops the memory kind. For them
+    `hardware.described.put_in_host_memory` passes it to the compiler.
     """
     return sharding.with_memory_kind(HOST_KIND)
 
@@ -41,17 +41,17 @@ def check_host_memory(mesh: Mesh | AbstractMesh, flag: str, fix: str) -> None:
     """Check that the devices of a mesh reach pinned memory of their hosts.
 
     Args:
-      mesh: of devices, or of descriptions of them; described GPUs have it.
-      flag: what asks for it, as typed.
-      fix: what to write instead.
+      mesh: of real or described devices; described GPUs always pass.
+      flag: the flag that needs host memory, as typed.
+      fix: the remedy for the message.
     Raises:
-      ValueError: they do not.
+      ValueError: the devices do not reach it.
     """
     if isinstance(mesh, AbstractMesh):
         return
     device = mesh.devices.flat[0]
     kinds = {memory.kind for memory in device.addressable_memories()}
-    if kinds and HOST_KIND not in kinds:  # one that is described lists none
+    if kinds and HOST_KIND not in kinds:  # a described device lists none
         raise ValueError(
             f"{flag} needs devices that reach the memory kind {HOST_KIND} of their "
             f"host, and {device.device_kind} reaches {', '.join(sorted(kinds))}; {fix}"

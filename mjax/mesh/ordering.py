@@ -48,7 +48,7 @@ _tie = core.Primitive("tie")
 _tie.def_abstract_eval(lambda x, *after: x)
 
 _reduced_alone = core.Primitive("reduced_alone")
-"""Return the operand as what a reduction over axes of one device makes of it."""
+"""Return the operand with the type that a reduction over axes of size 1 gives it."""
 _reduced_alone.def_abstract_eval(lambda x, *, aval: aval)
 
 
@@ -128,7 +128,7 @@ class _Order:
             # XLA's CPU compiler drops it: each result is its operand again.
             return _bind(eqn, eqn.params, ins), masks
         if _is_alone(eqn):
-            # XLA's CPU compiler keeps it: an all-reduce, and a copy before it.
+            # XLA's CPU compiler would keep it as an all-reduce and a copy before it.
             alone = zip(ins, eqn.outvars, strict=True)
             return [_reduced_alone.bind(x, aval=v.aval) for x, v in alone], masks
         # XLA leaves out what has no results.
@@ -191,7 +191,7 @@ def _bind(eqn: core.JaxprEqn, params: dict[str, Any], ins: Sequence[Any]) -> lis
 
 
 def _is_alone(eqn: core.JaxprEqn) -> bool:
-    """Say whether this is a reduction over axes that have one device each."""
+    """Say whether this is a reduction over axes of size 1."""
     return eqn.primitive.name in _REDUCTIONS and all(
         lax.axis_size(axis) == 1 for axis in eqn.params["axes"]
     )

@@ -79,9 +79,9 @@ def joined_spec(logical: Sequence[str], *, embed_over_dp: bool) -> PartitionSpec
     """Place weights that each device has joined into one matrix, [slots, ...].
 
     Args:
-      logical: one logical name a dim of the matrix; those of the weights that are no
-        "embed" were folded into one.
-      embed_over_dp: the weights' model width is split over `SHARDS`.
+      logical: one logical name per dim of the matrix. Joining folds all dims of a
+        weight but "embed" into one.
+      embed_over_dp: whether the model width is split over `SHARDS`.
     """
     names = "layers", *logical
     axes: list[str | tuple[str, ...] | None] = [LOGICAL_TO_AXIS[n] for n in names]

@@ -17,14 +17,15 @@ accumulates, which sends nothing at levels 0 to 2 and stays inside `SHARDS` at l
 the last one ends with `scatter` and `reduce_over`: what crosses dp_replicate does so
 once a step.
 
-Where the shards span nodes, dp_node above 1 makes each gather two: between the nodes,
-every device the shards of its place on them, then inside the node. A reduce-scatter is
-the same in reverse order. So a byte crosses to another node once, and a message between
-nodes has as many hops as there are nodes, not shards (MiCS, section 3.3). The order of
-the shards, dp_shard major, lets each step join neighbours: what arrives is in order,
-and the second pass over the bytes that MiCS needs is not there. Gathers are equal to
-those in one step bit for bit; sums differ by rounding in `precision.reduce`. The
-all-reduce of level 1 is one collective over both axes.
+If the shards span nodes, dp_node above 1 splits each gather in two. The first is
+between nodes: each device receives the shards of the devices with its own position on
+the other nodes. The second is inside the node. A reduce-scatter takes the same steps in
+reverse order. So a byte crosses to another node once, and the hops between nodes grow
+with the number of nodes, not of shards (MiCS, section 3.3). The shards are ordered with
+dp_shard major, so each step joins neighbours and the result is in order; MiCS needs a
+second pass over the bytes. Gathers equal those in one step bit for bit. Sums differ by
+rounding in `precision.reduce`. The all-reduce of level 1 is one collective over both
+axes.
 
 `mjax.step.prefetch` says when, layer by layer, `mjax.step.plain` for embedding and
 head, `mjax.pipeline.pieces` for the stages of a pipeline.
@@ -49,7 +50,7 @@ from mjax.mesh.axes import AXES, DP_SHARD, SHARDS
 
 
 def gather(params: Any, specs: Any, dtype: DTypeLike) -> Any:
-    """Make the compute copy of parameters: cast, then all-gather over `SHARDS`.
+    """Gather parameters: cast, then all-gather over `SHARDS`.
 
     Args:
       params: tree of this device's parts, varying over all axes.
@@ -86,8 +87,8 @@ def summand(
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level.
       dtype: in which gradients are accumulated and reduced.
-      axes: of `SHARDS`, to take one step of two: first dp_shard, then dp_node of what
-        that returns.
+      axes: those of `SHARDS` to sum over. Two steps are two calls: dp_shard first, then
+        dp_node on the result.
     Returns:
       the same values at levels 0 to 2; at level 3 this device's parts of their sums
       over `SHARDS`.
@@ -107,9 +108,9 @@ def scatter(grads: Any, specs: Any, *, level: int, axes: Sequence[str] = SHARDS)
       grads: tree, sums of `summand`.
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level; at level 3 `summand` has done it.
-      axes: as for `summand`; level 1 has one step, over all of them.
+      axes: as for `summand`; level 1 always sums over all of `SHARDS`.
     Returns:
-      the tree of this device's parts; what is not split over `SHARDS` as it was.
+      the tree of this device's parts; leaves not split over `SHARDS` are unchanged.
     """
 
     def leaf(g: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -155,7 +156,7 @@ def reduce_gradients(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) ->
 
 
 def own_parts(grads: Any, specs: Any) -> Any:
-    """Keep this device's parts over `SHARDS` of gradients that are reduced.
+    """Keep this device's parts over `SHARDS` of reduced gradients.
 
     Args:
       grads: tree of gradients, whole over `SHARDS` and the same on all of them.

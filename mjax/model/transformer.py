@@ -272,7 +272,7 @@ def abstract_params(
     Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
     of its dims, without the layer dim) and `decay`. Those of the blocks are stacked
     over the slots of `partition`; None is the L layers. `tp_chunks`, `adapters` and
-    `in_fp8` are told to the blocks.
+    `in_fp8` are passed to the blocks.
     """
 
     def make() -> Transformer:

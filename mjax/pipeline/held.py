@@ -1,10 +1,10 @@
-"""The joined weights of the chunk at hand, and the sum of its gradients.
+"""The joined weights of the current chunk, and the sums of its gradients.
 
 A matmul adds to a sum of gradients in place only if the sum is an array of the loop's
-carry: where XLA finds it by a chunk's number from a table, it copies it out and back.
-So a stage holds the weights of the chunk that a slot runs, layer by layer, and the sums
-of the one that its backward slot runs. It exchanges them when the chunk changes, which
-is once in P ticks or less often. With one chunk nothing is ever exchanged.
+carry. If a stage indexed the sums by the chunk's number, XLA would copy each sum out
+and back. So a stage holds the weights of the chunk that a slot runs, layer by layer,
+and the sums of the chunk that its backward slot runs. It exchanges them when the chunk
+changes, at most once in P ticks. With one chunk it exchanges nothing.
 """
 
 from typing import NamedTuple
@@ -24,18 +24,18 @@ class Held(NamedTuple):
     joined: tuple[PyTree, ...]
     """Joined weights of each of its n layers."""
     totals: tuple[PyTree, ...]
-    """Likewise the sums of their gradients so far; the backward pass returns, as the
-    gradient of these, the sums with its own gradients added."""
+    """The sums of their gradients so far. The backward pass adds its own gradients to
+    the sums, and returns them as the gradient of `totals`."""
     others: PyTree
-    """The other weights, leaves [n, ...], whose gradients are ordinary ones."""
+    """The other weights, leaves [n, ...]; their gradients are not special."""
 
 
 def held_in_forward(chunks: Table) -> Table:
     """Return the chunk whose weights the forward slot of each tick holds.
 
     Args:
-      chunks: `Schedule.forward_chunk`. While a stage is idle it keeps the last chunk:
-        the next one may still be gathered.
+      chunks: `Schedule.forward_chunk`. An idle stage keeps its last chunk: the gather
+        of the next one may not be complete.
     """
     return _fill_backward(_fill_forward(chunks))
 
@@ -44,20 +44,20 @@ def held_in_backward(chunks: Table) -> Table:
     """Return the chunk whose weights and sums the backward slot of each tick holds.
 
     Args:
-      chunks: `Schedule.backward_chunk`. While a stage is idle it holds the next chunk,
-        so that sums are put back when the last backward slot of a chunk has run: the
-        next tick may reduce them.
+      chunks: `Schedule.backward_chunk`. An idle stage holds the next chunk. So it
+        puts sums back right after the last backward slot of a chunk, and the next tick
+        may reduce them.
     """
     return _fill_forward(_fill_backward(chunks))
 
 
 def changes(held: Table) -> Bool[np.ndarray, " ticks"]:
-    """Say of each tick whether a stage holds another chunk than in the one before."""
+    """Say for each tick whether any stage holds another chunk than in the last tick."""
     return np.any(np.diff(held, axis=0, prepend=held[:1]) != 0, axis=1)
 
 
 def _fill_forward(chunks: Table) -> Table:
-    """Give idle ticks what the last tick that is not idle has."""
+    """Fill idle ticks with the chunk of the last tick that is not idle."""
     filled = chunks.copy()
     for tick in range(1, len(filled)):
         filled[tick] = np.where(filled[tick] == IDLE, filled[tick - 1], filled[tick])

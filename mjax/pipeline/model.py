@@ -20,7 +20,7 @@ class Chunks(NamedTuple):
     """Weights of a stage's chunks in training, or their gradients, [v, n, ...]."""
 
     joined: PyTree
-    """Matrices to whose sum of gradients a backward pass adds by itself; see
+    """Matrices whose gradients the backward pass adds to their sums in place; see
     `pipeline.held.Held`."""
     others: PyTree
     """All other weights."""
@@ -33,10 +33,10 @@ class Weights(NamedTuple):
     """Leaves [v, n, ...]: the n layers of each of this stage's v chunks; in training
     `Chunks`."""
     embedding: PyTree
-    """What the first chunk's input is made with, the same on every stage; a tied head
-    reads it too."""
+    """Weights that make the first chunk's input, the same on every stage. A tied head
+    reads them too."""
     head: PyTree
-    """What only the head reads: final norm and matrix; the same on every stage."""
+    """Weights that only the head reads, the same on every stage: final norm, matrix."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,11 +49,11 @@ class Model:
     """What all layers read beside their input; never kept, no gradient enters it."""
     chunk: Callable[[Array, PyTree, PyTree, Array], Float[Array, "b t D"]]
     """(input, weights, context, the chunk's number in the model) -> output. The weights
-    are [n, ...], in training `pipeline.held.Held`. A slot with nothing to do may run it
-    on zeros and on outputs of other chunks: it must be finite there."""
+    are [n, ...], in training `pipeline.held.Held`. An idle slot may run it on zeros and
+    on outputs of other chunks, for which the results must be finite."""
     head: Callable[[PyTree, PyTree, Array, Microbatch], Float[Array, "*dims"]]
     """(embedding, head, output of the last chunk, microbatch) -> the loss, or any
     result."""
     hold: Callable[[PyTree], PyTree] = lambda joined: joined
-    """(joined weights of a layer) -> these as `chunk` computes with them in training,
-    in 8 bits for example; called when a stage begins to hold them."""
+    """(joined weights of a layer) -> the weights as `chunk` uses them in training, for
+    example in 8 bits; called when a stage begins to hold them."""

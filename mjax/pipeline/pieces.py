@@ -3,9 +3,10 @@
 A stage needs its second chunk only P ticks after its first, and has finished the
 gradients of its last chunk (v - 1) P ticks before the end. So only the first chunk is
 gathered in the first tick and only its gradients are reduced in the last tick, layer by
-layer: while one layer computes, the next one's weights or the one before's gradients
-are on their way. The rest goes over the wire in pieces, at most P a chunk, while the
-stage computes. Embedding and head go whole: `pipeline.run` says when.
+layer: while one layer computes, the weights of the next one are gathered, or the
+gradients of the previous one are reduced. The rest is sent in pieces, at most P per
+chunk, while the stage computes. Embedding and head are sent whole; `pipeline.run` says
+when.
 Pieces are slices of each weight along a dim that the shards do not split, as many as
 divide it; a weight without such a dim (a norm's scale) is gathered before and reduced
 after, with all its chunks.
@@ -33,15 +34,15 @@ from mjax.pipeline.model import Chunks, Weights
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """Communication of weights over data parallelism, that of the chunks in pieces."""
+    """Communication of weights over data parallelism; chunks are sent in pieces."""
 
     num_stages: int
     """P, also the ticks in which a chunk's pieces go."""
     num_chunks: int
     """v, chunks of a stage."""
     split: bool
-    """Without, everything is gathered before the first tick and reduced after the last;
-    no gain otherwise with nobody to communicate with."""
+    """If False, all is gathered before the first tick and reduced after the last one:
+    splitting gains nothing if dp has size 1."""
     specs: Weights
     """PartitionSpec of each stored leaf; those of the chunks are [slots, ...]."""
     level: int
@@ -63,7 +64,7 @@ class Pieces:
           stored: this device's parts.
           specs: their PartitionSpecs.
         Returns:
-          the compute copy.
+          the gathered weights.
         """
         return zero.gather(stored, specs, self.compute_dtype)
 
@@ -86,9 +87,9 @@ class Pieces:
         Args:
           stored: this device's parts, leaves [v, n, ...].
         Returns:
-          the compute copy, zeros where pieces are still to come;
+          the gathered weights, zeros for the pieces that are not gathered yet;
           the joined weights of each layer of the first chunk, gathered one after the
-          other if the communication is split.
+          other if `split`.
         """
 
         def whole(x: Array, spec: PartitionSpec) -> Array:
@@ -159,10 +160,10 @@ class Pieces:
         """Reduce what had no pieces, the first chunk, and put all together.
 
         Args:
-          grads: this device's gradients, leaves [v, n, ...]; of the joined weights all
-            but the first chunk's, None with one chunk.
+          grads: this device's gradients, leaves [v, n, ...]. For the joined weights the
+            first chunk's are in `totals`; None with one chunk.
           totals: gradients of the joined weights of the first chunk, by layer; each
-            layer is reduced by itself if the communication is split.
+            layer is reduced by itself if `split`.
           parts: what `reduce` returned, stacked over the ticks.
         Returns:
           this device's parts of the reduced gradients, leaves [v, n, ...].
@@ -203,7 +204,7 @@ class Pieces:
         return self.reduce_whole(x[None], spec)[0]
 
     def _with_zeros(self, first: Array) -> Array:
-        """Make [v, n, ...] of the first chunk; the others are still to come."""
+        """Make [v, n, ...] of the first chunk, with zeros for the others."""
         rest = jnp.zeros_like(first, shape=(self.num_chunks - 1, *first.shape))
         return jnp.concatenate([first[None], rest])
 
@@ -236,10 +237,10 @@ class Pieces:
 
 
 def after(gathered: PyTree, stored: PyTree) -> PyTree:
-    """Return what is stored, to be gathered only when other weights have been.
+    """Return stored weights whose gather starts after that of other weights has ended.
 
-    XLA would start independent gathers in any order: what is needed last could take the
-    network from what is needed first.
+    XLA starts independent gathers in any order: the weights needed last could delay
+    those needed first.
     """
     return lax.optimization_barrier((gathered, stored))[1]
 

@@ -21,10 +21,11 @@ leaves the loop's body XLA moves to the start of the next turn, where nothing is
 hide it (collective-permute-motion, jax 0.11.2). What follows from the weights alone is
 never kept: the backward slot is given them.
 
-Weights are gathered in the order of their first use: the embedding, the layers of the
-first chunk, and beside the warm-up the pieces of the others and the head, whose first
-use is after it. The head's gradients are complete after the last loss, and are reduced
-beside the cool-down; those of the embedding only after the last tick.
+Weights are gathered in the order of their first use: the embedding, then the layers of
+the first chunk, then, beside the warm-up, the pieces of the other chunks and the head,
+which is first used after the warm-up. The head's gradients are complete after the last
+loss, and are reduced beside the cool-down. Those of the embedding are reduced after the
+last tick.
 
 A stage that has nothing to do in a slot computes on whatever is there and keeps nothing
 of it (`idle="compute"`; its backward slot adds zeros), or skips the slot by a condition
@@ -79,18 +80,18 @@ def gradients(
     Args:
       schedule: a training schedule of as many stages as the mesh has.
       model: its head returns a scalar; the losses of the microbatches are added.
-      weights: as they are stored, varying over all mesh axes; chunks, of type
-        `Chunks`, as `pieces` gathers them.
+      weights: as they are stored, varying over all mesh axes; `chunks` is of type
+        `Chunks`, as `pieces` expects.
       microbatches: this device's rows, the same on every stage.
       options: see `Options`.
       dtype: of the accumulated gradients.
-      pieces: gathers the compute copy and reduces the gradients.
+      pieces: gathers the weights and reduces the gradients.
       log: carried from tick to tick.
       mark: called at the start of each tick, with the log and the tick's input, or the
         gradient that it sends where it has no forward slot.
     Returns:
       the loss of these rows on the last stage, zero on all others;
-      gradients: reduced, laid out like `weights`; of the chunks, this stage's;
+      gradients: reduced, laid out like `weights`; those of chunks for this stage's;
       the log.
     """
     embedding = pieces.gather_whole(weights.embedding, pieces.specs.embedding)
@@ -197,8 +198,8 @@ def forward(
 def _phases(schedule: Schedule, pieces: Pieces) -> list[Body]:
     """Cut the schedule's phases where the ticks with pieces end or begin.
 
-    The first and the last tick, in which the first chunk's layers are gathered and
-    reduced, stand alone: a collective that starts outside of a loop cannot end in it.
+    The first and the last tick gather and reduce the layers of the first chunk. Each is
+    a phase of its own: a collective that starts outside a loop cannot end inside it.
     """
     num_ticks, num_piece_ticks = schedule.num_ticks, pieces.num_ticks
     first_reducing = num_ticks - num_piece_ticks

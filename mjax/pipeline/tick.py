@@ -52,15 +52,15 @@ class Carry(NamedTuple):
     total: Array
     """Sum of the losses."""
     d_chunks: Chunks
-    """Sums of the gradients; joined ones are None with one chunk, and otherwise those
-    of the chunk at hand are in `totals`."""
+    """Sums of the gradients. Those of joined weights are None with one chunk; with
+    more, `totals` has those of the current chunk."""
     d_embedding: PyTree
     d_head: PyTree | None
-    """None before the first loss and once it is being reduced."""
+    """None before the first loss and after the last one, when its reduction starts."""
     forward_layers: tuple[PyTree, ...]
     """Joined weights of the chunk that the forward slot runs."""
     backward_layers: tuple[PyTree, ...] | None
-    """Likewise of the backward slot; None before there is one, and with one chunk."""
+    """The same for the backward slot; None before the first one, and with one chunk."""
     totals: tuple[PyTree, ...]
     """Sums of the gradients of the chunk that the backward slot runs."""
 
@@ -76,9 +76,9 @@ class Body(Phase):
     reduces: bool
     """Pieces of a finished chunk's gradients are reduced."""
     exchanges_forward: bool
-    """A stage comes to another chunk in its forward slot."""
+    """A stage changes to another chunk in its forward slot."""
     exchanges_backward: bool
-    """A stage comes to another chunk in the backward slot of the next tick."""
+    """A stage changes to another chunk in the backward slot of the next tick."""
 
 
 class Execution:
@@ -102,7 +102,7 @@ class Execution:
         self.x_type = jax.eval_shape(model.embed, embedding, self.any_microbatch)
 
     def total_type(self, head: PyTree) -> Any:
-        """Return the type of what the head makes, given its weights or their types."""
+        """Return the type of the head's result, given its weights or their types."""
         return jax.eval_shape(
             self.model.head, self.embedding, head, self.x_type, self.any_microbatch
         )
@@ -164,7 +164,7 @@ class Execution:
         total_type: Any,
         dtype: DTypeLike,
     ) -> Carry:
-        """Make the carry of the first tick; `layers`: of the first chunk, joined."""
+        """Make the carry of the first tick; `layers` are the first chunk's, joined."""
         totals = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), layers)
         layers = tuple(map(self.model.hold, layers))
         d_chunks = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks)
@@ -198,7 +198,7 @@ class Execution:
         )
 
     def start_backward(self, carry: Carry) -> Carry:
-        """Hold the weights of the first backward slot, in the tick in which it is."""
+        """Hold the weights of the first backward slot, before the tick that runs it."""
         if self.schedule.num_chunks == 1:
             return carry
         first = self._held_at(held_in_backward(self.schedule.backward_chunk)[0])
@@ -213,9 +213,9 @@ class Execution:
         """Do the forward and the backward slot of one tick.
 
         Args:
-          phase: that the tick is in.
+          phase: the phase of the tick.
           carry: from the tick before.
-          row: what the tick is about.
+          row: the entries of the schedule's tables for this tick and stage.
           head: the head's weights, if the phase has a loss.
         """
         gradient, received = carry.dx, None
@@ -270,8 +270,8 @@ class Execution:
         y, kept = self.if_used(
             chunk, lambda: self._keep(carry.x, held, context, self.number(chunk))
         )
-        # Else XLA lays out a buffer as suits one of the slots, and copies all of it for
-        # the other.
+        # Without a layout XLA chooses that of one slot for a buffer, and copies all of
+        # it for the other slot.
         stash = tuple(
             row_major(_put(row_major(buffer), row["stash_write"], row_major(leaf)))
             for buffer, leaf in zip(carry.stash, kept, strict=True)
@@ -349,11 +349,11 @@ class Execution:
     # ---------------------------------------------------------- when a chunk changes
 
     def _take_held(self, chunks: Chunks, chunk: Int[Array, ""]) -> tuple[PyTree, ...]:
-        """Take the joined weights of a chunk, as it computes with them."""
+        """Take the joined weights of a chunk, as `Model.hold` returns them."""
         return tuple(map(self.model.hold, take_layers(chunks.joined, chunk)))
 
     def _exchange_forward(self, carry: Carry, row: Row) -> Carry:
-        """Hold the weights of this tick's forward slot."""
+        """Hold the weights for this tick's forward slot."""
         chunk = row["forward_held"]
         layers = lax.cond(
             chunk != row["forward_held_before"],
@@ -364,7 +364,7 @@ class Execution:
         return carry._replace(forward_layers=layers)
 
     def _exchange_backward(self, carry: Carry, row: Row) -> Carry:
-        """Put the sums back; hold weights and sums of the next tick's backward slot."""
+        """Put the sums back; take weights and sums for the next backward slot."""
         before, after = row["backward_held"], row["backward_held_after"]
 
         def exchange(sums: PyTree, totals: Any, layers: Any) -> tuple[Any, Any, Any]:
@@ -421,14 +421,14 @@ def _add(total: PyTree, more: PyTree) -> PyTree:
 
 
 def _unless_idle(chunk: Int[Array, ""], gradient: Array) -> Array:
-    """Give an idle slot a gradient of zeros, which adds zeros to every sum."""
+    """Replace the gradient of an idle slot by zeros, which change no sum."""
     return jnp.where(chunk == IDLE, 0, gradient)
 
 
 def _add_to_chunk(total: PyTree, more: PyTree, chunk: Int[Array, ""]) -> PyTree:
-    """Add to the gradients of one chunk; an idle slot adds its zeros to any."""
+    """Add to the gradients of one chunk; an idle slot adds zeros to chunk 0."""
     # Without the barrier XLA repeats the table look-up of the index in each kernel,
-    # does not see that slice and update have one place, and copies the slice.
+    # does not see that slice and update have the same index, and copies the slice.
     slot = lax.optimization_barrier(jnp.maximum(chunk, 0))
 
     def leaf(total: Array, more: Array) -> Array:

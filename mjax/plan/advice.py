@@ -104,7 +104,8 @@ def _hidden_words(plan: Plan, role: str) -> str:
 def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
     """Find flags with which the step fits, by tracing what computes the same.
 
-    The optimizer state goes to the host only if that costs less than the other change.
+    Moving the optimizer state to the host is advised first only if it costs less than
+    the other change.
     """
     memory = plan.memory
     # What the compiler needs beyond the trace is taken to grow with it.
@@ -135,7 +136,7 @@ def _state_to_host(
 ) -> tuple[float, Advice] | None:
     """Return the advice to keep the moments on the host, and the seconds it costs.
 
-    None if they are there, or if the step does not fit then either.
+    None if they are there already, or if the step does not fit even so.
     """
     state = plan.memory.parts.get("optimizer state", 0)
     if not state or plan.config.optim.state_memory == "host":
@@ -309,7 +310,7 @@ def _less_dp(plan: Plan) -> Iterator[_Change]:
 
 
 def _of_shard(plan: Plan, shard: int) -> dict[str, Any]:
-    """Shard over so many; in two steps only as before, where that is left to do."""
+    """Shard over `shard` devices; drop two steps where they no longer apply."""
     per_node = plan.config.mesh.dp_shard_per_node
     fields: dict[str, Any] = {"mesh.dp_shard": shard}
     if per_node is not None and (shard <= per_node or shard % per_node):

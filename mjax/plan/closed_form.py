@@ -21,12 +21,13 @@ from mjax.plan.options import Topology
 
 ASSUMED = Constants(stash_passes=4.0, chunk_passes=4.0)
 """Default when nothing has been measured: no overlap. What a layer keeps is copied into
-a stack and out of it again; chunks are copied into one array, partial sums added."""
+a stack and out of it. Chunks are copied into one array, and partial sums are added."""
 
 VISIT_BYTES = {"plain": 28.0, "pipeline": 7.0}
-"""As `Constants.visit_bytes`. Read off compiled schedules (2026-11, jax 0.11.2): growth
-of the memory-bound time with the microbatches, remat core. Plain: gpt-1b3 on 8 H100, 4
-and 16 of them; pipeline: megascale-175b on 256 H200, 48 and 192."""
+"""Values of `Constants.visit_bytes`. Read from compiled schedules (2026-11, jax
+0.11.2): how memory-bound time grows with the number of microbatches, remat core. Plain:
+gpt-1b3 on 8 H100, 4 and 16 microbatches. Pipeline: megascale-175b on 256 H200, 48 and
+192."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def estimate(
       sizes: of the mesh axes.
       topology: the cluster.
       constants: how much of it is reached, and what is hidden; over tp at least
-        `hidden_by_chunks` if the run crosses it in chunks. `visit_bytes` is set here.
+        `hidden_by_chunks` if the run crosses it in chunks. `visit_bytes` is replaced.
     """
     device = Device.of(topology.description, gpus_per_node=topology.gpus_per_node)
     case = case_of(config, sizes)

@@ -45,7 +45,7 @@ class CompiledMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the device in all, while the program runs."""
+        """All bytes on the device while the program runs."""
         kept = self.argument_bytes + self.output_bytes - self.aliased_bytes
         return kept + self.temporary_bytes + self.code_bytes
 
@@ -140,7 +140,7 @@ def compile_step(
 
 
 def _results_on_host(state: Any, lowered: jax.stages.Lowered) -> list[bool]:
-    """Return for each result of the step, of which the state is the first, the same."""
+    """Return for each result of the step, state first, whether it is on the host."""
     of_state = jax.tree.leaves(state)
     others = len(jax.tree.leaves(lowered.out_info)) - len(of_state)
     return [*of_state, *[False] * others]

@@ -136,10 +136,10 @@ class CostModel:
     def links_s(self, collective: Collective) -> dict[Tier, float]:
         """Return how long a collective occupies each kind of link that it uses.
 
-        One inside a node occupies the node links. One between nodes occupies the
-        network for as long as it takes; where members of a group share a node its
-        ring crosses the node links too, and occupies these for as long as its bytes
-        take at their speed, which may be less.
+        A collective inside a node occupies the node links. A collective between nodes
+        occupies the network for its whole duration. If members of a group share a
+        node, its ring crosses the node links too, and occupies them for its bytes over
+        their speed, which may be less.
         """
         seconds = self.collective_s(collective)
         if collective.tier == "node":

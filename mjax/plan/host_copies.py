@@ -1,10 +1,10 @@
 """Model the copies between a GPU and the memory of its host.
 
 Enters: a plan. Leaves: the plan with the seconds that these copies add to a step.
-Modelled, never measured: the link has the speed of its data sheet (`hardware.gpus`),
-of which `LINK_EFFICIENCY` is reached by every GPU of a node at once: the memory of the
-host is taken to keep up with all of them. The replay of a schedule knows no such link;
-so these seconds stand beside its own.
+Modelled, never measured: the link has the speed in its data sheet (`hardware.gpus`)
+times `LINK_EFFICIENCY`, for every GPU of a node at once. The memory of the host is
+assumed to keep up with all of them. The replay of a schedule does not model this link,
+so these seconds are added to its own.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ def copy_s(num_bytes: int | float, gpu: Gpu) -> float:
 
 
 def state_copies_s(state_bytes: int | float, gpu: Gpu) -> float:
-    """Return the seconds in which an optimizer state comes to the GPU and goes back.
+    """Return the seconds of copying an optimizer state to the GPU and back.
 
-    One direction after the other; an update is short beside a copy, and what overlaps
-    of the two directions is not counted.
+    The directions are counted one after the other: any overlap of the two is ignored,
+    and so is the update, which is short compared with a copy.
 
     Args:
-      state_bytes: in host memory, for one GPU.
-      gpu: whose link it crosses.
+      state_bytes: bytes in host memory, for one GPU.
+      gpu: the GPU whose link they cross.
     """
     return copy_s(2 * state_bytes, gpu)
 
 
 def with_copies(plan: Plan) -> Plan:
-    """Add to a plan what the copies of its optimizer state take; nothing hides them."""
+    """Add the copies of the optimizer state to a plan; nothing overlaps them."""
     state = plan.memory.host.get("optimizer state", 0)
     if not state:
         return plan

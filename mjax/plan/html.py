@@ -1,10 +1,9 @@
 """Draw a plan as an HTML page: the schedule as streams, and the text of the page.
 
 Enters: a `Plan`. Leaves: a string that needs no script and nothing from elsewhere. Each
-picture is one pass of a computation of the compiled program, in modelled time: above,
-what computes, or waits; below, what the links inside the node carry, and what the
-network between nodes carries. Boxes too narrow to be seen are
-drawn together with their neighbours.
+picture is one pass of a computation of the compiled program, in modelled time. Its
+lanes, from above: compute and waits, the links inside the node, the network between
+nodes. Boxes too narrow to be seen are drawn together with their neighbours.
 """
 
 import html

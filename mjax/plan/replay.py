@@ -5,19 +5,18 @@ Enters: a module, its analysis, a cost model. Leaves: modelled seconds, and a ti
 One stream computes: the instructions of a computation one after the other, a loop as
 often as it runs. The other two are the links inside the node and the network between
 nodes. On each, collectives run one after the other in the order of their starts, never
-before the start; the two carry data at the same time. An asynchronous collective holds
-up the compute stream only at its done, a synchronous one at once. Work that XLA puts on
-further compute streams is taken in line: it shares the same multiprocessors.
+before the start. The two links carry data at the same time. An asynchronous collective
+holds up the compute stream only at its done, a synchronous one at once. Work that XLA
+puts on further compute streams is taken in line: it shares the same multiprocessors.
 
-A collective between nodes of which several members share a node uses both links, each
-for the time that its bytes take there (`CostModel.links_s`), and is done when both have
-carried it. Its part inside the node is taken to pass when the node links are free, even
-if the network is not: this way each link carries all its bytes, and traffic inside the
-node never waits for the network.
+A collective between nodes uses both links if several of its members share a node. It
+occupies each for the time that its bytes take there (`CostModel.links_s`), and is done
+when both have carried it. Its part inside the node is assumed to pass when the node
+links are free, even if the network is busy. So each link carries all its bytes, and
+traffic inside the node never waits for the network.
 
-A wait is booked to the role of what occupies the link in each of its seconds: while an
-earlier collective still holds the link, to that one's role; from then on, to the role
-of the collective that is awaited.
+Each second of a wait is booked to the role of the collective that occupies the link:
+an earlier collective as long as it holds the link, then the awaited one.
 
 Not modelled: multiprocessors that a collective takes from compute, several collectives
 that share a link at once (they queue instead, the sum is the same), devices that wait
@@ -44,14 +43,14 @@ class Event:
     """A box on the timeline."""
 
     stream: str
-    """compute; wait: the compute stream is held up; node or network: what the link
-    carries. A collective that uses both links is a box on each."""
+    """compute; wait (the compute stream is held up); node or network (what the link
+    carries). A collective that uses both links has a box on each."""
     name: str
     kind: str
     """product, kernel, memory, loop (loops and branches), or the collective's kind."""
     role: str | None
-    """Of a collective: tp, dp, pp, mixed. Of a wait, of what occupies the link, which
-    may be another collective than the one that is awaited."""
+    """Role of a collective: tp, dp, pp, mixed. For a wait, the role of the collective
+    that occupies the link, which may not be the awaited one."""
     start_s: float
     """Since the beginning of the pass of its computation."""
     stop_s: float
@@ -65,9 +64,9 @@ class Replay:
     compute_s: float
     """Sum of all kernels."""
     waits_s: Mapping[tuple[str, str], float]
-    """How long the compute stream waits for collectives: by the name of the computation
-    that waits, and the role of what occupies the link. With compute_s it adds up to
-    step_s."""
+    """How long the compute stream waits for collectives, by the name of the computation
+    that waits and the role of what occupies the link. The values and compute_s add up
+    to step_s."""
     communication_s: Mapping[str, float]
     """By role: sum of all collectives."""
     timeline: Mapping[str, tuple[Event, ...]]
@@ -145,7 +144,7 @@ def _check_names(kernel_flops: Mapping[str, int | float], module: Module) -> Non
 
 
 class _Booked(NamedTuple):
-    """What a link carries until a time, from the end of what it carried before."""
+    """What a link carries up to a time, after what it carried before."""
 
     role: str
     stop_s: float
@@ -162,7 +161,7 @@ class _Pass:
     """One or several passes of a computation."""
 
     busy: _Busy
-    """The links after the end."""
+    """What the links still have to carry after the end."""
     seconds: float = 0.0
     compute_s: float = 0.0
     waits_s: dict[tuple[str, str], float] = dataclasses.field(
@@ -181,7 +180,7 @@ class _Pass:
 
 
 class _Player:
-    """Plays computations; remembers each by its name and what busies the links."""
+    """Plays computations; caches each by its name and the state of the links."""
 
     def __init__(
         self,
@@ -265,7 +264,7 @@ class _Stage:
         self.total = _Pass(busy=busy)
         self.queues = dict(zip(_LINKS, map(list, busy), strict=True))
         self.awaited: dict[str, tuple[Collective, tuple[_Booked, ...]]] = {}
-        """Of each collective under way: what its last link carries up to its end."""
+        """For each collective under way, what its last link carries up to its end."""
         self.events: list[Event] = []
 
     @property

@@ -29,7 +29,7 @@ SECONDS_PER_DAY = 86_400
 
 IDLE = "idle slots of the pipeline"
 HOST_COPIES = "copies of the optimizer state"
-"""Part of a step: the link between GPU and host is busy, and nothing else goes on."""
+"""Part of a step in which only the link between GPU and host works."""
 COMPUTE_PARTS = {
     "product": "matrix products",
     "kernel": "attention and other kernels",
@@ -108,8 +108,8 @@ class Modelled:
     parts_s: Mapping[str, float]
     """Seconds that add up to the step."""
     exposed_s: Mapping[str, float]
-    """By role: seconds in which compute waits for its communication, also where that
-    only keeps the link from the collective that is awaited."""
+    """By role: seconds in which compute waits while communication of that role occupies
+    the link, even if another collective is awaited."""
     bubble: float
     """Idle over ideal time of the pipeline."""
     memory_bound_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -206,7 +206,8 @@ def memory_of(
       params_bytes: stored parameters, a part of the state.
       device_memory_gib: what the run may take of a device, if the user says it.
       compiled_bytes: all bytes, as the compiler says; None: as the trace does.
-      compiled_host_bytes: the same of those in pinned host memory.
+      compiled_host_bytes: bytes in pinned host memory, as the compiler says; None: as
+        the trace does.
     """
     gpu = topology.description.memory_bytes
     usable = usable_bytes(topology, device_memory_gib)

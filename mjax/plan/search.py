@@ -31,7 +31,7 @@ were compiled have (docs/benchmarks/pipeline_overlap.md). It matters for the ord
 candidates; the best of them are compiled and read."""
 
 _REMATS = ("none", "core", "dots", "full")
-"""Not attention: with a fused backend it keeps and computes what none does."""
+"""Without attention, which equals none with a fused backend."""
 
 _MAX_CHUNKS = 12
 MAX_ROWS = 12
@@ -268,8 +268,8 @@ def _smallest_shard(
 ) -> Candidate | None:
     """Shard over as few as fit; None where all of dp are too few.
 
-    Where these span nodes, in one step or in two, whichever is faster. With the
-    optimizer state on the host over as many as are fastest: each GPU copies its part.
+    If the shards span nodes, choose the faster of one step and two. With the optimizer
+    state on the host, choose the fastest of all that fit: each GPU copies its part.
     """
     candidates: list[Candidate] = []
     for shard in _divisors(sizes.dp):

@@ -35,5 +35,5 @@ TUNED_FOR: dict[str, tuple[str, int]] = {
     "megascale-175b": ("h200", 128),
     "megascale-530b": ("h200", 280),
 }
-"""GPU and nodes of 8 for which the search lays out a recipe, as `python -m mjax.plan`
-names them; `python -m scripts.plan.tune_recipes` prints what it finds."""
+"""GPU, as `python -m mjax.plan` names it, and number of nodes with 8 GPUs, for which
+the search lays out a recipe. `python -m scripts.plan.tune_recipes` prints it."""

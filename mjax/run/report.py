@@ -125,7 +125,7 @@ def describe_matmul(config: TrainConfig, mesh: Mesh | AbstractMesh) -> list[str]
     return [
         "projections: FP8, activations and weights e4m3, gradients e5m2, each tensor "
         f"scaled by its largest value; {describe_fp8(mesh)}; embedding, head and "
-        f"attention {config.precision.compute}; MFU is of the bfloat16 peak "
+        f"attention {config.precision.compute}; MFU is a share of the bfloat16 peak "
         "(--precision.matmul fp8)"
     ]
 

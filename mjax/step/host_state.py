@@ -1,16 +1,17 @@
-"""Update parameters whose moments wait in the memory of the host, piece by piece.
+"""Update parameters whose moments are in host memory, piece by piece.
 
 Enters: gradients, parameters, and an optimizer state whose moments are in pinned host
 memory. Leaves: the parameters and the state after the update, each where it was.
 
 A piece is one layer of every stage, or one leaf outside the blocks. LAMB and AdamW
-treat a layer by itself once the global norm is known, so a piece is the optimizer of
-`step.optim` on a smaller tree. The moments of a layer come to the device while the
-layer before it is updated; each leaf goes back as soon as its successor has come: in
-device memory are the moments of two layers, instead of all.
+treat each layer independently once the global norm is known, so updating a piece is the
+optimizer of `step.optim` on a smaller tree. The moments of a layer are copied to the
+device while the layer before it is updated. Each leaf is copied back as soon as the
+same leaf of the next layer has arrived. The device holds the moments of at most three
+layers: the current one, the next one, and the one that is copied back.
 
 Rejected: one `device_put` of the whole state around the update (MaxText,
-`optimizer_memory_host_offload`), where nothing bounds what is on the device at once;
+`optimizer_memory_host_offload`), because nothing bounds what is on the device at once;
 and the update on the host (`compute_on`), whose memory is slower than the link.
 
 All of it runs under jit, outside shard_map, on global arrays.
@@ -36,7 +37,7 @@ Leaves = list[Array]
 
 
 class Moments(NamedTuple):
-    """Of some leaves, as Optax names them."""
+    """Moments of some leaves, named as in Optax."""
 
     mu: Leaves
     """Means of gradients."""
@@ -45,7 +46,8 @@ class Moments(NamedTuple):
 
 
 Update = Callable[[Leaves, Leaves, Moments], tuple[Leaves, Moments]]
-"""(gradients, parameters, moments) of a piece, on the device -> the last two, new."""
+"""(gradients, parameters, moments) of a piece, on the device -> new parameters and
+moments."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,11 +87,11 @@ class HostUpdate:
         is_stacked = jax.tree.leaves(self.stacked)
         layers = [n for n, stacked in enumerate(is_stacked) if stacked]
         others = [[n] for n, stacked in enumerate(is_stacked) if not stacked]
-        done: list[Array] = [norm, norm]  # of the pieces before; gradients come first
+        done: list[Array] = [norm, norm]  # to wait for; norm waits for all gradients
         for places in [layers] * bool(layers) + others:
             gradients, values = ([x[n] for n in places] for x in (of_grads, leaves))
             waiting = Moments([mu[n] for n in places], [nu[n] for n in places])
-            # Held back until the piece before the last one is done.
+            # The copy starts once the piece before the last one is done.
             waiting, _ = lax.optimization_barrier((waiting, done[-2]))
             update = self._update(accept, norm, opt_state, places)
             run = self._layer_by_layer if places is layers else self._at_once
@@ -104,10 +106,10 @@ class HostUpdate:
     def bytes_on_device(self, moments: PyTree) -> int:
         """Return the most bytes of moments that a device holds at once.
 
-        Those of the piece at hand, of the next one, and of the one that goes back.
+        Those of the current piece, of the next one, and of the one that is copied back.
 
         Args:
-          moments: shapes, dtypes and shardings, of one of mu and nu.
+          moments: shapes, dtypes and shardings of mu, or of nu.
         """
         layer, *others = 0, 0
         for leaf, is_stacked in zip(
@@ -149,7 +151,7 @@ class HostUpdate:
     def _counted(
         self, accept: Bool[Array, ""], norm: Float[Array, ""], opt_state: Any
     ) -> Any:
-        """Return the state after an update of nothing: counts, which no piece has."""
+        """Return the state with its counts advanced; they belong to no piece."""
         tx = optim.build_optimizer(
             self.config, num_steps=self.num_steps, stacked=[], decayed=[]
         )
@@ -194,16 +196,16 @@ def _moments_of(opt_state: Any) -> Moments:
 
 
 def _with_moments(opt_state: Any, moments: Moments) -> Any:
-    """Return the state with other moments, whatever tree they are."""
+    """Return the state with other moments, which may be any trees."""
     adam = opt_state["adam"]._replace(mu=moments.mu, nu=moments.nu)
     return type(opt_state)(opt_state | {"adam": adam})
 
 
 def _read_before_written(following: Moments, back: Moments) -> tuple[Moments, Moments]:
-    """Let each leaf go back once the copy of the following layer's has come.
+    """Copy each leaf back after the same leaf of the following layer has arrived.
 
-    One is read from the array that the other is written to. Unordered, XLA would keep
-    a second copy of that array on the host.
+    The copy to the device reads the array that the copy back writes. Without this order
+    XLA would keep a second copy of that array on the host.
     """
     ahead, structure = jax.tree.flatten(following)
     pairs = zip(ahead, jax.tree.leaves(back), strict=True)
@@ -225,5 +227,5 @@ def _put(x: Array, y: Array, *, index: Int[Array, ""]) -> Array:
 
 
 def _load(moments: Moments, index: Int[Array, ""] | int) -> Moments:
-    """Bring the moments of a layer to the device."""
+    """Copy the moments of a layer to the device."""
     return jax.tree.map(lambda x: to_device(_at(x, index)), moments)

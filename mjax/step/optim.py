@@ -123,8 +123,8 @@ def build_optimizer(
     Gradients are clipped by value, then by global norm. Updates are float32 (or wider);
     moments have the dtype and the shape of their parameter. The state is a dict: its
     "adam" entry holds mu and nu, its "schedule" entry the count of updates. The update
-    takes the global norm as `norm` (`norm_to_clip`); without, it is that of what it is
-    given.
+    takes the global norm as `norm` (`norm_to_clip`); by default it is the norm of the
+    given gradients.
 
     Args:
       config: what to build.
@@ -160,7 +160,7 @@ def norm_to_clip(
     Args:
       config: what the optimizer was built with.
       grads: of all parameters.
-      norm: their L2 norm, in float32; it is the one unless values are clipped first.
+      norm: their L2 norm, in float32; returned unless values are clipped first.
     """
     if config.clip_value is None:
         return norm
@@ -171,9 +171,9 @@ def norm_to_clip(
 
 
 def _clip_to_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Clip as Optax' clip_by_global_norm, by a norm that may be given.
+    """Clip as Optax' clip_by_global_norm does, but let the caller give the norm.
 
-    An update that is made in pieces has a part of the gradients at a time.
+    An update in pieces sees only a part of the gradients at a time.
     """
 
     def update(updates, state, params=None, *, norm=None, **extra):

@@ -5,11 +5,11 @@ the executor (`mjax.pipeline.run`) what a Transformer does before the first chun
 chunk and after the last one.
 
 In training the weights of the blocks are cast and joined once a step, before they are
-gathered over dp_shard: what is gathered, and whose gradients are reduced, in pieces,
-are the joined matrices. At the end the reduced gradients are separated. Where dp_shard
-does not divide the model's width, `mesh.rules.param_spec` splits other dims of the
-weights, whose parts do not join: then all are gathered before they are joined, and the
-gradients are all-reduced.
+gathered over dp_shard. So the pipeline gathers the joined matrices, and reduces their
+gradients, in pieces. At the end the reduced gradients are separated. If dp_shard does
+not divide the model's width, `mesh.rules.param_spec` splits other dims of the weights,
+and parts of those cannot be joined. Then all weights are gathered before they are
+joined, and the gradients are all-reduced.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ class Pipelined(Forward):
             joined, others = self._by_slot(grads.chunks)
             weights = block.separate(joined, parts)
             specs = block.weights(self.specs["blocks"])
-            # Key/value heads that tp does not split.
+            # Sums the gradients of key/value heads that tp does not split.
             weights = zero.reduce_over((TP,), weights, specs)
             if not joins_parts:
                 weights = zero.own_parts(weights, specs)
@@ -181,7 +181,7 @@ class Pipelined(Forward):
         )
 
     def _joins_parts(self, model: Transformer) -> bool:
-        """Say whether what `SHARDS` leave of the weights joins: parts of the width."""
+        """Say whether this device's parts join: `SHARDS` must split the model width."""
         num_shards = math.prod(self.mesh.shape[axis] for axis in SHARDS)
         return self.level == 0 or model.config.d_model % num_shards == 0
 
@@ -206,7 +206,7 @@ class Pipelined(Forward):
         )
 
     def _by_chunk[Tree](self, slots: Tree) -> Tree:
-        """Give [slots of this stage, ...] as [v, n, ...]."""
+        """Reshape [slots of this stage, ...] to [v, n, ...]."""
         num_chunks = self.pipeline.partition.num_chunks
         return jax.tree.map(lambda x: x.reshape(num_chunks, -1, *x.shape[1:]), slots)
 
@@ -215,7 +215,7 @@ class Pipelined(Forward):
 
 
 def _by_use(params: Any) -> run.Weights:
-    """Divide parameters, or anything like them, by where a pipeline uses them."""
+    """Divide parameters, or a tree like them, by where a pipeline uses them."""
     head = {n: p for n, p in params.items() if n not in ("blocks", "embed")}
     embedding = {"embed": params["embed"]}
     return run.Weights(chunks=params["blocks"], embedding=embedding, head=head)

@@ -242,8 +242,8 @@ class OverlappedLayers:
     def _hops(self, *, finish: bool) -> list[Hop]:
         """Return what a layer's gradients go through, one hop in each turn of the loop.
 
-        The two of HSDP are in different turns: the second needs what the first gives.
-        So are the steps of a reduce-scatter inside nodes and between them.
+        The two hops of HSDP are in different turns: the second needs the result of the
+        first. The steps of a reduce-scatter, inside nodes and between them, are too.
         """
         level = self.level
         two_steps = level > 1 and lax.axis_size(DP_NODE) > 1 < lax.axis_size(DP_SHARD)

@@ -87,7 +87,7 @@ class Program:
     on_host: TrainState
     """True for each leaf of the state that is in pinned host memory between steps."""
     host_update: HostUpdate | None
-    """The update of moments that are there; None: they are on the devices."""
+    """The update, if the moments are in host memory; None: they are on the devices."""
     trained: Trained
     """Parameters that have gradients and a state of the optimizer."""
     abstract_saved: TrainState
@@ -162,12 +162,13 @@ def build_program(
       adapters: of the blocks, which alone are trained; None trains all parameters.
       frozen_dtype: in which parameters that are not trained are stored.
     Raises:
-      ValueError: the pipeline does not fit, or the GPUs have no FP8 matmuls.
+      ValueError: the pipeline does not fit, the GPUs have no FP8 matmuls, or the
+        devices do not reach pinned host memory.
       NotImplementedError: adapters in a pipeline.
     """
     in_fp8 = precision.matmul == "fp8"
     if in_fp8:
-        describe_fp8(mesh)  # refuses GPUs without
+        describe_fp8(mesh)  # refuses GPUs without FP8 matmuls
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     platform = mesh.abstract_mesh.abstract_device.platform
     stages = make_pipeline(
@@ -290,7 +291,7 @@ def _make_is_finite(
         leaves = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         num = jnp.zeros((), jnp.int32)
         for x in leaves:
-            if is_on_host(x):  # one after the other
+            if is_on_host(x):  # one leaf at a time on the device
                 x, num = jax.lax.optimization_barrier((x, num))
             num += jnp.any(~jnp.isfinite(to_device(x))).astype(jnp.int32)
         return sum_over_mesh(num)
@@ -322,7 +323,7 @@ def _make_train_step(
         return optim.select(accept, new, (params, opt_state))
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        # Of described devices jax does not know the memories: said again here.
+        # For described devices jax drops the memory kind, so it is repeated here.
         state = jax.tree.map(lambda x, is_: to_host(x) if is_ else x, state, on_host)
         loss, tokens, grads, log = forward.gradients_and_log(
             state.params, state.rng, state.step, batch

@@ -95,7 +95,7 @@ def _gathered_hash(state: Any) -> UInt32[Array, "pp r n s tp"]:
     """Hash this device's shards, and return the hashes of all devices."""
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(state):
-        if is_on_host(leaf):  # one after the other
+        if is_on_host(leaf):  # one leaf at a time on the device
             leaf, total = lax.optimization_barrier((leaf, total))
         total = total * jnp.uint32(_LEAF) + _hash(to_device(leaf))
     found = vary(total)

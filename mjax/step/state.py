@@ -106,12 +106,12 @@ def new_state(
 def moments_on_host(
     abstract: TrainState, optimizer: optax.GradientTransformation, is_on_host: bool
 ) -> TrainState:
-    """Return the tree of the state: for each leaf whether it is in host memory.
+    """Return for each leaf of the state whether it is in host memory.
 
     Args:
       abstract: the state's shapes.
       optimizer: that made the state.
-      is_on_host: whether its moments are; all else is on the devices.
+      is_on_host: whether its moments are; other leaves are on the devices.
     """
     nothing = jax.tree.map(lambda _: False, abstract)
     moments = optax.tree.map_params(
@@ -139,7 +139,7 @@ def state_shardings(
       optimizer: that made the state.
       mesh: to place it on.
       trained: parameters that the optimizer has a state of.
-      in_host_memory: as `moments_on_host` returns it; None: no leaf is.
+      in_host_memory: as `moments_on_host` returns it; None: no leaf is on the host.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
     placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
@@ -236,8 +236,8 @@ def _one_by_one(
 ) -> list[Array]:
     """Map f over the leaves, each after the one before is done.
 
-    Else the compiler sends all of them first, and holds all that arrives. A leaf in
-    host memory comes to the device for f, and goes back.
+    Without this order the compiler sends all of them first, and holds all that arrives.
+    A leaf in host memory is copied to the device for f, and back.
     """
     done: list[Array] = []
     for x, dim in zip(leaves, dims, strict=True):

@@ -1,12 +1,12 @@
-"""Print what the search finds for every recipe beside what the recipe has.
+"""Compare the layout of every recipe with those that the search finds.
 
     python -m scripts.plan.tune_recipes
 
-For the GPUs that a recipe names (`mjax.recipes.TUNED_FOR`), all in closed form: the
-modelled step, MFU and memory of the recipe and of the fastest layout that the search
-finds with the same batch, model and precision. Nothing is compiled and no device is
-touched. `tests/scripts/test_tune_recipes.py` fails where the search is faster by more
-than `MARGIN`, or where a recipe no longer fits.
+Prints step time, MFU and memory of the recipe, and of the fastest layouts that the
+search finds with the same batch, model and precision, for the GPUs of
+`mjax.recipes.TUNED_FOR`. All are modelled by the closed form: nothing is compiled, and
+no device is touched. `tests/scripts/test_tune_recipes.py` fails for a tuned recipe if
+the search is faster by more than `MARGIN`, or if the recipe no longer fits.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ from mjax.plan.topology import settle, with_vocabulary
 from mjax.recipes import RECIPES, TUNED_FOR
 
 HEADROOM = 0.15
-"""Of what a run may take of a GPU, left free: compiled programs of these recipes took
+"""Share of a run's GPU memory to leave free: compiled programs of these recipes took
 1.0 to 1.3 times the memory of the closed form."""
 MARGIN = 0.03
-"""Of the step: a recipe keeps the simpler mesh where the search gains less."""
+"""Share of the step: a recipe keeps its simpler mesh if the search gains less."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """A recipe on the GPUs that it names, beside the best that was found; modelled."""
+    """A recipe on its GPUs, and the best layouts that were found; modelled."""
 
     recipe: str
     topology: Topology
@@ -36,7 +36,7 @@ class Tuned:
     mfu: float
     memory_bytes: float
     usable_bytes: int
-    """What a run may take of a GPU, less the headroom."""
+    """Bytes of a GPU that a run may take, less the headroom."""
     found: tuple[Candidate, ...]
     """The fastest first."""
 
@@ -87,7 +87,7 @@ def compare(recipe: str) -> Tuned:
 
 
 def describe(tuned: Tuned, count: int = 3) -> str:
-    """Write the recipe and the best layouts, one a line."""
+    """Write the recipe and the best layouts, one per line."""
     top = tuned.topology
     lines = [
         f"{tuned.recipe}, {top.num_gpus} x {top.gpu}, closed form: "
@@ -105,7 +105,7 @@ def describe(tuned: Tuned, count: int = 3) -> str:
 
 
 def main() -> int:
-    """Print all recipes; return how many the search beats by more than the margin."""
+    """Print all recipes; return 1 if any is too slow for the margin or does not fit."""
     worse = 0
     for recipe in TUNED_FOR:
         tuned = compare(recipe)

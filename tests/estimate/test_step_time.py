@@ -242,7 +242,7 @@ def test_the_flops_that_take_time_are_those_that_are_counted(
 
 
 def test_recomputing_all_leaves_out_the_last_product():
-    """24 D^2 FLOPs a token forward, of which 8 are of the last product."""
+    """24 D^2 FLOPs per token forward; 8 D^2 of these are the last matmul."""
     kept, again = (
         simulate(dataclasses.replace(GPT, remat=remat), DEVICE, IDEAL)
         for remat in ("none", "full")
@@ -252,7 +252,7 @@ def test_recomputing_all_leaves_out_the_last_product():
 
 
 def test_copies_cost_their_bytes():
-    """Of what is kept, of chunks over tp, and of the weights in each microbatch."""
+    """Copies of kept activations, of chunks over tp, of weights in each microbatch."""
     case = dataclasses.replace(GPT, remat="core", parallel=True)
     runs, rate = case.microbatches * case.layers_per_gpu, DEVICE.memory_bytes_per_s
 
@@ -262,7 +262,7 @@ def test_copies_cost_their_bytes():
         return copied - simulate(case, DEVICE, IDEAL).elementwise_s
 
     kept = runs * layer_bytes(case)
-    # Forward, twice backward, and again.
+    # Forward, twice backward, and forward again.
     crossing = runs * 4 * case.tokens * case.d_model * case.param_bytes
     weights = case.microbatches * case.gpu_weights
     assert more(stash_passes=4.0) == pytest.approx(4 * kept / rate, rel=1e-9)
@@ -380,7 +380,7 @@ def test_uneven_layers_cost_what_the_fullest_stage_has():
 
 
 def test_a_layer_keeps_what_korthikanti_et_al_count():
-    """34 bytes per token and width; the scores' sums apart.
+    """34 bytes per token and width, without the statistics of the scores.
 
     Less 2 of dropout masks, and 2 more of the output of attention, which we keep twice.
     """

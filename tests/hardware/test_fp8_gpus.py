@@ -1,4 +1,4 @@
-"""FP8 matmuls are promised only where a GPU has them."""
+"""FP8 matmuls are accepted only on GPUs that have them."""
 
 import jax
 import pytest

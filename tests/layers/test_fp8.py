@@ -1,4 +1,4 @@
-"""Quantised tensors and their products, against float32."""
+"""Quantised tensors and their matmuls, against float32."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def test_a_value_is_rounded_once_whatever_the_magnitude(dtype, magnitude: float)
     q = fp8.quantise(x, dtype)
     info = jnp.finfo(dtype)
     error = np.abs(value_of(q) - np.asarray(x, np.float64))
-    # Below the normal numbers the last place stands still.
+    # Subnormal numbers all have the same last place.
     smallest = float(info.smallest_normal) * float(q.scale)
     allowed = ROUNDING[dtype] * np.maximum(np.abs(x), smallest)
     assert q.values.dtype == dtype
@@ -86,8 +86,8 @@ def test_a_product_is_that_of_float32_up_to_the_rounding_of_its_factors(dtype, s
         fp8.quantise(b, fp8.FORWARD),
         dtype=jnp.float32,
     )
-    # Errors of the entries are independent: relative to the norm of the result, that of
-    # a product is at most the root of the sum of squares of its factors' errors.
+    # Errors of the entries are independent: the error of a matmul, relative to the norm
+    # of the result, is at most the root of the sum of squares of its factors' errors.
     error = np.linalg.norm(np.asarray(found) - exact) / np.linalg.norm(exact)
     bound = np.hypot(ROUNDING[dtype], ROUNDING[fp8.FORWARD])
     assert bound / 10 < error < bound

@@ -25,7 +25,7 @@ SPECS = {
     "w_out": PartitionSpec("tp"),
 }
 ROUNDING = 2.0**-3
-"""Most that a value of e5m2 is off, relatively; one of e4m3 half of it."""
+"""Largest relative error of a value in e5m2; in e4m3 it is half of this."""
 
 
 def arguments(dtype: Any) -> dict[str, jax.Array]:
@@ -43,7 +43,7 @@ def arguments(dtype: Any) -> dict[str, jax.Array]:
 def mapped(tp: int, per_device: Callable[[Any], Any], out_specs: Any) -> Any:
     def varying(a: dict[str, jax.Array]) -> Any:
         out = per_device(jax.tree.map(collectives.vary, a))
-        # The other axes have size 1: a sum over them changes the type alone.
+        # The other axes have size 1: a sum over them changes only the type.
         return lax.psum(out, (PP, *DP))
 
     return jax.jit(

@@ -75,7 +75,7 @@ def kept_of_a_layer(model: ModelConfig) -> list[Any]:
 
 
 def products_of_a_layer(model: ModelConfig) -> Counter[str]:
-    """Count the matrix products of a layer, forward and backward, by their results."""
+    """Count the matmuls of a layer, forward and backward, by their results."""
     layer, *args = layer_of(model)
 
     def both(*args: Any) -> Any:
@@ -114,13 +114,13 @@ def test_a_layer_keeps_what_the_closed_form_says(block: str, remat: Remat) -> No
 @pytest.mark.promotion(rank="allow")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_remat_core_computes_no_product_again(block: str) -> None:
-    """Neither a product with a weight nor one of attention."""
+    """Neither a matmul with a weight nor one of attention."""
     none, core, dots = (
         products_of_a_layer(dataclasses.replace(BLOCKS[block], remat=remat))
         for remat in ("none", "core", "dots")
     )
     assert core == none
-    assert dots - none  # the two of attention: they would be seen
+    assert dots - none  # the two of attention: the test would see them
 
 
 @pytest.mark.promotion(rank="allow")

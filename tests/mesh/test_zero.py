@@ -31,7 +31,7 @@ def gathered(nodes: int) -> dict[str, jax.Array]:
     def per_device(params: Any) -> Any:
         return zero.gather(jax.tree.map(collectives.vary, params), SPECS, "bfloat16")
 
-    # What was gathered is the same on all devices, and its type does not know.
+    # Gathered arrays are the same on all devices, but their type does not say so.
     mapped = jax.shard_map(
         per_device,
         mesh=make_mesh((1, 1, 8, 1), nodes),

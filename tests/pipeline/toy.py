@@ -35,7 +35,7 @@ def chunk(x: jax.Array, weights: Any, context: jax.Array, number: jax.Array) -> 
 
 
 def head(embedding: Any, head: Any, x: jax.Array, micro: Any) -> jax.Array:
-    """Tied, but for a bias."""
+    """Tied, except for a bias."""
     logits = x @ embedding["table"].T + head["b"]
     logp = jax.nn.log_softmax(logits)
     picked = jnp.take_along_axis(logp, micro["targets"][..., None], -1)

@@ -17,7 +17,7 @@ from mjax.step.program import Program, build_program
 
 # tp in eight chunks inside a node, stages and dp across: as megascale-175b, but with
 # four stages of two chunks of two layers. Wide, as the scheduler weighs transfers
-# against products.
+# against matmuls.
 SIZES = AxisSizes(pp=4, dp_replicate=1, dp_shard=4, tp=8)
 CHUNKS, LAYERS, D, ROWS, MICROBATCHES = 2, 2, 12_288, 4, 4
 VOCAB = 64_000
@@ -32,7 +32,7 @@ def program() -> Program:
             heads=96,
             vocab_size=VOCAB,
             remat="full",
-            attention="reference",  # its products are in the text
+            attention="reference",  # its matmuls are in the text
         ),
         optimizer=OptimConfig(),
         batch=BatchConfig(

@@ -79,7 +79,7 @@ def test_a_schedule_takes_the_time_worked_out_by_hand(
         # Node links and network carry data at once.
         ("start a dp; start b; product; done b; done a", "", 10, {"tp": 2, "dp": 7}),
         ("start a dp; permute; done a", "", 10, {"tp": 3, "dp": 7}),
-        # The wait for a transfer belongs to what held the link before, up to its start.
+        # A wait is booked to the earlier transfer until the awaited one starts.
         (
             "start a dp; start m all; product; done m all; done a",
             "",

@@ -59,7 +59,7 @@ class Case:
     state_bytes: int = 12
     """Of the master and the two moments of a parameter."""
     host_state_bytes: int = 0
-    """Of these, what is in host memory."""
+    """Of the state bytes, those in host memory."""
     projection_rate: float = 1.0
     """Speed of a matmul of the layers, relative to 16 bits; 2 in 8 bits."""
 
@@ -89,14 +89,14 @@ class Case:
 
     @property
     def repeats_layers(self) -> bool:
-        """The backward pass computes at least what is between projections again."""
+        """Whether the backward pass repeats at least the work between projections."""
         return self.remat in ("core", "dots", "full")
 
     @property
     def repeats_attention(self) -> bool:
-        """It runs the forward pass of attention again.
+        """Whether the backward pass repeats the forward pass of attention.
 
-        Not with attention: every fused backend keeps its output and log-sum-exp.
+        Remat attention does not: every fused backend keeps its output and log-sum-exp.
         """
         return self.remat in ("dots", "full")
 
@@ -129,9 +129,9 @@ class Case:
 
     @property
     def repeated_weights(self) -> int:
-        """Entries of those that are multiplied again if a layer is computed again.
+        """Entries of the weights whose matmuls a repeated layer repeats.
 
-        The last product of a layer is not: an addition does not read its output.
+        The last matmul of a layer is not repeated: only an addition reads its output.
         """
         if self.post_norms:
             return self.layer_weights
@@ -210,13 +210,13 @@ class Constants:
     elementwise_passes: float = 1.0
     """Memory traffic of the elementwise work over that of fully fused kernels."""
     stash_passes: float = 0.0
-    """Times that what a layer keeps for the backward pass is read or written by copies
-    into and out of stacks."""
+    """How often copies into and out of stacks read or write what a layer keeps for the
+    backward pass."""
     chunk_passes: float = 0.0
-    """Times that what crosses tp in chunks is read or written by copies and sums."""
+    """How often copies and sums read or write what crosses tp in chunks."""
     visit_bytes: float = 0.0
-    """Moved for each parameter of the layers in each microbatch, beside the products:
-    slices of weights, sums of gradients. None with one microbatch and no pipeline."""
+    """Bytes moved per parameter of the layers and microbatch, apart from matmuls:
+    slices of weights, sums of gradients. Ignored with one microbatch, no pipeline."""
     kernel_s: float = 3e-6
     """Lost between a kernel and the next."""
     hop_s: float = 3e-6

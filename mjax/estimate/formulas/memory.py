@@ -10,10 +10,10 @@ truth.
   are reduced as they come, and from level 1 on only their parts stay
   (`mjax.step.prefetch`); those of the tables are whole until the layers are done.
 - Activations of a layer: Korthikanti et al. 2022, arXiv:2205.05198, section 4, with
-  the sequence split over tp. Differs: no dropout masks, and no scores, which a fused
-  attention kernel does not keep, and the output of attention twice: 34 bytes per token
-  and entry of the model width for a GPT, as in the paper, which has the masks and the
-  scores. What is between them is counted by entry.
+  the sequence split over tp. Differs: no dropout masks; no scores, which a fused
+  attention kernel does not keep; the output of attention counts twice. That makes 34
+  bytes per token and entry of the model width for a GPT, as in the paper, which counts
+  masks and scores. What is between them is counted by entry.
   That is with `Case.tp_chunks` above 1; if the sequence crosses tp at once, the input
   of a branch's first product is kept as it was gathered, whole on every GPU of tp.
 - Chunks in flight on the first stage: 2 (P - 1) + (v - 1) P + 1, at most v M. For v > 1
@@ -104,15 +104,15 @@ def layer_bytes(case: Case) -> float:
     core = case.heads * case.head_width
     up = (2 if case.gated else 1) * case.d_ff
     adds = branches * case.d_model * (2 if case.post_norms else 1)
-    # What a branch adds is read by the norm that follows it, but for the sum of the
-    # layer: an addition reads nothing.
+    # The norm that follows a branch reads its sum. The last branch without a post-norm
+    # has no such norm, and the backward pass of an addition reads nothing.
     read_adds = (branches if case.post_norms else branches - 1) * case.d_model
     # What the first product of each branch reads: gathered at once, it is kept whole.
     gathered = branches * case.d_model * (case.sizes.tp if case.tp_chunks == 1 else 1)
-    # The layer's input, and the outputs of the projections that the way back reads.
+    # The layer's input, and the projection outputs that the backward pass reads.
     projections = case.d_model + qkv + up + read_adds
-    # In and out of norms, q k v, in and out of the activation; the core's output twice,
-    # as its own backward pass reads it and as the projection after it does.
+    # In and out of norms, q k v, in and out of the activation. The core's output counts
+    # twice: its own backward pass keeps it, and so does the projection after it.
     everything = adds + gathered + qkv + 2 * core + up + case.d_ff
     entries = {
         "full": case.d_model,

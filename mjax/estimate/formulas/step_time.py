@@ -5,13 +5,13 @@ of one step, which add up to the step. Everything here is modelled, nothing meas
 
 Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v chunks:
 
-- products: 2 FLOPs per weight and token, forward; twice that backward; with remat full
-  forward again, without a last product whose output the backward pass does not read;
+- matmuls: 2 FLOPs per weight and token, forward; twice that backward; with remat full
+  forward again, except a last matmul whose output the backward pass does not read;
 - attention: 4 N H FLOPs per token and visible key forward, 2.5 times that backward (5
   products for 2: Dao 2023, arXiv:2307.08691, section 4.1);
 - elementwise: bytes of kernels that read and write each array once, twice backward; and
-  copies, as often as `Constants` says: of what is kept, of chunks over tp, of weights
-  and gradients in each microbatch;
+  copies of kept activations, of chunks over tp, and of weights and gradients in each
+  microbatch, as many as `Constants` says;
 - tp: one all-gather and one reduce-scatter forward per branch of the serial block, and
   per layer of the parallel block; backward as many, and the input gathered again for
   the weight gradient (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2) unless
@@ -21,8 +21,8 @@ Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v ch
 - pp: one activation and one gradient per chunk and microbatch, split over tp;
 - head: on the last stage, which the others wait for;
 - dp: what `mjax.mesh.zero` moves at each level (Rajbhandari et al. 2020,
-  arXiv:1910.02054, section 7), in two hops with dp_replicate; gathers and scatters one
-  after the other between nodes and inside them with dp_node;
+  arXiv:1910.02054, section 7), in two hops with dp_replicate; with dp_node a gather or
+  scatter is one between nodes and one inside them, in sequence;
 - optimizer: its state read and written once.
 
 A ring of n sends (n - 1) / n of the bytes of the whole array. Hidden time is the
@@ -151,7 +151,7 @@ def _layer_products_flops(case: Case) -> float:
 
 
 def _layer_attention_flops(case: Case) -> float:
-    """As for the products; again with the remat policies that do not keep the core."""
+    """As for the matmuls; forward again if the remat policy does not keep the core."""
     keys_per_gpu = case.keys * case.heads * case.head_width / case.sizes.tp
     forward = 4 * case.tokens * keys_per_gpu
     return forward * (1 + BACKWARD_ATTENTION + case.repeats_attention)
@@ -160,7 +160,7 @@ def _layer_attention_flops(case: Case) -> float:
 def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> float:
     """Norms, residual sums, rotation, activation: traffic and gaps, one microbatch.
 
-    And the copies of what is kept, and of the chunks that cross tp.
+    Includes the copies of kept activations and of the chunks that cross tp.
     """
     branches = 1 if case.parallel else 2
     norms = branches * (2 if case.post_norms else 1)
@@ -230,7 +230,7 @@ def _dp_s(case: Case, device: Device, constants: Constants) -> float:
         return collectives * _ring_s(piece, size, stride, device, constants)
 
     def over_shards(num_bytes: float) -> float:
-        """Gather or scatter: between nodes its part of a node, then inside the node."""
+        """Time a gather or scatter: a part between nodes, then all inside the node."""
         part = num_bytes / sizes.dp_shard
         between = ring(part, sizes.dp_node, sizes.tp * sizes.dp_shard)
         return between + ring(num_bytes, sizes.dp_shard, sizes.tp)

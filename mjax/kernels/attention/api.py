@@ -22,8 +22,8 @@ from mjax.kernels.attention import blocked, cudnn, reference, saved, tuning
 from mjax.kernels.target import Target, target
 
 keep_core = saved.keep_core
-"""A policy for jax.checkpoint: with it the backward pass of `blocked`, `mosaic_gpu` and
-`cudnn` does not run the forward pass again; that of `reference` does."""
+"""Policy for jax.checkpoint. With it the backward pass of `blocked`, `mosaic_gpu` and
+`cudnn` does not repeat the forward pass; that of `reference` does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """What remat keeps of attention, so that its forward pass does not run twice.
 
-Enters: a primitive, as jax.checkpoint asks a policy. Leaves: whether its results are
-kept. `blocked` and `mosaic_gpu` name their output and log-sum-exp. `cudnn` cannot: its
-derivative is in jax, so its forward kernel is known by its primitive, whose results
-are the same two. `reference` keeps nothing.
+Enters: a primitive that jax.checkpoint passes to a policy. Leaves: whether its results
+are kept. `blocked` and `mosaic_gpu` name their output and log-sum-exp. `cudnn` cannot,
+because its derivative is defined in jax: the policy recognises its forward kernel by
+the primitive, whose results are the same two. `reference` keeps nothing.
 """
 
 from typing import Any
