@@ -27,6 +27,7 @@ PROGRAMS = {
     "launch": "start the processes of a run, and replace what fails",
     "observe": "see what the processes of a run did, and when",
     "health": "find hosts that are broken or slow",
+    "doctor": "say whether a run can be started here",
 }
 """What each program does. `mjax NAME` runs the module `mjax.NAME`."""
 

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,16 @@ def _fields(finding: Finding) -> dict[str, str]:
     }
 
 
-def shown(report: Report, *, is_all: bool) -> str:
-    """Return a report for a person: what is wrong first."""
+def shown(
+    report: Report, *, is_all: bool, checks: Mapping[str, Check] = BY_NAME
+) -> str:
+    """Return a report for a person: what is wrong first.
+
+    Args:
+      report: of checks.
+      is_all: show checks that are ok and each that is unknown, too.
+      checks: by name; those of the report.
+    """
     lines = []
     for state in _ORDER:
         mine = [finding for finding in report.findings if finding.state is state]
@@ -137,7 +145,7 @@ def shown(report: Report, *, is_all: bool) -> str:
             reason = f": {finding.reason}" if finding.reason else ""
             lines.append(f"{state:10} {finding.name}{value}{limit}{reason}")
             if state is State.FAILED:
-                lines.append(f"{'':10} -> {BY_NAME[finding.name].action}")
+                lines.append(f"{'':10} -> {checks[finding.name].action}")
     count = dict.fromkeys(_ORDER, 0)
     for finding in report.findings:
         count[finding.state] += 1

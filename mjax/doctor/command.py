@@ -1,0 +1,119 @@
+"""`python -m mjax.doctor`: flags, the checks of one host, and what is printed.
+
+Exit codes: 0 a run can be started, 1 something is wrong, 2 bad input.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mjax import flags
+from mjax.doctor import folders, network, software
+from mjax.health import check as checking
+from mjax.health.check import Check, Report
+from mjax.health.check_command import shown, to_json
+from mjax.health.checks.table import CHECKS
+from mjax.health.settings import Settings, read_expected, read_limits
+from mjax.processes.config import DistributedConfig, split_address
+
+_SOURCE_S = 60.0
+"""Time limit of one probe, chosen: jax starts on eight GPUs in half of it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorFlags:
+    """Say whether a run can be started on this host, and on all hosts together."""
+
+    work_dir: str = "runs"
+    """Where the run will write."""
+    hosts: int = 1
+    """Of the run; more than one need names and folders that others can use."""
+    space_gb: float = 10.0
+    """That must be free in the work dir, GB."""
+    ports: tuple[int, ...] = ()
+    """That the run will listen on, on this host; they must be free."""
+    connect: tuple[str, ...] = ()
+    """host:port that the run will connect to; they must answer."""
+    hardware: bool = True
+    """Also run the checks of `python -m mjax.health check --in-use`."""
+    expect: str | None = None
+    """TOML: what this host must have; see docs/hosts.md."""
+    together: bool = False
+    """In all processes of a launcher: meet, compare, read each other's files, add."""
+    distributed: DistributedConfig = dataclasses.field(
+        default_factory=DistributedConfig
+    )
+    seconds: float = 180.0
+    """Limit of all checks of a host, and then of what the processes do together."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+    all: bool = False
+    """Show checks that are ok, too."""
+
+    def __post_init__(self) -> None:
+        if self.hosts < 1:
+            raise ValueError(f"--hosts must be at least 1, got {self.hosts}")
+        if not 0 <= self.space_gb < float("inf"):
+            raise ValueError(f"--space-gb must be at least 0, got {self.space_gb:g}")
+        if not 0 < self.seconds < float("inf"):
+            raise ValueError(f"--seconds must be positive, got {self.seconds:g}")
+        for port in self.ports:
+            if not 0 < port < 65_536:
+                raise ValueError(f"--ports must be from 1 to 65535, got {port}")
+        for address in self.connect:
+            split_address(address, "--connect")
+        if self.distributed != DistributedConfig() and not self.together:
+            raise ValueError("--distributed flags need --together")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return its exit code."""
+    try:
+        asked = flags.read(DoctorFlags, argv, prog="python -m mjax.doctor")
+        checks = checks_of(asked)
+        settings = _settings(asked, checks)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    report = checking.run(checks, settings, source_s=_SOURCE_S, total_s=asked.seconds)
+    if asked.together:
+        from mjax.doctor import together  # it imports jax
+
+        return together.main(
+            to_json(report),
+            asked.distributed,
+            work_dir=Path(asked.work_dir),
+            limit_s=asked.seconds,
+            is_json=asked.json,
+        )
+    print(_printed(report, checks, asked))
+    sys.stdout.flush()
+    return 0 if report.is_ok else 1
+
+
+def checks_of(asked: DoctorFlags) -> list[Check]:
+    """Return the checks of this host, in the order in which they are shown."""
+    mine = [
+        *software.CHECKS,
+        *network.checks(asked.hosts, asked.ports, asked.connect),
+        *folders.checks(asked.work_dir, asked.hosts, asked.space_gb),
+    ]
+    if asked.hardware:
+        mine += [check for check in CHECKS if not check.needs_idle]
+    return mine
+
+
+def _settings(asked: DoctorFlags, checks: Sequence[Check]) -> Settings:
+    expect = {}
+    if asked.expect is not None:
+        expect = read_expected(Path(asked.expect), [check.name for check in checks])
+    return Settings(limits=read_limits(None), expect=expect)
+
+
+def _printed(report: Report, checks: Sequence[Check], asked: DoctorFlags) -> str:
+    if asked.json:
+        return json.dumps(to_json(report))
+    known = {check.name: check for check in checks}
+    return shown(report, is_all=asked.all, checks=known)

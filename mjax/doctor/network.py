@@ -1,0 +1,98 @@
+"""Checks of names, ports and of a process group on this host."""
+
+import ipaddress
+import sys
+from collections.abc import Sequence
+
+from mjax.doctor.facts import Facts, check, probe
+from mjax.health.check import Check
+from mjax.health.findings import Verdict, failed, judge_each, ok
+from mjax.health.sources import Command
+
+_GROUP = Command(
+    (
+        *(sys.executable, "-m", "mjax.health", "init", "--json", "--repeats", "1"),
+        *("--processes", "2", "--clients"),
+    )
+)
+"""Two processes with a CPU device each."""
+
+
+def host_name(facts: Facts, *, hosts: int) -> Verdict:
+    """The name of this host leads to it, and for several hosts from outside too."""
+    if facts["error"]:
+        return failed(facts["error"])
+    addresses = facts["addresses"]
+    shown = f"{facts['name']} is {', '.join(addresses)}"
+    is_local = all(
+        ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in addresses
+    )
+    if hosts > 1 and is_local:
+        return failed(f"{shown}: other hosts that ask for it reach themselves")
+    return ok(shown)
+
+
+def free_ports(facts: Facts) -> Verdict:
+    """Ports that the run will listen on are free."""
+    return judge_each((f"port {port}", why) for port, why in facts["taken"].items())
+
+
+def reached(facts: Facts) -> Verdict:
+    """Addresses that the run will connect to answer."""
+    return judge_each(facts["silent"].items())
+
+
+def group(facts: Facts) -> Verdict:
+    """Two processes meet, compare what they are, and add up a number."""
+    slowest = sum(phase["slowest_s"]["2"] for phase in facts["phases"])
+    return ok(f"2 processes met in {slowest:.1f} s")
+
+
+def checks(hosts: int, ports: Sequence[int], connect: Sequence[str]) -> list[Check]:
+    """Return the checks of a run.
+
+    Args:
+      hosts: of the run.
+      ports: that it will listen on, on this host.
+      connect: host:port that it will connect to.
+    """
+    found = [
+        check(
+            "network.host_name",
+            "The name of this host leads to it.",
+            probe("host_name"),
+            lambda facts: host_name(facts, hosts=hosts),
+            "give the name its address in DNS or /etc/hosts; 127.0.1.1 is none",
+        )
+    ]
+    if ports:
+        found.append(
+            check(
+                "network.ports",
+                "Ports that the run will listen on are free.",
+                probe("ports", *map(str, ports)),
+                free_ports,
+                "end what uses them (ss -ltnp), or choose other ports",
+            )
+        )
+    if connect:
+        found.append(
+            check(
+                "network.connect",
+                "Addresses that the run will connect to answer.",
+                probe("connect", *connect),
+                reached,
+                "start what should listen there; open the port in firewalls",
+            )
+        )
+    found.append(
+        check(
+            "network.group",
+            "Two processes of this host meet and add up a number.",
+            _GROUP,
+            group,
+            "run python -m mjax.health init --processes 2, and read what it says",
+            failing={1: "the processes did not meet"},
+        )
+    )
+    return found

@@ -1,0 +1,261 @@
+"""Find facts about this host: `python -m mjax.doctor.probe KIND [WORDS]`.
+
+Leaves: one JSON object on stdout, which a check judges. Each kind runs in a process of
+its own, since a broken library may end the process and a network file system may stop
+it for ever. Nothing but the standard library is imported before a kind needs it.
+"""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+_NVIDIA = Path("/proc/driver/nvidia")
+_NUM_BYTES = 2**20
+"""Written into a folder that is tried, chosen: more than a page, done in no time."""
+_CONNECT_S = 5.0
+"""To connect to an address, chosen: far more than a round trip between two hosts."""
+
+
+def packages() -> dict[str, Any]:
+    """Return what mjax requires and what is installed.
+
+    Returns:
+      python: version of the interpreter; requires_python: what mjax asks for.
+      required: [requirement, installed version or null] of each package that mjax
+      always needs.
+      extras: from the name of an extra to its [requirement, version or null].
+      jaxlib: its version; plugins: versions of jax's CUDA plugins by package name.
+    """
+    about = importlib.metadata.metadata("mjax")
+    names = about.get_all("Provides-Extra") or []
+    return {
+        "python": platform.python_version(),
+        "requires_python": about["Requires-Python"],
+        "required": _wanted("mjax", ""),
+        "extras": {name: _wanted("mjax", name) for name in names},
+        "jaxlib": _version("jaxlib"),
+        "plugins": _plugins(),
+    }
+
+
+def _wanted(package: str, extra: str) -> list[tuple[str, str | None]]:
+    """Return what an extra of a package adds; for "" what the package always needs."""
+    from packaging.requirements import Requirement
+
+    found = []
+    for line in importlib.metadata.requires(package) or []:
+        wanted = Requirement(line)
+        is_always = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+        is_meant = wanted.marker is None or wanted.marker.evaluate({"extra": extra})
+        if not is_meant or (extra and is_always):
+            continue
+        version = _version(wanted.name)
+        found.append((f"{wanted.name}{wanted.specifier}", version))
+        if version is not None:
+            for inner in sorted(wanted.extras):
+                found += _wanted(wanted.name, inner)
+    return found
+
+
+def _plugins() -> dict[str, str]:
+    """Return the versions of jax's CUDA plugins that are installed, by name."""
+    names = [f"jax-cuda{major}-plugin" for major in (12, 13)]
+    return {name: found for name in names if (found := _version(name)) is not None}
+
+
+def _version(name: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def devices() -> dict[str, Any]:
+    """Start jax and compute something on each device of this host.
+
+    Returns:
+      platform, kinds (of each device), seconds, plugins (as `packages`), driver (of
+      NVIDIA, or ""), gpus (that the driver has), and error: what went wrong, or "".
+    """
+    # Beside a run that trains here, and with little memory.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    began_s = time.monotonic()
+    found: dict[str, Any] = {"platform": "", "kinds": [], "error": ""}
+    try:
+        import jax
+        import jax.numpy as jnp
+
+        for device in jax.local_devices():
+            found["platform"] = device.platform
+            found["kinds"].append(device.device_kind)
+            ones = jax.device_put(jnp.ones((64, 64)), device)
+            got = float(jax.jit(lambda x: (x @ x).sum())(ones))
+            if got != 64**3:
+                found["error"] = f"{device}: a product of ones adds up to {got:g}"
+    except Exception as error:  # whatever it is, it is the finding
+        found["error"] = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(OSError):
+        found["driver"] = (_NVIDIA / "version").read_text().splitlines()[0]
+    gpus = _NVIDIA / "gpus"
+    found["gpus"] = len([*gpus.iterdir()]) if gpus.is_dir() else 0
+    found["seconds"] = time.monotonic() - began_s
+    return {"driver": "", "plugins": _plugins(), **found}
+
+
+def host_name() -> dict[str, Any]:
+    """Return this host's name, its addresses, and whether it is reached by them.
+
+    Returns:
+      name; addresses (of the name); error: why the name has none, or why a connection
+      to a port of this host by its name does not arrive, or "".
+    """
+    name = socket.gethostname()
+    found: dict[str, Any] = {"name": name, "addresses": [], "error": ""}
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return found | {"error": f"{name} has no address: {error}"}
+    found["addresses"] = sorted({str(answer[4][0]) for answer in answers})
+    has_ipv6 = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if has_ipv6 else socket.AF_INET
+    with socket.create_server(
+        ("", 0), family=family, dualstack_ipv6=has_ipv6
+    ) as server:
+        port = server.getsockname()[1]
+        try:
+            socket.create_connection((name, port), _CONNECT_S).close()
+        except OSError as error:
+            found["error"] = f"a connection to {name}:{port} does not arrive: {error}"
+    return found
+
+
+def ports(*words: str) -> dict[str, Any]:
+    """Return which ports cannot be listened on: {"taken": {port: why}}."""
+    taken = {}
+    for word in words:
+        try:
+            socket.create_server(("", int(word))).close()
+        except OSError as error:
+            taken[word] = error.strerror or str(error)
+    return {"taken": taken}
+
+
+def connect(*addresses: str) -> dict[str, Any]:
+    """Return which host:port do not answer: {"silent": {address: why}}."""
+    silent = {}
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        except OSError as error:
+            silent[address] = str(error)
+    return {"silent": silent}
+
+
+def folder(path: str) -> dict[str, Any]:
+    """Do in a folder what a run does there, and leave nothing behind.
+
+    A folder that is not there yet is tried where it would be made.
+
+    Returns:
+      path, tried (the nearest folder that is there), type (of the file system),
+      free_bytes, free_files (-1: without a limit), seconds, and error, or "".
+    """
+    wanted = Path(path).expanduser().absolute()
+    tried = next(one for one in (wanted, *wanted.parents) if one.exists())
+    began_s = time.monotonic()
+    found: dict[str, Any] = {"path": str(wanted), "tried": str(tried), "error": ""}
+    try:
+        used = shutil.disk_usage(tried)
+        files = os.statvfs(tried)
+        _use(tried)
+        found |= {"free_bytes": used.free}
+        found |= {"free_files": files.f_favail if files.f_files else -1}
+    except OSError as error:
+        found["error"] = f"{error.strerror or error}: {error.filename or tried}"
+    except RuntimeError as error:
+        found["error"] = str(error)
+    found["type"] = _file_system(tried, Path("/proc/self/mounts").read_text())
+    return {"free_bytes": 0, "free_files": 0, **found} | {
+        "seconds": time.monotonic() - began_s
+    }
+
+
+def _use(tried: Path) -> None:
+    """Write, sync, rename, read back, create once, lock: as saves and caches do.
+
+    Raises:
+      OSError: an operation is refused.
+      RuntimeError: one was not done, though nothing was said.
+    """
+    data = os.urandom(_NUM_BYTES)
+    with tempfile.TemporaryDirectory(prefix=".mjax-doctor-", dir=tried) as name:
+        before, after = Path(name, "before"), Path(name, "after")
+        with before.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        after.write_bytes(b"old")
+        before.replace(after)
+        descriptor = os.open(name, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if after.read_bytes() != data:
+            raise RuntimeError(f"{tried}: a file does not hold what was written")
+        with contextlib.suppress(FileExistsError):
+            after.open("x").close()
+            raise RuntimeError(f"{tried}: a file that exists can be created again")
+        with after.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.listdir(name) != [after.name]:
+            raise RuntimeError(f"{tried}: a folder does not list its files")
+
+
+def _file_system(path: Path, mounts: str) -> str:
+    """Return the type of the file system that holds a path (proc_pid_mounts(5))."""
+    best, kind = -1, "unknown"
+    for line in mounts.splitlines():
+        _, place, this, *_ = line.split()
+        place = place.encode().decode("unicode_escape")
+        if path.resolve().is_relative_to(place) and len(place) >= best:
+            best, kind = len(place), this
+    return kind
+
+
+KINDS: Mapping[str, Callable[..., Mapping[str, Any]]] = MappingProxyType(
+    {
+        "connect": connect,
+        "devices": devices,
+        "folder": folder,
+        "host_name": host_name,
+        "packages": packages,
+        "ports": ports,
+    }
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the facts of a kind; return the exit code."""
+    kind, *more = words
+    # A library may print to stdout while it starts.
+    with contextlib.redirect_stdout(sys.stderr):
+        found = KINDS[kind](*more)
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,269 @@
+"""What the processes of a run can only find out together.
+
+Enters: the report of each host, and how the processes find each other. Leaves: on
+process 0, one line for what they did together and one for each unhealthy host;
+the same exit code in all processes. Steps, in their order:
+
+- *meet*: all processes connect to the coordinator (`mjax.processes.distributed`).
+- *same*: files of mjax, versions and environment are equal.
+- *files*: each process reads the file that process 0 has just written into the work
+  dir, and process 0 reads those of all.
+- *sum*: a number for each device is added over all of them, which connects them as the
+  first step of a run does.
+
+A step that fails leaves the later ones untried: a run would end there as well.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mjax.mesh.devices import load_plugin_without_gpu
+from mjax.processes import distributed
+from mjax.processes.agreement import Agreement
+from mjax.processes.comparison import check_same, code_facts, environment_facts
+from mjax.processes.config import DistributedConfig
+
+_SEEN_S = 30.0
+"""Until a new file must be seen by all: how long NFS keeps what it knows of a folder
+(nfs(5), acdirmin)."""
+_POLL_S = 0.2
+_FIX = "Give all hosts the same mjax, packages and environment"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """One thing that all processes did, or did not do."""
+
+    name: str
+    state: str
+    """ok, failed, or unknown: not tried."""
+    value: str = ""
+    reason: str = ""
+
+
+def main(
+    report: Mapping[str, Any],
+    config: DistributedConfig,
+    *,
+    work_dir: Path,
+    limit_s: int | float,
+    is_json: bool,
+) -> int:
+    """Take all steps, and print on process 0 what came out; return the exit code.
+
+    Args:
+      report: of this host, as `mjax.health.check_command.to_json`.
+      config: how processes find each other.
+      work_dir: of the run; process 0 makes a folder in it, and removes it.
+      limit_s: for each step.
+      is_json: print one JSON object instead of lines.
+    """
+    with _stdout_as_stderr():
+        steps, reports = _take(report, config, work_dir, limit_s)
+    is_ok = all(step.state == "ok" for step in steps)
+    is_ok = is_ok and all(one["ok"] for one in reports)
+    if distributed.rank() == 0:
+        found = {
+            "ok": is_ok,
+            "together": [dataclasses.asdict(step) for step in steps],
+            "hosts": reports,
+        }
+        print(json.dumps(found) if is_json else "\n".join(_lines(steps, reports)))
+        sys.stdout.flush()
+    return 0 if is_ok else 1
+
+
+def _take(
+    report: Mapping[str, Any],
+    config: DistributedConfig,
+    work_dir: Path,
+    limit_s: int | float,
+) -> tuple[list[Step], list[Mapping[str, Any]]]:
+    """Take the steps; return them, and the reports of the processes that have met."""
+    reports = [report]
+
+    def meet() -> str:
+        load_plugin_without_gpu()
+        distributed.start(config)
+        texts = Agreement("doctor", timeout_s=limit_s).all_of(json.dumps(report))
+        reports[:] = [json.loads(text) for text in texts]
+        hosts = {one["host"] for one in reports}
+        return f"{len(reports)} processes, {len(hosts)} hosts"
+
+    def same() -> str:
+        facts = environment_facts() | code_facts()
+        check_same(Agreement("same", timeout_s=limit_s), facts, _FIX)
+        return f"{len(facts)} facts"
+
+    actions: dict[str, Callable[[], str]] = {
+        "meet": meet,
+        "same": same,
+        "files": lambda: _files(work_dir, limit_s),
+        "sum": lambda: _sum(),
+    }
+    steps: list[Step] = []
+    for name, act in actions.items():
+        if any(step.state != "ok" for step in steps):
+            steps.append(Step(name=name, state="unknown", reason="not tried"))
+            continue
+        began_s = time.monotonic()
+        try:
+            with _limit(name, limit_s + config.timeout_s):
+                value = act()
+        except (OSError, RuntimeError, ValueError) as error:
+            steps.append(Step(name=name, state="failed", reason=str(error)))
+            continue
+        seconds = time.monotonic() - began_s
+        steps.append(Step(name=name, state="ok", value=f"{value}, {seconds:.1f} s"))
+    return steps, reports
+
+
+@contextlib.contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """Keep standard output for the answer: gloo and NCCL write to it, in C++."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextlib.contextmanager
+def _limit(name: str, limit_s: int | float) -> Iterator[None]:
+    """End this process if a step never ends: a collective cannot be interrupted."""
+
+    def end() -> None:
+        print(
+            f"error: process {distributed.rank()}: {name} did not end within "
+            f"{limit_s:.0f} s; python -m mjax.health bisect finds the host",
+            file=sys.stderr,
+        )
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _files(work_dir: Path, limit_s: int | float) -> str:
+    """Let all processes read a file of process 0, and process 0 those of all.
+
+    Raises:
+      RuntimeError: a file was not seen, or had another content; in all processes.
+    """
+    agreement = Agreement("files", timeout_s=limit_s)
+    nonce = agreement.from_rank(0, secrets.token_hex(8))
+    folder = work_dir / f".mjax-doctor-{nonce}"
+    rank, num = distributed.rank(), distributed.num_processes()
+    seen_s = min(_SEEN_S, limit_s / 2)  # the others wait for this process
+
+    def write() -> None:
+        if rank == 0:
+            folder.mkdir(parents=True)
+            _path(folder, 0).write_text(nonce)
+
+    def answer() -> None:
+        _see(_path(folder, 0), nonce, seen_s)
+        if rank != 0:
+            _path(folder, rank).write_text(nonce)
+
+    def gather() -> None:
+        if rank == 0:
+            for other in range(num):
+                _see(_path(folder, other), nonce, seen_s)
+
+    try:
+        for act in (write, answer, gather):
+            agreement.together(act, timeout_s=limit_s)
+    finally:
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    return f"{num} files in {work_dir}"
+
+
+def _path(folder: Path, rank: int) -> Path:
+    return folder / f"process-{rank}"
+
+
+def _see(path: Path, nonce: str, limit_s: int | float) -> None:
+    until_s = time.monotonic() + limit_s
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if path.read_text() == nonce:
+                return
+        if time.monotonic() > until_s:
+            raise RuntimeError(
+                f"{path} was written and is not seen here after {limit_s:.0f} s; give "
+                "a --work-dir on a file system that all hosts mount"
+            )
+        time.sleep(_POLL_S)
+
+
+def _sum() -> str:
+    """Add 1, 2, ... over all devices.
+
+    Raises:
+      RuntimeError: the sum is wrong on a device of this process.
+    """
+    devices = jax.devices()
+    axis = jax.sharding.PartitionSpec("all")
+    mesh = jax.sharding.Mesh(np.asarray(devices), ("all",))
+    own = jax.make_array_from_callback(
+        (len(devices),),
+        jax.sharding.NamedSharding(mesh, axis),
+        lambda place: np.arange(1, len(devices) + 1, dtype=np.float32)[place],
+    )
+
+    def total(x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x, "all")
+
+    summed = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=axis, out_specs=axis))
+    right = len(devices) * (len(devices) + 1) / 2
+
+    def compare() -> None:
+        for shard in summed(own).addressable_shards:
+            if (found := float(shard.data[0])) != right:
+                raise RuntimeError(
+                    f"{shard.device}: the sum over all devices is {found:g}, not "
+                    f"{right:g}"
+                )
+
+    Agreement("sum").together(compare)
+    return f"{len(devices)} x {devices[0].device_kind}"
+
+
+def _lines(steps: list[Step], reports: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what a person reads: steps, then each host that is not healthy."""
+    for step in steps:
+        said = f": {step.reason}" if step.reason else f" {step.value}"
+        yield f"{step.state:10} together.{step.name}{said}"
+    # Of a host with several processes, what the worst of them has found.
+    hosts = {one["host"]: one for one in sorted(reports, key=lambda one: not one["ok"])}
+    for name, report in hosts.items():
+        for one in report["checks"]:
+            if one["state"] in ("failed", "incomplete"):
+                yield f"{one['state']:10} {name}: {one['name']}: {one['reason']}"
+    well = sum(one["ok"] for one in hosts.values())
+    yield f"{well} of {len(hosts)} hosts are healthy"
