@@ -99,9 +99,9 @@ def memory_lines(memory: Memory) -> Iterator[str]:
 def _share(memory: Memory) -> str:
     default = f"jax takes {JAX_SHARE:.0%} of a GPU unless told otherwise"
     if memory.share <= JAX_SHARE or not memory.fits:
-        return f"{default} (XLA_PYTHON_CLIENT_MEM_FRACTION)"
+        return f"{default} (XLA_CLIENT_MEM_FRACTION)"
     needed = min(memory.usable / memory.gpu, memory.share + 0.02)
-    return f"{default}: set XLA_PYTHON_CLIENT_MEM_FRACTION={needed:.2f}"
+    return f"{default}: set XLA_CLIENT_MEM_FRACTION={needed:.2f}"
 
 
 def communication_lines(sent: Communication | None) -> Iterator[str]:

@@ -18,7 +18,7 @@ ROLES = ("tp", "dp", "pp")
 """What axes are for, from the fastest links to the slowest."""
 
 JAX_SHARE = 0.75
-"""Of a GPU's memory, what jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says other
+"""Of a GPU's memory, what jax takes unless XLA_CLIENT_MEM_FRACTION says other
 (jax documentation, GPU memory allocation)."""
 
 USABLE_SHARE = 0.92

@@ -149,7 +149,7 @@ def environment(own: Mapping[str, str], mode: Mode, *, shared: bool) -> dict[str
     if mode == "gpu":
         env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false" if shared else "true"
         # The default leaves a quarter unused. The rest is for CUDA and its libraries.
-        env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.94"
+        env["XLA_CLIENT_MEM_FRACTION"] = "0.94"
         root = cuda_root.missing_to_jax(own)
         if root is not None:
             env["CUDA_ROOT"] = str(root)

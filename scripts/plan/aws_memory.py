@@ -41,7 +41,7 @@ NUM_GPUS = 16
 USABLE = 0.92
 """Of what the driver reports; the rest is left to CUDA's context, NCCL and code."""
 DEFAULT_USABLE = 0.75
-"""What jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+"""What jax takes unless XLA_CLIENT_MEM_FRACTION says otherwise."""
 COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 """As `python -m mjax.plan`: the choice between XLA's products and cuBLAS is made by
 timing both, on a GPU."""
@@ -237,7 +237,7 @@ def article_table(results: Results) -> Table:
 training step, compiled for {NUM_GPUS} described H100s; nothing ran. Every step has
 `{COMMON}`.
 *At {USABLE}*: whether that part of the {memory / 1e9:.1f} GB of an H100 holds it
-(`XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}`; the rest, {rest / 1e9:.1f} GB, is assumed to
+(`XLA_CLIENT_MEM_FRACTION={USABLE}`; the rest, {rest / 1e9:.1f} GB, is assumed to
 be enough for CUDA's context, NCCL's buffers and programs); *at {DEFAULT_USABLE}*: what
 jax takes by default. The outcome is that at {USABLE}.
 

@@ -85,8 +85,8 @@ def test_a_run_that_needs_too_much_is_said_not_to_fit():
 @pytest.mark.parametrize(
     ("gib", "words"),
     [
-        (60, "unless told otherwise (XLA_PYTHON_CLIENT_MEM_FRACTION)"),
-        (120, "set XLA_PYTHON_CLIENT_MEM_FRACTION=0.87"),
+        (60, "unless told otherwise (XLA_CLIENT_MEM_FRACTION)"),
+        (120, "set XLA_CLIENT_MEM_FRACTION=0.87"),
     ],
 )
 def test_the_share_that_jax_must_be_told_to_take_is_named(gib, words):

@@ -59,12 +59,17 @@ def test_many_differences_are_counted():
 def test_the_environment_is_compared_but_for_where_xla_dumps():
     environments = (
         {"XLA_FLAGS": "--xla_a=1 --xla_dump_to=/tmp/0 --xla_b", "NCCL_ALGO": "Ring"},
-        {"XLA_FLAGS": "--xla_b --xla_a=2 --xla_dump_to=/tmp/1", "HOME": "/root"},
+        {
+            "XLA_FLAGS": "--xla_b --xla_a=2 --xla_dump_to=/tmp/1",
+            "HOME": "/root",
+            "XLA_CLIENT_MEM_FRACTION": "0.9",
+        },
     )
     [message] = {*said([environment_facts(one) for one in environments])}
     assert str(message).splitlines()[1:-1] == [
         '  XLA_FLAGS --xla_a: "2" in process 1, "1" in process 0',
         '  NCCL_ALGO: null in process 1, "Ring" in process 0',
+        '  XLA_CLIENT_MEM_FRACTION: "0.9" in process 1, null in process 0',
     ]
 
 
