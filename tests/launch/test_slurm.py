@@ -226,3 +226,27 @@ def test_what_slurm_sends_before_the_end_saves_and_the_next_job_goes_on(
     job.submit()
     ended = job.wait_for_end()
     assert (ended["JobState"], job.last_step()) == ("COMPLETED", 60)
+
+
+@pytest.mark.slurm
+def test_the_doctor_meets_on_all_nodes_of_an_allocation(cluster, tmp_path):
+    script, log = tmp_path / "job.sh", tmp_path / "job.log"
+    words = "--together --no-hardware --space-gb 0 --json --distributed.timeout-s 60"
+    # The names of these nodes are known to Slurm alone, and process 0 is on the first.
+    program = f"env SLURM_STEP_NODELIST=127.0.0.1 {sys.executable} -m mjax.doctor"
+    script.write_text(
+        f"#!/bin/bash\ncd {REPOSITORY}\nexport JAX_PLATFORMS=cpu\n"
+        f"exec srun {program} {words} --work-dir {tmp_path}/run\n"
+    )
+    options = ["--nodes=3", "--ntasks-per-node=1", "--exclusive"]
+    number = cluster.submit(script, log, options)
+    until_s = time.monotonic() + 240
+    while cluster.job(number)["JobState"] not in ("COMPLETED", "FAILED"):
+        assert time.monotonic() < until_s, log.read_text()
+        time.sleep(0.2)
+    lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
+    (answer,) = map(json.loads, lines)
+    states = {step["name"]: step["state"] for step in answer["together"]}
+    expected = dict.fromkeys(("meet", "same", "files", "sum"), "ok")
+    assert states == expected, log.read_text()
+    assert len(answer["hosts"]) == 3
