@@ -1,0 +1,101 @@
+"""The image and the batch scripts: linted, and their commands are ours."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mjax.doctor import command as doctor
+from scripts import image_steps
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+SCRIPTS = sorted(DEPLOY.glob("**/*.sbatch")) + sorted(DEPLOY.glob("**/*.sh"))
+TOOLS = Path(sys.executable).parent
+
+
+def lint(*words):
+    done = subprocess.run(
+        [TOOLS / words[0], *words[1:]], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_dockerfile_is_linted():
+    lint("hadolint", DEPLOY / "Dockerfile")
+
+
+def test_scripts_are_linted():
+    assert len(SCRIPTS) == 3
+    lint("shellcheck", "-x", *SCRIPTS)
+
+
+def test_the_batch_script_of_the_doctor_gives_flags_that_it_takes():
+    text = (DEPLOY / "slurm" / "doctor.sbatch").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("srun "))
+    words = shlex.split(line.replace("$SLURM_JOB_NUM_NODES", "5"))
+    assert words[:4] == ["srun", "python", "-m", "mjax.doctor"]
+    asked = doctor.flags.read(doctor.DoctorFlags, words[4:], prog="doctor")
+    assert (asked.together, asked.hosts, asked.work_dir) == (True, 5, "runs/slurm")
+
+
+def test_what_the_image_copies_is_not_ignored_and_is_there():
+    kept = [
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
+    copied = [
+        source
+        for name, words in image_steps.instructions((DEPLOY / "Dockerfile").read_text())
+        if name == "COPY" and not words.startswith("--from")
+        for source in words.split()[:-1]
+    ]
+    assert {source.split("/")[0] for source in copied} == {*kept}
+    for source in copied:
+        assert (ROOT / source).exists(), source
+
+
+def test_the_image_is_for_the_user_of_the_pods_and_starts_the_doctor():
+    steps = dict(image_steps.instructions((DEPLOY / "Dockerfile").read_text()))
+    jobset = (DEPLOY / "kubernetes" / "jobset.yaml").read_text()
+    assert f"runAsUser: {steps['USER'].split(':')[0]} " in jobset
+    words = json.loads(steps["CMD"])
+    assert words[:2] == ["mjax", "doctor"]
+    doctor.flags.read(doctor.DoctorFlags, words[2:], prog="doctor")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("RUN true", "RUN before FROM"),
+        ("FROM debian", "only FROM ${BASE} is known"),
+        ("VOLUME /x", "VOLUME before FROM"),
+        ("# nothing", "there is no FROM"),
+    ],
+)
+def test_a_step_that_is_not_known_is_refused(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message.replace("$", r"\$")):
+        image_steps.take(text, tmp_path / "base", tmp_path / "out", ROOT)
+
+
+def test_stages_copy_files_and_set_variables(tmp_path):
+    base, out, context = (tmp_path / name for name in ("base", "out", "context"))
+    for folder in (base / "etc", out, context / "code"):
+        folder.mkdir(parents=True)
+    (context / "code" / "a.py").write_text("1")
+    (context / "one").write_text("2")
+    text = (
+        "FROM ${BASE} AS build\nWORKDIR /src\nCOPY one ./\nCOPY code code\n"
+        "FROM ${BASE}\nCOPY --from=build /src /opt/it\n"
+        "ENV PATH=/opt/it:$PATH \\\n  A=b\nUSER 7:8\n"
+    )
+    stage = image_steps.take(text, base, out, context)
+    assert (stage.root / "opt" / "it" / "code" / "a.py").read_text() == "1"
+    assert (stage.root / "opt" / "it" / "one").read_text() == "2"
+    assert stage.env["PATH"].startswith("/opt/it:/usr/local/sbin:")
+    assert (stage.env["A"], stage.user) == ("b", "7:8")
+    assert (base / "etc").is_dir()
