@@ -29,7 +29,8 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
   tests/step/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
 .PHONY: help env env-plan env-hf env-eval env-newest train test test-plan test-hf \
-  test-eval test-slurm test-services test-newest dist lock clean
+  test-eval test-slurm test-services test-newest evidence evidence-quick \
+  evidence-long dist lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
@@ -45,6 +46,8 @@ help:
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
 	@echo "make test-services  PostgreSQL, NATS and the live page in Chromium, here, as root"
 	@echo "make test-newest  a short suite on the newest releases"
+	@echo "make evidence     make the pages of docs/benchmarks anew that need no GPU"
+	@echo "make evidence-quick  the cheap ones; make evidence-long: faults, kills, training"
 	@echo "make dist         the wheel and the sdist in dist/, checked"
 	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
@@ -136,6 +139,19 @@ env-newest: .venv-newest/installed
 test-newest: env-newest
 	.venv-newest/bin/python -c 'import jax; print("newest jax:", jax.__version__)'
 	.venv-newest/bin/python $(PYTEST) -W default $(NEWEST_TESTS)
+
+# The pages of docs/benchmarks, one after the other, then their index. A script ends with
+# another code than 0 where a bound that it states does not hold.
+evidence: env-plan
+	.venv/bin/python -m scripts.evidence_index --run quick cpu
+	.venv/bin/python -m scripts.evidence_index --write
+
+evidence-quick: env-plan
+	.venv/bin/python -m scripts.evidence_index --run quick
+
+evidence-long: env-plan env-hf
+	.venv/bin/python -m scripts.evidence_index --run long
+	.venv/bin/python -m scripts.evidence_index --write
 
 dist: env
 	rm -rf build dist

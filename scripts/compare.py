@@ -21,12 +21,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+
+from scripts.evidence import about
 
 ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "runs" / "compare"
@@ -178,7 +179,7 @@ def _page(study: str, table: str) -> str:
     """Write the page of a study: command, setting, table, figure."""
     return (
         f"# Compared: {study}\n\n"
-        f"`python -m scripts.compare {study}`, jax {jax.__version__}, CPU. Demo model "
+        f"{about()}. Made by `python -m scripts.compare {study}`.\n\nDemo model "
         f"and corpus, sequence {SEQ_LEN}, {TOKENS:,} tokens each; held-out bits per "
         "byte after the last step. Where several rates are tried, the first seed tries "
         "them; the band in the figure is the range over the seeds. "

@@ -1,11 +1,16 @@
-"""Write a page of evidence: what ran, on what, and a table.
+"""Write a page of evidence: what ran, of which commit, on what, and a table.
 
 Enters: the command, a text, a table. Leaves: a Markdown file in docs/benchmarks/ that
-says how to make it again.
+says how to make it again. `scripts.evidence_index` lists the pages, and says which are
+older than the code that they certify.
 """
 
 import dataclasses
+import datetime
 import json
+import os
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +20,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BENCHMARKS_DIR = REPOSITORY / "docs" / "benchmarks"
+MADE = r"At `(?P<commit>[0-9a-f]{7,40})`[^,]*, (?P<date>\d{4}-\d{2}-\d{2}), jax "
+"""Of the line of a page that says when it was made, see `about`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,7 @@ def write_page(name: str, title: str, command: str, tables: Sequence[Table]) -> 
     lines = [
         f"# {title}",
         "",
-        f"2026-11, jax {version('jax')}, 2-core x86 CPU. Made by `{command}`.",
+        f"{about()}. Made by `{command}`.",
     ]
     for table in tables:
         lines += ["", f"## {table.title}", "", table.text, ""]
@@ -50,6 +57,33 @@ def write_page(name: str, title: str, command: str, tables: Sequence[Table]) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def about() -> str:
+    """Say what is measured and on what: commit, date, jax, machine; as `MADE`.
+
+    Raises:
+      CalledProcessError: this is no checkout of git.
+    """
+    git = ["git", "status", "--porcelain", "--untracked-files=no"]
+    done = subprocess.run(
+        [*git, "--", "mjax", "scripts"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    changes = " with changes that are not committed" if done.stdout.strip() else ""
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    return f"At `{commit()}`{changes}, {today}, jax {version('jax')}, {machine()}"
+
+
+def machine() -> str:
+    """Describe the host: cores, processor (proc_cpuinfo(5)), memory."""
+    names = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    name = platform.machine() if names is None else names[1].strip()
+    num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{os.cpu_count()} cores of {name}, {num_bytes / 2**30:.0f} GiB"
 
 
 def commit() -> str:
