@@ -19,7 +19,7 @@ from mjax.mesh.axes import AxisSizes
 from mjax.plan.advice import advise
 from mjax.plan.html import document
 from mjax.plan.options import Options, Topology
-from mjax.plan.page import page
+from mjax.plan.page import page, source_lines
 from mjax.plan.planning import plan_by_formulas, plan_compiled, traced_bytes
 from mjax.plan.result import Plan, as_json
 from mjax.plan.search import (
@@ -173,6 +173,8 @@ def _show(plan: Plan, rows: Sequence[Row] | None, options: Options) -> None:
     if rows is not None:
         print(f"{table(rows)}\nthe best of them:\n")
     print(page(plan), end="", flush=True)
+    if options.by_source:
+        print("\n" + "\n".join(source_lines(plan)), flush=True)
 
 
 def _without_effect(config: TrainConfig, command: Command) -> list[str]:

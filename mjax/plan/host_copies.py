@@ -10,7 +10,7 @@ so these seconds are added to its own.
 import dataclasses
 
 from mjax.hardware.gpus import Gpu
-from mjax.plan.result import HOST_COPIES, Modelled, Plan
+from mjax.plan.result import HOST_COPIES, Modelled, Plan, Source
 
 LINK_EFFICIENCY = 0.85
 """Share of the link's bandwidth. Assumed."""
@@ -40,7 +40,13 @@ def with_copies(plan: Plan) -> Plan:
     if not state:
         return plan
     seconds = state_copies_s(state, plan.topology.description)
-    return dataclasses.replace(plan, modelled=_longer(plan.modelled, seconds))
+    sources = plan.sources
+    if sources:
+        row = Source(name=HOST_COPIES, seconds=seconds, num_bytes=None, floor_s=seconds)
+        *rows, other = sources
+        sources = (*sorted((*rows, row), key=lambda row: -row.seconds), other)
+    modelled = _longer(plan.modelled, seconds)
+    return dataclasses.replace(plan, modelled=modelled, sources=sources)
 
 
 def _longer(modelled: Modelled, seconds: float) -> Modelled:

@@ -53,6 +53,8 @@ class Options:
     """GPUs of a node."""
     json: bool = False
     """Print one JSON object, and nothing else, on stdout."""
+    by_source: bool = False
+    """List the step's time by what it is for, with bytes and the floor."""
     html: str | None = None
     """File for a page with the schedule drawn."""
     search: bool = False

@@ -156,6 +156,22 @@ def time_lines(plan: Plan) -> Iterator[str]:
     )
 
 
+def source_lines(plan: Plan) -> Iterator[str]:
+    """List the step by what its parts are for."""
+    if not plan.sources:
+        yield "step by source: only a compilation can know it"
+        return
+    yield "step by source, MODELLED; GB are read and written, the floor is needed:"
+    yield f"  {'source':<36}{'seconds':>10}{'share':>8}{'GB':>10}{'floor, s':>10}"
+    for row in plan.sources:
+        moved = "" if row.num_bytes is None else f"{row.num_bytes / 1e9:,.1f}"
+        floor = "" if row.floor_s is None else f"{row.floor_s:.4g}"
+        share = row.seconds / plan.modelled.step_s
+        yield (
+            f"  {row.name:<36}{row.seconds:>10.4g}{share:>8.1%}{moved:>10}{floor:>10}"
+        )
+
+
 def _exposed(modelled: Modelled) -> str:
     listed = ", ".join(f"{role} {s:.3g} s" for role, s in modelled.exposed_s.items())
     return f"exposed communication: {listed}"

@@ -6,6 +6,7 @@ Enters: a config that fits its cluster. Leaves: a `Plan`, but for the advice.
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mjax.config.train import TrainConfig
 from mjax.estimate.formulas.case import Constants
@@ -15,11 +16,23 @@ from mjax.plan import closed_form, reading
 from mjax.plan.compile import Executable, compilable, compile_step, stored_bytes
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo.analysis import analyse
+from mjax.plan.hlo.frames import read_frames
 from mjax.plan.hlo.parse import parse
 from mjax.plan.host_copies import with_copies
 from mjax.plan.options import Topology
 from mjax.plan.replay import replay
-from mjax.plan.result import COMPUTE_PARTS, IDLE, Modelled, Plan, memory_of, waiting
+from mjax.plan.result import (
+    COMPUTE_PARTS,
+    IDLE,
+    Communication,
+    Modelled,
+    Picture,
+    Plan,
+    Source,
+    memory_of,
+    waiting,
+)
+from mjax.plan.sources import by_source
 from mjax.step.traced import trace_step
 
 
@@ -71,20 +84,12 @@ def read(
     Raises:
       ValueError: its text is not understood.
     """
-    module = parse(executable.text)
-    analysis = analyse(module, sizes, topology.gpus_per_node)
-    replayed = replay(
-        module,
-        analysis,
-        CostModel.of(topology.description),
-        kernel_flops=reading.kernel_flops(config, sizes, module),
-    )
-    every = reading.count_runs(module, analysis)
-    share = reading.taken_share(reading.schedule_of(config, sizes))
-    taken = reading.count_runs(module, analysis, share)
-    modelled = dataclasses.replace(
-        reading.modelled(config, sizes, topology, replayed, every, taken),
-        memory_bound_s=reading.memory_bound(module, replayed, taken),
+    found = read_schedule(
+        config,
+        sizes,
+        topology,
+        text=executable.text,
+        params_bytes=executable.params_bytes,
     )
     return Plan(
         recipe=recipe,
@@ -99,12 +104,79 @@ def read(
             compiled_bytes=executable.needed.total_bytes,
             compiled_host_bytes=executable.needed.host_bytes,
         ),
-        communication=reading.communication(analysis, every, taken),
-        modelled=modelled,
-        pictures=reading.pictures(replayed, taken),
-        notes=(*executable.notes, *_limits(config, replayed.timed_by_bytes)),
+        communication=found.communication,
+        modelled=found.modelled,
+        sources=found.sources,
+        pictures=found.pictures,
+        notes=(*executable.notes, *_limits(config, found.timed_by_bytes)),
         trace_s=executable.trace_s,
         compile_s=executable.compile_s,
+    )
+
+
+class Schedule(NamedTuple):
+    """What the text of a compiled step says, and its modelled time."""
+
+    communication: Communication
+    modelled: Modelled
+    sources: tuple[Source, ...]
+    pictures: tuple[Picture, ...]
+    timed_by_bytes: tuple[str, ...]
+    """As in `Replay`."""
+
+
+def read_schedule(
+    config: TrainConfig,
+    sizes: AxisSizes,
+    topology: Topology,
+    *,
+    text: str,
+    params_bytes: int,
+) -> Schedule:
+    """Read the text of a compiled step.
+
+    Args:
+      config: the run as it was compiled.
+      sizes: of the mesh axes.
+      topology: the cluster.
+      text: of the scheduled module.
+      params_bytes: stored parameters of one device.
+    Raises:
+      ValueError: the text is not understood.
+    """
+    module = parse(text)
+    analysis = analyse(module, sizes, topology.gpus_per_node)
+    cost = CostModel.of(topology.description)
+    replayed = replay(
+        module,
+        analysis,
+        cost,
+        kernel_flops=reading.kernel_flops(config, sizes, module),
+    )
+    every = reading.count_runs(module, analysis)
+    share = reading.taken_share(reading.schedule_of(config, sizes))
+    taken = reading.count_runs(module, analysis, share)
+    modelled = dataclasses.replace(
+        reading.modelled(config, sizes, topology, replayed, every, taken),
+        memory_bound_s=reading.memory_bound(module, replayed, taken),
+    )
+    sources = by_source(
+        config,
+        sizes,
+        cost,
+        module=module,
+        frames=read_frames(text),
+        found=replayed,
+        taken=taken,
+        modelled=modelled,
+        params_bytes=params_bytes,
+    )
+    return Schedule(
+        communication=reading.communication(analysis, every, taken),
+        modelled=modelled,
+        sources=sources,
+        pictures=reading.pictures(replayed, taken),
+        timed_by_bytes=replayed.timed_by_bytes,
     )
 
 

@@ -124,6 +124,18 @@ class Modelled:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a part of a step is for. All but the bytes is modelled."""
+
+    name: str
+    seconds: float
+    num_bytes: int | None
+    """Read and written in the memory of one GPU; None where compute waits."""
+    floor_s: float | None
+    """Seconds that the algorithm needs for it; None where no formula says it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
     """A stretch of time in the picture of a schedule."""
 
@@ -168,6 +180,8 @@ class Plan:
     communication: Communication | None
     """None without a compilation."""
     modelled: Modelled
+    sources: tuple[Source, ...] = ()
+    """The step by what its parts are for; empty without a compilation."""
     pictures: tuple[Picture, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader must know beside the numbers."""
@@ -285,6 +299,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "exposed_s": dict(modelled.exposed_s),
             "bubble": modelled.bubble,
             "memory_bound_s": dict(modelled.memory_bound_s),
+            "by_source": [dataclasses.asdict(source) for source in plan.sources],
             "mfu": modelled.mfu,
             "tokens_per_s": modelled.tokens_per_s,
             "tokens_per_day": modelled.tokens_per_s * SECONDS_PER_DAY,

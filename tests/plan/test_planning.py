@@ -8,7 +8,7 @@ from mjax.plan.host_copies import with_copies
 from mjax.plan.options import Topology
 from mjax.plan.page import page
 from mjax.plan.planning import read
-from mjax.plan.result import HOST_COPIES
+from mjax.plan.result import HOST_COPIES, Source
 from tests.plan.modules import MESHES, text_of
 from tests.plan.plans import GIB, make_plan, memory, modelled, settled
 
@@ -59,12 +59,19 @@ def test_kernels_that_are_priced_by_their_bytes_are_named(kernel, is_noted):
 
 def test_copies_of_the_optimizer_state_lengthen_the_step():
     host = {"optimizer state": 8 * GIB}
-    plan = make_plan(memory=memory(host=host), modelled=modelled())
+    rows = (
+        Source(name="norms", seconds=1.0, num_bytes=1, floor_s=None),
+        Source(name="other", seconds=0.0, num_bytes=0, floor_s=None),
+    )
+    plan = make_plan(memory=memory(host=host), modelled=modelled(), sources=rows)
     found = with_copies(plan)
     # Twice over PCIe Gen5, of whose 64 GB/s 85% are reached.
     seconds = 2 * 8 * GIB / 64e9 / 0.85
     assert found.modelled.parts_s[HOST_COPIES] == pytest.approx(seconds)
     assert found.modelled.step_s == pytest.approx(1 + seconds)
+    # The rows by source still add up to the step, and the last is what has no place.
+    assert [row.name for row in found.sources] == ["norms", HOST_COPIES, "other"]
+    assert sum(row.seconds for row in found.sources) == found.modelled.step_s
     assert found.modelled.mfu == pytest.approx(plan.modelled.mfu / (1 + seconds))
     assert "in pinned host memory: optimizer state, 8.0 GiB a GPU" in page(found)
     assert with_copies(make_plan(modelled=modelled())).modelled.step_s == 1.0
