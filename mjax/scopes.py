@@ -13,6 +13,8 @@ change no instruction.
 - `ticks.4.1.9`, `microbatches.1.1.2`: loops over ticks of a pipeline, or microbatches.
   A loop of one turn, which XLA takes apart, names that turn.
 - `slot`: what a stage of a pipeline computes in a slot that is not idle.
+- `skip`: the choice whether a slot of a pipeline is idle, and skipped.
+- `exchange`: what a stage of a pipeline does when its chunk changes.
 """
 
 import collections
@@ -41,6 +43,10 @@ _SINGLE = re.compile(r"(layer|tick|microbatch)\.(\d+)")
 _PLACE = re.compile(r"place\.(\d+)")
 SLOT = "slot"
 """Scope of the work of a slot of a pipeline."""
+SKIP = "skip"
+"""Scope of the choice to skip a slot."""
+EXCHANGE = "exchange"
+"""Scope of the exchange of weights and sums when a chunk changes."""
 _BACKWARD = "transpose("
 """As jax writes what it has transposed; the primitive of that name has no bracket."""
 _RECOMPUTED = "rematted_computation"

@@ -153,7 +153,10 @@ class Execution:
         if self.options.idle == "compute":
             return compute()
         types = jax.eval_shape(compute)
-        return lax.cond(chunk != IDLE, compute, lambda: jax.tree.map(zeros_of, types))
+        with jax.named_scope(scopes.SKIP):
+            return lax.cond(
+                chunk != IDLE, compute, lambda: jax.tree.map(zeros_of, types)
+            )
 
     # ------------------------------------------------------------------- a tick
 
@@ -224,7 +227,8 @@ class Execution:
                 gradient = collectives.send_to_previous_stage(gradient)
         if phase.has_forward:
             if phase.exchanges_forward:
-                carry = self._exchange_forward(carry, row)
+                with jax.named_scope(scopes.EXCHANGE):
+                    carry = self._exchange_forward(carry, row)
             y, carry = self._forward_slot(carry, row)
             received = collectives.send_to_next_stage(y)
             if phase.has_loss:
@@ -237,7 +241,8 @@ class Execution:
             if phase.has_backward:
                 carry = self._backward_slot(carry, row)
             if phase.exchanges_backward:
-                carry = self._exchange_backward(carry, row)
+                with jax.named_scope(scopes.EXCHANGE):
+                    carry = self._exchange_backward(carry, row)
         if received is not None:
             carry = carry._replace(x=self.enter_next(row, received))
         return carry
@@ -326,11 +331,13 @@ class Execution:
             return others, d_held.totals, dx
 
         if self.options.idle == "skip":
-            others, totals, dx = lax.cond(
-                chunk != IDLE,
-                compute,
-                lambda: (carry.d_chunks.others, carry.totals, zeros_of(self.x_type)),
-            )
+            unchanged = carry.d_chunks.others, carry.totals
+            with jax.named_scope(scopes.SKIP):
+                others, totals, dx = lax.cond(
+                    chunk != IDLE,
+                    compute,
+                    lambda: (*unchanged, zeros_of(self.x_type)),
+                )
         else:
             others, totals, dx = compute()
 

@@ -154,8 +154,8 @@ def read_schedule(
         kernel_flops=reading.kernel_flops(config, sizes, module),
     )
     every = reading.count_runs(module, analysis)
-    share = reading.taken_share(reading.schedule_of(config, sizes))
-    taken = reading.count_runs(module, analysis, share)
+    schedule = reading.schedule_of(config, sizes)
+    taken = reading.count_runs(module, analysis, schedule)
     modelled = dataclasses.replace(
         reading.modelled(config, sizes, topology, replayed, every, taken),
         memory_bound_s=reading.memory_bound(module, replayed, taken),

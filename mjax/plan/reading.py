@@ -3,14 +3,11 @@
 Enters: a module, its analysis and its replay. Leaves: the parts of a `Plan` that need a
 compilation.
 
-The analysis takes the heaviest branch of every choice. In a pipeline that is too often
-for the embedding and the loss, which are a choice in every tick: some stage takes it in
-as many ticks as there are microbatches, and the others wait for it. So whatever is in
-such a branch counts that often.
+The analysis takes the heaviest branch of every choice. What is in a branch that the
+schedule takes less often counts less often (`choices`).
 """
 
 import collections
-import re
 from collections.abc import Mapping
 
 from mjax.config.train import TrainConfig
@@ -18,6 +15,7 @@ from mjax.hardware.utilization import Utilization
 from mjax.mesh.axes import AxisSizes
 from mjax.model.counts import flops_per_token, visible_pairs
 from mjax.pipeline.schedule import Schedule, build
+from mjax.plan.choices import taken_share
 from mjax.plan.hlo.analysis import Analysis, Collective
 from mjax.plan.hlo.parse import Module, short_name
 from mjax.plan.hlo.work import KERNELS
@@ -41,11 +39,6 @@ _PICTURES = 6
 _MEMORY_BOUND = 3
 """Kernels bound by memory that are named."""
 
-_CHOICE_OF_TICK = re.compile(
-    r"shard_map/(?:ticks\.[^/]+/)?while/body/(?:eval_jaxpr/)*(?:phase\.\w+/)?cond$"
-)
-"""op_name of a choice of `mjax.pipeline.tick`; those of a layer are deeper."""
-
 Runs = Mapping[str, float]
 """How often each computation runs in a step, by its name."""
 
@@ -62,21 +55,16 @@ def schedule_of(config: TrainConfig, sizes: AxisSizes) -> Schedule | None:
     )
 
 
-def taken_share(schedule: Schedule | None) -> float:
-    """Return the part of the ticks in which some stage embeds, or computes the loss."""
-    if schedule is None:
-        return 1.0
-    microbatches = schedule.num_microbatches
-    return microbatches / (schedule.num_chunks * microbatches + schedule.bubble_ticks)
-
-
-def count_runs(module: Module, analysis: Analysis, share: float = 1.0) -> Runs:
+def count_runs(
+    module: Module, analysis: Analysis, schedule: Schedule | None = None
+) -> Runs:
     """Count how often each computation runs in a step.
 
     Args:
       module: the step.
       analysis: of this module.
-      share: of the ticks that take the heavy branch of a choice of the pipeline.
+      schedule: of the pipeline; its choices are taken as often as it says. None: each
+        takes its heavy branch every time.
     """
     runs: collections.Counter[str] = collections.Counter()
     found: list[tuple[str, float]] = [(module.entry, 1.0)]
@@ -84,8 +72,7 @@ def count_runs(module: Module, analysis: Analysis, share: float = 1.0) -> Runs:
         name, times = found.pop()
         runs[name] += times  # pyright: ignore[reportArgumentType]
         for x in module.computations[name].instructions:
-            is_choice = bool(x.branches) and _CHOICE_OF_TICK.search(x.op_name)
-            part = share if is_choice else 1.0
+            part = taken_share(x.op_name, schedule) if x.branches else 1.0
             for called, turns in analysis.calls.get((name, x.name), ()):
                 found.append((called, times * turns * part))
     return runs

@@ -1,6 +1,8 @@
-"""What data parallelism sends in a pipeline, read from the schedule made for H200s."""
+"""What a pipeline sends, and how often it chooses, in the schedule made for H200s."""
 
+import collections
 import itertools
+import re
 
 import pytest
 
@@ -10,9 +12,11 @@ from mjax.hardware.described import described_mesh
 from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
+from mjax.pipeline.schedule import build
 from mjax.plan.compile import OPTIONS
 from mjax.plan.hlo.analysis import Analysis, Collective, analyse
 from mjax.plan.hlo.parse import Module, parse
+from mjax.plan.reading import count_runs
 from mjax.step.program import Program, build_program
 
 # tp in eight chunks inside a node, stages and dp across: as megascale-175b, but with
@@ -21,6 +25,7 @@ from mjax.step.program import Program, build_program
 SIZES = AxisSizes(pp=4, dp_replicate=1, dp_shard=4, tp=8)
 CHUNKS, LAYERS, D, ROWS, MICROBATCHES = 2, 2, 12_288, 4, 4
 VOCAB = 64_000
+KIND = re.compile(r"shard_map/(?:\S+/body/(?:eval_jaxpr/)*)?(\S*)cond$")
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +141,27 @@ def test_what_is_overlapped_over_dp_is_all_but_a_layer_and_the_embedding(analysi
     fraction = analysis.overlapped_bytes_fraction("dp")
     assert fraction >= 1 - exposed / total - 0.01
     assert fraction > 0.7
+
+
+@pytest.mark.plan
+def test_choices_of_ticks_are_counted_by_the_schedule(analysis, module):
+    schedule = build(
+        "interleaved-1f1b",
+        num_stages=SIZES.pp,
+        num_chunks=CHUNKS,
+        num_microbatches=MICROBATCHES,
+    )
+    runs = count_runs(module, analysis, schedule)
+    found: dict[str, float] = collections.defaultdict(float)
+    for computation in module.computations.values():
+        for x in computation.instructions:
+            if x.branches and (kind := KIND.search(x.op_name)):
+                found[kind[1] or "embed"] += runs[analysis.branches[x.name]]
+    # One stage embeds and one computes the loss. Each changes its chunk once.
+    assert found == pytest.approx(
+        {
+            **{"embed": MICROBATCHES, "phase.backward/": MICROBATCHES},
+            **{"phase.loss/": MICROBATCHES},
+            **{"exchange/": CHUNKS - 1, "phase.backward/exchange/": CHUNKS - 1},
+        }
+    )
