@@ -368,7 +368,10 @@ class Execution:
             lambda layers: layers,
             carry.forward_layers,
         )
-        return carry._replace(forward_layers=layers)
+        # Without the barrier XLA overlaps the transfers of x over tp with the exchange.
+        # The first matmul then waits for one of them instead of overlapping it.
+        x, layers = lax.optimization_barrier((carry.x, layers))
+        return carry._replace(x=x, forward_layers=layers)
 
     def _exchange_backward(self, carry: Carry, row: Row) -> Carry:
         """Put the sums back; take weights and sums for the next backward slot."""

@@ -144,6 +144,19 @@ def test_what_is_overlapped_over_dp_is_all_but_a_layer_and_the_embedding(analysi
 
 
 @pytest.mark.plan
+def test_every_chunk_over_tp_is_overlapped_in_ticks(analysis, module):
+    # Where weights are exchanged too, the first matmul does not wait for a chunk.
+    chunks = [
+        c
+        for c in analysis.collectives
+        if (c.role, c.kind) == ("tp", "collective-permute")
+        if c.computation != module.entry
+    ]
+    assert chunks
+    assert [c for c in chunks if not c.is_overlapped] == []
+
+
+@pytest.mark.plan
 def test_choices_of_ticks_are_counted_by_the_schedule(analysis, module):
     schedule = build(
         "interleaved-1f1b",
