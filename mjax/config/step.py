@@ -1,4 +1,4 @@
-"""What a step is made of: its batch, and the dtypes of its numbers."""
+"""What a step is made of: batch, dtypes of its numbers, size of its collectives."""
 
 import dataclasses
 from typing import Literal
@@ -52,3 +52,24 @@ class PrecisionConfig:
                 f"{self.compute}; use --precision.compute bfloat16, or "
                 "--precision.matmul compute"
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CombineConfig:
+    """Bytes that XLA may combine into one collective over data parallelism."""
+
+    gather_bytes: int | None = None
+    """Of gathered weights; None takes one layer, in a pipeline one matrix."""
+    reduce_bytes: int | None = None
+    """Of gradients before they are reduced; None takes one layer, or one matrix."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative numbers."""
+        for name in ("gather_bytes", "reduce_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                flag = f"--combine.{name.replace('_', '-')}"
+                raise ValueError(
+                    f"{flag} must be at least 0, got {value}; 0 combines nothing, and "
+                    "without the flag mjax chooses"
+                )

@@ -17,7 +17,7 @@ from mjax.ckpt.config import CkptConfig
 from mjax.config.lora import LoraConfig, adapters
 from mjax.config.optim import OptimConfig
 from mjax.config.run import EvalConfig, LogConfig, ObserveConfig, ProfileConfig
-from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.config.step import BatchConfig, CombineConfig, PrecisionConfig
 from mjax.data.config import DataConfig
 from mjax.layers.config import AdapterConfig
 from mjax.mesh.axes import MeshConfig
@@ -58,6 +58,7 @@ class TrainConfig:
     batch: BatchConfig = BatchConfig()
     model: ModelConfig = ModelConfig()
     precision: PrecisionConfig = PrecisionConfig()
+    combine: CombineConfig = CombineConfig()
     data: DataConfig = DataConfig()
     lora: LoraConfig = LoraConfig()
     optim: OptimConfig = OptimConfig()
@@ -246,7 +247,7 @@ MAY_CHANGE = frozenset(
     {
         *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops"),
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
-        *("log", "observe", "profile", "batch.microbatches"),
+        *("log", "observe", "profile", "batch.microbatches", "combine"),
         *("model.attention", "model.attention_backward", "model.remat"),
         *(
             "optim.state_memory",

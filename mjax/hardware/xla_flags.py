@@ -1,5 +1,7 @@
 """XLA options that programs with collectives are compiled with: the one table.
 
+Thresholds for combined collectives follow from the model (`mjax.hardware.combining`).
+
 They are given per program, as compiler options: these win over XLA_FLAGS, no
 process-wide state is changed, and the same options serve the program that is planned
 without a GPU. An option that the installed XLA does not know is left out, and the start
@@ -14,6 +16,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from mjax.hardware.combining import Thresholds
 from mjax.mesh.axes import AXES, AxisSizes
 
 Value = bool | int | str
@@ -44,6 +47,10 @@ class Option:
 
 def _has_pipeline(use: Use) -> bool:
     return use.sizes.pp > 1
+
+
+def _has_dp(use: Use) -> bool:
+    return use.sizes.dp > 1
 
 
 def _has_dp_alone(use: Use) -> bool:
@@ -87,13 +94,6 @@ TABLE = (
         "for each other and most hide behind nothing",
         since="0.11.2",
         applies=lambda use: _has_dp_alone(use) and not _has_chunks(use),
-    ),
-    Option(
-        name="xla_gpu_all_gather_combine_threshold_bytes",
-        value=2**27,
-        why="the small weights of a layer come in one gather, which a product hides",
-        since="0.11.2",
-        applies=_has_dp_alone,
     ),
     Option(
         name="xla_gpu_experimental_collective_start_as_early_as_possible",
@@ -146,18 +146,51 @@ class Chosen:
         ]
 
 
-def choose(mesh: Mesh | AbstractMesh, *, tp_chunks: int) -> Chosen:
+def _combine_options(thresholds: Thresholds, use: Use) -> tuple[Option, ...]:
+    """Return the options for combined collectives over data parallelism."""
+    unit = "the smallest matrix" if _has_pipeline(use) else "the weights"
+    gathers = (
+        f"a gather carries up to {unit} of one layer; separate weights start late, "
+        "and two layers wait for each other"
+    )
+    reductions = f"a reduction carries up to {unit} of one layer, for the same reasons"
+    rows = (
+        ("all_gather", thresholds.all_gather, gathers),
+        ("reduce_scatter", thresholds.reduce_scatter, reductions),
+        ("all_reduce", thresholds.all_reduce, reductions),
+    )
+    return tuple(
+        Option(
+            name=f"xla_gpu_{kind}_combine_threshold_bytes",
+            value=num_bytes,
+            why=why,
+            since="0.11.2",
+            applies=_has_dp,
+        )
+        for kind, num_bytes, why in rows
+    )
+
+
+def choose(
+    mesh: Mesh | AbstractMesh,
+    *,
+    tp_chunks: int,
+    thresholds: Thresholds | None = None,
+) -> Chosen:
     """Choose the options for the programs of a training run.
 
     Args:
       mesh: of the step. Of an abstract one, for which nothing can be compiled, all
         options that are wanted count as known.
       tp_chunks: as in `Use`.
+      thresholds: bytes of combined collectives; None leaves XLA's defaults.
     """
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     use = Use(sizes=sizes, tp_chunks=tp_chunks)
     platform = _platform(mesh)
-    wanted = [o for o in TABLE if o.platform == platform and o.applies(use)]
+    combined = () if thresholds is None else _combine_options(thresholds, use)
+    table = (*TABLE, *combined)
+    wanted = [o for o in table if o.platform == platform and o.applies(use)]
     return _known(mesh, wanted)
 
 

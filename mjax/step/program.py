@@ -7,12 +7,14 @@ global by construction.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
@@ -20,14 +22,15 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from mjax import scopes
 from mjax.config.optim import OptimConfig
-from mjax.config.step import BatchConfig, PrecisionConfig
+from mjax.config.step import BatchConfig, CombineConfig, PrecisionConfig
+from mjax.hardware.combining import Thresholds, Weight, choose_thresholds
 from mjax.hardware.fp8 import describe_fp8
 from mjax.hardware.xla_flags import Chosen, choose
 from mjax.layers.config import AdapterConfig
-from mjax.mesh.axes import AXES, AxisSizes
+from mjax.mesh.axes import AXES, TP, AxisSizes
 from mjax.mesh.collectives import sum_over_mesh
 from mjax.mesh.host_memory import check_host_memory, is_on_host, to_device, to_host
-from mjax.mesh.rules import BATCH_SPEC
+from mjax.mesh.rules import BATCH_SPEC, dim_of
 from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, abstract_params, map_params
 from mjax.pipeline.config import PipelineConfig
@@ -129,6 +132,7 @@ def build_program(
     optimizer: OptimConfig,
     batch: BatchConfig,
     precision: PrecisionConfig,
+    combine: CombineConfig | None = None,
     seq_len: int,
     num_steps: int,
     seed: int,
@@ -148,6 +152,7 @@ def build_program(
       optimizer: the optimizer and its schedule.
       batch: global batch and microbatches.
       precision: dtypes.
+      combine: bytes of combined collectives; None chooses all.
       seq_len: T.
       num_steps: steps of the whole run, for the schedule.
       seed: of initialisation and dropout.
@@ -241,7 +246,17 @@ def build_program(
         trained=trained,
         stamps=stamps,
     )
-    chosen = choose(mesh, tp_chunks=tp_chunks)
+    thresholds = _thresholds(
+        shapes.params["blocks"],
+        specs["blocks"],
+        trained=trained,
+        sizes=sizes,
+        precision=precision,
+        level=zero_level,
+        is_pipeline=is_pipeline,
+        combine=combine or CombineConfig(),
+    )
+    chosen = choose(mesh, tp_chunks=tp_chunks, thresholds=thresholds)
     options = chosen.as_compiler_options()
     return Program(
         mesh=mesh,
@@ -268,6 +283,41 @@ def build_program(
         ),
         eval_step=jax.jit(forward.evaluate, compiler_options=options),
         next_token_logits=jax.jit(forward.next_token_logits, compiler_options=options),
+    )
+
+
+def _thresholds(
+    blocks: Params,
+    specs: Params,
+    *,
+    trained: Trained,
+    sizes: AxisSizes,
+    precision: PrecisionConfig,
+    level: int,
+    is_pipeline: bool,
+    combine: CombineConfig,
+) -> Thresholds:
+    """Choose what XLA combines, by the weights of one layer, or as the user asks."""
+
+    def weight(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec) -> Weight:
+        size = math.prod(leaf.shape[1:])  # the first dim is that of the layers
+        split = 1 if dim_of(spec, TP) is None else sizes.tp
+        return Weight(size=size // split, is_matrix=leaf.ndim > 2)
+
+    def weights(blocks: Params, specs: Params) -> list[Weight]:
+        return jax.tree.leaves(jax.tree.map(weight, blocks, specs))
+
+    return choose_thresholds(
+        weights(blocks, specs),
+        weights(trained.of(blocks), trained.of(specs)),
+        gather_bytes=combine.gather_bytes,
+        reduce_bytes=combine.reduce_bytes,
+        gather_itemsize=np.dtype(precision.compute).itemsize,
+        reduce_itemsize=np.dtype(precision.reduce).itemsize,
+        level=level,
+        shards=sizes.shards,
+        shards_per_node=sizes.dp_shard,
+        is_pipeline=is_pipeline,
     )
 
 
