@@ -156,9 +156,11 @@ class Device:
     network_bytes_per_s: float | int
     """To other nodes, one direction, for each GPU."""
     gpus_per_node: int = 8
+    num_sms: int = 132
+    """Streaming multiprocessors; by default those of an H100."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that are not positive."""
+        """Refuse rates and counts that are not positive."""
         for field in dataclasses.fields(self):
             if getattr(self, field.name) <= 0:
                 raise ValueError(
@@ -179,6 +181,7 @@ class Device:
             node_link_bytes_per_s=float(gpu.node_link_bytes_per_s),
             network_bytes_per_s=float(gpu.network_bytes_per_s),
             gpus_per_node=gpus_per_node,
+            num_sms=gpu.num_sms,
         )
 
 
@@ -193,6 +196,9 @@ class Constants:
 
     product_efficiency: float = 0.75
     """Of the peak, in matrix products."""
+    by_shape: bool = False
+    """Matrix products of the layers are slower if they are small
+    (`mjax.estimate.formulas.matmul`)."""
     attention_efficiency: float = 0.55
     """Of the peak, in the fused attention kernel, on visible pairs."""
     memory_efficiency: float = 0.85

@@ -29,13 +29,14 @@ A ring of n sends (n - 1) / n of the bytes of the whole array. Hidden time is th
 overlap's share, and all of it together is no more than the products and attention that
 it runs beside: no second of them hides two.
 
-What it lacks: stragglers, congestion, imbalance of stages, products that get slower as
-they get smaller, the cost of cutting them into pieces, and faults.
+What it lacks: stragglers, congestion, imbalance of stages, and faults. Without
+`Constants.by_shape` also that small products are slower, whole or cut into chunks.
 """
 
 import dataclasses
 
 from mjax.estimate.formulas.case import Case, Constants, Device
+from mjax.estimate.formulas.matmul import layer_speed
 from mjax.estimate.formulas.memory import layer_bytes
 
 BACKWARD_PRODUCTS = 2
@@ -91,6 +92,8 @@ def simulate(case: Case, device: Device, constants: Constants) -> StepTime:
     flops_per_s = device.peak_flops_per_s * constants.product_efficiency
     rate = flops_per_s * case.projection_rate
     products = runs * _layer_products_flops(case) / rate
+    if constants.by_shape:
+        products /= layer_speed(case, device.num_sms)
     attention = (
         runs
         * _layer_attention_flops(case)

@@ -1,0 +1,103 @@
+"""Model how the shape of a matmul limits its speed: tiles, waves, and short sums.
+
+Enters: m, n, k and the number of multiprocessors. Leaves: the speed relative to that of
+a large matmul, at most 1. Modelled, never measured.
+
+A GPU computes [m, k] x [k, n] in tiles of the result, each on one multiprocessor:
+
+- tiles at the edges are computed in full (tile quantisation);
+- tiles run in waves of as many as there are multiprocessors, and the last wave takes as
+  long as the others (wave quantisation);
+- the first operands of a tile must arrive before its first product, which counts as
+  `START_K` further entries of k;
+- a smaller tile reads more operands per FLOP. Its speed is taken to fall in proportion.
+
+The fastest of `TILES` counts. Reductions split over k are ignored, which would help a
+matmul of few tiles and a long sum.
+
+Source: NVIDIA 2023, Matrix Multiplication Background, DU-09799-001, sections 2.3 (tile
+sizes and reuse), 3.1 and 3.2 (quantisation). `START_K` and the proportion are assumed.
+"""
+
+import functools
+import math
+
+from mjax.estimate.formulas.case import Case
+
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+"""Rows and columns; the largest first. Sizes that cuBLAS has for 16 bits."""
+START_K = 128
+"""Two steps of 64, about a microsecond for a 128 x 256 tile on an H100. Assumed."""
+LARGE = 8192
+"""m, n and k of the matmul that reaches `product_efficiency`."""
+
+
+@functools.lru_cache(maxsize=65_536)
+def relative_speed(m: int, n: int, k: int, num_sms: int) -> float:
+    """Return FLOPs per second over those of a large matmul, at most 1.
+
+    Args:
+      m: rows of the result.
+      n: its columns.
+      k: length of the sums.
+      num_sms: multiprocessors of the GPU.
+    """
+    return min(1.0, _use(m, n, k, num_sms) / _use(LARGE, LARGE, LARGE, num_sms))
+
+
+def _use(m: int, n: int, k: int, num_sms: int) -> float:
+    """Return the share of the multiprocessors' time that computes what is needed."""
+
+    def with_tile(rows: int, columns: int) -> float:
+        tiles = math.ceil(m / rows) * math.ceil(n / columns)
+        waves = math.ceil(tiles / num_sms)
+        reuse = _reuse(rows, columns) / _reuse(*TILES[0])
+        needed = m * n * k / (num_sms * rows * columns * (k + START_K))
+        return reuse * needed / waves
+
+    return max(with_tile(*tile) for tile in TILES)
+
+
+def _reuse(rows: int, columns: int) -> float:
+    """Return multiply-adds per entry of the operands that a tile reads."""
+    return rows * columns / (rows + columns)
+
+
+def layer_matmuls(case: Case) -> list[tuple[int, int, int]]:
+    """Return (m, n, k) of the matmuls of a layer's forward pass on one GPU.
+
+    Projections that read the same input are one matmul (`mjax.layers.block`). In chunks
+    over tp each has the rows of one chunk.
+    """
+    tp, rows = case.sizes.tp, max(1, case.tokens // case.tp_chunks)
+    core = case.heads * case.head_width // tp
+    qkv = core + 2 * max(1, case.kv_heads // tp) * case.head_width
+    ffn = case.d_ff // tp
+    up = (2 if case.gated else 1) * ffn
+    if case.parallel:
+        shapes = [(qkv + up, case.d_model), (case.d_model, core + ffn)]
+    else:
+        shapes = [
+            (qkv, case.d_model),
+            (case.d_model, core),
+            (up, case.d_model),
+            (case.d_model, ffn),
+        ]
+    return [(rows, n, k) for n, k in shapes]
+
+
+def layer_speed(case: Case, num_sms: int) -> float:
+    """Return the relative speed of all matmuls of a layer, forward and backward.
+
+    The gradient of the input has the rows of a chunk too; that of the weights sums over
+    all positions at once.
+    """
+    flops, seconds = 0.0, 0.0
+    for m, n, k in layer_matmuls(case):
+        one = m * n * k * case.tp_chunks
+        whole = m * case.tp_chunks
+        flops += 3 * one
+        seconds += one / relative_speed(m, n, k, num_sms)
+        seconds += one / relative_speed(m, k, n, num_sms)
+        seconds += one / relative_speed(k, n, whole, num_sms)
+    return flops / seconds
