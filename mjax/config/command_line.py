@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mjax import flags
-from mjax.config import files, own_recipe
+from mjax.config import files, own_code, own_recipe
 from mjax.config.other_names import OTHER_NAMES
 from mjax.config.train import TrainConfig, _flatten, to_json
 
@@ -237,7 +237,7 @@ def _made(recipe: str, recipes: Mapping[str, Callable[[], TrainConfig]]) -> Trai
     Raises:
       ValueError: there is none of this name, or a recipe of one's own is wrong.
     """
-    if own_recipe.is_own(recipe):
+    if own_code.is_own(recipe):
         return own_recipe.load(recipe)
     if recipe not in recipes:
         nearest = flags.nearest(recipe, recipes)
