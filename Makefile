@@ -15,6 +15,7 @@ PLAN_TESTS = tests/scripts/test_compiled_kernels.py tests/scripts/test_zero_over
   tests/scripts/test_tp_schedule.py tests/scripts/test_pipeline_overlap.py \
   $(shell grep -rl --include='*.py' 'mark\.plan' tests)
 HF_TESTS = $(shell grep -rl --include='*.py' 'mark\.hf' tests)
+TRACK_TESTS = $(shell grep -rl --include='*.py' 'mark\.track' tests)
 EVAL_TESTS = $(shell grep -rl --include='*.py' 'mark\.eval' tests)
 # Two processes: a test compiles more than it computes, and compiles on one core.
 PYTEST := -m pytest -n 2 --dist worksteal
@@ -28,21 +29,23 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
   tests/step/test_pipelined.py::test_a_pipeline_has_the_loss_and_gradients_of_one_device[dp] \
   tests/step/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
-.PHONY: help env env-plan env-hf env-eval env-newest train test test-plan test-hf \
-  test-eval test-slurm test-services test-newest evidence evidence-quick \
-  evidence-long dist lock clean
+.PHONY: help env env-plan env-hf env-eval env-track env-newest train test test-plan \
+  test-hf test-eval test-track test-slurm test-services test-newest evidence \
+  evidence-quick evidence-long dist lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
 	@echo "make env-plan     the same, and what compiles for NVIDIA GPUs without one"
 	@echo "make env-hf       torch, transformers, peft and openai in .venv-hf, which tests ask"
 	@echo "make env-eval     mjax with lm-eval in .venv-eval"
+	@echo "make env-track    mjax with wandb and MLflow in .venv-track"
 	@echo "make env-newest   mjax with the newest releases, in .venv-newest"
 	@echo "make train        train the demo recipe; make train ARGS='--steps 50'"
 	@echo "make test         the gate: format, lint, types, tests"
 	@echo "make test-plan    compile for described GPUs, and read what came out"
 	@echo "make test-hf      compare with transformers, in both directions"
 	@echo "make test-eval    tasks of lm-eval, compared with transformers"
+	@echo "make test-track   runs tracked by wandb, offline, and by an MLflow server, here"
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
 	@echo "make test-services  PostgreSQL, NATS and the live page in Chromium, here, as root"
 	@echo "make test-newest  a short suite on the newest releases"
@@ -88,6 +91,16 @@ env-eval: .venv-eval/installed
 	  -e '.[data,eval]'
 	@touch $@
 
+env-track: .venv-track/installed
+
+# mjax with wandb and the server of MLflow, which asks older packages than the others.
+.venv-track/installed: pyproject.toml constraints-track.txt
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
+	  "$$python" -m venv --clear .venv-track
+	.venv-track/bin/python $(INSTALL) -c constraints-track.txt \
+	  -e '.[track,wandb,mlflow]' mlflow
+	@touch $@
+
 train: env
 	.venv/bin/python -m mjax.train $(ARGS)
 
@@ -109,6 +122,10 @@ test-hf: env env-hf
 # In one process: what lm-eval and transformers make is made once.
 test-eval: env env-eval env-hf
 	.venv/bin/python -m pytest -m eval $(EVAL_TESTS) $(ARGS)
+
+# In one process: the server of MLflow starts once.
+test-track: env env-track
+	.venv/bin/python -m pytest -m track $(TRACK_TESTS) $(ARGS)
 
 # A real Slurm with several nodes on this machine. It needs root and, of Debian:
 # apt-get install slurmctld slurmd slurm-client munge
@@ -173,4 +190,4 @@ lock:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .venv .venv-hf .venv-eval .venv-newest .venv-lock
+	rm -rf .venv .venv-hf .venv-eval .venv-track .venv-newest .venv-lock

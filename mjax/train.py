@@ -31,6 +31,7 @@ from mjax.processes import progress
 from mjax.processes.config import DistributedConfig
 from mjax.recipes import RECIPES
 from mjax.run import ending, work_dir
+from mjax.run.tracking import names as tracker_names
 
 IMPORTED_LATER = ("mjax.trainer",)
 """Modules that a run imports when its flags are read; a fork server imports them."""
@@ -53,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command.print_config:
         print(to_json(config), end="")
         return ending.DONE
+    try:
+        tracker_names.check(config.trackers)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ending.BAD_INPUT
     from mjax import trainer  # jax: not before the flags are known to be right
 
     return trainer.run_training(

@@ -22,7 +22,7 @@ import mjax
 from mjax.ckpt.recovery import LostError
 from mjax.config.command_line import Command, shared_facts
 from mjax.config.fixes import Devices, sizes_of
-from mjax.config.train import TrainConfig, to_json
+from mjax.config.train import TrainConfig, flattened, to_json
 from mjax.data import skips
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.loader import (
@@ -54,6 +54,9 @@ from mjax.run import (
 from mjax.run.ending import is_ours
 from mjax.run.init_from import initial_params
 from mjax.run.prepare import Run, check_facts, claim_work_dir, init_from, prepare
+from mjax.run.tracking import names as tracker_names
+from mjax.run.tracking.delivery import Delivery
+from mjax.run.tracking.tracker import RunFacts
 from mjax.run.watch import Watch
 from mjax.step.program import Program
 
@@ -140,6 +143,7 @@ def run_training(
             schedule_record.write(run.work_dir, recorded, run.program.pipeline)
         if start.step:
             watch.marks.saved(start.step)
+        trackers = agreement.together(lambda: _trackers(run, recorded, start.step))
     except Exception as error:
         return _refused(error)
     agreement.together(lambda: None)  # from here on all stop together
@@ -148,7 +152,7 @@ def run_training(
             watch.open(config.observe, run.work_dir, recorded, mesh, agreement)
             text = functools.partial(_text_of_step, run)
             watch.open_windows(config.profile, run.work_dir, recorded, mesh, text)
-            return train(run, start, stop, watch, started_s=started_s)
+            return train(run, start, stop, watch, trackers, started_s=started_s)
     except DamagedFileError as error:
         return _refused(error)
 
@@ -158,6 +162,7 @@ def train(
     start: Start,
     stop: ending.StopRequest,
     watch: Watch,
+    open_trackers: Callable[[Callable[[str], None]], Sequence[Delivery]],
     *,
     started_s: float,
 ) -> int:
@@ -168,6 +173,7 @@ def train(
       start: what to begin with.
       stop: asked at every safe point.
       watch: says where this process is, and where its time goes.
+      open_trackers: begins to track the run; given what prints for people.
       started_s: by `time.perf_counter`, when the time of the run began.
     Returns:
       the exit code.
@@ -181,6 +187,7 @@ def train(
         num_steps=config.steps,
         active=is_rank_0,
         remake=lambda: claim_work_dir(run),
+        open_trackers=open_trackers,
     )
     exit_code = ending.FAILED
     try:
@@ -197,9 +204,29 @@ def train(
                 is_saved=run.checkpoints.store.path(config.steps).exists,
                 wall_s=time.perf_counter() - started_s,
             )
-        recorder.close()
+        recorder.close(report.ENDINGS_SHORT.get(exit_code, "failed"))
         watch.close(exit_code)
     return int(run.agreement.from_rank(0, str(exit_code)))
+
+
+def _trackers(
+    run: Run, recorded: record.Start, start_step: int
+) -> Callable[[Callable[[str], None]], Sequence[Delivery]]:
+    """Return what begins to track the run, on process 0."""
+    names = run.config.trackers if jax.process_index() == 0 else ()
+    made = {name: tracker_names.make(name) for name in names}
+    facts = RunFacts(
+        id=recorded.run,
+        name=run.work_dir.name,
+        work_dir=run.work_dir.absolute(),
+        start_number=recorded.number,
+        start_step=start_step,
+    )
+    config = flattened(json.loads(to_json(run.config)))
+    return lambda say: [
+        Delivery(tracker_names.short_name(name), tracker, facts, config, say)
+        for name, tracker in made.items()
+    ]
 
 
 def _take_steps(

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # One jax cannot have two versions of CUDA; those of lm-eval are in a file of their own.
-OTHER_CONSTRAINTS = ("cuda12", "eval")
+OTHER_CONSTRAINTS = ("cuda12", "eval", "mlflow", "wandb")
 FIND_PYTHON = ROOT / "scripts" / "find_python.sh"
 
 

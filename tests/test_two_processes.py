@@ -10,7 +10,7 @@ import pytest
 from mjax.observe.beats import read_run as read_beats
 from mjax.observe.clocks import of_generation
 from mjax.observe.spans import read_run
-from mjax.run import ending
+from mjax.run import ending, metrics
 from tests.processes.test_distributed import LIMIT_S, clean_environment, free_port
 
 
@@ -140,16 +140,47 @@ def test_a_process_that_lowers_another_step_is_refused_before_it_is_compiled(tmp
         assert "start-up: compile" not in done.stdout
 
 
-def test_each_process_writes_its_spans_and_their_clocks_agree(tmp_path):
-    """Both read the clock of this host: the true offset is 0."""
-    flags = ["--work-dir", str(tmp_path / "run"), "--mesh.tp", "2"]
-    done = run_both(tmp_path, flags, flags)
+TRACKER = """
+class Mine:
+    takes_back = False
+    def start(self, run, config):
+        self.file = open(run.work_dir / f"tracked-{config['mesh.tp']}", "a")
+        self.scalars(run.start_step, {"loss": run.start_number})
+    def scalars(self, step, metrics):
+        print(step, metrics["loss"], file=self.file, flush=True)
+    def finish(self, ending):
+        print(ending, file=self.file, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_of_two(tmp_path_factory):
+    """A run of two processes, its outputs and its work dir."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "mine.py").write_text(TRACKER)
+    flags = ["--work-dir", str(folder / "run"), "--mesh.tp", "2"]
+    flags += ["--track", f"{folder / 'mine.py'}:Mine"]
+    done = run_both(folder, flags, flags)
     assert [process.returncode for process in done] == [0, 0], done[0].stderr
-    files, problems = read_run(tmp_path / "run")
+    return folder / "run"
+
+
+def test_process_0_alone_sends_each_step_to_a_tracker_of_ones_own(run_of_two):
+    rows = metrics.read_rows(run_of_two / "metrics.jsonl")
+    assert (run_of_two / "tracked-2").read_text().splitlines() == [
+        "0 1",
+        *(f"{row['step']} {row['loss']}" for row in rows),
+        "done",
+    ]
+
+
+def test_each_process_writes_its_spans_and_their_clocks_agree(run_of_two):
+    """Both read the clock of this host: the true offset is 0."""
+    files, problems = read_run(run_of_two)
     assert problems == []
     assert [found.header.rank for found in files] == [0, 1]
     assert [found.header.devices for found in files] == [(0, 1), (2, 3)]
-    last, problems = read_beats(tmp_path / "run")
+    last, problems = read_beats(run_of_two)
     assert problems == []
     assert [last[rank].end for rank in range(2)] == [0, 0]
     # Who has begun fewer things is behind: at the end nobody is.

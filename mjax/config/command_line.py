@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from mjax import flags
 from mjax.config import files, own_code, own_recipe
 from mjax.config.other_names import OTHER_NAMES
-from mjax.config.train import TrainConfig, _flatten, to_json
+from mjax.config.train import TrainConfig, flattened, to_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
     What belongs to one process or its host is left out. Relative folders that all
     processes share are made absolute.
     """
-    fields = dataclasses.asdict(command) | _flatten(json.loads(to_json(config)))
+    fields = dataclasses.asdict(command) | flattened(json.loads(to_json(config)))
     # Hosts may have these files in different folders; what they give is compared.
     fields["recipe"] = own_recipe.short_name(command.recipe)
     for name in ("config", *_OF_ONE_PROCESS):

@@ -43,10 +43,7 @@ _FSDP = (
 _REMAT = (
     "--model.remat says what is computed again: none, attention, core, dots or full"
 )
-_WANDB = (
-    "no tracking service is written to; metrics.jsonl in the work dir has all rows, "
-    "--log.tensorboard writes event files, python -m mjax.observe serve shows a run"
-)
+_TRACK = "--track tensorboard, wandb or mlflow sends the metrics there"
 _COMPILE = "every step is compiled; there is nothing to turn on"
 _SEQUENCE = "activations between layers are always sharded over --mesh.tp"
 _NO_CP = "context parallelism does not exist here; --mesh.tp shards long sequences"
@@ -406,13 +403,20 @@ OTHER_NAMES: dict[str, str] = {
     "logging-steps": "--log.every",
     "log-every-n-steps": "--log.every",
     "log-period": "--log.every",
-    "tensorboard-dir": "--log.tensorboard",
-    "enable-tensorboard": "--log.tensorboard",
-    "report-to": _WANDB,
-    "logger-name": _WANDB,
-    "wandb": _WANDB,
-    "wandb-project": _WANDB,
-    "enable-wandb": _WANDB,
+    "tensorboard": _TRACK,
+    "tensorboard-dir": _TRACK,
+    "enable-tensorboard": _TRACK,
+    "report-to": _TRACK,
+    "logger-name": _TRACK,
+    "logger": _TRACK,
+    "tracker": _TRACK,
+    "with-tracking": _TRACK,
+    "wandb": _TRACK,
+    "wandb-project": "the variable WANDB_PROJECT names the project of --track wandb",
+    "wandb-entity": "the variable WANDB_ENTITY names the entity of --track wandb",
+    "enable-wandb": _TRACK,
+    "mlflow": _TRACK,
+    "enable-mlflow": _TRACK,
     "profile": "--profile.steps",
     "profiler": "--profile.steps",
     "enable-profiling": "--profile.steps",

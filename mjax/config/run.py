@@ -1,9 +1,14 @@
 """What a run does beside its steps: evaluations, rows."""
 
 import dataclasses
-import importlib
-import importlib.util
 import math
+from collections.abc import Sequence
+
+from mjax import flags
+from mjax.config import own_code
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""What --track may name, beside FILE.py:NAME."""
 
 _LEAST_BEAT_S = 0.1
 """Chosen: beats that come faster would cost time of the steps."""
@@ -36,7 +41,7 @@ class LogConfig:
     sample_tokens: int = 200
     """Of the text that the model continues at the end, in sample.txt; 0 for none."""
     tensorboard: bool = False
-    """Write TensorBoard event files too (extra: track)."""
+    """The same as --track tensorboard."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -45,11 +50,25 @@ class LogConfig:
             raise ValueError(
                 f"--log.sample-tokens must be at least 0, got {self.sample_tokens}"
             )
-        if self.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check the names of trackers.
+
+    Args:
+      names: as given to --track.
+    Raises:
+      ValueError: one is unknown, or given twice.
+    """
+    for name in names:
+        if name not in TRACKERS and not own_code.is_own(name):
             raise ValueError(
-                "--log.tensorboard needs tensorboardX, which is not installed: "
-                "pip install 'mjax[track]'"
+                f"unknown --track {flags.shown(name)}; the nearest is "
+                f"{flags.nearest(name.lower(), TRACKERS)} (of {', '.join(TRACKERS)}; "
+                "FILE.py:NAME is one of yours)"
             )
+        if names.count(name) > 1:
+            raise ValueError(f"--track {name} is given twice; leave one out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,13 @@ from mjax import checked_json, flags
 from mjax.ckpt.config import CkptConfig
 from mjax.config.lora import LoraConfig, adapters
 from mjax.config.optim import OptimConfig
-from mjax.config.run import EvalConfig, LogConfig, ObserveConfig, ProfileConfig
+from mjax.config.run import (
+    EvalConfig,
+    LogConfig,
+    ObserveConfig,
+    ProfileConfig,
+    check_trackers,
+)
 from mjax.config.step import BatchConfig, CombineConfig, PrecisionConfig
 from mjax.data.config import DataConfig
 from mjax.layers.config import AdapterConfig
@@ -52,6 +58,8 @@ class TrainConfig:
     """Steps between garbage collections of Python, on all processes at once."""
     keep_compiled: bool = True
     """Keep the compiled step on this host, for the next start."""
+    track: tuple[str, ...] = ()
+    """Send the metrics to tensorboard, wandb, mlflow, or your FILE.py:NAME."""
     mesh: MeshConfig = MeshConfig()
     pipeline: PipelineConfig = PipelineConfig()
     distributed: DistributedConfig = DistributedConfig()
@@ -83,6 +91,7 @@ class TrainConfig:
                 f"--work-dir must be a folder of a file system, got the URL "
                 f"{self.work_dir}; only --ckpt.dir may be one"
             )
+        check_trackers(self.track)
         if self.steps < 1:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
         series = self.profile.series
@@ -152,6 +161,13 @@ class TrainConfig:
     def adapters(self) -> AdapterConfig | None:
         """Adapters of the blocks; None trains all parameters."""
         return adapters(self.lora, self.model)
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """What the metrics are sent to, by both flags."""
+        if not self.log.tensorboard or "tensorboard" in self.track:
+            return self.track
+        return (*self.track, "tensorboard")
 
     def _check_lora(self) -> None:
         """Check that adapters have a base, and a step that can train them.
@@ -247,7 +263,7 @@ MAY_CHANGE = frozenset(
     {
         *("work_dir", "steps", "simulate_devices", "zero", "peak_tflops"),
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
-        *("log", "observe", "profile", "batch.microbatches", "combine"),
+        *("log", "observe", "profile", "track", "batch.microbatches", "combine"),
         *("model.attention", "model.attention_backward", "model.remat"),
         *(
             "optim.state_memory",
@@ -277,9 +293,9 @@ def run_differences(
       a field that no longer exists has None as new value. `data.skip` may grow, see
       `skips.continues`.
     """
-    defaults = _flatten(json.loads(to_json(TrainConfig())))
-    before = defaults | _flatten(old)
-    after = _flatten(json.loads(to_json(new)))
+    defaults = flattened(json.loads(to_json(TrainConfig())))
+    before = defaults | flattened(old)
+    after = flattened(json.loads(to_json(new)))
     may_change = {*MAY_CHANGE}
     if new.data.goes_on(before["data.skip"]):
         may_change.add("data.skip")
@@ -291,11 +307,12 @@ def run_differences(
     ]
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested objects by dotted name: {"optim.lr": 0.001}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
+            flat |= flattened(value, f"{prefix}{name}.")
         else:
             flat[prefix + name] = value
     return flat

@@ -1,8 +1,8 @@
 """Metrics: from numbers on the host to rows, files, a figure and the progress line.
 
 Enters: one row of plain numbers per optimizer step. Leaves: `metrics.jsonl`,
-`summary.json`, `plots/loss.png`, TensorBoard events, and what a person sees. Only
-rank 0 writes. A full disk never stops a run: it is reported once, and rows that could
+`summary.json`, `plots/loss.png`, what trackers get, and what a person sees. Only rank 0
+writes. A full disk never stops a run: it is reported once, and rows that could
 not be written follow when there is room. A folder that somebody deletes or moves is
 made anew, with all rows. A run that still owes rows or its summary is not done.
 
@@ -11,8 +11,6 @@ null in its field, and the row's additional field `nonfinite` says what it was:
 `{"loss": null, ..., "nonfinite": {"loss": "nan"}}`.
 """
 
-import importlib
-import importlib.util
 import json
 import math
 import os
@@ -26,12 +24,16 @@ from typing import Any
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
 from mjax.run.json_files import without_nonfinite, write_atomically
+from mjax.run.tracking.delivery import Delivery
 
 Row = dict[str, Any]
 """One step: names to numbers, None where a number is not known."""
 
 _TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "profiled")
 """Fields that say how long, as all that begin with `ckpt_` do, not what came out."""
+_PATIENCE_S, _STOP_PATIENCE_S = 30, 5
+"""How long a tracker may take for what is queued at the end; a stopped run must leave
+soon. Chosen."""
 _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Categories of Unicode characters that a terminal acts on, or has no sign for."""
 
@@ -170,7 +172,7 @@ def plot_loss(rows: Sequence[Row], path: Path, *, unigram_loss: float | None) ->
 
 
 class Recorder:
-    """Where the rows of a run go: the file, TensorBoard, the progress line.
+    """Where the rows of a run go: the file, trackers, the progress line.
 
     On ranks other than 0 every method returns without an effect.
     """
@@ -184,17 +186,21 @@ class Recorder:
         num_steps: int,
         active: bool,
         remake: Callable[[], object] | None = None,
+        open_trackers: Callable[[Callable[[str], None]], Sequence[Delivery]] = (
+            lambda say: ()
+        ),
     ) -> None:
         """Open the files; rows after `start_step` are dropped from them.
 
         Args:
           work_dir: the run's folder; it exists.
-          config: cadence of the progress line; TensorBoard or not.
+          config: cadence of the progress line.
           start_step: optimizer steps that the restored state has seen.
           num_steps: optimizer steps of the whole run.
           active: whether this process writes (rank 0).
           remake: makes the folder, with what was in it at the start, if it is gone;
             None makes an empty one.
+          open_trackers: begins to track the run, given what prints for people.
         Raises:
           OSError: metrics.jsonl cannot be opened.
         """
@@ -210,24 +216,20 @@ class Recorder:
         self._remake = remake or (lambda: work_dir.mkdir(parents=True, exist_ok=True))
         drop_rows_after(self._path, start_step)
         self._file = self._path.open("a+b", buffering=0)
-        self._tensorboard: Any = None
-        if config.tensorboard:
-            self._tensorboard = importlib.import_module("tensorboardX").SummaryWriter(
-                str(work_dir / "tensorboard"), purge_step=start_step + 1
-            )
         if sys.stdout.isatty():
             self._progress = _progress_bar()
             self._task = self._progress.add_task("", total=num_steps)
             self._progress.update(self._task, completed=start_step)
             self._progress.start()
+        self._trackers = open_trackers(self.say)
 
     def record(self, row: Row) -> None:
         """Write one row everywhere, at once."""
         if not self._active:
             return
         self.guarded("metrics.jsonl", lambda: self._append(row))
-        if self._tensorboard is not None:
-            self.guarded("TensorBoard", lambda: self._add_scalars(row))
+        for tracker in self._trackers:
+            tracker.send(row)
         if self._progress is not None:
             self._progress.update(
                 self._task,
@@ -245,6 +247,8 @@ class Recorder:
         if rows and rows[-1]["step"] == step:
             rows[-1] |= more
             self.guarded("metrics.jsonl", lambda: self._replace(rows))
+            for tracker in self._trackers:
+                tracker.send({"step": step} | more)
         found = ", ".join(f"{name} {value:.4f}" for name, value in more.items())
         self.say(f"step {step}: {found}")
 
@@ -261,16 +265,21 @@ class Recorder:
             self.guarded("metrics.jsonl", self._write)
             self.guarded("metrics.jsonl", lambda: os.fsync(self._file.fileno()))
 
-    def close(self) -> None:
-        """Close the files and end the progress line."""
+    def close(self, ending: str = "done") -> None:
+        """Close the files, end the progress line, and end the trackers.
+
+        Args:
+          ending: how the run ends, see `Tracker.finish`.
+        """
         if not self._active:
             return
+        patience_s = _STOP_PATIENCE_S if ending == "stopped" else _PATIENCE_S
+        for tracker in self._trackers:
+            tracker.finish(ending, patience_s=patience_s)
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
         self._file.close()
-        if self._tensorboard is not None:
-            self.guarded("TensorBoard", self._tensorboard.close)
 
     @property
     def owed(self) -> list[str]:
@@ -314,11 +323,6 @@ class Recorder:
         write_atomically(self._path, "".join(map(_line, rows)))
         self._file.close()
         self._file = self._path.open("a+b", buffering=0)
-
-    def _add_scalars(self, row: Row) -> None:
-        for name, value in row.items():
-            if name != "step" and value is not None:
-                self._tensorboard.add_scalar(name, value, row["step"])
 
     def guarded(self, what: str, action: Callable[[], None]) -> None:
         """Write something; whatever fails is reported once and forgiven.

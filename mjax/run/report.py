@@ -31,6 +31,12 @@ from mjax.run import ending, loop, metrics, sampling
 from mjax.run.json_files import write_json
 
 _PROMPT_TOKENS = 64
+ENDINGS_SHORT = {
+    ending.DONE: "done",
+    ending.PREEMPTED: "stopped",
+    ending.GAVE_UP: "gave up",
+}
+"""What trackers are told; any other exit code is "failed"."""
 _ENDINGS = {
     ending.DONE: "done",
     ending.FAILED: "failed",

@@ -19,7 +19,7 @@ from mjax.config.step import BatchConfig
 from mjax.config.train import (
     MAY_CHANGE,
     TrainConfig,
-    _flatten,
+    flattened,
     from_json,
     run_differences,
     to_json,
@@ -482,7 +482,7 @@ def test_processes_share_every_field_that_is_not_of_one_process_or_host():
     facts = shared_facts(TrainConfig(), Command())
     every = {
         f"--{name.replace('_', '-')}"
-        for name in _flatten(dataclasses.asdict(TrainConfig()))
+        for name in flattened(dataclasses.asdict(TrainConfig()))
     }
     assert every - facts.keys() == {
         *("--distributed.coordinator", "--distributed.process-id"),

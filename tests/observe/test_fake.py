@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mjax.config.command_line import parse
-from mjax.config.train import TrainConfig, _flatten, to_json
+from mjax.config.train import TrainConfig, flattened, to_json
 from mjax.mesh.axes import MeshConfig
 from mjax.observe import fake, fake_runs, records, rung_times, rungs
 from mjax.observe.records import Record
@@ -39,7 +39,7 @@ def ladder(of: Origin, steps=STEPS) -> dict[str, Rung]:
 
 
 def differing(a: TrainConfig, b: TrainConfig) -> set[str]:
-    both = [_flatten(json.loads(to_json(config))) for config in (a, b)]
+    both = [flattened(json.loads(to_json(config))) for config in (a, b)]
     return {name for name in both[0] if both[0][name] != both[1][name]}
 
 

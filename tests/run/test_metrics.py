@@ -277,12 +277,6 @@ def test_the_figure_is_a_png_also_with_gaps_and_without_rows(tmp_path):
         assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_tensorboard_without_its_package_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'mjax\[track\]'"):
-        LogConfig(tensorboard=True)
-
-
 def test_a_log_cadence_below_one_is_refused():
     with pytest.raises(ValueError, match=r"--log\.every must be at least 1, got 0"):
         LogConfig(every=0)

@@ -1,0 +1,1 @@
+"""Trackers: services that show the metrics of many runs."""

@@ -1,0 +1,76 @@
+"""Trackers by name: which there are, and whether they can be used here.
+
+No jax: a run that asks for what is not installed is refused at once.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+
+from mjax.config import own_code
+from mjax.run.tracking.mlflow import MLflow
+from mjax.run.tracking.tensorboard import TensorBoard
+from mjax.run.tracking.tracker import Tracker
+from mjax.run.tracking.weights_and_biases import WeightsAndBiases
+
+_MAKERS: dict[str, Callable[[], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+_PACKAGES = {
+    "tensorboard": ("tensorboardX", "mjax[track]"),
+    "wandb": ("wandb", "mjax[wandb]"),
+    "mlflow": ("mlflow", "mjax[mlflow]"),
+}
+"""Module that a tracker imports, and what to install for it."""
+
+
+def check(names: Sequence[str]) -> None:
+    """Check that trackers can be used on this host.
+
+    Args:
+      names: as of `TrainConfig.trackers`.
+    Raises:
+      ValueError: a package or MLFLOW_TRACKING_URI is missing, or FILE.py has no such
+        function.
+    """
+    for name in names:
+        if own_code.is_own(name):
+            own_code.load("--track", name, kind="tracker", returns="Tracker")
+            continue
+        module, install = _PACKAGES[name]
+        if importlib.util.find_spec(module) is None:
+            raise ValueError(
+                f"--track {name} needs {module}, which is not installed: "
+                f"pip install '{install}'"
+            )
+    if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise ValueError(
+            "--track mlflow needs the address of a server in MLFLOW_TRACKING_URI, "
+            "which is not set; MLFLOW_TRACKING_URI=http://HOST:5000"
+        )
+
+
+def make(name: str) -> Tracker:
+    """Make a tracker.
+
+    Args:
+      name: one that has passed `check`.
+    Raises:
+      ValueError: the function of one's own fails, or returns what is no tracker.
+    """
+    if not own_code.is_own(name):
+        return _MAKERS[name]()
+    made = own_code.load("--track", name, kind="tracker", returns="Tracker")()
+    if not isinstance(made, Tracker):
+        raise ValueError(
+            f"--track {name} must return a Tracker, got {type(made).__name__}; it "
+            "needs takes_back, start, scalars and finish (mjax/run/tracking/tracker.py)"
+        )
+    return made
+
+
+def short_name(name: str) -> str:
+    """Return how a tracker is called in messages and files."""
+    return name.rpartition(":")[2]
