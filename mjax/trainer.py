@@ -109,14 +109,20 @@ def run_training(
         devices = _start_devices(config)
         sizes = sizes_of(config, devices)
         mesh = build_mesh(sizes, tp_across_hosts=config.mesh.tp_across_hosts)
-        report.say(describe(mesh))
+        shows_details = report.shows_details(command)
+        layout = describe(mesh)
+        if not (shows_details or command.print_mesh):
+            layout = layout.partition("\n")[0]
+        report.say(layout)
         if command.print_mesh:
             return ending.DONE
-        report.say(f"start-up: import {imported_s - mjax.STARTED_S:.1f} s")
+        if shows_details:
+            report.say(f"start-up: import {imported_s - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
         watch.start(Phase.BUILD)
         run = prepare(config, command, devices, mesh, agreement, facts, argv)
-        report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
+        if shows_details:
+            report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except Exception as error:
         return _refused(error)
     watch.start(Phase.COMPILE)
@@ -188,6 +194,7 @@ def train(
         active=is_rank_0,
         remake=lambda: claim_work_dir(run),
         open_trackers=open_trackers,
+        memory=report.device_memory,
     )
     exit_code = ending.FAILED
     try:

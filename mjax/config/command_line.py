@@ -31,6 +31,8 @@ class Command:
     """Build, check and compile everything, then leave."""
     restart_from_scratch: bool = False
     """Move an old run in the work dir aside (nothing is deleted) and begin anew."""
+    verbose: bool = False
+    """Or -v: show every detail of the start in a terminal, as a log always does."""
 
     def __post_init__(self) -> None:
         if not self.recipe:
@@ -52,7 +54,7 @@ def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
     fields = dataclasses.asdict(command) | flattened(json.loads(to_json(config)))
     # Hosts may have these files in different folders; what they give is compared.
     fields["recipe"] = own_recipe.short_name(command.recipe)
-    for name in ("config", *_OF_ONE_PROCESS):
+    for name in ("config", "verbose", *_OF_ONE_PROCESS):
         del fields[name]
     # The folder is of one host; whether there is one is of all.
     fields["ckpt.local_dir"] = None if fields["ckpt.local_dir"] is None else "given"
@@ -156,6 +158,7 @@ def parse_with[Own](
       examples: commands for the help, with {prog} for the program.
       meanings: of names that other programs give to flags.
     """
+    argv = ["--verbose" if word == "-v" else word for word in argv]
     settings: dict[str, files.Setting] = {}
     try:
         settings = _settings(type(own), argv)

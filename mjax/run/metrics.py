@@ -23,6 +23,7 @@ from typing import Any
 
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
+from mjax.run import terminal
 from mjax.run.json_files import without_nonfinite, write_atomically
 from mjax.run.tracking.delivery import Delivery
 
@@ -172,7 +173,7 @@ def plot_loss(rows: Sequence[Row], path: Path, *, unigram_loss: float | None) ->
 
 
 class Recorder:
-    """Where the rows of a run go: the file, trackers, the progress line.
+    """Where the rows of a run go: the file, trackers, the log or the terminal.
 
     On ranks other than 0 every method returns without an effect.
     """
@@ -189,6 +190,7 @@ class Recorder:
         open_trackers: Callable[[Callable[[str], None]], Sequence[Delivery]] = (
             lambda say: ()
         ),
+        memory: Callable[[], terminal.Memory | None] = lambda: None,
     ) -> None:
         """Open the files; rows after `start_step` are dropped from them.
 
@@ -201,6 +203,7 @@ class Recorder:
           remake: makes the folder, with what was in it at the start, if it is gone;
             None makes an empty one.
           open_trackers: begins to track the run, given what prints for people.
+          memory: of a device, for the live line; None where it is unknown.
         Raises:
           OSError: metrics.jsonl cannot be opened.
         """
@@ -209,18 +212,19 @@ class Recorder:
         self._num_steps = num_steps
         self._failed: set[str] = set()
         self._unwritten = b""
-        self._progress: Any = None
+        self._live: terminal.LiveLine | None = None
         if not active:
             return
         self._path = work_dir / "metrics.jsonl"
         self._remake = remake or (lambda: work_dir.mkdir(parents=True, exist_ok=True))
         drop_rows_after(self._path, start_step)
         self._file = self._path.open("a+b", buffering=0)
-        if sys.stdout.isatty():
-            self._progress = _progress_bar()
-            self._task = self._progress.add_task("", total=num_steps)
-            self._progress.update(self._task, completed=start_step)
-            self._progress.start()
+        if terminal.shows_live_line(sys.stdout):
+            self._live = terminal.LiveLine(
+                terminal.Progress(
+                    start_step=start_step, num_steps=num_steps, memory=memory
+                )
+            )
         self._trackers = open_trackers(self.say)
 
     def record(self, row: Row) -> None:
@@ -230,12 +234,12 @@ class Recorder:
         self.guarded("metrics.jsonl", lambda: self._append(row))
         for tracker in self._trackers:
             tracker.send(row)
-        if self._progress is not None:
-            self._progress.update(
-                self._task,
-                completed=row["step"],
-                description=progress_line(row, self._num_steps),
-            )
+        if self._live is not None:
+            self._live.add(row)
+            if row["skipped"]:
+                self.say(f"warning: step {row['step']} was skipped")
+            if "eval_loss" in row:
+                self.say(f"step {row['step']}: {_evaluated(row)}")
         elif row["step"] % self._config.every == 0 or row["step"] == self._num_steps:
             say(progress_line(row, self._num_steps))
 
@@ -253,9 +257,9 @@ class Recorder:
         self.say(f"step {step}: {found}")
 
     def say(self, text: str) -> None:
-        """Print a line for people, above the progress line where there is one."""
-        if self._progress is not None:
-            self._progress.console.print(text, markup=False, highlight=False)
+        """Print a line for people, above the live line where there is one."""
+        if self._live is not None:
+            self._live.say(text)
         elif self._active:
             say(text)
 
@@ -266,7 +270,7 @@ class Recorder:
             self.guarded("metrics.jsonl", lambda: os.fsync(self._file.fileno()))
 
     def close(self, ending: str = "done") -> None:
-        """Close the files, end the progress line, and end the trackers.
+        """Close the files, end the live line, and end the trackers.
 
         Args:
           ending: how the run ends, see `Tracker.finish`.
@@ -276,9 +280,9 @@ class Recorder:
         patience_s = _STOP_PATIENCE_S if ending == "stopped" else _PATIENCE_S
         for tracker in self._trackers:
             tracker.finish(ending, patience_s=patience_s)
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._live is not None:
+            self._live.close()
+            self._live = None
         self._file.close()
 
     @property
@@ -341,22 +345,9 @@ class Recorder:
             self._failed.add(what)
 
 
-def _progress_bar() -> Any:
-    # A terminal is needed to see it: a log does not pay for the import.
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TimeRemainingColumn(),
-        console=Console(),
-        refresh_per_second=4,
-    )
-
-
 def say(text: str) -> None:
     """Print for people; a log that cannot be written does not stop a run."""
+    text = terminal.painted(text, sys.stdout)
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
@@ -381,11 +372,7 @@ def printable(text: str) -> str:
 def progress_line(row: Row, num_steps: int) -> str:
     """Return one step in one line, for people."""
     mfu = "" if row["mfu"] is None else f"  mfu {row['mfu']:.1%}"
-    evaluated = (
-        f"  eval loss {row['eval_loss']:.4f}, {row['eval_bits_per_byte']:.3f} bits/byte"
-        if "eval_loss" in row
-        else ""
-    )
+    evaluated = f"  {_evaluated(row)}" if "eval_loss" in row else ""
     return (
         f"step {row['step']}/{num_steps}  loss {row['loss']:.4f}  "
         f"grad norm {row['grad_norm']:.3g}  lr {row['lr']:.3g}  "
@@ -393,6 +380,11 @@ def progress_line(row: Row, num_steps: int) -> str:
         f"{row['tokens_per_s']:,.0f} tokens/s{mfu}"
         f"{'  skipped' if row['skipped'] else ''}{evaluated}"
     )
+
+
+def _evaluated(row: Row) -> str:
+    bits = row["eval_bits_per_byte"]
+    return f"eval loss {row['eval_loss']:.4f}, {bits:.3f} bits/byte"
 
 
 _encode = json.JSONEncoder(allow_nan=False).encode

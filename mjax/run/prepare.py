@@ -113,12 +113,18 @@ def prepare(
         lambda: _build(config, sizes, dataset, mesh, executables), timeout_s=DAY_S
     )
     run = _check(built, command, mesh, agreement)
-    for line in _describe(built):
+    shows_details = report.shows_details(command)
+    lines = _describe(built)
+    if not shows_details:
+        lines = report.brief(lines, built.config, built.memory)
+    for line in lines:
         report.say(line)
     if not command.dry_run:
         agreement.decide(lambda: _claim(run, command))
-        resume = work_dir.resume_command(argv, run.work_dir)
-        report.say(f"work dir {run.work_dir}, {resume}")
+        more = " (-v shows more)"
+        if shows_details:
+            more = f", {work_dir.resume_command(argv, run.work_dir)}"
+        report.say(f"work dir {run.work_dir}{more}")
     return run
 
 

@@ -6,7 +6,8 @@ plots/loss.png, sample.txt.
 
 import math
 import platform
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 import mjax
+from mjax.config.command_line import Command
 from mjax.config.train import TrainConfig
 from mjax.data.dataset import Dataset
 from mjax.estimate import memory
@@ -27,7 +29,7 @@ from mjax.kernels.target import Target, target
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.model.counts import flops_per_token, num_adapter_params, num_params
 from mjax.processes import distributed
-from mjax.run import ending, loop, metrics, sampling
+from mjax.run import ending, loop, metrics, sampling, terminal
 from mjax.run.json_files import write_json
 
 _PROMPT_TOKENS = 64
@@ -37,6 +39,9 @@ ENDINGS_SHORT = {
     ending.GAVE_UP: "gave up",
 }
 """What trackers are told; any other exit code is "failed"."""
+_BRIEF = ("model:", "adapters:", "data:", "pipeline:", "bubble:", "projections:")
+_BRIEF += ("warning:",)
+"""Beginnings of the lines that are shown in a terminal without -v."""
 _ENDINGS = {
     ending.DONE: "done",
     ending.FAILED: "failed",
@@ -184,6 +189,36 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
         peak_flops_per_s=peak,
         num_devices=sizes.num_devices,
     )
+
+
+def shows_details(command: Command) -> bool:
+    """Say whether the start is told in full: in a log always, in a terminal with -v."""
+    return command.verbose or not terminal.shows_live_line(sys.stdout)
+
+
+def device_memory() -> terminal.Memory | None:
+    """Return the peak memory of a device of this process; None where it is unknown."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    used, available = stats.get("peak_bytes_in_use"), stats.get("bytes_limit")
+    if used is None or available is None:
+        return None
+    return terminal.Memory(used=used, available=available)
+
+
+def brief(
+    lines: Iterable[str], config: TrainConfig, needed: memory.Estimate
+) -> Iterator[str]:
+    """Keep of a description what a person in a terminal wants to know first.
+
+    Args:
+      lines: of the description; one may hold several.
+      config: of the run.
+      needed: memory of one device; its total is all that is told of it.
+    """
+    yield from (x for x in "\n".join(lines).splitlines() if x.startswith(_BRIEF))
+    available = device_memory_bytes(config)
+    of = "" if available is None else f" of {memory.in_units(available)}"
+    yield f"memory: {memory.in_units(needed.total)}{of} a device, estimated"
 
 
 def say(text: str) -> None:

@@ -194,7 +194,7 @@ def resume_command(argv: Sequence[str], path: Path) -> str:
             is_numbered |= flag == "--distributed.process-id"
             if not has_value:
                 next(words, None)
-        elif flag != "--restart-from-scratch":
+        elif flag not in ("--restart-from-scratch", "--verbose", "-v"):
             kept.append(word)
     command = ["python", "-m", "mjax.train", *kept, "--work-dir", str(path)]
     each = " (add the --distributed.process-id of each process)" if is_numbered else ""

@@ -177,6 +177,12 @@ def test_an_unknown_flag_names_the_nearest_one(
     assert message.rstrip().endswith(f"the nearest is {nearest}")
 
 
+def test_v_is_short_for_verbose() -> None:
+    for word in ("-v", "--verbose"):
+        _, command = parse([word, "--seed", "3"], RECIPES, "mjax")
+        assert command == Command(verbose=True)
+
+
 def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[str]):
     message = refused(capsys, "--recipe", "gpt-124m")
     assert "unknown recipe gpt-124m; the nearest is gpt-125m" in message
@@ -490,7 +496,8 @@ def test_processes_share_every_field_that_is_not_of_one_process_or_host():
     }
     asked = {field.name.replace("_", "-") for field in dataclasses.fields(Command)}
     assert {name.removeprefix("--") for name in facts.keys() - every} == asked - {
-        "config"  # what it holds is compared field by field
+        "config",  # what it holds is compared field by field
+        "verbose",
     }
     assert next(iter(facts)) == "--recipe"
 

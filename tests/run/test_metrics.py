@@ -236,17 +236,20 @@ def test_progress_is_a_plain_line_every_n_steps_and_at_the_end(tmp_path, capsys)
     assert "400 tokens/s" in lines[0]
 
 
-def test_a_terminal_gets_a_progress_line(tmp_path, capsys, monkeypatch):
+def test_a_terminal_gets_a_live_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     recorder = Recorder(tmp_path, LogConfig(), start_step=0, num_steps=3, active=True)
-    recorder.record(a_row(2))
+    recorder.record(a_row(2) | {"eval_loss": 1.5, "eval_bits_per_byte": 2.5})
     recorder.say("between [steps]")
+    recorder.record(a_row(3) | {"skipped": 1})
     recorder.close()
     out = capsys.readouterr().out
-    assert "step 2/3" in out
+    assert "step 3/3 100%" in out
     assert "between [steps]" in out
+    assert "step 2: eval loss 1.5000, 2.500 bits/byte" in out
+    assert "warning: step 3 was skipped" in out
 
 
 def test_the_summary_takes_the_last_loss_the_last_evaluation_and_median_speed():

@@ -1,0 +1,207 @@
+"""What a person sees who watches a run in a terminal: one live line, and colours.
+
+Enters: rows, and lines of text. Leaves: the lines, and below them one that is drawn
+again and again: how far the run is, its smoothed loss, the time that is left, speed,
+MFU and memory. It is as wide as the terminal and never wraps; what has no room is left
+out. Whatever else is written to stdout or stderr appears above it, errors too.
+
+Where stdout is no terminal there is no live line and no colour. NO_COLOR and TERM=dumb
+turn colours off.
+"""
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+_SMOOTHING = 0.95
+"""Chosen: the smoothed loss is a mean over about twenty steps."""
+_REDRAWN_PER_S = 4
+_COLORS = {"warning:": "yellow", "gave up:": "red", "error:": "red"}
+"""Of lines that begin so."""
+_CODES = {"yellow": 33, "red": 31}
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Where text goes: stdout, stderr."""
+
+    def isatty(self) -> bool:
+        """Say whether it is a terminal."""
+        ...
+
+
+def shows_live_line(stream: Stream) -> bool:
+    """Say whether a stream is a terminal on which a line can be drawn again."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def painted(text: str, stream: Stream) -> str:
+    """Color a warning or an error, if the stream is a terminal that shows colors."""
+    if not shows_live_line(stream) or os.environ.get("NO_COLOR"):
+        return text
+    for begin, color in _COLORS.items():
+        if text.startswith(begin):
+            return f"\x1b[{_CODES[color]}m{text}\x1b[0m"
+    return text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Memory of one device, in bytes."""
+
+    used: int
+    """At the highest point so far."""
+    available: int
+
+
+class Progress:
+    """How far a run is, as the parts of a line. Feed it every row."""
+
+    def __init__(
+        self, *, start_step: int, num_steps: int, memory: Callable[[], Memory | None]
+    ) -> None:
+        """Begin with no row.
+
+        Args:
+          start_step: steps that the restored state has seen.
+          num_steps: steps of the whole run.
+          memory: of a device of this process; None where it is unknown.
+        """
+        self._step, self._num_steps = start_step, num_steps
+        self._memory = memory
+        self._row: Mapping[str, Any] = {}
+        self._mean, self._weight = 0.0, 0.0
+        self._first: tuple[int, float] | None = None
+        self._last_s = 0.0
+
+    def add(self, row: Mapping[str, Any], now_s: float) -> None:
+        """Take the row of a step.
+
+        Args:
+          row: as in metrics.jsonl.
+          now_s: when the step ended, by a monotonic clock.
+        """
+        self._row, self._step, self._last_s = row, row["step"], now_s
+        if self._first is None:  # this step compiled or loaded: it is not counted
+            self._first = (row["step"], now_s)
+        if math.isfinite(row["loss"]):
+            self._mean = _SMOOTHING * self._mean + (1 - _SMOOTHING) * row["loss"]
+            self._weight = _SMOOTHING * self._weight + 1 - _SMOOTHING
+
+    def parts(self, now_s: float) -> list[str]:
+        """Return the parts of the line, in the order of their importance.
+
+        Args:
+          now_s: by the clock of `add`; the time left counts down between two steps.
+        """
+        step, count = self._step, self._num_steps
+        parts = [f"step {step}/{count} {step / count:.0%}"]
+        if not self._row:
+            return [*parts, "waiting for the first step"]
+        loss = self._row["loss"]
+        if self._weight and math.isfinite(loss):
+            loss = self._mean / self._weight
+        parts.append(f"loss {loss:.4f}")
+        left_s = self._left_s(now_s)
+        if left_s is not None:
+            parts.append(f"{duration(left_s)} left")
+        parts.append(f"{quantity(self._row['tokens_per_s'])} tokens/s")
+        if self._row["mfu"] is not None:
+            parts.append(f"MFU {self._row['mfu']:.1%}")
+        memory = self._memory()
+        if memory is not None:
+            parts.append(
+                f"memory {memory.used / 2**30:.1f} of {memory.available / 2**30:.0f} "
+                "GiB"
+            )
+        return parts
+
+    def _left_s(self, now_s: float) -> float | None:
+        """Return the time left, evaluations and saves included as they have come."""
+        if self._first is None or self._step == self._first[0]:
+            return None
+        first_step, first_s = self._first
+        one_s = (self._last_s - first_s) / (self._step - first_step)
+        left_s = one_s * (self._num_steps - self._step)
+        return max(0.0, left_s - min(now_s - self._last_s, one_s))
+
+
+def fitted(parts: Sequence[str], width: int) -> str:
+    """Join parts with two spaces, as many as fit from the first on.
+
+    Args:
+      parts: the most important first.
+      width: of the terminal, characters; the last column stays free.
+    """
+    line = parts[0][: max(width - 1, 0)]
+    for part in parts[1:]:
+        if len(line) + 2 + len(part) >= width:
+            break
+        line = f"{line}  {part}"
+    return line
+
+
+def duration(seconds: int | float) -> str:
+    """Write a time as 45 s, 3:20 min, 5:08 h or 2 d 4 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def quantity(number: int | float) -> str:
+    """Write a number in at most four digits: 830, 12.3k, 4.56M."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{letter}"
+    return f"{number:.0f}"
+
+
+class LiveLine:
+    """The line itself, on stdout; a thread draws it."""
+
+    def __init__(self, progress: Progress) -> None:
+        """Begin to draw.
+
+        Args:
+          progress: gives what is drawn.
+        """
+        # A terminal is needed to see it: a log does not pay for the import.
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        self._progress = progress
+        self._console = Console(highlight=False)
+
+        def draw() -> Text:
+            parts = progress.parts(time.monotonic())
+            line = fitted(parts, self._console.width)
+            return Text(line, style="bold cyan", no_wrap=True, overflow="crop")
+
+        self._live = Live(
+            get_renderable=draw,
+            console=self._console,
+            refresh_per_second=_REDRAWN_PER_S,
+        )
+        self._live.start()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take the row of a step."""
+        self._progress.add(row, time.monotonic())
+
+    def say(self, text: str) -> None:
+        """Print above the line, exactly the text, at any length."""
+        style = next((c for begin, c in _COLORS.items() if text.startswith(begin)), "")
+        self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Draw the line for the last time, and leave it there."""
+        self._live.stop()
