@@ -1,9 +1,9 @@
 """Train a model: `python -m mjax.train --recipe NAME [flags]`.
 
 Enters: the command line. Leaves: a work dir with config.json, tokenizer/,
-metrics.jsonl, summary.json, checkpoints/, plots/loss.png, sample.txt, a record of each
-start in starts/, and an exit code: 0 done, 2 bad input, 42 preempted and saved, 93 gave
-up, 1 anything else. `--work-dir DIR` alone resumes the run in DIR.
+metrics.jsonl, summary.json, checkpoints/, plots/curves.png, sample.txt, a record of
+each start in starts/, and an exit code: 0 done, 2 bad input, 42 preempted and saved, 93
+gave up, 1 anything else. `--work-dir DIR` alone resumes the run in DIR.
 
 Only the flags are read here, without jax: help and mistakes are answered at once. Read
 `main`, then `trainer.run_training`: one run from flags to summary.

@@ -75,7 +75,7 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
     assert summary["eval_bits_per_byte"] == pytest.approx(
         read_computed(path)[-1]["eval_bits_per_byte"]
     )
-    assert (path / "plots" / "loss.png").stat().st_size > 1000
+    assert (path / "plots" / "curves.png").stat().st_size > 1000
     assert "continued by the model" in (path / "sample.txt").read_text()
     (path / "sample.txt").unlink()
     config = json.loads((path / "config.json").read_text())

@@ -1,10 +1,10 @@
-"""Metrics: from numbers on the host to rows, files, a figure and the progress line.
+"""Metrics: from numbers on the host to rows, files, trackers and the log.
 
 Enters: one row of plain numbers per optimizer step. Leaves: `metrics.jsonl`,
-`summary.json`, `plots/loss.png`, what trackers get, and what a person sees. Only rank 0
-writes. A full disk never stops a run: it is reported once, and rows that could
-not be written follow when there is room. A folder that somebody deletes or moves is
-made anew, with all rows. A run that still owes rows or its summary is not done.
+`summary.json`, what trackers get, and what a person sees. Only rank 0 writes. A full
+disk never stops a run: it is reported once, and rows that could not be written follow
+when there is room. A folder that somebody deletes or moves is made anew, with all rows.
+A run that still owes rows or its summary is not done.
 
 A row is one line of strict JSON, which knows neither NaN nor infinity. Such a value is
 null in its field, and the row's additional field `nonfinite` says what it was:
@@ -138,38 +138,6 @@ def summarize(rows: Sequence[Row]) -> Row:
         "tokens_per_s": _median(usual, "tokens_per_s"),
         "mfu": _median(usual, "mfu"),
     }
-
-
-def plot_loss(rows: Sequence[Row], path: Path, *, unigram_loss: float | None) -> None:
-    """Draw loss and held-out loss against the step into a PNG file.
-
-    Args:
-      rows: as in metrics.jsonl.
-      path: of the PNG file; its folder is made.
-      unigram_loss: entropy of single bytes in nats per token, drawn as a level that
-        any model of the text must get below.
-    """
-    # Matplotlib takes about a second to import: it is loaded when it draws.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name, label, marker in (
-        ("loss", "training batch", None),
-        ("eval_loss", "held-out text", "o"),
-    ):
-        points = [(r["step"], r[name]) for r in rows if r.get(name) is not None]
-        if points:
-            steps, losses = zip(*points, strict=True)
-            axes.plot(steps, losses, label=label, marker=marker, linewidth=1)
-    if unigram_loss is not None:
-        axes.axhline(unigram_loss, color="gray", linestyle=":", label="byte unigrams")
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
 
 
 class Recorder:

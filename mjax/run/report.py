@@ -1,7 +1,7 @@
 """What a run tells people: what it is, before; what it came to, after.
 
 Enters: the run's config, its dataset, its rows. Leaves: lines of text, summary.json,
-plots/loss.png, sample.txt.
+plots/curves.png, sample.txt.
 """
 
 import math
@@ -29,7 +29,7 @@ from mjax.kernels.target import Target, target
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.model.counts import flops_per_token, num_adapter_params, num_params
 from mjax.processes import distributed
-from mjax.run import ending, loop, metrics, sampling, terminal
+from mjax.run import ending, loop, metrics, plots, sampling, terminal
 from mjax.run.json_files import write_json
 
 _PROMPT_TOKENS = 64
@@ -336,12 +336,17 @@ def write_summary(
         **versions(),
     }
     unigram_loss = unigram_bits * math.log(2) * dataset.bytes_per_token
-    path, figure = work_dir / "summary.json", work_dir / "plots" / "loss.png"
+    path, figure = work_dir / "summary.json", work_dir / "plots" / "curves.png"
     recorder.guarded("summary.json", lambda: write_json(path, summary))
     if exit_code != ending.PREEMPTED:
         recorder.guarded(
-            "plots/loss.png",
-            lambda: metrics.plot_loss(rows, figure, unigram_loss=unigram_loss),
+            "plots/curves.png",
+            lambda: plots.draw(
+                rows,
+                figure,
+                bytes_per_token=dataset.bytes_per_token,
+                unigram_loss=unigram_loss,
+            ),
         )
     if summary["eval_bits_per_byte"] is not None:
         recorder.say(

@@ -270,16 +270,6 @@ def test_json_files_are_complete_and_strict(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_the_figure_is_a_png_also_with_gaps_and_without_rows(tmp_path):
-    rows = [a_row(step, loss=5 / step) for step in range(1, 30)]
-    rows[5]["loss"] = None
-    rows[9] |= {"eval_loss": 0.7}
-    for name, drawn in (("full", rows), ("empty", [])):
-        path = tmp_path / "plots" / f"{name}.png"
-        metrics.plot_loss(drawn, path, unigram_loss=3.1)
-        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
 def test_a_log_cadence_below_one_is_refused():
     with pytest.raises(ValueError, match=r"--log\.every must be at least 1, got 0"):
         LogConfig(every=0)

@@ -1,0 +1,212 @@
+"""The curves of a run as a picture: loss, learning rate, gradient norm, throughput.
+
+Enters: the rows of metrics.jsonl. Leaves: one PNG file of four panels. Loss has two
+scales, nats per token and bits per byte: only the second can be compared between
+tokenizers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+_RAW, _SMOOTH, _EVAL, _BASE = "#a9c4e6", "#1f5fa8", "#d95f02", "#6b6b6b"
+"""Colors that remain apart for people who do not see red or green."""
+_MOST_POINTS = 4000
+"""Of a raw curve: more than a panel has pixels."""
+_DECADES = 30
+"""Chosen: norms that differ by more have a logarithmic scale."""
+_SMOOTHED_OVER = 50
+"""Chosen: smoothing is over a fiftieth of the run."""
+
+
+def draw(
+    rows: Sequence[Row],
+    path: Path,
+    *,
+    bytes_per_token: float,
+    unigram_loss: float | None,
+) -> None:
+    """Draw the four panels.
+
+    Args:
+      rows: as in metrics.jsonl; a value may be absent or None.
+      path: of the PNG file; its folder is made.
+      bytes_per_token: of the corpus, on average; it turns nats per token into bits per
+        byte.
+      unigram_loss: entropy of single bytes in nats per token, drawn as a level that
+        any model of the text must get below.
+    """
+    # Matplotlib takes about a second to import: it is loaded when it draws.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(8, 5.4), layout="constrained")
+    loss, rate, norm, speed = figure.subplots(2, 2, sharex=True).ravel()
+    _draw_loss(loss, rows, bytes_per_token, unigram_loss)
+    _curve(rate, rows, "lr", _SMOOTH)
+    rate.set(title="learning rate")
+    rate.set_ylim(bottom=0)
+    rate.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    _both(norm, rows, "grad_norm")
+    norm.set(title="gradient norm")
+    _scale_norm(norm, rows)
+    usual = [row for row in rows if not row.get("profiled")]
+    _both(speed, usual, "tokens_per_s")
+    speed.set(title="throughput", ylabel="tokens/s")
+    _scale_speed(speed, usual)
+    for panel in (loss, rate, norm, speed):
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.margins(x=0.01)
+        panel.title.set_fontsize(10)
+        panel.yaxis.label.set_fontsize(9)
+        panel.tick_params(labelsize=8)
+    for panel in (norm, speed):
+        panel.set_xlabel("step", fontsize=9)
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return the running mean of a curve, over fewer steps where it begins.
+
+    A loss falls fast at first; a mean over as many steps as later would lag behind it.
+
+    Args:
+      values: one for each step.
+    """
+    longest = max(1.0, len(values) / _SMOOTHED_OVER)
+    mean, means = 0.0, list[float]()
+    for index, value in enumerate(values):
+        mean += (value - mean) / min(longest, 1 + index / 10)
+        means.append(mean)
+    return means
+
+
+def thinned(
+    steps: Sequence[int], values: Sequence[float], most: int
+) -> tuple[list[int], list[float]]:
+    """Keep the lowest and the highest value of each piece of a long curve.
+
+    Args:
+      steps: ascending.
+      values: one for each step.
+      most: points to keep, about.
+    """
+    length = -(-2 * len(steps) // most)
+    if length <= 2:
+        return [*steps], [*values]
+    kept: list[int] = []
+    for begin in range(0, len(steps), length):
+        piece = range(begin, min(begin + length, len(steps)))
+        kept += sorted(
+            {min(piece, key=values.__getitem__), max(piece, key=values.__getitem__)}
+        )
+    return [steps[at] for at in kept], [values[at] for at in kept]
+
+
+def _points(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
+    found = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def _curve(panel: Any, rows: Sequence[Row], name: str, color: str, **more: Any) -> None:
+    steps, values = _points(rows, name)
+    _plot(panel, steps, values, color=color, **more)
+
+
+def _both(panel: Any, rows: Sequence[Row], name: str, label: str = "") -> None:
+    """Draw a curve as it is, pale, and smoothed."""
+    steps, values = _points(rows, name)
+    _plot(panel, steps, values, color=_RAW, linewidth=0.6)
+    _plot(panel, steps, smoothed(values), color=_SMOOTH, label=label)
+
+
+def _plot(
+    panel: Any, steps: Sequence[int], values: Sequence[float], **style: Any
+) -> None:
+    panel.plot(*thinned(steps, values, _MOST_POINTS), **{"linewidth": 1.4} | style)
+
+
+def _draw_loss(
+    panel: Any,
+    rows: Sequence[Row],
+    bytes_per_token: float,
+    unigram_loss: float | None,
+) -> None:
+    _both(panel, rows, "loss", "training, smoothed")
+    steps, values = _points(rows, "eval_loss")
+    if steps:
+        panel.plot(
+            *(steps, values),
+            **{"color": _EVAL, "marker": "o", "markersize": 3.5, "linewidth": 1},
+            label="held-out text",
+        )
+    if unigram_loss is not None:
+        panel.axhline(unigram_loss, color=_BASE, linestyle=":", label="single bytes")
+    skipped = [row["step"] for row in rows if row.get("skipped")]
+    if skipped:
+        panel.plot(
+            *(skipped, [0.02] * len(skipped)),
+            **{"color": "black", "marker": "x", "markersize": 5, "linestyle": ""},
+            transform=panel.get_xaxis_transform(),
+            label="skipped",
+        )
+    panel.set(title="loss", ylabel="nats per token")
+    losses = _points(rows, "loss")[1]
+    top = _quantile(losses, 0.999)
+    if top is not None:  # a spike does not press the curve flat
+        known = [*values, *([] if unigram_loss is None else [unigram_loss])]
+        top, low = max(top, *known, 0.0), min(*losses, *known, top)
+        panel.set_ylim(low - 0.05 * (top - low), top + 0.05 * (top - low) or 1.0)
+    bits = 1 / math.log(2) / bytes_per_token
+    _second_scale(panel, "bits per byte", lambda x: x * bits, lambda x: x / bits)
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize=8, framealpha=0.9, loc="upper right")
+
+
+def _second_scale(
+    panel: Any, label: str, there: Callable[[Any], Any], back: Callable[[Any], Any]
+) -> None:
+    scale = panel.secondary_yaxis("right", functions=(there, back))
+    scale.set_ylabel(label, fontsize=9)
+    scale.spines["right"].set_color("#cccccc")
+    scale.tick_params(labelsize=8)
+
+
+def _scale_norm(panel: Any, rows: Sequence[Row]) -> None:
+    """Show the usual norms, on a scale of powers of ten if they differ much."""
+    norms = [norm for norm in _points(rows, "grad_norm")[1] if norm > 0]
+    low, top = _quantile(norms, 0.02), _quantile(norms, 0.998)
+    if low is not None and top is not None and top > _DECADES * low:
+        panel.set_yscale("log")
+    else:
+        panel.set_ylim(bottom=0, top=None if top is None else 1.1 * top)
+
+
+def _scale_speed(panel: Any, rows: Sequence[Row]) -> None:
+    """Show the usual speed, from 0; and MFU, if the peak is known."""
+    top = _quantile(_points(rows, "tokens_per_s")[1], 0.98)
+    panel.set_ylim(bottom=0, top=None if top is None else 1.15 * top)
+    panel.yaxis.set_major_formatter(lambda value, _: _short(value))
+    known = next((row for row in rows if row.get("mfu") and row["tokens_per_s"]), None)
+    if known is not None:
+        share = 100 * known["mfu"] / known["tokens_per_s"]
+        _second_scale(panel, "MFU, %", lambda x: x * share, lambda x: x / share)
+
+
+def _short(number: float) -> str:
+    for factor, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:g}{letter}"
+    return f"{number:g}"
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    if not values:
+        return None
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]

@@ -1,0 +1,107 @@
+"""The curves of a run: what is drawn, and that odd rows do not stop it."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from mjax.run import plots
+
+
+def rows(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            **{"step": step, "loss": 1 + 5 / step, "grad_norm": 0.5, "lr": 1e-3},
+            **{"tokens_per_s": 400.0, "mfu": None, "skipped": 0},
+            **more,
+        }
+        for step in range(1, count + 1)
+    ]
+
+
+def drawn(found: list[dict[str, Any]], folder: Path) -> np.ndarray:
+    path = folder / "plots" / "curves.png"
+    plots.draw(found, path, bytes_per_token=4.4, unigram_loss=3.1)
+    return matplotlib.image.imread(path)
+
+
+def changed(a: np.ndarray, b: np.ndarray) -> list[bool]:
+    """Which quarters of two pictures differ: loss, rate, norm, throughput."""
+    differs = (a != b).any(axis=-1)
+    height, width = differs.shape
+    return [
+        bool(differs[y : y + height // 2, x : x + width // 2].any())
+        for y in (0, height // 2)
+        for x in (0, width // 2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Forty usual rows."""
+    return drawn(rows(40), tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize(
+    ("name", "panel"), [("loss", 0), ("lr", 1), ("grad_norm", 2), ("tokens_per_s", 3)]
+)
+def test_each_panel_shows_one_field(
+    tmp_path: Path, plain: np.ndarray, name: str, panel: int
+) -> None:
+    after = [row | {name: row[name] * (1 + row["step"] % 2 / 90)} for row in rows(40)]
+    where = changed(plain, drawn(after, tmp_path))
+    assert where == [at == panel for at in range(4)]
+
+
+@pytest.mark.parametrize("more", [{"eval_loss": 2.0}, {"skipped": 1}])
+def test_evaluations_and_skipped_steps_are_marked_in_the_loss(
+    tmp_path: Path, plain: np.ndarray, more: dict[str, Any]
+) -> None:
+    found = rows(40)
+    found[20] |= more
+    assert changed(plain, drawn(found, tmp_path)) == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        rows(1),
+        rows(3, loss=None, grad_norm=None),
+        rows(3, loss=0.0, grad_norm=0.0, lr=0.0),
+        rows(30, mfu=0.4),
+    ],
+    ids=["no rows", "one row", "not finite", "zeros", "with MFU"],
+)
+def test_odd_rows_are_drawn_too(tmp_path: Path, found: list[dict[str, Any]]) -> None:
+    height, width, _ = drawn(found, tmp_path).shape
+    assert (height, width) == (702, 1040)
+
+
+def test_a_mean_of_a_line_that_bends_stays_between_its_neighbours() -> None:
+    values = [10.0] * 500 + [0.0] * 500
+    means = plots.smoothed(values)
+    assert means[:500] == pytest.approx([10.0] * 500)
+    assert all(a > b > 0 for a, b in itertools.pairwise(means[499:]))
+    assert means[-1] < 1e-3
+
+
+def test_a_loss_that_falls_fast_at_first_is_followed() -> None:
+    losses = [2 + 8 / (1 + step / 10) for step in range(5000)]
+    means = plots.smoothed(losses)
+    off = [abs(mean / loss - 1) for mean, loss in zip(means, losses, strict=True)]
+    assert max(off) < 0.1
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_peaks() -> None:
+    values = [0.0] * 100_000
+    values[7_777], values[55_555] = 9.0, -9.0
+    steps, kept = plots.thinned(range(100_000), values, 4000)
+    assert len(steps) <= 4000
+    assert [*steps] == sorted(steps)
+    assert dict(zip(steps, kept, strict=True))[7_777] == max(kept) == 9.0
+    assert min(kept) == -9.0
+    assert plots.thinned([1, 2], [3.0, 4.0], 4000) == ([1, 2], [3.0, 4.0])
