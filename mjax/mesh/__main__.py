@@ -1,7 +1,9 @@
-"""Print the mesh of a run: python -m mjax.mesh --mesh.tp 2 --simulate-devices 8."""
+"""Draw the mesh of a run: python -m mjax.mesh --mesh.tp 2 --simulate-devices 8."""
 
 import dataclasses
+import shutil
 import sys
+from pathlib import Path
 
 from mjax import flags
 from mjax.mesh.axes import MeshConfig, resolve
@@ -10,7 +12,7 @@ from mjax.processes.config import DistributedConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Print which device sits where in the mesh."""
+    """Draw the mesh, and print which device sits where in it."""
 
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     distributed: DistributedConfig = dataclasses.field(
@@ -18,12 +20,21 @@ class Flags:
     )
     simulate_devices: int | None = None
     """Use this many simulated CPU devices in each process."""
+    svg: Path | None = None
+    """File for a drawing of the mesh, FILE.svg."""
+
+    def __post_init__(self) -> None:
+        if self.svg is not None and not self.svg.parent.is_dir():
+            raise ValueError(
+                f"--svg {self.svg}: there is no folder {self.svg.parent}; make it"
+            )
 
 
 def main(wanted: Flags) -> None:
     """Build the mesh that the flags describe and print it from process 0."""
     import jax  # this and the others: once the flags are read
 
+    from mjax.mesh import drawing
     from mjax.mesh.build import build_mesh, describe
     from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
     from mjax.processes.distributed import start
@@ -35,7 +46,11 @@ def main(wanted: Flags) -> None:
     sizes = resolve(wanted.mesh, jax.device_count())
     mesh = build_mesh(sizes, tp_across_hosts=wanted.mesh.tp_across_hosts)
     if jax.process_index() == 0:
-        print(describe(mesh))
+        num_columns = shutil.get_terminal_size().columns
+        drawn = drawing.text(mesh, num_columns=num_columns)
+        print(f"{drawn}\n\n{describe(mesh)}")
+        if wanted.svg is not None:
+            wanted.svg.write_text(drawing.svg(mesh), encoding="utf-8")
 
 
 if __name__ == "__main__":

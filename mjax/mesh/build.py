@@ -56,7 +56,7 @@ def build_mesh(
             f"devices, got {len(devices)}"
         )
     grid = np.empty(len(devices), dtype=object)
-    grid[:] = sorted(devices, key=lambda d: (_host(d), d.process_index, d.id))
+    grid[:] = sorted(devices, key=lambda d: (host_of(d), d.process_index, d.id))
     grid = grid.reshape(sizes.as_tuple())
     if not tp_across_hosts:
         _check_tp_inside_hosts(grid)
@@ -86,7 +86,9 @@ def describe(mesh: Mesh) -> str:
     for index, device in enumerate(devices[:shown]):
         place = np.unravel_index(index, grid.shape)
         tp_group = index // grid.shape[-1]
-        rows.append((_host(device), device.process_index, device.id, *place, tp_group))
+        rows.append(
+            (host_of(device), device.process_index, device.id, *place, tp_group)
+        )
     table = [[str(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
@@ -106,10 +108,10 @@ def devices_per_host(devices: Iterable[Any]) -> int:
     Args:
       devices: of all hosts.
     """
-    return math.gcd(*Counter(_host(device) for device in devices).values())
+    return math.gcd(*Counter(host_of(device) for device in devices).values())
 
 
-def _host(device: Any) -> int:
+def host_of(device: Any) -> int:
     """Return the number of the host of a device.
 
     In a run of several processes `partition_index` numbers the machines, however many
@@ -126,7 +128,7 @@ def _check_tp_inside_hosts(grid: np.ndarray) -> None:
     """Refuse a tensor-parallel group that spans hosts."""
     tp = grid.shape[-1]
     for group in grid.reshape(-1, tp):
-        hosts = sorted({_host(device) for device in group})
+        hosts = sorted({host_of(device) for device in group})
         if len(hosts) > 1:
             per_host = devices_per_host(grid.flat)
             raise ValueError(
@@ -142,7 +144,9 @@ def _check_shards_of_hosts(grid: np.ndarray) -> None:
     if grid.flat[0].platform == "cpu":
         return
     *_, num_nodes, per_node, tp = grid.shape
-    hosts = np.vectorize(_host, otypes=[int])(grid).reshape(-1, num_nodes, per_node, tp)
+    hosts = np.vectorize(host_of, otypes=[int])(grid).reshape(
+        -1, num_nodes, per_node, tp
+    )
     is_inside = (hosts == hosts[:, :, :1, :1]).all()
     firsts = np.sort(hosts[:, :, 0, 0], axis=1)
     if is_inside and (firsts[:, 1:] != firsts[:, :-1]).all():
@@ -165,7 +169,7 @@ def _axes_text(shape: tuple[int, ...]) -> str:
 
 def _summary(grid: np.ndarray) -> str:
     """Return the first line of `describe`."""
-    hosts = {_host(device) for device in grid.flat}
+    hosts = {host_of(device) for device in grid.flat}
     processes = {device.process_index for device in grid.flat}
     kind = grid.flat[0].device_kind
     return (
