@@ -29,9 +29,9 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
   tests/step/test_pipelined.py::test_a_pipeline_has_the_loss_and_gradients_of_one_device[dp] \
   tests/step/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
-.PHONY: help env env-plan env-hf env-eval env-track env-newest train test test-plan \
-  test-hf test-eval test-track test-slurm test-services test-newest evidence \
-  evidence-quick evidence-long dist lock clean
+.PHONY: help env env-plan env-hf env-eval env-track env-newest env-docs train test \
+  test-plan test-hf test-eval test-track test-slurm test-services test-newest docs \
+  evidence evidence-quick evidence-long dist lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
@@ -40,6 +40,7 @@ help:
 	@echo "make env-eval     mjax with lm-eval in .venv-eval"
 	@echo "make env-track    mjax with wandb and MLflow in .venv-track"
 	@echo "make env-newest   mjax with the newest releases, in .venv-newest"
+	@echo "make env-docs     MkDocs in .venv-docs"
 	@echo "make train        train the demo recipe; make train ARGS='--steps 50'"
 	@echo "make test         the gate: format, lint, types, tests"
 	@echo "make test-plan    compile for described GPUs, and read what came out"
@@ -51,6 +52,7 @@ help:
 	@echo "make test-newest  a short suite on the newest releases"
 	@echo "make evidence     make the pages of docs/benchmarks anew that need no GPU"
 	@echo "make evidence-quick  the cheap ones; make evidence-long: faults, kills, training"
+	@echo "make docs         the docs site in build/site/html, warnings are errors"
 	@echo "make dist         the wheel and the sdist in dist/, checked"
 	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
@@ -99,6 +101,16 @@ env-track: .venv-track/installed
 	  "$$python" -m venv --clear .venv-track
 	.venv-track/bin/python $(INSTALL) -c constraints-track.txt \
 	  -e '.[track,wandb,mlflow]' mlflow
+	@touch $@
+
+env-docs: .venv-docs/installed
+
+# Without mjax: mkdocstrings reads its source and imports nothing.
+.venv-docs/installed: constraints-docs.txt
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
+	  "$$python" -m venv --clear .venv-docs
+	.venv-docs/bin/python $(INSTALL) -c constraints-docs.txt \
+	  mkdocs-material mkdocstrings-python ruff
 	@touch $@
 
 train: env
@@ -170,6 +182,11 @@ evidence-long: env-plan env-hf
 	.venv/bin/python -m scripts.evidence_index --run long
 	.venv/bin/python -m scripts.evidence_index --write
 
+# The theme's notice about MkDocs 2 is no warning about these pages.
+docs: env env-docs
+	.venv/bin/python -m scripts.site.stage
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict -f build/site/mkdocs.yml
+
 dist: env
 	rm -rf build dist
 	.venv/bin/python -m build --no-isolation
@@ -190,4 +207,4 @@ lock:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .venv .venv-hf .venv-eval .venv-track .venv-newest .venv-lock
+	rm -rf .venv .venv-hf .venv-eval .venv-track .venv-newest .venv-docs .venv-lock

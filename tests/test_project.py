@@ -17,10 +17,10 @@ OTHER_CONSTRAINTS = ("cuda12", "eval", "mlflow", "wandb")
 FIND_PYTHON = ROOT / "scripts" / "find_python.sh"
 
 
-def locked() -> dict[str, str]:
-    """Read constraints.txt; a line that is not name==version has no place there."""
+def locked(name: str = "constraints.txt") -> dict[str, str]:
+    """Read a file of constraints; each line must be name==version or a comment."""
     pins = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
+    for line in (ROOT / name).read_text().splitlines():
         if not line.startswith("#"):
             match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)", line)
             assert match, line
@@ -48,6 +48,15 @@ def test_the_lock_covers_every_dependency_that_make_installs():
         ]
     }
     assert names - set(locked()) == set()
+
+
+def test_the_docs_are_built_at_versions_of_the_lock():
+    recipe = (ROOT / "Makefile").read_text().partition(".venv-docs/installed: ")[2]
+    names = re.search(r"-c constraints-docs.txt \\\n\t *(.*)", recipe)
+    assert names
+    pins = locked("constraints-docs.txt")
+    assert set(names[1].split()) - set(pins) == set()
+    assert pins["ruff"] == locked()["ruff"]
 
 
 def test_the_type_checker_brings_its_own_node():

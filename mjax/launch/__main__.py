@@ -123,25 +123,13 @@ class UpdateFlags(RunFlags):
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code: of the run, or 2 after bad input."""
     words = sys.argv[1:] if argv is None else argv
-    commands: dict[str, Callable[[list[str]], int]] = {
-        "driver": _driver,
-        "agent": _agent,
-        "slurm": _slurm,
-        "status": _status,
-        "evict": _evict,
-        "drain": _drain,
-        "update": _update,
-        "stop": _stop,
-        "journal": _journal,
-        "first-error": _first_error,
-    }
     try:
-        if words and words[0] in commands:
-            return commands[words[0]](words[1:])
+        if words and words[0] in COMMANDS:
+            return COMMANDS[words[0]](words[1:])
         if words and not words[0].startswith("-"):
             raise ValueError(
                 f"unknown command {words[0]}; the nearest is "
-                f"{flags.nearest(words[0], commands)}"
+                f"{flags.nearest(words[0], COMMANDS)}"
             )
         return _local(words)
     except (ValueError, OSError) as error:
@@ -314,6 +302,21 @@ def _read(
         prog=_PROG + command,
         guide=flags.Guide(description=description or ""),
     )
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "driver": _driver,
+    "agent": _agent,
+    "slurm": _slurm,
+    "status": _status,
+    "evict": _evict,
+    "drain": _drain,
+    "update": _update,
+    "stop": _stop,
+    "journal": _journal,
+    "first-error": _first_error,
+}
+"""What the first word may be. Without one of them the run is on this machine."""
 
 
 if __name__ == "__main__":

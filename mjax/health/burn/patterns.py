@@ -51,7 +51,8 @@ def wrong_rows(
     less running time, IFIP Congress; differs: integers up to 2^20 instead of 0 and 1.
 
     Args:
-      a, b: [n, n], small.
+      a: [n, n], small.
+      b: [n, n], small.
       found: [n, n], any dtype of numbers.
     """
     if not np.all(np.isfinite(found)) or np.any(found != np.rint(found)):

@@ -56,8 +56,8 @@ def parse(text: str) -> Matrix:
     """Return the matrix.
 
     Raises:
-      UnreadableError: it is no square with rows in the order of its columns and X in
-      the diagonal.
+      UnreadableError: it is not a square with rows in the order of its columns and
+        X on the diagonal.
     """
     lines = [_ESCAPE.sub("", line).split() for line in text.splitlines()]
     header, *rest = [line for line in lines if line] or [[]]

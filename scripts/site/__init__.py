@@ -1,0 +1,1 @@
+"""Prepare the sources of the docs site."""

@@ -1,0 +1,42 @@
+"""The page of all flags, made from the programs' own parsers.
+
+Enters: the help that each program prints. Leaves: a page of Markdown.
+"""
+
+import re
+
+from mjax import completion
+from mjax.__main__ import PROGRAMS
+from mjax.launch.__main__ import COMMANDS
+
+
+def page() -> str:
+    """Return the page: each program and command, and what it prints for `-h`."""
+    parts = [
+        "# Flags\n\nWhat each program prints for `-h`. `mjax NAME` and "
+        "`python -m mjax.NAME` are the same program.\n"
+    ]
+    for program, does in PROGRAMS.items():
+        parts.append(f"## mjax {program}\n\n{does.capitalize()}.\n")
+        parts += _helps(program)
+    return "\n".join(parts)
+
+
+def _helps(*names: str) -> list[str]:
+    """Return what a program or command prints for `-h`, and its commands after it."""
+    text = completion.help_of(*names)
+    parts = [f"```text\n{text.strip()}\n```\n"]
+    for command in _commands(names, text):
+        parts.append(f"### mjax {' '.join([*names, command])}\n")
+        parts += _helps(*names, command)
+    return parts
+
+
+def _commands(names: tuple[str, ...], text: str) -> list[str]:
+    """Return the commands of a program or of a command, whose help is text."""
+    if names == ("launch",):
+        return list(COMMANDS)
+    choices = re.search(r"\[-h\]\s+\{([a-z,-]+)\}\s+\.\.\.", text)
+    if choices:
+        return choices[1].split(",")
+    return completion.commands_in(text) if len(names) == 1 else []

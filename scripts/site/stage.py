@@ -1,0 +1,116 @@
+"""Collect the pages of the docs site in one folder, and write its configuration.
+
+Enters: README.md, docs/ and the files they link to; mkdocs.yml. Leaves: the folder
+build/site/source with the same paths as in the repository, so that every link stays
+as it is, with pages made from the code: flags, API; and build/site/mkdocs.yml, whose
+navigation lists them. Run by `make docs`.
+"""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import yaml
+
+from scripts.site import flags
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "site"
+_LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
+
+
+def main() -> int:
+    """Write build/site/source and build/site/mkdocs.yml; return the exit code."""
+    source = BUILD / "source"
+    shutil.rmtree(BUILD, ignore_errors=True)
+    source.mkdir(parents=True)
+    pages = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
+    for page in pages:
+        copy(page, source)
+    for path in sorted((ROOT / "docs").rglob("*.*")):
+        if path.suffix in (".css", ".png", ".svg"):
+            copy(path, source)
+    for page in pages:
+        for link in linked(page):
+            if link.is_file() and not (source / link.relative_to(ROOT)).exists():
+                copy(link, source)
+    made = {"reference/flags.md": flags.page()} | api_pages(ROOT / "mjax")
+    for name, text in made.items():
+        path = source / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    config |= {
+        "docs_dir": "source",
+        "site_dir": "html",
+        "nav": expanded(config["nav"], source),
+    }
+    (BUILD / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+    print(f"docs: {len(pages)} pages of ours, {len(made)} made from the code")
+    return 0
+
+
+def copy(path: Path, source: Path) -> None:
+    """Copy a file of the repository to the same place below source."""
+    target = source / path.relative_to(ROOT)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+
+
+def linked(page: Path) -> list[Path]:
+    """Return the files of the repository that a page links to.
+
+    Raises:
+      ValueError: a link leads out of the repository.
+    """
+    links = (link for link in _LINK.findall(page.read_text()) if ":" not in link)
+    paths = [Path(os.path.normpath(page.parent / link)) for link in links]
+    for path in paths:
+        if not path.is_relative_to(ROOT):
+            raise ValueError(f"{page}: the link to {path} leads out of the repository")
+    return paths
+
+
+def api_pages(package: Path) -> dict[str, str]:
+    """Return a page for each package, which mkdocstrings fills from its docstrings.
+
+    Args:
+      package: the folder of a package; those below it are included.
+    Returns:
+      From names of pages to their text, in the order of the names.
+    """
+    pages = {}
+    for folder in sorted({path.parent for path in package.rglob("*.py")}):
+        name = ".".join(folder.relative_to(package.parent).parts)
+        modules = [
+            f"{name}.{path.stem}"
+            for path in sorted(folder.glob("*.py"))
+            if not path.stem.startswith("_")
+        ]
+        text = "".join(f"\n::: {module}\n" for module in [name, *modules])
+        pages[f"reference/api/{name}.md"] = f"# {name}\n{text}"
+    return pages
+
+
+def expanded(entries: list, source: Path) -> list:
+    """Return a navigation in which a folder stands for the pages that are in it."""
+    result = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            ((title, value),) = entry.items()
+            if isinstance(value, list):
+                value = expanded(value, source)
+            elif value.endswith("/"):
+                value = [
+                    str(page.relative_to(source))
+                    for page in sorted((source / value).glob("*.md"))
+                ]
+            entry = {title: value}
+        result.append(entry)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

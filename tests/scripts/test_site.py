@@ -1,0 +1,53 @@
+"""The sources of the docs site: what is collected, and what is made from the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mjax.__main__ import PROGRAMS
+from scripts.site import flags, stage
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_public_module_has_its_place_in_the_api_pages():
+    listed = re.findall(
+        r"^::: (.*)$", "".join(stage.api_pages(ROOT / "mjax").values()), re.MULTILINE
+    )
+    files = (path.relative_to(ROOT) for path in (ROOT / "mjax").rglob("*.py"))
+    names = {".".join(file.with_suffix("").parts) for file in files}
+    public = {name.removesuffix(".__init__") for name in names} - {
+        name for name in names if name.endswith("__main__")
+    }
+    assert sorted(listed) == sorted(public)
+
+
+def test_the_page_of_flags_has_every_program_and_the_flags_of_its_commands():
+    page = flags.page()
+    assert re.findall(r"^## mjax (\S+)$", page, re.MULTILINE) == list(PROGRAMS)
+    for flag in ("--mesh.tp", "--spares", "--history", "--held-out", "--reports"):
+        assert flag in page
+
+
+def test_a_link_out_of_the_repository_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("[a](other.md), [web](https://a.b), [out](../secret.txt)")
+    with pytest.raises(ValueError, match=r"page\.md: the link to .* leads out"):
+        stage.linked(page)
+
+
+def test_the_navigation_names_pages_that_exist_once():
+    def pages(entries):
+        for entry in entries:
+            value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+            yield from pages(value) if isinstance(value, list) else [value]
+
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    named = [p for p in pages(config["nav"]) if not p.startswith("reference/")]
+    assert len(named) == len(set(named))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    ours = {str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")}
+    assert ours - set(named) == set()
