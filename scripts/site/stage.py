@@ -2,8 +2,8 @@
 
 Enters: README.md, docs/ and the files they link to; mkdocs.yml. Leaves: the folder
 build/site/source with the same paths as in the repository, so that every link stays
-as it is, with pages made from the code: flags, API; and build/site/mkdocs.yml, whose
-navigation lists them. Run by `make docs`.
+as it is, with pages made from the code: flags, failures, API; and
+build/site/mkdocs.yml, whose navigation lists them. Run by `make docs`.
 """
 
 import os
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import yaml
 
-from scripts.site import flags
+from scripts.site import failures, flags
+from scripts.site.messages import messages
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "site"
@@ -36,7 +37,13 @@ def main() -> int:
         for link in linked(page):
             if link.is_file() and not (source / link.relative_to(ROOT)).exists():
                 copy(link, source)
-    made = {"reference/flags.md": flags.page()} | api_pages(ROOT / "mjax")
+    found = messages(ROOT / "mjax")
+    entries = failures.read(ROOT / "docs" / "failures.toml")
+    made = {
+        "reference/flags.md": flags.page(),
+        "reference/failures.md": failures.failures_page(entries, found),
+        "reference/refusals.md": failures.refusals_page(found),
+    } | api_pages(ROOT / "mjax")
     for name, text in made.items():
         path = source / name
         path.parent.mkdir(exist_ok=True)

@@ -1,0 +1,101 @@
+"""The pages of failures: what a message means, and what to do.
+
+Enters: the messages of the code (messages.py), and docs/failures.toml with causes and
+remedies. Leaves: a page of failures of running jobs, and a page of all refusals.
+"""
+
+import dataclasses
+import itertools
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from scripts.site.messages import Message
+
+PARTS_OF_A_RUN = (
+    *("ckpt", "data", "evaluate", "generate.opened", "hardware", "hugging_face"),
+    *("plan", "processes.agreement", "processes.distributed", "processes.key_value"),
+    *("run", "trainer", "tune"),
+)
+"""Modules below mjax whose failures a run, an export or an evaluation can end with."""
+REFUSALS = ("ValueError", "NotImplementedError")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An entry of docs/failures.toml.
+
+    Attributes:
+      title: what is wrong.
+      fragments: parts of the messages that mean it.
+      cause: why it happens.
+      remedy: what to do.
+    """
+
+    title: str
+    fragments: Sequence[str]
+    cause: str
+    remedy: str
+
+
+def read(path: Path) -> list[Failure]:
+    """Return the entries of a file, in its order."""
+    return [Failure(**one) for one in tomllib.loads(path.read_text())["failure"]]
+
+
+def of_runs(messages: Iterable[Message]) -> list[Message]:
+    """Return the messages that need an entry: failures, not refusals, of a run."""
+    names = tuple(f"mjax.{part}" for part in PARTS_OF_A_RUN)
+    return [
+        one
+        for one in messages
+        if one.base not in (*REFUSALS, "Exception")
+        and any(
+            one.module == name or one.module.startswith(name + ".") for name in names
+        )
+    ]
+
+
+def means(failure: Failure, message: Message) -> bool:
+    """Say whether a message is one of a failure."""
+    return any(fragment in message.text for fragment in failure.fragments)
+
+
+def failures_page(failures: Sequence[Failure], messages: Sequence[Message]) -> str:
+    """Return the page of failures, with the messages of each."""
+    parts = [
+        "# Failures\n\nWhat can end a run or an export that has started: the message, "
+        "its cause, the remedy. Words in braces are filled in. What is refused before "
+        "it starts is on the page of [refusals](refusals.md), exit codes are in "
+        "[how a run ends](../docs/design.md#how-a-run-ends). "
+        "`python -m mjax.launch first-error --work-dir RUN` says which process failed "
+        "first.\n"
+    ]
+    for failure in failures:
+        texts = [m.text for m in of_runs(messages) if means(failure, m)]
+        parts.append(
+            f"## {failure.title}\n\n{failure.cause}\n\n**Remedy.** {failure.remedy}\n\n"
+            + _block(texts)
+        )
+    return "\n".join(parts)
+
+
+def refusals_page(messages: Sequence[Message]) -> str:
+    """Return the page of all messages that are not failures of a run, by module."""
+    failed = {*of_runs(messages)}
+    parts = [
+        "# Refusals\n\nEvery message with which bad input is refused, by the module "
+        "that says it. Words in braces are filled in. A message names the rule and "
+        "the value; what to write instead follows the semicolon.\n"
+    ]
+    rest = (one for one in messages if one not in failed)
+    for module, group in itertools.groupby(rest, lambda one: one.module):
+        parts.append(f"## {module}\n\n{_block([one.text for one in group])}")
+    return "\n".join(parts)
+
+
+def _block(texts: Iterable[str]) -> str:
+    """Return texts as a block, one a line, each once."""
+    lines = dict.fromkeys(re.sub(r"\s+", " ", text).strip() for text in texts)
+    return "```text\n" + "\n".join(lines) + "\n```\n"

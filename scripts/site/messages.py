@@ -1,0 +1,159 @@
+"""The messages with which the code refuses or fails, read from its source.
+
+Enters: the folder of a package. Leaves: each message that an error is made with, its
+module and the class of the error. Nothing is imported: the text is that of the call,
+with the expressions of an f-string in braces.
+"""
+
+import ast
+import builtins
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message.
+
+    Attributes:
+      module: with dots.
+      error: class of the error.
+      base: the class of Python that it derives from.
+      text: the message; an expression in it stands in braces.
+    """
+
+    module: str
+    error: str
+    base: str
+    text: str
+
+
+def messages(package: Path) -> list[Message]:
+    """Return the messages of a package, by module and line, each once.
+
+    A run that gives up says why in its log, which counts as a RuntimeError. An error
+    that passes on the text of another has no message of its own, and an AssertionError
+    is for us and not for users.
+
+    Args:
+      package: its folder; packages below it are included.
+    """
+    trees = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts): ast.parse(
+            path.read_text()
+        )
+        for path in sorted(package.rglob("*.py"))
+    }
+    bases = _bases([*trees.values()])
+    found: dict[Message, None] = {}
+    for module, tree in trees.items():
+        for call, function in _calls(tree, tree):
+            error = ast.unparse(call.func).rpartition(".")[2]
+            if error == "say" and "gave up" in ast.unparse(call.args[0]):
+                error = "RuntimeError"
+            base = bases.get(error)
+            if base is None or base == "AssertionError":
+                continue
+            given = [*call.args, *(word.value for word in call.keywords)]
+            texts = [text for arg in given for text in _texts(arg, function, tree)]
+            for text in texts:
+                if len(literal(text).split()) > 1:
+                    message = Message(module=module, error=error, base=base, text=text)
+                    found[message] = None
+    return list(found)
+
+
+def literal(text: str) -> str:
+    """Return a message without the expressions in it."""
+    return re.sub(r"\{[^{}]*\}", " ", text)
+
+
+def _bases(trees: Sequence[ast.Module]) -> dict[str, str]:
+    """Return the classes of errors that there are, each with that of Python's."""
+    bases = {
+        name: name
+        for name, kind in vars(builtins).items()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    }
+    classes = [
+        (node.name, ast.unparse(node.bases[0]).rpartition(".")[2])
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.bases
+    ]
+    for _ in range(4):  # deeper than any class of errors is
+        bases |= {name: bases[base] for name, base in classes if base in bases}
+    return bases
+
+
+def _calls(
+    node: ast.AST, function: _Function | ast.Module
+) -> Iterator[tuple[ast.Call, _Function | ast.Module]]:
+    """Yield each call below a node with the function that it stands in."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield child, function
+        inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from _calls(child, child if inner else function)
+
+
+def _texts(node: ast.expr, function: ast.AST, tree: ast.Module) -> list[str]:
+    """Return what an expression may read, one text for each alternative."""
+    match node:
+        case ast.Constant(value=value):
+            return [value] if isinstance(value, str) else []
+        case ast.JoinedStr(
+            values=[prefix, ast.FormattedValue(value=ast.Name() as name)]
+        ):
+            return [_piece(prefix) + text for text in _texts(name, function, tree)]
+        case ast.JoinedStr(values=values):
+            return ["".join(map(_piece, values))]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [
+                a + b
+                for a in _texts(left, function, tree)
+                for b in _texts(right, function, tree)
+            ]
+        case ast.IfExp(body=body, orelse=other):
+            return _texts(body, function, tree) + _texts(other, function, tree)
+        case ast.Name(id=name):
+            values = [v for v in _assigned(name, function) if not _uses(v, name)]
+            if values:
+                return [text for v in values for text in _texts(v, function, tree)]
+        case ast.Call(func=ast.Name(id=name)):
+            for made in tree.body:
+                if isinstance(made, ast.FunctionDef) and made.name == name:
+                    returned = [n for n in ast.walk(made) if isinstance(n, ast.Return)]
+                    return [
+                        text
+                        for n in returned
+                        if n.value is not None and not _uses(n.value, name)
+                        for text in _texts(n.value, made, tree)
+                    ]
+    return ["{" + ast.unparse(node) + "}"]
+
+
+def _piece(value: ast.expr) -> str:
+    if isinstance(value, ast.FormattedValue):
+        return "{" + ast.unparse(value.value) + "}"
+    return str(ast.literal_eval(value))
+
+
+def _assigned(name: str, function: ast.AST) -> Iterator[ast.expr]:
+    """Yield what a name is set to in a function."""
+    for node in ast.walk(function):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=target)], value=value)
+                | ast.NamedExpr(target=ast.Name(id=target), value=value)
+            ):
+                if target == name:
+                    yield value
+
+
+def _uses(node: ast.AST, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
