@@ -212,6 +212,7 @@ def _values(
         "model.layers": _multiples(model.pattern_length * num_parts, model.layers),
         "model.vocab_multiple": _multiples(tp, model.vocab_multiple),
         "model.remat": ["full"],
+        "model.offload_horizon": [None],
         "pipeline.chunks": _by_distance(
             range(1, current("model.layers") + 1), config.pipeline.chunks
         ),

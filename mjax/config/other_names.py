@@ -239,7 +239,7 @@ OTHER_NAMES: dict[str, str] = {
     "recompute-method": "--model.remat",
     "remat-policy": "--model.remat",
     "sm-activation-offloading": "--model.remat offload keeps activations on the host",
-    "activation-loading-horizon": "--model.remat offload keeps activations on the host",
+    "activation-loading-horizon": "--model.offload-horizon",
     "cpu-offloading": "--model.remat offload keeps activations on the host",
     "delayed-param": "parameters are always born sharded; there is nothing to turn on",
     "flash-attention": "--model.attention",

@@ -39,6 +39,13 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
             "--model.remat offload leaves what a layer keeps on the host, and with "
             "--pipeline.stash residuals a pipeline has it in ring buffers on the device"
         )
+    if is_pipeline and model.offload_horizon is not None:
+        raise ValueError(
+            f"--model.offload-horizon {model.offload_horizon} needs --mesh.pp 1 and "
+            f"--pipeline.chunks 1, got --mesh.pp {sizes.pp} and --pipeline.chunks "
+            f"{config.pipeline.chunks}: a stage loads the inputs of a chunk's layers "
+            "within one slot"
+        )
     split = {
         "--model.heads": model.heads,
         "--model.d-ff": model.ffn_width,

@@ -265,6 +265,7 @@ MAY_CHANGE = frozenset(
         *("device_memory_gib", "mesh", "pipeline", "distributed", "ckpt", "eval"),
         *("log", "observe", "profile", "track", "batch.microbatches", "combine"),
         *("model.attention", "model.attention_backward", "model.remat"),
+        "model.offload_horizon",
         *(
             "optim.state_memory",
             "data.cache_dir",

@@ -15,7 +15,15 @@ from mjax.hugging_face.keys import Keys
 from mjax.hugging_face.tensors import COHERE2, GEMMA, GPT2, GPTJ, LLAMA, QWEN3, Tensors
 from mjax.model.config import ModelConfig
 
-_FREE = ("vocab_multiple", "dropout", "init", "init_std", "attention", "remat")
+_FREE = (
+    "vocab_multiple",
+    "dropout",
+    "init",
+    "init_std",
+    "attention",
+    "remat",
+    "offload_horizon",
+)
 """Fields that change neither the parameters that count nor what is computed of them."""
 
 _TURNS = ("rope_slow_turns", "rope_fast_turns", "rope_magnitude", "rope_truncate")

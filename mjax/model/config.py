@@ -130,6 +130,9 @@ class ModelConfig:
     GPU. See docs/kernels.md."""
     remat: Remat = "full"
     """What the backward pass computes again; see docs/parallelism.md."""
+    offload_horizon: int | None = None
+    """With --model.remat offload, layers that the backward pass loads the input of a
+    layer ahead; None is 1."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that no mesh can carry."""
@@ -206,6 +209,40 @@ class ModelConfig:
                 "puts a bias on the output projection too; give one of them"
             )
         self._check_rope_type()
+        self._check_offload()
+
+    def _check_offload(self) -> None:
+        """Refuse a loading horizon that nothing reads, or that loads nothing ahead."""
+        asked = self.offload_horizon
+        if asked is not None and asked < 1:
+            raise ValueError(
+                f"--model.offload-horizon must be at least 1, got {asked}; 1 loads the "
+                "input of a layer while the layer after it computes"
+            )
+        if self.remat != "offload":
+            if asked is not None:
+                raise ValueError(
+                    f"--model.offload-horizon {asked} needs --model.remat offload, got "
+                    f"--model.remat {self.remat}; leave --model.offload-horizon out"
+                )
+            return
+        if self.layers == 1:
+            raise ValueError(
+                "--model.remat offload needs --model.layers of at least 2, got 1: an "
+                "input is loaded while another layer computes; use --model.remat full"
+            )
+        if asked is not None and asked >= self.layers:
+            raise ValueError(
+                f"--model.offload-horizon must be below --model.layers {self.layers}, "
+                f"got {asked}: the inputs of that many layers are on the device at "
+                f"once; use --model.offload-horizon {self.layers - 1} or less, or "
+                "--model.remat full"
+            )
+
+    @property
+    def loading_horizon(self) -> int | None:
+        """Layers that inputs are loaded ahead; None where they stay on the device."""
+        return (self.offload_horizon or 1) if self.remat == "offload" else None
 
     def _check_rope_type(self) -> None:
         """Refuse options of rotary scaling that its type does not read."""

@@ -249,10 +249,13 @@ def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
     """Yield chunks, microbatches and remat; powers of two where there are many."""
     local = config.batch.size // sizes.dp
     most = config.model.layers // sizes.pp if sizes.pp > 1 else 1
+    unset: dict[str, Any] = {}
+    if config.model.offload_horizon is not None:
+        unset["model.offload_horizon"] = None
     for chunks in (c for c in _divisors(most) if c <= _MAX_CHUNKS):
         for rows in (2**n for n in range(local.bit_length()) if local % 2**n == 0):
             for remat in _REMATS:
-                yield {
+                yield unset | {
                     "pipeline.chunks": chunks,
                     "batch.microbatches": local // rows,
                     "model.remat": remat,

@@ -198,4 +198,5 @@ class Plain(Forward):
             level=self.level,
             compute=self.compute,
             reduce=self.reduce,
+            horizon=model.config.loading_horizon,
         )

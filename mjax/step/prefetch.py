@@ -35,6 +35,7 @@ from mjax import scopes
 from mjax.layers.stack import LayerPattern
 from mjax.mesh import zero
 from mjax.mesh.axes import DP, DP_NODE, DP_REPLICATE, DP_SHARD, SHARDS
+from mjax.step.offload import Offload
 from mjax.step.trained import Trained
 from mjax.vjp import SplitVJP, row_major, zeros_of
 
@@ -55,7 +56,8 @@ class Kept(NamedTuple):
     """What the backward pass of the layers finds kept from the forward pass."""
 
     scanned: PyTree
-    """Of the layers in the loop: a tuple over the pattern, leaves [patterns, ...]."""
+    """Of the layers in the loop: a tuple over the pattern, leaves [patterns, ...];
+    in host memory with an offload."""
     rest: tuple[PyTree, ...]
     """Of each layer after the loop."""
     last: PyTree
@@ -81,6 +83,9 @@ class OverlappedLayers:
     """Dtype of the gathered weights."""
     reduce: DTypeLike
     """Dtype of the reduced gradients."""
+    horizon: int | None
+    """Layers that the inputs of layers are loaded ahead from host memory; None: they
+    stay on the device."""
 
     @property
     def num_scanned(self) -> int:
@@ -106,7 +111,7 @@ class OverlappedLayers:
           the output of the last layer; the weights for the next pass, at levels 1 and 2
           the compute copy; what is kept.
         """
-        places = self._places(x, weights)
+        places, offload = self._places(x, weights), self._offload
         makes_copy = keep and weights.is_stored and self.level < 3
         ahead, copy = None, None
         if weights.is_stored:
@@ -125,6 +130,8 @@ class OverlappedLayers:
             if not keep:
                 return (one.function(*args), ahead, copy), ()
             x, kept = one.forward(*args)
+            if offload is not None:
+                kept = offload.store(kept, index)
             return (x, ahead, copy), kept
 
         def pattern(carry: Any, first: Index) -> Any:
@@ -138,7 +145,7 @@ class OverlappedLayers:
         carry, scanned = (x, ahead, copy), ()
         if self.num_scanned:
             # Stacks in the memory of the host are left to lax.scan.
-            own_stacks = keep and self.pattern.remat != "offload"
+            own_stacks = keep and offload is None
             scan = functools.partial(_scan, unlike=x) if own_stacks else lax.scan
             with jax.named_scope(self._loop()):
                 carry, scanned = scan(pattern, carry, self._firsts())
@@ -175,7 +182,7 @@ class OverlappedLayers:
           gradient of the first layer's input; the sum with this microbatch's, or what
           has become of it once reduced.
         """
-        places = self._places(dy, weights)
+        places, offload = self._places(dy, weights), self._offload
         hops = self._hops(finish=finish)
 
         def so_far(out: PyTree) -> PyTree:
@@ -200,25 +207,37 @@ class OverlappedLayers:
                 out = _put(out, self._reduced(part) if finish else part, index)
             return dx, ahead, moving, out
 
-        def pattern(carry: Any, xs: Any) -> Any:
-            first, kept = xs
+        def pattern(state: Any, xs: Any) -> Any:
+            (carry, inputs), (first, ones) = state, xs
             for place in reversed(range(self._period)):
                 with jax.named_scope(scopes.place(place)):
-                    carry = layer(carry, place, kept[place], first + place)
-            return carry, None
+                    if offload is None:
+                        one = ones[place]
+                    else:
+                        one, inputs = offload.advance_in_loop(
+                            inputs, kept.scanned, place=place, first=first
+                        )
+                    carry = layer(carry, place, one, first + place)
+            return (carry, inputs), None
 
         out = total
         if total is None or finish:
             out = self._empty_sum(weights, finish=finish)
-        carry = dy, kept.last, (None,) * len(hops), out
+        carry, inputs = (dy, kept.last, (None,) * len(hops), out), ()
+        if offload is not None:
+            inputs = offload.start(kept.scanned, kept.rest)
         for index in reversed(range(self.num_scanned, self.num_layers)):
-            one = kept.rest[index - self.num_scanned]
             with jax.named_scope(scopes.single("layers", index)):
+                one = kept.rest[index - self.num_scanned]
+                if offload is not None:
+                    one, inputs = offload.advance(
+                        *(inputs, kept.scanned, kept.rest), index=index, dy=carry[0]
+                    )
                 carry = layer(carry, index % self._period, one, index)
-        xs = self._firsts(), kept.scanned
+        xs = self._firsts(), kept.scanned if offload is None else ()
         if self.num_scanned:
             with jax.named_scope(self._loop(reverse=True)):
-                carry, _ = lax.scan(pattern, carry, xs, reverse=True)
+                (carry, _), _ = lax.scan(pattern, (carry, inputs), xs, reverse=True)
         dx, _, moving, out = carry
         for turn in range(len(hops)):
             moving, out = _move(hops, moving, so_far(out), out, -1 - turn)
@@ -338,6 +357,17 @@ class OverlappedLayers:
     def _period(self) -> int:
         return len(self.pattern.kinds)
 
+    @property
+    def _offload(self) -> Offload | None:
+        if self.horizon is None:
+            return None
+        return Offload(
+            num_layers=self.num_layers,
+            num_scanned=self.num_scanned,
+            period=self._period,
+            horizon=self.horizon,
+        )
+
     def _firsts(self) -> Int[Array, " patterns"]:
         return jnp.arange(0, self.num_scanned, self._period)
 
@@ -356,10 +386,13 @@ class OverlappedLayers:
     def _places(self, x: Array, weights: Weights) -> Callable[[int, Index], SplitVJP]:
         """Return (place, index) -> that kind of layer, in the loop or after it."""
         params = jax.eval_shape(lambda: self._at(weights, 0))
+        pattern = self.pattern
+        if self.horizon is not None:  # what is kept moves here, not in the layer
+            pattern = dataclasses.replace(pattern, remat="full")
 
         @functools.cache
         def make(place: int, in_loop: bool) -> SplitVJP:
-            layer = self.pattern.one(place, in_loop=in_loop)
+            layer = pattern.one(place, in_loop=in_loop)
             return SplitVJP(layer, x, params, *self._context(0))
 
         # XLA takes a loop of one turn apart: what stood in it stands with the rest.

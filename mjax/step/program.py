@@ -174,6 +174,8 @@ def build_program(
     in_fp8 = precision.matmul == "fp8"
     if in_fp8:
         describe_fp8(mesh)  # refuses GPUs without FP8 matmuls
+    if model.remat == "offload":
+        check_host_memory(mesh, "--model.remat offload", "use --model.remat full")
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     platform = mesh.abstract_mesh.abstract_device.platform
     stages = make_pipeline(

@@ -228,6 +228,31 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
             )
             for remat in ("none", "attention")
         ),
+        *(
+            (
+                f"--model.remat offload --model.offload-horizon {horizon}",
+                [f"--model.offload-horizon must be at least 1, got {horizon}; 1 loads"],
+            )
+            for horizon in (0, -1)
+        ),
+        (
+            "--model.layers 4 --model.remat offload --model.offload-horizon 4",
+            [
+                "--model.offload-horizon must be below --model.layers 4, got 4",
+                "use --model.offload-horizon 3 or less, or --model.remat full",
+            ],
+        ),
+        (
+            "--model.layers 1 --model.remat offload",
+            ["--model.layers of at least 2, got 1", "use --model.remat full"],
+        ),
+        (
+            "--model.remat full --model.offload-horizon 2",
+            [
+                "--model.offload-horizon 2 needs --model.remat offload, got "
+                "--model.remat full; leave --model.offload-horizon out"
+            ],
+        ),
         ("--pipeline.chunks 0", ["error: --pipeline.chunks must be at least 1, got 0"]),
         ("--device-memory-gib 0", ["--device-memory-gib must be positive", "0.0"]),
     ],
@@ -478,6 +503,7 @@ def test_only_the_named_fields_may_change():
     assert model - held == {
         "model.attention",
         "model.attention_backward",
+        "model.offload_horizon",
         "model.remat",
     }
     data = {f"data.{field.name}" for field in dataclasses.fields(DataConfig)}

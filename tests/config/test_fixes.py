@@ -295,6 +295,15 @@ def test_a_number_of_nodes_is_advised_where_nodes_are_what_is_counted():
             "device; nearest that fit: --model.remat full, or --pipeline.stash input",
         ),
         (
+            "--mesh.pp 4 --pipeline.stash input --model.remat offload "
+            "--model.offload-horizon 2",
+            4,
+            "--model.offload-horizon 2 needs --mesh.pp 1 and --pipeline.chunks 1, got "
+            "--mesh.pp 4 and --pipeline.chunks 1: a stage loads the inputs of a "
+            "chunk's layers within one slot; nearest that fit: "
+            "--model.offload-horizon None, or --mesh.pp 1",
+        ),
+        (
             "--mesh.pp 2 --mesh.tp 2 --mesh.tp-overlap chunks --pipeline.idle skip",
             4,
             "--pipeline.idle skip keeps idle stages out of the permutes of "

@@ -51,6 +51,7 @@ def test_sentences_are_sentences():
         ("--tensor-parallel-degree", "here it is --mesh.tp"),
         ("--hybrid_shard_degree", "here it is --mesh.dp-shard"),
         ("--sm_activation_offloading", "--model.remat offload"),
+        ("--activation_loading_horizon", "here it is --model.offload-horizon"),
         ("--resume", "--work-dir DIR alone resumes the run in DIR"),
         ("--epochs", "--steps"),
         ("--gpus", "--simulate-devices"),
