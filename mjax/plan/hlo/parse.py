@@ -31,7 +31,7 @@ _TABLE = re.compile(r"(?:|\d+ .*|FileNames|FunctionNames|FileLocations|StackFram
 _END = re.compile(r"\}(?:, execution_thread=\"[\w.\-]+\")?$")
 _INSTRUCTION = re.compile(r"  (?P<root>ROOT )?%(?P<name>[\w.\-]+) = ")
 _OPCODE = re.compile(r" (?P<opcode>[a-z][\w\-]*)\(")
-_ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,]*)\](?:\{[^{}]*\})?")
+_ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,]*)\](?P<layout>\{[^{}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 # Names, in some versions of jax with their shapes before them.
 _OPERANDS = re.compile(r"(?:(?:^|, )(?:[^%]+ )?%[\w.\-]+)*$")
@@ -53,6 +53,8 @@ class Array:
 
     dtype: str
     dims: tuple[int, ...]
+    is_on_host: bool = False
+    """In pinned host memory, which XLA calls memory space 5."""
 
     @property
     def size(self) -> int:
@@ -356,7 +358,7 @@ def _shape(text: str) -> Shape:
     if found["dtype"] not in BITS:
         raise ValueError(f"dtype {found['dtype']!r}")
     dims = tuple(int(n) for n in found["dims"].split(",") if n)
-    return Array(found["dtype"], dims)
+    return Array(found["dtype"], dims, is_on_host="S(5)" in (found["layout"] or ""))
 
 
 def _attributes(line: str, end: int) -> dict[str, str]:
