@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from mjax.ckpt.boxes import Box, box_of, shape_of
 from mjax.hardware.xla_flags import for_collectives
+from mjax.mesh.host_memory import HOST_KIND
 
 _NUM_READERS = 8  # leaves that are read at the same time
 
@@ -125,6 +126,9 @@ def place(
 ) -> dict[str, jax.Array]:
     """Put what the processes have read on the devices; every process calls it.
 
+    A shared leaf of host memory is summed on the devices first. Such leaves follow each
+    other, so that a device holds one of them at a time.
+
     Args:
       host: what this process has read; leaf by leaf it is let go.
       abstract: shapes, dtypes and NamedShardings.
@@ -132,19 +136,30 @@ def place(
     """
     placed: dict[str, jax.Array] = {}
     scattered: dict[str, jax.Array] = {}
+    sums: dict[jax.ShapeDtypeStruct, Any] = {}
     for name, leaf in abstract.items():
         planned = plan(leaf, holders)
         assert planned is not None
         values = host.pop(name, {})
-        if planned.is_shared:
-            scattered[name] = _scattered(leaf, planned, values)
-        else:
+        if not planned.is_shared:
             placed[name] = _placed(leaf, planned, values)
+        elif leaf.sharding is not None and leaf.sharding.memory_kind == HOST_KIND:
+            if leaf not in sums:  # leaves of one type share a program
+                sums[leaf] = _totals({"leaf": leaf})
+            parts = {"leaf": _scattered(leaf, planned, values)}
+            placed[name] = _moved(sums[leaf](parts)["leaf"], leaf.sharding)
+        else:
+            scattered[name] = _scattered(leaf, planned, values)
     if scattered:
         leaves = {name: abstract[name] for name in scattered}
         for name, total in _totals(leaves)(scattered).items():
             placed[name] = jax.device_put(total, leaves[name].sharding)
     return placed
+
+
+def _moved(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Copy an array to other memory; wait, as its own memory is not free before."""
+    return jax.device_put(x, sharding).block_until_ready()
 
 
 def _placed(

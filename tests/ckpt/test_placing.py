@@ -71,6 +71,32 @@ def test_replicas_get_the_bits_that_one_device_has(monkeypatch, is_shared, where
             assert np.asarray(shard.data).tobytes() == here.tobytes()
 
 
+def test_leaves_of_host_memory_cross_the_device_one_after_the_other(monkeypatch):
+    where = sharding(2, 4, "rows").with_memory_kind("pinned_host")
+    leaf, values = leaf_and_values("float32", where)
+    plan = one_process(leaf, is_shared=True)
+    host = {
+        name: {box: values[slice(*box[0])].copy() for box in plan.source}
+        for name in ("mu", "nu", "other")
+    }
+    monkeypatch.setattr(placing, "plan", lambda *_: plan)
+    before = {id(x) for x in jax.live_arrays()}
+    on_device, scatter = [], placing._scattered
+
+    def scattered(*args):
+        live = [x for x in jax.live_arrays() if id(x) not in before]
+        kinds = [x.sharding.memory_kind for x in live if not x.is_deleted()]
+        on_device.append(kinds.count("device"))
+        return scatter(*args)
+
+    monkeypatch.setattr(placing, "_scattered", scattered)
+    placed = placing.place(host, dict.fromkeys(host, leaf))
+    assert on_device == [0, 0, 0]
+    for x in placed.values():
+        assert x.sharding == where
+        assert_same(x, values)
+
+
 class Device:
     """Stands for a device of a process."""
 
