@@ -15,7 +15,7 @@ from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.schedule import build
 from mjax.plan.compile import OPTIONS
 from mjax.plan.hlo.analysis import Analysis, Collective, analyse
-from mjax.plan.hlo.parse import Module, parse
+from mjax.plan.hlo.parse import Computation, Instruction, Module, parse
 from mjax.plan.reading import count_runs
 from mjax.step.program import Program, build_program
 
@@ -121,6 +121,93 @@ def test_weights_are_gathered_in_the_order_of_their_first_use(analysis, module):
     for before, after in itertools.pairwise(groups):
         done = [computation.places[computation.done_of[c.name]] for c in before]
         assert max(done) < min(computation.places[c.name] for c in after)
+
+
+@pytest.mark.plan
+def test_no_gather_starts_before_one_whose_weights_are_read_earlier(analysis, module):
+    computation = module.computations[module.entry]
+    read = [
+        first_read(computation, computation.done_of[c.name])
+        for c in by_start(computation, outside_loops(analysis, module, "all-gather"))
+    ]
+    assert len(read) == 2 + 2 * LAYERS + 2  # embedding, head, a chunk, the first pieces
+    assert read == sorted(read)
+
+
+@pytest.mark.plan
+def test_no_reduction_starts_before_one_whose_gradients_are_ready_earlier(
+    analysis, module
+):
+    computation = module.computations[module.entry]
+    loops = [computation.places[x.name] for x in instructions(computation, "while")]
+    ready = []
+    for c in by_start(computation, outside_loops(analysis, module, "reduce-scatter")):
+        start = computation.places[c.name]
+        # One that starts after a loop was ready at its end at the latest.
+        before = max(place for place in loops if place < start)
+        ready.append(max(before, produced(module, computation, c.name)))
+    # Embedding, head, the layers of the first chunk, the pieces of two ticks.
+    assert len(ready) == 2 + 2 * LAYERS + 4
+    assert ready == sorted(ready)
+    assert len(set(ready)) > LAYERS
+
+
+def instructions(computation: Computation, opcode: str) -> list[Instruction]:
+    return [x for x in computation.instructions if x.opcode == opcode]
+
+
+def by_start(computation: Computation, found: list[Collective]) -> list[Collective]:
+    return sorted(found, key=lambda c: computation.places[c.name])
+
+
+def first_read(computation: Computation, name: str) -> int:
+    """Return the place of the first instruction that reads a value.
+
+    Tuples are followed to their members; a bitcast is the value itself.
+    """
+    readers: dict[str, list[Instruction]] = {}
+    for x in computation.instructions:
+        for operand in x.operands:
+            readers.setdefault(operand, []).append(x)
+    places: list[int] = []
+    values: list[tuple[str, tuple[int, ...]]] = [(name, ())]
+    while values:
+        value, members = values.pop()
+        for x in readers.get(value, []):
+            if x.opcode == "tuple":
+                at = [n for n, operand in enumerate(x.operands) if operand == value]
+                values += [(x.name, (n, *members)) for n in at]
+            elif x.opcode == "get-tuple-element":
+                # Of a done with several results each is read by itself.
+                if not members or members[0] == int(x.attributes["index"]):
+                    values.append((x.name, members[1:]))
+            elif x.opcode == "bitcast":
+                values.append((x.name, members))
+            else:
+                places.append(computation.places[x.name])
+    return min(places)
+
+
+def produced(module: Module, computation: Computation, name: str) -> int:
+    """Return the place of the last loop, branch or matmul before a value.
+
+    What lies between only casts, adds or orders its bytes anew.
+    """
+    found, names, seen = [0], [name], {name}
+    while names:
+        for x in computation.operands(computation.by_name[names.pop()]):
+            inside = [
+                i
+                for called in x.called
+                for i in module.computations[called].instructions
+            ]
+            opcodes = {x.opcode, *(i.opcode for i in inside if x.opcode == "fusion")}
+            if opcodes & {"while", "conditional", "custom-call", "dot"}:
+                found.append(computation.places[x.name])
+            elif x.name not in seen:
+                seen.add(x.name)
+                names.append(x.name)
+    return max(found)
 
 
 @pytest.mark.plan
