@@ -49,18 +49,26 @@ from mjax.mesh import collectives, rules
 from mjax.mesh.axes import AXES, DP_SHARD, SHARDS
 
 
-def gather(params: Any, specs: Any, dtype: DTypeLike) -> Any:
+def gather(
+    params: Any, specs: Any, dtype: DTypeLike, gathered: Any | None = None
+) -> Any:
     """Gather parameters: cast, then all-gather over `SHARDS`.
 
     Args:
       params: tree of this device's parts, varying over all axes.
       specs: tree of PartitionSpecs of `params`.
       dtype: of the compute copy, and of the bytes that travel.
+      gathered: what `gather_split` returned for the same parameters, which are then not
+        gathered again; None: nothing is gathered yet.
     Returns:
       the tree with every leaf whole over `SHARDS`.
     """
 
-    def leaf(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    def leaf(
+        x: jax.Array, spec: PartitionSpec, gathered: tuple[jax.Array, ...] = ()
+    ) -> jax.Array:
+        if gathered:
+            return gathered[0]
         x, dim = x.astype(dtype), rules.dim_of(spec, DP_SHARD)
         if dim is None:
             return x
@@ -68,6 +76,25 @@ def gather(params: Any, specs: Any, dtype: DTypeLike) -> Any:
             if lax.axis_size(axis) > 1:
                 x = lax.all_gather(x, axis, axis=dim, tiled=True)
         return x
+
+    return jax.tree.map(leaf, params, specs, *([] if gathered is None else [gathered]))
+
+
+def gather_split(params: Any, specs: Any, dtype: DTypeLike) -> Any:
+    """Gather the parameters that are split over `SHARDS`, and no others.
+
+    Args:
+      params: as for `gather`.
+      specs: likewise.
+      dtype: likewise.
+    Returns:
+      the tree with a tuple in the place of each leaf: of the whole leaf, or empty if
+      `SHARDS` do not split it.
+    """
+
+    def leaf(x: jax.Array, spec: PartitionSpec) -> tuple[jax.Array, ...]:
+        is_split = rules.dim_of(spec, DP_SHARD) is not None
+        return (gather(x, spec, dtype),) if is_split else ()
 
     return jax.tree.map(leaf, params, specs)
 

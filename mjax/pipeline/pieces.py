@@ -32,6 +32,16 @@ from mjax.pipeline.held import put_layers, stack_layers, take_layers
 from mjax.pipeline.model import Chunks, Weights
 
 
+class First(NamedTuple):
+    """Weights gathered before the step, as `zero.gather_split` makes them."""
+
+    embedding: PyTree
+    others: PyTree
+    """Those of `Chunks` that `Pieces.start` gathers."""
+    layer: PyTree
+    """Joined weights of the first layer."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pieces:
     """Communication of weights over data parallelism; chunks are sent in pieces."""
@@ -57,16 +67,19 @@ class Pieces:
         """Ticks, from the first and to the last, in which there are pieces."""
         return (self.num_chunks - 1) * self.num_stages if self.split else 0
 
-    def gather_whole(self, stored: PyTree, specs: PyTree) -> PyTree:
+    def gather_whole(
+        self, stored: PyTree, specs: PyTree, gathered: PyTree | None = None
+    ) -> PyTree:
         """Gather weights at once.
 
         Args:
           stored: this device's parts.
           specs: their PartitionSpecs.
+          gathered: as for `zero.gather`.
         Returns:
           the gathered weights.
         """
-        return zero.gather(stored, specs, self.compute_dtype)
+        return zero.gather(stored, specs, self.compute_dtype, gathered)
 
     def reduce_whole(self, grads: PyTree, specs: PyTree) -> PyTree:
         """Reduce gradients at once, over all axes that do not split their weight.
@@ -81,11 +94,36 @@ class Pieces:
             grads, specs, level=self.level, dtype=self.reduce_dtype
         )
 
-    def start(self, stored: Chunks) -> tuple[Chunks, tuple[PyTree, ...]]:
+    def gather_first(self, stored: Weights) -> First:
+        """Gather what the first tick uses first: the embedding and the first layer.
+
+        Args:
+          stored: this device's parts; leaves of the chunks [v, n, ...], of their joined
+            weights at least the first layer, [1, 1, ...].
+        Returns:
+          what `start` and the embedding need not gather again.
+        """
+        specs: Chunks = self.specs.chunks
+        others = jax.tree.map(self._started, stored.chunks.others, specs.others)
+        layer = take_layers(stored.chunks.joined, 0)[0]
+
+        def gather(stored: PyTree, specs: PyTree) -> PyTree:
+            return zero.gather_split(stored, specs, self.compute_dtype)
+
+        return First(
+            gather(stored.embedding, self.specs.embedding),
+            gather(others, specs.others),
+            gather(jax.tree.map(lambda x: x[None], layer), specs.joined),
+        )
+
+    def start(
+        self, stored: Chunks, first: First | None = None
+    ) -> tuple[Chunks, tuple[PyTree, ...]]:
         """Gather the first chunk, and whole what has no pieces.
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
+          first: of `gather_first`, if that ran before the step.
         Returns:
           the gathered weights, zeros for the pieces that are not gathered yet;
           the joined weights of each layer of the first chunk, gathered one after the
@@ -100,16 +138,21 @@ class Pieces:
             copy = jax.tree.map(whole, stored, specs)
             return copy, take_layers(copy.joined, 0)
 
-        def others(x: Array, spec: PartitionSpec) -> Array:
+        def others(x: Array, spec: PartitionSpec, gathered: PyTree = None) -> Array:
+            first = self.gather_whole(self._started(x, spec), spec, gathered)
             if self._cut(x, spec) is None:
-                return whole(x, spec)
-            return self._with_zeros(self.gather_whole(x[0], spec))
+                return first.reshape(*x.shape[:2], *first.shape[1:])
+            return self._with_zeros(first)
 
-        rest = jax.tree.map(others, stored.others, specs.others)
+        trees = stored.others, specs.others
+        rest = jax.tree.map(others, *trees, *([] if first is None else [first.others]))
         layers: list[PyTree] = []
         for layer in take_layers(stored.joined, 0):
+            gathered = () if first is None or layers else (first.layer,)
             layer = after((rest, layers), layer)
-            layers.append(jax.tree.map(self._gather_layer, layer, specs.joined))
+            layers.append(
+                jax.tree.map(self._gather_layer, layer, specs.joined, *gathered)
+            )
         joined = jax.tree.map(
             lambda *first: self._with_zeros(jnp.stack(first)), *layers
         )
@@ -197,8 +240,14 @@ class Pieces:
             joined = jax.tree.map(with_parts, first, grads.joined, specs.joined)
         return Chunks(joined, jax.tree.map(others, grads.others, specs.others))
 
-    def _gather_layer(self, x: Array, spec: PartitionSpec) -> Array:
-        return self.gather_whole(x[None], spec)[0]
+    def _started(self, x: Array, spec: PartitionSpec) -> Array:
+        """Return what of a leaf [v, n, ...] `start` gathers, [slots, ...]."""
+        return x.reshape(-1, *x.shape[2:]) if self._cut(x, spec) is None else x[0]
+
+    def _gather_layer(
+        self, x: Array, spec: PartitionSpec, gathered: PyTree | None = None
+    ) -> Array:
+        return self.gather_whole(x[None], spec, gathered)[0]
 
     def _reduce_layer(self, x: Array, spec: PartitionSpec) -> Array:
         return self.reduce_whole(x[None], spec)[0]

@@ -57,7 +57,7 @@ from mjax.pipeline.held import Held as Held
 from mjax.pipeline.held import changes, held_in_backward, held_in_forward
 from mjax.pipeline.model import Chunks as Chunks
 from mjax.pipeline.model import Microbatches, Model, Row, Weights
-from mjax.pipeline.pieces import Pieces, after
+from mjax.pipeline.pieces import First, Pieces, after
 from mjax.pipeline.schedule import Schedule
 from mjax.pipeline.tick import Body, Carry, Execution
 from mjax.vjp import zeros_of
@@ -72,6 +72,7 @@ def gradients(
     options: Options,
     dtype: DTypeLike,
     pieces: Pieces,
+    first: First | None = None,
     log: Any = None,
     mark: Callable[[Any, Array], tuple[Any, Array]] = lambda log, x: (log, x),
 ) -> tuple[Float[Array, ""], Weights, Any]:
@@ -86,6 +87,8 @@ def gradients(
       options: see `Options`.
       dtype: of the accumulated gradients.
       pieces: gathers the weights and reduces the gradients.
+      first: what `pieces.gather_first` returned for these weights, if that ran before
+        the step; None: it is gathered here.
       log: carried from tick to tick.
       mark: called at the start of each tick, with the log and the tick's input, or the
         gradient that it sends where it has no forward slot.
@@ -94,8 +97,10 @@ def gradients(
       gradients: reduced, laid out like `weights`; those of chunks for this stage's;
       the log.
     """
-    embedding = pieces.gather_whole(weights.embedding, pieces.specs.embedding)
-    chunks, layers = pieces.start(after(embedding, weights.chunks))
+    embedding = pieces.gather_whole(
+        *(weights.embedding, pieces.specs.embedding), first and first.embedding
+    )
+    chunks, layers = pieces.start(after(embedding, weights.chunks), first)
     stored, stored_head = after((chunks.others, layers), (weights.chunks, weights.head))
     head = pieces.gather_whole(stored_head, pieces.specs.head)
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from mjax import scopes
 from mjax.mesh import collectives
-from mjax.mesh.axes import DP, TP
+from mjax.mesh.axes import AXES, DP, TP
 from mjax.mesh.ordering import in_order
 from mjax.mesh.rules import BATCH_SPEC
 from mjax.model.transformer import NO_TARGET, DropoutKey, Params, Transformer
@@ -29,6 +29,10 @@ from mjax.step.stamps import LOG_SPEC, Log
 from mjax.step.trained import ALL_TRAINED, Trained
 
 Batch = dict[str, Int[Array, "B T"]]
+
+First = Any
+"""Weights that a step uses first, already gathered: a tree whose arrays are
+[devices, ...], each device's own, split over all mesh axes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,16 +66,36 @@ class Forward(abc.ABC):
         """
         return self.gradients_and_log(params, rng, step, batch)[:3]
 
+    def gather_first(self, params: Params) -> First:
+        """Gather the weights that a step uses first; this needs no batch."""
+
+        def per_device(params: Params) -> Any:
+            first = self._gather_first(jax.tree.map(collectives.vary, params))
+            return jax.tree.map(lambda x: x[None], first)
+
+        return jax.shard_map(
+            self._in_order(per_device),
+            mesh=self.mesh,
+            in_specs=(self.specs,),
+            out_specs=PartitionSpec(AXES),
+        )(params)
+
     def gradients_and_log(
-        self, params: Params, rng: Array, step: Array, batch: Batch
+        self,
+        params: Params,
+        rng: Array,
+        step: Array,
+        batch: Batch,
+        first: First | None = None,
     ) -> tuple[Float[Array, ""], Int[Array, ""], Params, Log]:
         """Return what `gradients` does, and the stamps of all devices if there are any.
 
-        The log is that of `LOG_SPEC`, with room for a row more.
+        The log is that of `LOG_SPEC`, with room for a row more. `first` is what
+        `gather_first` returned for the same parameters; None: it is gathered here.
         """
 
         def per_device(
-            params: Params, rng: Array, step: Array, batch: Batch
+            params: Params, rng: Array, step: Array, batch: Batch, first: First | None
         ) -> tuple[Array, Array, Params, Log]:
             log = None
             if self.stamps:
@@ -80,7 +104,10 @@ class Forward(abc.ABC):
             key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
             num_targets = _count_targets(batch)
             scale = 1.0 / jnp.maximum(num_targets, 1).astype(jnp.float32)
-            loss, grads, log = self._loss_and_gradients(params, key, scale, batch, log)
+            first = jax.tree.map(lambda x: x[0], first)
+            loss, grads, log = self._loss_and_gradients(
+                params, key, scale, batch, log, first
+            )
             with jax.named_scope(scopes.phase("loss")):
                 loss = collectives.sum_over_mesh(loss)
             return loss, num_targets, grads, log
@@ -89,12 +116,15 @@ class Forward(abc.ABC):
         mapped = jax.shard_map(
             self._in_order(per_device),
             mesh=self.mesh,
-            in_specs=(self.specs, everywhere, everywhere, BATCH_SPEC),
+            in_specs=(
+                *(self.specs, everywhere, everywhere, BATCH_SPEC),
+                PartitionSpec(AXES),
+            ),
             out_specs=(everywhere, everywhere, self.trained.of(self.specs), LOG_SPEC),
         )
         # Inside, the loss and the backward pass are named; the rest comes before them.
         with jax.named_scope(scopes.phase("forward")):
-            return mapped(params, rng, step, batch)
+            return mapped(params, rng, step, batch, first)
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Sum the negative log-likelihood over the batch; see
@@ -137,6 +167,10 @@ class Forward(abc.ABC):
         """Rows that `gradients_and_log` appends."""
 
     @abc.abstractmethod
+    def _gather_first(self, params: Params) -> Any:
+        """Per device: gather what `_loss_and_gradients` uses first."""
+
+    @abc.abstractmethod
     def _loss_and_gradients(
         self,
         params: Params,
@@ -144,8 +178,12 @@ class Forward(abc.ABC):
         scale: Float[Array, ""],
         batch: Batch,
         log: Log,
+        first: Any | None,
     ) -> tuple[Float[Array, ""], Params, Log]:
-        """Per device: this device's part of scale x summed loss; reduced gradients."""
+        """Per device: this device's part of scale x summed loss; reduced gradients.
+
+        `first` is of `_gather_first`, or None.
+        """
 
     @abc.abstractmethod
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:

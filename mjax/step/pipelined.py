@@ -28,7 +28,7 @@ from mjax.mesh.axes import DP, SHARDS, TP
 from mjax.model.transformer import Params, Transformer
 from mjax.pipeline import run
 from mjax.pipeline.make import Pipeline
-from mjax.pipeline.pieces import Pieces
+from mjax.pipeline.pieces import First, Pieces
 from mjax.pipeline.schedule import build_forward
 from mjax.step.forward import Batch, Forward, dropout_key, last_position
 from mjax.step.stamps import Log, Place, mark
@@ -44,6 +44,18 @@ class Pipelined(Forward):
     def _num_stamps(self) -> int:
         return 2 + self.pipeline.schedule.num_ticks
 
+    def _gather_first(self, params: Params) -> First:
+        stored = _by_use(params)
+        model = self._bind({**stored.embedding, **stored.head}, stored.chunks)
+        joins_parts = self._joins_parts(model)
+        assert joins_parts  # otherwise refused by config.sizes
+        # The first layer of the first chunk is in the first slot.
+        first_slot = jax.tree.map(lambda w: w[:1].astype(self.compute), stored.chunks)
+        joined = jax.tree.map(lambda w: w[None], model.blocks.join(first_slot))
+        others = self._by_chunk(model.blocks.others(stored.chunks))
+        pieces = self._pieces(model.blocks, joins_parts)
+        return pieces.gather_first(stored._replace(chunks=run.Chunks(joined, others)))
+
     def _loss_and_gradients(
         self,
         params: Params,
@@ -51,6 +63,7 @@ class Pipelined(Forward):
         scale: Float[Array, ""],
         batch: Batch,
         log: Log,
+        first: First | None,
     ) -> tuple[Float[Array, ""], Params, Log]:
         stored = _by_use(jax.tree.map(collectives.vary, params))
         blocks = stored.chunks
@@ -76,6 +89,7 @@ class Pipelined(Forward):
             options=self.pipeline.options,
             dtype=self.reduce,
             pieces=self._pieces(block, joins_parts),
+            first=first,
             log=log,
             mark=lambda log, x: mark(log, x, Place.TICK),
         )

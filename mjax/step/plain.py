@@ -18,8 +18,16 @@ from mjax.mesh import collectives, zero
 from mjax.mesh.axes import DP, PP, SHARDS, TP
 from mjax.model.transformer import DropoutKey, Params, Transformer
 from mjax.step.forward import Batch, Forward, dropout_key, last_position
-from mjax.step.prefetch import OverlappedLayers, Weights
+from mjax.step.prefetch import OverlappedLayers, Weights, gather_first_layer
 from mjax.step.stamps import Log, Place, mark_smallest
+
+
+class _First(NamedTuple):
+    """Weights gathered before the step, as `zero.gather_split` makes them."""
+
+    embed: Params
+    layer: Params
+    """Of the first layer, leaves [1, ...]."""
 
 
 class _Sum(NamedTuple):
@@ -42,6 +50,11 @@ class Plain(Forward):
     def _num_stamps(self) -> int:
         return 1 + 2 * self.microbatches
 
+    def _gather_first(self, params: Params) -> _First:
+        embed = zero.gather_split(params["embed"], self.specs["embed"], self.compute)
+        blocks = params["blocks"], self.specs["blocks"]
+        return _First(embed, gather_first_layer(*blocks, self.compute))
+
     def _loss_and_gradients(
         self,
         params: Params,
@@ -49,6 +62,7 @@ class Plain(Forward):
         scale: Float[Array, ""],
         batch: Batch,
         log: Log,
+        first: _First | None,
     ) -> tuple[Float[Array, ""], Params, Log]:
         params = jax.tree.map(collectives.vary, params)
         micro = self.split(batch)
@@ -59,18 +73,21 @@ class Plain(Forward):
             so_far: tuple[_Sum | None, Log],
             index: Any,
             last: bool,
+            first: _First | None = None,
         ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
             rows = jax.tree.map(lambda x: x[index], micro)
             # One after the other: nothing of a microbatch is made while another runs.
             rows, so_far = jax.lax.optimization_barrier((rows, so_far))
             return self._microbatch(
-                weights, ends, so_far, rows, key, scale, finish=last
+                weights, ends, so_far, rows, key, scale, finish=last, first=first
             )
 
-        weights, ends = self._weights(params)
+        weights, ends = self._weights(params, first=first)
         final = self.microbatches - 1
         with jax.named_scope(scopes.single("microbatches", 0)):
-            weights, value, so_far = one(weights, ends, (None, log), 0, final == 0)
+            weights, value, so_far = one(
+                weights, ends, (None, log), 0, final == 0, first
+            )
         if final > 1:
 
             def add(so_far: Any, index: Array) -> tuple[Any, Float[Array, ""]]:
@@ -100,11 +117,12 @@ class Plain(Forward):
         scale: Float[Array, ""],
         *,
         finish: bool,
+        first: _First | None,
     ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
         """Add the gradients of a microbatch; `finish`: reduce the sum over dp."""
         total, log = so_far
         at = dropout_key(key, micro)
-        whole = self._whole(ends) if self.level == 3 else ends
+        whole = self._whole(ends, first) if self.level == 3 else ends
 
         def start(embed: Params) -> Array:
             model = self._bind(whole | {"embed": embed}, weights.stacked)
@@ -115,7 +133,9 @@ class Plain(Forward):
 
         x, pull_start = jax.vjp(start, whole["embed"])
         layers = self._layers(self._bind(whole, weights.stacked), micro, at)
-        y, weights, kept = layers.forward(x, weights, keep=True)
+        y, weights, kept = layers.forward(
+            x, weights, keep=True, first=first and first.layer
+        )
         with jax.named_scope(scopes.phase("loss")):
             value, pull_loss = jax.vjp(loss, whole, y)
             d_ends, dy = pull_loss(jnp.ones_like(value))
@@ -167,7 +187,7 @@ class Plain(Forward):
         return model, y
 
     def _weights(
-        self, params: Params, *, at_once: bool = False
+        self, params: Params, *, at_once: bool = False, first: _First | None = None
     ) -> tuple[Weights, Params]:
         """Return the blocks' weights, and the ends.
 
@@ -181,10 +201,16 @@ class Plain(Forward):
         if (self.level < 3 and at_once) or not has_parts:
             copy = zero.gather(weights.stacked, self.specs["blocks"], self.compute)
             weights = Weights(copy, is_stored=False)
-        return weights, ends if self.level == 3 else self._whole(ends)
+        return weights, ends if self.level == 3 else self._whole(ends, first)
 
-    def _whole(self, ends: Params) -> Params:
-        return zero.gather(ends, self._end_specs, self.compute)
+    def _whole(self, ends: Params, first: _First | None = None) -> Params:
+        def gather(name: str, gathered: Params | None = None) -> Params:
+            return zero.gather(ends[name], self.specs[name], self.compute, gathered)
+
+        return {
+            name: gather(name, first and first.embed if name == "embed" else None)
+            for name in ends
+        }
 
     def _layers(
         self, model: Transformer, micro: Batch, key: DropoutKey | None

@@ -99,7 +99,7 @@ class OverlappedLayers:
         return num_layers - num_layers % self._period
 
     def forward(
-        self, x: Array, weights: Weights, *, keep: bool
+        self, x: Array, weights: Weights, *, keep: bool, first: PyTree | None = None
     ) -> tuple[Array, Weights, Kept]:
         """Run all layers.
 
@@ -107,6 +107,8 @@ class OverlappedLayers:
           x: [B, t, D], input of the first.
           weights: stored ones are gathered, each layer's one layer ahead.
           keep: what the backward pass needs; without, `Kept` is empty.
+          first: the weights of the first layer, if `gather_first_layer` has gathered
+            them; None: they are gathered here.
         Returns:
           the output of the last layer; the weights for the next pass, at levels 1 and 2
           the compute copy; what is kept.
@@ -115,7 +117,7 @@ class OverlappedLayers:
         makes_copy = keep and weights.is_stored and self.level < 3
         ahead, copy = None, None
         if weights.is_stored:
-            ahead = self._at(weights, 0)
+            ahead = self._at(weights, 0, first)
         if makes_copy:
             copy = _stack_of(ahead, self.num_layers)
 
@@ -249,13 +251,13 @@ class OverlappedLayers:
     def _gradient_specs(self) -> PyTree:
         return self.trained.of(self.specs)
 
-    def _at(self, weights: Weights, index: Index) -> PyTree:
+    def _at(
+        self, weights: Weights, index: Index, gathered: PyTree | None = None
+    ) -> PyTree:
         """Return the weights of one layer, in the dtype of the compute."""
-        one = jax.tree.map(
-            lambda p: lax.dynamic_slice_in_dim(p, index, 1), weights.stacked
-        )
+        one = _get(weights.stacked, index)
         if weights.is_stored:
-            one = zero.gather(one, self.specs, self.compute)
+            one = zero.gather(one, self.specs, self.compute, gathered)
         return jax.tree.map(lambda p: row_major(p[0]), one)
 
     def _hops(self, *, finish: bool) -> list[Hop]:
@@ -398,6 +400,19 @@ class OverlappedLayers:
         # XLA takes a loop of one turn apart: what stood in it stands with the rest.
         is_loop = self.num_scanned > self._period
         return lambda place, index: make(place, is_loop and not isinstance(index, int))
+
+
+def gather_first_layer(stacked: PyTree, specs: PyTree, dtype: DTypeLike) -> PyTree:
+    """Gather what `OverlappedLayers.forward` needs first.
+
+    Args:
+      stacked: stored parameters of all layers, leaves [L, ...].
+      specs: their PartitionSpecs.
+      dtype: of the gathered weights.
+    Returns:
+      as `zero.gather_split`, leaves [1, ...].
+    """
+    return zero.gather_split(_get(stacked, 0), specs, dtype)
 
 
 def _move(

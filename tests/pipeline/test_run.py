@@ -71,6 +71,16 @@ def test_weights_gathered_and_gradients_reduced_in_pieces_are_the_same(
     check(toy.pipelined(schedule, weights, micro, dp=2, level=level), want)
 
 
+def test_weights_that_were_gathered_before_the_step_change_no_bit():
+    schedule = build("interleaved-1f1b", num_stages=2, num_chunks=2, num_microbatches=2)
+    weights, micro = toy.make_weights(4), toy.make_microbatches(2, rows=4)
+    want, got = (
+        toy.pipelined(schedule, weights, micro, dp=2, gathers_first=gathers_first)
+        for gathers_first in (False, True)
+    )
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
 @pytest.mark.parametrize("stash", ["residuals", "input"])
 def test_garbage_in_idle_slots_stays_there(stash):
     """Idle slots compute on zeros and on each other's results: here, on 1e6."""

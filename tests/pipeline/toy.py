@@ -122,6 +122,7 @@ def pipelined(
     dp: int = 1,
     level: int = 2,
     model: run.Model = MODEL,
+    gathers_first: bool = False,
 ) -> tuple[jax.Array, run.Weights]:
     """Run the executor on a mesh of P x dp devices; gradients in the model's order."""
     num_stages, num_chunks = schedule.num_stages, schedule.num_chunks
@@ -140,6 +141,7 @@ def pipelined(
         by_chunk = jax.tree.map(
             lambda x: x.reshape(num_chunks, -1, *x.shape[1:]), stored.chunks
         )
+        stored = stored._replace(chunks=by_chunk)
         micro = {
             name: x.reshape(schedule.num_microbatches, -1, LENGTH)
             for name, x in micro.items()
@@ -147,11 +149,12 @@ def pipelined(
         total, grads, _ = run.gradients(
             schedule,
             with_held(model),
-            stored._replace(chunks=by_chunk),
+            stored,
             micro,
             options=options or run.Options(),
             dtype=jnp.float32,
             pieces=pieces,
+            first=pieces.gather_first(stored) if gathers_first else None,
         )
         d_chunks = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), grads.chunks)
         return collectives.sum_over_mesh(total), grads._replace(chunks=d_chunks)
