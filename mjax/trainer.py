@@ -364,8 +364,12 @@ def _compile(run: Run, marks: progress.Writer) -> Program:
         traced, how = run.step or program.trace(), "compile"
         step = run.executables.compile(traced, run.memory)
     _tell_operations(step, marks)
+    gather = program.gather_first
+    if gather is not None:
+        lowered = cast(jax.stages.Wrapped, gather).lower(program.abstract_state.params)
+        gather = run.agreement.together(lowered.compile)
     report.say(f"start-up: {how} {time.perf_counter() - started_s:.1f} s")
-    return dataclasses.replace(program, train_step=step)
+    return dataclasses.replace(program, train_step=step, gather_first=gather)
 
 
 def _tell_operations(step: jax.stages.Compiled, marks: progress.Writer) -> None:

@@ -45,7 +45,7 @@ class Workload:
     steps: int = 100
 
 
-def mjax_program(work: Workload) -> Program:
+def mjax_program(work: Workload, *, gather_first: bool = False) -> Program:
     """Build mjax' program of this workload."""
     sizes = work.sizes
     return build_program(
@@ -65,6 +65,7 @@ def mjax_program(work: Workload) -> Program:
         zero_level=2,
         isolate_documents=True,
         mesh=build_mesh(AxisSizes(pp=1, dp_replicate=1, dp_shard=work.dp, tp=work.tp)),
+        gather_first=gather_first,
     )
 
 

@@ -9,8 +9,10 @@ the host's: the dispatch to the devices of the process (8; 1 where each GPU has 
 process), reading the metrics, the row in metrics.jsonl, the progress line (every step
 here, every tenth in a run). The first row has one batch for all steps; the next two
 take it apart: the call of the compiled function, which is jax' and XLA's dispatch, and
-what mjax does around it. The last has the data loader, whose thread works beside a real
-step but here has nothing to hide behind: what it adds is no part of a longer step.
+what mjax does around it. The next one has the data loader, whose thread works beside a
+real step but here has nothing to hide behind: what it adds is no part of a longer step.
+The last has one batch again, and a second call for the weights that the step uses first
+(--mesh.gather-first), which computes nothing either.
 """
 
 import argparse
@@ -103,21 +105,39 @@ def run_empty(
     """Run the loop with a step that computes nothing; `calls_s` gets its calls."""
     scalars = {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens": 1, "skipped": 0}
 
-    def empty_step(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
-        del batch
+    def empty_step(
+        state: Any, batch: Any, *first: Any
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        del batch, first
         state = dataclasses.replace(state, step=state.step + 1)
         return state, {name: jnp.asarray(value) for name, value in scalars.items()}
 
     everywhere = program.abstract_state.step.sharding
     placed = jax.tree.map(lambda s: s.sharding, program.abstract_state)
     step = jax.jit(empty_step, donate_argnums=0, out_shardings=(placed, everywhere))
+    program = _with_empty_gather(program)
     # Compiled ahead of time and kept whole with its batch, as mjax.train does it.
-    lowered = step.lower(program.abstract_state, program.abstract_batch)
-    compiled: Callable[..., Any] = lowered.compile()
+    compiled: Callable[..., Any] = step.lower(*program.abstract_args).compile()
     if calls_s is not None:
         compiled = timed(compiled, calls_s)
     program = dataclasses.replace(program, train_step=compiled)
     _run_loop(program, batches, folder, num_steps, watch or Watch())
+
+
+def _with_empty_gather(program: Program) -> Program:
+    """Gather one number in the place of each weight, if the program gathers first."""
+    if program.gather_first is None:
+        return program
+    types = jax.tree.map(lambda x: x.update(shape=x.shape[:1]), program.abstract_first)
+
+    def empty_gather(params: Any) -> Any:
+        del params
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), types)
+
+    placed = jax.tree.map(lambda x: x.sharding, types)
+    gather = jax.jit(empty_gather, out_shardings=placed, keep_unused=True)
+    compiled = gather.lower(program.abstract_state.params).compile()
+    return dataclasses.replace(program, gather_first=compiled, abstract_first=types)
 
 
 def _run_loop(
@@ -183,6 +203,10 @@ def time_host(work: Workload) -> None:
     with loader:
         whole, _ = host_times_ms(program, loader)
         print_row("with the loader in the open, ms", whole)
+    if work.dp > 1:
+        gathering = mjax_program(work, gather_first=True)
+        whole, _ = host_times_ms(gathering, SameBatch(batch))
+        print_row("with a call that gathers first, ms", whole)
 
 
 if __name__ == "__main__":

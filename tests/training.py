@@ -96,6 +96,7 @@ def make_program(
     stamps: bool = False,
     adapters: AdapterConfig | None = None,
     matmul: Literal["compute", "fp8"] = "compute",
+    gather_first: bool = False,
 ) -> Program:
     return build_program(
         model=model,
@@ -112,6 +113,7 @@ def make_program(
         tp_chunks=layout.tp_chunks,
         stamps=stamps,
         adapters=adapters,
+        gather_first=gather_first,
     )
 
 

@@ -198,6 +198,7 @@ def _values(
         "mesh.dp_shard_per_node": [(devices.per_host or 0) // tp, None],
         "mesh.tp_chunks": [tp, None],
         "mesh.tp_across_hosts": [True],
+        "mesh.gather_first": [False],
         "mesh.tp_overlap": ["off"],
         "batch.size": _multiples(dp * num_microbatches, batch_size),
         "batch.microbatches": _by_distance(

@@ -46,6 +46,8 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
             f"{config.pipeline.chunks}: a stage loads the inputs of a chunk's layers "
             "within one slot"
         )
+    if config.mesh.gather_first:
+        _check_gather_first(model.d_model, sizes, is_pipeline=is_pipeline)
     split = {
         "--model.heads": model.heads,
         "--model.d-ff": model.ffn_width,
@@ -70,6 +72,21 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
         raise ValueError(
             "--batch.size must be a multiple of dp x --batch.microbatches = "
             f"{sizes.dp} x {batch.microbatches} = {pieces}, got {batch.size}"
+        )
+
+
+def _check_gather_first(d_model: int, sizes: AxisSizes, *, is_pipeline: bool) -> None:
+    """Refuse to gather before the step where it has nothing to gather."""
+    shards = sizes.shards
+    if shards == 1:
+        raise ValueError(
+            "--mesh.gather-first needs weights that are sharded over dp, got "
+            f"--mesh.dp {sizes.dp} with --mesh.dp-shard 1: there is nothing to gather"
+        )
+    if is_pipeline and d_model % shards:
+        raise ValueError(
+            "with --mesh.gather-first and a pipeline, --model.d-model must be a "
+            f"multiple of --mesh.dp-shard {shards}, got {d_model}"
         )
 
 

@@ -141,6 +141,12 @@ class TrainConfig:
                 "1, 2 or 3, got --zero 0, which shards nothing; use --zero 1, 2 or "
                 "3, or leave --mesh.dp-shard-per-node out"
             )
+        if self.zero == 0 and self.mesh.gather_first:
+            raise ValueError(
+                "--mesh.gather-first needs --zero 1, 2 or 3, got --zero 0: every "
+                "device has all weights, there is nothing to gather; use --zero 1, 2 "
+                "or 3, or leave --mesh.gather-first out"
+            )
         if self.zero == 3 and (self.mesh.pp != 1 or self.pipeline.chunks != 1):
             raise ValueError(
                 f"--zero 3 needs --mesh.pp 1 and --pipeline.chunks 1, got --mesh.pp "

@@ -56,6 +56,7 @@ def estimate(
     trained: Any = None,
     on_host: Any = None,
     moments_at_once: int | None = None,
+    first: Any = None,
     compute: DTypeLike,
     reduce: DTypeLike,
     stash_name: str,
@@ -73,6 +74,8 @@ def estimate(
       on_host: for each leaf of the state whether it is in host memory; None: no leaf.
       moments_at_once: most bytes of moments on the device during an update in pieces;
         None: the update is not in pieces.
+      first: weights that are gathered before the step and that it takes with its other
+        arguments; None: it gathers all itself.
       compute: dtype of the compute copy.
       reduce: dtype of the gradients.
       stash_name: name of the pipeline's ring buffers in the trace.
@@ -110,7 +113,9 @@ def estimate(
             one_of_host = max(one_of_host, 2 * size)
         elif before is not after:
             in_save += size
-    peak = max(liveness.peak_bytes(body), in_update, in_save + one_of_host)
+    early = sum(_stored(x) * x.dtype.itemsize for x in jax.tree.leaves(first))
+    in_step = early + max(liveness.peak_bytes(body), in_update)
+    peak = max(in_step, in_save + one_of_host)
     stored = [_stored(x) * x.dtype.itemsize for x in jax.tree.leaves(state)]
     in_host = sum(n for n, is_ in zip(stored, is_host, strict=True) if is_)
     return Estimate(

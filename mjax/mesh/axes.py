@@ -39,6 +39,9 @@ class MeshConfig:
     inside them; None is one step."""
     tp: int = 1
     """Tensor-parallel size; -1 takes what is left."""
+    gather_first: bool = False
+    """Gather the embedding and the first layer before the batch is there, in a call of
+    its own; for runs whose data come late."""
     tp_across_hosts: bool = False
     """Let a tensor-parallel group span hosts (slow links)."""
     tp_overlap: Literal["off", "chunks"] = "off"

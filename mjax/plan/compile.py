@@ -157,12 +157,20 @@ def stored_bytes(tree: Any) -> int:
 def compilable(
     config: TrainConfig, topology: Topology
 ) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Return the run with an attention that can be planned without a GPU, and notes.
+    """Return the run as it can be planned without a GPU, and notes on what differs.
 
     cuDNN makes its plans on the device, and is not even traced without one. Where the
-    run takes it, another backend stands in, which a note names; there is none where the
-    run is planned as it is.
+    run takes it, another backend stands in. A step is planned with all its gathers.
+    There is no note where the run is planned as it is.
     """
+    notes: list[str] = []
+    if config.mesh.gather_first:
+        mesh = dataclasses.replace(config.mesh, gather_first=False)
+        config = dataclasses.replace(config, mesh=mesh)
+        notes.append(
+            "--mesh.gather-first: planned as one call, which takes as long where the "
+            "batch is there in time; that the first weights are kept is not counted"
+        )
     stand_ins = ("mosaic_gpu", "blocked")
     target = Target(platform="gpu", device_kind=topology.description.device_kind)
 
@@ -172,14 +180,14 @@ def compilable(
     windows = tuple(dict.fromkeys(config.model.window))
     asked = config.model.attention
     if "cudnn" not in {_backend(config, target, w, asked) for w in windows}:
-        return config, ()
+        return config, tuple(notes)
     name = next(backend for backend in stand_ins if able(backend))
     model = dataclasses.replace(config.model, attention=name)
-    note = (
+    notes.append(
         "attention: the run takes cuDNN, which makes its plans on a GPU only; here "
         f"{name} stands in its place"
     )
-    return dataclasses.replace(config, model=model), (note,)
+    return dataclasses.replace(config, model=model), tuple(notes)
 
 
 def _backend(

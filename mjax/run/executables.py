@@ -100,13 +100,12 @@ class Executables:
         assert kept is not None
         check_same(self._agreement, {_LOWERED: kept.lowered}, _SAME_STEP)
         loaded, problem = None, ""
-        state = program.abstract_state
         metrics = dict.fromkeys(kept.metrics, 0)
         try:
             loaded = serialize_executable.deserialize_and_load(
                 kept.payload,
-                jax.tree.structure(((state, program.abstract_batch), {})),
-                jax.tree.structure((state, metrics)),
+                jax.tree.structure((program.abstract_args, {})),
+                jax.tree.structure((program.abstract_state, metrics)),
             )
         except Exception as error:  # of whatever kind: it can be compiled
             problem = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -81,8 +81,15 @@ class Program(Protocol):
         """Compare the replicas of a state; None where there is one only."""
         ...
 
-    def train_step(self, state: Any, batch: Any, /) -> tuple[Any, Mapping[str, Any]]:
-        """Take one optimizer step; the state passed in is donated."""
+    @property
+    def gather_first(self) -> Callable[[Any], Any] | None:
+        """Gather of the parameters what the step uses first; None: the step does."""
+        ...
+
+    def train_step(
+        self, state: Any, batch: Any, /, *first: Any
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Take a step; donates the state; `first` is of `gather_first`, if there is."""
         ...
 
     def eval_step(self, params: Any, batch: Any, /) -> Mapping[str, Any]:
@@ -192,17 +199,12 @@ class Loop:
             while step < self.cadence.num_steps and exit_code == DONE:
                 self.watch.marks.mark(Phase.STEP, step)
                 self.watch.slow_steps.begin()
-                self.watch.spans.enter("data", "data", step + 1)
-                batch = next(self.batches)
-                dispatched_ns = self.watch.spans.enter("dispatch", "host", step + 1)
-                metrics = self._take_step(step + 1, batch)
+                unfinished = self._dispatch(step + 1)
                 step += 1
                 self.watch.marks.mark(Phase.STEP, step)
                 collect(step)
                 self._finish()
-                self._unfinished = _Unfinished(
-                    step, metrics, self.batches.data_wait_s, dispatched_ns
-                )
+                self._unfinished = unfinished
                 if (slow := self.watch.slow_steps.end(step)) is not None:
                     self.watch.spans.tell(slow)
                     self.recorder.say(f"warning: {slow.text}")
@@ -217,18 +219,30 @@ class Loop:
             corruption=self._corruption,
         )
 
-    def _take_step(self, step: int, batch: Any) -> Mapping[str, Any]:
+    def _dispatch(self, step: int) -> _Unfinished:
+        """Hand a step to the devices; a gather of its own goes before the batch."""
+        first: tuple[Any, ...] = ()
+        if self.program.gather_first is not None:
+            self.watch.spans.enter("gather", "host", step)
+            first = (self.program.gather_first(self.state.params),)
+        self.watch.spans.enter("data", "data", step)
+        batch = next(self.batches)
+        dispatched_ns = self.watch.spans.enter("dispatch", "host", step)
+        metrics = self._take_step(step, batch, *first)
+        return _Unfinished(step, metrics, self.batches.data_wait_s, dispatched_ns)
+
+    def _take_step(self, step: int, batch: Any, *first: Any) -> Mapping[str, Any]:
         """Take a step; one that is recorded runs to its end, and nothing beside it."""
         windows = self.watch.windows
         if windows is None or not windows.is_due(step):
-            self.state, metrics = self.program.train_step(self.state, batch)
+            self.state, metrics = self.program.train_step(self.state, batch, *first)
             return metrics
         self._finish()
         self.watch.slow_steps.skip()
         self.watch.spans.enter("profile", "host", step)
-        jax.block_until_ready((self.state, batch))
+        jax.block_until_ready((self.state, batch, first))
         with windows.window(step):
-            self.state, metrics = self.program.train_step(self.state, batch)
+            self.state, metrics = self.program.train_step(self.state, batch, *first)
             jax.block_until_ready((self.state, dict(metrics)))
         return metrics
 

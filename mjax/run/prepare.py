@@ -174,6 +174,7 @@ def _describe(built: Built) -> Iterator[str]:
     yield report.describe_tp(config, sizes)
     yield from report.describe_matmul(config, built.program.mesh)
     yield from built.program.xla_options.describe()
+    yield from report.describe_gather_first(built.program)
     yield report.describe_memory(config, sizes, built.memory)
     if sizes.dp_replicate > 1:
         yield (

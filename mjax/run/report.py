@@ -31,6 +31,7 @@ from mjax.model.counts import flops_per_token, num_adapter_params, num_params
 from mjax.processes import distributed
 from mjax.run import ending, loop, metrics, plots, sampling, terminal
 from mjax.run.json_files import write_json
+from mjax.step.program import Program
 
 _PROMPT_TOKENS = 64
 ENDINGS_SHORT = {
@@ -126,6 +127,21 @@ def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:
         f"over tp {sizes.tp}: the sequence crosses in shards of "
         f"{config.data.seq_len // sizes.tp} positions, under {num} products of up to "
         f"{shards} of them (--mesh.tp-overlap chunks)"
+    )
+
+
+def describe_gather_first(program: Program) -> Iterator[str]:
+    """Say which weights are gathered before a step has its batch, if some are."""
+    if program.gather_first is None:
+        return
+    num_bytes = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(program.abstract_first)
+    )
+    yield (
+        "order of the host in a step: gather, data, dispatch; embedding and first "
+        f"layer, {memory.in_units(num_bytes)} on each device, are gathered before the "
+        "batch is there (--mesh.gather-first)"
     )
 
 

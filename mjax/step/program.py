@@ -36,7 +36,7 @@ from mjax.model.transformer import Params, abstract_params, map_params
 from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.make import Pipeline, make_pipeline
 from mjax.step import optim
-from mjax.step.forward import Batch, Forward
+from mjax.step.forward import Batch, First, Forward
 from mjax.step.host_state import HostUpdate
 from mjax.step.pipelined import Pipelined
 from mjax.step.plain import Plain
@@ -112,18 +112,30 @@ class Program:
     """Whether no float of a state is NaN or infinite."""
     find_corruption: Callable[[TrainState], Corruption | None] | None
     """Compares the replicas of a state; None where there is one only."""
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-    """(state, batch) -> (state, metrics); jitted, or compiled; donates the state."""
+    gather_first: Callable[[Params], First] | None
+    """Gathers of a state's parameters what a step uses first; jitted, or compiled.
+    None: the step gathers all its weights."""
+    abstract_first: First | None
+    """Shapes, dtypes and shardings of what it returns."""
+    train_step: Callable[..., tuple[TrainState, Metrics]]
+    """(state, batch) -> (state, metrics); jitted, or compiled; donates the state. With
+    `gather_first`, (state, batch, first)."""
     eval_step: Jitted[[Params, Batch], Metrics]
     """(params, batch) -> summed nats `nll` and number of targets `tokens`."""
     next_token_logits: Jitted[[Params, ArrayLike, ArrayLike], Float[Array, "B V"]]
     """(params, tokens [B, T], length) -> float32 [B, V]: logits of the token after
     the first `length` ones; B is a multiple of dp."""
 
+    @property
+    def abstract_args(self) -> tuple[Any, ...]:
+        """Shapes, dtypes and shardings of the arguments of the training step."""
+        first = () if self.gather_first is None else (self.abstract_first,)
+        return self.abstract_state, self.abstract_batch, *first
+
     def trace(self) -> jax.stages.Traced:
         """Trace the training step, which is not compiled yet."""
         step = cast(jax.stages.Wrapped, self.train_step)
-        return step.trace(self.abstract_state, self.abstract_batch)
+        return step.trace(*self.abstract_args)
 
 
 def build_program(
@@ -144,6 +156,7 @@ def build_program(
     stamps: bool = False,
     adapters: AdapterConfig | None = None,
     frozen_dtype: DTypeLike = jnp.float32,
+    gather_first: bool = False,
 ) -> Program:
     """Build the run's functions; nothing is compiled and no memory taken.
 
@@ -166,6 +179,8 @@ def build_program(
         to the places of `step.stamps`: int32 [devices, rows, 2].
       adapters: of the blocks, which alone are trained; None trains all parameters.
       frozen_dtype: in which parameters that are not trained are stored.
+      gather_first: the weights that a step uses first are gathered in a call of their
+        own, for which the batch need not be there.
     Raises:
       ValueError: the pipeline does not fit, the GPUs have no FP8 matmuls, or the
         devices do not reach pinned host memory.
@@ -260,6 +275,18 @@ def build_program(
     )
     chosen = choose(mesh, tp_chunks=tp_chunks, thresholds=thresholds)
     options = chosen.as_compiler_options()
+    gather, first = None, None
+    if gather_first:
+        of_each_device = NamedSharding(mesh, PartitionSpec(AXES))
+        gather = jax.jit(
+            forward.gather_first,
+            out_shardings=of_each_device,
+            compiler_options=options,
+        )
+        first = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_each_device),
+            jax.eval_shape(forward.gather_first, abstract_state.params),
+        )
     return Program(
         mesh=mesh,
         xla_options=chosen,
@@ -277,6 +304,8 @@ def build_program(
         gradients=jax.jit(forward.gradients, compiler_options=options),
         is_finite=jax.jit(_make_is_finite(shardings, mesh)),
         find_corruption=make_find_corruption(shardings, mesh),
+        gather_first=gather,
+        abstract_first=first,
         train_step=jax.jit(
             _make_train_step(forward, tx, host_update, optimizer, num_steps, on_host),
             donate_argnums=0,
@@ -362,7 +391,7 @@ def _make_train_step(
     config: OptimConfig,
     num_steps: int,
     on_host: TrainState,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+) -> Callable[..., tuple[TrainState, Metrics]]:
     """Join gradients, guard and optimizer into one function."""
 
     def update(
@@ -374,11 +403,13 @@ def _make_train_step(
         new = optax.apply_updates(params, updates), after
         return optim.select(accept, new, (params, opt_state))
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def train_step(
+        state: TrainState, batch: Batch, first: First | None = None
+    ) -> tuple[TrainState, Metrics]:
         # For described devices jax drops the memory kind, so it is repeated here.
         state = jax.tree.map(lambda x, is_: to_host(x) if is_ else x, state, on_host)
         loss, tokens, grads, log = forward.gradients_and_log(
-            state.params, state.rng, state.step, batch
+            state.params, state.rng, state.step, batch, first
         )
         with jax.named_scope(scopes.phase("grad_norm")):
             grad_norm = optax.tree.norm(

@@ -45,6 +45,7 @@ def ingredients_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> dict[str, 
         "stamps": writes_stamps(config.observe.stamps, mesh),
         "adapters": config.adapters,
         "frozen_dtype": config.lora.base_dtype,
+        "gather_first": config.mesh.gather_first,
     }
 
 
@@ -78,6 +79,7 @@ def trace_step(
         program.abstract_saved,
         trained=program.trained.of(state.params),
         on_host=program.on_host,
+        first=program.abstract_first,
         moments_at_once=None
         if program.host_update is None
         else program.host_update.bytes_on_device(state.opt_state["adam"].mu),

@@ -200,6 +200,7 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
         ("--seed -1", ["--seed must be from 0 to 4294967295, got -1"]),
         ("--zero 4", ["--zero must be from 0 to 3, got 4; 0 shards nothing"]),
         ("--zero 3 --mesh.pp 2", ["--zero 3 needs", "--mesh.pp 2", "--zero 2"]),
+        ("--zero 0 --mesh.gather-first", ["got --zero 0", "--mesh.gather-first out"]),
         ("--simulate-devices 0", ["--simulate-devices", "got 0"]),
         ("--peak-tflops 0", ["--peak-tflops must be positive and finite, got 0"]),
         ("--work-dir=", ["--work-dir is empty"]),

@@ -311,6 +311,21 @@ def test_a_number_of_nodes_is_advised_where_nodes_are_what_is_counted():
             "nearest that fit: --pipeline.idle compute, or --mesh.tp-overlap off",
         ),
         (
+            "--mesh.gather-first --mesh.dp-shard 1",
+            4,
+            "--mesh.gather-first needs weights that are sharded over dp, got --mesh.dp "
+            "4 with --mesh.dp-shard 1: there is nothing to gather; nearest that fit: "
+            "--mesh.no-gather-first, or --mesh.dp-shard 2",
+        ),
+        (
+            "--mesh.gather-first --pipeline.chunks 2 --model.d-model 30 --model.heads "
+            "2",
+            4,
+            "with --mesh.gather-first and a pipeline, --model.d-model must be a "
+            "multiple of --mesh.dp-shard 4, got 30; nearest that fit: "
+            "--mesh.no-gather-first, or --mesh.dp-shard 2",
+        ),
+        (
             "--mesh.pp 4 --batch.size 48 --batch.microbatches 4",
             20,
             "--batch.size must be a multiple of dp x --batch.microbatches = 5 x 4 = "

@@ -46,7 +46,7 @@ def program(
 
 
 def estimate(
-    of: Program, *, accumulates: bool = True
+    of: Program, *, accumulates: bool = True, first: Any = None
 ) -> tuple[jax.stages.Traced, memory.Estimate]:
     step = of.trace()
     return step, memory.estimate(
@@ -58,6 +58,7 @@ def estimate(
         stash_name=STASH,
         zero_level=2,
         accumulates=accumulates,
+        first=first,
     )
 
 
@@ -110,6 +111,15 @@ def test_the_parts_whose_sizes_are_known_are_exact():
     # Interleaved, P = v = 2: 2 (P - 1) + (v - 1) P + 1 inputs on the first stage.
     assert found.stash == 5 * (ROWS // 2 // MICROBATCHES) * LENGTH * 128 * 4
     assert 2 * found.state == pytest.approx(3 * 4 * (blocks // 2 + ends), rel=0.01)
+
+
+def test_weights_gathered_before_the_step_are_counted():
+    of = program(dp=2, microbatches=1, pipeline=PipelineConfig())
+    table = of.abstract_state.params["embed"]["table"]
+    found, more = (
+        estimate(of, accumulates=False, first=first)[1] for first in (None, [table])
+    )
+    assert more.total == found.total + table.size // 2 * 4
 
 
 def test_a_save_that_orders_the_layers_needs_room_for_its_copy(monkeypatch):

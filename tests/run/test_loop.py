@@ -73,6 +73,7 @@ class TinyProgram:
         return state
 
     find_corruption = None
+    gather_first = None
 
     def is_finite(self, state):
         return jnp.isfinite(state.params["w"]).all()
@@ -100,6 +101,25 @@ class TinyProgram:
     def next_token_logits(self, params, tokens, length):
         following = (tokens[:, length - 1] + 1) % VOCAB
         return 1e3 * jax.nn.one_hot(following, VOCAB + 4)
+
+
+class GatheringProgram(TinyProgram):
+    """Gathers its vector in a call of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.gathered = []
+        whole = NamedSharding(self.batch_sharding.mesh, PartitionSpec())
+        self._gather = jax.jit(lambda params: params["w"], out_shardings=whole)
+        self.train_step = jax.jit(self._gathered_step, donate_argnums=0)
+
+    def gather_first(self, params):
+        self.gathered.append(self._gather(params))
+        return self.gathered[-1]
+
+    def _gathered_step(self, state, batch, first):
+        w = jax.lax.with_sharding_constraint(first, self.batch_sharding)
+        return self._train_step(dataclasses.replace(state, params={"w": w}), batch)
 
 
 class TinyBatches:
@@ -134,9 +154,10 @@ def run(
     stop=None,
     replica_check_every=100,
     watch=None,
+    program=None,
 ):
     """Start or resume a run in work_dir, as train does."""
-    program = TinyProgram(diverges_at)
+    program = program or TinyProgram(diverges_at)
     checkpoints = Checkpoints(work_dir, ckpt)
     restored = checkpoints.restore(program.abstract_state())
     start_step = 0 if restored is None else restored.step
@@ -225,7 +246,8 @@ def test_each_step_has_one_row_and_evaluations_are_on_their_steps(undisturbed):
     )
 
 
-def test_spans_account_for_the_time_of_every_step(work_dir):
+def spans_of_steps(work_dir, *args, **kwargs):
+    """Run, and return the line of spans of each step."""
     header = spans.Header(
         run="a",
         host="h",
@@ -238,10 +260,37 @@ def test_spans_account_for_the_time_of_every_step(work_dir):
         mesh={},
     )
     watch = Watch(spans=Spans(work_dir, header))
-    run(work_dir, watch=watch)
+    run(work_dir, *args, watch=watch, **kwargs)
     watch.close(0)
     found = spans.read(work_dir / "h-0-1.jsonl")
-    lines = {line.step: line for line in found.lines if line.step > 0}
+    return {line.step: line for line in found.lines if line.step > 0}
+
+
+def test_weights_are_gathered_before_the_loader_has_the_batch(undisturbed, work_dir):
+    program, num_gathered = GatheringProgram(), []
+
+    def late():
+        """Give the batch when the weights of its step have been gathered."""
+        num_gathered.append(len(program.gathered))
+        program.gathered[-1].block_until_ready()
+
+    batches = TinyBatches(at_step=dict.fromkeys(range(1, 11), late))
+    lines = spans_of_steps(work_dir, batches, program=program)
+    assert num_gathered == list(range(1, 11))
+    for step, line in lines.items():
+        host = sorted(
+            (span.start_ns, span.name, span.kind)
+            for span in line.spans
+            if span.name in ("gather", "data", "dispatch")
+        )
+        order = [(name, kind) for _, name, kind in host]
+        expected = [("gather", "host"), ("data", "data"), ("dispatch", "host")]
+        assert order == expected, step
+    assert read_computed(work_dir) == undisturbed[0]
+
+
+def test_spans_account_for_the_time_of_every_step(work_dir):
+    lines = spans_of_steps(work_dir)
     assert [*lines] == list(range(1, 11))
     kinds = {
         step: {span.name for span in line.spans if span.stream == "host"}
