@@ -22,6 +22,7 @@ tensor-parallel group."""
 
 _DEVICE, _GAP, _ROW, _LEFT, _TOP = 34, 16, 40, 190, 64
 _HUES = ("#2f6db5", "#c0671b", "#2a8a66", "#7a55a3", "#a8403f", "#5d6b1f")
+_HUES += ("#2b8091", "#8a4a6e")
 """Of hosts, in turn."""
 
 _STYLE = """
@@ -102,7 +103,7 @@ def svg(mesh: Mesh) -> str:
             devices = grid[stage, row, :shown]
             parts += _group(_LEFT + stage * cell, y, devices, hosts)
     y = _TOP + _ROW * len(rows) + 18
-    for line in ["; ".join(explained), *notes]:
+    for line in ["; ".join([*explained, "a color is a host"]), *notes]:
         parts.append(f"<text class='faint' x='10' y='{y}'>{html.escape(line)}</text>")
         y += 18
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -17,20 +17,35 @@ from mjax.pipeline.schedule import IDLE, Schedule
 
 _ROW_HEIGHT = 18
 _STAGE_GAP = 8
-_LEFT = 66
+_LEFT = 110
 _TOP = 22
-_IDLE_COLOUR = "#e4e4e4"
-_LINE_COLOUR = "#555555"
 _FONT = "font-family='ui-sans-serif, Helvetica, Arial, sans-serif'"
 
+_COLOURS = """
+svg { --ink: #16191d; --paper: #ffffff; --line: #5b6570; --idle: #e4e6e9; }
+@media (prefers-color-scheme: dark) {
+  svg { --ink: #e8eaed; --paper: #14181d; --line: #a4afba; --idle: #333b44; }
+}
+svg { background: var(--paper); } svg rect { stroke: var(--paper); }
+svg text { fill: var(--ink); } svg .idle { fill: var(--idle); }
+svg .phase { stroke: var(--line); } svg .onforward { fill: #111111; }
+svg .onbackward { fill: #ffffff; }
+"""
+"""Of the image, alone or in a page, as the reader chooses light or dark."""
+
 _STYLE = """
-body { font: 15px/1.5 ui-sans-serif, Helvetica, Arial, sans-serif; color: #111;
-       background: #fff; margin: 2em; }
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 ui-sans-serif, Helvetica, Arial, sans-serif; color: #16191d;
+       background: #ffffff; margin: 2em auto; max-width: 1400px; padding: 0 1.5em; }
+@media (prefers-color-scheme: dark) {
+  body { color: #e8eaed; background: #14181d; }
+}
 h1 { font-size: 1.3em; }
 .picture { overflow-x: auto; }
 ul { list-style: none; padding: 0; }
 svg { vertical-align: middle; }
-th, td { text-align: left; padding: 0 1.2em 0 0; font-weight: normal; }
+th, td { text-align: left; vertical-align: top; padding: 0 1.2em 0 0;
+         font-weight: normal; }
 td { font-variant-numeric: tabular-nums; }
 @page { size: landscape; margin: 1cm; }
 @media print { .picture svg { width: 100%; height: auto; } body { margin: 0; } }
@@ -103,22 +118,22 @@ def svg(schedule: Schedule) -> str:
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' "
         f"viewBox='0 0 {width} {height}' role='img' aria-label='{_title(schedule)}' "
-        "style='background:#ffffff' "
-        f"{_FONT} font-size='10' text-anchor='middle'>"
+        f"{_FONT} font-size='10' text-anchor='middle'>",
+        f"<style>{_COLOURS}</style>",
     ]
     for tick in range(0, schedule.num_ticks, 5):
         parts.append(_svg_text(_LEFT + tick * cell + cell // 2, _TOP - 8, str(tick)))
     for phase in schedule.phases[1:]:
         x = _LEFT + phase.start * cell
         parts.append(
-            f"<path d='M{x} {_TOP - 4}V{height - 2}' stroke='{_LINE_COLOUR}' "
+            f"<path class='phase' d='M{x} {_TOP - 4}V{height - 2}' "
             "stroke-dasharray='3 3'/>"
         )
     for stage in range(schedule.num_stages):
         top = _stage_top(stage)
         parts.append(_svg_text(26, top + _ROW_HEIGHT + 4, f"stage {stage}"))
-        parts.append(_svg_text(58, top + 13, "F"))
-        parts.append(_svg_text(58, top + _ROW_HEIGHT + 13, "B"))
+        parts.append(_svg_text(80, top + 13, "forward"))
+        parts.append(_svg_text(80, top + _ROW_HEIGHT + 13, "backward"))
         for tick in range(schedule.num_ticks):
             parts.extend(_svg_cells(schedule, tick, stage))
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -159,9 +174,12 @@ def _hex(hue: float, *, lightness: float) -> str:
 
 
 def _title(schedule: Schedule) -> str:
+    chunks = (
+        f", {schedule.num_chunks} chunks a stage" if schedule.num_chunks > 1 else ""
+    )
     return (
-        f"{schedule.name}: stages {schedule.num_stages}, chunks of each "
-        f"{schedule.num_chunks}, microbatches {schedule.num_microbatches}"
+        f"{schedule.name}: {schedule.num_stages} stages{chunks}, "
+        f"{schedule.num_microbatches} microbatches"
     )
 
 
@@ -247,9 +265,10 @@ def _stage_top(stage: int) -> int:
     return _TOP + stage * (2 * _ROW_HEIGHT + _STAGE_GAP)
 
 
-def _svg_text(x: int, y: int, words: str, colour: str = "#111111") -> str:
+def _svg_text(x: int, y: int, words: str, kind: str = "") -> str:
+    style = f" class='on{kind}'" if kind else ""
     return (
-        f"<text x='{x}' y='{y}' fill='{colour}' pointer-events='none'>"
+        f"<text x='{x}' y='{y}'{style} pointer-events='none'>"
         f"{html.escape(words)}</text>"
     )
 
@@ -265,28 +284,31 @@ def _svg_cells(schedule: Schedule, tick: int, stage: int) -> Iterator[str]:
         y = _stage_top(stage) + row * _ROW_HEIGHT
         where = f"stage {stage}, tick {tick}, {kind}"
         if slot[0] == IDLE:
-            yield _svg_rect(x, y, width, "idle", _IDLE_COLOUR, f"{where}: idle")
+            yield _svg_rect(x, y, width, "idle", None, f"{where}: idle")
             continue
         chunk, microbatch = slot
         whole = chunk * schedule.num_stages + stage
         names = f"chunk {chunk} (of the model: {whole}), microbatch {microbatch}"
         fill = colours(chunk)[row]
         yield _svg_rect(x, y, width, kind, fill, f"{where}: {names}")
-        ink = ("#111111", "#ffffff")[row]
-        yield _svg_text(x + width // 2, y + 13, _label(schedule, *slot), ink)
+        yield _svg_text(x + width // 2, y + 13, _label(schedule, *slot), kind)
 
 
-def _svg_rect(x: int, y: int, width: int, kind: str, fill: str, title: str) -> str:
+def _svg_rect(
+    x: int, y: int, width: int, kind: str, fill: str | None, title: str
+) -> str:
+    painted = "" if fill is None else f" fill='{fill}'"
     return (
-        f"<rect class='{kind}' x='{x}' y='{y}' width='{width}' height='{_ROW_HEIGHT}' "
-        f"fill='{fill}' stroke='#ffffff'><title>{title}</title></rect>"
+        f"<rect class='{kind}' x='{x}' y='{y}' width='{width}' height='{_ROW_HEIGHT}'"
+        f"{painted}><title>{title}</title></rect>"
     )
 
 
-def _swatch(fill: str) -> str:
+def _swatch(fill: str | None) -> str:
+    painted = "class='idle'" if fill is None else f"fill='{fill}'"
     return (
         f"<svg width='26' height='{_ROW_HEIGHT}'><rect width='24' height='14' y='2' "
-        f"fill='{fill}'/></svg>"
+        f"{painted}/></svg>"
     )
 
 
@@ -302,7 +324,7 @@ def _legend(schedule: Schedule) -> Iterator[str]:
             f"{first + schedule.num_stages - 1})"
         )
     yield (
-        f"{_swatch(_IDLE_COLOUR)} idle: other stages use the slot in this tick, this "
+        f"{_swatch(None)} idle: other stages use the slot in this tick, this "
         "one waits. These slots are the bubble."
     )
     yield (
