@@ -1,9 +1,10 @@
 """Draw a plan as an HTML page: the schedule as streams, and the text of the page.
 
 Enters: a `Plan`. Leaves: a string that needs no script and nothing from elsewhere. Each
-picture is one pass of a computation of the compiled program, in modelled time. Its
-lanes, from above: compute and waits, the links inside the node, the network between
-nodes. Boxes too narrow to be seen are drawn together with their neighbours.
+picture is a computation of the compiled program, in modelled time. Its lanes, from
+above: compute and waits, the links inside the node, the network between
+nodes. Boxes too narrow to be seen are drawn together with their neighbours. The page
+follows the reader's choice of light or dark.
 """
 
 import html
@@ -30,11 +31,11 @@ _LANES = {
 _FOOT = _TOP + len(_LANES) * (_LANE + _GAP) - _GAP
 
 COLOURS = {
-    "product": ("#1f5fa8", "matrix product"),
-    "kernel": ("#3aa17e", "attention, or another kernel of its own"),
-    "memory": ("#b9c7d6", "kernel bound by memory"),
-    "loop": ("#8f8fb5", "loop: its body is a picture of its own, below"),
-    "wait": ("#d43d2a", "waiting: communication that nothing hides"),
+    "product": ("#1f5fa8", "matmul"),
+    "kernel": ("#1d7a5c", "attention or another hand-written kernel"),
+    "memory": ("#b9c7d6", "memory-bound kernel"),
+    "loop": ("#8f8fb5", "loop: its body is drawn below"),
+    "wait": ("#d43d2a", "waiting: communication that is not overlapped"),
     "tp": ("#e6a817", "over tp"),
     "dp": ("#8c5fb0", "over dp"),
     "pp": ("#c76b98", "over pp"),
@@ -42,16 +43,36 @@ COLOURS = {
 }
 """Fill and meaning, by what a box is."""
 
+_LABELS = {"product": "matmul", "kernel": "kernel", "memory": "memory"}
+"""On a box that is wide enough, where its kind is not the word."""
+_DARK_INK = ("memory", "loop", "tp", "pp")
+"""Kinds whose fill is light: their labels are dark."""
+_LETTER = 7.0
+"""Pixels, at most, of a letter of a label."""
+
 _STYLE = """
-body { font: 15px/1.5 ui-sans-serif, Helvetica, Arial, sans-serif; color: #111;
-       background: #fff; margin: 2em; }
-h1 { font-size: 1.3em; } h2 { font-size: 1em; margin-bottom: 0.2em; }
-pre { font: 13px/1.4 ui-monospace, Menlo, Consolas, monospace; overflow-x: auto; }
+:root { color-scheme: light dark; --ink: #16191d; --paper: #ffffff; --faint: #5b6570;
+        --line: #9aa5b1; --panel: #f4f6f8; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8eaed; --paper: #14181d; --faint: #a4afba; --line: #5a6570;
+          --panel: #1d232a; }
+}
+body { font: 15px/1.5 ui-sans-serif, Helvetica, Arial, sans-serif; color: var(--ink);
+       background: var(--paper); margin: 2em auto; max-width: 1400px;
+       padding: 0 1.5em; }
+h1 { font-size: 1.3em; } h2 { font-size: 1em; margin: 1.2em 0 0.2em; }
+h2 small { font-weight: normal; color: var(--faint); }
+pre { font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; overflow-x: auto;
+      background: var(--panel); padding: 1em; border-radius: 6px; }
 .picture { overflow-x: auto; }
+.picture svg { min-width: 640px; width: 100%; height: auto; }
 ul { list-style: none; padding: 0; } li { display: inline-block; margin-right: 1.5em; }
 svg { vertical-align: middle; }
+svg text { fill: var(--ink); } svg path { stroke: var(--line); }
+svg rect { stroke: var(--paper); stroke-width: 0.5; }
+svg .light { fill: #ffffff; } svg .dark { fill: #16191d; }
 @page { size: landscape; margin: 1cm; }
-@media print { .picture svg { width: 100%; height: auto; } body { margin: 0; } }
+@media print { body { margin: 0; max-width: none; } }
 """
 
 
@@ -79,11 +100,10 @@ def svg(picture: Picture) -> str:
     total_s = max(span.stop_s for span in picture.spans)
     scale = _WIDTH / total_s
     height = _FOOT + _AXIS
-    label = html.escape(picture.name, quote=True)
+    label = html.escape(_heading(picture), quote=True)
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{_LEFT + _WIDTH + 40}' "
-        f"height='{height}' role='img' aria-label='{label}' "
-        "style='background:#ffffff' font-size='11' "
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_LEFT + _WIDTH + 40} "
+        f"{height}' role='img' aria-label='{label}' font-size='12' "
         "font-family='ui-sans-serif, Helvetica, Arial, sans-serif'>"
     ]
     for lane, (words, streams) in enumerate(_LANES.items()):
@@ -143,9 +163,16 @@ def _lane(spans: tuple[Span, ...], streams: tuple[str, ...]) -> list[Span]:
 def _section(picture: Picture) -> str:
     runs = "once" if picture.runs == 1 else f"{picture.runs:,} times"
     return (
-        f"<h2>{html.escape(picture.name)}: runs {runs} in a step</h2>\n"
+        f"<h2>{html.escape(_heading(picture))}: runs {runs} in a step "
+        f"<small>{html.escape(picture.name)}</small></h2>\n"
         f"<div class='picture'>\n{svg(picture)}\n</div>"
     )
+
+
+def _heading(picture: Picture) -> str:
+    """Name a picture by its passes: Forward, backward."""
+    words = ", ".join(picture.passes) or picture.name
+    return words[:1].upper() + words[1:]
 
 
 def _box(span: Span, lane: int, scale: float) -> str:
@@ -154,9 +181,17 @@ def _box(span: Span, lane: int, scale: float) -> str:
     x, width = _LEFT + span.start_s * scale, (span.stop_s - span.start_s) * scale
     y = _TOP + lane * (_LANE + _GAP)
     what = f"{span.name}: {COLOURS[kind][1]}, {_time(span.stop_s - span.start_s)}"
-    return (
+    box = (
         f"<rect class='{kind}' x='{x:.1f}' y='{y}' width='{max(width, 0.3):.1f}' "
         f"height='{_LANE}' fill='{fill}'><title>{html.escape(what)}</title></rect>"
+    )
+    words = f"wait {span.kind}" if kind == "wait" else _LABELS.get(kind, kind)
+    if width < _LETTER * len(words) + 6:
+        return box
+    ink = "dark" if kind in _DARK_INK else "light"
+    return (
+        f"{box}<text class='{ink}' x='{x + width / 2:.1f}' y='{y + 17}' "
+        f"text-anchor='middle' pointer-events='none'>{words}</text>"
     )
 
 
@@ -164,7 +199,7 @@ def _axis(total_s: float, scale: float) -> Iterator[str]:
     y = _FOOT
     for part in range(5):
         x = _LEFT + part / 4 * total_s * scale
-        yield f"<path d='M{x:.1f} {y}v5' stroke='#555555'/>"
+        yield f"<path d='M{x:.1f} {y}v5'/>"
         yield (
             f"<text x='{x:.1f}' y='{y + 18}' text-anchor='middle'>"
             f"{_time(part / 4 * total_s)}</text>"

@@ -175,7 +175,7 @@ def read_schedule(
         communication=reading.communication(analysis, every, taken),
         modelled=modelled,
         sources=sources,
-        pictures=reading.pictures(replayed, taken),
+        pictures=reading.pictures(module, replayed, taken),
         timed_by_bytes=replayed.timed_by_bytes,
     )
 

@@ -10,6 +10,7 @@ schedule takes less often counts less often (`choices`).
 import collections
 from collections.abc import Mapping
 
+from mjax import scopes
 from mjax.config.train import TrainConfig
 from mjax.hardware.utilization import Utilization
 from mjax.mesh.axes import AxisSizes
@@ -35,6 +36,12 @@ from mjax.plan.result import (
 
 _PICTURES = 6
 """Computations that are drawn: those in which most of the step passes."""
+
+_LEAST_SHARE = 0.05
+"""Of the time of a computation: a pass with less is not in its name."""
+
+_PASSES = {"loss": "head and loss", "grad_norm": "gradient norm"}
+"""Passes that people know by another name than their scope."""
 
 _MEMORY_BOUND = 3
 """Kernels bound by memory that are named."""
@@ -188,10 +195,11 @@ def memory_bound(module: Module, found: Replay, taken: Runs) -> dict[str, float]
     return dict(ranked[:_MEMORY_BOUND])
 
 
-def pictures(found: Replay, runs: Runs) -> tuple[Picture, ...]:
+def pictures(module: Module, found: Replay, runs: Runs) -> tuple[Picture, ...]:
     """Choose the computations in which most of the step passes, and draw their time.
 
     Args:
+      module: the step.
       found: the replay.
       runs: of each computation in a step.
     """
@@ -204,6 +212,7 @@ def pictures(found: Replay, runs: Runs) -> tuple[Picture, ...]:
     return tuple(
         Picture(
             name=name,
+            passes=_passes(module, found, name),
             runs=round(runs[name]),
             spans=tuple(
                 Span(
@@ -218,6 +227,21 @@ def pictures(found: Replay, runs: Runs) -> tuple[Picture, ...]:
         )
         for name in names[:_PICTURES]
         if own_s(name) > 0
+    )
+
+
+def _passes(module: Module, found: Replay, name: str) -> tuple[str, ...]:
+    """Name the passes that a computation belongs to, by the time of its kernels."""
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for event in found.timeline[name]:
+        if event.stream == "compute":
+            origin = module.computations[name].by_name[event.name].op_name
+            phase = scopes.read(origin).phase
+            if phase is not None:
+                seconds[phase] += event.stop_s - event.start_s
+    least_s = _LEAST_SHARE * sum(seconds.values())
+    return tuple(
+        _PASSES.get(phase, phase) for phase in scopes.PHASES if seconds[phase] > least_s
     )
 
 

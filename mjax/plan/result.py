@@ -150,10 +150,14 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One pass of a computation of the schedule."""
+    """A computation of the schedule, once from its beginning to its end."""
 
     name: str
+    """In the compiled program."""
+    passes: tuple[str, ...]
+    """What it computes, such as forward and backward; empty if no scope says it."""
     runs: int
+    """In a step."""
     spans: tuple[Span, ...]
 
 

@@ -88,6 +88,7 @@ SENT = Communication(
 
 PICTURE = Picture(
     name="body<1>",
+    passes=("forward", "head and loss"),
     runs=40,
     spans=(
         Span(stream="compute", name="gemm", kind="product", start_s=0.0, stop_s=4e-3),

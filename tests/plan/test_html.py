@@ -5,6 +5,8 @@ import itertools
 import re
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from mjax.plan.html import COLOURS, document, joined, svg
 from mjax.plan.result import Span
 from tests.plan.plans import PICTURE, make_plan
@@ -31,7 +33,37 @@ def test_a_page_needs_nothing_from_elsewhere():
 def test_names_of_the_program_are_escaped():
     text = document(make_plan())
     assert "body<1>" not in text
-    assert "body&lt;1&gt;: runs 40 times in a step" in text
+    assert "runs 40 times in a step <small>body&lt;1&gt;</small>" in text
+
+
+def test_a_picture_is_named_by_its_passes_or_else_by_its_computation():
+    assert "<h2>Forward, head and loss: runs 40 times" in document(make_plan())
+    plain = dataclasses.replace(PICTURE, passes=())
+    assert "<h2>Body&lt;1&gt;: runs" in document(make_plan(pictures=(plain,)))
+
+
+def labels(text: str) -> list[tuple[str, float]]:
+    """Return words and place of each label on a box."""
+    found = ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")
+    return [
+        (text.text or "", float(text.attrib["x"]))
+        for text in found
+        if "class" in text.attrib
+    ]
+
+
+def test_wide_boxes_have_labels_inside_and_narrow_ones_none():
+    narrow = Span(
+        stream="compute", name="x", kind="product", start_s=8e-3, stop_s=8.1e-3
+    )
+    picture = dataclasses.replace(PICTURE, spans=(*PICTURE.spans, narrow))
+    drawn = svg(picture)
+    found = labels(drawn)
+    assert [words for words, _ in found] == ["matmul", "wait tp", "memory", "tp"]
+    wide = [box for box in boxes(drawn) if box[2] - box[1] > 50]
+    for (_, left, right, _), (words, x) in zip(wide, found, strict=True):
+        assert (left + right) / 2 == pytest.approx(x, abs=0.1)
+        assert right - left > 7 * len(words)
 
 
 def test_compute_and_links_are_streams_of_one_time():
