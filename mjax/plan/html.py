@@ -47,6 +47,8 @@ _LABELS = {"product": "matmul", "kernel": "kernel", "memory": "memory"}
 """On a box that is wide enough, where its kind is not the word."""
 _DARK_INK = ("memory", "loop", "tp", "pp")
 """Kinds whose fill is light: their labels are dark."""
+_WIDE, _SEAM = 6.0, 0.8
+"""Pixels: a box from this width on is drawn narrower, so that neighbours are apart."""
 _LETTER = 7.0
 """Pixels, at most, of a letter of a label."""
 
@@ -65,11 +67,11 @@ h2 small { font-weight: normal; color: var(--faint); }
 pre { font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; overflow-x: auto;
       background: var(--panel); padding: 1em; border-radius: 6px; }
 .picture { overflow-x: auto; }
-.picture svg { min-width: 640px; width: 100%; height: auto; }
+.picture svg { min-width: 1000px; width: 100%; height: auto; }
+@media (min-width: 1000px) { pre { white-space: pre-wrap; } }
 ul { list-style: none; padding: 0; } li { display: inline-block; margin-right: 1.5em; }
 svg { vertical-align: middle; }
 svg text { fill: var(--ink); } svg path { stroke: var(--line); }
-svg rect { stroke: var(--paper); stroke-width: 0.5; }
 svg .light { fill: #ffffff; } svg .dark { fill: #16191d; }
 @page { size: landscape; margin: 1cm; }
 @media print { body { margin: 0; max-width: none; } }
@@ -181,8 +183,9 @@ def _box(span: Span, lane: int, scale: float) -> str:
     x, width = _LEFT + span.start_s * scale, (span.stop_s - span.start_s) * scale
     y = _TOP + lane * (_LANE + _GAP)
     what = f"{span.name}: {COLOURS[kind][1]}, {_time(span.stop_s - span.start_s)}"
+    drawn = width - _SEAM if width > _WIDE else max(width, 0.3)
     box = (
-        f"<rect class='{kind}' x='{x:.1f}' y='{y}' width='{max(width, 0.3):.1f}' "
+        f"<rect class='{kind}' x='{x:.1f}' y='{y}' width='{drawn:.1f}' "
         f"height='{_LANE}' fill='{fill}'><title>{html.escape(what)}</title></rect>"
     )
     words = f"wait {span.kind}" if kind == "wait" else _LABELS.get(kind, kind)
