@@ -9,7 +9,7 @@ import ast
 import builtins
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -51,6 +51,7 @@ def messages(package: Path) -> list[Message]:
     bases = _bases([*trees.values()])
     found: dict[Message, None] = {}
     for module, tree in trees.items():
+        constants = _constants(tree)
         for call, function in _calls(tree, tree):
             error = ast.unparse(call.func).rpartition(".")[2]
             if error == "say" and "gave up" in ast.unparse(call.args[0]):
@@ -61,6 +62,7 @@ def messages(package: Path) -> list[Message]:
             given = [*call.args, *(word.value for word in call.keywords)]
             texts = [text for arg in given for text in _texts(arg, function, tree)]
             for text in texts:
+                text = _filled(text, constants)
                 if len(literal(text).split()) > 1:
                     message = Message(module=module, error=error, base=base, text=text)
                     found[message] = None
@@ -88,6 +90,25 @@ def _bases(trees: Sequence[ast.Module]) -> dict[str, str]:
     for _ in range(4):  # deeper than any class of errors is
         bases |= {name: bases[base] for name, base in classes if base in bases}
     return bases
+
+
+def _constants(tree: ast.Module) -> dict[str, str]:
+    """Return the texts that a module names."""
+    found = {}
+    for node in tree.body:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Constant(value=str(value))
+            ):
+                found[name] = value
+    return found
+
+
+def _filled(text: str, constants: Mapping[str, str]) -> str:
+    """Replace the names of constants in a message by their texts."""
+    for name, value in constants.items():
+        text = text.replace("{" + name + "}", value)
+    return text
 
 
 def _calls(

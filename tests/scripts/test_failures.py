@@ -54,6 +54,8 @@ def test_messages_are_read_from_every_way_to_make_an_error(tmp_path):
     package.mkdir()
     (package / "module.py").write_text(
         '''
+_WHY = "the disk is full"
+
 class FullError(RuntimeError):
     """No room."""
 
@@ -65,7 +67,7 @@ def sum_of_parts(is_old):
     raise FullError(text)
 
 def maker(path):
-    return FullError(f"{path} is full; make room")
+    return FullError(f"cannot write {path}, {_WHY}; make room")
 
 def raises_what_another_makes(path):
     raise maker(path)
@@ -91,7 +93,11 @@ def ours():
         ("ValueError", "ValueError", "--size must be at least 1, got {size}"),
         ("FullError", "RuntimeError", "a file is too old"),
         ("FullError", "RuntimeError", "a file is too new"),
-        ("FullError", "RuntimeError", "{path} is full; make room"),
+        (
+            "FullError",
+            "RuntimeError",
+            "cannot write {path}, the disk is full; make room",
+        ),
         ("ValueError", "ValueError", "the text of {name}"),
         (
             "RuntimeError",

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mjax.__main__ import PROGRAMS
-from scripts.site import flags, stage
+from scripts.site import drawings, flags, stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +37,21 @@ def test_a_link_out_of_the_repository_is_refused(tmp_path, monkeypatch):
     page.write_text("[a](other.md), [web](https://a.b), [out](../secret.txt)")
     with pytest.raises(ValueError, match=r"page\.md: the link to .* leads out"):
         stage.linked(page)
+
+
+def test_the_drawings_of_the_concepts_are_those_of_the_script():
+    """`python -m scripts.site.drawings` writes them."""
+    figures = {
+        path.name: path.read_text() for path in drawings.FIGURES.glob("concept_*")
+    }
+    assert figures == {
+        f"concept_{name}.svg": draw() for name, draw in drawings.DRAWINGS.items()
+    }
+
+
+def test_a_level_of_zero_never_stores_more_than_the_one_before():
+    totals = [sum(drawings.bytes_per_parameter(n, 8).values()) for n in range(4)]
+    assert totals == [18, 7.5, 7.5, 2.25]
 
 
 def test_the_navigation_names_pages_that_exist_once():
