@@ -2,17 +2,15 @@
 
 A document is a name and its text in pieces of about a megabyte, so that a file of any
 size passes through without being held in memory. A text file is one document; a line
-of JSONL or a row of parquet is one document.
+of JSONL or a row of parquet is one document. Text and JSONL may be compressed.
 
 Files with the same bytes are the same documents, whatever their paths: see
 `with_contents`.
 """
 
 import codecs
-import contextlib
 import dataclasses
 import difflib
-import io
 import json
 import logging
 import os
@@ -23,6 +21,7 @@ from typing import Any, Literal
 
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.chats import read_chat
+from mjax.data.compressed import SUFFIXES, ignore, opened, plain_name
 from mjax.data.names import STDLIB, SYNTHETIC
 
 PIECE_CHARS = 1 << 20
@@ -66,6 +65,8 @@ class Document:
     pieces: Iterator[str]
     answers: tuple[tuple[int, int], ...] | None = None
     """Of a chat, which is one piece: where its answers are, in characters."""
+    source_index: int = 0
+    """Place of the file among those of the corpus."""
 
     @property
     def name(self) -> str:
@@ -138,7 +139,12 @@ def _with_contents(
 
 
 def documents(
-    sources: list[Source], text_field: str, template: ChatTemplate | None = None
+    sources: list[Source],
+    text_field: str,
+    template: ChatTemplate | None = None,
+    *,
+    start: tuple[int, int] = (0, 0),
+    on_read: Callable[[int], None] = ignore,
 ) -> Iterator[Document]:
     """Read the documents of a corpus one after the other.
 
@@ -146,28 +152,40 @@ def documents(
       sources: what `find_sources` found.
       text_field: field (JSONL) or column (parquet) that holds the text.
       template: that makes text of chats; None reads no chats.
+      start: the place in sources of the first file to read, and of the first line or
+        row in it. What is before is not looked at.
+      on_read: called with the number of bytes whenever some are read from a file.
     Raises:
-      ValueError: a file cannot be read, is not text, or lacks the field; the message
-        names the file and the line.
+      ValueError: a file cannot be read, is cut off, is not text, or lacks the field;
+        the message names the file and the line.
     """
-    readers = {"jsonl": _read_jsonl, "parquet": _read_parquet}
-    for source in sources:
+    for source_index, source in enumerate(sources):
+        if source_index < start[0]:
+            continue
+        first = start[1] if source_index == start[0] else 0
         if template is not None:
-            yield from _read_chats(source, template)
+            found = _read_chats(source, template, first, on_read)
         elif source.kind == "text":
-            yield Document(source, None, _read_text(source.path))
+            found = iter([Document(source, None, _read_text(source.path, on_read))])
+        elif source.kind == "jsonl":
+            texts = _read_jsonl(source.path, text_field, first, on_read)
+            found = (Document(source, i, split_text(text)) for i, text in texts)
         else:
-            for index, text in readers[source.kind](source.path, text_field):
-                yield Document(source, index, split_text(text))
+            texts = _read_parquet(source.path, text_field, first, on_read)
+            found = (Document(source, i, split_text(text)) for i, text in texts)
+        for document in found:
+            yield dataclasses.replace(document, source_index=source_index)
 
 
-def _read_chats(source: Source, template: ChatTemplate) -> Iterator[Document]:
+def _read_chats(
+    source: Source, template: ChatTemplate, first: int, on_read: Callable[[int], None]
+) -> Iterator[Document]:
     if source.kind != "jsonl":
         raise ValueError(
             f"{source.path} is read as {source.kind}, but --data.format chat reads "
             "JSONL only; give files that end in .jsonl"
         )
-    for index, record in _read_records(source.path):
+    for index, record in _read_records(source.path, first, on_read):
         chat = read_chat(record, template, f"{source.path}:{index}")
         yield Document(source, index, iter([chat.text]), chat.answers)
 
@@ -298,9 +316,15 @@ def _sorted(sources: list[Source]) -> list[Source]:
 
 
 def _kind(path: pathlib.Path) -> Literal["text", "jsonl", "parquet"]:
-    match path.suffix.lower():
+    plain = pathlib.Path(plain_name(path.name))
+    match plain.suffix.lower():
         case ".jsonl" | ".ndjson":
             return "jsonl"
+        case ".parquet" if plain.name != path.name:
+            raise ValueError(
+                f"--data.path {str(path)!r}: parquet is compressed inside, and is not "
+                f"read from {' or '.join(SUFFIXES)}; decompress the file"
+            )
         case ".parquet":
             return "parquet"
         case _:
@@ -324,11 +348,11 @@ def _suggest(missing: pathlib.Path) -> str:
     return "; give stdlib, synthetic, or existing files and folders"
 
 
-def _read_text(path: pathlib.Path) -> Iterator[str]:
+def _read_text(path: pathlib.Path, on_read: Callable[[int], None]) -> Iterator[str]:
     """Decode a text file piece by piece; newlines and byte order marks are kept."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     rest, num_read = "", 0
-    with _open(path) as file:
+    with opened(path, on_read) as file:
         while block := file.read(PIECE_CHARS):
             if b"\0" in block:
                 offset = num_read + block.index(b"\0")
@@ -359,24 +383,19 @@ def _not_text(where: str) -> str:
     )
 
 
-@contextlib.contextmanager
-def _open(path: pathlib.Path) -> Iterator[io.BufferedReader]:
-    try:
-        with path.open("rb") as file:
-            yield file
-    except OSError as error:  # of a read too
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _read_jsonl(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text); blank lines are skipped."""
-    for number, record in _read_records(path):
+def _read_jsonl(
+    path: pathlib.Path, field: str, first: int, on_read: Callable[[int], None]
+) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) from line `first` on; blank lines are skipped."""
+    for number, record in _read_records(path, first, on_read):
         yield number, _text_of(record, field, f"{path}:{number}")
 
 
-def _read_records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object); blank lines are skipped."""
-    with _open(path) as file:
+def _read_records(
+    path: pathlib.Path, first: int, on_read: Callable[[int], None]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object) from line `first` on; blank lines are skipped."""
+    with opened(path, on_read) as file:
         lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(lines, start=1):
             if len(line) > MAX_LINE_BYTES:
@@ -384,7 +403,7 @@ def _read_records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     f"{path}:{number} has over {MAX_LINE_BYTES} bytes; a document this "
                     "long is given as a text file, which is read in pieces"
                 )
-            if not line.strip():
+            if number < first or not line.strip():
                 continue
             try:
                 record = json.loads(line.rstrip())
@@ -427,8 +446,10 @@ def _text_of(record: dict, field: str, where: str) -> str:
     return text
 
 
-def _read_parquet(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
-    """Yield (row number, text), reading a few rows at a time."""
+def _read_parquet(
+    path: pathlib.Path, field: str, first: int, on_read: Callable[[int], None]
+) -> Iterator[tuple[int, str]]:
+    """Yield (row number, text) from row `first` on, reading a few rows at a time."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -447,9 +468,11 @@ def _read_parquet(path: pathlib.Path, field: str) -> Iterator[tuple[int, str]]:
                 )
             for batch in file.iter_batches(batch_size=64, columns=[field]):
                 for value in batch.column(0):
-                    where = f"{path}:{index}"
-                    yield index, _text_of({field: value.as_py()}, field, where)
+                    if index >= first:
+                        where = f"{path}:{index}"
+                        yield index, _text_of({field: value.as_py()}, field, where)
                     index += 1
+        on_read(path.stat().st_size)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is not a readable parquet file (rows before {index} were read): "

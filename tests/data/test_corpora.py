@@ -256,21 +256,19 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path):
 
 
 def test_an_error_of_the_disk_while_a_file_is_read_is_named(tmp_path, monkeypatch):
-    class Failing(io.BytesIO):
-        def read(self, *_):
+    class Failing(io.RawIOBase):
+        def readinto(self, *_):
             raise OSError(errno.EIO, "Input/output error")
-
-        readline = read
 
     def read_to_the_end(source):
         for document in documents([source], "text"):
             list(document.pieces)
 
-    for name in ("a.txt", "a.jsonl"):
+    for name in ("a.txt", "a.jsonl", "a.txt.gz", "a.txt.zst"):
         (tmp_path / name).write_text("a")
         [bad] = find_sources((str(tmp_path / name),))
         with monkeypatch.context() as patch:
-            patch.setattr(pathlib.Path, "open", lambda *_: Failing())
+            patch.setattr(pathlib.Path, "open", lambda *_, **__: Failing())
             with pytest.raises(
                 ValueError, match=f"{name} cannot be read: Input/output"
             ):

@@ -1,0 +1,116 @@
+"""Files that may be compressed (.gz, .zst) in, their content as a stream of bytes out.
+
+The content is decompressed while it is read, a fraction of a megabyte at a time. Both
+formats mark where the content ends, and have checksums, so half a file is refused.
+"""
+
+import contextlib
+import gzip
+import io
+import pathlib
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SUFFIXES = (".gz", ".zst")
+"""Endings of the names of compressed files."""
+_BUFFER_BYTES = 1 << 18
+_DAMAGED = (OSError, EOFError, zlib.error)  # what decompression raises
+
+
+def ignore(num_bytes: int) -> None:
+    """Do nothing with the number of bytes that were read."""
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a file without the ending that says how it is compressed."""
+    lower = name.lower()
+    return next((name[: -len(s)] for s in SUFFIXES if lower.endswith(s)), name)
+
+
+@contextlib.contextmanager
+def opened(
+    path: pathlib.Path, on_read: Callable[[int], None] = ignore
+) -> Iterator[io.BufferedIOBase]:
+    """Open the content of a file, decompressed if its name ends in .gz or .zst.
+
+    Args:
+      path: of the file.
+      on_read: called with the number of bytes whenever some are read from the file.
+    Raises:
+      ValueError: it cannot be read, is cut off, or is not of the format that its name
+        says; also while the content is read. The message names the file and the byte.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            counted = _Counted(file, on_read)
+            content = _decompressed(counted, path)
+            with io.BufferedReader(content, _BUFFER_BYTES) as reader:
+                yield reader
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _decompressed(file: "_Counted", path: pathlib.Path) -> io.RawIOBase:
+    match path.suffix.lower():
+        case ".gz":
+            return _Checked(gzip.GzipFile(fileobj=file), file, path)
+        case ".zst":
+            try:
+                import pyarrow
+            except ImportError:
+                raise ValueError(
+                    f"{path}: reading .zst needs pyarrow; pip install 'mjax[data]'"
+                ) from None
+            handle = pyarrow.PythonFile(file, "r")
+            return _Checked(pyarrow.CompressedInputStream(handle, "zstd"), file, path)
+        case _:
+            return file
+
+
+class _Counted(io.RawIOBase):
+    """A file whose reads are reported."""
+
+    def __init__(self, file: io.RawIOBase, on_read: Callable[[int], None]) -> None:
+        self._file, self._on_read, self.num_read = file, on_read, 0
+        self.failure: OSError | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            count = self._file.readinto(buffer) or 0
+        except OSError as error:
+            self.failure = error  # of the disk, not of what is on it
+            raise
+        self.num_read += count
+        self._on_read(count)
+        return count
+
+
+class _Checked(io.RawIOBase):
+    """Decompressed content; damage raises a ValueError that says where it is."""
+
+    def __init__(self, content: Any, file: _Counted, path: pathlib.Path) -> None:
+        self._content, self._file, self._path = content, file, path
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return self._content.readinto(buffer)
+        except _DAMAGED as error:
+            if self._file.failure is not None:
+                raise self._file.failure from None
+            size, byte = self._path.stat().st_size, self._file.num_read
+            kind = self._path.suffix
+            if isinstance(error, EOFError) or "Truncated" in str(error):
+                what = f"is cut off: its {kind} stream does not end by byte {size}"
+            else:
+                what = f"is not intact {kind}: {error}, at or before byte {byte}"
+            raise ValueError(
+                f"{self._path} {what} of the compressed file; copy or download it "
+                "again, or leave it out"
+            ) from None
