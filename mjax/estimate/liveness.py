@@ -15,7 +15,7 @@ of libraries. So this is an estimate, and the tests say how far off it is.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -88,13 +88,15 @@ class _Operation:
     eqn: Any = None
 
 
-def peak_bytes(jaxpr: Any) -> int:
+def peak_bytes(jaxpr: Any, *, on_host: bool = False) -> int:
     """Return the most bytes alive at once, the jaxpr's arguments not counted.
 
     Args:
       jaxpr: of one device; results are counted.
+      on_host: count what is in host memory, instead of what is on the device.
     """
-    return _peak(jaxpr, [False] * len(jaxpr.invars))
+    size = _host_array_bytes if on_host else num_bytes
+    return _peak(jaxpr, [False] * len(jaxpr.invars), size)
 
 
 def named(jaxpr: Any, name: str) -> Iterator[Any]:
@@ -104,21 +106,6 @@ def named(jaxpr: Any, name: str) -> Iterator[Any]:
             yield eqn.outvars[0].aval
         for inner in core.jaxprs_in_params(eqn.params):
             yield from named(inner, name)
-
-
-def host_bytes(jaxpr: Any) -> int:
-    """Return the most bytes that a loop of a jaxpr stacks in host memory.
-
-    Consecutive loops, such as those of the microbatches, use the same memory.
-    """
-    found = [0]
-    for eqn in jaxpr.eqns:
-        inner = [host_bytes(body) for body in core.jaxprs_in_params(eqn.params)]
-        stacked = 0
-        if eqn.primitive.name == "scan":
-            stacked = sum(_host_array_bytes(v.aval) for v in eqn.outvars)
-        found.append(stacked + max(inner, default=0))
-    return max(found)
 
 
 def _host_array_bytes(aval: Any) -> int:
@@ -149,21 +136,28 @@ def num_bytes(aval: Any) -> int:
     return math.prod(aval.shape) * getattr(dtype, "itemsize", 0) if dtype else 0
 
 
-def _peak(jaxpr: Any, is_owned: Sequence[bool], *, num_slices: int = 0) -> int:
+def _peak(
+    jaxpr: Any,
+    is_owned: Sequence[bool],
+    size: Callable[[Any], int],
+    *,
+    num_slices: int = 0,
+) -> int:
     """Analyse a body; owned arguments are counted, and end with their last reader.
 
-    The last `num_slices` arguments are slices of arrays that the caller has.
+    `size` gives the bytes of an array type. The last `num_slices` arguments are slices
+    of arrays that the caller has.
     """
-    arguments = [_Value(num_bytes(v.aval)) for v in jaxpr.invars]
+    arguments = [_Value(size(v.aval)) for v in jaxpr.invars]
     first_slice = len(arguments) - num_slices
     slices = [_Operation("slice", [], [part]) for part in arguments[first_slice:]]
-    operations, outputs = _flatten(jaxpr, arguments)
+    operations, outputs = _flatten(jaxpr, arguments, size)
     owned = [a for a, mine in zip(arguments, is_owned, strict=True) if mine]
-    return _Simulation([*slices, *operations], outputs, owned).run()
+    return _Simulation([*slices, *operations], outputs, owned, size).run()
 
 
 def _flatten(
-    jaxpr: Any, given: Sequence[_Value | None]
+    jaxpr: Any, given: Sequence[_Value | None], size: Callable[[Any], int]
 ) -> tuple[list[_Operation], list[_Value | None]]:
     """Return the operations of a body, calls in place, and its results."""
     values: dict[Any, _Value | None] = dict.fromkeys(jaxpr.constvars)
@@ -177,10 +171,10 @@ def _flatten(
         operands = [read(atom) for atom in eqn.invars]
         if eqn.primitive.name in _CALLS:
             body = next(iter(core.jaxprs_in_params(eqn.params)))
-            inner, results = _flatten(body, operands)
+            inner, results = _flatten(body, operands, size)
             operations += inner
         else:
-            results = [_Value(num_bytes(v.aval)) for v in eqn.outvars]
+            results = [_Value(size(v.aval)) for v in eqn.outvars]
             operations.append(_Operation(eqn.primitive.name, operands, results, eqn))
         values |= dict(zip(eqn.outvars, results, strict=True))
     return operations, [read(atom) for atom in jaxpr.outvars]
@@ -194,8 +188,9 @@ class _Simulation:
         operations: list[_Operation],
         outputs: list[_Value | None],
         owned: list[_Value],
+        size: Callable[[Any], int],
     ) -> None:
-        self.operations, self.owned = operations, owned
+        self.operations, self.owned, self.size = operations, owned, size
         self.buffers: dict[_Value, frozenset[_Value]] = {}
         """What must be in memory for a value to be read."""
         in_memory = self._in_memory(outputs)
@@ -264,12 +259,15 @@ class _Simulation:
         if operation.name == "cond":
             passed = operation.operands[1:]
             mine = [self._buffers_of([value]) <= ending for value in passed]
-            inner = max(_peak(branch, mine) for branch in _bodies(operation))
+            inner = max(_peak(branch, mine, self.size) for branch in _bodies(operation))
             return max(results, inner) - self._given(passed, ending)
         in_place = operation.name in _FUSED | _UPDATES and any(
             value.num_bytes == results for value in ending
         )
-        inner = [_peak(body, [False] * len(body.invars)) for body in _bodies(operation)]
+        inner = [
+            _peak(body, [False] * len(body.invars), self.size)
+            for body in _bodies(operation)
+        ]
         return max([0 if in_place else results, *inner])
 
     def _loop(self, operation: _Operation, ending: set[_Value]) -> int:
@@ -284,7 +282,9 @@ class _Simulation:
         num_slices = sum(whole.aval.ndim != part.aval.ndim for whole, part in given)
         stop = len(body.invars) - num_slices
         owned = [stop - num_carry <= index < stop for index in range(len(body.invars))]
-        turn = _peak(body, owned, num_slices=num_slices)
+        turn = _peak(body, owned, self.size, num_slices=num_slices)
+        if self.size is _host_array_bytes:  # copied from the device into the stack
+            turn -= sum(self.size(v.aval) for v in body.outvars[num_carry:])
         stacked = _sum(operation.results[num_carry:])
         given = self._given(operation.operands[stop - num_carry : stop], ending)
         return turn + stacked - given

@@ -121,7 +121,7 @@ def estimate(
     return Estimate(
         state=sum(stored) - in_host,
         host_state=in_host,
-        host_activations=liveness.host_bytes(body),
+        host_activations=liveness.peak_bytes(body, on_host=True),
         compute_copy=compute_copy,
         gradients=gradients,
         stash=stash,

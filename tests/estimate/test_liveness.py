@@ -10,6 +10,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from mjax.estimate import liveness
+from mjax.mesh.host_memory import to_host
 from mjax.vjp import row_major
 
 N = 64
@@ -108,6 +109,19 @@ def test_a_name_is_found_at_any_depth():
     found = list(liveness.named(jax.make_jaxpr(f)(X), "row"))
     assert [(aval.shape, aval.dtype) for aval in found] == [((N,), jnp.float32)]
     assert list(liveness.named(jax.make_jaxpr(f)(X), "column")) == []
+
+
+def test_arrays_in_host_memory_are_counted_apart():
+    def f(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def turn(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            return x @ x, to_host(x)
+
+        x, stack = lax.scan(turn, x, length=5)
+        return x, stack, to_host(x)
+
+    found = jax.make_jaxpr(f)(X)
+    assert liveness.peak_bytes(found, on_host=True) == 6 * SQUARE
+    assert liveness.peak_bytes(found) < 4 * SQUARE
 
 
 def test_a_function_without_a_shard_map_is_refused():
