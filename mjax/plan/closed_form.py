@@ -11,12 +11,13 @@ import numpy as np
 
 from mjax.config.train import TrainConfig
 from mjax.estimate.formulas.case import Case, Constants, Device
-from mjax.estimate.formulas.memory import Memory, memory
+from mjax.estimate.formulas.memory import Memory, layer_bytes, memory
 from mjax.estimate.formulas.step_time import StepTime, mfu, simulate
 from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.model.config import ModelConfig
 from mjax.model.counts import flops_per_token, visible_pairs
+from mjax.plan.host_copies import input_waits_s, state_copies_s
 from mjax.plan.options import Topology
 
 ASSUMED = Constants(stash_passes=4.0, chunk_passes=4.0)
@@ -35,8 +36,15 @@ class Estimate:
     """Modelled time and memory of a run."""
 
     time: StepTime
+    host_copies_s: float
+    """For which the step waits for copies to and from the host."""
     memory: Memory
     mfu: float
+
+    @property
+    def total_s(self) -> float:
+        """The step."""
+        return self.time.total_s + self.host_copies_s
 
 
 def estimate(
@@ -71,11 +79,26 @@ def estimate(
         logits_at_once=-(-case.tokens // chunks) * vocab,
     )
     per_token = _counts(config.model, config.data.seq_len)[1]
+    host_copies_s = _host_copies_s(config, case, time, topology)
     return Estimate(
         time=time,
+        host_copies_s=host_copies_s,
         memory=needed,
-        mfu=mfu(case, device, time.total_s, per_token),
+        mfu=mfu(case, device, time.total_s + host_copies_s, per_token),
     )
+
+
+def _host_copies_s(
+    config: TrainConfig, case: Case, time: StepTime, topology: Topology
+) -> float:
+    """Return the seconds in which what is on the host comes and goes."""
+    gpu = topology.description
+    weights = case.gpu_weights / (case.sizes.shards if config.zero else 1)
+    seconds = state_copies_s(weights * case.host_state_bytes, gpu)
+    if config.model.remat == "offload":
+        inputs = case.microbatches * case.layers_per_gpu * layer_bytes(case)
+        seconds += input_waits_s(inputs, time.layers_s, gpu)
+    return seconds
 
 
 def hidden_by_chunks(num_chunks: int, tp: int) -> float:
@@ -109,7 +132,9 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
     model, seq_len = config.model, config.data.seq_len
     pairs = _counts(model, seq_len)[0]
     param_bytes = np.dtype(config.precision.params).itemsize
-    # What leaves its layers' inputs on the host computes as much again as full.
+    # What leaves its layers' inputs on the host computes as much again as full. In a
+    # pipeline only the inputs of one slot are there.
+    is_pipeline = sizes.pp * config.pipeline.chunks > 1
     remat = "full" if model.remat == "offload" else model.remat
     return Case(
         layers=model.layers,
@@ -132,6 +157,7 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
         tp_chunks=tp_chunks(config.mesh, sizes.tp),
         rows=config.batch.size // (sizes.dp * config.batch.microbatches),
         remat=remat,
+        loading_horizon=None if is_pipeline else model.loading_horizon,
         zero=config.zero,
         param_bytes=np.dtype(config.precision.compute).itemsize,
         grad_bytes=np.dtype(config.precision.reduce).itemsize,

@@ -11,6 +11,7 @@ is reached, and what a launch costs, are assumed, and are fields of `CostModel`.
   efficiency.
 - any other kernel: bytes / (memory x efficiency) + launch. The bytes are those that it
   must read and write (`work.moved_bytes`).
+- copy between GPU and host: bytes / (host link x efficiency) + launch.
 - collective among n devices: launch + ceil(log2 n) x hop + max(bytes / (node link x
   efficiency), bytes / (k x network x efficiency)), where bytes is what one device sends
   and the second term counts only between nodes. k is how many members of a group share
@@ -24,6 +25,7 @@ import math
 from mjax.hardware.gpus import Gpu
 from mjax.plan.hlo.analysis import Collective, Tier
 from mjax.plan.hlo.work import Work
+from mjax.plan.host_copies import LINK_EFFICIENCY
 
 _RATES = {"bf16": 1.0, "f16": 1.0, "f32": 0.5, "s8": 2.0}
 """Speed of a product by the dtype of its factors, relative to bfloat16."""
@@ -46,6 +48,8 @@ class CostModel:
     """Per GPU, one direction."""
     network_bytes_per_s: float
     """Per GPU, one direction."""
+    host_link_bytes_per_s: float
+    """Per GPU, one direction."""
     product_efficiency: float = 0.75
     """Share of the peak that a large matrix product reaches. Assumed."""
     kernel_efficiency: float = 0.6
@@ -57,6 +61,8 @@ class CostModel:
     """Share of the link's bandwidth. Assumed."""
     network_efficiency: float = 0.9
     """Share of the network's bandwidth. Assumed."""
+    host_link_efficiency: float = LINK_EFFICIENCY
+    """Share of the bandwidth of the link to the host. Assumed."""
     launch_s: float = 3e-6
     """Added to each kernel. Assumed."""
     collective_launch_s: float = 4e-6
@@ -92,12 +98,18 @@ class CostModel:
             "memory_bytes_per_s": float(gpu.memory_bytes_per_s),
             "node_link_bytes_per_s": float(gpu.node_link_bytes_per_s),
             "network_bytes_per_s": float(gpu.network_bytes_per_s),
+            "host_link_bytes_per_s": float(gpu.host_link_bytes_per_s),
         }
         return cls(**(speeds | changes))
 
     def memory_s(self, num_bytes: int) -> float:
         """Return the seconds of a kernel that is bound by memory."""
         speed = self.memory_bytes_per_s * self.memory_efficiency
+        return num_bytes / speed + self.launch_s
+
+    def host_copy_s(self, num_bytes: int) -> float:
+        """Return the seconds of a copy between GPU and host."""
+        speed = self.host_link_bytes_per_s * self.host_link_efficiency
         return num_bytes / speed + self.launch_s
 
     def product_s(self, work: Work, num_bytes: int) -> float:

@@ -1,19 +1,17 @@
-"""Model the copies between a GPU and the memory of its host.
+"""Model the copies between a GPU and the memory of its host, in closed form.
 
-Enters: a plan. Leaves: the plan with the seconds that these copies add to a step.
-Modelled, never measured: the link has the speed in its data sheet (`hardware.gpus`)
-times `LINK_EFFICIENCY`, for every GPU of a node at once. The memory of the host is
-assumed to keep up with all of them. The replay of a schedule does not model this link,
-so these seconds are added to its own.
+Enters: bytes. Leaves: seconds. Modelled, never measured: the link has the speed in its
+data sheet (`hardware.gpus`) times `LINK_EFFICIENCY`, for every GPU of a node at once.
+The memory of the host is assumed to keep up with all of them. Of a compiled step the
+replay models the same link, copy by copy (`mjax.plan.replay`).
 """
 
-import dataclasses
-
 from mjax.hardware.gpus import Gpu
-from mjax.plan.result import HOST_COPIES, Modelled, Plan, Source
 
 LINK_EFFICIENCY = 0.85
 """Share of the link's bandwidth. Assumed."""
+_FORWARD_SHARE = 1 / 4
+"""Of the time of layers of which the backward pass repeats the forward pass."""
 
 
 def copy_s(num_bytes: int | float, gpu: Gpu) -> float:
@@ -34,26 +32,17 @@ def state_copies_s(state_bytes: int | float, gpu: Gpu) -> float:
     return copy_s(2 * state_bytes, gpu)
 
 
-def with_copies(plan: Plan) -> Plan:
-    """Add the copies of the optimizer state to a plan; nothing overlaps them."""
-    state = plan.memory.host.get("optimizer state", 0)
-    if not state:
-        return plan
-    seconds = state_copies_s(state, plan.topology.description)
-    sources = plan.sources
-    if sources:
-        row = Source(name=HOST_COPIES, seconds=seconds, num_bytes=None, floor_s=seconds)
-        *rows, other = sources
-        sources = (*sorted((*rows, row), key=lambda row: -row.seconds), other)
-    modelled = _longer(plan.modelled, seconds)
-    return dataclasses.replace(plan, modelled=modelled, sources=sources)
+def input_waits_s(input_bytes: int | float, layers_s: float, gpu: Gpu) -> float:
+    """Return the seconds for which layers wait for copies of their inputs.
 
+    The inputs go to the host during the forward pass, and come back during the backward
+    pass, which takes three times as long: it repeats the forward pass.
 
-def _longer(modelled: Modelled, seconds: float) -> Modelled:
-    share = modelled.step_s / (modelled.step_s + seconds)
-    return dataclasses.replace(
-        modelled,
-        parts_s={**modelled.parts_s, HOST_COPIES: seconds},
-        mfu=modelled.mfu * share,
-        tokens_per_s=modelled.tokens_per_s * share,
-    )
+    Args:
+      input_bytes: of all layers and microbatches of a step, for one GPU.
+      layers_s: seconds of the layers in a step, forward and backward.
+      gpu: the GPU whose link they cross.
+    """
+    one_way_s, forward_s = copy_s(input_bytes, gpu), _FORWARD_SHARE * layers_s
+    passes_s = (forward_s, layers_s - forward_s)
+    return sum(max(0.0, one_way_s - seconds) for seconds in passes_s)

@@ -26,6 +26,7 @@ _LANES = {
     "compute": ("compute", "wait"),
     "node links": ("node",),
     "network": ("network",),
+    "host link": ("host",),
 }
 """Streams of each lane, from above."""
 _FOOT = _TOP + len(_LANES) * (_LANE + _GAP) - _GAP
@@ -39,6 +40,7 @@ COLOURS = {
     "tp": ("#e6a817", "over tp"),
     "dp": ("#8c5fb0", "over dp"),
     "pp": ("#c76b98", "over pp"),
+    "host": ("#5b8a3c", "to or from host memory"),
     "mixed": ("#7a7a7a", "over several kinds of axes"),
 }
 """Fill and meaning, by what a box is."""
@@ -92,7 +94,7 @@ def document(plan: Plan) -> str:
         "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<h1>{name}</h1>\n<pre>{html.escape(page(plan))}</pre>\n"
-        "<h1>The schedule on three streams, in modelled time</h1>\n"
+        "<h1>The schedule on four streams, in modelled time</h1>\n"
         f"<ul>\n{legend}\n</ul>\n{drawn}\n</body>\n</html>\n"
     )
 

@@ -18,11 +18,11 @@ from mjax.plan.cost import CostModel
 from mjax.plan.hlo.analysis import analyse
 from mjax.plan.hlo.frames import read_frames
 from mjax.plan.hlo.parse import parse
-from mjax.plan.host_copies import with_copies
 from mjax.plan.options import Topology
 from mjax.plan.replay import replay
 from mjax.plan.result import (
     COMPUTE_PARTS,
+    HOST_COPIES,
     IDLE,
     Communication,
     Modelled,
@@ -62,8 +62,7 @@ def plan_compiled(
         plan = read(recipe, program, sizes, topology, executable)
     except ValueError as error:  # no fault of the input
         raise RuntimeError(f"the compiled step is not understood: {error}") from error
-    plan = dataclasses.replace(plan, config=config, notes=(*notes, *plan.notes))
-    return with_copies(plan)
+    return dataclasses.replace(plan, config=config, notes=(*notes, *plan.notes))
 
 
 def read(
@@ -108,7 +107,7 @@ def read(
         modelled=found.modelled,
         sources=found.sources,
         pictures=found.pictures,
-        notes=(*executable.notes, *_limits(config, found.timed_by_bytes)),
+        notes=(*executable.notes, *_limits(found.timed_by_bytes)),
         trace_s=executable.trace_s,
         compile_s=executable.compile_s,
     )
@@ -180,20 +179,14 @@ def read_schedule(
     )
 
 
-def _limits(config: TrainConfig, timed_by_bytes: tuple[str, ...] = ()) -> list[str]:
+def _limits(timed_by_bytes: tuple[str, ...]) -> list[str]:
     """Say what the modelled time leaves out."""
-    lines = []
-    if timed_by_bytes:
-        lines.append(
-            "modelled time: for want of their FLOPs these kernels are priced by the "
-            f"bytes that they must move: {', '.join(timed_by_bytes)}"
-        )
-    if config.model.remat == "offload":
-        lines.append(
-            "modelled time: with --model.remat offload the copies to the host are not "
-            "counted by the speed of their link"
-        )
-    return lines
+    if not timed_by_bytes:
+        return []
+    return [
+        "modelled time: for want of their FLOPs these kernels are priced by the bytes "
+        f"that they must move: {', '.join(timed_by_bytes)}"
+    ]
 
 
 def plan_by_formulas(
@@ -218,7 +211,7 @@ def plan_by_formulas(
     stand_in, notes = compilable(config, topology)
     mesh = abstract_mesh(sizes, gpu=topology.gpu)
     program, _, needed = trace_step(stand_in, mesh)
-    plan = Plan(
+    return Plan(
         recipe=recipe,
         config=config,
         sizes=sizes,
@@ -231,10 +224,9 @@ def plan_by_formulas(
         ),
         communication=None,
         modelled=modelled_by_formulas(config, sizes, topology),
-        notes=(why, *notes, *_limits(config)),
+        notes=(why, *notes),
         trace_s=time.perf_counter() - started_s,
     )
-    return with_copies(plan)
 
 
 def traced_bytes(config: TrainConfig, topology: Topology) -> int:
@@ -273,6 +265,7 @@ def modelled_by_formulas(
         waiting("tp"): time.tp_s,
         waiting("dp"): time.dp_s,
         waiting("pp"): time.pp_s,
+        HOST_COPIES: found.host_copies_s,
         "host": time.fixed_s,
     }
     return Modelled(
@@ -281,5 +274,5 @@ def modelled_by_formulas(
         exposed_s={"tp": time.tp_s, "dp": time.dp_s, "pp": time.pp_s},
         bubble=time.bubble,
         mfu=found.mfu,
-        tokens_per_s=config.batch.size * config.data.seq_len / time.total_s,
+        tokens_per_s=config.batch.size * config.data.seq_len / found.total_s,
     )

@@ -1,19 +1,23 @@
-"""Replay a schedule on three streams to model the time of a step.
+"""Replay a schedule on four streams to model the time of a step.
 
 Enters: a module, its analysis, a cost model. Leaves: modelled seconds, and a timeline.
 
 One stream computes: the instructions of a computation one after the other, a loop as
-often as it runs. The other two are the links inside the node and the network between
-nodes. On each, collectives run one after the other in the order of their starts, never
-before the start. The two links carry data at the same time. An asynchronous collective
-holds up the compute stream only at its done, a synchronous one at once. Work that XLA
-puts on further compute streams is taken in line: it shares the same multiprocessors.
+often as it runs. The others are the links inside the node, the network between nodes,
+and the link to the host. On each, transfers run one after the other in the order of
+their starts, never before the start. The links carry data at the same time. An
+asynchronous transfer holds up the compute stream only at its done, a synchronous one at
+once. Work that XLA puts on further compute streams is taken in line: it shares the same
+multiprocessors.
 
 A collective between nodes uses both links if several of its members share a node. It
 occupies each for the time that its bytes take there (`CostModel.links_s`), and is done
 when both have carried it. Its part inside the node is assumed to pass when the node
 links are free, even if the network is busy. So each link carries all its bytes, and
 traffic inside the node never waits for the network.
+
+Copies between GPU and host occupy the link to the host. Both directions share it one
+copy after the other, though it carries both at once: an overestimate of their waits.
 
 Each second of a wait is booked to the role of the collective that occupies the link:
 an earlier collective as long as it holds the link, then the awaited one.
@@ -29,13 +33,25 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo.analysis import Analysis, Collective, Tier
 from mjax.plan.hlo.collectives import KINDS
 from mjax.plan.hlo.parse import Computation, Instruction, Module
-from mjax.plan.hlo.work import FREE, KERNELS, fused_work, is_stamp, moved_bytes
+from mjax.plan.hlo.work import (
+    ALLOCATE,
+    FREE,
+    KERNELS,
+    fused_work,
+    host_copy_bytes,
+    is_stamp,
+    moved_bytes,
+)
+from mjax.plan.result import HOST
+
+type Link = Tier | Literal["host"]
+"""Kinds of links: inside a node, between nodes, to the host."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,14 +59,15 @@ class Event:
     """A box on the timeline."""
 
     stream: str
-    """compute; wait (the compute stream is held up); node or network (what the link
-    carries). A collective that uses both links has a box on each."""
+    """compute; wait (the compute stream is held up); node, network or host (what the
+    link carries). A collective that uses two links has a box on each."""
     name: str
     kind: str
-    """product, kernel, memory, loop (loops and branches), or the collective's kind."""
+    """product, kernel, memory, loop (loops and branches), copy (between GPU and host),
+    or the collective's kind."""
     role: str | None
-    """Role of a collective: tp, dp, pp, mixed. For a wait, the role of the collective
-    that occupies the link, which may not be the awaited one."""
+    """Role of a collective: tp, dp, pp, mixed; or host. For a wait, the role of what
+    occupies the link, which may not be what is awaited."""
     start_s: float
     """Since the beginning of the pass of its computation."""
     stop_s: float
@@ -150,10 +167,10 @@ class _Booked(NamedTuple):
     stop_s: float
 
 
-_LINKS: tuple[Tier, ...] = ("node", "network")
+_LINKS: tuple[Link, ...] = ("node", "network", "host")
 type _Busy = tuple[tuple[_Booked, ...], ...]
 """For each of `_LINKS`, what it still has to carry; seconds from now."""
-_IDLE: _Busy = ((), ())
+_IDLE: _Busy = ((),) * len(_LINKS)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -212,7 +229,12 @@ class _Player:
                 stage.call(x.name, self._repeat(calls, stage.busy))
             elif starts.get(x.name) in stage.awaited:
                 stage.wait(starts[x.name])
-            elif x.opcode not in FREE and not _is_silent(x):
+            elif x.opcode in FREE or _is_silent(x):
+                continue
+            elif copied := host_copy_bytes(x, computation, self.module):
+                seconds = self.cost.host_copy_s(copied)
+                stage.copy(x.name, seconds, is_async=x.opcode.endswith("-start"))
+            else:
                 stage.compute(x.name, *self._kernel(x, computation))
         self.timeline.setdefault(name, tuple(stage.events))
         return stage.close()
@@ -252,7 +274,9 @@ def _origins(x: Instruction, module: Module) -> set[str]:
 
 
 def _is_silent(x: Instruction) -> bool:
-    """Say whether it is a collective among one device, or the end of one."""
+    """Say whether it is a collective among one device, its end, or an allocation."""
+    if x.target == ALLOCATE:
+        return True
     return x.opcode.removesuffix("-start").removesuffix("-done") in KINDS
 
 
@@ -263,8 +287,9 @@ class _Stage:
         self.name = name
         self.total = _Pass(busy=busy)
         self.queues = dict(zip(_LINKS, map(list, busy), strict=True))
-        self.awaited: dict[str, tuple[Collective, tuple[_Booked, ...]]] = {}
-        """For each collective under way, what its last link carries up to its end."""
+        self.awaited: dict[str, tuple[str, tuple[_Booked, ...]]] = {}
+        """For each transfer under way its kind, and what its last link carries up to
+        its end."""
         self.events: list[Event] = []
 
     @property
@@ -302,27 +327,39 @@ class _Stage:
             self.queues[link] = [b._replace(stop_s=end + b.stop_s) for b in left]
 
     def communicate(self, c: Collective, cost: CostModel) -> None:
-        for link, seconds in cost.links_s(c).items():
-            queue = [b for b in self.queues[link] if b.stop_s > self.now_s]
-            start = queue[-1].stop_s if queue else self.now_s
-            queue.append(_Booked(c.role, start + seconds))
-            self.queues[link] = queue
-            self._event(link, c.name, c.kind, c.role, start, start + seconds)
-        last = max(
-            (self.queues[link] for link in cost.links_s(c)),
-            key=lambda queue: queue[-1].stop_s,
-        )
+        self._transfer(c.name, c.kind, c.role, cost.links_s(c))
         self.total.communication_s[c.role] += cost.collective_s(c)
-        self.awaited[c.name] = c, tuple(last)
         if not c.is_async:
             self.wait(c.name)
 
+    def copy(self, name: str, seconds: float, *, is_async: bool) -> None:
+        self._transfer(name, "copy", HOST, {"host": seconds})
+        self.total.communication_s[HOST] += seconds
+        if not is_async:
+            self.wait(name)
+
+    def _transfer(
+        self, name: str, kind: str, role: str, links_s: Mapping[Any, float]
+    ) -> None:
+        """Let a transfer occupy its links, each after what it carries before."""
+        for link, seconds in links_s.items():
+            queue = [b for b in self.queues[link] if b.stop_s > self.now_s]
+            start = queue[-1].stop_s if queue else self.now_s
+            queue.append(_Booked(role, start + seconds))
+            self.queues[link] = queue
+            self._event(link, name, kind, role, start, start + seconds)
+        last = max(
+            (self.queues[link] for link in links_s),
+            key=lambda queue: queue[-1].stop_s,
+        )
+        self.awaited[name] = kind, tuple(last)
+
     def wait(self, start_name: str) -> None:
-        c, carried = self.awaited.pop(start_name)
+        kind, carried = self.awaited.pop(start_name)
         for role, stop_s in carried:
             held_up = stop_s - self.now_s
             if held_up > 0:
-                self._event("wait", c.name, c.kind, role, self.now_s, stop_s)
+                self._event("wait", start_name, kind, role, self.now_s, stop_s)
                 self.total.waits_s[self.name, role] += held_up
                 self.total.seconds += held_up
 

@@ -28,7 +28,9 @@ the rest to the context of CUDA, the buffers of NCCL, and workspaces of librarie
 SECONDS_PER_DAY = 86_400
 
 IDLE = "idle slots of the pipeline"
-HOST_COPIES = "copies of the optimizer state"
+HOST = "host"
+"""Role of copies between GPU and host."""
+HOST_COPIES = "waiting for copies to or from the host"
 """Part of a step in which only the link between GPU and host works."""
 COMPUTE_PARTS = {
     "product": "matrix products",
@@ -140,7 +142,7 @@ class Span:
     """A stretch of time in the picture of a schedule."""
 
     stream: str
-    """compute, wait, node (the links inside a node) or network."""
+    """compute, wait, node (the links inside a node), network, or host (its link)."""
     name: str
     kind: str
     """What it is: product, kernel, memory, loop, or a role such as tp."""
@@ -197,6 +199,8 @@ class Plan:
 
 def waiting(role: str) -> str:
     """Name the part of a step in which only the communication of a role goes on."""
+    if role == HOST:
+        return HOST_COPIES
     return f"waiting for {role}"
 
 

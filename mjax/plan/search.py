@@ -21,7 +21,6 @@ from mjax.estimate.memory import in_units
 from mjax.hardware.described import NoPluginError
 from mjax.mesh.axes import AxisSizes
 from mjax.plan import closed_form
-from mjax.plan.host_copies import state_copies_s
 from mjax.plan.options import Topology
 from mjax.plan.result import Plan, usable_bytes
 
@@ -39,6 +38,8 @@ gpt-1b3, llama3-8b and gpt-13b overlap 88%, 90% and 97% of the bytes over dp."""
 
 _REMATS = ("none", "core", "dots", "full")
 """Without attention, which equals none with a fused backend."""
+_PLAIN_REMATS = (*_REMATS, "offload")
+"""Without a pipeline, in which only the inputs of one slot would be on the host."""
 
 _MAX_CHUNKS = 12
 MAX_ROWS = 12
@@ -254,7 +255,7 @@ def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
         unset["model.offload_horizon"] = None
     for chunks in (c for c in _divisors(most) if c <= _MAX_CHUNKS):
         for rows in (2**n for n in range(local.bit_length()) if local % 2**n == 0):
-            for remat in _REMATS:
+            for remat in _REMATS if sizes.pp * chunks > 1 else _PLAIN_REMATS:
                 yield unset | {
                     "pipeline.chunks": chunks,
                     "batch.microbatches": local // rows,
@@ -296,7 +297,7 @@ def _smallest_shard(
         found = closed_form.estimate(config, one_step, topology, constants)
         if found.memory.total_bytes > usable:
             continue
-        add = functools.partial(_candidate, fields, config, topology, usable)
+        add = functools.partial(_candidate, fields, config, usable)
         candidates.append(add(one_step, found, per_node=None))
         per_node = topology.gpus_per_node // sizes.tp
         if config.zero and 1 < per_node < shard and shard % per_node == 0:
@@ -313,7 +314,6 @@ def _smallest_shard(
 def _candidate(
     fields: dict[str, Any],
     config: TrainConfig,
-    topology: Topology,
     usable: int,
     sizes: AxisSizes,
     found: closed_form.Estimate,
@@ -323,23 +323,15 @@ def _candidate(
     more: dict[str, Any] = {"mesh.dp_shard": sizes.shards}
     if per_node is not None:
         more["mesh.dp_shard_per_node"] = per_node
-    step_s = found.time.total_s + _host_copies_s(config, sizes, topology)
     return Candidate(
         fields=fields | more,
         config=with_fields(config, more),
         sizes=sizes,
-        step_s=step_s,
-        mfu=found.mfu * found.time.total_s / step_s,
+        step_s=found.total_s,
+        mfu=found.mfu,
         memory_bytes=found.memory.total_bytes,
         usable_bytes=usable,
     )
-
-
-def _host_copies_s(config: TrainConfig, sizes: AxisSizes, topology: Topology) -> float:
-    """Return the seconds in which what the optimizer has on the host comes and goes."""
-    case = closed_form.case_of(config, sizes)
-    weights = case.gpu_weights / (sizes.shards if config.zero else 1)
-    return state_copies_s(weights * case.host_state_bytes, topology.description)
 
 
 def _divisors(number: int) -> list[int]:

@@ -187,6 +187,7 @@ SOURCES: Mapping[str, tuple[str, str]] = MappingProxyType(
             "pass (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2), which is "
             "all that this says to the model",
         ),
+        "loading_horizon": ("read", "none: nothing is copied to the host"),
         "remat": ("assumed", "none: the memory estimate leaves room for it"),
         "zero": ("read", "section 2, figure 1: ZeRO-2"),
         "param_bytes": ("assumed", "bfloat16"),

@@ -32,9 +32,10 @@ def written(entry: str, body: str = "", turns: int = 2) -> tuple[Module, Analysi
     """Write a module of two nodes, each a tp group of two devices, from its lines.
 
     A collective is over tp (inside a node), over dp (between the nodes), or over all
-    four devices: `start a`, `start a dp`, `start a all`. The lines see %x and %y, which
-    are bf16[10,10], and two computations: `body`, with its own %x, and `other`, which
-    holds two products.
+    four devices: `start a`, `start a dp`, `start a all`. `store a` starts a copy
+    to the host, `stored a` awaits it. The lines see %x and %y, which are bf16[10,10],
+    and two computations: `body`, with its own %x, and `other`, which holds two
+    products.
     """
     text = f"""HloModule written, is_scheduled=true, num_partitions=4
 
@@ -70,6 +71,7 @@ ENTRY %main (x: bf16[10,10]) -> bf16[10,10] {{
 
 
 _ARRAY = "bf16[10,10]{1,0}"
+_ON_HOST = "bf16[10,10]{1,0:S(5)}"
 _PAIRS = "source_target_pairs={{0,1},{1,0},{2,3},{3,2}}"
 _PERMUTE = f"collective-permute-start(%x), {_PAIRS}"
 _STARTS = {
@@ -100,6 +102,12 @@ def _lines(words: str, turns: int = 0) -> str:
             name, _, over = word.removeprefix("done ").partition(" ")
             kind = "all-reduce" if over == "all" else "collective-permute"
             name, meaning = f"i{place}", f"{kind}-done(%{name})"
+        elif word.startswith("store "):
+            name = word.removeprefix("store ")
+            shape = f"({_ON_HOST}, {_ARRAY}, u32[])"
+            meaning = "copy-start(%x)"
+        elif word.startswith("stored "):
+            shape, meaning = _ON_HOST, f"copy-done(%{word.removeprefix('stored ')})"
         elif word == "loop":
             meaning = "while(%x), condition=%more, body=%body, backend_config="
             meaning += f'{{"known_trip_count":{{"n":"{turns}"}}}}'

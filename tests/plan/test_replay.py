@@ -1,4 +1,4 @@
-"""Schedules replayed on three streams take the time that is worked out by hand."""
+"""Schedules replayed on four streams take the time that is worked out by hand."""
 
 import itertools
 
@@ -12,12 +12,15 @@ from tests.plan.modules import MESHES, recorded, written
 
 # One product takes 1 s (2 x 10^3 FLOPs), one permute inside a node 3 s (200 bytes), one
 # between nodes 10 s, a sum over all four devices 7.5 s of the network and 4.5 s of the
-# node links (300 bytes), a kernel of 600 bytes or less nothing.
+# node links (300 bytes), a copy to the host 2 s (200 bytes), a kernel of 600 bytes or
+# less nothing.
 SECONDS = CostModel(
     peak_flops_per_s=2000.0,
     memory_bytes_per_s=1e30,
     node_link_bytes_per_s=200 / 3,
     network_bytes_per_s=20.0,
+    host_link_bytes_per_s=100.0,
+    host_link_efficiency=1.0,
     product_efficiency=1.0,
     kernel_efficiency=1.0,
     memory_efficiency=1.0,
@@ -126,6 +129,23 @@ def test_a_wait_belongs_to_what_occupies_the_link(
     assert played.compute_s == pytest.approx(step_s - sum(exposed_s.values()))
     waits = [e for events in played.timeline.values() for e in events]
     assert {e.role for e in waits if e.stream == "wait"} == set(exposed_s)
+
+
+@pytest.mark.parametrize(
+    ("entry", "step_s", "exposed_s"),
+    [
+        ("store a; product; stored a", 2, {"host": 1}),
+        ("store a; product; product; product; stored a", 3, {}),
+        # The link to the host is one of its own, on which copies queue.
+        ("store a; start b; product; done b; stored a", 3, {"tp": 2}),
+        ("store a; store b; product; stored b; stored a", 4, {"host": 3}),
+        ("loop", 4, {"host": 2}),
+    ],
+)
+def test_a_copy_to_the_host_runs_beside_compute(entry: str, step_s: int, exposed_s):
+    played = play(entry, body="store a; product; stored a")
+    assert played.step_s == pytest.approx(step_s)
+    assert played.exposed_s == pytest.approx(exposed_s)
 
 
 def test_waits_are_kept_apart_by_the_computation_that_waits():

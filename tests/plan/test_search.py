@@ -242,3 +242,15 @@ def test_the_flags_of_a_layout_in_one_step_take_back_two_steps():
     for candidate in one_step:
         config = config_of(f"{flags} {candidate.flags}")
         assert config == candidate.config
+
+
+def test_inputs_of_layers_go_to_the_host_where_memory_is_short():
+    """Only without a pipeline; where all fits, the inputs stay on the GPU."""
+    node = Topology(gpu="h100", nodes=1)
+    short, ample = (
+        search(config_of(f"--recipe gpt-1b3 --device-memory-gib {gib}"), node)
+        for gib in (13, 70)
+    )
+    offloaded = [c for c in short if c.config.model.remat == "offload"]
+    assert [c.sizes.pp for c in offloaded] == [1]
+    assert all(c.config.model.remat != "offload" for c in ample)

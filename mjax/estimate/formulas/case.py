@@ -50,6 +50,9 @@ class Case:
     is kept for the backward pass; in chunks it is gathered again
     (`mjax.layers.linear`)."""
     remat: Remat = "none"
+    loading_horizon: int | None = None
+    """Layers that what is kept is loaded ahead from host memory; None: it stays on the
+    GPU."""
     zero: int = 2
     """As `--zero`: what is sharded over dp_shard."""
     param_bytes: int = 2

@@ -71,7 +71,10 @@ def memory(
     logits = case.tokens * case.vocab_size / sizes.tp
     if logits_at_once is not None:
         logits = min(logits, float(logits_at_once))
-    kept = layers_in_flight(case) * layer_bytes(case)
+    in_flight = layers_in_flight(case)
+    if case.loading_horizon is not None:  # those ahead, one in use, one on its way
+        in_flight = min(in_flight, case.loading_horizon + 2)
+    kept = in_flight * layer_bytes(case)
     if case.repeats_layers:
         kept += layer_bytes(dataclasses.replace(case, remat="none"))
     one_layer = case.layer_weights / sizes.tp

@@ -34,6 +34,9 @@ FREE = frozenset(
 CUBLAS = "__cublas"
 """Beginning of the targets of custom calls that are matrix products."""
 
+ALLOCATE = "AllocateBuffer"
+"""Target of a custom call that makes an array without writing it."""
+
 KERNELS = ("mosaic_gpu", "__gpu$xla.gpu.triton", "__cudnn")
 """Beginnings of the targets of custom calls that are kernels of Pallas or of cuDNN."""
 
@@ -162,6 +165,20 @@ def moved_bytes(
     if opcode == "custom-call":
         return sum(operands), _call_results(x)
     return sum(operands), written
+
+
+def host_copy_bytes(x: Instruction, computation: Computation, module: Module) -> int:
+    """Count the bytes that an instruction copies between GPU and host memory; or 0.
+
+    Args:
+      x: not a loop, a conditional or a collective.
+      computation: that it stands in.
+      module: that this stands in.
+    """
+    shapes = (x.result, *(y.shape for y in computation.operands(x)))
+    if not any(a.is_on_host for shape in shapes for a in arrays(shape)):
+        return 0
+    return max(moved_bytes(x, computation, module))
 
 
 def _call_results(x: Instruction) -> int:
