@@ -104,6 +104,8 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
     is_pipeline = sizes.pp * config.pipeline.chunks > 1
     local = config.batch.size // sizes.dp
     remats = [{"model.remat": policy} for policy in _less_kept(config.model.remat)]
+    if config.model.remat != "offload" and config.model.layers > 1 and not is_pipeline:
+        remats.append({"model.remat": "offload"})
     least = remats[-1] if remats else {}
     stash = {}
     if is_pipeline and config.pipeline.stash != "input":

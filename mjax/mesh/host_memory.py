@@ -47,12 +47,23 @@ def check_host_memory(mesh: Mesh | AbstractMesh, flag: str, fix: str) -> None:
     Raises:
       ValueError: the devices do not reach it.
     """
-    if isinstance(mesh, AbstractMesh):
-        return
-    device = mesh.devices.flat[0]
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    if kinds and HOST_KIND not in kinds:  # a described device lists none
+    if not (isinstance(mesh, AbstractMesh) or reaches_host(mesh)):
+        device = mesh.devices.flat[0]
+        kinds = sorted({memory.kind for memory in device.addressable_memories()})
         raise ValueError(
             f"{flag} needs devices that reach the memory kind {HOST_KIND} of their "
-            f"host, and {device.device_kind} reaches {', '.join(sorted(kinds))}; {fix}"
+            f"host, and {device.device_kind} reaches {', '.join(kinds)}; {fix}"
         )
+
+
+def reaches_host(mesh: Mesh | AbstractMesh) -> bool:
+    """Say whether the devices of a mesh reach pinned memory of their hosts.
+
+    Args:
+      mesh: of real or described devices; described GPUs always do.
+    """
+    if isinstance(mesh, AbstractMesh):
+        return True
+    device = mesh.devices.flat[0]
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    return not kinds or HOST_KIND in kinds  # a described device lists none

@@ -18,7 +18,15 @@ from mjax.mesh.axes import AxisSizes, resolve
 from mjax.plan import closed_form
 from mjax.plan.host_copies import state_copies_s
 from mjax.plan.reading import schedule_of
-from mjax.plan.result import COMPUTE_PARTS, IDLE, ROLES, Advice, Plan, waiting
+from mjax.plan.result import (
+    COMPUTE_PARTS,
+    HOST_COPIES,
+    IDLE,
+    ROLES,
+    Advice,
+    Plan,
+    waiting,
+)
 
 MAX_ADVICE = 3
 _MAX_TRACED = 8
@@ -86,6 +94,11 @@ def _explained(plan: Plan, name: str) -> str:
             f"{name} {s / plan.modelled.step_s:.1%}" for name, s in largest
         )
         return f"which compute little a byte{named and ', the largest: '}{named}"
+    if name == HOST_COPIES:
+        held = ", ".join(
+            f"{in_units(n)} of {what}" for what, n in plan.memory.host.items()
+        )
+        return f"{held} are in host memory"
     for role in ROLES:
         if name == waiting(role):
             return _hidden_words(plan, role)
@@ -115,6 +128,11 @@ def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
     for words, config in _first(smaller(plan.config, plan.sizes), _MAX_TRACED):
         needed = round(traced_bytes(config) * factor)
         why = f"needs {in_units(needed)} of {in_units(memory.usable)}, by the trace"
+        if config.model.remat == "offload":
+            more_s = _longer_s(plan, config)
+            why += (
+                f"; inputs of layers are on the host, {more_s:+.2g} s a step, modelled"
+            )
         found.append((needed, Advice(flags=words, why=why, gain=None)))
         if needed <= memory.usable:
             if on_host is not None and on_host[0] < _longer_s(plan, config):
@@ -158,7 +176,7 @@ def _longer_s(plan: Plan, config: TrainConfig) -> float:
     """Return the seconds that a change on the same mesh adds to a step, modelled."""
     constants, top = measured_overlap(plan), plan.topology
     now, then = (
-        closed_form.estimate(run, plan.sizes, top, constants).time.total_s
+        closed_form.estimate(run, plan.sizes, top, constants).total_s
         for run in (plan.config, config)
     )
     return plan.modelled.step_s * (then / now - 1)
@@ -181,7 +199,7 @@ def _faster(plan: Plan) -> tuple[Advice, ...]:
             continue
         then = closed_form.estimate(*fitted, top, constants)
         more = then.memory.total_bytes - now.memory.total_bytes
-        gain = 1 - then.time.total_s / now.time.total_s
+        gain = 1 - then.total_s / now.total_s
         if gain < _MIN_GAIN or plan.memory.total + more > plan.memory.usable:
             continue
         kind = next(iter(change.fields))
@@ -220,6 +238,7 @@ def _fitted(plan: Plan, change: _Change) -> tuple[TrainConfig, AxisSizes] | None
 def _changes(plan: Plan) -> Iterator[_Change]:
     """Yield the changes that a number of the plan asks for."""
     yield from _less_remat(plan)
+    yield from _inputs_to_host(plan)
     yield from _less_bubble(plan)
     yield from _less_tp(plan)
     yield from _less_dp(plan)
@@ -237,6 +256,21 @@ def _less_remat(plan: Plan) -> Iterator[_Change]:
             why=f"remat {remat} computes again what would fit: "
             f"{in_units(free)} are free",
         )
+
+
+def _inputs_to_host(plan: Plan) -> Iterator[_Change]:
+    """Fewer microbatches, if the inputs of layers make room for them on the host."""
+    config = plan.config
+    count = config.batch.microbatches
+    is_pipeline = plan.sizes.pp * config.pipeline.chunks > 1
+    if config.model.remat != "full" or is_pipeline or count % 2:
+        return
+    free = plan.memory.usable - plan.memory.total
+    yield _Change(
+        fields={"model.remat": "offload", "batch.microbatches": count // 2},
+        why=f"{in_units(free)} are free, and remat full keeps the input of every "
+        "layer: with these on the host half as many microbatches fit",
+    )
 
 
 def _less_bubble(plan: Plan) -> Iterator[_Change]:

@@ -128,3 +128,29 @@ def test_moments_go_to_the_host_only_where_that_is_the_faster_remedy(state, is_a
         # 2 x 2 GiB over 64 GB/s, of which 85% are reached.
         assert "2.0 GiB of moments are on the host" in first.why
         assert "0.079 s a step, modelled (7.9% of it)" in first.why
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_fewer_shards_are_not_advised_where_their_moments_cost_more_to_copy(where):
+    """With moments on the host each GPU copies its part, which fewer shards enlarge."""
+    run = f"--recipe llama3-8b --zero 3 --model.remat core --optim.state-memory {where}"
+    room = {"memory": memory(30 * GIB), "communication": None}
+    plan = make_plan(run, modelled=modelled(dp=0.2), **room)
+    assert ("--mesh.dp-shard" in flags_of(plan)) == (where == "device")
+
+
+def test_inputs_of_layers_go_to_the_host_where_nothing_else_is_enough():
+    plan = make_plan("--recipe gpt-13b", memory=memory(140 * GIB), modelled=modelled())
+
+    def traced(config):
+        return 100 if config.model.remat == "offload" else 140
+
+    (advice,) = advise(plan, traced).advice
+    assert advice.flags == "--model.remat offload"
+    assert "inputs of layers are on the host" in advice.why
+
+
+def test_inputs_of_layers_go_to_the_host_to_run_fewer_microbatches():
+    run = "--recipe gpt-1b3 --model.remat full --batch.microbatches 4"
+    tight = make_plan(run, nodes=1, memory=memory(128 * GIB), modelled=modelled())
+    assert "--model.remat offload --batch.microbatches 2" in flags_of(tight)

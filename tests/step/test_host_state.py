@@ -18,7 +18,13 @@ from mjax.ckpt.manager import Checkpoints
 from mjax.config.optim import OptimConfig
 from mjax.hardware.described import described_mesh, put_in_host_memory
 from mjax.mesh.axes import AxisSizes
-from mjax.mesh.host_memory import HOST_KIND, check_host_memory, on_host, to_host
+from mjax.mesh.host_memory import (
+    HOST_KIND,
+    check_host_memory,
+    on_host,
+    reaches_host,
+    to_host,
+)
 from mjax.pipeline.config import PipelineConfig
 from mjax.plan.compile import read_memory
 from mjax.step import optim
@@ -154,16 +160,14 @@ def _of(x: Any) -> Any:
     return x.sharding
 
 
-def test_a_platform_without_host_memory_is_refused_with_the_remedy():
-    device = types.SimpleNamespace(
-        device_kind="a GPU",
-        addressable_memories=lambda: [types.SimpleNamespace(kind="device")],
-    )
-    mesh = cast(Any, types.SimpleNamespace(devices=np.array([[device]])))
-    with pytest.raises(ValueError, match=r"a GPU reaches device; use --optim.state-m"):
-        cast(Any, check_host_memory).__wrapped__(
-            mesh, "--flag", "use --optim.state-memory device"
-        )
+def test_a_platform_without_host_memory_is_refused_with_the_remedy(monkeypatch):
+    only = [types.SimpleNamespace(kind="device")]
+    device = type(jax.devices()[0])
+    monkeypatch.setattr(device, "addressable_memories", lambda _: only)
+    mesh = make_mesh((1, 1, 1, 1))
+    with pytest.raises(ValueError, match=r"reaches device; use --optim.state-memory d"):
+        check_host_memory(mesh, "--flag", "use --optim.state-memory device")
+    assert not reaches_host(mesh)
 
 
 @pytest.mark.plan
