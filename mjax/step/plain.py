@@ -139,7 +139,10 @@ class Plain(Forward):
         with jax.named_scope(scopes.phase("loss")):
             value, pull_loss = jax.vjp(loss, whole, y)
             d_ends, dy = pull_loss(jnp.ones_like(value))
-        log, kept = mark_smallest(log, Place.FORWARD, kept)
+        if layers.horizon is None:
+            log, kept = mark_smallest(log, Place.FORWARD, kept)
+        else:  # what is kept is on the host
+            log, dy = mark_smallest(log, Place.FORWARD, dy)
         with jax.named_scope(scopes.phase("backward")):
             dx, blocks = layers.backward(
                 dy, weights, kept, total and total.blocks, finish=finish

@@ -51,6 +51,12 @@ def test_gradients_have_the_bits_of_remat_full(layout, layers, window, horizon):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+def test_a_step_with_stamps_is_traced_where_nothing_is_kept_on_the_device():
+    """A stamp waits for an array on the device."""
+    model = dataclasses.replace(TINY, remat="offload")
+    assert make_program(ONE_DEVICE, model, stamps=True).trace() is not None
+
+
 def test_devices_without_host_memory_are_refused_before_tracing(monkeypatch):
     device = type(jax.devices()[0])
     only = [types.SimpleNamespace(kind="device")]
