@@ -116,7 +116,7 @@ def compile_step(
     program, step, needed = trace_step(config, mesh)
     traced_s = time.perf_counter()
     notes = tuple(Chosen(unknown=program.xla_options.unknown).describe())
-    for line in notes:
+    for line in program.xla_options.describe():
         say(line)
     say(f"traced in {traced_s - started_s:.1f} s; compiling for {sizes.num_devices}")
     lowered = step.lower()
