@@ -110,11 +110,14 @@ def test_megascale_has_the_techniques_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("name", "pp", "chunks", "gpus"),
-    [("megascale-175b", 8, 6, (256, 512, 1024)), ("megascale-530b", 35, 3, (2240,))],
+    ("name", "pp", "chunks", "gpus", "rows"),
+    [
+        ("megascale-175b", 8, 6, (256, 512, 1024), 1),
+        ("megascale-530b", 35, 3, (2240,), 2),
+    ],
 )
 def test_megascale_has_the_layout_of_the_paper(
-    name: str, pp: int, chunks: int, gpus: tuple[int, ...]
+    name: str, pp: int, chunks: int, gpus: tuple[int, ...], rows: int
 ):
     config = recipes.RECIPES[name]()
     layout = (config.mesh.tp, config.mesh.pp, config.pipeline.chunks, config.zero)
@@ -122,7 +125,7 @@ def test_megascale_has_the_layout_of_the_paper(
     for num_devices in gpus:
         check_sizes(config, resolve(config.mesh, num_devices))
     local_size = config.batch.size // resolve(config.mesh, gpus[-1]).dp
-    assert local_size == config.batch.microbatches
+    assert local_size == rows * config.batch.microbatches
 
 
 def test_debug_divides_over_eight_devices_any_way():

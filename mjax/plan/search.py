@@ -11,7 +11,7 @@ et al. 2022, arXiv:2205.00119, section 3.1).
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mjax.config.sizes import as_flags, check_sizes, with_fields
@@ -88,6 +88,7 @@ def search(
     *,
     windows: Sequence[int] = (),
     constants: Constants | None = None,
+    keep: Callable[[Mapping[str, Any]], bool] = lambda fields: True,
 ) -> list[Candidate]:
     """List the layouts that fit, the fastest first.
 
@@ -96,6 +97,8 @@ def search(
       topology: the cluster; every layout takes all of it.
       windows: attention windows that the user would accept beside the model's own.
       constants: what the closed form assumes; None is `assumed`.
+      keep: says by the fields of a layout, as `SEARCHED` but the shards, whether to
+        try it.
     Returns:
       One candidate for each mesh and window: its fastest chunks, microbatches and
       remat. Empty if nothing fits.
@@ -103,7 +106,7 @@ def search(
     usable = usable_bytes(topology, config.device_memory_gib)
     best: dict[tuple, Candidate] = {}
     sets_per_node = config.mesh.dp_shard_per_node is not None
-    for fields, changed, sizes in _layouts(config, topology, windows):
+    for fields, changed, sizes in _layouts(config, topology, windows, keep):
         if sets_per_node:
             fields |= {"mesh.dp_shard_per_node": None}
         key = (sizes.pp, sizes.dp, sizes.tp, changed.model.window)
@@ -219,7 +222,10 @@ def as_json(row: Row) -> dict[str, Any]:
 
 
 def _layouts(
-    config: TrainConfig, topology: Topology, windows: Sequence[int]
+    config: TrainConfig,
+    topology: Topology,
+    windows: Sequence[int],
+    keep: Callable[[Mapping[str, Any]], bool],
 ) -> Iterator[tuple[dict[str, Any], TrainConfig, AxisSizes]]:
     """Yield every layout of one replica group over all of dp."""
     for window in (None, *windows):
@@ -227,6 +233,8 @@ def _layouts(
         model = with_fields(config, fields)
         for mesh_fields, sizes in _meshes(model, topology):
             for rest in _splits(model, sizes):
+                if not keep(mesh_fields | rest):
+                    continue
                 changed = _changed(model, mesh_fields | rest, sizes)
                 if changed is not None:
                     yield fields | mesh_fields | rest, changed, sizes

@@ -32,7 +32,7 @@ TUNED_FOR: dict[str, tuple[str, int]] = {
     "gpt-1b3": ("h100", 1),
     "gpt-13b": ("h100", 8),
     "llama3-8b": ("h100", 16),
-    "megascale-175b": ("h200", 128),
+    "megascale-175b": ("h200", 32),
     "megascale-530b": ("h200", 280),
 }
 """GPU, as `python -m mjax.plan` names it, and number of nodes with 8 GPUs, for which

@@ -20,13 +20,16 @@ def llama3_8b() -> TrainConfig:
     """Shape a model of 32 layers and width 4096, with sequences of 8,192 tokens.
 
     Command: python -m mjax.train --recipe llama3-8b
-    Hardware: 16 nodes of 8 GPUs, where a microbatch is one sequence of each; with fewer
-    --batch.microbatches makes it one again. Time: about 2.2e17 model FLOPs a step. Not
-    trained: no loss is claimed.
+    Hardware: 16 nodes of 8 GPUs, where a microbatch is two sequences of each; with
+    fewer --batch.microbatches makes it two again. Time: about 2.2e17 model FLOPs a
+    step. Not trained: no loss is claimed.
+    Layout: for 128 H100; 3.04 s a step, MFU 56.0%, 55.9 GiB, modelled by replay
+    of the compiled step (2026-11), not measured.
     """
     return TrainConfig(
         steps=100,
-        batch=BatchConfig(size=512, microbatches=4),
+        zero=3,
+        batch=BatchConfig(size=512, microbatches=2),
         model=ModelConfig(
             layers=32,
             d_model=4096,
@@ -38,6 +41,7 @@ def llama3_8b() -> TrainConfig:
             norm="rmsnorm",
             activation="swiglu",
             rope_base=500_000.0,
+            remat="core",
         ),
         data=DataConfig(path=("synthetic",), vocab="model", seq_len=8192),
         optim=OptimConfig(name="adamw", lr=3e-4, warmup_steps=10),

@@ -54,7 +54,7 @@ TP2 = "--mesh.tp 2 --mesh.dp-shard 4 --batch.size 16"
 HSDP = "--mesh.dp-shard 8 --batch.size 32"
 HSDP_4 = "--mesh.dp-shard 8 --batch.size 64"
 FSDP = "--mesh.dp-shard 16 --batch.size 32"
-NONE = "--model.remat none"
+NONE = "--zero 2 --model.remat none"
 FULL = "--zero 3 --model.remat full"
 DOTS = "--zero 3 --model.remat dots"
 
@@ -122,7 +122,9 @@ WHOLE_LOSS = (
 OTHERS = (
     Cell(name="SMPv2, tp 2, recompute but products", flags=f"{TP2} {DOTS}"),
     Cell(name="HSDP, recompute but products", flags=f"{HSDP} {DOTS}"),
-    Cell(name="HSDP, recompute, level 2", flags=f"{HSDP_4} --model.remat full"),
+    Cell(
+        name="HSDP, recompute, level 2", flags=f"{HSDP_4} --zero 2 --model.remat full"
+    ),
     Cell(name="HSDP, recompute", flags=f"--mesh.dp-shard 8 --batch.size 128 {FULL}"),
 )
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from mjax.config.command_line import parse
+from mjax.config.train import TrainConfig
 from mjax.plan.options import Topology
 from mjax.plan.result import (
     IDLE,
@@ -22,10 +23,26 @@ from mjax.recipes import RECIPES
 GIB = 2**30
 
 
-def settled(flags: str = "--recipe gpt-13b", nodes: int = 8, gpu: str = "h200"):
+def gpt_tp8() -> TrainConfig:
+    """Return gpt-13b with each layer split over the GPUs of a node, remat full."""
+    run = RECIPES["gpt-13b"]()
+    return dataclasses.replace(
+        run,
+        zero=2,
+        mesh=dataclasses.replace(run.mesh, tp=8),
+        batch=dataclasses.replace(run.batch, microbatches=1),
+        model=dataclasses.replace(run.model, remat="full"),
+    )
+
+
+RUNS = {**RECIPES, "gpt-tp8": gpt_tp8}
+"""What `--recipe` may name in these tests."""
+
+
+def settled(flags: str = "--recipe gpt-tp8", nodes: int = 8, gpu: str = "h200"):
     """Return config, sizes and topology of a command line."""
     topology = Topology(gpu=gpu, nodes=nodes)
-    return *settle(parse(flags.split(), RECIPES, "prog")[0], topology), topology
+    return *settle(parse(flags.split(), RUNS, "prog")[0], topology), topology
 
 
 def memory(total: int = 60 * GIB, **changes: Any) -> Memory:
@@ -100,11 +117,11 @@ PICTURE = Picture(
 
 
 def make_plan(
-    flags: str = "--recipe gpt-13b", nodes: int = 8, gpu: str = "h200", **changes: Any
+    flags: str = "--recipe gpt-tp8", nodes: int = 8, gpu: str = "h200", **changes: Any
 ) -> Plan:
     config, sizes, topology = settled(flags, nodes, gpu)
     plan = Plan(
-        recipe="gpt-13b",
+        recipe="gpt-tp8",
         config=config,
         sizes=sizes,
         topology=topology,

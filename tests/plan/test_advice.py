@@ -6,10 +6,9 @@ import pytest
 
 from mjax.config.command_line import parse
 from mjax.plan.advice import advise, bottleneck
-from mjax.recipes import RECIPES
-from tests.plan.plans import GIB, make_plan, memory, modelled
+from tests.plan.plans import GIB, RUNS, make_plan, memory, modelled
 
-PIPELINE = "--recipe gpt-13b --mesh.pp 4 --batch.microbatches 16"
+PIPELINE = "--recipe gpt-tp8 --mesh.pp 4 --batch.microbatches 16"
 BUSY = f"{PIPELINE} --model.remat none"
 
 
@@ -42,7 +41,7 @@ def test_a_step_too_large_is_a_bottleneck_before_any_other():
 def test_waiting_for_tp_asks_for_chunks_and_nothing_else_does():
     assert "--mesh.tp-overlap chunks" in flags_of(make_plan(modelled=modelled(tp=0.1)))
     assert "tp-overlap" not in flags_of(make_plan(modelled=modelled(tp=0.01)))
-    chunked = "--recipe gpt-13b --mesh.tp-overlap chunks"
+    chunked = "--recipe gpt-tp8 --mesh.tp-overlap chunks"
     assert "tp-overlap" not in flags_of(make_plan(chunked, modelled=modelled(tp=0.1)))
 
 
@@ -61,13 +60,13 @@ def test_recomputing_with_room_to_spare_asks_for_less_of_it():
     tight = make_plan(flags, memory=memory(130 * GIB))
     assert "--model.remat" not in flags_of(tight)
     assert "--model.remat" not in flags_of(
-        make_plan("--recipe gpt-13b --model.remat none")
+        make_plan("--recipe gpt-tp8 --model.remat none")
     )
 
 
 @pytest.mark.parametrize(("zero", "best"), [(2, "none"), (3, "core")])
 def test_sharded_parameters_are_never_to_be_kept_gathered(zero, best):
-    run = "--recipe gpt-13b --model.remat full --batch.microbatches 8"
+    run = "--recipe gpt-tp8 --model.remat full --batch.microbatches 8"
     room = {"memory": memory(25 * GIB), "modelled": modelled()}
     plan = make_plan(f"{run} --zero {zero}", **room)
     assert f"--model.remat {best}" in flags_of(plan)
@@ -81,11 +80,11 @@ def test_advice_is_ranked_short_and_made_of_flags():
     assert len(gains) == 3
     assert gains == sorted(gains, reverse=True)
     for advice in plan.advice:
-        parse([*PIPELINE.split(), *advice.flags.split()], RECIPES, "prog")
+        parse([*PIPELINE.split(), *advice.flags.split()], RUNS, "prog")
 
 
 def test_a_run_that_does_not_fit_gets_the_first_smaller_one_that_does():
-    plan = make_plan("--recipe gpt-13b --model.remat none", memory=memory(140 * GIB))
+    plan = make_plan("--recipe gpt-tp8 --model.remat none", memory=memory(140 * GIB))
 
     def traced_bytes(config):
         return 100 if config.batch.microbatches < 4 else 50
@@ -133,7 +132,7 @@ def test_moments_go_to_the_host_only_where_that_is_the_faster_remedy(state, is_a
 @pytest.mark.parametrize("where", ["device", "host"])
 def test_fewer_shards_are_not_advised_where_their_moments_cost_more_to_copy(where):
     """With moments on the host each GPU copies its part, which fewer shards enlarge."""
-    run = f"--recipe llama3-8b --zero 3 --model.remat core --optim.state-memory {where}"
+    run = f"--recipe llama3-8b --batch.microbatches 4 --optim.state-memory {where}"
     room = {"memory": memory(30 * GIB), "communication": None}
     plan = make_plan(run, modelled=modelled(dp=0.2), **room)
     assert ("--mesh.dp-shard" in flags_of(plan)) == (where == "device")

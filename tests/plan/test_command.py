@@ -179,7 +179,7 @@ def test_a_search_prints_its_table_and_the_best_page(no_plugin):
         ("--html /absent/x.html", "there is no folder /absent; make it"),
         ("--html .", "--html . is a folder; name a file, for example --html plan.html"),
         (
-            "--recipe gpt-13b --nodes 8 --mesh.pp 4 --pipeline.idle skip",
+            "--recipe gpt-13b --zero 2 --nodes 8 --mesh.pp 4 --pipeline.idle skip",
             "plan with --pipeline.idle compute, or auto",
         ),
         (

@@ -71,7 +71,7 @@ def test_what_goes_over_several_kinds_of_axes_has_its_share_too():
 
 
 def test_one_microbatch_is_no_plural():
-    run = "--recipe gpt-13b --batch.microbatches"
+    run = "--recipe gpt-tp8 --batch.microbatches"
     assert ", 1 microbatch of 128 on" in page(make_plan(f"{run} 1"))
     assert ", 2 microbatches of 64 on" in page(make_plan(f"{run} 2"))
 

@@ -21,18 +21,17 @@ from mjax.plan.search import (
     table,
 )
 from mjax.plan.topology import with_vocabulary
-from mjax.recipes import RECIPES
 from mjax.run.ending import is_ours
-from tests.plan.plans import GIB, make_plan, memory, modelled
+from tests.plan.plans import GIB, RUNS, make_plan, memory, modelled
 
 # Small enough to search in seconds, and too little memory for a layout without shards.
-FLAGS = "--recipe gpt-13b --model.layers 6 --batch.size 32 --device-memory-gib 16"
+FLAGS = "--recipe gpt-tp8 --model.layers 6 --batch.size 32 --device-memory-gib 16"
 TOPOLOGY = Topology(gpu="h100", nodes=2)
 USABLE = TOPOLOGY.description.memory_bytes
 
 
 def config_of(flags: str) -> TrainConfig:
-    return with_vocabulary(parse(flags.split(), RECIPES, "prog")[0])
+    return with_vocabulary(parse(flags.split(), RUNS, "prog")[0])
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def test_chunks_hide_what_compiled_schedules_of_eight_devices_do(num_chunks, sha
 
 def test_fewer_chunks_are_modelled_to_expose_more():
     topology = Topology(gpu="h100", nodes=1)
-    run = "--recipe gpt-13b --batch.size 32 --mesh.tp 8 --mesh.tp-overlap chunks"
+    run = "--recipe gpt-tp8 --batch.size 32 --mesh.tp 8 --mesh.tp-overlap chunks"
 
     def tp_s(flags: str) -> float:
         config = config_of(f"{run} {flags}")

@@ -25,7 +25,7 @@ def test_the_vocabulary_is_known_without_a_corpus(flags, vocab_size):
 
 
 def test_the_mesh_takes_the_whole_cluster():
-    _, sizes, topology = settled("--recipe gpt-13b --mesh.dp-shard 2", nodes=4)
+    _, sizes, topology = settled("--recipe gpt-tp8 --mesh.dp-shard 2", nodes=4)
     assert sizes.num_devices == topology.num_gpus == 32
     assert (sizes.dp_replicate, sizes.dp_shard, sizes.tp) == (2, 2, 8)
 
