@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mjax.run.tracking.delivery import left_behind
+
 DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
 """Exit codes of a run; GAVE_UP asks whoever restarts runs not to."""
 
@@ -206,6 +208,7 @@ def leave(exit_code: int) -> NoReturn:
     In a run of several processes jax's shutdown waits for the others, minutes long if
     they do not come. Who failed leaves without it; for any other reason to stop all
     come as a rule, and process 0 must not take the coordinator from them at once.
+    Exit hooks do not run if a tracker was left behind: its library would wait for it.
     """
     if _watch is not None:
         _watch.release(exit_code)
@@ -218,6 +221,12 @@ def leave(exit_code: int) -> NoReturn:
             parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
             parting.start()
             parting.join(_PARTING_S)
+        os._exit(exit_code)
+    if left_behind():
+        if _has_others():
+            import jax
+
+            jax.distributed.shutdown()  # what the hook of jax would do
         os._exit(exit_code)
     # The interpreter's last collection would look for garbage for 0.7 s.
     gc.freeze()

@@ -28,6 +28,18 @@ _TRIES = 3
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0
 
 
+_left_behind: list[str] = []
+"""Names of trackers that had not finished when their run had."""
+
+
+def left_behind() -> bool:
+    """Say whether a tracker still works, or hangs, that the run no longer waits for.
+
+    Its library may wait for it when the interpreter ends: wandb for a minute and more.
+    """
+    return bool(_left_behind)
+
+
 class _Row(NamedTuple):
     step: int
     metrics: Mapping[str, float]
@@ -113,6 +125,8 @@ class Delivery:
             self._given_up = True
             num_lost = self._num_dropped + len(self._rows)
             self._changed.notify()
+        if not self._done.is_set():
+            _left_behind.append(self._name)
         if num_lost:
             self._say(
                 f"warning: {self._name}: {num_lost} rows were not sent; metrics.jsonl "
@@ -204,7 +218,7 @@ class Delivery:
         return False
 
     def _tell(self, error: Exception) -> None:
-        if not self._has_told:
+        if not (self._has_told or self._given_up):
             self._has_told = True
             first = str(error).strip().partition("\n")[0]
             self._say(

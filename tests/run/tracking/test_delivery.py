@@ -1,6 +1,8 @@
 """Rows reach a tracker in order, and no tracker stops or slows a run."""
 
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -220,3 +222,42 @@ def test_the_end_of_a_run_does_not_wait_for_a_tracker_that_is_down(
         "warning: mine: 2 rows were not sent; metrics.jsonl has all of them"
     ]
     assert "done" not in tracker.calls
+
+
+HANGING = """
+import atexit, pathlib, sys, threading
+from mjax.run import ending
+from mjax.run.tracking.delivery import Delivery
+from mjax.run.tracking.tracker import RunFacts
+
+class Hanging:
+    takes_back = False
+    def start(self, run, config):
+        atexit.register(threading.Event().wait)
+        started.set()
+        threading.Event().wait()
+    def scalars(self, step, metrics): ...
+    def finish(self, ending): ...
+
+started = threading.Event()
+run = RunFacts(
+    id="a", name="a", work_dir=pathlib.Path(sys.argv[1]), start_number=1, start_step=0
+)
+delivery = Delivery("mine", Hanging(), run, {}, print)
+started.wait()
+delivery.send({"step": 1, "loss": 1.0})
+delivery.finish("done", patience_s=0.1)
+ending.leave(0)
+"""
+
+
+def test_a_library_that_waits_at_exit_does_not_hold_up_the_process(tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING, str(tmp_path)],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mine: 1 rows were not sent" in done.stdout
