@@ -48,7 +48,7 @@ help:
 	@echo "make test-eval    tasks of lm-eval, compared with transformers"
 	@echo "make test-track   runs tracked by wandb, offline, and by an MLflow server, here"
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
-	@echo "make test-services  PostgreSQL, NATS and the live page in Chromium, here, as root"
+	@echo "make test-services  PostgreSQL, NATS, the live page and the docs in Chromium, as root"
 	@echo "make test-newest  a short suite on the newest releases"
 	@echo "make evidence     make the pages of docs/benchmarks anew that need no GPU"
 	@echo "make evidence-quick  the cheap ones; make evidence-long: faults, kills, training"
@@ -146,13 +146,14 @@ test-slurm: env
 
 # A real PostgreSQL, NATS and Chromium on this machine, in folders of their own. It needs
 # root; what is missing of Debian's packages is installed. npm fetches axe-core, which
-# checks the page for people who cannot see it.
-test-services: env
+# checks the page, and the docs, for people who cannot see them.
+test-services: env docs
 	@ls /usr/sbin/nats-server /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || \
 	  apt-get install -y --no-install-recommends nats-server postgresql
 	@ls /usr/bin/chromium /usr/bin/npm > /dev/null 2>&1 || \
 	  apt-get install -y --no-install-recommends chromium npm
-	.venv/bin/python -m pytest tests/observe -m services $(ARGS)
+	.venv/bin/python -m pytest tests/observe tests/scripts/test_site_pages.py \
+	  -m services $(ARGS)
 
 env-newest: .venv-newest/installed
 

@@ -31,7 +31,7 @@ def main() -> int:
     for page in pages:
         copy(page, source)
     for path in sorted((ROOT / "docs").rglob("*.*")):
-        if path.suffix in (".css", ".png", ".svg"):
+        if path.suffix in (".css", ".js", ".png", ".svg"):
             copy(path, source)
     for page in pages:
         for link in linked(page):

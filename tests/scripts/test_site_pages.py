@@ -1,0 +1,62 @@
+"""The built site in Chromium: for people who cannot see it, and on a narrow screen.
+
+`make test-services` builds the site first.
+"""
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.observe.browser import pages
+
+SITE = Path(__file__).parents[2] / "build" / "site" / "html"
+SEEN = (
+    *("index", "docs/start", "docs/how_to", "docs/concepts", "docs/runbooks"),
+    *("docs/notes", "docs/hosts", "docs/planning", "docs/observability"),
+    *("docs/benchmarks/README", "reference/failures", "reference/flags"),
+)
+# The levels that laws ask for. Other rules of axe are about the theme's own markup.
+_WCAG = """axe.run({runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}).then(
+  (found) => found.violations.map((one) => one.id + ": " + one.nodes[0].html))"""
+pytestmark = pytest.mark.services
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    assert (SITE / "index.html").exists(), "make docs builds the site"
+    handler = functools.partial(_Quiet, directory=str(SITE))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation_of_wcag_and_no_page_is_wider_than_the_screen(
+    address, tmp_path, scheme, width
+):
+    axe = pages.axe_source(tmp_path)
+    bad = {}
+    with pages.chromium() as browser:
+        page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        for name in SEEN:
+            page.goto(f"{address}/{name}.html")
+            page.wait_for_load_state("networkidle")
+            page.evaluate(axe)
+            found = page.evaluate(_WCAG)
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            if found or wide > width:
+                bad[name] = (found, wide)
+    assert bad == {}
