@@ -54,6 +54,16 @@ def test_layers_are_drawn_apart_and_scaled_with_depth() -> None:
     assert float(w_out.std()) == pytest.approx(std / 16**0.5, rel=0.01)
 
 
+def test_with_the_root_of_the_width_as_scale_the_residual_stream_starts_large() -> None:
+    """The second condition of arXiv:2312.16903; docs/notes.md has both."""
+    model = dataclasses.replace(TINY, d_model=64, vocab_size=1024, embed_scale=8.0)
+    transformer = Transformer(model, rngs=nnx.Rngs(0))
+    weights = nnx.to_pure_dict(nnx.state(transformer))["embed"]["table"]
+    # 1024 x 64 draws: the sample deviation is within 1%.
+    started = transformer.embed.scale * float(weights.std())
+    assert started == pytest.approx((2 / 5) ** 0.5, rel=0.01)
+
+
 def test_the_parameters_of_layer_i_do_not_depend_on_the_mesh() -> None:
     one = make_program(ONE_DEVICE).init().params
     program = make_program(dataclasses.replace(ONE_DEVICE, mesh=(1, 2, 2, 2), zero=2))
