@@ -1,4 +1,4 @@
-"""Look at the data of a run: `python -m mjax.data show --work-dir DIR --step 12`."""
+"""Prepare and look at data: `python -m mjax.data show --work-dir DIR --step 12`."""
 
 import dataclasses
 import logging
@@ -16,9 +16,10 @@ from mjax.ckpt.store import manifest_in
 from mjax.config.train import from_json
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.config import DataConfig
-from mjax.data.dataset import Dataset, open_dataset
+from mjax.data.dataset import Dataset, open_dataset, prepare_files
 from mjax.data.samples import NO_TARGET
 from mjax.data.stream import read
+from mjax.data.token_files import TokenFiles
 from mjax.run.metrics import printable
 
 
@@ -88,14 +89,28 @@ class Info:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Tokenize a corpus into the cache; the same command continues after a stop."""
+
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return the exit code: 0, 2 after bad input, or 1."""
+    """Run one command.
+
+    Returns:
+      the exit code: 0, 2 after bad input, 42 after Ctrl-C, or 1.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         words = sys.argv[1:] if argv is None else argv
-        command: Show | Info = flags.read(
-            Show | Info, words, prog="python -m mjax.data"
+        command: Show | Info | Prepare = flags.read(
+            Show | Info | Prepare, words, prog="python -m mjax.data"
         )
+        if isinstance(command, Prepare):
+            print("\n".join(prepared_lines(prepare_files(command.data))), flush=True)
+            return 0
         if isinstance(command, Show):
             command = command.of_run()
         dataset = open_dataset(command.data, seed=command.seed)
@@ -112,6 +127,9 @@ def main(argv: list[str] | None = None) -> int:
     except DamagedFileError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command continues from here", file=sys.stderr)
+        return 42
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -136,6 +154,19 @@ def check_same_data(dataset: Dataset, work_dir: str | None) -> None:
             f"{found[:12]} in its checkpoint {saved.name}, {dataset.fingerprint[:12]} "
             "now; put back the same files"
         )
+
+
+def prepared_lines(prepared: list[TokenFiles]) -> Iterator[str]:
+    """Describe token files in lines of `name value`."""
+    for files in prepared:
+        yield f"folder                 {files.folder}"
+        yield f"documents              {files.survey.num_documents}"
+        yield f"bytes                  {files.survey.num_bytes}"
+        yield f"training tokens        {files.counts['train'].num_tokens}"
+        yield f"held-out tokens        {files.counts['held_out'].num_tokens}"
+        yield f"corpus hash            {files.survey.corpus_hash}"
+        trained = files.trained_tokenizer
+        yield from [f"tokenizer              {trained}"] if trained else []
 
 
 def info_lines(dataset: Dataset) -> Iterator[str]:

@@ -6,13 +6,14 @@ block. Everything small (manifests, tables, checksums) is compared when it is op
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pathlib
 import socket
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt
@@ -134,24 +135,45 @@ def checksums_path(path: pathlib.Path) -> pathlib.Path:
     return path.with_suffix(".crc32")
 
 
-class BlockWriter:
-    """Writes a new file, and beside it the checksums of its blocks."""
+class Written(NamedTuple):
+    """How far a file with checksums has been written."""
 
-    def __init__(self, path: pathlib.Path) -> None:
-        """Begin an empty file."""
-        self._path, self._file = path, path.open("wb")
-        self._checksums: list[int] = []
-        self._crc = self._num_in_block = 0
+    num_bytes: int = 0
+    crc: int = 0
+    """Of the bytes of the last block, if it is not full."""
+
+
+class BlockWriter:
+    """Writes a file, and beside it the checksums of its blocks."""
+
+    def __init__(self, path: pathlib.Path, written: Written | None = None) -> None:
+        """Begin an empty file, or go on with one.
+
+        Args:
+          path: of the file.
+          written: what `sync` returned; what was written after that is cut off. None
+            begins an empty file.
+        Raises:
+          DamagedFileError: less than that is there.
+        """
+        written = written or Written()
+        num_blocks, self._num_in_block = divmod(written.num_bytes, BLOCK_BYTES)
+        self._crc = written.crc
+        self._file = _opened_at(path, written.num_bytes)
+        size = num_blocks * _CHECKSUM_DTYPE.itemsize
+        try:
+            self._checksums = _opened_at(checksums_path(path), size)
+        except DamagedFileError:
+            self._file.close()
+            raise
 
     def __enter__(self) -> "BlockWriter":
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
-        self._file.close()
-        if kind is None:
-            last = [self._crc] if self._num_in_block else []
-            table = np.array(self._checksums + last, _CHECKSUM_DTYPE)
-            checksums_path(self._path).write_bytes(table.tobytes())
+        with self._file, self._checksums:
+            if kind is None and self._num_in_block:
+                self._end_block()
 
     def write(self, data: bytes) -> None:
         """Append to the file."""
@@ -163,8 +185,29 @@ class BlockWriter:
             self._crc = zlib.crc32(part, self._crc)
             self._num_in_block += len(part)
             if self._num_in_block == BLOCK_BYTES:
-                self._checksums.append(self._crc)
-                self._crc = self._num_in_block = 0
+                self._end_block()
+
+    def sync(self) -> Written:
+        """Bring everything to the disk; return where a later writer can go on."""
+        for file in (self._file, self._checksums):
+            file.flush()
+            os.fsync(file.fileno())
+        return Written(self._file.tell(), self._crc)
+
+    def _end_block(self) -> None:
+        self._checksums.write(np.array(self._crc, _CHECKSUM_DTYPE).tobytes())
+        self._crc = self._num_in_block = 0
+
+
+def _opened_at(path: pathlib.Path, size: int) -> io.BufferedRandom:
+    """Open a file for writing behind its first size bytes."""
+    file = path.open("r+b" if size else "w+b")
+    if os.fstat(file.fileno()).st_size < size:
+        file.close()
+        raise DamagedFileError(f"{path} has less than the {size} bytes written to it")
+    file.truncate(size)
+    file.seek(size)
+    return file
 
 
 class MappedTokens:

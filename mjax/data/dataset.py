@@ -187,6 +187,22 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
     )
 
 
+def prepare_files(config: DataConfig) -> list[TokenFiles]:
+    """Tokenize each corpus into the cache, or go on where an earlier process ended.
+
+    Nothing depends on the order of samples, so runs of any seed find the files.
+
+    Raises:
+      ValueError: missing, empty or unreadable data, or an unknown tokenizer.
+    """
+    if config.path == (SYNTHETIC,):
+        raise ValueError(
+            "--data.path synthetic is generated while it is read, so there is nothing "
+            "to prepare; give files or folders"
+        )
+    return _open_files(config, _read_settings(config))[1]
+
+
 def _read_settings(config: DataConfig) -> Settings:
     """Say what decides the tokens.
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from mjax.data import cache_files
+from mjax.data.unfinished import SAVE_S, Meter
 
 _TABLE = "file_hashes.json"
 _SETTLED_NS = 2_000_000_000  # FAT has the coarsest clock: 2 s
@@ -53,18 +54,33 @@ def hash_files(
         known = _read(table)  # another process may have hashed the same files
         num_known = len(known)
         try:
-            return _hash_missing(paths, known)
+            return _hash_missing(paths, known, table)
         finally:  # an interrupt keeps what was hashed until then
             if len(known) > num_known:
                 _write(table, known)
 
 
 def _hash_missing(
-    paths: Sequence[pathlib.Path], known: dict[State, str]
+    paths: Sequence[pathlib.Path],
+    known: dict[State, str],
+    table: pathlib.Path | None = None,
 ) -> dict[pathlib.Path, str]:
-    """Hash what is not known, and add what may be remembered."""
-    found = {}
+    """Hash what is not known, and add what may be remembered.
+
+    Args:
+      paths: of the files.
+      known: hashes, to which those found are added.
+      table: where they are saved now and then, so that a process that is killed loses
+        little; None saves nothing.
+    """
+    found, saved = {}, time.monotonic()
+    sizes = {path: _state_of(path)[2] for path in paths}
+    meter = Meter("hashing", sum(sizes.values()))
     for path in paths:
+        meter.add(sizes[path])
+        if table is not None and time.monotonic() - saved >= SAVE_S:
+            _write(table, known)
+            saved = time.monotonic()
         state = _state_of(path)
         if state not in known:
             started_ns = time.time_ns()

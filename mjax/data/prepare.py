@@ -2,23 +2,28 @@
 
 The corpus is read twice, holding a few megabytes of it at a time: once to hash it, to
 find bad input before the long part, and to decide the split; once to tokenize it.
+While it is tokenized, the place that was reached is saved every few seconds, so that a
+process that is killed loses no more than that.
 """
 
 import contextlib
 import dataclasses
 import hashlib
+import itertools
+import logging
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
-from mjax.data.cache_files import BlockWriter
+from mjax.data.cache_files import BlockWriter, DamagedFileError, Written
 from mjax.data.chat_samples import ANSWER, END
 from mjax.data.chats import Chat, encode_chat
 from mjax.data.corpora import Document
 from mjax.data.tokenizers import Tokenizer
+from mjax.data.unfinished import Meter, Unfinished
 
 Documents = Callable[[], Iterator[Document]]
 """Starts reading the corpus from its first document."""
@@ -28,6 +33,7 @@ SIDES: tuple[Side, Side] = ("train", "held_out")
 _BATCH_CHARS = 1 << 22  # tokenized together, so that the library can use all cores
 # A tokenizer that loses more of the text than this makes bits per byte meaningless.
 _MAX_LOST = 0.01
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +68,16 @@ class SideCounts:
     """Of chats: tokens of answers."""
 
 
+class Place(NamedTuple):
+    """A place in a corpus, behind a piece; places are ordered as the pieces are."""
+
+    source_index: int
+    row: int
+    """Line or row of the document in its file; 0 where it is the whole file."""
+    num_pieces: int
+    """Of the document, that are before this place."""
+
+
 class Piece(NamedTuple):
     """Some text of one side; empty text and is_end end a document."""
 
@@ -72,6 +88,12 @@ class Piece(NamedTuple):
     """Of a whole chat, where its answers are, in characters."""
     name: str = ""
     """Of a whole chat: its file and line."""
+    place: Place = Place(0, 0, 0)
+    """Behind the piece, where reading goes on."""
+
+
+Pieces = Callable[[Place | None], Iterator[Piece]]
+"""Starts reading the pieces behind a place; None is the beginning."""
 
 
 def is_held_out(name: str, fraction: float) -> bool:
@@ -83,9 +105,17 @@ def is_held_out(name: str, fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
-def survey(documents: Documents, held_out_fraction: float) -> Survey:
+def survey(
+    documents: Documents,
+    held_out_fraction: float,
+    on_document: Callable[[], None] = lambda: None,
+) -> Survey:
     """Read the corpus once and decide how it is split.
 
+    Args:
+      documents: reads it.
+      held_out_fraction: share of the documents that are held out.
+      on_document: called behind each document.
     Raises:
       ValueError: bad input of `corpora.documents`, or no text at all.
     """
@@ -109,6 +139,7 @@ def survey(documents: Documents, held_out_fraction: float) -> Survey:
         num_bytes += size
         num_repeated_bytes += size * document.source.is_repeat
         sides.add(side)
+        on_document()
     if num_bytes == 0:
         raise ValueError("the corpus holds no text; give documents with text")
     split = "document" if len(sides) == 2 else "position"
@@ -134,6 +165,29 @@ def split_pieces(
     document have the position of the first, so that they are split as it is. A chat
     is never cut: the one across the border is held out, unless it is the first.
     """
+    document, num_pieces = None, 0
+    for current, piece in _split_documents(documents, found, held_out_fraction):
+        num_pieces = num_pieces + 1 if current is document else 1
+        document = current
+        place = Place(document.source_index, document.index or 0, num_pieces)
+        yield piece._replace(place=place)
+
+
+def pieces_behind(place: Place | None, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Pass on the pieces of a corpus that are behind a place.
+
+    Args:
+      place: None is the beginning.
+      pieces: from the beginning, or from the document of the place.
+    """
+    if place is None:
+        return pieces
+    return itertools.dropwhile(lambda piece: piece.place <= place, pieces)
+
+
+def _split_documents(
+    documents: Documents, found: Survey, held_out_fraction: float
+) -> Iterator[tuple[Document, Piece]]:
     num_distinct = found.num_bytes - found.num_repeated_bytes
     border = round(num_distinct * (1 - held_out_fraction))
     end, positions = 0, {}
@@ -150,17 +204,18 @@ def split_pieces(
                 if found.split == "position":
                     first = position == len(text.encode())
                     side = SIDES[position > border and not first]
-                yield Piece(side, text, False, document.answers, document.name)
+                answers, name = document.answers, document.name
+                yield document, Piece(side, text, False, answers, name)
             elif found.split == "document":
-                yield Piece(side, text, False)
+                yield document, Piece(side, text, False)
             else:
                 side, parts = _cut(text, border - position)
                 position += len(text.encode())
-                yield from parts
+                yield from ((document, part) for part in parts)
         if not is_repeat:
             end = position
         if not is_empty:
-            yield Piece(side, "", True)
+            yield document, Piece(side, "", True)
 
 
 def _cut(text: str, num_bytes: int) -> tuple[Side, list[Piece]]:
@@ -171,27 +226,39 @@ def _cut(text: str, num_bytes: int) -> tuple[Side, list[Piece]]:
 
 
 def write_streams(
-    pieces: Iterator[Piece], tokenizer: Tokenizer, folder: pathlib.Path
+    pieces: Pieces,
+    tokenizer: Tokenizer,
+    folder: pathlib.Path,
+    unfinished: Unfinished,
+    meter: Meter,
 ) -> dict[Side, SideCounts]:
     """Tokenize pieces of text to the files `stream_path(folder, side)`.
 
     Checksums of their blocks go beside them, see `cache_files.BlockWriter`.
 
+    Args:
+      pieces: reads the text from any place.
+      tokenizer: of the text.
+      folder: of the files.
+      unfinished: says how far an earlier process came; the files go on from there.
+      meter: counts what is done.
     Raises:
       ValueError: the tokenizer does not keep the text.
     """
     dtype = token_dtype(tokenizer)
-    counts = {side: _Counts() for side in SIDES}
     paths = {side: stream_path(folder, side) for side in SIDES}
-    with BlockWriter(paths["train"]) as train, BlockWriter(paths["held_out"]) as held:
-        files = {"train": train, "held_out": held}
-        for batch in _batched(pieces):
+    with contextlib.ExitStack() as stack:
+        streams = _Streams(list(paths.values()), unfinished, stack)
+        files = dict(zip(SIDES, streams.files, strict=True))
+        counts = streams.counts
+        for batch in _batched(pieces(streams.place)):
             encoded = tokenizer.encode_batch([piece.text for piece in batch])
             for piece, ids in zip(batch, encoded, strict=True):
                 if piece.is_end:
                     ids = np.array([tokenizer.eos_id])
                 counts[piece.side].add(piece, ids, tokenizer)
                 files[piece.side].write(ids.astype(dtype).tobytes())
+            streams.advance(batch[-1].place, meter)
     num_bytes = sum(count.num_bytes for count in counts.values())
     num_kept = sum(count.num_token_bytes for count in counts.values())
     if abs(num_kept - num_bytes) > _MAX_LOST * num_bytes:
@@ -204,7 +271,11 @@ def write_streams(
 
 
 def write_chats(
-    pieces: Iterator[Piece], tokenizer: Tokenizer, folder: pathlib.Path
+    pieces: Pieces,
+    tokenizer: Tokenizer,
+    folder: pathlib.Path,
+    unfinished: Unfinished,
+    meter: Meter,
 ) -> dict[Side, SideCounts]:
     """Tokenize chats as `write_streams` does text, with a flag of each token.
 
@@ -212,25 +283,22 @@ def write_chats(
     behind a chat: what ends a turn is the template's.
     """
     dtype = token_dtype(tokenizer)
-    counts = {side: _Counts() for side in SIDES}
+    paths = [stream_path(folder, side) for side in SIDES]
+    paths += [flags_path(folder, side) for side in SIDES]
     with contextlib.ExitStack() as stack:
-        files = {
-            side: tuple(
-                stack.enter_context(BlockWriter(path))
-                for path in (stream_path(folder, side), flags_path(folder, side))
-            )
-            for side in SIDES
-        }
-        for piece in pieces:
+        streams = _Streams(paths, unfinished, stack)
+        counts = streams.counts
+        for piece in pieces(streams.place):
             if piece.answers is None:
                 continue  # the end of a chat, which its last flag says
             ids, is_answer = encode_chat(Chat(piece.text, piece.answers), tokenizer)
             flags = is_answer.astype(np.uint8) * np.uint8(ANSWER)
             flags[-1] |= END
             counts[piece.side].add_chat(piece, ids, is_answer)
-            tokens_file, flags_file = files[piece.side]
-            tokens_file.write(ids.astype(dtype).tobytes())
-            flags_file.write(flags.tobytes())
+            number = SIDES.index(piece.side)
+            streams.files[number].write(ids.astype(dtype).tobytes())
+            streams.files[number + len(SIDES)].write(flags.tobytes())
+            streams.advance(piece.place, meter)
     return {side: counts[side].total() for side in SIDES}
 
 
@@ -247,6 +315,72 @@ def stream_path(folder: pathlib.Path, side: Side) -> pathlib.Path:
 def flags_path(folder: pathlib.Path, side: Side) -> pathlib.Path:
     """Return the file of the flags of one side of chats: a byte each token."""
     return folder / f"{side}_flags.bits"
+
+
+class _Streams:
+    """The files that are written, their counts, and the place that was reached."""
+
+    def __init__(
+        self,
+        paths: list[pathlib.Path],
+        unfinished: Unfinished,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        """Begin the files, or go on where an earlier process has saved its place.
+
+        Args:
+          paths: of the files.
+          unfinished: has that place, under "streams".
+          stack: closes the files.
+        """
+        self._unfinished, state = unfinished, unfinished.get("streams")
+        if state is not None:
+            written = [Written(*numbers) for numbers in state["written"]]
+            try:
+                self.files = _open_writers(paths, written, stack)
+            except (DamagedFileError, FileNotFoundError) as error:
+                _log.warning("%s; it is tokenized again from the beginning", error)
+                state = None
+        if state is None:
+            self.files = _open_writers(paths, [Written()] * len(paths), stack)
+        self.place = Place(*state["place"]) if state else None
+        self.counts: dict[Side, _Counts] = {side: _Counts() for side in SIDES}
+        if state is not None:
+            for side in SIDES:
+                self.counts[side].restore(state["counts"][side])
+        self._num_reported = self._done()
+
+    def advance(self, place: Place, meter: Meter) -> None:
+        """Report what was written, and save the place if it is time to."""
+        done = self._done()
+        before, self._num_reported = self._num_reported, done
+        num_bytes, num_documents, num_tokens = np.subtract(done, before).tolist()
+        meter.add(num_bytes, documents=num_documents, tokens=num_tokens)
+        if self._unfinished.is_due:
+            state = {
+                "place": place,
+                "written": [file.sync() for file in self.files],
+                "counts": {side: self.counts[side].state() for side in SIDES},
+            }
+            self._unfinished.put("streams", state)
+
+    def _done(self) -> tuple[int, int, int]:
+        """Return the bytes, documents and tokens of both sides."""
+        counts = self.counts.values()
+        return (
+            sum(count.num_bytes for count in counts),
+            sum(count.num_documents for count in counts),
+            sum(count.num_tokens for count in counts),
+        )
+
+
+def _open_writers(
+    paths: list[pathlib.Path], written: list[Written], stack: contextlib.ExitStack
+) -> list[BlockWriter]:
+    return [
+        stack.enter_context(BlockWriter(path, numbers))
+        for path, numbers in zip(paths, written, strict=True)
+    ]
 
 
 class _Counts:
@@ -281,6 +415,15 @@ class _Counts:
         self.num_targets += int(is_answer[1:].sum())
         self.max_token_id = max(self.max_token_id, int(ids.max(initial=0)))
         self.byte_counts += np.bincount(text, minlength=256)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that was counted, as JSON holds it."""
+        return {**vars(self), "byte_counts": self.byte_counts.tolist()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on counting from what `state` returned."""
+        vars(self).update(state)
+        self.byte_counts = np.array(state["byte_counts"], np.int64)
 
     def total(self) -> SideCounts:
         return SideCounts(

@@ -1,28 +1,30 @@
 """The cache of tokenized corpora: built once, whole or not at all.
 
 A corpus is tokenized into a temporary folder that is renamed when it is complete, so a
-process that is killed leaves nothing that looks finished. Processes of one machine that
-want the same corpus wait for the first one by a file lock. What is found damaged when
-it is opened is built again; damage that is met later, when a token is first read,
+process that is killed leaves nothing that looks finished. The next process continues in
+that folder, and writes the same files as an undisturbed one. Processes of one machine
+that want the same corpus wait for the first one by a file lock. What is found damaged
+when it is opened is built again; damage that is met later, when a token is first read,
 raises `cache_files.DamagedFileError`.
 """
 
 import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import itertools
 import json
 import logging
 import os
 import pathlib
 import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int64
 
+import mjax
 from mjax.data import cache_files, prepare
 from mjax.data.cache_files import DamagedFileError, MappedTokens
 from mjax.data.chat_template import ChatTemplate
@@ -30,13 +32,14 @@ from mjax.data.corpora import Source, documents
 from mjax.data.documents import index_documents
 from mjax.data.file_hashes import changed, hash_files
 from mjax.data.names import trained_vocab_size
-from mjax.data.prepare import SIDES, Side, SideCounts, Survey
+from mjax.data.prepare import SIDES, Place, Side, SideCounts, Survey
 from mjax.data.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
     load_tokenizer,
     train_bpe,
 )
+from mjax.data.unfinished import Meter, Unfinished
 
 # Part of every key: raise it when the files or their meaning change.
 _FORMAT = 2
@@ -206,18 +209,21 @@ def _build_once(
     with cache_files.locked(folder):
         if _is_whole(folder, tokenizer):  # another process was first
             return
+        temporary = folder.with_name(f"{prefix}unfinished")
         try:
             for abandoned in folder.parent.glob(f"{prefix}*"):
-                shutil.rmtree(abandoned)
+                if abandoned != temporary:
+                    shutil.rmtree(abandoned)
             if folder.exists():  # damaged
                 shutil.rmtree(folder.rename(folder.with_name(f"{prefix}damaged")))
-            temporary = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+            temporary.mkdir(exist_ok=True)
             try:
                 _build(temporary, sources, settings, tokenizer)
                 _check_unchanged(sources, folder.parent)
-                _rename(temporary, folder)
-            finally:
+            except ValueError:  # bad input: nothing to go on with
                 shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            _rename(temporary, folder)
         except OSError as error:
             raise cache_files.unwritable(folder.parent, error) from None
 
@@ -236,27 +242,32 @@ def _build(
     settings: Settings,
     tokenizer: Tokenizer | None,
 ) -> None:
-    def read():
-        return documents(sources, settings.text_field, settings.template)
-
-    fraction = settings.held_out_fraction
-    found = prepare.survey(read, fraction)
+    """Write the token files into a folder, going on with what is there."""
+    unfinished = Unfinished(folder, _versions())
+    found = _survey(sources, settings, unfinished)
     _log.info(
         "tokenizing %d documents, %d bytes, with %s into %s",
         *(found.num_documents, found.num_bytes, settings.tokenizer, folder.parent),
     )
+
+    def pieces(place: Place | None) -> Iterator[prepare.Piece]:
+        # A split by position depends on all text before.
+        start = place[:2] if place and found.split == "document" else (0, 0)
+
+        def read():
+            template = settings.template
+            return documents(sources, settings.text_field, template, start=start)
+
+        fraction = settings.held_out_fraction
+        from_start = prepare.split_pieces(read, found, fraction)
+        return prepare.pieces_behind(place, from_start)
+
     if tokenizer is None:
-        pieces = prepare.split_pieces(read, found, fraction)
-        texts = _first_chars(p.text for p in pieces if p.side == "train" and p.text)
-        num_tokens = trained_vocab_size(settings.tokenizer)
-        assert num_tokens is not None
-        trained = train_bpe(texts, num_tokens)
-        (folder / _TRAINED).write_text(trained, "utf-8")
-        tokenizer = _load_trained(folder)
-    pieces = prepare.split_pieces(read, found, fraction)
+        tokenizer = _trained(folder, settings, pieces(None), unfinished)
     is_chats = settings.template is not None
     write = prepare.write_chats if is_chats else prepare.write_streams
-    streams = write(pieces, tokenizer, folder)
+    meter = Meter("tokenizing", found.num_bytes, num_bytes=_num_done(unfinished))
+    streams = write(pieces, tokenizer, folder, unfinished, meter)
     paths = [prepare.stream_path(folder, side) for side in SIDES]
     paths += [prepare.flags_path(folder, side) for side in SIDES] if is_chats else []
     small = [cache_files.checksums_path(path) for path in paths]
@@ -268,6 +279,60 @@ def _build(
         "crc32": {path.name: zlib.crc32(path.read_bytes()) for path in small},
     }
     cache_files.write_json(folder / _MANIFEST, manifest)
+    unfinished.remove()
+
+
+def _versions() -> list[str]:
+    """Name the software that decides tokens, for work that is continued."""
+    try:
+        library = importlib.metadata.version("tokenizers")
+    except importlib.metadata.PackageNotFoundError:
+        library = "absent"
+    return [f"format {_FORMAT}", f"mjax {mjax.__version__}", f"tokenizers {library}"]
+
+
+def _survey(
+    sources: list[Source], settings: Settings, unfinished: Unfinished
+) -> Survey:
+    """Read the corpus once, unless an earlier process has."""
+    if (known := unfinished.get("survey")) is not None:
+        return Survey(**known)
+    meter = Meter("reading", sum(source.path.stat().st_size for source in sources))
+
+    def read():
+        template = settings.template
+        return documents(sources, settings.text_field, template, on_read=meter.add)
+
+    found = prepare.survey(
+        read, settings.held_out_fraction, lambda: meter.add(0, documents=1)
+    )
+    unfinished.put("survey", dataclasses.asdict(found))
+    return found
+
+
+def _num_done(unfinished: Unfinished) -> int:
+    """Return the bytes of text that an earlier process has tokenized."""
+    state = unfinished.get("streams")
+    return sum(state["counts"][s]["num_bytes"] for s in SIDES) if state else 0
+
+
+def _trained(
+    folder: pathlib.Path,
+    settings: Settings,
+    pieces: Iterator[prepare.Piece],
+    unfinished: Unfinished,
+) -> Tokenizer:
+    """Train the tokenizer on the corpus, unless an earlier process has."""
+    if unfinished.get("trained") is None:
+        texts = _first_chars(p.text for p in pieces if p.side == "train" and p.text)
+        num_tokens = trained_vocab_size(settings.tokenizer)
+        assert num_tokens is not None
+        _log.info("training a tokenizer of %d tokens", num_tokens)
+        trained = train_bpe(texts, num_tokens)
+        with cache_files.written_whole(folder / _TRAINED) as temporary:
+            temporary.write_text(trained, "utf-8")
+        unfinished.put("trained", True)
+    return _load_trained(folder)
 
 
 def _first_chars(texts: Iterator[str]) -> Iterator[str]:

@@ -1,0 +1,117 @@
+"""What a long preparation has finished, kept on disk, and how fast it goes.
+
+Enters: facts by name, while the work goes on. Leaves: the same facts for the process
+that continues after this one was killed, and a line of progress every few seconds.
+"""
+
+import logging
+import pathlib
+import time
+from typing import Any
+
+from mjax.data import cache_files
+
+_STATE = "unfinished.json"
+_LINE_S = 5.0
+SAVE_S = 10.0
+"""Seconds of work that a killed process loses at most."""
+_log = logging.getLogger(__name__)
+
+
+class Unfinished:
+    """Facts about the work in a folder; each change replaces the file in one step."""
+
+    def __init__(self, folder: pathlib.Path, versions: list[str]) -> None:
+        """Read what an earlier process has finished.
+
+        Args:
+          folder: of the work; it exists.
+          versions: of the software that decides the result. What another version has
+            done is not continued.
+        Raises:
+          ValueError: the file cannot be read.
+        """
+        self._folder, self._versions = folder, versions
+        self._facts: dict[str, Any] = {}
+        self._saved = time.monotonic()
+        try:
+            found = cache_files.read_json(folder / _STATE)
+        except cache_files.DamagedFileError:
+            return
+        if found["versions"] != versions:
+            _log.warning(
+                "%s was begun by %s, this is %s; it begins again",
+                *(folder, " ".join(found["versions"]), " ".join(versions)),
+            )
+            return
+        self._facts = found["facts"]
+
+    def get(self, name: str) -> Any:
+        """Return a fact; None if it is not known yet."""
+        return self._facts.get(name)
+
+    def put(self, name: str, fact: Any) -> None:
+        """Keep a fact, which JSON must hold, in place of an older one."""
+        self._facts[name] = fact
+        content = {"versions": self._versions, "facts": self._facts}
+        with cache_files.written_whole(self._folder / _STATE) as temporary:
+            cache_files.write_json(temporary, content)
+        self._saved = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether SAVE_S seconds have passed since the last fact."""
+        return time.monotonic() - self._saved >= SAVE_S
+
+    def remove(self) -> None:
+        """Delete the file: the work is complete."""
+        (self._folder / _STATE).unlink(missing_ok=True)
+
+
+class Meter:
+    """Logs how far work has come, every few seconds."""
+
+    def __init__(self, work: str, total_bytes: int, *, num_bytes: int = 0) -> None:
+        """Begin to measure.
+
+        Args:
+          work: what is done, as "tokenizing".
+          total_bytes: in all.
+          num_bytes: that were done before this process began.
+        """
+        self._work, self._total_bytes = work, total_bytes
+        self._num_before = self._num_bytes = num_bytes
+        self._num_documents = self._num_tokens = 0
+        self._begun = self._logged = time.monotonic()
+
+    def add(self, num_bytes: int, *, documents: int = 0, tokens: int = 0) -> None:
+        """Count what was done since the last call."""
+        self._num_bytes += num_bytes
+        self._num_documents += documents
+        self._num_tokens += tokens
+        now = time.monotonic()
+        if now - self._logged >= _LINE_S:
+            self._logged = now
+            _log.info("%s", self.line(now - self._begun))
+
+    def line(self, elapsed_s: float) -> str:
+        """Say how far the work has come after elapsed_s seconds of this process."""
+        rate = (self._num_bytes - self._num_before) / elapsed_s
+        left_s = max(self._total_bytes - self._num_bytes, 0) / max(rate, 1e-9)
+        share = self._num_bytes / max(self._total_bytes, 1)
+        parts = [
+            f"{self._num_bytes / 1e9:.2f} of {self._total_bytes / 1e9:.2f} GB "
+            f"({share:.0%})",
+            f"{self._num_documents:,} documents" if self._num_documents else "",
+            f"{rate / 1e6:.1f} MB/s",
+            f"{self._num_tokens / elapsed_s:,.0f} tokens/s" if self._num_tokens else "",
+            f"{_duration(left_s)} left",
+        ]
+        return f"{self._work}: {', '.join(part for part in parts if part)}"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
