@@ -77,7 +77,7 @@ CASES: Mapping[str, Case] = {
     ),
     "llama3-8b-16": Case(
         title="llama3-8b on 16 GPUs",
-        flags="--recipe llama3-8b --nodes 2 --batch.microbatches 32",
+        flags="--recipe llama3-8b --zero 2 --nodes 2 --batch.microbatches 32",
         before="--model.remat full",
         now="--model.remat core",
     ),

@@ -173,7 +173,7 @@ def qualified(tree: ast.AST, prefix: str = "") -> list[str]:
 
 
 def test_floors_are_those_worked_out_by_hand():
-    config, sizes, _ = settled("--recipe gpt-13b --mesh.tp-overlap chunks")
+    config, sizes, _ = settled("--recipe gpt-tp8 --mesh.tp-overlap chunks")
     found = floors.floors(config, sizes, H200, params_bytes=400)
     tokens = config.batch.size // sizes.dp * 2048
     layer = 12 * 5120**2
@@ -194,7 +194,7 @@ def test_floors_are_those_worked_out_by_hand():
 
 
 def test_adapters_have_no_floors():
-    config, sizes, _ = settled("--recipe gpt-13b --lora.rank 4 --init-from base")
+    config, sizes, _ = settled("--recipe gpt-tp8 --lora.rank 4 --init-from base")
     assert floors.floors(config, sizes, H200, params_bytes=4) == {}
 
 
