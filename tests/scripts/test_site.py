@@ -66,3 +66,18 @@ def test_the_navigation_names_pages_that_exist_once():
     assert [name for name in named if not (ROOT / name).exists()] == []
     ours = {str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")}
     assert ours - set(named) == set()
+
+
+def test_code_in_a_list_is_indented_as_python_markdown_reads_it():
+    """It asks for eight spaces; with seven, which GitHub takes, it is a paragraph."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    bad = [
+        f"{page.name}: {line}"
+        for page in pages
+        for line in re.findall(
+            r"^[0-9*-][^\n]*\n(?:[^\n]*\n)*?\n {7}(\S.*)$",
+            page.read_text(),
+            re.MULTILINE,
+        )
+    ]
+    assert bad == []
