@@ -195,7 +195,7 @@ dist: env
 
 # Names and versions only, of every extra that has no constraints of its own; nothing is
 # installed. Extras of one jax cannot have two versions of CUDA.
-LOCKED := cuda13,data,dev,kubernetes,launch,observe,observe-scale,plan,serve,track
+LOCKED := cuda13,data,dev,hub,kubernetes,launch,observe,observe-scale,plan,serve,track
 lock:
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  "$$python" -m venv --clear .venv-lock

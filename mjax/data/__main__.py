@@ -184,6 +184,8 @@ def info_lines(dataset: Dataset) -> Iterator[str]:
         yield f"  training samples     {len(dataset.train.corpora[index])}"
         yield f"  held-out samples     {len(dataset.held_out.corpora[index])}"
         yield f"  corpus hash          {corpus.corpus_hash}"
+        for origin in corpus.origins:
+            yield f"  from                 {origin}"
     yield f"training samples       {dataset.train.num_samples}"
     yield f"held-out samples       {len(dataset.held_out)}"
     yield f"tokenizer              {dataset.tokenizer_path}"

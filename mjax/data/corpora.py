@@ -19,6 +19,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from mjax.data import hub
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.chats import read_chat
 from mjax.data.compressed import SUFFIXES, ignore, opened, plain_name
@@ -53,6 +54,8 @@ class Source:
     """Name of the first file of the run with this content: it decides the side."""
     is_repeat: bool = False
     """Whether an earlier file of the corpus has this content."""
+    origin: str = ""
+    """Of a file from a hub: the data set and its commit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +212,16 @@ def split_text(text: str) -> Iterator[str]:
 def _find_under(path: str) -> list[Source]:
     if path == STDLIB:
         return _find_stdlib()
+    if path.startswith(hub.PREFIX):
+        fetched = hub.fetch(path)
+        files = [(name, fetched.folder / name) for name in fetched.files]
+        return _sorted(
+            [
+                Source(name, file, _kind(file), origin=fetched.origin)
+                for name, file in files
+                if file.stat().st_size > 0
+            ]
+        )
     if path == SYNTHETIC:
         raise ValueError(
             "--data.path synthetic is generated and cannot be joined with files; "

@@ -52,6 +52,8 @@ class Corpus:
     num_documents: int
     num_bytes: int
     counts: dict[Side, SideCounts]
+    origins: tuple[str, ...] = ()
+    """Of files from a hub: the data sets, with the commits that were read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,11 @@ class Dataset:
     def num_bytes(self) -> int:
         """Of text in UTF-8, with that which is held out."""
         return sum(corpus.num_bytes for corpus in self.corpora)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Of files from a hub: the data sets, with the commits that were read."""
+        return tuple(origin for corpus in self.corpora for origin in corpus.origins)
 
     @property
     def max_token_id(self) -> int:
@@ -170,8 +177,9 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
             num_documents=opened.survey.num_documents,
             num_bytes=opened.survey.num_bytes,
             counts=opened.counts,
+            origins=tuple(sorted({s.origin for s in from_files if s.origin})),
         )
-        for paths, opened in zip(config.paths, files, strict=True)
+        for paths, from_files, opened in zip(config.paths, sources, files, strict=True)
     )
     corpus_hash = _mixture_hash(found, config.weights)
     tokenizer = files[0].tokenizer  # the same for all: none is trained on one of them

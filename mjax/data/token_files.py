@@ -275,6 +275,7 @@ def _build(
     manifest = {
         "tokenizer": tokenizer.digest,
         "survey": dataclasses.asdict(found),
+        "origins": sorted({source.origin for source in sources if source.origin}),
         "streams": {side: dataclasses.asdict(streams[side]) for side in SIDES},
         "crc32": {path.name: zlib.crc32(path.read_bytes()) for path in small},
     }

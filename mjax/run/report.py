@@ -349,6 +349,7 @@ def write_summary(
         "wall_s": wall_s,
         "exit": exit_code,
         "corpus_hash": dataset.corpus_hash,
+        "data_origins": list(dataset.origins),
         **versions(),
     }
     unigram_loss = unigram_bits * math.log(2) * dataset.bytes_per_token
