@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Int64
 
 import mjax
-from mjax.data import cache_files, prepare
+from mjax.data import cache_files, prepare, unfinished
 from mjax.data.cache_files import DamagedFileError, MappedTokens
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.corpora import Source, documents
@@ -243,8 +243,8 @@ def _build(
     tokenizer: Tokenizer | None,
 ) -> None:
     """Write the token files into a folder, going on with what is there."""
-    unfinished = Unfinished(folder, _versions())
-    found = _survey(sources, settings, unfinished)
+    progress = Unfinished(folder, _versions())
+    found = _survey(sources, settings, progress)
     _log.info(
         "tokenizing %d documents, %d bytes, with %s into %s",
         *(found.num_documents, found.num_bytes, settings.tokenizer, folder.parent),
@@ -263,11 +263,11 @@ def _build(
         return prepare.pieces_behind(place, from_start)
 
     if tokenizer is None:
-        tokenizer = _trained(folder, settings, pieces(None), unfinished)
+        tokenizer = _trained(folder, settings, pieces(None), progress)
     is_chats = settings.template is not None
     write = prepare.write_chats if is_chats else prepare.write_streams
-    meter = Meter("tokenizing", found.num_bytes, num_bytes=_num_done(unfinished))
-    streams = write(pieces, tokenizer, folder, unfinished, meter)
+    meter = Meter("tokenizing", found.num_bytes, num_bytes=_num_done(progress))
+    streams = write(pieces, tokenizer, folder, progress, meter)
     paths = [prepare.stream_path(folder, side) for side in SIDES]
     paths += [prepare.flags_path(folder, side) for side in SIDES] if is_chats else []
     small = [cache_files.checksums_path(path) for path in paths]
@@ -280,7 +280,6 @@ def _build(
         "crc32": {path.name: zlib.crc32(path.read_bytes()) for path in small},
     }
     cache_files.write_json(folder / _MANIFEST, manifest)
-    unfinished.remove()
 
 
 def _versions() -> list[str]:
@@ -292,11 +291,9 @@ def _versions() -> list[str]:
     return [f"format {_FORMAT}", f"mjax {mjax.__version__}", f"tokenizers {library}"]
 
 
-def _survey(
-    sources: list[Source], settings: Settings, unfinished: Unfinished
-) -> Survey:
+def _survey(sources: list[Source], settings: Settings, progress: Unfinished) -> Survey:
     """Read the corpus once, unless an earlier process has."""
-    if (known := unfinished.get("survey")) is not None:
+    if (known := progress.get("survey")) is not None:
         return Survey(**known)
     meter = Meter("reading", sum(source.path.stat().st_size for source in sources))
 
@@ -307,13 +304,13 @@ def _survey(
     found = prepare.survey(
         read, settings.held_out_fraction, lambda: meter.add(0, documents=1)
     )
-    unfinished.put("survey", dataclasses.asdict(found))
+    progress.put("survey", dataclasses.asdict(found))
     return found
 
 
-def _num_done(unfinished: Unfinished) -> int:
+def _num_done(progress: Unfinished) -> int:
     """Return the bytes of text that an earlier process has tokenized."""
-    state = unfinished.get("streams")
+    state = progress.get("streams")
     return sum(state["counts"][s]["num_bytes"] for s in SIDES) if state else 0
 
 
@@ -321,10 +318,10 @@ def _trained(
     folder: pathlib.Path,
     settings: Settings,
     pieces: Iterator[prepare.Piece],
-    unfinished: Unfinished,
+    progress: Unfinished,
 ) -> Tokenizer:
     """Train the tokenizer on the corpus, unless an earlier process has."""
-    if unfinished.get("trained") is None:
+    if progress.get("trained") is None:
         texts = _first_chars(p.text for p in pieces if p.side == "train" and p.text)
         num_tokens = trained_vocab_size(settings.tokenizer)
         assert num_tokens is not None
@@ -332,7 +329,7 @@ def _trained(
         trained = train_bpe(texts, num_tokens)
         with cache_files.written_whole(folder / _TRAINED) as temporary:
             temporary.write_text(trained, "utf-8")
-        unfinished.put("trained", True)
+        progress.put("trained", True)
     return _load_trained(folder)
 
 
@@ -353,6 +350,7 @@ def _rename(temporary: pathlib.Path, folder: pathlib.Path) -> None:
             os.fsync(
                 opened.fileno()
             )  # else a power cut may keep the name, not the data
+    unfinished.remove(temporary)  # last: a kill while files are synced loses little
     temporary.chmod(0o755)  # mkdtemp makes it private; a shared cache must be readable
     try:
         temporary.rename(folder)

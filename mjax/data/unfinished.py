@@ -63,9 +63,10 @@ class Unfinished:
         """Whether SAVE_S seconds have passed since the last fact."""
         return time.monotonic() - self._saved >= SAVE_S
 
-    def remove(self) -> None:
-        """Delete the file: the work is complete."""
-        (self._folder / _STATE).unlink(missing_ok=True)
+
+def remove(folder: pathlib.Path) -> None:
+    """Delete what is kept about the work in a folder: it is complete."""
+    (folder / _STATE).unlink(missing_ok=True)
 
 
 class Meter:

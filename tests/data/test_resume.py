@@ -87,6 +87,7 @@ def test_a_preparation_killed_at_any_point_gives_the_files_of_a_whole_one(
     for moment, number in moments[1:3] if is_one_file else moments:
         assert run(moment, number, *flags(paths, cache)) == -signal.SIGKILL
         [left] = [path for path in cache.iterdir() if path.is_dir()]
+        assert (left / "unfinished.json").exists(), "what was done is known to the end"
         assert left.name.endswith("-unfinished")
     assert run("save", 10**6, *flags(paths, cache)) == 0
     assert contents(cache) == whole
