@@ -133,8 +133,9 @@ class Plain(Forward):
 
         x, pull_start = jax.vjp(start, whole["embed"])
         layers = self._layers(self._bind(whole, weights.stacked), micro, at)
+        places = layers.places(x, weights)
         y, weights, kept = layers.forward(
-            x, weights, keep=True, first=first and first.layer
+            x, weights, places, first=first and first.layer
         )
         with jax.named_scope(scopes.phase("loss")):
             value, pull_loss = jax.vjp(loss, whole, y)
@@ -145,7 +146,7 @@ class Plain(Forward):
             log, dy = mark_smallest(log, Place.FORWARD, dy)
         with jax.named_scope(scopes.phase("backward")):
             dx, blocks = layers.backward(
-                dy, weights, kept, total and total.blocks, finish=finish
+                dy, weights, kept, total and total.blocks, places, finish=finish
             )
             log, blocks = mark_smallest(log, Place.BACKWARD, blocks)
             (d_embed,) = pull_start(dx)
@@ -186,7 +187,7 @@ class Plain(Forward):
         whole = self._whole(ends) if self.level == 3 else ends
         model = self._bind(whole, weights.stacked)
         x = model.start(micro["tokens"], micro["positions"])
-        y, *_ = self._layers(model, micro, None).forward(x, weights, keep=False)
+        y, *_ = self._layers(model, micro, None).forward(x, weights, None)
         return model, y
 
     def _weights(

@@ -35,13 +35,16 @@ from mjax import scopes
 from mjax.layers.stack import LayerPattern
 from mjax.mesh import zero
 from mjax.mesh.axes import DP, DP_NODE, DP_REPLICATE, DP_SHARD, SHARDS
+from mjax.step import stacks
 from mjax.step.offload import Offload
 from mjax.step.trained import Trained
 from mjax.vjp import SplitVJP, row_major, zeros_of
 
-Index = int | Int[Array, ""]
+Index = stacks.Index
 Hop = Callable[[PyTree, PyTree, Index], PyTree]
 """(gradients of a layer, sum of the microbatches before or None, its index)."""
+Places = Callable[[int, Index], SplitVJP]
+"""(place in the pattern, index) -> that kind of layer, in the loop or after it."""
 
 
 class Weights(NamedTuple):
@@ -98,28 +101,55 @@ class OverlappedLayers:
         num_layers = max(self.num_layers - num_left, 0)
         return num_layers - num_layers % self._period
 
+    def places(self, x: Array, weights: Weights) -> Places:
+        """Return each kind of layer with its backward pass.
+
+        A kind is traced when it is first asked for. This takes about as long as to
+        trace either pass, so both passes share what this returns.
+
+        Args:
+          x: [B, t, D], input of a layer; only its type counts.
+          weights: likewise.
+        """
+        params = jax.eval_shape(lambda: self._at(weights, 0))
+        pattern = self.pattern
+        if self.horizon is not None:  # what is kept moves here, not in the layer
+            pattern = dataclasses.replace(pattern, remat="full")
+
+        @functools.cache
+        def make(place: int, in_loop: bool) -> SplitVJP:
+            layer = pattern.one(place, in_loop=in_loop)
+            return SplitVJP(layer, x, params, *self._context(0))
+
+        return lambda place, index: make(place, self._is_in_loop(index))
+
     def forward(
-        self, x: Array, weights: Weights, *, keep: bool, first: PyTree | None = None
+        self,
+        x: Array,
+        weights: Weights,
+        places: Places | None,
+        *,
+        first: PyTree | None = None,
     ) -> tuple[Array, Weights, Kept]:
         """Run all layers.
 
         Args:
           x: [B, t, D], input of the first.
           weights: stored ones are gathered, each layer's one layer ahead.
-          keep: what the backward pass needs; without, `Kept` is empty.
+          places: of these layers, if a backward pass follows. None: `Kept` is empty.
           first: the weights of the first layer, if `gather_first_layer` has gathered
             them; None: they are gathered here.
         Returns:
           the output of the last layer; the weights for the next pass, at levels 1 and 2
           the compute copy; what is kept.
         """
-        places, offload = self._places(x, weights), self._offload
-        makes_copy = keep and weights.is_stored and self.level < 3
+        offload = self._offload
+        makes_copy = places is not None and weights.is_stored and self.level < 3
         ahead, copy = None, None
         if weights.is_stored:
             ahead = self._at(weights, 0, first)
         if makes_copy:
-            copy = _stack_of(ahead, self.num_layers)
+            copy = stacks.stack_of(ahead, self.num_layers)
 
         def layer(carry: Any, place: int, index: Index, *, is_last: bool) -> Any:
             x, ahead, copy = carry
@@ -127,11 +157,12 @@ class OverlappedLayers:
             if ahead is not None and not is_last:
                 ahead = self._at(weights, index + 1)
             if copy is not None:
-                copy = _put(copy, params, index)
-            one, args = places(place, index), (x, params, *self._context(index))
-            if not keep:
-                return (one.function(*args), ahead, copy), ()
-            x, kept = one.forward(*args)
+                copy = stacks.put(copy, params, index)
+            args = x, params, *self._context(index)
+            if places is None:
+                one = self.pattern.one(place, in_loop=self._is_in_loop(index))
+                return (one(*args), ahead, copy), ()
+            x, kept = places(place, index).forward(*args)
             if offload is not None:
                 kept = offload.store(kept, index)
             return (x, ahead, copy), kept
@@ -147,8 +178,8 @@ class OverlappedLayers:
         carry, scanned = (x, ahead, copy), ()
         if self.num_scanned:
             # Stacks in the memory of the host are left to lax.scan.
-            own_stacks = keep and offload is None
-            scan = functools.partial(_scan, unlike=x) if own_stacks else lax.scan
+            own_stacks = places is not None and offload is None
+            scan = functools.partial(stacks.scan, unlike=x) if own_stacks else lax.scan
             with jax.named_scope(self._loop()):
                 carry, scanned = scan(pattern, carry, self._firsts())
         rest = []
@@ -168,6 +199,7 @@ class OverlappedLayers:
         weights: Weights,
         kept: Kept,
         total: PyTree | None,
+        places: Places,
         *,
         finish: bool,
     ) -> tuple[Array, PyTree]:
@@ -179,12 +211,13 @@ class OverlappedLayers:
           kept: likewise.
           total: sum of the gradients of the microbatches so far, leaves [L, ...] as
             `zero.summand` makes them; None of none.
+          places: that `forward` was given.
           finish: reduce the sum over data parallelism: this is the last microbatch.
         Returns:
           gradient of the first layer's input; the sum with this microbatch's, or what
           has become of it once reduced.
         """
-        places, offload = self._places(dy, weights), self._offload
+        offload = self._offload
         hops = self._hops(finish=finish)
 
         def so_far(out: PyTree) -> PyTree:
@@ -206,7 +239,7 @@ class OverlappedLayers:
                 moving = (grads, *moving[1:])
             else:
                 part = self._added(grads, so_far(out), index)
-                out = _put(out, self._reduced(part) if finish else part, index)
+                out = stacks.put(out, self._reduced(part) if finish else part, index)
             return dx, ahead, moving, out
 
         def pattern(state: Any, xs: Any) -> Any:
@@ -255,7 +288,7 @@ class OverlappedLayers:
         self, weights: Weights, index: Index, gathered: PyTree | None = None
     ) -> PyTree:
         """Return the weights of one layer, in the dtype of the compute."""
-        one = _get(weights.stacked, index)
+        one = stacks.get(weights.stacked, index)
         if weights.is_stored:
             one = zero.gather(one, self.specs, self.compute, gathered)
         return jax.tree.map(lambda p: row_major(p[0]), one)
@@ -335,7 +368,7 @@ class OverlappedLayers:
         grads = self._summand(grads, axes)
         if total is None:
             return grads
-        added = jax.tree.map(jnp.add, _get(total, index), grads)
+        added = jax.tree.map(jnp.add, stacks.get(total, index), grads)
         return jax.tree.map(row_major, added)
 
     def _reduced(self, part: PyTree) -> PyTree:
@@ -385,21 +418,9 @@ class OverlappedLayers:
         number = jnp.zeros((), jnp.int32) + self.pattern.first_layer + index
         return number, self.pattern.context
 
-    def _places(self, x: Array, weights: Weights) -> Callable[[int, Index], SplitVJP]:
-        """Return (place, index) -> that kind of layer, in the loop or after it."""
-        params = jax.eval_shape(lambda: self._at(weights, 0))
-        pattern = self.pattern
-        if self.horizon is not None:  # what is kept moves here, not in the layer
-            pattern = dataclasses.replace(pattern, remat="full")
-
-        @functools.cache
-        def make(place: int, in_loop: bool) -> SplitVJP:
-            layer = pattern.one(place, in_loop=in_loop)
-            return SplitVJP(layer, x, params, *self._context(0))
-
-        # XLA takes a loop of one turn apart: what stood in it stands with the rest.
-        is_loop = self.num_scanned > self._period
-        return lambda place, index: make(place, is_loop and not isinstance(index, int))
+    def _is_in_loop(self, index: Index) -> bool:
+        # XLA unrolls a single-iteration loop into the surrounding computation.
+        return self.num_scanned > self._period and not isinstance(index, int)
 
 
 def gather_first_layer(stacked: PyTree, specs: PyTree, dtype: DTypeLike) -> PyTree:
@@ -412,7 +433,7 @@ def gather_first_layer(stacked: PyTree, specs: PyTree, dtype: DTypeLike) -> PyTr
     Returns:
       as `zero.gather_split`, leaves [1, ...].
     """
-    return zero.gather_split(_get(stacked, 0), specs, dtype)
+    return zero.gather_split(stacks.get(stacked, 0), specs, dtype)
 
 
 def _move(
@@ -438,58 +459,5 @@ def _move(
         after.append(None if grads is None else hop(grads, total, index + 1 + number))
     *moved, done = after
     if hops and done is not None:
-        out = _put(out, done, index + len(hops))
+        out = stacks.put(out, done, index + len(hops))
     return tuple(moved), out
-
-
-def _scan(
-    body: Any, carry: PyTree, xs: Array, *, unlike: Array
-) -> tuple[PyTree, PyTree]:
-    """Scan, as lax.scan does, into stacks that no other scan shares.
-
-    lax.scan begins each stack as zeros. XLA makes one array of the zeros of several
-    loops, keeps it from the first of them to the last, and copies it for each: one
-    stack too many. Here they begin as what depends on a value that only this scan has,
-    and is written over.
-
-    Args:
-      body: (carry, x) -> (carry, y).
-      carry: at the start.
-      xs: [n].
-      unlike: an array, with entries that only this scan has.
-    """
-    first = unlike[(0,) * unlike.ndim]
-    odd = first != first  # false, but not to a compiler: a float may be NaN
-
-    def empty(like: Any) -> Array:
-        is_float = jnp.issubdtype(like.dtype, jnp.floating)
-        zeros = zeros_of(like, xs.shape[0])
-        return zeros + odd.astype(like.dtype) if is_float else zeros
-
-    def turn(state: Any, at: Any) -> Any:
-        (carry, stacks), (number, x) = state, at
-        carry, y = body(carry, x)
-        return (carry, _put(stacks, y, number)), None
-
-    stacks = jax.tree.map(empty, jax.eval_shape(body, carry, xs[0])[1])
-    numbers = jnp.arange(xs.shape[0])
-    return lax.scan(turn, (carry, stacks), (numbers, xs))[0]
-
-
-def _stack_of(one: PyTree, num: int) -> PyTree:
-    return jax.tree.map(lambda t: zeros_of(jax.typeof(t), num), one)
-
-
-def _get(stacked: PyTree, index: Index) -> PyTree:
-    return jax.tree.map(lambda s: lax.dynamic_slice_in_dim(s, index, 1), stacked)
-
-
-def _put(stacked: PyTree, one: PyTree, index: Index) -> PyTree:
-    """Put a layer's leaves, [...] or [1, ...], into a stack."""
-    return jax.tree.map(
-        lambda s, v: lax.dynamic_update_slice_in_dim(
-            s, v.reshape(1, *s.shape[1:]), index, 0
-        ),
-        stacked,
-        one,
-    )
