@@ -141,16 +141,21 @@ class BareStep:
 
     def __init__(self, work: Workload, params: Any):
         devices = np.array(jax.devices()).reshape(work.dp, work.tp)
-        mesh = Mesh(devices, ("dp", "tp"))
-        tx = bare_loop.adamw(work.lr)
-        self.state = bare_loop.place(mesh, tx, bare_params(params, work.tp))
-        self.step = bare_loop.make_step(work.sizes, mesh, tx)
-        rows = NamedSharding(mesh, PartitionSpec("dp"))
+        self.work, self.tx = work, bare_loop.adamw(work.lr)
+        self.mesh = Mesh(devices, ("dp", "tp"))
+        self.state = bare_loop.place(self.mesh, self.tx, bare_params(params, work.tp))
+        self.step = bare_loop.make_step(work.sizes, self.mesh, self.tx)
+        rows = NamedSharding(self.mesh, PartitionSpec("dp"))
         self.batch = jax.device_put(make_batch(work), rows)
+
+    def trace(self) -> jax.stages.Traced:
+        """Make the step anew and trace it."""
+        step = bare_loop.make_step(self.work.sizes, self.mesh, self.tx)
+        return step.trace(*self.state, self.batch)
 
     def compiled(self) -> Any:
         """Return the executable, to be read."""
-        return self.step.lower(*self.state, self.batch).compile()
+        return self.trace().lower().compile()
 
     def __call__(self) -> jax.Array:
         """Take one step and return its loss; nothing has to be ready yet."""
