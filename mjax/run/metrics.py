@@ -16,6 +16,7 @@ import math
 import os
 import statistics
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -247,7 +248,10 @@ class Recorder:
             return
         patience_s = _STOP_PATIENCE_S if ending == "stopped" else _PATIENCE_S
         for tracker in self._trackers:
-            tracker.finish(ending, patience_s=patience_s)
+            tracker.end(ending)
+        until_s = time.monotonic() + patience_s
+        for tracker in self._trackers:
+            tracker.finish(ending, patience_s=max(0.0, until_s - time.monotonic()))
         if self._live is not None:
             self._live.close()
             self._live = None

@@ -6,6 +6,7 @@ import math
 import resource
 import shutil
 import struct
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from mjax.hardware.utilization import Utilization
 from mjax.run import metrics
 from mjax.run.json_files import write_json
 from mjax.run.metrics import Recorder, make_row, read_rows
+from mjax.run.tracking.delivery import Delivery
 
 UNKNOWN_PEAK = Utilization(flops_per_token=6.0, peak_flops_per_s=None, num_devices=1)
 
@@ -273,3 +275,34 @@ def test_json_files_are_complete_and_strict(tmp_path):
 def test_a_log_cadence_below_one_is_refused():
     with pytest.raises(ValueError, match=r"--log\.every must be at least 1, got 0"):
         LogConfig(every=0)
+
+
+class SlowDelivery(Delivery):
+    """Needs a while to end."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def end(self, ending):
+        self.calls.append(("end", ending))
+
+    def finish(self, ending, *, patience_s):
+        time.sleep(min(patience_s, 0.05))
+        self.calls.append(("finish", ending, patience_s))
+
+
+def test_trackers_share_the_time_that_a_run_waits_for_them(tmp_path):
+    calls = []
+    recorder = Recorder(
+        tmp_path,
+        LogConfig(),
+        start_step=0,
+        num_steps=1,
+        active=True,
+        open_trackers=lambda _: [SlowDelivery(calls), SlowDelivery(calls)],
+    )
+    recorder.close("done")
+    # Both are told before either is waited for.
+    assert calls[:2] == [("end", "done")] * 2
+    (_, _, first_s), (_, _, second_s) = calls[2:]
+    assert second_s <= first_s - 0.05

@@ -105,6 +105,16 @@ class Delivery:
             else:
                 self._num_dropped += 1
 
+    def end(self, ending: str) -> None:
+        """Tell the thread that no row follows; it goes on with what is queued.
+
+        Args:
+          ending: see `Tracker.finish`.
+        """
+        with self._changed:
+            self._ending = ending
+            self._changed.notify()
+
     def finish(self, ending: str, *, patience_s: float) -> None:
         """Let the tracker have what is queued, and end it; then say what was lost.
 
@@ -115,9 +125,7 @@ class Delivery:
           patience_s: longest wait.
         """
         until_s = time.monotonic() + patience_s
-        with self._changed:
-            self._ending = ending
-            self._changed.notify()
+        self.end(ending)
         while not self._done.wait(0.02) and time.monotonic() < until_s:
             if self._is_failing:
                 break
