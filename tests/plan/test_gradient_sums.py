@@ -4,15 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mjax.config.optim import OptimConfig
-from mjax.config.step import BatchConfig, PrecisionConfig
-from mjax.hardware.described import described_mesh
+from mjax.config.step import BatchConfig
 from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
-from mjax.plan.compile import OPTIONS
 from mjax.plan.hlo.parse import Array, Computation, Instruction, Module, arrays, parse
-from mjax.step.program import build_program
+from tests.plan.compiled import compiled_text, described_program
 
 SIZES = AxisSizes(pp=2, dp_replicate=1, dp_shard=2, tp=2)
 LAYERS, D, HEADS, T, MICROBATCHES = 8, 256, 4, 128, 4
@@ -23,26 +20,14 @@ IN, OUT = (D, 7 * D // SIZES.tp), (5 * D // SIZES.tp, D)
 
 @pytest.fixture(scope="module")
 def module() -> Module:
-    program = build_program(
+    program = described_program(
+        SIZES,
         model=ModelConfig(layers=LAYERS, d_model=D, heads=HEADS, vocab_size=512),
-        optimizer=OptimConfig(),
         batch=BatchConfig(size=2 * MICROBATCHES, microbatches=MICROBATCHES),
-        precision=PrecisionConfig(),
         seq_len=T,
-        num_steps=10,
-        seed=0,
-        zero_level=2,
-        isolate_documents=True,
-        mesh=described_mesh(SIZES, gpus_per_node=8),
         pipeline=PipelineConfig(chunks=2),
     )
-    state = program.abstract_state
-    lowered = program.gradients.lower(
-        state.params, state.rng, state.step, program.abstract_batch
-    )
-    text = lowered.compile(compiler_options=dict(OPTIONS)).as_text()
-    assert text is not None
-    return parse(text)
+    return parse(compiled_text(program, "gradients"))
 
 
 def ticks(module: Module) -> list[Computation]:

@@ -2,21 +2,19 @@
 
 import pytest
 
-from mjax.config.optim import OptimConfig
-from mjax.config.step import BatchConfig, PrecisionConfig
-from mjax.hardware.described import described_mesh
+from mjax.config.step import BatchConfig
 from mjax.mesh.axes import AxisSizes
 from mjax.model.config import ModelConfig
-from mjax.plan.compile import OPTIONS
 from mjax.plan.hlo.analysis import Analysis, analyse
 from mjax.plan.hlo.parse import parse
-from mjax.step.program import build_program
+from tests.plan.compiled import compiled_text, described_program
 
 ONE = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=1)
 
 
 def compile_step(layers: int) -> Analysis:
-    program = build_program(
+    program = described_program(
+        ONE,
         model=ModelConfig(
             layers=layers,
             d_model=256,
@@ -25,19 +23,10 @@ def compile_step(layers: int) -> Analysis:
             remat="none",
             attention="mosaic_gpu",
         ),
-        optimizer=OptimConfig(),
         batch=BatchConfig(size=1),
-        precision=PrecisionConfig(),
         seq_len=256,
-        num_steps=10,
-        seed=0,
-        zero_level=2,
-        isolate_documents=True,
-        mesh=described_mesh(ONE),
     )
-    lowered = program.trace().lower()
-    text = str(lowered.compile(compiler_options=dict(OPTIONS)).as_text())
-    return analyse(parse(text), ONE)
+    return analyse(parse(compiled_text(program, "step")), ONE)
 
 
 @pytest.mark.plan

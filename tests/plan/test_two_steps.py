@@ -6,15 +6,13 @@ import math
 import jax
 import pytest
 
-from mjax.config.optim import OptimConfig
-from mjax.config.step import BatchConfig, PrecisionConfig
-from mjax.hardware.described import described_mesh
+from mjax.config.step import BatchConfig
 from mjax.mesh.axes import SHARDS, AxisSizes
 from mjax.mesh.rules import dim_of
 from mjax.model.config import ModelConfig
 from mjax.plan.hlo.analysis import Collective, analyse
 from mjax.plan.hlo.parse import parse
-from mjax.step.program import build_program
+from tests.plan.compiled import compiled_text, described_program
 
 pytestmark = pytest.mark.plan
 
@@ -36,28 +34,17 @@ MODEL = ModelConfig(
 def compiled(nodes: int) -> tuple[tuple[Collective, ...], int]:
     """Return what ZeRO-2 sends over 16 shards, and the number of sharded entries."""
     sizes = AxisSizes(pp=1, dp_replicate=1, dp_node=nodes, dp_shard=16 // nodes, tp=1)
-    program = build_program(
+    program = described_program(
+        sizes,
         model=MODEL,
-        optimizer=OptimConfig(),
         batch=BatchConfig(size=64),
-        precision=PrecisionConfig(),
         seq_len=1024,
-        num_steps=10,
-        seed=0,
-        zero_level=2,
-        isolate_documents=True,
-        mesh=described_mesh(sizes),
     )
-    state = program.abstract_state
-    lowered = program.gradients.lower(
-        state.params, state.rng, state.step, program.abstract_batch
-    )
-    options = {"xla_gpu_enable_triton_gemm": False, "xla_backend_optimization_level": 0}
-    text = lowered.compile(compiler_options=options)
-    found = analyse(parse(str(text.as_text())), sizes).collectives
+    text = compiled_text(program, "gradients", xla_backend_optimization_level=0)
+    found = analyse(parse(text), sizes).collectives
     entries = sum(
         math.prod(leaf.shape)
-        for leaf in jax.tree.leaves(state.params)
+        for leaf in jax.tree.leaves(program.abstract_state.params)
         if dim_of(leaf.sharding.spec, SHARDS[0]) is not None
     )
     large = tuple(c for c in found if c.role == "dp" and c.wire_bytes > SMALL_BYTES)
