@@ -21,6 +21,7 @@ _CRASHES: Mapping[int, str] = MappingProxyType(
         -number: f"it crashed with {number.name}"
         for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
     }
+    | {-signal.SIGKILL: "it was killed, for example because memory ran out"}
 )
 Facts = Mapping[str, Any]
 

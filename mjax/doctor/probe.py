@@ -173,10 +173,11 @@ def folder(path: str) -> dict[str, Any]:
       free_bytes, free_files (-1: without a limit), seconds, and error, or "".
     """
     wanted = Path(path).expanduser().absolute()
-    tried = next(one for one in (wanted, *wanted.parents) if one.exists())
-    began_s = time.monotonic()
-    found: dict[str, Any] = {"path": str(wanted), "tried": str(tried), "error": ""}
+    tried, began_s = wanted, time.monotonic()
+    found: dict[str, Any] = {"path": str(wanted), "error": ""}
     try:
+        # A closed folder or a stale mount is an error, not a folder to be made.
+        tried = next(one for one in (wanted, *wanted.parents) if one.exists())
         used = shutil.disk_usage(tried)
         files = os.statvfs(tried)
         _use(tried)
@@ -186,6 +187,7 @@ def folder(path: str) -> dict[str, Any]:
         found["error"] = f"{error.strerror or error}: {error.filename or tried}"
     except RuntimeError as error:
         found["error"] = str(error)
+    found["tried"] = str(tried)
     found["type"] = _file_system(tried, Path("/proc/self/mounts").read_text())
     return {"free_bytes": 0, "free_files": 0, **found} | {
         "seconds": time.monotonic() - began_s

@@ -16,6 +16,7 @@ A step that fails leaves the later ones untried: a run would end there as well.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import secrets
@@ -23,7 +24,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def main(
         }
         print(json.dumps(found) if is_json else "\n".join(_lines(steps, reports)))
         sys.stdout.flush()
+    elif steps[0].state == "failed":  # process 0 cannot know why this one did not come
+        print(f"error: {steps[0].name}: {steps[0].reason}", file=sys.stderr)
     return 0 if is_ok else 1
 
 
@@ -121,7 +124,8 @@ def _take(
             continue
         began_s = time.monotonic()
         try:
-            with _limit(name, limit_s + config.timeout_s):
+            so_far = functools.partial(_lines, steps, reports)
+            with _limit(name, limit_s + config.timeout_s, so_far):
                 value = act()
         except (OSError, RuntimeError, ValueError) as error:
             steps.append(Step(name=name, state="failed", reason=str(error)))
@@ -146,8 +150,13 @@ def _stdout_as_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _limit(name: str, limit_s: int | float) -> Iterator[None]:
-    """End this process if a step never ends: a collective cannot be interrupted."""
+def _limit(
+    name: str, limit_s: int | float, so_far: Callable[[], Iterable[str]]
+) -> Iterator[None]:
+    """End this process if a step never ends: a collective cannot be interrupted.
+
+    Process 0 then prints what is known so far to stderr.
+    """
 
     def end() -> None:
         print(
@@ -155,6 +164,8 @@ def _limit(name: str, limit_s: int | float) -> Iterator[None]:
             f"{limit_s:.0f} s; python -m mjax.health bisect finds the host",
             file=sys.stderr,
         )
+        if distributed.rank() == 0:
+            print("\n".join(so_far()), file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)
 

@@ -150,6 +150,10 @@ def test_a_folder_that_cannot_be_written_is_told_with_its_name(tmp_path):
     file.touch()
     assert "Not a directory" in probe.folder(str(file / "runs"))["error"]
     assert probe.folder("/proc/1")["error"]
+    # As of a stale mount or a closed parent: to ask for the folder is an error itself.
+    unasked = probe.folder(str(tmp_path / ("x" * 300) / "runs"))
+    assert "File name too long" in unasked["error"]
+    assert folders.usable(unasked, least_gb=0).state is State.FAILED
 
 
 def test_a_file_system_is_found_by_the_longest_mount_point():

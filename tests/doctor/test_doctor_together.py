@@ -65,3 +65,37 @@ def test_a_process_that_does_not_come_is_waited_for_no_longer_than_asked(tmp_pat
     assert codes == [1]
     assert states(answer)["meet"] == "failed"
     assert "not all processes came" in answer["together"][0]["reason"]
+
+
+def test_a_process_that_does_not_reach_the_coordinator_says_so_itself(tmp_path):
+    with socket.create_server(("", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    done = subprocess.run(
+        [sys.executable, MEET, address, "2", "1", tmp_path, "2"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        timeout=ENDS_S,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: meet: process 1 of 2" in done.stderr
+    assert "nothing answers there" in done.stderr
+
+
+def test_a_step_that_never_ends_loses_nothing_that_is_known():
+    program = """
+import time
+from mjax.doctor.together import _limit
+with _limit("sum", 0.2, lambda: ["ok together.meet", "failed gpu7: gpu.count"]):
+    time.sleep(60)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        timeout=ENDS_S,
+    )
+    assert done.returncode == 1
+    assert "sum did not end within" in done.stderr
+    assert "failed gpu7: gpu.count" in done.stderr
