@@ -64,6 +64,8 @@ class Stage:
         for name in _MOUNTS:
             place = self.root / name
             subprocess.run(["mount", "--rbind", f"/{name}", place], check=True)
+            # Where mounts are shared (systemd), the umount would reach /dev/pts itself.
+            subprocess.run(["mount", "--make-rslave", place], check=True)
         uid, _, gid = self.user.partition(":")
         words = ["chroot", f"--userspec={uid}:{gid or uid}", self.root]
         inner = f"cd {shlex.quote(self.folder)} && exec {shlex.join(command)}"
