@@ -31,9 +31,10 @@ export XLA_CLIENT_MEM_FRACTION=0.92
 
 # ---------------------------------------------------------------------------------- EFA
 # On AWS the plugin of NCCL sets what it needs itself (aws-ofi-nccl, platform-aws.cpp):
-# the provider, and safety when a process forks. Where the provider is named, a host
-# without EFA fails at once; otherwise NCCL falls back to TCP without a word.
-# export FI_PROVIDER=efa
+# the provider, and safety when a process forks. On a host where the plugin does not start,
+# NCCL uses TCP without a word, also where FI_PROVIDER is set. Where the network is named,
+# such a host fails at once.
+# export NCCL_NET="AWS Libfabric"
 # export LD_LIBRARY_PATH=/opt/amazon/efa/lib:/opt/amazon/ofi-nccl/lib:${LD_LIBRARY_PATH:-}
 
 # --------------------------------------------------------------------------------- mjax
