@@ -106,6 +106,9 @@ def problems(words: list[str]) -> list[str]:
             found.append(f"{' '.join(names)} has no flag {flag}")
         choices = flags.get(flag)
         value = given[index + 1] if index + 1 < len(given) else ""
+        is_file = ".py:" in value  # a recipe of one's own
+        if flag == "--recipe" and value not in RECIPES and not is_file:
+            found.append(f"there is no recipe {value}")
         if choices and flag != "--recipe" and value not in choices:
             found.append(f"{flag} is one of {choices}, not {value}")
     return found
@@ -115,6 +118,9 @@ def test_commands_are_found_and_a_wrong_one_is_noticed():
     assert len(all_commands()) > 100
     assert problems(["train", "--mesh.tq", "2"]) == ["train has no flag --mesh.tq"]
     assert problems(["launch", "--", "--spares", "1"]) != []
+    assert problems(["launch", "--", "--recipe", "gpt-175b"]) == [
+        "there is no recipe gpt-175b"
+    ]
     assert problems(["health", "cluster", "look"]) == [
         "health cluster has no command look"
     ]
