@@ -34,9 +34,10 @@ _TEMPORARY = "$TMP"
 """In a command: a folder that is made for it and removed."""
 _INTRO = """# Measurements
 
-Each page says its command, commit, versions and hardware, and is written again by that
-command. Nothing here has been measured on a GPU yet. *Code since* says whether the code
-that a page certifies had changed when this index was written; comments do not count.
+Each page says its command, versions and hardware, and is written again by that command.
+Pages that were made since 2026-11-26 say their commit too. Nothing here has been
+measured on a GPU yet. *Code since* says whether the code that a page certifies had
+changed when this index was written; comments do not count.
 `python -m scripts.evidence_index` says how it is now; with `--write` it makes this file
 of `pages.toml`.
 
@@ -99,8 +100,9 @@ def _git(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def changed(page: Page, commit: str) -> bool | None:
-    """Say whether code that a page covers differs from a commit; None: git lacks it."""
-    if _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").returncode:
+    """Say if code that a page covers differs from a commit; None: not in history."""
+    # A commit of a branch that was rebased is only where it was made.
+    if _git("merge-base", "--is-ancestor", commit, "HEAD").returncode:
         return None
     names = _git("diff", "--name-only", "--no-renames", commit, "--", *page.covers)
     return any(_differs(name, commit) for name in names.stdout.splitlines())

@@ -121,6 +121,18 @@ def test_a_commit_that_git_lacks_is_told(repository):
     assert evidence_index.since(page()) == "commit not found"
 
 
+def test_a_commit_that_was_rebased_away_is_not_found_though_git_still_has_it(
+    repository,
+):
+    folder, git = repository
+    (folder / "mjax" / "a.py").write_text("x = 2\n")
+    git("commit", "-qam", "a")
+    write()
+    assert evidence_index.since(page()) == "the same"
+    git("commit", "-q", "--amend", "-m", "another")
+    assert evidence_index.since(page()) == "commit not found"
+
+
 def test_every_page_is_in_the_index_and_the_index_is_of_the_pages():
     files = {path.stem for path in evidence.BENCHMARKS_DIR.glob("*.md")} - {"README"}
     assert {one.name for one in PAGES} == files
