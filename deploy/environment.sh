@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # What NCCL, libfabric and jax read from the environment of a rank. The batch scripts
-# source it before anything starts; edit it, and keep it equal on all hosts
-# (`python -m mjax.doctor --together` compares). What is not set here has its default,
+# source it before anything starts; edit it, and keep it equal on all hosts.
+# `python -m mjax.doctor --together` compares the memory fraction and NCCL's algorithms,
+# not the networks: NCCL_IB_*, NCCL_NET, NCCL_SOCKET_IFNAME, FI_*. What is not set here has its default,
 # which NCCL chooses by the hardware that it finds. Sources:
 #   NCCL: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 #   libfabric: fi_efa(7); its plugin for NCCL: https://github.com/aws/aws-ofi-nccl
