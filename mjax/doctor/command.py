@@ -84,6 +84,7 @@ def main(argv: Sequence[str]) -> int:
         return together.main(
             to_json(report),
             asked.distributed,
+            hosts=asked.hosts,
             work_dir=Path(asked.work_dir),
             limit_s=asked.seconds,
             is_json=asked.json,

@@ -59,6 +59,7 @@ def main(
     report: Mapping[str, Any],
     config: DistributedConfig,
     *,
+    hosts: int,
     work_dir: Path,
     limit_s: int | float,
     is_json: bool,
@@ -68,12 +69,13 @@ def main(
     Args:
       report: of this host, as `mjax.health.check_command.to_json`.
       config: how processes find each other.
+      hosts: of the run, each with a process at least.
       work_dir: of the run; process 0 makes a folder in it, and removes it.
       limit_s: for each step.
       is_json: print one JSON object instead of lines.
     """
     with _stdout_as_stderr():
-        steps, reports = _take(report, config, work_dir, limit_s)
+        steps, reports = _take(report, config, hosts, work_dir, limit_s)
     is_ok = all(step.state == "ok" for step in steps)
     is_ok = is_ok and all(one["ok"] for one in reports)
     if distributed.rank() == 0:
@@ -92,6 +94,7 @@ def main(
 def _take(
     report: Mapping[str, Any],
     config: DistributedConfig,
+    num_hosts: int,
     work_dir: Path,
     limit_s: int | float,
 ) -> tuple[list[Step], list[Mapping[str, Any]]]:
@@ -103,6 +106,11 @@ def _take(
         distributed.start(config)
         texts = Agreement("doctor", timeout_s=limit_s).all_of(json.dumps(report))
         reports[:] = [json.loads(text) for text in texts]
+        if len(reports) < num_hosts:
+            raise RuntimeError(
+                f"--hosts is {num_hosts}, and {len(reports)} processes met; start one "
+                "on each host with srun or mpirun, or give the --distributed flags"
+            )
         hosts = {one["host"] for one in reports}
         return f"{len(reports)} processes, {len(hosts)} hosts"
 

@@ -1,6 +1,6 @@
 """One process of `mjax.doctor --together`, without the checks of its host.
 
-Usage: meet_and_look.py ADDRESS NUM RANK WORK_DIR LIMIT_S [IS_OK]
+Usage: meet_and_look.py ADDRESS NUM RANK WORK_DIR LIMIT_S [bad] [HOSTS]
 """
 
 import pathlib
@@ -11,7 +11,9 @@ from mjax.processes.config import DistributedConfig
 
 
 def main() -> int:
-    address, num, rank, work_dir, limit_s, *bad = sys.argv[1:]
+    address, num, rank, work_dir, limit_s, *more = sys.argv[1:]
+    bad = "bad" in more
+    hosts = [word for word in more if word != "bad"]
     check = {"name": "gpu.count", "state": "failed", "reason": "7 GPUs, not 8"}
     return together.main(
         {"ok": not bad, "host": f"host-{rank}", "checks": [check] if bad else []},
@@ -21,6 +23,7 @@ def main() -> int:
             process_id=int(rank),
             timeout_s=int(float(limit_s)),
         ),
+        hosts=int(hosts[0]) if hosts else 1,
         work_dir=pathlib.Path(work_dir),
         limit_s=float(limit_s),
         is_json=True,

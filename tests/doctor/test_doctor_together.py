@@ -99,3 +99,18 @@ with _limit("sum", 0.2, lambda: ["ok together.meet", "failed gpu7: gpu.count"]):
     assert done.returncode == 1
     assert "sum did not end within" in done.stderr
     assert "failed gpu7: gpu.count" in done.stderr
+
+
+def test_fewer_processes_than_hosts_are_a_failure(tmp_path):
+    done = subprocess.run(
+        [sys.executable, MEET, "127.0.0.1:1", "1", "0", tmp_path, "5", "64"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        timeout=ENDS_S,
+    )
+    assert done.returncode == 1
+    (meet, *others) = json.loads(done.stdout)["together"]
+    assert meet["state"] == "failed"
+    assert "--hosts is 64, and 1 processes met" in meet["reason"]
+    assert {step["state"] for step in others} == {"unknown"}
