@@ -299,6 +299,8 @@ def _smallest_shard(
     """
     candidates: list[Candidate] = []
     for shard in _divisors(sizes.dp):
+        if shard == 1 and config.mesh.gather_first:
+            continue  # nothing to gather, so train refuses it
         one_step = dataclasses.replace(
             sizes, dp_shard=shard, dp_replicate=sizes.dp // shard
         )

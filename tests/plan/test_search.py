@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from mjax.config.command_line import parse
+from mjax.config.sizes import check_sizes
 from mjax.config.train import TrainConfig
 from mjax.hardware.described import NoPluginError
 from mjax.mesh.axes import resolve
@@ -253,3 +254,19 @@ def test_inputs_of_layers_go_to_the_host_where_memory_is_short():
     offloaded = [c for c in short if c.config.model.remat == "offload"]
     assert [c.sizes.pp for c in offloaded] == [1]
     assert all(c.config.model.remat != "offload" for c in ample)
+
+
+def test_weights_that_are_gathered_first_are_sharded():
+    """All fits without shards; then there is nothing to gather, and train refuses."""
+    flags = "--recipe gpt-tp8 --model.layers 6 --batch.size 32 --mesh.gather-first"
+    node = Topology(gpu="h100", nodes=1)
+
+    def keep(fields):
+        return fields["pipeline.chunks"] == fields["batch.microbatches"] == 1
+
+    found = search(config_of(flags), node, keep=keep)
+    assert found
+    for candidate in found:
+        config = config_of(f"{flags} {candidate.flags}")
+        check_sizes(config, resolve(config.mesh, node.num_gpus))
+        assert candidate.sizes.shards == 2
