@@ -145,7 +145,8 @@ class TrainConfig:
             raise ValueError(
                 "--mesh.gather-first needs --zero 1, 2 or 3, got --zero 0: every "
                 "device has all weights, there is nothing to gather; use --zero 1, 2 "
-                "or 3, or leave --mesh.gather-first out"
+                "or 3, or leave --mesh.gather-first out; where the run that resumes "
+                "has it, use --mesh.no-gather-first"
             )
         if self.zero == 3 and (self.mesh.pp != 1 or self.pipeline.chunks != 1):
             raise ValueError(

@@ -223,7 +223,8 @@ class ModelConfig:
             if asked is not None:
                 raise ValueError(
                     f"--model.offload-horizon {asked} needs --model.remat offload, got "
-                    f"--model.remat {self.remat}; leave --model.offload-horizon out"
+                    f"--model.remat {self.remat}; leave --model.offload-horizon out, "
+                    "or where the run that resumes has it, give it None"
                 )
             return
         if self.layers == 1:

@@ -200,7 +200,10 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
         ("--seed -1", ["--seed must be from 0 to 4294967295, got -1"]),
         ("--zero 4", ["--zero must be from 0 to 3, got 4; 0 shards nothing"]),
         ("--zero 3 --mesh.pp 2", ["--zero 3 needs", "--mesh.pp 2", "--zero 2"]),
-        ("--zero 0 --mesh.gather-first", ["got --zero 0", "--mesh.gather-first out"]),
+        (
+            "--zero 0 --mesh.gather-first",
+            ["--mesh.gather-first out; where", "use --mesh.no-gather-first"],
+        ),
         ("--simulate-devices 0", ["--simulate-devices", "got 0"]),
         ("--peak-tflops 0", ["--peak-tflops must be positive and finite, got 0"]),
         ("--work-dir=", ["--work-dir is empty"]),
@@ -251,7 +254,8 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
             "--model.remat full --model.offload-horizon 2",
             [
                 "--model.offload-horizon 2 needs --model.remat offload, got "
-                "--model.remat full; leave --model.offload-horizon out"
+                "--model.remat full; leave --model.offload-horizon out, or where the "
+                "run that resumes has it, give it None",
             ],
         ),
         ("--pipeline.chunks 0", ["error: --pipeline.chunks must be at least 1, got 0"]),
