@@ -153,7 +153,10 @@ SOURCES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "gpus_per_node": ("read", "section 3.6: eight cards a server; tp 8"),
         "num_sms": ("read", "NVIDIA A100 data sheet; without by_shape it is not used"),
         "product_efficiency": ("fitted", "on two rows of table 2"),
-        "by_shape": ("read", "off: the fitted efficiency is that of the paper's shapes"),
+        "by_shape": (
+            "read",
+            "off: the fitted efficiency is that of the paper's shapes",
+        ),
         "fixed_s": ("fitted", "on the same two rows"),
         "attention_efficiency": (
             "assumed",

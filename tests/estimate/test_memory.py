@@ -218,7 +218,7 @@ def test_gpipe_is_offered_1f1b_and_a_plain_run_no_pipeline():
     assert words == "--pipeline.schedule 1f1b"
     assert changed.pipeline == PipelineConfig(schedule="1f1b", stash="input")
     plain = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=1)
-    # Without a pipeline the inputs of layers can go to the host, and nothing else helps.
+    # Without a pipeline only the inputs of layers can leave the device.
     assert [words for words, _ in smaller(config, plain)] == ["--model.remat offload"]
 
 
