@@ -31,13 +31,13 @@ from mjax.step.trained import ALL_TRAINED, Trained
 Batch = dict[str, Int[Array, "B T"]]
 
 First = Any
-"""Weights that a step uses first, already gathered: a tree whose arrays are
-[devices, ...], each device's own, split over all mesh axes."""
+"""The gathered weights that a step uses first. Arrays are [devices, ...], split over
+all mesh axes: each device holds its own entry."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forward(abc.ABC):
-    """The functions of a batch, and what they are about."""
+    """The functions on a batch, and the settings they share."""
 
     graph: Any
     """GraphDef of a Transformer."""
@@ -55,7 +55,7 @@ class Forward(abc.ABC):
     trained: Trained = ALL_TRAINED
     """Parameters that have gradients."""
     stamps: bool = False
-    """Each device writes when it comes to the places of a step."""
+    """Each device records the time at which it reaches each place of a step."""
 
     def gradients(
         self, params: Params, rng: Array, step: Array, batch: Batch
@@ -88,10 +88,10 @@ class Forward(abc.ABC):
         batch: Batch,
         first: First | None = None,
     ) -> tuple[Float[Array, ""], Int[Array, ""], Params, Log]:
-        """Return what `gradients` does, and the stamps of all devices if there are any.
+        """Return the result of `gradients`, and the stamps of all devices if on.
 
-        The log is that of `LOG_SPEC`, with room for a row more. `first` is what
-        `gather_first` returned for the same parameters; None: it is gathered here.
+        The log is laid out as `LOG_SPEC`, with space for one more row. `first` is the
+        result of `gather_first` for the same parameters; None gathers it here.
         """
 
         def per_device(
@@ -122,7 +122,7 @@ class Forward(abc.ABC):
             ),
             out_specs=(everywhere, everywhere, self.trained.of(self.specs), LOG_SPEC),
         )
-        # Inside, the loss and the backward pass are named; the rest comes before them.
+        # The loss and the backward pass have scopes of their own inside this one.
         with jax.named_scope(scopes.phase("forward")):
             return mapped(params, rng, step, batch, first)
 
@@ -182,7 +182,7 @@ class Forward(abc.ABC):
     ) -> tuple[Float[Array, ""], Params, Log]:
         """Per device: this device's part of scale x summed loss; reduced gradients.
 
-        `first` is of `_gather_first`, or None.
+        `first` is the result of `_gather_first`, or None.
         """
 
     @abc.abstractmethod
@@ -220,12 +220,12 @@ class Forward(abc.ABC):
         return {name: spec for name, spec in self.specs.items() if name != "blocks"}
 
     def _bind(self, ends: Params, layers: Params) -> Transformer:
-        """Make the model; of its blocks only what they are is used."""
+        """Make the model; only the definition of its blocks is used."""
         return nnx.merge(self.graph, ends | {"blocks": layers})
 
 
 def dropout_key(key: Array, micro: Batch) -> DropoutKey:
-    """Return where the dropout masks of a microbatch come from."""
+    """Return the key of the dropout masks of a microbatch."""
     return DropoutKey(key=key, rows=micro["rows"][:, 0])
 
 

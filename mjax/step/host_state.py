@@ -106,7 +106,8 @@ class HostUpdate:
     def bytes_on_device(self, moments: PyTree) -> int:
         """Return the most bytes of moments that a device holds at once.
 
-        Those of the current piece, of the next one, and of the one that is copied back.
+        It holds those of the current piece, the next piece, and the piece that is
+        copied back.
 
         Args:
           moments: shapes, dtypes and shardings of mu, or of nu.

@@ -1,14 +1,14 @@
-"""Keep what layers keep for the backward pass in host memory, and load it ahead.
+"""Offload the residuals of layers to host memory, and load them ahead of their use.
 
-Enters: what each layer keeps in the forward pass, its input. Leaves: the same, in
-pinned host memory; in the backward pass, on the device again. While the backward pass
-of layer l runs, the input of layer l - K is copied to the device: K is the loading
-horizon. So a copy has K layers of time, and the device holds K inputs beside the one
-in use and the one that arrives. The last K layers of a model keep theirs on the device
-if they are outside the loop over layers, since their backward pass comes first.
+Enters: the residual of each layer in the forward pass, its input. Leaves: the same
+array in pinned host memory; in the backward pass, on the device again. While the
+backward pass of layer l runs, the input of layer l - K is copied to the device: K is
+the loading horizon. So a copy has K layers of time. The device holds K inputs, plus the
+one in use and the one that arrives. The last K layers of a model keep their inputs on
+the device if they are outside the loop over layers, since their backward pass is first.
 
-Rejected: the offload policy of `jax.checkpoint`, which loads an input in the turn of
-the loop that reads it, so that nothing runs meanwhile.
+Rejected: the offload policy of `jax.checkpoint`, which loads an input in the iteration
+that reads it, so that no compute overlaps the copy.
 
 All of it runs per device inside shard_map.
 """
@@ -23,7 +23,7 @@ from jaxtyping import Array, Int, PyTree
 from mjax.mesh.host_memory import to_device, to_host
 
 Ahead = tuple[PyTree, ...]
-"""What the next K layers of the backward pass kept, on the device, the next first."""
+"""Residuals of the next K layers of the backward pass, on the device, in that order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Offload:
     """K, from 1 to L - 1."""
 
     def store(self, kept: PyTree, index: Int[Array, ""] | int) -> PyTree:
-        """Copy what a layer keeps to the host.
+        """Copy the residuals of a layer to the host.
 
         Args:
           kept: arrays on the device.
@@ -53,10 +53,10 @@ class Offload:
         return jax.tree.map(to_host, kept)
 
     def start(self, scanned: tuple[PyTree, ...], rest: tuple[PyTree, ...]) -> Ahead:
-        """Load what the last K layers kept, those after the loop excepted.
+        """Load the residuals of the last K layers, except those after the loop.
 
         Args:
-          scanned: over the pattern, as a loop stacks what `store` returns.
+          scanned: over the pattern, results of `store` as a loop stacks them.
           rest: what `store` returned for each layer after the loop.
         """
         last = range(self.num_layers - self.horizon, self.num_layers)
@@ -71,16 +71,16 @@ class Offload:
         index: int,
         dy: Array,
     ) -> tuple[PyTree, Ahead]:
-        """Return what a layer after the loop kept, and load that of K layers below.
+        """Return the residuals of a layer after the loop; load those K layers below.
 
         Args:
           ahead: from the layer above.
           scanned: as for `start`.
           rest: likewise.
           index: of the layer.
-          dy: gradient of its output, before which the load does not start.
+          dy: gradient of its output; the load starts after it is ready.
         """
-        # Below the first layer there is none: its input is loaded to no end.
+        # There is no layer below the first: its input is loaded and not used.
         below = max(index - self.horizon, 0)
         loaded = self._load(scanned, rest, below, after=dy)
         return ahead[0], (*ahead[1:], loaded)
@@ -93,7 +93,7 @@ class Offload:
         place: int,
         first: Int[Array, ""],
     ) -> tuple[PyTree, Ahead]:
-        """Do the same for a layer in the loop, whose turns keep the loads in order.
+        """Do the same for a layer in the loop, whose iterations order the loads.
 
         Args:
           ahead: from the layer above.

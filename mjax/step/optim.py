@@ -1,10 +1,10 @@
 """Build the optimizer: LAMB or AdamW, schedule, clipping, skip of bad steps.
 
-Enter: `OptimConfig`, the number of steps, and two trees of booleans that say of each
-parameter whether it is a stack of layers and whether it is decayed. Leave: an Optax
+Enters: `OptimConfig`, the number of steps, and two trees of booleans: whether each
+parameter is a stack of layers, and whether it is decayed. Leaves: an Optax
 transformation, and pure functions that decide whether a step is accepted.
 
-All of it runs under jit, outside shard_map, on global arrays: every norm is then that
+All of it runs under jit, outside shard_map, on global arrays. So every norm is the norm
 of the whole tensor, however it is sharded.
 
 Source: You et al. 2020, arXiv:1904.00962, Algorithm 2 (LAMB); Loshchilov and Hutter
@@ -130,7 +130,7 @@ def build_optimizer(
       config: what to build.
       num_steps: optimizer steps of the whole run.
       stacked: tree of the parameters; True where a leaf is [L, ...], one entry a layer.
-        LAMB then takes one trust ratio per layer, else one for the leaf.
+        LAMB then takes one trust ratio per layer, otherwise one for the leaf.
       decayed: tree of the parameters; True where weight decay applies.
 
     Raises:
@@ -199,10 +199,10 @@ def _widen(x: Array) -> Array:
 def _compute_in_float32(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Widen what enters an update, and give its state back in the dtypes it came in.
+    """Widen the inputs of an update, and return its state in its original dtypes.
 
-    Nothing to do for float32. Of bfloat16 parameters Optax would round the norms and
-    the decay, and the dtype of the moments would drift to that of the gradients.
+    Float32 needs no change. With bfloat16 parameters Optax would round the norms and
+    the decay, and the moments would change to the dtype of the gradients.
     """
 
     def update(updates, state, params=None, **extra):
@@ -217,9 +217,10 @@ def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation
     """Map Optax' scale_by_trust_ratio over the layers of each stacked leaf.
 
     Optax scales the length of an update instead of the update: the ratio depends on
-    lengths only. It takes each norm twice, the second time of a masked tensor, so that
-    it can be differentiated. Of sharded tensors that costs two dependent all-reduces a
-    leaf; of lengths it costs none, and one combined all-reduce computes all lengths.
+    lengths only. Optax takes each norm twice, the second time of a masked tensor, so
+    that it can be differentiated. On sharded tensors that costs two dependent
+    all-reduces a leaf. On lengths it costs none, and one combined all-reduce computes
+    all lengths.
     """
     trust_ratio = optax.scale_by_trust_ratio()
 
@@ -242,7 +243,7 @@ def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation
 
 
 class GuardState(NamedTuple):
-    """What is remembered of the steps so far to judge the next one.
+    """Statistics of the steps so far, by which the next step is accepted or skipped.
 
     A named tuple like the states of Optax: its fields may hold specs or abstract values
     under jax.tree.map, which the annotations of a dataclass would refuse in tests.
@@ -279,9 +280,9 @@ def guard_check(
     """Decide whether a step is taken, from scalars that every rank holds alike.
 
     A step is skipped when its loss or its gradient norm is not finite, or when the norm
-    exceeds skip_spike_factor times the mean over the accepted steps before it. That
-    mean is the plain one at first and turns exponential when it has seen
-    1 / (1 - spike_mean_decay) steps.
+    exceeds skip_spike_factor times the mean over the accepted steps before it. This is
+    the arithmetic mean for the first 1 / (1 - spike_mean_decay) steps, and an
+    exponential moving average after them.
 
     Args:
       config: when a norm is a spike.

@@ -148,7 +148,7 @@ class Pipelined(Forward):
     def _model(
         self, ends: Params, blocks: Params, key: Array | None, head: Any
     ) -> run.Model:
-        """Say what a Transformer does at each place; without a key, no dropout."""
+        """Return the Transformer as a pipeline model; without a key, no dropout."""
         first_layer = jnp.asarray(self.pipeline.partition.first_layer)
         num_layers = jnp.asarray(self.pipeline.partition.layers_per_chunk)
         is_even = len(set(self.pipeline.partition.layers_per_chunk)) == 1

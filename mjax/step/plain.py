@@ -1,8 +1,8 @@
 """Loss, gradients and logits of a batch, with all layers on every device.
 
 Enters and leaves: as in `mjax.step.forward`, per device. Parameters are gathered as the
-ZeRO level says, and every microbatch adds to the gradients. These are reduced once a
-step, but for level 3, which reduces them within dp_shard in every microbatch.
+ZeRO level says, and every microbatch adds to the gradients. Levels 0 to 2 reduce them
+once a step; level 3 also reduces them within dp_shard in every microbatch.
 `mjax.step.prefetch` runs the layers.
 """
 
@@ -41,9 +41,10 @@ class _Sum(NamedTuple):
 class Plain(Forward):
     """Every device runs all layers, on its part of the batch.
 
-    Parameters are gathered in the first microbatch, gradients reduced in the last one
-    (level 3: see `mesh.zero`), layer by layer; the ends, which are all but the blocks,
-    before the first layer and after the last.
+    Weights are gathered layer by layer in the first microbatch, and gradients are
+    reduced layer by layer in the last one (level 3: see `mesh.zero`). The embedding and
+    the head (all but the blocks) are gathered before the first layer, and their
+    gradients are reduced after the last.
     """
 
     @property
@@ -76,7 +77,7 @@ class Plain(Forward):
             first: _First | None = None,
         ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
             rows = jax.tree.map(lambda x: x[index], micro)
-            # One after the other: nothing of a microbatch is made while another runs.
+            # Microbatches run one after the other and never overlap.
             rows, so_far = jax.lax.optimization_barrier((rows, so_far))
             return self._microbatch(
                 weights, ends, so_far, rows, key, scale, finish=last, first=first
@@ -142,7 +143,7 @@ class Plain(Forward):
             d_ends, dy = pull_loss(jnp.ones_like(value))
         if layers.horizon is None:
             log, kept = mark_smallest(log, Place.FORWARD, kept)
-        else:  # what is kept is on the host
+        else:  # the residuals are on the host
             log, dy = mark_smallest(log, Place.FORWARD, dy)
         with jax.named_scope(scopes.phase("backward")):
             dx, blocks = layers.backward(
@@ -183,7 +184,7 @@ class Plain(Forward):
     def _evaluate(
         self, weights: Weights, ends: Params, micro: Batch
     ) -> tuple[Transformer, Float[Array, "B t D"]]:
-        """Return the bound model, and what leaves the last block; no dropout."""
+        """Return the bound model, and the output of the last block; no dropout."""
         whole = self._whole(ends) if self.level == 3 else ends
         model = self._bind(whole, weights.stacked)
         x = model.start(micro["tokens"], micro["positions"])
@@ -193,10 +194,11 @@ class Plain(Forward):
     def _weights(
         self, params: Params, *, at_once: bool = False, first: _First | None = None
     ) -> tuple[Weights, Params]:
-        """Return the blocks' weights, and the ends.
+        """Return the weights of the blocks, and those of the embedding and head.
 
-        Levels 0 to 2 have the compute copy of the ends, and that of the blocks too if
-        it is wanted at once or there is nothing to gather; level 3 has the parts.
+        Levels 0 to 2 return the embedding and head gathered. They return the blocks
+        gathered too if the caller asks for it or there is nothing to gather. Level 3
+        returns this device's parts.
         """
         params = jax.tree.map(collectives.vary, params)
         ends = {name: p for name, p in params.items() if name != "blocks"}

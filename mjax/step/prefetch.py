@@ -1,18 +1,18 @@
-"""Run layers whose weights arrive one layer ahead and whose gradients leave one behind.
+"""Run layers; gather weights one layer ahead and reduce gradients one layer behind.
 
 Enters: the layers, their stacked parameters, the input of the first. Leaves: the output
-of the last; on the way back, the gradients, reduced. With data parallelism a layer's
-weights are gathered while the layer before it computes, and its gradients are reduced
-while the next layer of the backward pass computes: what a turn of a loop over layers
-sends does not depend on what it computes, so that a compiler can put one beside the
-other. What remains exposed is the first gather and the last reduction.
+of the last; in the backward pass, the reduced gradients. With data parallelism a
+layer's weights are gathered while the layer before it computes, and its gradients are
+reduced while the next layer of the backward pass computes. Within an iteration of the
+loop over layers, communication does not depend on compute, so the compiler can overlap
+them. Only the first gather and the last reduction are exposed.
 
-Where weights are gathered (`mesh.zero`): at levels 1 and 2 in the forward pass of the
-first microbatch, which leaves a compute copy of all layers; at level 3 in every pass.
-There the last layer's weights stay for its backward pass, which follows at once.
+Levels 1 and 2 (`mesh.zero`) gather weights in the forward pass of the first microbatch,
+and keep the gathered weights of all layers. Level 3 gathers them in every pass. It
+keeps the last layer's weights for its backward pass, which follows at once.
 
-The backward pass is written out, not left to the transpose of the scan: this would keep
-the weights that level 3 gathered, and reduce a gradient in the turn that makes it.
+The backward pass is explicit. The transpose of the scan would keep the weights that
+level 3 gathered, and reduce a gradient in the iteration that computes it.
 
 Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.2; Zhao et al. 2023
 (PyTorch FSDP), arXiv:2304.11277, section 3.3.2.
@@ -51,12 +51,12 @@ class Weights(NamedTuple):
     """Parameters of all layers, leaves [L, ...]."""
 
     stacked: PyTree
-    """As stored, this device's parts; or the compute copy, whole over all shards."""
+    """This device's parts, as stored; or gathered weights, whole over all shards."""
     is_stored: bool
 
 
 class Kept(NamedTuple):
-    """What the backward pass of the layers finds kept from the forward pass."""
+    """Residuals of the forward pass, which the backward pass of the layers reads."""
 
     scanned: PyTree
     """Of the layers in the loop: a tuple over the pattern, leaves [patterns, ...];
@@ -87,15 +87,15 @@ class OverlappedLayers:
     reduce: DTypeLike
     """Dtype of the reduced gradients."""
     horizon: int | None
-    """Layers that the inputs of layers are loaded ahead from host memory; None: they
-    stay on the device."""
+    """How many layers ahead inputs are loaded from host memory; None: they stay on the
+    device."""
 
     @property
     def num_scanned(self) -> int:
         """Layers in the loop: whole patterns.
 
-        With data parallelism the last layers are left over: one gathers nothing, and
-        when the way back enters the loop, gradients are on all their hops.
+        With data parallelism the last layers run after the loop: the last one gathers
+        nothing, and every hop has gradients once the backward pass enters the loop.
         """
         num_left = len(self._hops(finish=True))
         num_layers = max(self.num_layers - num_left, 0)
@@ -104,8 +104,8 @@ class OverlappedLayers:
     def places(self, x: Array, weights: Weights) -> Places:
         """Return each kind of layer with its backward pass.
 
-        A kind is traced when it is first asked for. This takes about as long as to
-        trace either pass, so both passes share what this returns.
+        A kind is traced at its first use. This takes about as long as to trace either
+        pass, so both passes share the result.
 
         Args:
           x: [B, t, D], input of a layer; only its type counts.
@@ -113,7 +113,7 @@ class OverlappedLayers:
         """
         params = jax.eval_shape(lambda: self._at(weights, 0))
         pattern = self.pattern
-        if self.horizon is not None:  # what is kept moves here, not in the layer
+        if self.horizon is not None:  # residuals move here, not in the layer
             pattern = dataclasses.replace(pattern, remat="full")
 
         @functools.cache
@@ -140,8 +140,8 @@ class OverlappedLayers:
           first: the weights of the first layer, if `gather_first_layer` has gathered
             them; None: they are gathered here.
         Returns:
-          the output of the last layer; the weights for the next pass, at levels 1 and 2
-          the compute copy; what is kept.
+          the output of the last layer; the weights for the next pass (at levels 1 and 2
+          gathered); the residuals.
         """
         offload = self._offload
         makes_copy = places is not None and weights.is_stored and self.level < 3
@@ -177,7 +177,7 @@ class OverlappedLayers:
 
         carry, scanned = (x, ahead, copy), ()
         if self.num_scanned:
-            # Stacks in the memory of the host are left to lax.scan.
+            # lax.scan makes the stacks in host memory.
             own_stacks = places is not None and offload is None
             scan = functools.partial(stacks.scan, unlike=x) if own_stacks else lax.scan
             with jax.named_scope(self._loop()):
@@ -210,26 +210,26 @@ class OverlappedLayers:
           weights: as `forward` returned them.
           kept: likewise.
           total: sum of the gradients of the microbatches so far, leaves [L, ...] as
-            `zero.summand` makes them; None of none.
-          places: that `forward` was given.
+            `zero.summand` makes them; None before the first microbatch.
+          places: the argument of `forward`.
           finish: reduce the sum over data parallelism: this is the last microbatch.
         Returns:
-          gradient of the first layer's input; the sum with this microbatch's, or what
-          has become of it once reduced.
+          gradient of the first layer's input; the sum including this microbatch,
+          reduced if `finish`.
         """
         offload = self._offload
         hops = self._hops(finish=finish)
 
         def so_far(out: PyTree) -> PyTree:
-            # Where the sum goes on it is read where it is written: a loop that read
-            # `total` and wrote to another one would keep both.
+            # Read the sum from the array that is written. A loop that read `total` and
+            # wrote to another array would keep both.
             return out if total is not None and not finish else total
 
         def layer(carry: Any, place: int, kept: PyTree, index: Index) -> Any:
             dy, ahead, moving, out = carry
             params = self._at(weights, index) if ahead is None else ahead
             if ahead is not None:
-                # Before the first layer there is none: it is gathered to no end.
+                # There is no layer before the first: the first is gathered, not used.
                 ahead = self._at(weights, jnp.maximum(index - 1, 0))
             moving, out = _move(hops, moving, so_far(out), out, index)
             one = places(place, index)
@@ -294,10 +294,10 @@ class OverlappedLayers:
         return jax.tree.map(lambda p: row_major(p[0]), one)
 
     def _hops(self, *, finish: bool) -> list[Hop]:
-        """Return what a layer's gradients go through, one hop in each turn of the loop.
+        """Return the reduction hops of a layer's gradients, one per loop iteration.
 
-        The two hops of HSDP are in different turns: the second needs the result of the
-        first. The steps of a reduce-scatter, inside nodes and between them, are too.
+        The two hops of HSDP are in different iterations: the second needs the result of
+        the first. So are the steps of a reduce-scatter, inside nodes and between them.
         """
         level = self.level
         two_steps = level > 1 and lax.axis_size(DP_NODE) > 1 < lax.axis_size(DP_SHARD)
@@ -348,7 +348,7 @@ class OverlappedLayers:
         return [scatter, reduce]
 
     def _summand(self, grads: PyTree, axes: Sequence[str] = SHARDS) -> PyTree:
-        """Return what a layer's gradients add to the sum, leaves [1, ...]."""
+        """Return a layer's local gradients, leaves [1, ...]."""
         grads = jax.tree.map(lambda g: g[None], grads)
         return zero.summand(
             *(grads, self._gradient_specs),
@@ -364,7 +364,7 @@ class OverlappedLayers:
         index: Index,
         axes: Sequence[str] = SHARDS,
     ) -> PyTree:
-        """Return a layer's gradients, added to what there is, leaves [1, ...]."""
+        """Return a layer's gradients, added to the sum so far, leaves [1, ...]."""
         grads = self._summand(grads, axes)
         if total is None:
             return grads
@@ -377,7 +377,7 @@ class OverlappedLayers:
         return zero.reduce_over(DP, part, self._gradient_specs)
 
     def _empty_sum(self, weights: Weights, *, finish: bool) -> PyTree:
-        """Make zeros [L, ...] of the type of what is added up, or of its reduction."""
+        """Make zeros [L, ...] of the type of the sum, or of the reduced sum."""
 
         def one() -> PyTree:
             part = self._added(self.trained.of(self._at(weights, 0)), None, 0)
@@ -414,7 +414,7 @@ class OverlappedLayers:
 
     def _context(self, index: Index) -> tuple[Array, PyTree]:
         """Return what a layer reads beside its input and its weights."""
-        # An array also of a plain number, which jax would leave a constant.
+        # Plain numbers become arrays too: jax would keep them as constants.
         number = jnp.zeros((), jnp.int32) + self.pattern.first_layer + index
         return number, self.pattern.context
 
@@ -443,16 +443,16 @@ def _move(
     out: PyTree,
     index: Index,
 ) -> tuple[tuple[PyTree, ...], PyTree]:
-    """Do one hop of each layer's gradients that are on their way.
+    """Do one hop for each layer whose gradients are being reduced.
 
     Args:
       hops: in their order.
       moving: before hop k the gradients of layer index + 1 + k, or None.
       total: sum of the microbatches before, or None.
-      out: where those go that have done all hops.
-      index: of the layer whose backward pass runs meanwhile.
+      out: receives the gradients that have done all hops.
+      index: of the layer whose backward pass overlaps the hops.
     Returns:
-      `moving` of the next layer, whose first gradients are to come, and `out`.
+      `moving` for the next layer, its first entry None and still to be set; and `out`.
     """
     after: list[PyTree] = [None]
     for number, (hop, grads) in enumerate(zip(hops, moving, strict=True)):

@@ -84,7 +84,7 @@ class Program:
     xla_options: Chosen
     """What the functions on a batch are compiled with."""
     pipeline: Pipeline | None
-    """That the step follows; None: all layers are on each device."""
+    """The pipeline that the step follows; None: all layers are on each device."""
     abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
     on_host: TrainState
@@ -103,7 +103,7 @@ class Program:
     init: Callable[[], TrainState]
     """Make the state of step 0, born sharded: no device holds a full copy."""
     to_saved: Callable[[TrainState], TrainState]
-    """Put a state into canonical form, where it is not; jitted."""
+    """Convert a state to canonical form, unless it is in it already; jitted."""
     from_saved: Callable[[TrainState], TrainState]
     """The inverse of `to_saved`."""
     gradients: Jitted[[Params, Array, Array, Batch], Gradients]
@@ -113,7 +113,7 @@ class Program:
     find_corruption: Callable[[TrainState], Corruption | None] | None
     """Compares the replicas of a state; None where there is one only."""
     gather_first: Callable[[Params], First] | None
-    """Gathers of a state's parameters what a step uses first; jitted, or compiled.
+    """Gathers the parameters of a state that a step uses first; jitted, or compiled.
     None: the step gathers all its weights."""
     abstract_first: First | None
     """Shapes, dtypes and shardings of what it returns."""
@@ -158,7 +158,7 @@ def build_program(
     frozen_dtype: DTypeLike = jnp.float32,
     gather_first: bool = False,
 ) -> Program:
-    """Build the run's functions; nothing is compiled and no memory taken.
+    """Build the run's functions; compile nothing and take no memory.
 
     Args:
       model: the architecture.
@@ -170,17 +170,18 @@ def build_program(
       num_steps: steps of the whole run, for the schedule.
       seed: of initialisation and dropout.
       zero_level: 0 to 3, see `mesh.zero`.
-      isolate_documents: attention stays inside the segments of a row; without, the
-        segments of a batch are not looked at, which more backends can do.
+      isolate_documents: attention stays inside the segments of a row. False ignores the
+        segments of a batch, which more backends support.
       mesh: with all axes of `mesh.axes.AXES`.
-      pipeline: of the mesh's stages; None has the defaults.
-      tp_chunks: chunks in which the sequence crosses tp, as `mesh.axes.tp_chunks` says.
-      stamps: the metrics of a step have `stamps`, the times at which each device came
-        to the places of `step.stamps`: int32 [devices, rows, 2].
-      adapters: of the blocks, which alone are trained; None trains all parameters.
-      frozen_dtype: in which parameters that are not trained are stored.
-      gather_first: the weights that a step uses first are gathered in a call of their
-        own, for which the batch need not be there.
+      pipeline: of the mesh's stages; None uses the defaults.
+      tp_chunks: chunks of the sequence in tensor-parallel communication, as
+        `mesh.axes.tp_chunks` returns.
+      stamps: the metrics of a step have `stamps`, the times at which each device
+        reached the places of `step.stamps`: int32 [devices, rows, 2].
+      adapters: of the blocks; only they are trained. None trains all parameters.
+      frozen_dtype: dtype of stored parameters that are not trained.
+      gather_first: gather the weights that a step uses first in a separate call, which
+        does not need the batch.
     Raises:
       ValueError: the pipeline does not fit, the GPUs have no FP8 matmuls, or the
         devices do not reach pinned host memory.
@@ -328,7 +329,7 @@ def _thresholds(
     is_pipeline: bool,
     combine: CombineConfig,
 ) -> Thresholds:
-    """Choose what XLA combines, by the weights of one layer, or as the user asks."""
+    """Choose what XLA combines: as the user sets it, or by the weights of one layer."""
 
     def weight(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec) -> Weight:
         size = math.prod(leaf.shape[1:])  # the first dim is that of the layers
@@ -355,7 +356,7 @@ def _thresholds(
 def _metric_shardings(
     everywhere: NamedSharding, mesh: Mesh | AbstractMesh, stamps: bool
 ) -> NamedSharding | dict[str, NamedSharding]:
-    """Return where the metrics are: on all devices, but for the stamps of each."""
+    """Return the shardings of the metrics: replicated, except each device's stamps."""
     if not stamps:
         return everywhere
     named = dict.fromkeys(METRICS, everywhere)
@@ -365,7 +366,7 @@ def _metric_shardings(
 def _make_is_finite(
     shardings: TrainState, mesh: Mesh | AbstractMesh
 ) -> Callable[[TrainState], Bool[Array, ""]]:
-    """Look at every float where it is: one all-reduce of one number in all."""
+    """Check every float on the device that holds it; one all-reduce of one number."""
 
     def num_bad(state: TrainState) -> Array:  # per device
         leaves = jax.tree.leaves(state)
@@ -417,7 +418,7 @@ def _make_train_step(
             )
         with jax.named_scope(scopes.phase("optimizer")):
             accept, guard = optim.guard_check(config, state.guard, loss, grad_norm)
-            # All that one kernel makes: to mark a part would make it two kernels.
+            # Mark all outputs of one kernel: marking a part would split the kernel.
             scalars = grad_norm, accept, guard
             log, scalars = mark_global(log, scalars, Place.NORM, forward.mesh)
             grad_norm, accept, guard = scalars

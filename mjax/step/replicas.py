@@ -1,8 +1,8 @@
-"""Silent data corruption: replicas that should hold the same bits, and do not.
+"""Silent data corruption: find replicas that should hold the same bits, and do not.
 
 Enters: a state. Leaves: the processes whose devices hold other bits than the devices at
-the same place of the other replicas. Each device hashes its own shards; only the hashes
-travel. Source: ByteRobust, arXiv:2509.16293, whose machines with silent corruption
+the same place of the other replicas. Each device hashes its own shards; only hashes are
+sent. Source: ByteRobust, arXiv:2509.16293, whose machines with silent corruption
 were found by replaying steps; here replicas of the run itself are compared.
 """
 
@@ -31,7 +31,7 @@ class Corruption:
     """Devices that hold other bits than they should."""
 
     processes: tuple[int, ...]
-    """Of these devices; of all that disagree, if there is no majority."""
+    """Processes of these devices; of all that disagree, if there is no majority."""
     is_sure: bool
     """Whether most replicas agree, so that the others are wrong."""
 
@@ -39,9 +39,9 @@ class Corruption:
 def make_find_corruption(
     shardings: Any, mesh: Mesh | AbstractMesh
 ) -> Callable[[Any], Corruption | None] | None:
-    """Return what compares the replicas of a state; None where there is one only.
+    """Return a function that compares the replicas of a state; None for one replica.
 
-    Every process gets the same answer. One all-gather of a number for each device.
+    Every process gets the same result. It costs one all-gather of a number per device.
 
     Args:
       shardings: of the state; nothing of it is sharded over `dp_replicate`.

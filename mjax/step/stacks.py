@@ -1,7 +1,7 @@
-"""Stacks of the entries of a loop over layers: their making, reading and writing.
+"""Make, read and write the stacks of a loop over layers.
 
-Enters and leaves: trees whose leaves are [n, ...], an entry for each layer or turn. All
-of it runs per device inside shard_map.
+Enters and leaves: trees whose leaves are [n, ...], an entry for each layer or
+iteration. All of it runs per device inside shard_map.
 """
 
 from typing import Any
@@ -21,10 +21,10 @@ def scan(
 ) -> tuple[PyTree, PyTree]:
     """Scan, as lax.scan does, into stacks that no other scan shares.
 
-    lax.scan begins each stack as zeros. XLA makes one array of the zeros of several
-    loops, keeps it from the first of them to the last, and copies it for each: one
-    stack too many. Here they begin as what depends on a value that only this scan has,
-    and is written over.
+    lax.scan initialises each stack with zeros. XLA shares one array of zeros between
+    several loops, keeps it from the first loop to the last, and copies it for each
+    loop: one stack too many. Here the initial stack depends on a value that only this
+    scan has. The loop overwrites it.
 
     Args:
       body: (carry, x) -> (carry, y).
@@ -51,7 +51,7 @@ def scan(
 
 
 def stack_of(one: PyTree, num: int) -> PyTree:
-    """Make zeros [num, ...] for as many entries like `one`."""
+    """Make zeros [num, ...], with room for `num` entries like `one`."""
     return jax.tree.map(lambda t: zeros_of(jax.typeof(t), num), one)
 
 

@@ -1,7 +1,7 @@
 """Places of a step whose times a device writes, and the log that holds them.
 
-The log is carried through the step like the gradients, None where stamps are off. It
-has room for every row of a step; its rows have no other order than that of the places.
+The step carries the log like the gradients; it is None if stamps are off. It has space
+for every row of a step. The rows are in the order of the places.
 """
 
 import enum
@@ -18,18 +18,18 @@ from mjax.mesh.axes import AXES
 type Log = Int32[Array, "rows 2"] | None
 
 LOG_SPEC = PartitionSpec(AXES)
-"""Of the logs of all devices, one below the other, in the order of the mesh."""
+"""Spec of the logs of all devices, concatenated in the order of the mesh."""
 
 
 class Place(enum.IntEnum):
-    """What has been done when a row is written; its tag."""
+    """The work that is complete when a row is written; the tag of the row."""
 
     BEGIN = 0
     """Nothing: the batch is there."""
     FORWARD = 1
-    """The forward pass of a microbatch, its loss, and the gradient of that."""
+    """The forward pass of a microbatch, its loss, and the gradient of the loss."""
     BACKWARD = 2
-    """The backward pass of the layers, of a microbatch; with a pipeline, of all."""
+    """The backward pass of the layers for a microbatch; in a pipeline, for all."""
     TICK = 3
     """The ticks of a pipeline before this one: a tick begins."""
     NORM = 4
@@ -40,10 +40,10 @@ def writes_stamps(wanted: bool | None, mesh: Mesh | AbstractMesh) -> bool:
     """Say whether the devices of a mesh write stamps.
 
     Args:
-      wanted: None leaves it to the device: GPUs do, if they can.
+      wanted: whether the user asks for stamps; None: on GPUs that can write them.
       mesh: of the devices.
     Raises:
-      NotImplementedError: they are wanted, and these devices cannot write any.
+      NotImplementedError: `wanted` is true, and these devices cannot write stamps.
     """
     device = mesh.abstract_mesh.abstract_device
     kind = Target(platform=device.platform, device_kind=device.device_kind)
@@ -60,17 +60,17 @@ def begin(num_rows: int, values: PyTree) -> tuple[Log, PyTree]:
 
 
 def mark(log: Log, values: PyTree, place: Place) -> tuple[Log, PyTree]:
-    """Append a row when the values are there; see `kernels.stamp.api.append`."""
+    """Append a row when the values are ready; see `kernels.stamp.api.append`."""
     if log is None:
         return log, values
     return stamp.append(log, values, place)
 
 
 def mark_smallest(log: Log, place: Place, *trees: PyTree) -> tuple[Any, ...]:
-    """Append a row when the smallest array of each tree is there.
+    """Append a row when the smallest array of each tree is ready.
 
-    For trees that come all at once, out of a loop or a backward pass: to wait for what
-    is still on its way to another device would leave less to overlap it with.
+    Use it for trees whose arrays become ready together, from a loop or a backward pass.
+    Waiting for a transfer to another device would leave less work to overlap with it.
 
     Returns:
       the log, and the trees.
@@ -112,6 +112,7 @@ def mark_global(
         mesh=mesh,
         in_specs=(LOG_SPEC, everywhere),
         out_specs=(LOG_SPEC, everywhere),
-        # A kernel cannot write in place to what varies over the mesh (jax 0.11.2).
+        # A kernel cannot write in place to an array that varies over the mesh (jax
+        # 0.11.2).
         check_vma=False,
     )(log, values)

@@ -1,9 +1,10 @@
-"""The training state: how it is born sharded, how a run stores it, how it is saved.
+"""The training state: how it is initialised sharded, how a run stores it, how it is
+saved.
 
-A run stores the layers in the slots of its `pipeline.partition`, each stage its own.
-A checkpoint holds the *canonical form*, with the layers in their order and nothing
-else, so that it restores onto any number of stages and chunks. Without a pipeline the
-two are the same.
+A run stores the layers in the slots of its `pipeline.partition`; each stage holds its
+own. A checkpoint holds the *canonical form*: the layers in their order, without empty
+slots. So it restores onto any number of stages and chunks. Without a pipeline the two
+forms are the same.
 """
 
 import dataclasses
@@ -79,8 +80,8 @@ def new_state(
 ) -> TrainState:
     """Draw a new state from `seed`; pure, to be jitted with sharded outputs.
 
-    A layer is the same in every partition. What is not trained has `frozen_dtype` and
-    no state of the optimizer.
+    A layer is the same in every partition. Parameters that are not trained have
+    `frozen_dtype` and no optimizer state.
     """
     init_key, step_key = jax.random.split(jax.random.key(seed))
     model = Transformer(
@@ -169,7 +170,7 @@ def state_shardings(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavedForm:
-    """The canonical form on a mesh, and the way there and back."""
+    """The canonical form on a mesh, and the conversions to and from it."""
 
     abstract: TrainState
     """Shapes, dtypes and shardings."""
@@ -185,11 +186,11 @@ def saved_form(
 ) -> SavedForm:
     """Describe the canonical form of a state that lives on `mesh`.
 
-    A stage holds slots, and which layers these are follows no even split. So in
-    canonical form pp splits, instead of the layers, another dim of each leaf: one
-    all-to-all over pp, and each device orders all layers of its part. A device holds as
-    much of the canonical form as of the state, and both at the same time for a moment:
-    between two steps, when no activation lives.
+    The layers in the slots of a stage are not an even split of all layers. So in
+    canonical form pp splits another dim of each leaf. One all-to-all over pp converts a
+    leaf, and each device then orders all layers of its part. A device holds as much of
+    the canonical form as of the state. It holds both at once for a short time between
+    two steps, when no activation is alive.
 
     Args:
       abstract: shapes, dtypes and shardings of the state in the run's layout.
@@ -236,8 +237,8 @@ def _one_by_one(
 ) -> list[Array]:
     """Map f over the leaves, each after the one before is done.
 
-    Without this order the compiler sends all of them first, and holds all that arrives.
-    A leaf in host memory is copied to the device for f, and back.
+    Without this order the compiler sends all leaves first, and holds all results. A
+    leaf in host memory is copied to the device for f, and back.
     """
     done: list[Array] = []
     for x, dim in zip(leaves, dims, strict=True):
@@ -278,7 +279,7 @@ def _slots_of(
     """Put the layers into their slots; zeros where a slot is empty."""
     if partition.is_canonical:
         return x
-    # EMPTY is no index from the end here: what is out of bounds is filled.
+    # EMPTY does not index from the end here: entries out of bounds are filled.
     slots = x.at[partition.layer_of_slot]
     return slots.get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
@@ -286,7 +287,7 @@ def _slots_of(
 def _dim_for_stages(leaf: jax.ShapeDtypeStruct, num_stages: int) -> int | None:
     """Choose the dim that pp splits in canonical form; None when no dim divides.
 
-    The largest on a device: that leaves the longest rows to send and to write.
+    It is the largest dim on a device, which gives the longest rows to send and write.
     """
     local = leaf.sharding.shard_shape(leaf.shape)
     fits = [dim for dim in range(1, len(local)) if local[dim] % num_stages == 0]
@@ -298,7 +299,7 @@ def _saved_leaf(
 ) -> jax.ShapeDtypeStruct:
     """Describe a leaf in canonical form: pp is moved from dim 0 to `dim`.
 
-    There it comes after the axes that split the dim already, as `_all_slots` has it.
+    There pp comes after the axes that already split the dim, as in `_all_slots`.
     """
     entries: list[Any] = [None, *leaf.sharding.spec[1:]]
     if dim is not None:

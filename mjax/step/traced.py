@@ -1,7 +1,7 @@
-"""From a config and a mesh to the training step, traced: the same to train and to plan.
+"""Trace the training step of a config and a mesh; training and planning share it.
 
-Enters: a checked config and a mesh, of devices or of descriptions of them. Leaves: the
-program, its step ready to be lowered, and the memory that this needs.
+Enters: a checked config and a mesh of real or described devices. Leaves: the program,
+its step ready to be lowered, and the memory that the step needs.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ from mjax.step.stamps import writes_stamps
 
 
 def ingredients_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> dict[str, Any]:
-    """Return everything that decides the program of a run, but for its mesh.
+    """Return everything that determines the program of a run, except its mesh.
 
-    Two starts whose ingredients, mesh, code and versions are equal have the same step:
-    `run.executables` names the step that it keeps by them.
+    Two starts with equal ingredients, mesh, code and versions have the same step.
+    `run.executables` names the step that it stores by them.
 
     Args:
       config: the run, its vocabulary settled.
@@ -54,7 +54,7 @@ def program_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> Program:
 
     Args:
       config: the run, its vocabulary settled.
-      mesh: with all axes; what is traced for an abstract one cannot be compiled.
+      mesh: with all axes; a step traced for an abstract mesh cannot be compiled.
     """
     return build_program(mesh=mesh, **ingredients_of(config, mesh))
 
@@ -68,7 +68,7 @@ def trace_step(
       config: as for `program_of`.
       mesh: likewise.
     Returns:
-      The program, its step, traced, and the memory this needs on a device.
+      The program, its traced step, and the memory that the step needs on a device.
     """
     program = program_of(config, mesh)
     state = program.abstract_state

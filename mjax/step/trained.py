@@ -1,7 +1,7 @@
-"""Which parameters of a run are trained: all, or those of the adapters alone.
+"""Which parameters of a run are trained: all, or only those of the adapters.
 
-Trees of parameters are nested dicts. What is frozen has no gradient and no state of the
-optimizer: their trees are those of the parameters without it.
+Trees of parameters are nested dicts. Frozen parameters have no gradient and no
+optimizer state, so those trees are the tree of the parameters without the frozen ones.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ class Trained:
     def of(self, tree: Any) -> Any:
         """Return the trained part of a tree, or of a part of it that a key names.
 
-        Leaves are whatever is no dict. A dict without a trained leaf is left out; that
-        of the whole tree is then empty.
+        Everything that is not a dict is a leaf. A dict without a trained leaf is left
+        out; the whole tree becomes an empty dict.
         """
         return _below(tree, ADAPTERS) if self.adapters_only else tree
 
