@@ -25,9 +25,9 @@ class Held(NamedTuple):
     """Joined weights of each of its n layers."""
     totals: tuple[PyTree, ...]
     """The sums of their gradients so far. The backward pass adds its own gradients to
-    the sums, and returns them as the gradient of `totals`."""
+    the sums, and returns the sums as the gradient of `totals`."""
     others: PyTree
-    """The other weights, leaves [n, ...]; their gradients are not special."""
+    """The other weights, leaves [n, ...]; they have ordinary gradients."""
 
 
 def held_in_forward(chunks: Table) -> Table:

@@ -1,4 +1,4 @@
-"""What the choices of a pipeline come to on a mesh.
+"""Build the pipeline that a configuration describes on a mesh.
 
 Enters: `PipelineConfig`, the layers of a model, P stages, M microbatches. Leaves:
 `Pipeline`, the schedule and the cut of the layers that the executor follows, or an
@@ -39,7 +39,7 @@ def check_pipeline(
       num_stages: P.
       num_microbatches: M.
       permutes: a layer sends around the ring of another axis (--mesh.tp-overlap
-        chunks), for which all devices of the mesh must meet.
+        chunks), in which all devices of the mesh must take part.
     Raises:
       ValueError: it does not fit; the message has the rule, without advice.
     """

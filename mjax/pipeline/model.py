@@ -1,4 +1,4 @@
-"""What the executor is given: a model as functions, its weights, choices."""
+"""Arguments of the executor: a model as functions, its weights, its options."""
 
 import dataclasses
 from collections.abc import Callable
@@ -44,13 +44,13 @@ class Model:
     """A model as a pipeline sees it: functions that run per device."""
 
     embed: Callable[[PyTree, Microbatch], Float[Array, "b t D"]]
-    """(embedding, microbatch) -> what enters the first chunk."""
+    """(embedding, microbatch) -> input of the first chunk."""
     context: Callable[[Microbatch], PyTree]
-    """What all layers read beside their input; never kept, no gradient enters it."""
+    """Arrays that all layers read beside their input; never stored, no gradient."""
     chunk: Callable[[Array, PyTree, PyTree, Array], Float[Array, "b t D"]]
     """(input, weights, context, the chunk's number in the model) -> output. The weights
     are [n, ...], in training `pipeline.held.Held`. An idle slot may run it on zeros and
-    on outputs of other chunks, for which the results must be finite."""
+    on outputs of other chunks. The results must then be finite."""
     head: Callable[[PyTree, PyTree, Array, Microbatch], Float[Array, "*dims"]]
     """(embedding, head, output of the last chunk, microbatch) -> the loss, or any
     result."""

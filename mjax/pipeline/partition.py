@@ -9,11 +9,11 @@ being the layers of the largest chunk: slot (s v + c) n + i is layer i of local 
 of stage s, so that the slots of a stage are neighbours and a dim of slots is split over
 the stages. Where a chunk has fewer than n layers, its last slots are *empty*.
 
-Layers differ in kind (window, rotation), kinds repeat with a period, and a kernel sees
-its kind as a constant while every stage runs the same program. So layers are dealt out
-in *units* of one period. What does not divide evenly follows a rule: the last chunk is
-one unit short first, as it also computes the head, then the first, which embeds, then
-the one before the last, the second, and so on inward.
+Layers differ in kind (window, rotation), and kinds repeat with a period. A kernel sees
+its kind as a constant, and every stage runs the same program. So layers are assigned in
+*units* of one period. If the units do not divide evenly, some chunks are one unit
+shorter: first the last chunk, which also computes the head, then the first, which
+embeds, then the one before the last, the second, and so on inward.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ EMPTY = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Which chunk has which layers, and where these are stored."""
+    """The layers of each chunk, and the slots that store them."""
 
     num_stages: int
     """P, stages."""
@@ -101,7 +101,7 @@ def split(
     period: int = 1,
     uneven: bool = False,
 ) -> Partition:
-    """Deal the layers out over the chunks.
+    """Assign the layers to the chunks.
 
     Args:
       num_layers: L.
@@ -150,6 +150,6 @@ def split(
 
 
 def _shortest_first(num_parts: int) -> Int[np.ndarray, " K"]:
-    """Order the chunks by how much else they compute: K - 1, 0, K - 2, 1, ..."""
+    """Order the chunks by their work outside the layers: K - 1, 0, K - 2, 1, ..."""
     inward = np.arange(num_parts) // 2
     return np.where(np.arange(num_parts) % 2, inward, num_parts - 1 - inward)

@@ -4,12 +4,12 @@ A stage needs its second chunk only P ticks after its first, and has finished th
 gradients of its last chunk (v - 1) P ticks before the end. So only the first chunk is
 gathered in the first tick and only its gradients are reduced in the last tick, layer by
 layer: while one layer computes, the weights of the next one are gathered, or the
-gradients of the previous one are reduced. The rest is sent in pieces, at most P per
-chunk, while the stage computes. Embedding and head are sent whole; `pipeline.run` says
-when.
-Pieces are slices of each weight along a dim that the shards do not split, as many as
-divide it; a weight without such a dim (a norm's scale) is gathered before and reduced
-after, with all its chunks.
+gradients of the previous one are reduced. The other chunks are sent in pieces, at most
+P per chunk, while the stage computes. Embedding and head are sent whole; `pipeline.run`
+says when.
+Pieces are equal slices of each weight along a dim that the shards do not split. A
+weight without such a dim (a norm's scale) is gathered before the first tick and reduced
+after the last, for all its chunks.
 
 Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.2 and figure 4: the
 gather of the next chunk is prefetched, the reduce-scatter of the finished one deferred.
@@ -47,18 +47,18 @@ class Pieces:
     """Communication of weights over data parallelism; chunks are sent in pieces."""
 
     num_stages: int
-    """P, also the ticks in which a chunk's pieces go."""
+    """P, also the number of ticks in which a chunk's pieces are sent."""
     num_chunks: int
     """v, chunks of a stage."""
     split: bool
-    """If False, all is gathered before the first tick and reduced after the last one:
-    splitting gains nothing if dp has size 1."""
+    """If False, everything is gathered before the first tick and reduced after the last
+    one: splitting gains nothing if dp has size 1."""
     specs: Weights
     """PartitionSpec of each stored leaf; those of the chunks are [slots, ...]."""
     level: int
     """ZeRO level, 0 to 2."""
     compute_dtype: DTypeLike
-    """Dtype of the compute copy."""
+    """Dtype of the gathered weights."""
     reduce_dtype: DTypeLike
     """Dtype in which gradients are reduced."""
 
@@ -101,7 +101,7 @@ class Pieces:
           stored: this device's parts; leaves of the chunks [v, n, ...], of their joined
             weights at least the first layer, [1, 1, ...].
         Returns:
-          what `start` and the embedding need not gather again.
+          the weights that `start` and the embedding then do not gather again.
         """
         specs: Chunks = self.specs.chunks
         others = jax.tree.map(self._started, stored.chunks.others, specs.others)
@@ -119,11 +119,11 @@ class Pieces:
     def start(
         self, stored: Chunks, first: First | None = None
     ) -> tuple[Chunks, tuple[PyTree, ...]]:
-        """Gather the first chunk, and whole what has no pieces.
+        """Gather the first chunk, and all chunks of the weights without pieces.
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
-          first: of `gather_first`, if that ran before the step.
+          first: result of `gather_first`, if that ran before the step.
         Returns:
           the gathered weights, zeros for the pieces that are not gathered yet;
           the joined weights of each layer of the first chunk, gathered one after the
@@ -163,10 +163,10 @@ class Pieces:
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
-          copy: the compute copy so far.
+          copy: the gathered weights so far.
           tick: below `num_ticks`.
         Returns:
-          the compute copy with the piece in it.
+          the gathered weights with the piece in them.
         """
         chunk, piece = tick // self.num_stages + 1, tick % self.num_stages
 
@@ -200,14 +200,14 @@ class Pieces:
     def finish(
         self, grads: Chunks, totals: tuple[PyTree, ...], parts: list[Array]
     ) -> Chunks:
-        """Reduce what had no pieces, the first chunk, and put all together.
+        """Reduce the weights without pieces and the first chunk; join all parts.
 
         Args:
           grads: this device's gradients, leaves [v, n, ...]. For the joined weights the
             first chunk's are in `totals`; None with one chunk.
           totals: gradients of the joined weights of the first chunk, by layer; each
             layer is reduced by itself if `split`.
-          parts: what `reduce` returned, stacked over the ticks.
+          parts: results of `reduce`, stacked over the ticks.
         Returns:
           this device's parts of the reduced gradients, leaves [v, n, ...].
         """
@@ -241,7 +241,7 @@ class Pieces:
         return Chunks(joined, jax.tree.map(others, grads.others, specs.others))
 
     def _started(self, x: Array, spec: PartitionSpec) -> Array:
-        """Return what of a leaf [v, n, ...] `start` gathers, [slots, ...]."""
+        """Return the part of a leaf [v, n, ...] that `start` gathers, [slots, ...]."""
         return x.reshape(-1, *x.shape[2:]) if self._cut(x, spec) is None else x[0]
 
     def _gather_layer(
@@ -273,7 +273,7 @@ class Pieces:
             yield x, spec, self._cut(x, spec)
 
     def _cut(self, x: Array, spec: PartitionSpec) -> "_Cut | None":
-        """Choose the dim, not split over the shards, that makes most pieces up to P."""
+        """Choose the dim, not split over the shards, with the most pieces up to P."""
         if self.num_ticks == 0:
             return None
         sizes = x.shape[1:]
@@ -299,7 +299,7 @@ class _Cut(NamedTuple):
 
     dim: int
     num: int
-    """Pieces; in ticks that are left over the last one goes again."""
+    """Number of pieces; in the remaining ticks the last one is sent again."""
 
 
 def _largest_divisor(size: int, most: int) -> int:

@@ -4,35 +4,36 @@ Enters: a schedule (`pipeline.schedule`), the model as four functions of one dev
 weights as this device holds them, the microbatches. Leaves: the loss and the gradients.
 Everything here runs per device inside a `jax.shard_map` over all mesh axes.
 
-The ticks are scanned, phase by phase: warm-up, steady, cool-down. The bodies of these
-loops are all that is compiled, however many ticks and microbatches there are. In a tick
+The ticks are scanned, phase by phase: warm-up, steady, cool-down. Only the bodies of
+these loops are compiled, however many ticks and microbatches there are. In a tick
 
-1. the gradient of the tick before starts on its way to the previous stage;
-2. the forward slot runs a chunk, and keeps in a ring buffer what its backward slot will
-   need; at the last chunk the loss and its gradient follow;
-3. its output starts on its way to the next stage;
+1. the stage starts to send the gradient of the tick before to the previous stage;
+2. the forward slot runs a chunk, and stores in a ring buffer the residuals for its
+   backward slot; at the last chunk the loss and its gradient follow;
+3. the stage starts to send its output to the next stage;
 4. the backward slot runs a chunk's backward pass on the gradient that has arrived, and
    adds to the gradients of the weights (`pipeline.held`);
-5. what has arrived, or an embedding, is made ready for the next tick.
+5. the stage prepares the activation that has arrived, or an embedding, for the next
+   tick.
 
-So the two transfers, one in each direction, have the whole of the other slot to finish.
-The last step is not left to the next tick for a reason: a transfer whose result only
-leaves the loop's body XLA moves to the start of the next turn, where nothing is left to
-hide it (collective-permute-motion, jax 0.11.2). What follows from the weights alone is
-never kept: the backward slot is given them.
+So each of the two transfers, one per direction, can overlap all of the other slot. Step
+5 is in this tick for a reason: if the result of a transfer is only an output of the
+loop's body, XLA moves the transfer to the start of the next iteration, where nothing
+overlaps it (collective-permute-motion, jax 0.11.2). Values that depend only on the
+weights are never stored: the backward slot gets the weights.
 
 Weights are gathered in the order of their first use: the embedding, then the layers of
-the first chunk, then, beside the warm-up, the pieces of the other chunks and the head,
-which is first used after the warm-up. The head's gradients are complete after the last
-loss, and are reduced beside the cool-down. Those of the embedding are reduced after the
-last tick.
+the first chunk. The pieces of the other chunks and the head, which is first used after
+the warm-up, are gathered during the warm-up. The head's gradients are complete after
+the last loss, and are reduced during the cool-down. Those of the embedding are reduced
+after the last tick.
 
-A stage that has nothing to do in a slot computes on whatever is there and keeps nothing
-of it (`idle="compute"`; its backward slot adds zeros), or skips the slot by a condition
-(`idle="skip"`). Both take the same time, as the others are waited for anyway; but a
-condition makes a GPU wait for the host, and what is inside may not send around the ring
-of another axis. The embedding and the loss, which one stage in P computes, are always
-skipped elsewhere.
+A stage that has nothing to do in a slot computes on arbitrary data and discards the
+result (`idle="compute"`; its backward slot adds zeros), or skips the slot by a
+condition (`idle="skip"`). Both take the same time, as the stage waits for the others
+anyway. But a condition makes a GPU wait for the host, and code inside it may not send
+around the ring of another axis. Stages that do not compute the embedding or the loss,
+which one stage in P computes, always skip them.
 
 Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; Jiang et al. 2024,
 arXiv:2402.15627, section 3.2 (sends and receives apart from each other). Activations
@@ -123,7 +124,7 @@ def gradients(
             carry_and_log: tuple[Carry, Any], row: Row, phase: Body = phase
         ) -> Any:
             carry, log = carry_and_log
-            # What a tick uses first, or its work would not wait for the mark.
+            # Mark the array that a tick uses first: its work then waits for the mark.
             first = "x" if phase.has_forward else "dx"
             log, value = mark(log, getattr(carry, first))
             carry = carry._replace(**{first: value})
@@ -133,7 +134,7 @@ def gradients(
                 with jax.named_scope(scopes.phase("backward")):
                     part = pieces.reduce(carry.d_chunks, since)
             if phase.gathers:
-                # No slot of this tick reads the piece: it has the tick to arrive.
+                # No slot of this tick reads the piece, so the whole tick overlaps it.
                 copy = pieces.gather(stored, carry.chunks, row["tick"])
                 carry = run.tick(phase, carry, row, head)._replace(chunks=copy)
                 return (carry, log), part

@@ -1,4 +1,4 @@
-"""Pipeline schedules as tables: who does what in which tick. NumPy only.
+"""Pipeline schedules as tables: the work of each stage in each tick. NumPy only.
 
 Enters: the name of a schedule, P stages, v chunks a stage, M microbatches. Leaves:
 tables [ticks, P] that the executor follows (`pipeline.run`) and that people look at
@@ -6,17 +6,17 @@ tables [ticks, P] that the executor follows (`pipeline.run`) and that people loo
 
 The layers are cut into K = v P chunks, and stage s holds the chunks s, s + P, s + 2P,
 ..., its local chunks 0 to v - 1. A *tick* has a forward slot and a backward slot, and
-every stage fills each of them with one (chunk, microbatch) or leaves it idle. What a
-slot makes is sent at its end and used by the neighbour in the next tick; the one
-exception is the last chunk, whose backward slot may follow its forward slot within a
-tick, as no wire lies between.
+every stage fills each of them with one (chunk, microbatch) or leaves it idle. The
+result of a slot is sent at its end, and the neighbour uses it in the next tick. The one
+exception is the last chunk: its backward slot may follow its forward slot within a
+tick, as nothing is sent between them.
 
 Forward slots go through the microbatches in groups of P, chunk by chunk within a group:
 the k-th slot of a stage, with g = k div (v P) and r = k mod (v P), is chunk r div P of
 microbatch g P + r mod P, in tick s + k. Backward slots take the same order with the
 chunks reversed. *1F1B* starts them as soon as the first gradient arrives,
-(v - 1) P + 2 (P - 1) - s ticks after the start: from there on each tick does one of
-both. *GPipe* does all forward slots first.
+(v - 1) P + 2 (P - 1) - s ticks after the start. From then on each tick has one forward
+and one backward slot. *GPipe* does all forward slots first.
 
 Source: Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 (1F1B) and 2.2.2
 (interleaved); Huang et al. 2019, arXiv:1811.06965 (GPipe). Differs: stages move in
@@ -68,13 +68,13 @@ class Schedule:
     backward_chunk: Table
     backward_microbatch: Table
     stash_write: Table
-    """Slot in which the forward slot leaves what the backward slot will need; of an
-    idle forward slot, one that holds nothing."""
+    """Buffer entry in which the forward slot stores the residuals for its backward
+    slot; for an idle forward slot, an unused entry."""
     stash_read: Table
     """Slot that the backward slot reads."""
     gradient_write: Table
-    """Slot for the gradient that arrives in this tick, from the next stage or, at the
-    last chunk, from the loss; where none arrives, one that holds nothing."""
+    """Buffer entry for the gradient that arrives in this tick, from the next stage or,
+    at the last chunk, from the loss; if none arrives, an unused entry."""
     gradient_read: Table
     """Slot that the backward slot reads."""
 
@@ -90,12 +90,12 @@ class Schedule:
 
     @property
     def num_stash_slots(self) -> int:
-        """Slots of the ring buffer for what waits for its backward slot."""
+        """Entries of the ring buffer for residuals that a backward slot will read."""
         return int(self.stash_write.max()) + 1
 
     @property
     def num_gradient_slots(self) -> int:
-        """Slots of the ring buffer for gradients that have arrived."""
+        """Entries of the ring buffer for gradients that have arrived."""
         return int(self.gradient_write.max()) + 1
 
     @property
@@ -118,9 +118,9 @@ class Schedule:
 
     @property
     def bubble_ticks(self) -> int:
-        """Forward slots that pass beyond the v M that a stage fills; as many backward.
+        """Forward slots beyond the v M that a stage fills; as many backward slots.
 
-        In lockstep a slot takes its time if one stage fills it.
+        In lockstep a slot takes its full time if at least one stage fills it.
         """
         work = self.num_chunks * self.num_microbatches
         return int(_is_used(self.forward_chunk).sum()) - work
@@ -171,7 +171,7 @@ def build(
       num_chunks: v, chunks of each stage.
       num_microbatches: M; with more than one chunk a multiple of P.
     Raises:
-      ValueError: the numbers make no schedule.
+      ValueError: there is no schedule for these numbers.
     """
     check(
         name,
@@ -200,9 +200,9 @@ def build(
 def build_forward(
     *, num_stages: int, num_chunks: int, num_microbatches: int
 ) -> Schedule:
-    """Build the schedule of an evaluation: forward slots only, nothing is kept.
+    """Build the schedule of an evaluation: forward slots only, no residuals.
 
-    Any number of microbatches will do: where it is no multiple of P, the last group
+    Any number of microbatches is valid: if it is not a multiple of P, the last group
     has idle slots.
     """
     groups = -(-num_microbatches // num_stages)
@@ -231,7 +231,7 @@ def build_forward(
 def check(
     name: str, *, num_stages: int, num_chunks: int, num_microbatches: int
 ) -> None:
-    """Refuse numbers that make no schedule.
+    """Refuse numbers for which there is no schedule.
 
     Raises:
       ValueError: with the rule and the numbers.
@@ -284,12 +284,12 @@ def _place(
 
 
 def _is_used(table: Table) -> Bool[np.ndarray, " ticks"]:
-    """Say of each tick whether one stage or more has something to do in it."""
+    """Say for each tick whether at least one stage has work in it."""
     return (table != IDLE).any(axis=1)
 
 
 def _with_slots(**fields) -> Schedule:
-    """Complete a schedule: give each thing that waits a slot of its ring buffer."""
+    """Complete a schedule: assign an entry of its ring buffer to each stored value."""
     forward, backward = fields["forward_chunk"], fields["backward_chunk"]
     nothing = np.full_like(forward, IDLE)
     schedule = Schedule(
@@ -313,7 +313,7 @@ def _with_slots(**fields) -> Schedule:
         for (chunk, _), tick in end.items():
             if (chunk, stage) != (last_chunk, last_stage):
                 gradient[tick] = tick
-        # The executor writes in every tick of a phase, also where a stage is idle.
+        # The executor writes in every tick of a phase, even if a stage is idle.
         for tick in np.flatnonzero(uses_forward):
             stash.setdefault(int(tick), None)
         for tick in np.flatnonzero(uses_forward | uses_backward):
@@ -332,10 +332,10 @@ def _allocate(
     write: Int[np.ndarray, " ticks"],
     read: Int[np.ndarray, " ticks"],
 ) -> None:
-    """Give each lifetime (tick written -> tick read, None: not at all) a slot.
+    """Assign a buffer entry to each lifetime (tick written -> tick read, None: never).
 
-    First fit in order of time: the number of slots is the largest number alive in one
-    tick. A slot is free again in the tick after it was read.
+    First fit in order of time: the number of entries is the largest number alive in one
+    tick. An entry is free again in the tick after it was read.
     """
     free: list[int] = []
     held: list[tuple[int, int]] = []

@@ -1,11 +1,11 @@
 """Schedules to look at: as text, as SVG, as a page with the counts.
 
-Enters: a `Schedule`. Leaves: strings. In each of the pictures a stage has two lines,
-its forward slots above its backward slots, and each tick is a column. A filled slot
-says microbatch and chunk: `3b` is microbatch 3 in the stage's second chunk, `3` where
-a stage has one chunk only. An idle slot (grey, a dot in text) is time in which the
-stage waits, as others use the slot: these are the bubble. Where no stage uses a slot
-there is nothing, and the tick is shorter by as much.
+Enters: a `Schedule`. Leaves: strings. In each picture a stage has two lines, its
+forward slots above its backward slots, and each tick is a column. A filled slot shows
+microbatch and chunk: `3b` is microbatch 3 in the stage's second chunk, `3` if a stage
+has only one chunk. An idle slot (grey, a dot in text) is time in which the stage waits
+because other stages use the slot: these slots are the bubble. A slot that no stage uses
+is left out, and the tick is shorter by that slot.
 """
 
 import colorsys
@@ -83,8 +83,7 @@ def counts(schedule: Schedule) -> dict[str, Any]:
 def text(schedule: Schedule, *, num_columns: int = 100) -> str:
     """Draw a schedule in lines of at most num_columns characters.
 
-    What does not fit beside each other is continued below. Chunks of backward slots
-    are written in capitals.
+    Longer lines continue below. Chunks of backward slots are written in capitals.
     """
     width = max(1 + _longest_label(schedule), len(str(schedule.num_ticks)))
     margin = len(_margin(schedule.num_stages - 1, "F"))
@@ -111,7 +110,7 @@ def count_lines(schedule: Schedule) -> list[str]:
 
 
 def svg(schedule: Schedule) -> str:
-    """Draw a schedule as an SVG image, which needs nothing from elsewhere."""
+    """Draw a schedule as a self-contained SVG image."""
     cell = _cell_width(schedule)
     width = _LEFT + cell * schedule.num_ticks + 1
     height = _stage_top(schedule.num_stages)
@@ -140,9 +139,9 @@ def svg(schedule: Schedule) -> str:
 
 
 def page(schedule: Schedule) -> str:
-    """Write an HTML page: the picture, what its colours mean, the counts.
+    """Write an HTML page: the picture, a legend of its colours, the counts.
 
-    It needs no script and nothing from elsewhere, and prints in landscape.
+    It is self-contained, has no script, and prints in landscape.
     """
     title = _title(schedule)
     legend = "\n".join(f"<li>{item}</li>" for item in _legend(schedule))

@@ -1,7 +1,7 @@
 """One tick of a pipeline on one device: a forward and a backward slot.
 
-`Execution` holds what all ticks share, `Carry` what goes from one to the next. What a
-tick does, and in which order, is in the docstring of `pipeline.run`.
+`Execution` holds the data that all ticks share, `Carry` the data that one tick passes
+to the next. The docstring of `pipeline.run` lists the work of a tick in order.
 """
 
 import dataclasses
@@ -37,18 +37,19 @@ _TABLES = (
 
 
 class Carry(NamedTuple):
-    """What goes from tick to tick."""
+    """Data that one tick passes to the next."""
 
     x: Array
     """Input of the forward slot."""
     dx: Array
-    """What the last backward slot made, to be sent."""
+    """Result of the last backward slot, to be sent."""
     gradients: Array
     """Ring buffer of gradients that have arrived, [slots, b, t, D]."""
     stash: tuple[Array, ...]
-    """Ring buffers of what waits for its backward slot, [slots, ...]."""
+    """Ring buffers of residuals that wait for their backward slot, [entries, ...]."""
     chunks: Chunks
-    """The compute copy, leaves [v, n, ...]; carried as it may still be gathered."""
+    """The gathered weights, leaves [v, n, ...]; in the carry as pieces may still
+    arrive."""
     total: Array
     """Sum of the losses."""
     d_chunks: Chunks
@@ -95,7 +96,7 @@ class Execution:
         self.schedule, self.model, self.embedding = schedule, model, embedding
         self.microbatches, self.options = microbatches, options
         self.stage = collectives.stage_index()
-        # Picked by the stage, as in a tick: its type says that it varies over stages.
+        # Selected by the stage, as in a tick, so that its type varies over stages.
         self.any_microbatch = {
             name: _get(x, self.stage) for name, x in microbatches.items()
         }
@@ -141,15 +142,15 @@ class Execution:
         return (chunk == self.schedule.num_chunks - 1) & (self.stage == last_stage)
 
     def microbatch(self, index: Int[Array, ""]) -> Microbatch:
-        """Return a microbatch; of an idle slot, any."""
+        """Return a microbatch; for an idle slot, any."""
         return {name: _get(x, index) for name, x in self.microbatches.items()}
 
     def pick(self, chunks: PyTree, chunk: Int[Array, ""]) -> PyTree:
-        """Return the weights of a local chunk; of an idle slot, any."""
+        """Return the weights of a local chunk; for an idle slot, any."""
         return jax.tree.map(lambda w: _get(w, chunk), chunks)
 
     def if_used(self, chunk: Int[Array, ""], compute: Callable[[], Any]) -> Any:
-        """Compute a slot; an idle one gives anything, or zeros if skipped."""
+        """Compute a slot; an idle one returns arbitrary values, or zeros if skipped."""
         if self.options.idle == "compute":
             return compute()
         types = jax.eval_shape(compute)
@@ -267,7 +268,7 @@ class Execution:
         )
 
     def _forward_slot(self, carry: Carry, row: Row) -> tuple[Array, Carry]:
-        """Run a chunk forward; keep what its backward slot needs."""
+        """Run a chunk forward; store the residuals for its backward slot."""
         chunk = row["forward_chunk"]
         context = self.model.context(self.microbatch(row["forward_microbatch"]))
         others = self.pick(carry.chunks.others, chunk)
@@ -275,8 +276,8 @@ class Execution:
         y, kept = self.if_used(
             chunk, lambda: self._keep(carry.x, held, context, self.number(chunk))
         )
-        # Without a layout XLA chooses that of one slot for a buffer, and copies all of
-        # it for the other slot.
+        # Without this constraint XLA gives a buffer the layout that one slot uses, and
+        # copies all of it for the other slot.
         stash = tuple(
             row_major(_put(row_major(buffer), row["stash_write"], row_major(leaf)))
             for buffer, leaf in zip(carry.stash, kept, strict=True)
@@ -288,8 +289,8 @@ class Execution:
     ) -> tuple[Array, Carry]:
         """Add the loss of a microbatch that has left the last chunk.
 
-        Its gradient takes the place of the one that arrives from the next stage, which
-        the last chunk has not got.
+        The last chunk receives no gradient from a next stage; the gradient of the loss
+        takes its place.
         """
         micro = self.microbatch(row["forward_microbatch"])
 
@@ -394,7 +395,7 @@ class Execution:
     # -------------------------------------------- a chunk, and what is kept of it
 
     def _keep(self, x: Array, *args: PyTree) -> tuple[Array, tuple[Array, ...]]:
-        """Run a chunk; return its output and what its backward slot needs."""
+        """Run a chunk; return its output and the residuals for its backward slot."""
         with jax.named_scope(scopes.SLOT):
             if self.options.stash == "input":
                 return self.model.chunk(x, *args), (x,)
@@ -414,7 +415,7 @@ class Execution:
 
 
 def _get(buffer: Array, slot: Int[Array, ""]) -> Array:
-    # An idle slot reads entry 0; jax would take its -1 as the last one.
+    # An idle slot reads entry 0; jax would read the last entry for its index -1.
     if buffer.shape[0] == 1:
         return buffer[0]
     return lax.dynamic_index_in_dim(buffer, jnp.maximum(slot, 0), 0, keepdims=False)
