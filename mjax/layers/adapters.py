@@ -1,10 +1,10 @@
 """Low-rank adapters of linear layers: y = x W + scale (x A) B, with W frozen.
 
-A and B are parameters beside W, which stays as it is. A is drawn, B starts as zero, so
-that a new adapter changes nothing. Over tp they are split as W is: of a weight that
-reads the residual stream B has the split outputs, of one that adds to it A has the
-split inputs. Both go through the products of `layers.linear` with the weights: A is one
-more weight of the input, (part A) with B one more part of the output.
+A and B are parameters beside W, which does not change. A is drawn and B starts as zero,
+so a new adapter changes nothing. tp splits them as it splits W: if W reads the residual
+stream, B has the split outputs; if W adds to it, A has the split inputs. The matmuls of
+`layers.linear` include both: A is one more weight of an input projection, and B, with
+(part A) as its input, one more weight of an output projection.
 
 Source: Hu et al. 2021, arXiv:2106.09685, section 4.1. A is drawn as in PEFT 0.19, from
 U(-a, a) with a = 1/sqrt(inputs).
@@ -37,17 +37,17 @@ class Adapted(NamedTuple):
 
 
 Weight = Float[Array, "..."] | Adapted
-"""Of this device: `linear.InWeight` or `linear.OutWeight`, or one with its adapter."""
+"""A local weight: `linear.InWeight` or `linear.OutWeight`, or one with its adapter."""
 
 
 class Adapter(nnx.Module):
     """A [inputs..., r] and B [r, outputs...] of one linear layer."""
 
     def __init__(self, weight: nnx.Param, rank: int, *, rngs: nnx.Rngs):
-        """Draw A; make B of zeros. Weight decay applies to both: it leads to W.
+        """Draw A; make B zeros. Weight decay applies to both and pulls towards W.
 
         Args:
-          weight: its last dim is the only output if that is the model's width.
+          weight: its last dim is the only output dim if it is the model's width.
           rank: r.
           rngs: the stream to draw from.
         """
@@ -70,7 +70,7 @@ class Adapters(nnx.Module):
     def __init__(
         self, config: AdapterConfig, part: str, module: nnx.Module, *, rngs: nnx.Rngs
     ):
-        """Create those of the weights of `module` that the config names.
+        """Create the adapters of the weights of `module` that the config names.
 
         Args:
           config: which weights, and the rank.
@@ -99,7 +99,7 @@ def make_adapters(
     """Create the adapters of a part of a block; None if no weight of it has one."""
     if config is None or not _names(config, part):
         return None
-    # A stream of their own: the weights are drawn as without adapters.
+    # Adapters use a separate stream, so the weights are drawn as without adapters.
     key = jax.random.fold_in(rngs.params.key[...], zlib.crc32(part.encode()))
     own = nnx.Rngs(params=key)
     return Adapters(config, part, module, rngs=own)
@@ -123,7 +123,7 @@ def adapted(
       adapters: of the module, or None.
       name: of the weight.
       weight: its value.
-      local: picks this device's outputs where the weight holds more.
+      local: selects this device's outputs if the weight holds more.
     """
     weight = local(weight)
     return weight if adapters is None else adapters.beside(name, weight, local)
@@ -142,8 +142,8 @@ def column_parallel(
     Args:
       x: the device's part of the sequence.
       weights: local, [D, ...] each; joined here.
-      num_chunks: as there.
-      apart: multiply each weight by itself, in one chunk, as
+      num_chunks: as in `linear.column_parallel`.
+      apart: use one matmul per weight, in one chunk, as
         `linear.column_parallel_apart` does.
       in_fp8: as in `linear.column_parallel`; not with adapters, nor with `apart`.
     """
@@ -184,7 +184,7 @@ def row_parallel(
     Args:
       parts: inputs of the weights.
       weights: local, [..., D] each; joined here.
-      num_chunks: as there.
+      num_chunks: as in `linear.row_parallel`.
       apart: as in `column_parallel`.
       in_fp8: likewise.
     """

@@ -19,7 +19,7 @@ Core = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """(q [B, T, N, H], k, v [B, T, K, H]), positions applied -> attended values as q."""
 
 CachedCore = Callable[[Core, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-"""(the core of training, q, k, v) -> what takes its place, and what it keeps."""
+"""(training core, q, k, v) -> attended values of its replacement, and its cache."""
 
 
 class Attention(nnx.Module):
@@ -41,8 +41,8 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
         adapters: AdapterConfig | None = None,
     ):
-        """Create wq [D, N, H], wk and wv [D, K, H], wo [N, H, D], and what is optional:
-        biases, norms of queries and keys, adapters.
+        """Create wq [D, N, H], wk and wv [D, K, H], wo [N, H, D]. Optional parameters
+        are biases, norms of queries and keys, and adapters.
         """
         self.config = config
         d, h = config.d_model, config.head_width
@@ -59,7 +59,7 @@ class Attention(nnx.Module):
         self.bv = zeros((k, h), kv_dims[1:]) if bias else None
         self.bo = zeros((d,), ("embed",)) if config.use_out_bias else None
         norm = config.qk_norm
-        # One scale for all heads: tp leaves it whole, and its gradients are summed.
+        # All heads share one scale: tp does not split it, and sums its gradients.
         self.q_norm = None if norm is None else Norm(h, norm, logical="head_width")
         self.k_norm = None if norm is None else Norm(h, norm, logical="head_width")
         self.adapters = make_adapters(adapters, "attention", self, rngs)
@@ -129,11 +129,11 @@ class Attention(nnx.Module):
           k: projected keys of the local key/value heads.
           v: projected values, as k.
           window: keys a query sees, itself included; None is all.
-          cos_sin: rotary angles; None leaves positions out.
+          cos_sin: rotary angles; None rotates nothing.
           segments: documents of the row; attention stays inside one. None is one.
-          cached: called in place of the core, where keys and values are kept.
+          cached: called in place of the core if keys and values are cached.
         Returns:
-          the attended values, and what `cached` keeps; None without it.
+          the attended values, and the cache that `cached` returns; None without it.
         """
 
         def heads(x: jax.Array, bias: nnx.Param | None, local: bool) -> jax.Array:

@@ -2,7 +2,7 @@
 
 The residual stream is split along the sequence over tp ([B, t, D], t = T/tp) in both.
 A parallel block enters and leaves its tensor-parallel region once, a serial block
-twice: half the traffic for the same work.
+twice. So the parallel block has half the communication for the same work.
 """
 
 import abc
@@ -34,12 +34,12 @@ class Context(NamedTuple):
     segments: Int[Array, "B T"] | None
     """Document of each position; None is one document a row."""
     cached: CachedCore | None = None
-    """In place of the attention core, in generation; None is training."""
+    """Replaces the attention core in generation; None in training."""
     windowed_cos_sin: rope.Angles | None = None
-    """Angles in layers with a window; None is those of the others."""
+    """Angles in layers with a window; None: the same as in the others."""
 
     def angles(self, kind: LayerKind) -> rope.Angles | None:
-        """Return the angles of a kind of layer; None leaves positions out."""
+        """Return the angles of a kind of layer; None rotates nothing."""
         if not kind.rotate:
             return None
         other = self.windowed_cos_sin
@@ -63,7 +63,7 @@ class JoinedParams(NamedTuple):
 
 
 class Block(nnx.Module):
-    """What both blocks share: their parts, and how their weights are joined.
+    """Base of both blocks: their parts, and how their weights are joined.
 
     Training joins the weights of all layers once a step (`join`), runs each layer on
     `JoinedParams`, and gets the gradients of the weights from those of the joined
@@ -73,7 +73,7 @@ class Block(nnx.Module):
     INPUTS: ClassVar[tuple[Group, ...]]
     """Projections [D, F] that read the residual stream."""
     OUTPUTS: ClassVar[tuple[Group, ...]]
-    """Projections [F, D] that add to it."""
+    """Projections [F, D] that add to the residual stream."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Block(nnx.Module):
         Args:
           config: sizes and options.
           rngs: streams to draw parameters from.
-          tp_chunks: chunks in which the sequence crosses tp, each behind the product
-            of another one; 1 is all at once.
+          tp_chunks: chunks of the sequence in tensor-parallel communication. Each is
+            overlapped with the matmul of another chunk; 1 is all at once.
           in_fp8: multiply by its weights in 8 bits, see `layers.fp8`.
-          adapters: low-rank adapters of its weights; None is none.
+          adapters: low-rank adapters of its weights; None: without adapters.
         """
         self.dropout = config.dropout
         self.tp_chunks, self.in_fp8 = tp_chunks, in_fp8
@@ -134,21 +134,21 @@ class Block(nnx.Module):
         key: DropoutKey | None,
         projections: Mapping[str, Joined] | None = None,
     ) -> tuple[Float[Array, "B t D"], Any]:
-        """Apply the block; return also what `context.cached` keeps, else None.
+        """Apply the block; return also the cache of `context.cached`, or None.
 
         Args:
           x: this device's part of the residual stream.
           kind: of the layer.
           context: of these rows.
-          key: dropout masks are derived from it; None is no dropout.
+          key: dropout masks are derived from it; None: no dropout.
           projections: the joined weights; None: the block joins its own.
         """
 
     def join(self, params: Params) -> dict[str, Float[Array, "*lead m n"]]:
         """Join weights into one matrix per projection.
 
-        A linear function of the weights. It also picks the key/value heads of this
-        device where tp exceeds their number.
+        This is a linear function of the weights. It also selects the key/value heads of
+        this device if tp exceeds their number.
 
         Args:
           params: this device's parts of the parameters of one block, or of a stack of
@@ -183,7 +183,7 @@ class Block(nnx.Module):
         weights = self.weights(like)
 
         def typed(w: Array) -> Any:
-            # The shape of a weight; otherwise the type of what is transposed.
+            # The shape is that of a weight; the rest of the type is that of `joined`.
             return jax.typeof(sample).update(shape=w.shape)
 
         types = jax.tree.map(typed, weights)
@@ -203,7 +203,7 @@ class Block(nnx.Module):
     def multiplied(
         self, joined: Mapping[str, Float[Array, "m n"]]
     ) -> dict[str, Float[Array, "m n"] | QuantisedWeight]:
-        """Return joined matrices of one layer as the block multiplies by them.
+        """Return the joined matrices of one layer in the form that matmuls use.
 
         In 8 bits a matrix is quantised here once, not at each use.
         """
@@ -298,7 +298,7 @@ def _norm(config: BlockConfig) -> Norm:
 
 
 def _picked(params: Params, is_picked: Any, path: tuple[str, ...] = ()) -> Params:
-    """Return the part of a tree whose leaf paths are picked, without empty dicts."""
+    """Return the part of a tree whose leaf paths are selected, without empty dicts."""
     found = {}
     for name, child in params.items():
         at = (*path, name)

@@ -10,10 +10,10 @@ from mjax.mesh import collectives
 
 
 class DropoutKey(NamedTuple):
-    """Where in the run a mask is drawn; every field is global, never of a shard."""
+    """The key of a mask; every field is global and does not depend on shards."""
 
-    # Not a dataclass: jax.vjp rebuilds the arguments of a chunk with marks in place of
-    # arrays, which a constructor whose types are checked (as in tests) refuses.
+    # Not a dataclass: jax.vjp rebuilds the arguments of a chunk with placeholders for
+    # arrays. A constructor whose types are checked (as in tests) refuses those.
     key: Key[Array, ""]
     """Folded with the seed, the step, the layer and the site, in this order."""
     rows: Int[Array, " B"]
@@ -29,8 +29,8 @@ def dropout(
 ) -> Float[Array, "B t D"]:
     """Zero entries with probability `rate` and scale the rest by 1/(1 - rate).
 
-    The mask is a function of (seed, step, layer, site, global row, global position),
-    so that it is the same on one device, on any mesh and with any microbatches.
+    The mask is a function of (seed, step, layer, site, global row, global position).
+    So it is the same on one device, on any mesh and with any microbatches.
 
     Args:
       x: the device's part of the sequence.

@@ -11,11 +11,11 @@ from mjax.mesh import collectives
 
 
 class Embedding(nnx.Module):
-    """A table of one vector a token, rows split over tp, and one of positions.
+    """A table with one vector per token, its rows split over tp, and one of positions.
 
-    A device looks up the tokens it owns and leaves zeros for the rest; the sum over tp
-    is a reduce-scatter straight into the sequence split. Every device holds the vectors
-    of all positions and adds those of its own part of the sequence.
+    A device looks up the tokens it owns and uses zeros for the rest. The sum over tp is
+    a reduce-scatter directly into the sequence split. Every device holds the vectors of
+    all positions and adds those of its own part of the sequence.
 
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3 (vocabulary-parallel).
     """
@@ -30,7 +30,7 @@ class Embedding(nnx.Module):
         scale: float = 1.0,
         num_positions: int | None = None,
     ):
-        """Create the table [V, D], and that of positions, if they are learned.
+        """Create the table [V, D], and a table of positions if they are learned.
 
         Args:
           vocab: V, padded.
@@ -38,7 +38,7 @@ class Embedding(nnx.Module):
           std: standard deviation of both tables.
           rngs: streams to draw from.
           scale: factor on the vectors of tokens.
-          num_positions: rows of the table of positions; None is no table.
+          num_positions: rows of the table of positions; None: no table.
         """
         self.scale = scale
         self.table = normal((vocab, d_model), ("vocab", "embed"), std, rngs)

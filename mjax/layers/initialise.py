@@ -1,4 +1,4 @@
-"""Parameters with logical names, drawn from a normal or set to zero."""
+"""Parameters with logical names, drawn from a normal distribution or set to zero."""
 
 import jax
 import jax.numpy as jnp
@@ -14,5 +14,5 @@ def normal(
 
 
 def zeros(shape: tuple[int, ...], logical: tuple[str, ...]) -> nnx.Param:
-    """Make a float32 bias of zeros; weight decay leaves it alone."""
+    """Make a float32 bias of zeros; weight decay does not apply to it."""
     return nnx.Param(jnp.zeros(shape, jnp.float32), logical=logical, decay=False)

@@ -1,9 +1,9 @@
 """Projections into and out of a tensor-parallel region, fused.
 
-Several weights that read the same input are joined along their outputs and multiplied
-at once; several that add to the same output are joined along their inputs. Weights are
-stored apart (one leaf a logical matrix, so that no stored value's place depends on tp)
-and joined per device, where each holds its own shard: in training once a step
+Weights that read the same input are joined along their outputs and multiplied at once.
+Weights that add to the same output are joined along their inputs. Weights are stored
+separately, one leaf per logical matrix, so that the place of a stored value does not
+depend on tp. Each device joins its own shards: in training once a step
 (`layers.block.Block.join`), otherwise where they are used (`join_columns`,
 `join_rows`).
 
@@ -35,7 +35,7 @@ InWeight = Float[Array, "D ..."]
 """A weight of this device that reads the residual stream."""
 
 OutWeight = Float[Array, "... D"]
-"""A weight of this device that adds to it."""
+"""A weight of this device that adds to the residual stream."""
 
 
 PROJECTION = "projection"
@@ -75,7 +75,7 @@ def column_parallel(
       num_frozen: number of first columns whose gradient is not computed; it is zeros.
         Only without a total.
       in_fp8: multiply in 8 bits (`layers.fp8`), forward and backward. Activations that
-        cross tp before a matmul are sent in 8 bits. A quantised weight implies it.
+        are sent over tp before a matmul are in 8 bits. A quantised weight implies it.
     Returns:
       x @ w_i for each i, over the whole sequence: n = tp shards of s = t positions, in
       the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
@@ -192,9 +192,9 @@ keep_totals.defvjp(
 )
 
 
-# The backward passes are written out for three reasons. Chunks are multiplied one by
-# one as they arrive, but at once for the gradient of the weights. That matmul adds to
-# the total. Quantised operands are kept in 8 bits.
+# The backward passes are explicit for three reasons. Chunks are multiplied one by one
+# as they arrive, but at once for the gradient of the weights. That matmul adds to the
+# total. Quantised operands are kept in 8 bits.
 
 _Matrix = Array | QuantisedWeight
 
@@ -210,7 +210,7 @@ class _Options(NamedTuple):
 
 
 class _Operand(NamedTuple):
-    """What a matrix is multiplied by, in 8 bits if the matrix is."""
+    """The other factor of a matmul with a matrix, in 8 bits if the matrix is."""
 
     values: Float[Array, "n B s _"]
     scale: Float[Array, ""] | None
@@ -372,7 +372,7 @@ def _multiply_transposed(x: _Operand, y: _Operand, dtype: Any) -> Float[Array, "
 def _multiply_chunks_and_scatter(
     options: _Options, x: _Operand, w: _Matrix, *, transpose: bool = False
 ) -> Float[Array, "B t D"]:
-    """Multiply chunk by chunk; this device's own last, while the others travel."""
+    """Multiply chunk by chunk, this device's own last; sends overlap the matmuls."""
     chunks = x.cut(lambda values: collectives.cut_chunks(values, options.num_chunks))
     if x.scale is not None:
         # Without the barrier XLA dequantises all chunks at once and slices afterwards.

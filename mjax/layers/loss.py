@@ -1,9 +1,9 @@
 """Cross-entropy over a vocabulary split over tensor parallelism.
 
-Logits are never gathered, and kept for a chunk of positions at most: devices exchange
-the maximum, the sum of exponentials and the target's logit of each position, three
-numbers instead of V. The gradients are made in the same pass; the backward pass
-exchanges nothing.
+Logits are never gathered, and at most one chunk of positions has logits in memory.
+Devices exchange the maximum, the sum of exponentials and the target's logit of each
+position: three numbers instead of V. The same pass computes the gradients; the backward
+pass exchanges nothing.
 
 Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3; traffic B x T.
 """

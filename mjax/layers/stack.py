@@ -26,7 +26,7 @@ layer that is left out, input) -> output."""
 
 
 BLOCK_INPUT = "block_input"
-"""Name under which remat policies know the residual stream before a block."""
+"""Name of the residual stream before a block in remat policies."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ class LayerPattern:
     ) -> jax.Array:
         """Apply one layer of a pattern whose parameters are [period, ...].
 
-        It picks its parameters inside of what is computed again in the backward pass:
-        picked outside, they would be kept, a copy of all weights.
+        The layer selects its parameters inside the rematerialised function. If they
+        were selected outside, they would be residuals: a copy of all weights.
         """
         local = first + place
 
@@ -136,12 +136,12 @@ class LayerPattern:
 def checkpointed(
     layer: Callable[..., Any], policy: Remat, *, prevent_cse: bool = True
 ) -> Callable[..., Any]:
-    """Wrap a layer so that the backward pass computes again what the policy says.
+    """Wrap a layer so that the backward pass recomputes what the policy names.
 
     none: nothing; attention: only the attention core (in `layers.attention`); core: all
     but the outputs of projections and of the attention core; dots: all but the outputs
-    of projections; full: the whole layer; offload: the whole layer, whose input waits
-    in host memory.
+    of projections; full: the whole layer; offload: the whole layer, with its input in
+    host memory.
 
     core repeats no matmul with a weight and no attention, only what is between them:
     norms, rotation, activation, dropout and sums. A projection that adds to the
