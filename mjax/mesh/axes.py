@@ -1,7 +1,7 @@
 """Name the mesh axes and compute their sizes.
 
-Enters: the wish of the user (`MeshConfig`) and a number of devices. Leaves: one size
-per axis (`AxisSizes`). Nothing here touches a device.
+Enters: the sizes that the user sets (`MeshConfig`) and a number of devices. Leaves: one
+size per axis (`AxisSizes`). Nothing here touches a device.
 """
 
 import dataclasses
@@ -164,10 +164,10 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
 
 
 def tp_chunks(config: MeshConfig, tp: int) -> int:
-    """Return in how many chunks activations cross tp; 1 is all at once.
+    """Return the chunks of activations in tensor-parallel communication; 1 is all.
 
     Args:
-      config: the wish of the user.
+      config: the sizes that the user sets.
       tp: size of the axis.
     Raises:
       ValueError: there are more chunks than tp.

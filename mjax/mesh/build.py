@@ -3,11 +3,11 @@
 Enters: axis sizes and devices, real ones or those of a described topology. Leaves: a
 `jax.sharding.Mesh` with all axes, and a text that shows it.
 
-The order is decided here alone: hosts one after the other, and inside a host by
-process and device; the axes are laid over that list outermost first. So a
-tensor-parallel group is a run of neighbours on one host, a data-parallel group spans
-the nearest hosts, and pipeline neighbours, which exchange least, are furthest apart
-(Jiang et al. 2024, section 2, arXiv:2402.15627).
+Only this module decides the order: by host, then by process, then by device. The axes
+are laid over that list outermost first. So the devices of a tensor-parallel group are
+neighbours on one host, and a data-parallel group spans the nearest hosts. Pipeline
+neighbours, which exchange least, are furthest apart (Jiang et al. 2024, section 2,
+arXiv:2402.15627).
 """
 
 import math
@@ -22,7 +22,7 @@ from jax.sharding import AxisType, Mesh
 from mjax.mesh.axes import AXES, AxisSizes
 
 MAX_ROWS = 64
-"""Largest mesh of which `describe` shows every device."""
+"""Number of devices up to which `describe` shows every device."""
 
 FIRST_ROWS = 16
 """Devices shown of a larger mesh."""
@@ -62,15 +62,15 @@ def build_mesh(
         _check_tp_inside_hosts(grid)
     if sizes.dp_node > 1:
         _check_shards_of_hosts(grid)
-    # Auto, because the step is a shard_map over all axes: nothing is left to a
-    # partitioner, and values carry no sharding in their types.
+    # Auto, because the step is a shard_map over all axes: no partitioner has work to
+    # do, and values carry no sharding in their types.
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def describe(mesh: Mesh) -> str:
     """Show which device sits where, as a table.
 
-    The text is the same on every process. Of a mesh of more than `MAX_ROWS` devices
+    The text is the same on every process. For a mesh of more than `MAX_ROWS` devices
     only the first rows are shown.
 
     Args:
@@ -101,7 +101,7 @@ def describe(mesh: Mesh) -> str:
 
 
 def devices_per_host(devices: Iterable[Any]) -> int:
-    """Count the devices of a host; of unlike hosts, their greatest common divisor.
+    """Count the devices of a host; if hosts differ, the greatest common divisor.
 
     Tensor-parallel groups stay inside hosts if and only if tp divides this number.
 
@@ -115,9 +115,9 @@ def host_of(device: Any) -> int:
     """Return the number of the host of a device.
 
     In a run of several processes `partition_index` numbers the machines, however many
-    processes each has (jax compares their boot ids); a run of one process on CPU has
-    none, and one host. A topology without hardware has one process per host, and says
-    partition 0 for all of them (jax 0.11 and 0.12).
+    processes each has (jax compares their boot ids). A run of one process on CPU has no
+    `partition_index`, and one host. A topology without hardware has one process per
+    host, and partition 0 for all of them (jax 0.11 and 0.12).
     """
     if device.client.local_device_count() == 0:
         return device.process_index

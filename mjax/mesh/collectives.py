@@ -1,14 +1,14 @@
 """Collectives by role, for code that runs per device inside the step's shard_map.
 
-Layers say what they need (the whole sequence, the sum over the vocabulary shards);
-this module knows the mesh axis. Every value here is *varying* over all mesh axes
-unless a function says otherwise; see `vary`. On an axis of size 1 a collective returns
-its input: the choice is static.
+Layers call a collective by its role (the whole sequence, the sum over the vocabulary
+shards); this module maps the role to a mesh axis. Every value here is *varying* over
+all mesh axes unless a function says otherwise; see `vary`. On an axis of size 1 a
+collective returns its input: the choice is static.
 
 Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2):
-between the projections activations are split along the sequence over tp, so a
-tensor-parallel region is entered by an all-gather and left by a reduce-scatter. The
-two are each other's transpose, so the backward pass has the same cost.
+between the projections activations are split along the sequence over tp. So a
+tensor-parallel region starts with an all-gather and ends with a reduce-scatter. Each is
+the transpose of the other, so the backward pass has the same cost.
 """
 
 import functools
@@ -57,9 +57,10 @@ def gather_chunks(
 ) -> list[Shaped[Array, "_ B s D"]]:
     """All-gather the sequence over tp as `num` chunks, so that each can be used alone.
 
-    A chunk is a run of shards. The first is this device's own, which waits for nobody;
-    then come those of the devices that follow on the axis (relative order), each sent
-    straight from its owner: no transfer waits for another one.
+    A chunk is a range of shards. The first chunk is this device's own shard, which
+    needs no transfer. The next ones hold the shards of the devices that follow on the
+    axis (relative order). Each owner sends its shard directly, so no transfer waits for
+    another one.
 
     Args:
       x: this device's positions, t = T/tp.
@@ -90,8 +91,8 @@ def scatter_chunks(
 ) -> Shaped[Array, "B t D"]:
     """Sum partial results over tp and keep this device's t = T/tp positions.
 
-    The transpose of `gather_chunks`. A partial sum travels in the dtype of the chunks,
-    once, and is added in float32 where it arrives: a ring would round at every hop.
+    The transpose of `gather_chunks`. A partial sum is sent once, in the dtype of the
+    chunks, and added in float32 by its receiver. A ring would round at every hop.
 
     Args:
       chunks: in the order of `gather_chunks`.
@@ -106,7 +107,7 @@ def scatter_chunks(
 
 
 def _send_by(x: jax.Array, distance: int) -> jax.Array:
-    """Give x to the device that many places further on tp; return what arrives."""
+    """Send x to the device `distance` places further on tp; return what arrives."""
     size = lax.axis_size(TP)
     return lax.ppermute(x, TP, [(j, (j + distance) % size) for j in range(size)])
 
@@ -138,7 +139,7 @@ def _roll(x: jax.Array, distance: jax.Array) -> jax.Array:
     return x.at[order].get(mode="promise_in_bounds", unique_indices=True)
 
 
-# Each is the other's transpose; jax's transpose of an indexing is a scatter.
+# Each is the transpose of the other; jax would transpose an indexing to a scatter.
 to_natural.defvjp(
     lambda x: (to_natural(x), x.shape[0]), lambda num, g: (_to_relative(num, g),)
 )
@@ -187,9 +188,9 @@ def local_kv_heads(
 ) -> Shaped[Array, "*lead k H"]:
     """Return the key/value heads that this device's query heads use.
 
-    Where K divides by tp the parameter is already split and returned as it is. Where
-    K < tp every device holds all K and picks one: devices that share a head each
-    get a partial gradient, and the sum over tp (see `mesh.zero`) adds them.
+    If tp divides K, the parameter is already split and returned unchanged. If K < tp,
+    every device holds all K heads and selects one. Devices that share a head each get a
+    partial gradient, and the sum over tp (see `mesh.zero`) adds them.
 
     Args:
       w: a parameter with the key/value heads second to last.
@@ -224,17 +225,17 @@ def stage_index() -> Int[Array, ""]:
 
 
 def send_to_next_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Give x to the next stage, the last one to the first; return what arrives."""
+    """Send x to the next stage, the last one to the first; return what arrives."""
     return _send_around(x, 1)
 
 
 def send_to_previous_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Give x to the stage before, the first one to the last; return what arrives."""
+    """Send x to the stage before, the first one to the last; return what arrives."""
     return _send_around(x, -1)
 
 
 def _send_around(x: jax.Array, step: int) -> jax.Array:
-    # Always the whole ring: stages that do not mean to send send what nobody reads.
+    # Always the whole ring: stages with nothing to send send data that is not read.
     num_stages = lax.axis_size(PP)
     if num_stages == 1:
         return x
@@ -250,10 +251,10 @@ def gather_vocab(x: Shaped[Array, "*dims v"]) -> Shaped[Array, "*dims V"]:
 
 
 def settle[Tree](tree: Tree, *, over_dp: bool = True) -> Tree:
-    """Say of values that are the same on several devices that they are.
+    """Make values that are equal on several devices invariant in their types.
 
-    They are computed alike on all of tp and pp, and on dp too where `over_dp` says so;
-    their type does not know. For small arrays: it is a maximum over these axes.
+    They are equal over tp and pp, and also over dp if `over_dp`, but their types vary
+    over these axes. Use it for small arrays: it takes a maximum over these axes.
     """
     axes = (PP, TP, *(DP if over_dp else ()))
     return jax.tree.map(lambda x: lax.pmax(x, axes), tree)

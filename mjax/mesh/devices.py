@@ -1,4 +1,4 @@
-"""What this process may see of devices; call it before anything touches one."""
+"""Set which devices this process sees; call it before anything touches a device."""
 
 import os
 from pathlib import Path
@@ -22,10 +22,10 @@ def simulate_devices(num_devices: int) -> None:
 
 
 def load_plugin_without_gpu() -> None:
-    """Let jax's CUDA plugin load without a GPU, nor the libraries to run on one.
+    """Let jax's CUDA plugin load without a GPU and without the libraries to run on one.
 
-    Such a plugin is there to compile (the `[plan]` extra). Without this, jax prints an
-    error for the cuDNN that it misses and leaves the plugin out. With a GPU, or after a
+    Such a plugin only compiles (the `[plan]` extra). Without this call, jax prints an
+    error about the missing cuDNN and does not load the plugin. With a GPU, or after a
     device has been touched, nothing changes.
     """
     # The files by which jax itself looks for a GPU (jax/_src/hardware_utils.py).
@@ -35,7 +35,7 @@ def load_plugin_without_gpu() -> None:
 
 
 def keep_compiled_programs() -> None:
-    """Keep what is compiled in the user's cache folder, for the next start."""
+    """Store compiled programs in the user's cache folder, for the next start."""
     cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
     # Small programs too: a restart compiles a dozen of them.

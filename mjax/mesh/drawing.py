@@ -2,8 +2,8 @@
 
 Enters: a mesh. Leaves: lines for a terminal, or an SVG image. A box is a
 tensor-parallel group: its devices exchange most, and are neighbours. A column is a
-pipeline stage, a row one place along the data-parallel axes. Of a large mesh the first
-rows and columns are drawn, and the rest is counted.
+pipeline stage, a row one place along the data-parallel axes. For a large mesh only the
+first rows and columns are drawn, and the others are counted.
 """
 
 import html
@@ -17,13 +17,13 @@ from mjax.mesh.axes import AXES
 from mjax.mesh.build import host_of
 
 MAX_ROWS, MAX_STAGES, MAX_TP = 16, 8, 8
-"""Drawn of the places along data parallelism, of the stages, of the devices of a
-tensor-parallel group."""
+"""Most places along data parallelism, stages, and devices of a tensor-parallel group
+that are drawn."""
 
 _DEVICE, _GAP, _ROW, _LEFT, _TOP = 34, 16, 40, 190, 64
 _HUES = ("#2f6db5", "#c0671b", "#2a8a66", "#7a55a3", "#a8403f", "#5d6b1f")
 _HUES += ("#2b8091", "#8a4a6e")
-"""Of hosts, in turn."""
+"""Colours of hosts, in turn."""
 
 _STYLE = """
 svg { background: #ffffff; --ink: #1a1a1a; --faint: #6b6b6b; --line: #9aa5b1; }
@@ -159,7 +159,7 @@ def _legend(mesh: Mesh) -> Iterator[str]:
 
 
 def _left_out(grid: np.ndarray, num_stages: int) -> Iterator[str]:
-    """Count what is not drawn; of the stages the first num_stages are."""
+    """Count what is not drawn; the first num_stages stages are drawn."""
     for size, most, what in zip(
         grid.shape,
         (num_stages, MAX_ROWS, MAX_TP),

@@ -3,15 +3,15 @@
 Enters: a function of one device, to be mapped by `jax.shard_map`. Leaves: a function
 that returns the same bits, in which each collective depends on the one before it.
 
-XLA's CPU client (jaxlib 0.11.2 and 0.12.0.1) gives all collectives of jax one channel,
-so two devices that are in different collectives of the same group meet as if they were
-in one: the program aborts, blocks, or computes wrong numbers. Each device runs its
-collectives in the order of the schedule, but where two of them share no data, the
-second may begin as soon as the first has *started*. A loop with collectives has only
-started while a part of it waits in another thread, and what follows it meets devices
-that are still in the loop. XLA always respects a data dependence. So where two
-collectives, or loops that have some, have no path between them, the later one in the
-order of the trace gets an operand that depends on the earlier one.
+XLA's CPU client (jaxlib 0.11.2 and 0.12.0.1) gives all collectives of jax one channel.
+So it matches two devices that are in different collectives of the same group as if they
+were in one: the program aborts, blocks, or computes wrong numbers. Each device runs its
+collectives in the order of the schedule. But if two of them share no data, the second
+may begin as soon as the first has *started*. A loop with collectives counts as started
+while a part of it waits in another thread. The collective after the loop is then
+matched with devices that are still in the loop. XLA always respects a data dependence.
+So if there is no path between two collectives, or loops with collectives, the later one
+in the order of the trace gets an operand that depends on the earlier one.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ _INLINED = {
     "custom_vjp_call": "call_jaxpr",
     "remat2": "jaxpr",
 }
-"""What XLA makes part of the caller, and the parameter that holds its jaxpr."""
+"""Primitives that XLA inlines, and the parameter that holds their jaxpr."""
 
 _tie = core.Primitive("tie")
-"""Return the first operand, unchanged, once the others are there."""
+"""Return the first operand, unchanged, once the others are ready."""
 _tie.def_abstract_eval(lambda x, *after: x)
 
 _reduced_alone = core.Primitive("reduced_alone")
@@ -53,7 +53,7 @@ _reduced_alone.def_abstract_eval(lambda x, *, aval: aval)
 
 
 def in_order[R](per_device: Callable[..., R]) -> Callable[..., R]:
-    """Give the collectives of a function an order, where they have none.
+    """Add data dependences that put the collectives of a function in order.
 
     Args:
       per_device: function of one device; runs inside shard_map, already differentiated.
@@ -78,13 +78,13 @@ def _run(jaxpr: core.Jaxpr, args: Sequence[Any]) -> list[Any]:
 class _Order:
     """Evaluates one level of a jaxpr; the body of a loop is a level of its own.
 
-    An event is a collective, or a loop or choice that has some. A set of events is an
-    int, one bit an event.
+    An event is a collective, or a loop or conditional that contains one. A set of
+    events is an int with one bit per event.
     """
 
     def __init__(self) -> None:
         self._above: list[int] = []
-        """For each event, itself and all on which it depends."""
+        """For each event, the event itself and all events on which it depends."""
         self._results: list[Any] = []
         """For each event, an array that it computes."""
 
@@ -94,7 +94,7 @@ class _Order:
         args: Sequence[Any],
         args_above: Sequence[int],
     ) -> tuple[list[Any], list[int]]:
-        """Return the results, and for each the events on which it depends."""
+        """Return the results, and the events on which each depends."""
         values: dict[core.Var, tuple[Any, int]] = {}
 
         def read(atom: Any) -> tuple[Any, int]:
@@ -122,16 +122,16 @@ class _Order:
         if eqn.primitive.name in _INLINED:
             return self._inline(eqn, ins, masks)
         if eqn.primitive.name == "scan" and eqn.params["length"] == 1:
-            # XLA makes a loop of one turn part of the caller, too.
+            # XLA inlines a single-iteration loop, too.
             return self._once(eqn, ins, masks)
         if eqn.primitive is lax.optimization_barrier_p:
-            # XLA's CPU compiler drops it: each result is its operand again.
+            # XLA's CPU compiler drops it: each result is its operand.
             return _bind(eqn, eqn.params, ins), masks
         if _is_alone(eqn):
-            # XLA's CPU compiler would keep it as an all-reduce and a copy before it.
+            # XLA's CPU compiler would compile it to a copy and an all-reduce.
             alone = zip(ins, eqn.outvars, strict=True)
             return [_reduced_alone.bind(x, aval=v.aval) for x, v in alone], masks
-        # XLA leaves out what has no results.
+        # XLA removes operations without results.
         if eqn.outvars and _communicates(eqn):
             outs, above = self._event(eqn, ins, above)
         else:
@@ -180,7 +180,7 @@ class _Order:
 
 
 def _scopes_of(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager[Any]:
-    """Name what an equation becomes as it was named when it was traced."""
+    """Restore the scopes in which an equation was traced."""
     scopes = str(eqn.source_info.name_stack)
     return jax.named_scope(scopes) if scopes else contextlib.nullcontext()
 
@@ -191,7 +191,7 @@ def _bind(eqn: core.JaxprEqn, params: dict[str, Any], ins: Sequence[Any]) -> lis
 
 
 def _is_alone(eqn: core.JaxprEqn) -> bool:
-    """Say whether this is a reduction over axes of size 1."""
+    """Say whether an equation is a reduction over axes of size 1."""
     return eqn.primitive.name in _REDUCTIONS and all(
         lax.axis_size(axis) == 1 for axis in eqn.params["axes"]
     )
@@ -205,7 +205,7 @@ def _communicates(eqn: core.JaxprEqn) -> bool:
 
 
 def _with_ordered_bodies(eqn: core.JaxprEqn) -> dict[str, Any]:
-    """Return the parameters of a loop or a choice, its bodies ordered inside."""
+    """Return the parameters of a loop or conditional, with its bodies in order."""
 
     def ordered(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -233,13 +233,13 @@ def _result_of(eqn: core.JaxprEqn) -> int:
     """Choose a result that the event computes."""
     passed = _passed_on(eqn)
     everything = range(len(eqn.outvars))
-    # A loop that passes on all of its carry computes nothing: XLA leaves it out.
+    # A loop that passes on all of its carry computes nothing: XLA removes it.
     places = [place for place in everything if place not in passed] or everything
     return _smallest(places, eqn.outvars)
 
 
 def _passed_on(eqn: core.JaxprEqn) -> dict[int, int]:
-    """Of a loop, map results to the operands that they are, never written to."""
+    """Map results of a loop to the operands that it returns unchanged."""
     body = _body(eqn)
     if body is None:
         return {}
@@ -253,10 +253,10 @@ def _passed_on(eqn: core.JaxprEqn) -> dict[int, int]:
 
 
 def _carry_of(eqn: core.JaxprEqn) -> tuple[range, range]:
-    """Return the places of a loop's carry among its operands, and those of slices.
+    """Return the places of a loop's carry and of its slices among its operands.
 
-    The operands are constants, carry, slices, the results carry and stacked arrays.
-    What is sliced or stacked has a dim less in the body.
+    The operands are constants, carry, slices; the results are carry, stacked arrays. A
+    sliced or stacked array has one dim less in the body.
     """
     body = _body(eqn)
     assert body is not None
@@ -292,8 +292,8 @@ def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
 def _lower_tie(x: jax.Array, *after: jax.Array) -> jax.Array:
     """Choose between x and zeros by a comparison that is never true.
 
-    It is not for XLA to see that, or the dependence is gone: x is chosen unless the
-    last bit of an entry is more than 1.
+    XLA must not simplify the comparison, or it would remove the dependence: x is chosen
+    unless the last bit of an entry is more than 1.
     """
     never = jnp.zeros((), jnp.bool_)
     for y in after:

@@ -39,14 +39,14 @@ def param_spec(
 ) -> PartitionSpec:
     """Place one parameter.
 
-    Its dims go to the axes of `LOGICAL_TO_AXIS`. With `shard_over_dp` (ZeRO >= 1) one
-    more dim is split over `SHARDS`: the model width if that divides, else the largest
-    dim that does; a parameter without such a dim stays whole. Key/value heads fewer
-    than tp are not split: every device holds them all and uses its own.
+    Its dims are split over the axes of `LOGICAL_TO_AXIS`. With `shard_over_dp` (ZeRO >=
+    1) one more dim is split over `SHARDS`: the model width if it divides, otherwise the
+    largest dim that does. A parameter without such a dim stays whole. Key/value heads
+    fewer than tp are not split: every device holds them all and uses its own.
 
     Args:
       shape: global shape.
-      logical: one logical name a dim.
+      logical: one logical name per dim.
       sizes: of the mesh axes.
       shard_over_dp: split over `SHARDS` too.
     Raises:
@@ -93,7 +93,7 @@ def joined_spec(logical: Sequence[str], *, embed_over_dp: bool) -> PartitionSpec
 def _dp_dim(
     local: Sequence[int], logical: Sequence[str | None], shards: int
 ) -> int | None:
-    """Choose the dim that `SHARDS` split; None when no dim divides."""
+    """Choose the dim that `SHARDS` split; None if no dim divides."""
     fits = [
         dim
         for dim, name in enumerate(logical)

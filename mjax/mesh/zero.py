@@ -4,18 +4,18 @@ Stored (master) parameters and moments are split from level 1 on over the axes `
 dp_shard and dp_node (`mesh.rules.param_spec`). A step then
 
 - level 0: uses the stored parameters, all-reduces the gradients;
-- level 1: all-gathers the compute copy, all-reduces the gradients, keeps its part;
-- level 2: all-gathers the compute copy, reduce-scatters the gradients;
+- level 1: all-gathers the weights, all-reduces the gradients, keeps its part;
+- level 2: all-gathers the weights, reduce-scatters the gradients;
 - level 3: all-gathers each layer where it is used, again in the backward pass, and
   reduce-scatters the layer's gradient there.
 
 The gather moves the compute dtype (bfloat16), never the float32 masters; gradients are
 reduced in `precision.reduce`. With dp_replicate > 1 (HSDP) the reduction has two hops:
 inside `SHARDS`, then over dp_replicate on a shard's part of the bytes (MiCS, Zhang et
-al. 2022, arXiv:2205.00119, section 3.4). A microbatch adds `summand` to what a device
-accumulates, which sends nothing at levels 0 to 2 and stays inside `SHARDS` at level 3;
-the last one ends with `scatter` and `reduce_over`: what crosses dp_replicate does so
-once a step.
+al. 2022, arXiv:2205.00119, section 3.4). Each microbatch adds its local gradient
+(`summand`) to the sum on the device. This sends nothing at levels 0 to 2, and stays
+inside `SHARDS` at level 3. The last microbatch ends with `scatter` and `reduce_over`.
+So communication over dp_replicate happens once a step.
 
 If the shards span nodes, dp_node above 1 splits each gather in two. The first is
 between nodes: each device receives the shards of the devices with its own position on
@@ -27,14 +27,15 @@ second pass over the bytes. Gathers equal those in one step bit for bit. Sums di
 rounding in `precision.reduce`. The all-reduce of level 1 is one collective over both
 axes.
 
-`mjax.step.prefetch` says when, layer by layer, `mjax.step.plain` for embedding and
-head, `mjax.pipeline.pieces` for the stages of a pipeline.
+`mjax.step.prefetch` decides when each layer is gathered and reduced, `mjax.step.plain`
+when embedding and head are, and `mjax.pipeline.pieces` when the stages of a pipeline
+are.
 
 Source: Rajbhandari et al. 2020, arXiv:1910.02054. Level 1 there scatters too; here it
 is the all-reduce, so that levels 1 and 2 differ in what a device receives.
 
-Functions here run per device inside shard_map. What they are given varies over all
-axes; what is reduced over an axis no longer varies over it.
+Functions here run per device inside shard_map. Their arguments vary over all axes; a
+value that is reduced over an axis no longer varies over it.
 """
 
 from collections.abc import Sequence
@@ -57,8 +58,8 @@ def gather(
     Args:
       params: tree of this device's parts, varying over all axes.
       specs: tree of PartitionSpecs of `params`.
-      dtype: of the compute copy, and of the bytes that travel.
-      gathered: what `gather_split` returned for the same parameters, which are then not
+      dtype: of the gathered weights, and of the bytes that are sent.
+      gathered: result of `gather_split` for the same parameters, which are then not
         gathered again; None: nothing is gathered yet.
     Returns:
       the tree with every leaf whole over `SHARDS`.
@@ -88,8 +89,8 @@ def gather_split(params: Any, specs: Any, dtype: DTypeLike) -> Any:
       specs: likewise.
       dtype: likewise.
     Returns:
-      the tree with a tuple in the place of each leaf: of the whole leaf, or empty if
-      `SHARDS` do not split it.
+      the tree with a tuple in place of each leaf: it holds the whole leaf, or is empty
+      if `SHARDS` do not split the leaf.
     """
 
     def leaf(x: jax.Array, spec: PartitionSpec) -> tuple[jax.Array, ...]:
@@ -107,15 +108,15 @@ def summand(
     dtype: DTypeLike,
     axes: Sequence[str] = SHARDS,
 ) -> Any:
-    """Make of a microbatch's gradients what is added up until the last microbatch.
+    """Return the local gradients of a microbatch, summed until the last microbatch.
 
     Args:
       grads: tree, of parameters that are whole over `SHARDS`.
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level.
       dtype: in which gradients are accumulated and reduced.
-      axes: those of `SHARDS` to sum over. Two steps are two calls: dp_shard first, then
-        dp_node on the result.
+      axes: axes of `SHARDS` to sum over. For two steps call this twice: first with
+        dp_shard, then with dp_node on the result.
     Returns:
       the same values at levels 0 to 2; at level 3 this device's parts of their sums
       over `SHARDS`.
@@ -129,7 +130,7 @@ def summand(
 
 
 def scatter(grads: Any, specs: Any, *, level: int, axes: Sequence[str] = SHARDS) -> Any:
-    """Sum over `SHARDS` what the microbatches have added up: the first hop.
+    """Reduce the sum of the microbatches over `SHARDS`: the first hop.
 
     Args:
       grads: tree, sums of `summand`.
