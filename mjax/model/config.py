@@ -1,4 +1,4 @@
-"""The architecture of a model: what its flags say, and what follows from them."""
+"""The architecture of a model: its flags, and the sizes that follow from them."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ _POSITIVE = (
     *("attn_soft_cap", "logit_soft_cap", "embed_scale"),
 )
 _TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
-"""Slow and fast turns where none are given: those of Llama 3.1, and of the paper."""
+"""Default slow and fast turns: those of Llama 3.1, and those of the YaRN paper."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class ModelConfig:
     layer ahead; None is 1."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no mesh can carry."""
+        """Refuse sizes that fit no mesh."""
         for name in _SIZES:
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -212,7 +212,7 @@ class ModelConfig:
         self._check_offload()
 
     def _check_offload(self) -> None:
-        """Refuse a loading horizon that nothing reads, or that loads nothing ahead."""
+        """Refuse a loading horizon without offload, or out of range."""
         asked = self.offload_horizon
         if asked is not None and asked < 1:
             raise ValueError(
@@ -242,7 +242,7 @@ class ModelConfig:
 
     @property
     def loading_horizon(self) -> int | None:
-        """Layers that inputs are loaded ahead; None where they stay on the device."""
+        """How many layers ahead inputs are loaded; None: they stay on the device."""
         return (self.offload_horizon or 1) if self.remat == "offload" else None
 
     def _check_rope_type(self) -> None:
@@ -341,7 +341,7 @@ class ModelConfig:
 
     @property
     def _scaled_rope(self) -> dict[str, Any]:
-        """What only llama3 and yarn read."""
+        """Options that only llama3 and yarn read."""
         if self.rope_type == "linear":
             return {}
         slow, fast = _TURNS[self.rope_type]
@@ -358,7 +358,7 @@ class ModelConfig:
 
     @property
     def windowed_rope_config(self) -> RopeConfig | None:
-        """How layers with a window rotate; None is as the others."""
+        """How layers with a window rotate; None: the same as the others."""
         if self.rope_windowed_base is None:
             return None
         return RopeConfig(
@@ -424,7 +424,7 @@ class ModelConfig:
 
 
 def yarn_magnitude(scaling: float, factor: float = 1.0) -> float:
-    """Return 0.1 factor ln(scaling) + 1, and 1 where nothing is scaled.
+    """Return 0.1 factor ln(scaling) + 1, or 1 if nothing is scaled.
 
     Source: Peng et al. 2023, arXiv:2309.00071, eq. 22; the factor, DeepSeek-V2,
     arXiv:2405.04434, section 3.1.4.

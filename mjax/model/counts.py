@@ -18,7 +18,7 @@ def num_params(config: ModelConfig) -> int:
 
 @functools.cache
 def num_adapter_params(config: ModelConfig, adapters: AdapterConfig) -> int:
-    """Count the parameters of all adapters: what is trained beside a frozen base."""
+    """Count the parameters of all adapters, which are trained beside a frozen base."""
     params = abstract_params(config, adapters=adapters)[1]
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return sum(
@@ -42,10 +42,10 @@ def flops_per_token(
     FLOPs, a backward pass two forward passes. Padding, recomputation, masked scores and
     elementwise work are not counted.
 
-    With adapters the weights are frozen and have no gradient: 2 x in place of 3 x for
-    them (forward, gradient of the inputs), 3 x for attention and for the matrices of
-    the adapters. The gradient of the first layer's inputs is counted, though nothing
-    needs it: layers run in a loop, where all are the same.
+    With adapters the weights are frozen and have no gradient. They count 2 x in place
+    of 3 x (forward, gradient of the inputs); attention and the matrices of the adapters
+    count 3 x. The gradient of the first layer's inputs is counted, though it is not
+    used: layers run in a loop, in which all are the same.
 
     Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1; differs: attention is
     counted over visible pairs only, not over the full square.

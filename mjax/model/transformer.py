@@ -1,7 +1,7 @@
-"""The transformer: its parameters, its start, its layers and its loss.
+"""The transformer: its parameters, its embedding, its layers and its loss.
 
-`Transformer` is a Flax NNX module that only defines: it is split once into a graph
-definition and a tree of parameters, and merged again inside the step. Its methods run
+`Transformer` is a Flax NNX module that only defines the model: it is split once into a
+graph definition and a tree of parameters, and merged inside the step. Its methods run
 per device inside the step's shard_map. The parameters of all blocks are stacked,
 `[L, ...]` in the order of the layers, or `[slots, ...]` as a partition over pipeline
 stages orders them, so that one compiled layer serves all.
@@ -66,7 +66,7 @@ class Transformer(nnx.Module):
         Args:
           config: the architecture.
           rngs: a layer's draw depends on it and on the layer's index alone.
-          partition: the slots in which a run stores the layers; None is all layers in
+          partition: the slots in which a run stores the layers; None: all layers in
             their order.
           tp_chunks: see `layers.block.Block`; parameters do not depend on it.
           in_fp8: likewise.
@@ -105,7 +105,7 @@ class Transformer(nnx.Module):
         *,
         key: DropoutKey | None = None,
     ) -> Float[Array, "B t D"]:
-        """Embed the tokens: what enters the first block.
+        """Embed the tokens: compute the input of the first block.
 
         Args:
           tokens: token ids.
@@ -120,7 +120,7 @@ class Transformer(nnx.Module):
     def context(
         self, positions: Int[Array, "B T"], segments: Int[Array, "B T"] | None
     ) -> Context:
-        """Compute what every block reads beside its input.
+        """Compute the arrays that every block reads beside its input.
 
         Args:
           positions: position of each token in its document.
@@ -152,7 +152,7 @@ class Transformer(nnx.Module):
           key: as in `start`.
           first_layer: index in the whole model of the first, a multiple of the pattern
             of kinds.
-          guard: (layers before it here, layer, input) -> output; leaves out some.
+          guard: (index in this run, layer, input) -> output; may skip layers.
         """
         if stacked is None:
             stacked = nnx.to_pure_dict(nnx.state(self.blocks))
@@ -167,7 +167,7 @@ class Transformer(nnx.Module):
         first_layer: Int[Array, ""] | int = 0,
         guard: Guard | None = None,
     ) -> LayerPattern:
-        """Return what applies blocks; arguments as in `run_layers`.
+        """Return the pattern that applies blocks; arguments as in `run_layers`.
 
         The parameters of a layer may be `JoinedParams`.
         """
@@ -204,17 +204,17 @@ class Transformer(nnx.Module):
         """Return the targets' summed negative log-likelihood, nats.
 
         Args:
-          x: what leaves the last block.
+          x: output of the last block.
           targets: of the whole sequence; NO_TARGET adds 0.
         """
         x = self.final_norm(x)
         return self.head.nll(x, self.embed, targets, self.config.vocab_size)
 
     def logits_of(self, x: Float[Array, "B t D"]) -> Float[Array, "B T v"]:
-        """Return this device's float32 logits, -inf where the vocabulary is padded.
+        """Return this device's float32 logits, -inf for the padding of the vocabulary.
 
         Args:
-          x: what leaves the last block.
+          x: output of the last block.
         """
         logits = self.head(self.final_norm(x), self.embed)
         return mask_padding(logits, self.config.vocab_size)
@@ -229,7 +229,7 @@ def _stacked_blocks(
     in_fp8: bool,
     adapters: AdapterConfig | None,
 ) -> Block:
-    """Make one block whose leaves are stacked, each layer its own draw.
+    """Make one block with stacked leaves; each layer has a draw of its own.
 
     A partition orders the keys, not the parameters: each is drawn where it is stored.
     """
