@@ -1,20 +1,20 @@
-"""Names of the parts of a step: written where it is traced, read from what is compiled.
+"""Names of the parts of a step: written when it is traced, read from compiled programs.
 
 Enters: a part of the step, such as the backward pass, or a loop over its layers.
-Leaves: the name of a `jax.named_scope`, and the way back from the name that XLA gives
+Leaves: the name of a `jax.named_scope`; and the inverse, from the name that XLA gives
 an instruction (`op_name`), which lists the scopes around it. Names are metadata: they
 change no instruction.
 
 - `phase.forward`: a phase of the step, one of `PHASES`.
-- `layer.5`: the turn of one layer. What is gathered ahead or reduced behind in that
-  turn belongs to a neighbour of the layer.
-- `layers.0.2.3`: a loop; its turns begin with layers 0, 2 and 4 (start, step, count).
-  Inside, `place.1` is the turn of the second layer of the repeating pattern.
+- `layer.5`: the work of one layer. Weights that are gathered ahead and gradients that
+  are reduced behind in this scope belong to a neighbour of the layer.
+- `layers.0.2.3`: a loop; its iterations begin with layers 0, 2 and 4 (start, step,
+  count). Inside, `place.1` is the second layer of the repeating pattern.
 - `ticks.4.1.9`, `microbatches.1.1.2`: loops over ticks of a pipeline, or microbatches.
-  A loop of one turn, which XLA takes apart, names that turn.
-- `slot`: what a stage of a pipeline computes in a slot that is not idle.
-- `skip`: the choice whether a slot of a pipeline is idle, and skipped.
-- `exchange`: what a stage of a pipeline does when its chunk changes.
+  The scope of a single-iteration loop, which XLA unrolls, names its iteration.
+- `slot`: the compute of a pipeline stage in a slot that is not idle.
+- `skip`: the conditional that skips an idle slot of a pipeline.
+- `exchange`: the exchange of weights and sums when the chunk of a stage changes.
 """
 
 import collections
@@ -31,7 +31,7 @@ PHASES: tuple[Phase, ...] = (
     "optimizer",
     "eval",
 )
-"""In their order in a step. `loss` has the head and its backward pass, too."""
+"""Phases in their order in a step. `loss` includes the head and its backward pass."""
 type Unit = Literal["layers", "ticks", "microbatches"]
 
 _ONE: dict[Unit, str] = {"layers": "layer", "ticks": "tick"}
@@ -48,7 +48,7 @@ SKIP = "skip"
 EXCHANGE = "exchange"
 """Scope of the exchange of weights and sums when a chunk changes."""
 _BACKWARD = "transpose("
-"""As jax writes what it has transposed; the primitive of that name has no bracket."""
+"""jax's prefix for transposed code; the name of the primitive has no bracket."""
 _RECOMPUTED = "rematted_computation"
 _WHILE = "while"
 
@@ -62,16 +62,16 @@ def loop(unit: Unit, start: int, count: int, *, step: int = 1) -> str:
     """Return the name of the scope around a loop.
 
     Args:
-      unit: what a turn is, or begins with.
-      start: number of the first turn.
-      count: turns.
-      step: from the number of one turn to the next.
+      unit: of an iteration, or the unit that it begins with.
+      start: number of the first iteration.
+      count: iterations.
+      step: from the number of one iteration to the next.
     """
     return f"{unit}.{start}.{step}.{count}"
 
 
 def single(unit: Unit, index: int) -> str:
-    """Return the name of the scope of one unit that stands outside a loop."""
+    """Return the name of the scope of one unit outside a loop."""
     return f"{_ONE[unit]}.{index}"
 
 
@@ -85,7 +85,7 @@ _PHASE_NAMES: dict[str, Phase] = {phase(name): name for name in PHASES}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A loop, as its scope says."""
+    """A loop, as its scope describes it."""
 
     unit: Unit
     start: int
@@ -95,7 +95,7 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scopes:
-    """What the op_name of an instruction says."""
+    """The scopes in the op_name of an instruction."""
 
     phase: Phase | None
     is_recomputed: bool
@@ -107,7 +107,7 @@ class Scopes:
     is_slot: bool
     """The work of a slot of a pipeline."""
     own_loop: Loop | None
-    """Of a while instruction, the loop that it is; None: none that has a scope."""
+    """The loop of a while instruction; None: not a loop with a scope."""
 
 
 def is_phase(word: str) -> bool:
@@ -123,9 +123,9 @@ def is_position(word: str) -> bool:
 def read(op_name: str) -> Scopes:
     """Read the op_name of an instruction.
 
-    The innermost phase counts, and `eval` before all. What is transposed in the scope
-    of the forward pass is the backward pass. XLA joins the names of instructions that
-    it combines by colons: the phase of most of them counts.
+    The phase is `eval` if any scope is, otherwise the innermost phase. Transposed code
+    in the scope of the forward pass is the backward pass. XLA joins the names of
+    instructions that it combines by colons: the phase of most of them counts.
     """
     words = _WORD.findall(op_name)
     votes: collections.Counter[Phase] = collections.Counter()
@@ -136,7 +136,7 @@ def read(op_name: str) -> Scopes:
     turns = [one for _, m in loops if (one := _loop(m)).count == 1]
     units: dict[Unit, int] = {x.unit: x.start for x in turns if x.unit != "layers"}
     units.update((_UNITS[m[1]], int(m[2])) for m in singles)
-    # A while instruction stands for the innermost loop, unless it is inside of that.
+    # A while instruction is the innermost loop, unless it is nested inside it.
     is_own = bool(loops) and words[loops[-1][0] :].count(_WHILE) == 1
     return Scopes(
         phase=votes.most_common(1)[0][0] if votes else None,
