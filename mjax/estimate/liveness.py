@@ -1,15 +1,15 @@
 """Count the bytes that one device holds at once while it follows a traced function.
 
 Enters: a jaxpr of one device, as `jax.stages.Traced` has it inside a shard_map. Leaves:
-the most bytes alive at one time, what the caller keeps alive not counted.
+the most bytes alive at one time, without the buffers that the caller keeps alive.
 
-The order is that of the trace. Three rules stand for what XLA does with it. *Fusion*: a
+The order is that of the trace. Three rules model what XLA does with it. *Fusion*: a
 cheap elementwise result is never in memory if only elementwise operations and
-reductions read it; what it is made of stays alive instead. *Views*: a reshape or a
-cast of type only is the buffer it was made from. *In place*: an elementwise result, an
-updated slice and the carry of a loop take over a buffer of their size that ends there.
-What is not modelled: another order, buffers that XLA copies, alignment, the workspaces
-of libraries. So this is an estimate, and the tests say how far off it is.
+reductions read it; its operands stay alive instead. *Views*: a reshape or a cast of
+type only shares the buffer of its operand. *In place*: an elementwise result, an
+updated slice and the carry of a loop reuse a buffer of their size that is last read
+there. Other orders, buffers that XLA copies, alignment and the workspaces of libraries
+are not modelled. So this is an estimate; the tests bound its error.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _FUSED = frozenset(
         *("unstack", "xor"),
     }
 )
-"""Elementwise, or a choice of elements: computed where it is read."""
+"""Elementwise operations, or selections of elements: computed where they are read."""
 
 _VIEWS = frozenset(
     {
@@ -45,7 +45,7 @@ _VIEWS = frozenset(
         *("reshape", "reshard", "squeeze", "transpose", "stop_gradient"),
     }
 )
-"""The same bytes under another type; matrix products read any order of dims."""
+"""The same bytes under another type; matmuls read any order of dims."""
 
 _REDUCTIONS = frozenset(
     {
@@ -60,7 +60,7 @@ _UPDATES = frozenset(
         *("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"),
     }
 )
-"""Write into their first operand if nobody else reads it later."""
+"""Write into their first operand if no other operation reads it later."""
 
 _CALLS = frozenset(
     {
@@ -68,7 +68,7 @@ _CALLS = frozenset(
         *("custom_vjp_call", "eval_jaxpr", "jit", "pjit", "remat2"),
     }
 )
-"""Calls whose body is analysed in their place."""
+"""Calls that are replaced by their body."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,18 +89,18 @@ class _Operation:
 
 
 def peak_bytes(jaxpr: Any, *, on_host: bool = False) -> int:
-    """Return the most bytes alive at once, the jaxpr's arguments not counted.
+    """Return the most bytes alive at once, without the arguments of the jaxpr.
 
     Args:
       jaxpr: of one device; results are counted.
-      on_host: count what is in host memory, instead of what is on the device.
+      on_host: count arrays in host memory instead of those on the device.
     """
     size = _host_array_bytes if on_host else num_bytes
     return _peak(jaxpr, [False] * len(jaxpr.invars), size)
 
 
 def named(jaxpr: Any, name: str) -> Iterator[Any]:
-    """Yield the types of what `checkpoint_name` calls `name`, at any depth."""
+    """Yield the types of arrays with the `checkpoint_name` `name`, at any depth."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "name" and eqn.params["name"] == name:
             yield eqn.outvars[0].aval
@@ -116,10 +116,10 @@ def _host_array_bytes(aval: Any) -> int:
 def main_shard_map(jaxpr: Any) -> Any:
     """Return the body of the shard_map with the largest results: a jaxpr of one device.
 
-    A step computes everything in one; another one may write a time.
+    A step computes everything in one shard_map; another one may write a time.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no shard_map.
     """
     found = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map"]
     if not found:
@@ -129,7 +129,7 @@ def main_shard_map(jaxpr: Any) -> Any:
 
 
 def num_bytes(aval: Any) -> int:
-    """Return the size of an array type; of what is none, or on the host, 0."""
+    """Return the size of an array type; 0 for other types and arrays on the host."""
     if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
         return 0
     dtype = getattr(aval, "dtype", None)
@@ -159,7 +159,7 @@ def _peak(
 def _flatten(
     jaxpr: Any, given: Sequence[_Value | None], size: Callable[[Any], int]
 ) -> tuple[list[_Operation], list[_Value | None]]:
-    """Return the operations of a body, calls in place, and its results."""
+    """Return the operations of a body, with calls inlined, and its results."""
     values: dict[Any, _Value | None] = dict.fromkeys(jaxpr.constvars)
     values |= dict(zip(jaxpr.invars, given, strict=True))
     operations: list[_Operation] = []
@@ -192,7 +192,7 @@ class _Simulation:
     ) -> None:
         self.operations, self.owned, self.size = operations, owned, size
         self.buffers: dict[_Value, frozenset[_Value]] = {}
-        """What must be in memory for a value to be read."""
+        """The values that must be in memory for a value to be read."""
         in_memory = self._in_memory(outputs)
         for operation in operations:
             read = self._buffers_of(operation.operands)
@@ -204,7 +204,7 @@ class _Simulation:
         self.outputs = self._buffers_of(outputs)
 
     def _in_memory(self, outputs: Iterable[_Value | None]) -> set[_Value | None]:
-        """Find the values that something else than a fusion reads, through views."""
+        """Find the values that operations other than fusions read, through views."""
         found: set[_Value | None] = set(outputs)
         for operation in reversed(self.operations):
             pairs = list(itertools.zip_longest(operation.operands, operation.results))
@@ -252,7 +252,7 @@ class _Simulation:
         return all(result in self.buffers for result in operation.results)
 
     def _during(self, operation: _Operation, ending: set[_Value]) -> int:
-        """Return the bytes that an operation needs beyond what is alive before it."""
+        """Return the bytes that an operation needs beyond those alive before it."""
         results = _sum(operation.results)
         if operation.name in ("scan", "while"):
             return self._loop(operation, ending)
@@ -271,10 +271,10 @@ class _Simulation:
         return max([0 if in_place else results, *inner])
 
     def _loop(self, operation: _Operation, ending: set[_Value]) -> int:
-        """One turn of a loop, with its carry; and what a scan stacks."""
+        """Return the bytes of one iteration, with its carry, and of stacked results."""
         bodies = list(_bodies(operation))
-        # The arguments are constants, carry, slices; the results carry, stacked. What
-        # is sliced or stacked has a dim more outside of the body.
+        # The arguments are constants, carry, slices; the results are carry, stacked
+        # arrays. A sliced or stacked array has one dim more outside of the body.
         body = max(bodies, key=lambda body: len(body.outvars))
         results = zip(operation.eqn.outvars, body.outvars, strict=True)
         num_carry = sum(whole.aval.ndim == part.aval.ndim for whole, part in results)
@@ -290,7 +290,7 @@ class _Simulation:
         return turn + stacked - given
 
     def _given(self, values: Iterable[_Value | None], ending: set[_Value]) -> int:
-        """Return the bytes of what is handed over for good."""
+        """Return the bytes of the values that the caller does not read again."""
         return _sum(self._buffers_of(values) & ending)
 
 

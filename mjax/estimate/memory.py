@@ -1,8 +1,8 @@
 """Estimate the memory of one device from a traced step, before anything is compiled.
 
-Enters: the trace of a training step and its abstract state. Leaves: bytes, by what they
-are for. The sizes of the state, the compute copy, the gradients and the stash are
-exact; the working set is what `mjax.estimate.liveness` counts beyond them.
+Enters: the trace of a training step and its abstract state. Leaves: bytes, by purpose.
+The sizes of the state, the gathered weights, the gradients and the stash are exact; the
+working set is what `mjax.estimate.liveness` counts beyond them.
 """
 
 import dataclasses
@@ -26,20 +26,20 @@ class Estimate:
     """Bytes of one device at the peak of a step, and of its host."""
 
     state: int
-    """Parameters and what the optimizer keeps, as they are stored on the device."""
+    """Parameters and optimizer state, as they are stored on the device."""
     compute_copy: int
-    """Parameters gathered, in the compute dtype; 0 where the stored ones are used."""
+    """Gathered weights, in the compute dtype; 0 if the stored parameters are used."""
     gradients: int
-    """Of all parameters that the device computes with, until they are reduced; of those
-    that it stores, where each layer's are reduced as they come."""
+    """Gradients of all parameters that the device computes with, until the reduction.
+    If each layer's gradients are reduced at once: of the parameters that it stores."""
     stash: int
     """Ring buffers between the forward and the backward slots of a pipeline."""
     working_set: int
     """The rest: the backward pass of the layers, the loss, the optimizer's update."""
     host_state: int = 0
-    """What the optimizer keeps in pinned host memory."""
+    """Optimizer state in pinned host memory."""
     host_activations: int = 0
-    """What the layers keep in pinned host memory for the backward pass."""
+    """Residuals of the layers in pinned host memory."""
 
     @property
     def total(self) -> int:
@@ -63,20 +63,20 @@ def estimate(
     zero_level: int,
     accumulates: bool,
 ) -> Estimate:
-    """Estimate what a device holds while it takes a step.
+    """Estimate the memory of a device during a step.
 
     Args:
       step: the training step, traced.
       state: shapes, dtypes and shardings of the state.
-      saved: the same of the form that a checkpoint holds; what is not the same leaf is
-        copied while the state is saved.
+      saved: the same for the form that a checkpoint holds; leaves that differ from
+        `state` are copied while the state is saved.
       trained: the parameters that have gradients; None is all of them.
       on_host: for each leaf of the state whether it is in host memory; None: no leaf.
       moments_at_once: most bytes of moments on the device during an update in pieces;
         None: the update is not in pieces.
-      first: weights that are gathered before the step and that it takes with its other
-        arguments; None: it gathers all itself.
-      compute: dtype of the compute copy.
+      first: weights that are gathered before the step, an argument of the step; None:
+        the step gathers all weights.
+      compute: dtype of the gathered weights.
       reduce: dtype of the gradients.
       stash_name: name of the pipeline's ring buffers in the trace.
       zero_level: 0 to 3.
@@ -97,7 +97,7 @@ def estimate(
     gradients = sum(map(_stored if is_parts else _gathered, with_gradient))
     gradients *= np.dtype(reduce).itemsize
     stash = sum(map(liveness.num_bytes, liveness.named(body, stash_name)))
-    # Then the activations are gone; an update of every parameter waits for the norms.
+    # The activations are free by then; every parameter's update waits for the norms.
     updates = moments_at_once
     if updates is None:
         updates = sum(_stored(p) * p.dtype.itemsize for p in with_gradient)
@@ -134,7 +134,7 @@ def table(found: Estimate, *, available: int | None) -> str:
 
     Args:
       found: the estimate.
-      available: bytes of the device, None if nobody knows.
+      available: bytes of the device, None if unknown.
     """
     rows = {
         "state at rest": found.state,
@@ -168,10 +168,11 @@ def check_fits(
     Args:
       needed: by the step.
       available: bytes of the device.
-      smaller: flags that change the run, and what it needs then; looked at in order,
-        and only if the step does not fit.
+      smaller: flags that change the run, and the estimate with each; read in order, and
+        only if the step does not fit.
     Raises:
-      ValueError: it does not; names the first change that does, or the smallest.
+      ValueError: the step does not fit; the message names the first change that makes
+        it fit, or the one with the smallest estimate.
     """
     if needed.total <= available:
         return
