@@ -1,8 +1,8 @@
 """Lay the mesh over GPUs that are described, not present.
 
 Enters: the name of a GPU in `gpus.GPUS` and axis sizes. Leaves: a mesh as `build_mesh`
-makes it, whose devices cannot hold an array; but a function that is traced for it sees
-their kind, and what is lowered for it compiles to the instructions of that GPU, with
+makes it. Its devices cannot hold arrays. But a function that is traced for the mesh
+sees their kind, and a lowered program compiles to the instructions of that GPU, with
 the collectives of that mesh. Needs the CUDA plugin of jax (`make env-plan`), and no
 GPU.
 """
@@ -52,14 +52,14 @@ def described_mesh(
 
 
 def abstract_mesh(sizes: AxisSizes, *, gpu: str = "h200") -> AbstractMesh:
-    """Return what a program for a described mesh is traced with, without any plugin.
+    """Return a mesh to trace a program for described GPUs without any plugin.
 
     Args:
       sizes: size of every axis; the product may be any number.
       gpu: a name in `gpus.GPUS`.
     Returns:
-      A mesh of axes `AXES`, each of type Auto, that has no devices: what is traced for
-      it knows the kind of GPU, and cannot be compiled.
+      A mesh of axes `AXES`, each of type Auto, without devices: a program traced for it
+      sees the kind of GPU, and cannot be compiled.
     Raises:
       ValueError: the name is unknown.
     """
@@ -168,7 +168,7 @@ def _target_config(gpu: Gpu) -> str:
     C++ Programming Guide, table of technical specifications).
     """
     major, minor = gpu.compute_capability
-    # From Hopper on, for the instructions of this very generation: sm_90a, not sm_90.
+    # From Hopper on, the instructions specific to a generation: sm_90a, not sm_90.
     features = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
     return f"""
 gpu_device_info {{

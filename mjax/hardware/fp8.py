@@ -35,7 +35,7 @@ def describe_fp8(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _compute_capability(mesh: Mesh | AbstractMesh) -> tuple[int, int] | None:
-    """Return what the devices report, or what the description of their GPU says."""
+    """Return the capability of the devices, as reported or as described."""
     if isinstance(mesh, Mesh):
         stated = getattr(mesh.devices.flat[0], "compute_capability", None)
         if stated is None:

@@ -1,4 +1,4 @@
-"""Describe GPUs: what a compiler, and an estimate of time, must know of them.
+"""Describe GPUs: the data that a compiler and an estimate of time need.
 
 Enters: nothing. Leaves: `GPUS`, one description a model, and the peak of a device by
 its name, over which MFU is counted. Sources, beside each number:
@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What the compiler, and an estimate of time, must know of a GPU."""
+    """The data of a GPU that the compiler and an estimate of time need."""
 
     device_kind: str
     """As jax.Device.device_kind names it where the device is present."""
@@ -24,12 +24,12 @@ class Gpu:
     """Streaming multiprocessors."""
     clock_ghz: float
     memory_bytes: int
-    """What the driver reports: less than the data sheet says."""
+    """As the driver reports it: less than in the data sheet."""
     memory_bytes_per_s: int
     l2_bytes: int
     shared_memory_per_sm_bytes: int
     shared_memory_per_block_bytes: int
-    """Most that a block can have, when it asks for more than the default 48 KiB."""
+    """Maximum per block, if it requests more than the default 48 KiB."""
     peak_bf16_flops_per_s: float
     """Dense; half of what a data sheet gives with sparsity."""
     node_link_bytes_per_s: int

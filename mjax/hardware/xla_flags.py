@@ -1,11 +1,11 @@
-"""XLA options that programs with collectives are compiled with: the one table.
+"""XLA options for programs with collectives: the one table.
 
 Thresholds for combined collectives follow from the model (`mjax.hardware.combining`).
 
 They are given per program, as compiler options: these win over XLA_FLAGS, no
 process-wide state is changed, and the same options serve the program that is planned
 without a GPU. An option that the installed XLA does not know is left out, and the start
-of a run says so. docs/overlap.md lists what others set and what became of it.
+of a run says so. docs/overlap.md lists the options that others set, and the results.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ Value = bool | int | str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Use:
-    """What a step needs of the compiler."""
+    """Properties of a step that decide its options."""
 
     sizes: AxisSizes
     tp_chunks: int
-    """Chunks in which activations cross tp; 1 is all at once."""
+    """Chunks of activations in tensor-parallel communication; 1 is all at once."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Option:
     """The oldest jax with which it was tried."""
     applies: Callable[[Use], bool]
     platform: Literal["cpu", "gpu"] = "gpu"
-    """Of the devices that it is for."""
+    """Platform of the devices that the option is for."""
 
 
 def _has_pipeline(use: Use) -> bool:
@@ -120,8 +120,8 @@ TABLE = (
         platform="cpu",
     ),
 )
-"""GPU: read from schedules that XLA makes for H200s (docs/overlap.md), but the limit
-of an execution: docs/resilience.md. CPU: docs/parallelism.md, "Simulated devices"."""
+"""Sources. GPU: schedules that XLA makes for H200s (docs/overlap.md), except the limit
+of an execution (docs/resilience.md). CPU: docs/parallelism.md, "Simulated devices"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,8 +180,8 @@ def choose(
     """Choose the options for the programs of a training run.
 
     Args:
-      mesh: of the step. Of an abstract one, for which nothing can be compiled, all
-        options that are wanted count as known.
+      mesh: of the step. Nothing can be compiled for an abstract mesh, so all wanted
+        options count as known.
       tp_chunks: as in `Use`.
       thresholds: bytes of combined collectives; None leaves XLA's defaults.
     """
@@ -197,7 +197,7 @@ def choose(
 def for_collectives(mesh: Mesh | AbstractMesh) -> dict[str, Value]:
     """Return the options of a program with collectives that is not a step's.
 
-    On GPUs there are none: what the table says of them is for steps.
+    On GPUs there are none: the GPU options in the table are for steps.
 
     Args:
       mesh: of the program, whatever its axes.
@@ -213,7 +213,7 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _known(mesh: Mesh | AbstractMesh, wanted: Sequence[Option]) -> Chosen:
-    """Tell apart the options that the installed XLA knows and those it does not."""
+    """Separate the options that the installed XLA knows from those it does not."""
     if isinstance(mesh, AbstractMesh):
         return Chosen(used=tuple(wanted))
     device = mesh.devices.flat[0]
@@ -226,7 +226,7 @@ def _known(mesh: Mesh | AbstractMesh, wanted: Sequence[Option]) -> Chosen:
 
 @functools.cache
 def _is_known(device: Any, name: str, value: Value) -> bool:
-    """Compile next to nothing with an option, for a device that need not exist."""
+    """Compile a trivial program with an option, for a device that need not exist."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     nothing = jax.jit(lambda: 0, out_shardings=sharding).lower()
     try:
