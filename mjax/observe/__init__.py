@@ -1,1 +1,1 @@
-"""What every process of a run did, and when: written, kept, and shown."""
+"""What every process of a run did, and when: recorded, stored and shown."""

@@ -1,15 +1,15 @@
-"""Signs of life: what each process said of itself at its last beat, in a small file.
+"""Heartbeats: the state that each process wrote at its last beat, in a small file.
 
 Enters: files below `beats/` in the work dir, named HOST-RANK-GENERATION.json. Leaves:
 the last beat of each process of the newest start, and which processes still beat.
-Nothing here changes a file, but for the writer's `encode` and `file_name`.
+This module changes no file; `encode` and `file_name` are for the writer.
 
-A thread of Python in each process writes its beat anew every second, in place: a line
-of JSON, behind whose end there may be the rest of a longer one. The thread needs the
-interpreter lock. So a process that holds it, that is stopped, or whose host is gone
-stops beating, while one that waits for others goes on. Whether a process beats is seen
-by looking twice, and how long it has stood still is by its own clock: neither compares
-the clocks of hosts.
+A Python thread in each process rewrites its beat in place every second: a line of JSON.
+The rest of a longer, older line may follow it. The thread needs the interpreter lock.
+So a process stops beating if it holds that lock, if it is stopped, or if its host is
+gone. A process that waits for others goes on beating. A reader looks twice to see
+whether a process beats. How long a process has stood still follows from its own clock.
+Neither compares the clocks of hosts.
 """
 
 import time
@@ -25,13 +25,13 @@ FOLDER = "beats"
 """In the work dir."""
 _TRIES, _RETRY_S = 20, 0.005
 _NUM_MISSED = 5
-"""Beats that a process must miss in a row to be called silent. Chosen: a host with too
-much to do delays a thread by a second at times."""
+"""Beats that a process must miss in a row to count as silent. Chosen: an overloaded
+host delays a thread by a second at times."""
 _LOOK_S = 0.1
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a process said of itself."""
+    """The state of a process at one beat."""
 
     n: int
     """Beats before this one."""
@@ -39,11 +39,11 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     every_s: float
     """Seconds between beats."""
     wall_ns: int
-    """Since 1970, when it was written."""
+    """Time of the write, since 1970."""
     monotonic_ns: int
-    """At the same time."""
+    """The monotonic clock at the same time."""
     since_ns: int
-    """When what the process is doing began, by the same clock."""
+    """When its present activity began, by the same clock."""
     phase: int
     """A `Phase` of `mjax.processes.progress`."""
     step: int
@@ -53,17 +53,18 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_stepped: bool
     """Its first step has ended."""
     entered: int
-    """How often it has begun something. All processes of a run begin the same things in
-    the same order: the least, and of equal ones the least `microstep`, is behind."""
+    """How many operations it has begun. All processes of a run begin the same ones in
+    the same order: the process with the lowest count is behind, and of equal ones the
+    process with the lowest `microstep`."""
     doing: str
-    """Name of the span that is open."""
+    """Name of the open span."""
     stack: str = ""
-    """Of the main thread, innermost frame first, if it stood still since the beat
-    before; as faulthandler writes it."""
+    """Stack of the main thread, innermost frame first, as faulthandler writes it; only
+    if the thread has stood still since the beat before."""
     end: int | None = None
     """Exit code: the last beat of a process that ended by itself."""
     again: int
-    """`n` once more: the line was not read while it was written."""
+    """`n` again: shows that the line was not read while it was written."""
 
 
 _decode = msgspec.json.Decoder(Beat).decode

@@ -7,9 +7,9 @@ slots that it used and those that were idle, counted from the operations that ra
 their time; beside it what the schedule says. Exit codes: 0 done, 1 the operations and
 the schedule that the run recorded disagree, 2 bad input.
 
-An idle slot takes the time that it takes the stages that use it (median of their
+An idle slot lasts as long as it does on the stages that use it (median of their
 devices), since the stages of a tick wait for each other. The bubble is the time of idle
-slots over that of used ones.
+slots over the time of used ones.
 """
 
 import collections
@@ -81,7 +81,7 @@ def count(
       known: what the run recorded; None: nothing.
       generation: of the run.
     Raises:
-      ValueError: idle slots are computed, so operations do not tell them apart.
+      ValueError: idle slots are computed, so operations do not distinguish them.
     """
     if any(one.is_computed for one in recorded):
         raise ValueError(
@@ -195,7 +195,7 @@ def find(work_dir: Path, text: str, generation: int | None = None) -> Bubble:
 
 
 def _check_whole(recorded: Sequence[Recorded], found: Merged) -> None:
-    """Refuse steps of which some devices have no window: a slot might be missed."""
+    """Refuse steps that some devices have not recorded: a slot might be missed."""
     num = 1
     for size in found.ranks[0].header.mesh.values():
         num *= size

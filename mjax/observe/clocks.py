@@ -1,12 +1,12 @@
-"""How far apart the clocks of processes are, and how sure that is.
+"""Offsets between the clocks of processes, with error bounds.
 
-Enters: when each process came to barriers of all processes, and when it left them, by
-its own clock. Leaves: offsets to the clock of rank 0, each with a bound that holds.
+Enters: when each process entered and left barriers of all processes, by its own clock.
+Leaves: offsets to the clock of rank 0, each with a guaranteed bound.
 
-At a barrier no process leaves before the last one has come. So rank r left after rank 0
-came, and rank 0 left after rank r came: the offset, clock of r minus clock of 0, lies
-between enter_r - leave_0 and leave_r - enter_0. Several barriers narrow that, and
-between barriers clocks drift apart by at most `MOST_DRIFT` of the time.
+No process leaves a barrier before the last one has entered it. So rank r left after
+rank 0 entered, and rank 0 left after rank r entered: the offset, clock of r minus clock
+of 0, lies between enter_r - leave_0 and leave_r - enter_0. Several barriers narrow that
+range. Between barriers clocks drift apart by at most `MOST_DRIFT` of the time.
 
 Source: causality bounds clocks, as in Lamport 1978 (doi:10.1145/359545.359563), where
 messages take the place of barriers.
@@ -51,7 +51,7 @@ class Clock:
         if not len(self.time_ns):
             return Offset(ns=0.0, error_ns=np.inf)
         drift_ns = self.drift * np.abs(self.time_ns - time_ns)
-        # Relative to one bound: nanoseconds since a boot do not fit a float64's digits.
+        # Relative to one bound: a float64 cannot hold nanoseconds since boot exactly.
         base_ns = int(self.least_ns[0])
         least = float(np.max(self.least_ns - base_ns - drift_ns))
         most = float(np.min(self.most_ns - base_ns + drift_ns))

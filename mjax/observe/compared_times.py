@@ -1,18 +1,18 @@
-"""Whether the steps of two runs take different times, beyond their noise.
+"""Whether the step times of two runs differ by more than their noise.
 
-Enters: what two runs have recorded of their steps. Leaves: for each phase median and
-95th percentile of both, and whether they differ.
+Enters: what two runs have recorded of their steps. Leaves: for each phase the median
+and 95th percentile of both runs, and whether they differ.
 
-Steps are autocorrelated: one slow minute makes many slow steps, and a test that took
-each step for a sample of its own would find differences where there are none. So the
-steps are cut into blocks of several autocorrelation times, and blocks are compared: the
-ranks of their medians, and of their parts of slow steps, between the runs (Mann and
-Whitney), against permutations of the blocks. Several phases are tested together, with
-the correction of Holm. What differs from run to run but not within a run, such as the
-choice of hosts, is no noise to this test: run the same flags twice to see that.
+Steps are autocorrelated: one slow minute makes many slow steps. A test that treats each
+step as an independent sample would report false differences. So the steps are cut into
+blocks of several autocorrelation times. The test compares the ranks of the medians of
+blocks, and of their shares of slow steps, between the runs (Mann and Whitney), against
+permutations of the blocks. Several phases are tested together, with Holm's correction.
+The test cannot tell a difference of flags from one that varies from run to run but not
+within a run, such as the choice of hosts: run the same flags twice to see that.
 
-A mean is tested in the same way, by the means of blocks. What repeats, such as a save
-every ten steps, asks for blocks of whole periods: then each block has as many.
+Means are tested in the same way, by the means of blocks. Repeating events, such as a
+save every ten steps, need blocks of whole periods: then each block has as many.
 
 Sources: Mann and Whitney 1947 (doi:10.1214/aoms/1177730491); Holm 1979 (Scandinavian
 Journal of Statistics 6:65-70); the autocorrelation time ends where the sum of two
@@ -32,7 +32,7 @@ from mjax.observe.records import Record
 from mjax.observe.spans import SpanFile
 
 ALPHA = 0.01
-"""How often two runs that are alike may seem to differ in some phase. Chosen."""
+"""How often two equal runs may appear to differ in some phase. Chosen."""
 WARM_UP = 3
 """First steps of each start that are left out. Chosen: they fill caches."""
 FEWEST_BLOCKS = 7
@@ -45,7 +45,7 @@ _SHORTEST = 4
 """Steps of a block."""
 _PERMUTATIONS = 9999
 _DRAWS = 1000
-"""Of blocks, for an interval. Chosen: more do not move its ends by much."""
+"""Resampled runs for an interval. Chosen: more do not move its ends by much."""
 _SLOW = 0.95
 
 type Steps = Float[np.ndarray, "_"]
@@ -62,9 +62,9 @@ class Difference:
     p95_a: float
     p95_b: float
     p_median: float | None
-    """Of two runs that are alike, how often the medians of blocks differ as much."""
+    """p of the medians of blocks: how often equal runs differ as much."""
     p_tail: float | None
-    """Likewise the parts of steps that are among the slowest 5% of both runs."""
+    """p of the shares of steps that are among the slowest 5% of both runs."""
     block: int
     """Steps."""
     median: Verdict
@@ -191,8 +191,7 @@ def means_differ(a: Steps, b: Steps, block: int) -> float | None:
       b: likewise.
       block: steps, see `block_length`.
     Returns:
-      p: of two runs that are alike, how often they differ as much; None: too few
-        blocks.
+      p: how often two equal runs differ as much; None: too few blocks.
     """
     if min(len(a), len(b)) // block < FEWEST_BLOCKS:
         return None
@@ -206,7 +205,7 @@ def block_length(a: Steps, b: Steps, *, period: int = 1) -> int:
     Args:
       a: seconds of the steps of one run.
       b: likewise.
-      period: of something that repeats; blocks are whole periods.
+      period: of an event that repeats; blocks are whole periods.
     """
     own = [_TIMES * autocorrelation_time(x) for x in (a, b)]
     wanted = max(_SHORTEST, *own, max(len(a), len(b)) / _MOST_BLOCKS)

@@ -1,14 +1,14 @@
-"""`python -m mjax.observe diff RUN_A RUN_B`: why is B not like A?
+"""`python -m mjax.observe diff RUN_A RUN_B`: why does B differ from A?
 
     python -m mjax.observe diff runs/a runs/b [--json] [--out FILE]
 
-Enters: two work dirs, A the run to compare with. Leaves: the eight questions that come
-first when a run is slower than it should be, each with one line from the records of the
-runs, or with the record that is missing; what differs; and the times of each phase.
+Enters: two work dirs; A is the baseline. Leaves: the first eight questions about a slow
+run, each with one line of answer from the records of the runs, or with the record that
+is missing; what differs; and the times of each phase.
 Exit codes: 0 done, 2 bad input.
 
 Source of the questions: the list for slow runs in Imbue's guide to the infrastructure
-of a 70B model (https://imbue.com/research/70b-infrastructure/), in our words.
+of a 70B model (https://imbue.com/research/70b-infrastructure/), in our own words.
 """
 
 import collections
@@ -27,9 +27,9 @@ from mjax.observe.records import Record
 from mjax.observe.run_differences import Group, Losses
 
 _FEWEST_STEPS = 20
-"""For a correlation. Chosen: below, noise alone gives 0.5."""
+"""Steps for a correlation. Chosen: with fewer, noise alone gives 0.5."""
 _CLOCKS = 0.01
-"""By which two measurements of a step may differ. Chosen."""
+"""Part by which two measurements of a step may differ. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Diff:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read of both."""
+        """What could not be read of the two runs."""
         return self.a.problems + self.b.problems
 
 
@@ -216,7 +216,7 @@ def _clock_difference(record: Record) -> float | None:
     """Return by how much the step times of the rows and of the spans differ."""
     spans_s: dict[int, float] = {}
     for of in record.files:
-        if of.header.rank == 0:  # the one that writes rows
+        if of.header.rank == 0:  # the rank that writes rows
             for line in of.lines:
                 for span in line.spans:
                     if span.stream == "step":

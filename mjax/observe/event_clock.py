@@ -1,11 +1,11 @@
 """When the events of a launch happened, on one clock that does not jump.
 
-Enters: the events of drivers of one run, oldest first. Leaves: each with its seconds
-since the begin of the first driver, and what is wrong. A driver writes the wall clock,
-which may be set at any time, and the monotonic clock, which never jumps but begins
-anew when its host does. So the monotonic clock counts within the life of a driver, and
-between two drivers of one boot of one host. Otherwise the wall clock counts, as for
-events that were written before there was a second clock.
+Enters: the events of the drivers of one run, oldest first. Leaves: each with its
+seconds since the first driver began, and what is wrong. A driver writes the wall clock,
+which may be set at any time, and the monotonic clock, which never jumps but restarts
+when its host boots. So the monotonic clock counts within the life of a driver, and
+between two drivers in one boot of one host. Otherwise the wall clock counts, as for old
+events that have no monotonic clock.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from mjax.observe.events import Event
 
 BEGAN = "launch"
-"""Kind of the first event of a driver: it tells the age and the boot of the process."""
+"""Kind of a driver's first event: it gives the age and the boot of the process."""
 _JUMP_S = 1.0
-"""Between the two clocks before it is reported. Chosen: NTP slews smaller errors."""
+"""Difference of the two clocks that is reported. Chosen: NTP slews smaller errors."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class Timed:
     event: Event
     at_s: float
     began_s: float
-    """Of `launch`: when the process began, not before the event ahead of it. Of all
+    """For `launch`: when the process began, not before the preceding event. For all
     others: `at_s`."""
 
     def place_s(self, monotonic_s: float | None) -> float | None:
-        """Return a time of the monotonic clock that showed when this event was."""
+        """Convert a time of the monotonic clock to that of `at_s`, by this event."""
         if monotonic_s is None or self.event.monotonic_ns is None:
             return None
         return self.at_s - (self.event.monotonic_ns / 1e9 - monotonic_s)
@@ -71,12 +71,12 @@ def timed(events: Sequence[Event]) -> tuple[list[Timed], list[str]]:
 
 
 def _number(value: object) -> float:
-    """Return a number of seconds, 0 where none is told."""
+    """Return a number of seconds; 0 if there is none."""
     return max(0.0, float(value)) if isinstance(value, int | float) else 0.0
 
 
 def _missing(before: Event, event: Event) -> list[str]:
-    """Say which events are missing between two."""
+    """Say which events are missing between two events."""
     if before.number is None or event.number is None:
         return []
     num_missing = event.number - before.number - 1

@@ -1,4 +1,4 @@
-"""The events of a run: what its driver and others have said, one JSON object a line.
+"""The events of a run, from its driver and others: one JSON object a line.
 
 Enters: `events.jsonl` in the work dir, as `mjax.launch.journal` appends to it. Leaves:
 its events in the order of the file, and what is wrong with it.
@@ -19,11 +19,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a run."""
 
     time_ns: int
-    """Since 1970, by the clock of whoever wrote it."""
+    """Since 1970, by the clock of the writer."""
     monotonic_ns: int | None = None
-    """By the other clock of the same host, of whose boot the event `launch` tells."""
+    """By the monotonic clock of the same host. The event `launch` names its boot."""
     number: int | None = None
-    """In the journal of its source, one more than that of the event before."""
+    """In the journal of its source: one more than for the event before."""
     kind: str
     source: str = DRIVER
     generation: int = 0
@@ -56,7 +56,7 @@ def read(work_dir: Path) -> tuple[list[Event], list[str]]:
         raise ValueError(
             f"{path} cannot be read: {error.strerror}; give yourself access"
         ) from error
-    *whole, _ = data.split(b"\n")  # the last one is cut off, or empty
+    *whole, _ = data.split(b"\n")  # the last line is cut off, or empty
     found, problems = [], []
     for number, line in enumerate(whole, start=1):
         try:

@@ -37,7 +37,7 @@ from mjax.observe.rung_times import Compared, Ladder
 from mjax.observe.rungs import FIRST, NAMES
 
 STEPS = 120
-"""Of each short run. Chosen: 7 blocks of 16 steps, and those that are left out."""
+"""Steps of each short run. Chosen: 7 blocks of 16 steps, plus the steps left out."""
 LIMIT_S = 3600.0
 _FAILED = 1
 _PAUSING = ("no-saves", "no-evals")
@@ -46,10 +46,10 @@ _PAUSING = ("no-saves", "no-evals")
 def compare(
     found: Plan, out_dir: Path, failed: Mapping[str, str], least: float
 ) -> tuple[Ladder, list[str]]:
-    """Read what the short runs have left; return the ladder, and problems.
+    """Read what the short runs have left; return the comparison, and problems.
 
     Raises:
-      ValueError: the run as it is has left nothing.
+      ValueError: the baseline run has left nothing.
     """
     read: dict[str, Record] = {}
     why, problems = dict(failed), []
@@ -70,7 +70,7 @@ def compare(
 
 
 def _unlike(run: Record, short: Record) -> list[str]:
-    """Say what differs between a run and a short run, but should not."""
+    """Say what differs between a run and a short run, but should be equal."""
     said = []
     for group in run_differences.groups(run, short):
         names = [*group.differing]

@@ -23,18 +23,18 @@ from mjax.observe.rungs import FIRST, Origin, Rung
 from mjax.recipes import RECIPES
 
 _STOP_S = 120.0
-"""Seconds that a run has to end after SIGTERM: a launch first stops its hosts."""
+"""Seconds that a run has to end after SIGTERM: a launch stops its hosts first."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The short runs, before one of them is started."""
+    """The short runs, before any of them is started."""
 
     ladder: list[Rung]
     commands: Mapping[str, list[str]]
-    """By name of the rung; without those that have nothing to take away."""
+    """By name of the rung; a rung with nothing to take away is absent."""
     elsewhere: str
-    """Why they cannot be started from here; empty: they can."""
+    """Why the runs cannot be started from here; empty if they can."""
     record: Record
     """Of the run."""
 
@@ -62,7 +62,7 @@ def plan(work_dir: Path, out_dir: Path, *, steps: int, names: tuple[str, ...]) -
 
 
 def _origin(record: Record, work_dir: Path) -> Origin:
-    """Read what the run is, and how many processes and hosts it had."""
+    """Read what the run is, and how many processes and hosts it has had."""
     path = work_dir / "config.json"
     if record.config is None or not record.starts:
         missing = "config.json" if record.config is None else "starts/"
@@ -109,7 +109,7 @@ def _elsewhere(record: Record, origin: Origin) -> str:
 
 
 def _program(record: Record, origin: Origin, *, is_here: bool) -> list[str]:
-    """Return what starts the run: the trainer, or a launch of several of them."""
+    """Return the command that starts the run: the trainer, or a launch of several."""
     start = record.starts[-1]
     variables = start.get("environment") or {}
     is_slurm = any(name.startswith("SLURM_") for name in variables)
@@ -123,7 +123,7 @@ def _program(record: Record, origin: Origin, *, is_here: bool) -> list[str]:
 
 
 def _command(rung: Rung, program: Sequence[str]) -> list[str]:
-    """Return the command of a rung: the flags over the recipe that is nearest."""
+    """Return the command of a rung: the nearest recipe, and flags."""
     assert rung.config is not None
     own = _fields(rung.config)
     bases = {name: make() for name, make in RECIPES.items()}
@@ -150,9 +150,9 @@ def check_out_dir(out_dir: Path, work_dir: Path, *, has_runs: bool) -> None:
     Args:
       out_dir: of the short runs.
       work_dir: of the run.
-      has_runs: the short runs have been made.
+      has_runs: the short runs exist already.
     Raises:
-      ValueError: it is refused.
+      ValueError: the folder is refused.
     """
     if out_dir.resolve().is_relative_to(work_dir.resolve()):
         raise ValueError(
@@ -171,7 +171,7 @@ def run_all(found: Plan, out_dir: Path, limit_s: float) -> dict[str, str]:
     """Run the rungs one after the other; return why some failed, by name.
 
     Raises:
-      ValueError: the folder cannot be made, or the run as it is fails.
+      ValueError: the folder cannot be made, or the baseline run fails.
     """
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -195,14 +195,14 @@ def run_all(found: Plan, out_dir: Path, limit_s: float) -> dict[str, str]:
 
 
 def _remove_copies(rung: Rung) -> None:
-    """Delete the copies of the state of a short run: they may be in memory."""
+    """Delete the copies of a short run's state, which may be in memory."""
     folder = None if rung.config is None else rung.config.ckpt.local_dir
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(words: Sequence[str], log: Path, limit_s: float) -> str:
-    """Run a command to its end; return why it failed, empty if it did not."""
+    """Run a command to its end; return why it failed, or an empty string."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, *words],
@@ -224,7 +224,7 @@ def _run(words: Sequence[str], log: Path, limit_s: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop a run that has not ended: it saves, or a launch stops its hosts."""
+    """Stop a run that has not ended: it saves first, or a launch stops its hosts."""
     if process.poll() is not None:
         return
     process.terminate()

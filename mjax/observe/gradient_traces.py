@@ -1,15 +1,16 @@
-"""Which parameters never had a gradient, as the optimizer's moments tell it.
+"""Which parameters never had a gradient, according to the optimizer's moments.
 
-Enters: the moments of a saved step, in pieces. Leaves: the parameters, and the layers
-of stacked ones, whose gradient was zero in every step, and slices of parameters of
-which that is true.
+Enters: the moments of a saved step, in pieces. Leaves: the parameters whose gradient
+was zero in every step, likewise single layers of stacked parameters, and slices of
+parameters.
 
 The optimizer keeps a decaying mean of each squared gradient, nu, which starts at zero.
-It stays zero if the gradient is always zero, and only then, with two exceptions. The
-square of a gradient below about 1e-18 is zero in float32: the mean of the gradients
-themselves, mu, is not, and tells the two apart. And a mean forgets: how fast is
-computed from beta2. Checkpoints hold layers in their order and whole tensors, whatever
-the mesh of the run was, so nothing here depends on dp, tp, pp or ZeRO.
+It stays zero if and only if the gradient is always zero, with two exceptions. First,
+the square of a gradient below about 1e-18 is zero in float32; the mean of the gradients
+themselves, mu, is then not zero, and distinguishes the two cases. Second, nu decays:
+beta2 gives the time after which a gradient leaves no trace. Checkpoints hold layers in
+their order and whole tensors for any mesh, so nothing here depends on dp, tp, pp or
+ZeRO.
 
 Source of nu: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; LAMB and AdamW share it.
 """
@@ -26,9 +27,9 @@ NU, MU = "opt_state.adam.nu.", "opt_state.adam.mu."
 _STACKED = "blocks."
 """Leaves with this prefix have a first dim of layers."""
 _TINY = float(np.finfo(np.float32).tiny)
-"""Below it a float is subnormal: some devices keep what decays there, others do not."""
+"""A float below this is subnormal: some devices flush it to zero, others do not."""
 SMALL_GRADIENT = 1e-6
-"""Of which it is said when it is forgotten. Chosen: an entry of a usual gradient."""
+"""The gradient for which the decay time is reported. Chosen: a usual entry."""
 
 type Box = tuple[tuple[int, int], ...]
 """(start, stop) in every dim."""
@@ -38,7 +39,7 @@ type Reason = Literal["no gradient", "tiny gradient"]
 
 @runtime_checkable
 class Moments(Protocol):
-    """What is read of a saved step."""
+    """Reads the moments of a saved step."""
 
     def names(self) -> Iterable[str]:
         """Return the names of the leaves."""
@@ -61,37 +62,37 @@ class Unused:
     layer: int | None
     """From 0; None: the parameter belongs to no layer."""
     shape: tuple[int, ...]
-    """Of a layer, if there are layers."""
+    """Shape of the layer, if there are layers."""
     reason: Reason
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """Slices of a parameter along one dim, of which some had no gradient."""
+    """Slices of a parameter along one dim; some of them had no gradient."""
 
     name: str
     layer: int | None
     dim: int
-    """Of the parameter, or of a layer of it."""
+    """Shape of the parameter, or of one of its layers."""
     size: int
     indexes: tuple[int, ...]
-    """Of the slices without a gradient."""
+    """Indexes of the slices without a gradient."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the moments say."""
+    """What the moments show."""
 
     num_parameters: int
-    """Tensors, each layer of a stacked one counted."""
+    """Number of tensors; each layer of a stacked one counts."""
     unused: tuple[Unused, ...]
     dead_layers: tuple[int, ...]
-    """Layers of which no parameter had a gradient."""
+    """Layers in which no parameter had a gradient."""
     parts: tuple[Part, ...]
 
 
 def find_unused(moments: Moments) -> Found:
-    """Look at all parameters that have moments."""
+    """Check all parameters that have moments."""
     unused: list[Unused] = []
     parts: list[Part] = []
     names = sorted(n.removeprefix(NU) for n in moments.names() if n.startswith(NU))
@@ -134,14 +135,14 @@ class _Traces:
 
 
 def _traces(moments: Moments, name: str, *, is_stacked: bool) -> _Traces:
-    """Read a moment, piece by piece: nothing of the size of a leaf is kept."""
+    """Read a moment piece by piece; memory stays below the size of a leaf."""
     shape = moments.shape(name) if is_stacked else (1, *moments.shape(name))
     layers = np.zeros(shape[0], bool)
     slices = [np.zeros((shape[0], size), bool) for size in shape[1:]]
     for place, piece in moments.pieces(name):
         box = place if is_stacked else ((0, 1), *place)
         values = piece if is_stacked else piece[None]
-        # NaN is no zero.
+        # NaN counts as nonzero.
         has = ~(np.abs(values.astype(np.float32)) < _TINY)
         own = slice(*box[0])
         layers[own] |= has.any(axis=tuple(range(1, has.ndim)))
@@ -169,11 +170,11 @@ def _parts(
 
 
 def forgotten_after(beta2: float, gradient: float = SMALL_GRADIENT) -> int:
-    """Return after how many zero gradients nu has forgotten one that was not.
+    """Return after how many zero gradients nu has lost a nonzero one.
 
     Args:
       beta2: decay of nu, at least 0 and below 1.
-      gradient: the one that was not zero, in an entry.
+      gradient: an entry of the nonzero gradient.
     """
     if beta2 == 0:
         return 1

@@ -1,11 +1,11 @@
 """Files that may have been compressed: found, read and compressed in one place.
 
 Enters: a folder, or the path of a file. Leaves: the files by name, plain or compressed;
-what they hold; a compressed file in the place of a plain one.
+their contents; a compressed file in place of a plain one.
 
-A file is compressed beside itself, under its name with `.gz`, and only then deleted. A
-process that is killed in between leaves both: the plain one counts, and is compressed
-again.
+Compression writes a new file beside the old one, under its name with `.gz`, and only
+then deletes the old one. A process that is killed in between leaves both: the plain
+file counts, and is compressed again.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ SUFFIX = ".gz"
 _MAX_BYTES = 2**32
 """A gzip file has its size before compression modulo this (RFC 1952)."""
 _PIECE_BYTES = 2**16
-"""Read at once, chosen: of a damaged file so much is lost before the damage at most."""
+"""Bytes read at once, chosen: a damaged file loses at most this much before the damage.
+"""
 
 
 def find(folder: Path, ending: str) -> dict[str, Path]:
@@ -46,16 +47,16 @@ def is_compressed(path: Path) -> bool:
 
 
 def can_compress(path: Path, size: int) -> bool:
-    """Say whether `compress` takes a file of this size."""
+    """Say whether `compress` accepts a file of this size."""
     return not is_compressed(path) and size < _MAX_BYTES
 
 
 def read(path: Path) -> tuple[bytes, str]:
-    """Read a whole file; one that has been compressed meanwhile, too.
+    """Read a whole file, even if it has been compressed meanwhile.
 
     Returns:
-      what it holds, and what is wrong with it: of a compressed file that was cut off or
-      damaged, only what stands before that place is returned.
+      its contents, and what is wrong with it: of a compressed file that is cut off or
+      damaged, only the contents before the damage are returned.
     Raises:
       OSError: it cannot be read.
     """
@@ -71,7 +72,7 @@ def read(path: Path) -> tuple[bytes, str]:
     while begin < len(data) and not problem:
         member = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: with a header of gzip
         try:
-            # By pieces: one that raises returns nothing.
+            # In pieces: a call that raises returns nothing.
             while begin < len(data) and not member.eof:
                 pieces.append(member.decompress(data[begin : begin + _PIECE_BYTES]))
                 begin = min(len(data), begin + _PIECE_BYTES) - len(member.unused_data)
@@ -87,7 +88,7 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file to read bytes as they were before compression.
 
     Raises:
-      OSError: it cannot be read, also while it is open: it was cut off or damaged.
+      OSError: it cannot be read, or turns out to be cut off or damaged while open.
     """
     try:
         with gzip.open(path, "rb") if is_compressed(path) else path.open("rb") as file:
@@ -108,7 +109,7 @@ def size_of(path: Path) -> int:
 def compress(path: Path) -> None:
     """Compress a file that nobody writes, and delete it.
 
-    Killed at any moment, all of it is in one file at least.
+    If killed at any moment, it leaves all contents in at least one file.
 
     Raises:
       OSError: no room, the file is gone or was written to meanwhile, or another process
@@ -134,7 +135,7 @@ def compress(path: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(final: Path) -> Iterator[tuple[io.BufferedWriter, Path]]:
-    """Open the file that becomes another one; one process at a time.
+    """Open the file that will replace another one; one process at a time.
 
     Raises:
       OSError: another process has it.
@@ -142,7 +143,7 @@ def _temporary(final: Path) -> Iterator[tuple[io.BufferedWriter, Path]]:
     path = final.with_name(f"{final.name}.tmp")
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as raw:
         fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had the lock before may have moved the file to its place.
+        # The previous owner of the lock may have moved the file to its place.
         if not os.path.samestat(os.fstat(raw.fileno()), path.stat()):
             raise BlockingIOError(f"another process compresses {final.name}")
         raw.truncate(0)
@@ -162,7 +163,7 @@ def _check_unchanged(path: Path, before: os.stat_result) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write to the disk that a file has its name, before another one is deleted."""
+    """Sync a folder: a file has its name on disk before another one is deleted."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

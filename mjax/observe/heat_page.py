@@ -1,8 +1,8 @@
 """Draw a heat map of hosts and phases as a page of one file.
 
 Enters: percentages by row and column. Leaves: HTML with an SVG; it loads nothing from
-the network and runs no script. Names are escaped. Blue to white to orange can be told
-apart by colour-blind readers, and each larger value is written into its cell.
+the network and runs no script. Names are escaped. Colour-blind readers can distinguish
+blue, white and orange, and each larger value is written into its cell.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 MOST_ROWS = 1000
-"""Drawn; chosen: a page of 20,000 pixels."""
+"""Rows drawn; chosen: a page of 20,000 pixels."""
 FULL = 20.0
 """Percent of the full colour; chosen: a throttled host."""
 _WRITTEN = 1.0
@@ -30,7 +30,7 @@ _STYLE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Heat:
-    """What is drawn. H rows, P columns."""
+    """Input of the picture. H rows, P columns."""
 
     title: str
     rows: tuple[str, ...]
@@ -38,9 +38,9 @@ class Heat:
     percent: Float[np.ndarray, "H P"]
     """NaN is missing."""
     told: tuple[str, ...]
-    """What is wrong with each row; empty if nothing."""
+    """Problem of each row; empty if there is none."""
     marked: tuple[frozenset[int], ...]
-    """Columns of each row with a frame."""
+    """Framed columns of each row."""
 
 
 def page(heat: Heat) -> str:
@@ -65,7 +65,7 @@ def page(heat: Heat) -> str:
 
 
 def svg(heat: Heat, most_rows: int = MOST_ROWS) -> str:
-    """Return the picture alone, of the first rows."""
+    """Return only the picture, of the first rows."""
     names = [_short(name) for name in heat.rows[:most_rows]]
     left = 16 + 7.5 * max((len(name) for name in names), default=0)
     left = max(left, 90.0)

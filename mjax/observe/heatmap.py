@@ -23,7 +23,7 @@ from mjax.observe.step_times import StepTimes, step_times
 
 DONE, BAD_INPUT = 0, 2
 LAST = 1000
-"""Steps; chosen: a slow host that has been replaced since then is of the past."""
+"""Steps; chosen: a slow host that was replaced earlier does not count."""
 ROWS = 40
 """Hosts in the table; chosen: a screen."""
 
@@ -34,7 +34,7 @@ PHASES: dict[Channel, str] = {
     "network": "gradient sync",
     "last": "last in the gradient sync",
 }
-"""What is slow, for people."""
+"""Name of each channel, for people."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -94,11 +94,11 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def report_of(times: StepTimes, first: int | None = None) -> Report:
-    """Look for slow hosts.
+    """Find slow hosts.
 
     Args:
       times: of the run.
-      first: looks at the first steps only, so many.
+      first: number of first steps to use.
     """
     return find(
         times.phase_s[:first],
@@ -112,7 +112,7 @@ def exclude(path: Path, times: StepTimes, report: Report) -> list[str]:
     """Add the slow hosts to a file, one name a line; return all its names.
 
     Raises:
-      ValueError: no host of the run would be left, or the file is no such list.
+      ValueError: no host of the run would be left, or the file is not such a list.
     """
     slow = {times.hosts[each.host] for each in report.outliers}
     before: set[str] = set()

@@ -1,18 +1,18 @@
-"""Where the wall time of a launched run went, from the events of its driver alone.
+"""Where the wall time of a launched run went, from the events of its driver only.
 
-Enters: the events of `events.jsonl`. Leaves: seconds by part, and what no event
-explains. The driver's states tile the time of the run, from the begin of its first
-process. While the counted rank (0, or the lowest that was seen to its end) runs, the
-time is that of the rank, by the clock of its own host: the phases that it counted in
-its progress word. The driver knows at most when the rank was to be started: the time
-before that is an order on its way, and what is left after its life is the news of its
-end on its way. What fits neither is reported as `unexplained`.
+Enters: the events of `events.jsonl`. Leaves: seconds by part, and the time that no
+event explains. The driver's states cover the time of the run, from the start of its
+first process. While the counted rank (0, or the lowest one that was seen to its end)
+runs, the phases in its progress word split the time, by the clock of its own host. The
+driver knows only the latest time at which the rank was to be started: time before that
+is the delay of the order, and time left after the rank's life is the delay of the
+report of its end. The rest is reported as `unexplained`.
 
-Steps after the newest saved step of a generation that failed are lost: of the time in
-steps their share counts as lost, or what spans say, where there are some. Spans also
-say what a rank did while its host was not heard. The time since the last mark of a rank
-that hung, or that waited for one, is no step. In its exit a rank says nothing for
-seconds: that is a hang only if the driver asked for stacks.
+Steps after the newest saved step of a failed generation are lost: their share of the
+time in steps counts as lost, or the time in spans, if there are any. Spans also say
+what a rank did while its host was out of contact. The time since the last mark of a
+rank that hung, or that waited for one that hung, is not a step. A rank reports nothing
+for seconds while it exits: that is a hang only if the driver asked for stacks.
 """
 
 import collections
@@ -35,21 +35,21 @@ ENDED = "ended"
 """These are texts of events of kind `state`, see `mjax.launch.supervisor.State`."""
 _RANKS_LIVE = (RUNNING, STACKS, STOPPING)
 ALONE = "no driver"
-"""Part: no process ran, or ranks had ended and there was no driver to hear of it."""
+"""Part: no process ran, or ranks had ended and no driver was there to notice."""
 UNEXPLAINED = "unexplained"
 MOST_UNEXPLAINED = 0.005
-"""Of the wall time, before it is a problem. Chosen: the bound of the benchmark."""
+"""Part of the wall time from which it is a problem. Chosen: the benchmark's bound."""
 _CLOSED = "closed"
 _SILENT = "host silent"
 _KEPT, _LOST = "productive steps", "lost steps"
 _START = ("import", "init", "build", "compile", "restore")
 _HUNG_S = 1.0
-"""A rank that has said nothing for longer hung. Chosen: it says something several times
-a second, but in one long step; that its last step may have been a long one is rare."""
+"""A rank that is silent for longer hung. Chosen: a rank reports several times a second,
+except in one long step; its last step is rarely a long one."""
 _STARTING = "driver: starting"
 _MESSAGE_S = 1.0
-"""Most that an order or the news of an end may take. Chosen: twice the pause before an
-agent calls a driver again; what takes longer has another cause."""
+"""Longest delay of an order or of the report of an end. Chosen: twice the pause before
+an agent calls a driver again; a longer delay has another cause."""
 
 
 type Seen = Callable[[float], Mapping[str, float]]
@@ -76,9 +76,9 @@ class Counted:
     parts: Mapping[str, float]
     """Seconds."""
     num_starts: int
-    """Of the ranks."""
+    """Starts of the ranks."""
     num_lost_steps: int
-    """Steps that a later start took again; one that was lost twice counts twice."""
+    """Steps that a later start repeated; a step that was lost twice counts twice."""
     problems: tuple[str, ...]
 
 
@@ -93,7 +93,7 @@ class _Life:
     last_s: float = 0.0
     total_s: float = 0.0
     gaps: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
-    """Part, begin and end of the times in which no driver could hear of an end."""
+    """Part, begin and end of the times in which no driver could notice an end."""
 
 
 def has_ended(events: Sequence[Event]) -> bool:
@@ -106,8 +106,8 @@ def has_ended(events: Sequence[Event]) -> bool:
 def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> Counted:
     """Return where the time of a run that has ended went; the parts add up to it.
 
-    Args:
-      events: of one work dir, oldest first; those of others than the driver are passed
+      events: of one work dir, oldest first; events of other sources than the driver are
+        ignored.
         over.
       seen: what the spans of a rank say of its generation.
     Raises:
@@ -156,10 +156,9 @@ def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> 
 def kept_steps(begins: Mapping[int, int]) -> dict[int, int]:
     """Return, by start, the last step whose work was kept.
 
-    That is where the earliest of all later starts that took steps has begun.
-
+    That is the step at which the earliest of all later starts that took steps began.
     Args:
-      begins: by start: the step that its state had seen; -1 if it took none.
+      begins: by start: the step of its initial state; -1 if it took no steps.
     """
     kept, following = {}, sys.maxsize
     for number in sorted(begins, reverse=True):
@@ -184,7 +183,7 @@ def _check(events: Sequence[Event]) -> None:
 
 
 def _rank_times(timed: Sequence[Timed]) -> dict[int, Timed]:
-    """Return what the counted rank said of its time, by generation."""
+    """Return the times that the counted rank reported, by generation."""
     return {one.event.generation: one for one in timed if one.event.kind == "times"}
 
 
@@ -205,13 +204,13 @@ def _driver_times(
 
     Args:
       timed: the events.
-      ranks: the counted one by generation; 0 where none is named.
+      ranks: the counted one by generation; 0 where the events name none.
     """
     parts: dict[str, float] = collections.defaultdict(float)
     lives: dict[int, _Life] = {}
     ended: set[int] = set()
     state, since_s, generation = GATHERING, timed[0].began_s, 0
-    heard_s = since_s  # the last sign of a driver
+    heard_s = since_s  # the last time that a driver was known to live
     for one in timed:
         event = one.event
         number = event.generation
@@ -251,7 +250,7 @@ def _part(state: str) -> str:
 
 
 def _on_the_way(life: _Life, known_s: float, asked_s: float | None) -> dict[str, float]:
-    """Return what is left of the time in which a rank ran, by part.
+    """Return the rest of the time in which a rank ran, by part.
 
     Args:
       life: as the driver saw it.
@@ -261,7 +260,7 @@ def _on_the_way(life: _Life, known_s: float, asked_s: float | None) -> dict[str,
     left_s = life.total_s - known_s
     if asked_s is None:
         return {UNEXPLAINED: left_s}
-    # At the latest: the message that said so was on its way too.
+    # At the latest: the message itself took time too.
     order_s = min(max(0.0, asked_s - life.first_s), max(0.0, left_s))
     news_s = left_s - order_s
     ended_s = life.last_s - news_s
@@ -280,11 +279,11 @@ def _on_the_way(life: _Life, known_s: float, asked_s: float | None) -> dict[str,
 def _with_spans(
     own: dict[str, float], seen: Seen, *, is_first: bool
 ) -> dict[str, float]:
-    """Let the spans of a start say what its events cannot know; the sum stays.
+    """Add what only the spans of a start know; the sum stays.
 
-    A rank lives on while its host is not heard: its spans say what it did. They also
-    know how long each step took. Steps after the last one that was kept are lost, those
-    too that had not ended.
+    A rank lives on while its host is out of contact: its spans say what it did. They
+    also give the duration of each step. Steps after the last one that was kept are
+    lost, including those that had not ended.
     """
     kind = "start: " if is_first else "restart: "
 
@@ -298,7 +297,7 @@ def _with_spans(
     all_s = until(math.inf)
     if _SILENT in own:
         importing = f"{kind}import"
-        # The process has no span of its begin.
+        # The process has no span for its start.
         before_s = max(0.0, own[importing] - all_s.get(importing, 0.0))
         total_s = sum(own.values())
         found = until(total_s - before_s)

@@ -4,15 +4,16 @@
 
 Enters: the work dir of a run. Leaves: its wall time by bucket, and the effective
 training time, which is the productive part. There are two sources. The events of a
-launch know what its driver did between the starts (`launch_time`). The spans of the
-lowest rank know each start (`start_time`). Where both exist the events count; the spans
-check them, and say how long steps took. Exit codes: 0 done, 2 bad input.
+launch tell what its driver did between the starts (`launch_time`). The spans of the
+lowest rank describe each start (`start_time`). Where both exist the events count; the
+spans check them, and give the duration of steps. Exit codes: 0 done, 2 bad input.
 
 Buckets: `productive` are steps whose work was kept; `lost` are steps that a later start
-took again, and the time until a hang was noticed; `compile`; `restart` is whatever else
-starts and ends processes, the first start too; `save` is what a save holds up; `eval`
-has the sample too; `idle` is time without processes. What no record explains is
-`unexplained`, in no bucket. It is a problem if it is more than half a percent.
+repeated, and the time until a hang was noticed; `compile`; `restart` is any other time
+for starting and ending processes, including the first start; `save` is the time that
+saves block; `eval` includes samples; `idle` is time without processes. Time that no
+record explains is `unexplained`, in no bucket. More than half a percent of it is a
+problem.
 
 Source: the effective training time is a figure of MegaScale (arXiv:2402.15627).
 Differs: compilation, saves and evaluations do not count as effective.
@@ -52,10 +53,10 @@ _BUCKET = {
     launch_time.ALONE: "idle",
     start_time.BETWEEN: "idle",
 }
-"""Of each part; all others start or end processes."""
+"""Bucket of each part; all other parts belong to starting or ending processes."""
 _MOST_DIFFERENCE = 0.01
-"""Of the wall time, between two sources. Chosen: the time of a step that was killed is
-in the events, and in no span."""
+"""Difference of two sources, as part of the wall time. Chosen: the events include the
+time of a step that was killed, and no span does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class Ledger:
     """Seconds; they add up to the wall time."""
     num_starts: int
     num_lost_steps: int
-    """Steps that a later start took again; one that was lost twice counts twice."""
+    """Steps that a later start repeated; a step that was lost twice counts twice."""
     problems: tuple[str, ...] = ()
     """What was left out or does not fit, for people."""
     check: Mapping[str, float] | None = None
@@ -80,12 +81,12 @@ class Ledger:
 
     @property
     def unexplained_s(self) -> float:
-        """What no record explains; below 0 if records contradict each other."""
+        """Time that no record explains; below 0 if records contradict each other."""
         return self.parts.get(UNEXPLAINED, 0.0)
 
     @property
     def buckets(self) -> dict[str, float]:
-        """Seconds; with the unexplained ones they add up to the wall time."""
+        """Seconds; they and the unexplained seconds add up to the wall time."""
         found = dict.fromkeys(BUCKETS, 0.0)
         for part, part_s in self.parts.items():
             if part != UNEXPLAINED:
@@ -105,7 +106,7 @@ def ledger(work_dir: Path, files: Sequence[spans.SpanFile] | None = None) -> Led
       work_dir: of the run.
       files: of the spans of the lowest rank of each start, if they have been read.
     Raises:
-      ValueError: neither events nor spans say it.
+      ValueError: neither the events nor the spans are enough.
     """
     output.check_folder(work_dir)
     found, problems = events.read(work_dir)
@@ -142,7 +143,7 @@ def ledger(work_dir: Path, files: Sequence[spans.SpanFile] | None = None) -> Led
 def _why_not_events(
     found: Sequence[events.Event], files: Sequence[spans.SpanFile]
 ) -> str:
-    """Say why the events are not the whole run; "" if they are."""
+    """Say why the events do not cover the whole run; "" if they do."""
     if not any(event.kind == "state" for event in found):
         return f"{events.NAME} has no state of a launch"
     if not launch_time.has_ended(found):

@@ -1,13 +1,13 @@
-"""Some steps of all ranks on one clock, with how sure that is.
+"""Some steps of all ranks on one clock, with error bounds.
 
 Enters: the files of spans of a run, its events, and which steps. Leaves: the spans of
-each rank on the clock of rank 0, with the bound of its error; and what happened
-meanwhile.
+each rank on the clock of rank 0, with their error bound; and the events in that time.
 
-A rank has one offset for all of the steps, that in their middle, so that its spans stay
-in order; the drift until both ends is in the bound. Ranks of one host read one clock.
-Where barriers give no bound, because there are none or they contradict each other, the
-bound is infinite: the spans are put by the nearest barrier, or else by the wall clocks.
+A rank has one offset for all of the steps, taken in their middle, so that its spans
+stay in order; the bound includes the drift to both ends. Ranks of one host read one
+clock. Where barriers give no bound, because there are none or they contradict each
+other, the bound is infinite: the nearest barrier places the spans, or the wall clocks
+if there is no barrier.
 """
 
 import dataclasses
@@ -25,25 +25,25 @@ from mjax.observe.spans import Header, Line, Span, SpanFile
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One process; times are those of the clock of the lowest rank."""
+    """One process, with times on the clock of the lowest rank."""
 
     header: Header
     error_ns: float
-    """Between the first span of the steps and the last one, times are at most this
-    wrong; infinite if nothing bounds it."""
+    """Largest error of times between the first span of the steps and the last one;
+    infinite if there is no bound."""
     offset_ns: int
-    """That was taken from the times of its own clock."""
+    """Offset that was subtracted from the times of its own clock."""
     spans: tuple[tuple[int, Span], ...]
-    """With the step that each is for, by time."""
+    """Each with its step, by time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Something that happened."""
+    """An event."""
 
     time_ns: int
     rank: int | None
-    """None: to the run."""
+    """None: the event belongs to the whole run."""
     kind: str
     text: str
     severity: str
@@ -61,7 +61,8 @@ class Merged:
     problems: tuple[str, ...]
 
     steps: tuple[int, int]
-    """First and last; spans of other steps are there as far as they overlap these."""
+    """First and last; spans of other steps are included as far as they overlap these.
+    """
 
     @functools.cached_property
     def start_ns(self) -> int:
@@ -99,8 +100,8 @@ def merge(
       last: a step, too.
       generation: a start of the run; None is the newest that took one of the steps.
       view: ranks that differ along this axis only are neighbours.
-      ranks: to show; None are all. Of the others only barriers are needed, and those
-        of the lowest rank alone.
+      ranks: to show; None shows all. Of the others only barriers are needed, and of
+        those only the barriers of the lowest rank.
     Raises:
       ValueError: no rank has spans of these steps.
     """
@@ -146,7 +147,7 @@ def merge(
 def _start(
     files: Sequence[SpanFile], first: int, last: int, generation: int | None
 ) -> list[SpanFile]:
-    """Return the files of the start that is meant, by rank."""
+    """Return the files of the chosen start, by rank."""
     taken = {
         of.header.generation
         for of in files
@@ -167,7 +168,7 @@ def _start(
 
 
 def _clocks(files: Sequence[SpanFile]) -> dict[int, Clock]:
-    """Return the clocks, by rank; the lowest one counts as 0."""
+    """Return the clocks, by rank; the lowest rank is the reference."""
     lowest = files[0].header.rank
     return clocks(
         {
@@ -197,7 +198,7 @@ def _offset(
         return 0, 0.0, ""
     middle_ns = (window[0] + window[1]) // 2
     found = clock.at(middle_ns)
-    # Hosts of one name that are two machines did not boot at the same time.
+    # Two machines with the same host name have different boot times.
     if header.host == lowest.host and abs(found.ns) <= found.error_ns < math.inf:
         return 0, 0.0, ""
     if math.isfinite(found.error_ns):
@@ -234,7 +235,7 @@ def _moved(
     window: tuple[int, int],
     offset_ns: int,
 ) -> tuple[tuple[int, Span], ...]:
-    """Return the spans of the steps, and those of others meanwhile."""
+    """Return the spans of the steps, and those of other steps in that time."""
     found = []
     for line in lines:
         for span in line.spans:
@@ -247,7 +248,7 @@ def _moved(
 
 
 def _missing(files: Sequence[SpanFile]) -> list[str]:
-    """Say which devices of the mesh no file of spans speaks of."""
+    """Say which devices of the mesh are in no file of spans."""
     num = math.prod(files[0].header.mesh.values())
     there = {device for of in files for device in of.header.devices}
     absent = [str(device) for device in range(num) if device not in there]
@@ -262,7 +263,7 @@ def _marks(
     events: Sequence[Event],
     offsets_ns: Mapping[int, int],
 ) -> Iterator[Mark]:
-    """Yield what happened, by time of the clock of the lowest rank."""
+    """Yield the events, by time of the clock of the lowest rank."""
     for of in files:
         header = of.header
         to_lowest_ns = header.monotonic_ns - header.wall_ns

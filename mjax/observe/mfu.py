@@ -1,7 +1,7 @@
 """`python -m mjax.observe mfu`: what the shape of a run's MFU series says.
 
 Enters: the work dir of a run. Leaves: the class by the signatures of the field guide,
-the numbers behind it, and what to do next. Nothing is changed.
+the numbers behind it, and what to do next. The command changes nothing.
 
 The signatures and what to do about them are those of Imbue, "From bare metal to a 70B
 model: infrastructure set-up and scripts", imbue.com/research/70b-infrastructure/, and
@@ -91,14 +91,14 @@ _MEANING: dict[Kind, tuple[str, str, str]] = {
     ),
 }
 MODELLED_DEVIATION = 0.08
-"""Of the log of a modelled MFU: modelled step times of 175B are within 8% of those that
-MegaScale reports (docs/benchmarks/megascale.md)."""
+"""Deviation of the log of a modelled MFU: modelled step times of 175B are within 8% of
+those that MegaScale reports (docs/benchmarks/megascale.md)."""
 _NEAR_S = 120.0
-"""Chosen: events so close to the beginning of a fault are shown with it."""
+"""Chosen: events this close to the beginning of a fault are shown with it."""
 _LONG_S = 1800.0
 """Chosen: twice the time between two rare dips."""
 _MOST_STEPS = 8
-"""Chosen: so many fit into a line."""
+"""Chosen: as many as fit into a line."""
 _DEEP = 0.05
 """Chosen: 0.03 is the deviation of an even spread between 90% and 100%."""
 _NOISY = 0.05
@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(text)
     except BrokenPipeError:
-        raise  # the reader of stdout has gone; nothing is wrong with the input
+        raise  # the reader of stdout has closed it; the input is fine
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -148,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[str, Any]:
-    """Classify a run and say why.
+    """Classify a run and give the reasons.
 
     Args:
       series: of the run.
@@ -278,7 +278,7 @@ def _evidence(series: RunSeries, found: Finding) -> Iterator[str]:
 
 
 def _dip_evidence(series: RunSeries, dips: Dips) -> Iterator[str]:
-    """Yield how long and where dips are, and whether they waited for data."""
+    """Yield how long dips last, where they are, and whether they waited for data."""
     at = _known(series)[dips.step]
     steps = ", ".join(map(str, series.step[at][:_MOST_STEPS]))
     more = ", ..." if len(at) > _MOST_STEPS else ""

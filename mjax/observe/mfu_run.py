@@ -1,12 +1,12 @@
-"""Read the MFU series of a run, with marks, from what the run has written.
+"""Read the MFU series of a run, with marks, from the files of the run.
 
 Enters: a work dir. Leaves: time, duration and rate of each step on one clock, and what
-the trainer did meanwhile. Nothing here changes a file.
+the trainer did in that time. Nothing here changes a file.
 
 `metrics.jsonl` has the rate of each step, but no time. The spans of the first rank say
-when a step ended, and when there were saves, evaluations and restarts. Without spans
-the time is the sum of the steps, and marks follow from the fields `eval_*` and `ckpt_*`
-of the rows and from `starts/`.
+when a step ended, and when there were saves, evaluations and restarts. Without spans,
+the time is the sum of the step times, and marks follow from the fields `eval_*` and
+`ckpt_*` of the rows and from `starts/`.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Happened:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSeries:
-    """What is known of a run. T steps."""
+    """The series of a run. T steps."""
 
     step: Array
     """[T], int64: number of the optimizer step."""
@@ -53,7 +53,7 @@ class RunSeries:
     events: tuple[Happened, ...]
     """Warnings and errors on the clock of step_end_s; none without spans."""
     problems: tuple[str, ...]
-    """What is wrong with the files, for people."""
+    """Problems of the files, for people."""
     expected_mfu: float | None
     """Of the plan in the work dir."""
 
@@ -115,7 +115,7 @@ def read_series(
 
 
 def _column(rows: Rows, name: str) -> Array:
-    """Return a field of all rows; NaN where it is no number."""
+    """Return a field of all rows; NaN where it is not a number."""
     return np.array([_number(row.get(name)) for row in rows])
 
 
@@ -143,7 +143,7 @@ def _read_rows(path: Path, problems: list[str]) -> Rows:
             f"{path} does not exist; name the work dir of a run with --work-dir"
         )
     found: dict[int, dict[str, Any]] = {}
-    *lines, _ = _read_text(path).split("\n")  # the last is cut off, or empty
+    *lines, _ = _read_text(path).split("\n")  # the last line is cut off, or empty
     for number, line in enumerate(lines, start=1):
         try:
             row = checked_json.read(line, dict[str, Any])
@@ -187,7 +187,7 @@ def _read_start(file: spans.SpanFile) -> _Start:
 def _lay_spans(
     steps: list[int], step_s: Array, starts: list[_Start], problems: list[str]
 ) -> tuple[Array, list[Mark]]:
-    """Return when each step ended, and the marks; starts follow each other."""
+    """Return when each step ended, and the marks; starts do not overlap."""
     of = {step: i for i, start in enumerate(starts) for step in start.steps}
     shift_s = [0.0] * len(starts)
     ends: list[float] = []
@@ -201,7 +201,7 @@ def _lay_spans(
         start_s, end_s = starts[i].steps[step]
         if not ends:
             last = i
-        elif last is None:  # the spans of the steps before are lost
+        elif last is None:  # the spans of the earlier steps are lost
             lost_s = start_s - ends[-1]
             ends, last = [each + lost_s for each in ends], i
         elif i != last:
@@ -222,7 +222,7 @@ def _lay_spans(
 
 
 def _lay_rows(rows: Rows, step_s: Array, work_dir: Path) -> tuple[Array, list[Mark]]:
-    """Return when each step ended, without the time between steps that no row has."""
+    """Return when each step ended; rows have no time between steps, so it is absent."""
     restarts = _read_restarts(work_dir / "starts")
     marks: list[Mark] = []
     ends: list[float] = []
@@ -236,7 +236,7 @@ def _lay_rows(rows: Rows, step_s: Array, work_dir: Path) -> tuple[Array, list[Ma
             now_s += copy_s
         now_s += took_s
         ends.append(now_s)
-        if "eval_loss" in row:  # how long it took is not known, nor part of a step
+        if "eval_loss" in row:  # its duration is unknown, and not part of a step
             marks.append(Mark(kind="eval", start_s=now_s, end_s=now_s))
     return np.array(ends), marks
 
@@ -248,7 +248,7 @@ def _read_restarts(folder: Path) -> set[int]:
         try:
             start = checked_json.read(_read_text(path), dict[str, Any])
             found.add(checked_json.check(start.get("start_step"), int, "start_step"))
-        except ValueError:  # it is written when a run starts, which may be now
+        except ValueError:  # a run writes it at its start, which may be now
             continue
     return found
 

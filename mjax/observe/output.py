@@ -12,27 +12,27 @@ BAD_INPUT = 2
 
 
 def refuse(error: ValueError) -> int:
-    """Say what is wrong, in one line; return the exit code."""
+    """Print what is wrong, in one line; return the exit code."""
     print(f"error: {printable(str(error))}", file=sys.stderr)
     return BAD_INPUT
 
 
 def warn(problems: Iterable[str]) -> None:
-    """Say what was left out or is not known."""
+    """Print what was left out or is not known."""
     for problem in problems:
         print(f"warning: {printable(problem)}", file=sys.stderr)
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would act on: names come from files of others."""
+    """Replace control characters: names come from files of others."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def check_folder(path: Path, flag: str = "--work-dir") -> None:
-    """Refuse a path that is no folder.
+    """Refuse a path that is not a folder.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is not a folder.
     """
     if not path.is_dir():
         raise ValueError(f"{flag} {path} is no folder; give the work dir of a run")

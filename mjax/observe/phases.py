@@ -4,7 +4,7 @@
 
 Enters: a work dir with windows of the profiler (`python -m mjax.train --profile.steps
 A:B`, or `--profile.every N`). Leaves: seconds a step by phase and role, of each device
-and in the mean, with what is exposed and what is overlapped (`windows.seconds`). Exit
+and in the mean, with the exposed and the overlapped part (`windows.seconds`). Exit
 codes: 0 done, 2 bad input.
 """
 
@@ -30,7 +30,7 @@ Parts = Mapping[tuple[str, str], Seconds]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DevicePhases:
-    """Of one device, in the mean of its windows."""
+    """Times of one device, in the mean of its windows."""
 
     device: int
     """Number in the mesh."""
@@ -48,17 +48,17 @@ class DevicePhases:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phases:
-    """What the windows of a run say."""
+    """What the windows of a run show."""
 
     generation: int
     steps: tuple[int, ...]
     devices: tuple[DevicePhases, ...]
     problems: tuple[str, ...]
-    """What could not be read, and is left out."""
+    """Windows that could not be read, and are left out."""
 
     @property
     def mean(self) -> Parts:
-        """Seconds of a step, in the mean of the devices."""
+        """Seconds of a step, in the mean over the devices."""
         parts = merged(device.parts for device in self.devices)
         return {key: _part_of(s, len(self.devices)) for key, s in parts.items()}
 

@@ -1,7 +1,7 @@
-"""What a run has left in its work dir, for whoever compares runs.
+"""What a run has left in its work dir, for the comparison of runs.
 
 Enters: a work dir. Leaves: its config, starts, rows, summary, spans, events and the
-fingerprint of its data, each absent where its file is, and what could not be read.
+fingerprint of its data, and what could not be read. A part without a file is absent.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Record:
     events: tuple[Event, ...] | None
     """None: there is no events.jsonl."""
     data: str | None
-    """Fingerprint of the data: equal if the samples of all steps are."""
+    """Fingerprint of the data: equal if and only if the samples of all steps are."""
     problems: tuple[str, ...]
     """What could not be read, for people."""
 
@@ -44,9 +44,9 @@ def read(path: Path, flag: str) -> Record:
 
     Args:
       path: its work dir.
-      flag: what named it, for messages.
+      flag: that gave the path, for messages.
     Raises:
-      ValueError: it is no folder, or no run has left anything there.
+      ValueError: the path is no folder, or no run has left anything there.
     """
     output.check_folder(path, flag)
     problems: list[str] = []
@@ -118,7 +118,7 @@ def _decode_object(data: bytes) -> Mapping[str, Any]:
 
 
 def _rows(data: bytes, problems: list[str]) -> dict[int, Mapping[str, Any]]:
-    """Return the rows by step; a last line that is cut off is passed over."""
+    """Return the rows by step; a last line that is cut off is ignored."""
     *whole, _ = data.split(b"\n")
     found: dict[int, Mapping[str, Any]] = {}
     for number, line in enumerate(whole, start=1):
@@ -136,7 +136,7 @@ def _fingerprint(
     summary: Mapping[str, Any],
     problems: list[str],
 ) -> str | None:
-    """Return that of the newest checkpoint, or the hash of the texts."""
+    """Return the fingerprint of the newest checkpoint, or the hash of the texts."""
     own = dict(flat(config)).get("ckpt.dir")
     folder = path / "checkpoints" if own is None else Path(str(own))
     steps = [

@@ -1,4 +1,4 @@
-"""What differs between two runs, but for their times: flags, code, hosts, losses.
+"""What differs between two runs, except their times: flags, code, hosts, losses.
 
 Enters: two records. Leaves: by group the names that differ, with both values; which
 records are missing; and the first step whose loss differs.
@@ -16,7 +16,7 @@ GROUPS = (
     *("seed", "data", "mesh"),
 )
 _NOT_COMPARED = ("work_dir", "ckpt.dir", "ckpt.local_dir", "distributed.")
-"""Of the config: where a run is, and how its processes find each other."""
+"""Of the config: where a run is, and how its processes connect."""
 _OF_A_START = (
     *("MJAX_GENERATION", "MJAX_LAUNCH", "MJAX_PROGRESS_FILE", "MJAX_STACKS_FILE"),
     *("MJAX_HOST", "SLURM_JOB_ID", "SLURM_JOBID"),
@@ -29,7 +29,7 @@ type Facts = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """What two runs have of one kind."""
+    """Differences of one kind between two runs."""
 
     name: str
     differing: Mapping[str, tuple[Any, Any]]
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def is_same(self) -> bool | None:
-        """None if that is not known."""
+        """None if a file is missing."""
         return None if self.missing else not self.differing
 
 
@@ -76,7 +76,7 @@ def changes_within(record: Record) -> list[str]:
 
 
 def _facts(record: Record) -> dict[str, Facts]:
-    """Return what is known of a run, by group."""
+    """Return the facts of a run, by group."""
     found: dict[str, Facts] = _of_start(record.starts[-1]) if record.starts else {}
     config = record.config
     if config is not None:
@@ -93,7 +93,7 @@ def _facts(record: Record) -> dict[str, Facts]:
 
 
 def _of_start(start: Facts) -> dict[str, Facts]:
-    """Return what the record of a start says, by group."""
+    """Return the facts in the record of a start, by group."""
     facts = _object(start.get("facts"))
     versions = {
         name: value
@@ -133,12 +133,12 @@ def _differing(first: Facts, second: Facts) -> dict[str, tuple[Any, Any]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Two runs, step by step."""
+    """The losses of two runs, step by step."""
 
     num_shared: int
-    """Steps of which both have a loss."""
+    """Number of steps for which both have a loss."""
     first_step: int | None
-    """Whose loss differs; None if none does."""
+    """First step whose loss differs; None if there is none."""
     values: tuple[Any, Any] | None
     """At that step; None stands for a loss that is not finite."""
 
@@ -156,7 +156,7 @@ def losses(a: Record, b: Record) -> Losses:
 
 
 def _loss(row: Facts) -> Any:
-    """Return a loss; what was not finite by its name, `nan`."""
+    """Return a loss; a value that is not finite by its name, `nan`."""
     loss = row.get("loss")
     return _object(row.get("nonfinite")).get("loss") if loss is None else loss
 

@@ -1,13 +1,13 @@
-"""Which rung explains the time of a step: the short runs of `fake`, compared.
+"""Which rung explains the time of a step: compares the short runs of `fake`.
 
-Enters: what the short runs have recorded. Leaves: for each its times, what it gains
-over the run as it is, and which one explains the loss, or that none does.
+Enters: what the short runs have recorded. Leaves: for each its times and its gain over
+the baseline run, and the rung that explains the loss, if any does.
 
-A rung is compared with the run as it is before all rungs, and with the one after them.
+Each rung is compared with two baseline runs: one before all rungs, and one after them.
 It gains if the means of its blocks of steps are below those of both (see
 `compared_times` for blocks, permutations and the correction of Holm), and if the gain
-is above a limit and above twice the drift between the two. The mean is compared, not
-the median: a save in one step of ten may cost a run half of its time and changes no
+is above a limit and above twice the drift between the two. The means are compared, not
+the medians: a save in one step of ten may cost a run half of its time and changes no
 median.
 """
 
@@ -30,12 +30,12 @@ _PAUSES: dict[str, frozenset[str]] = {
     "no-saves": frozenset({"ckpt"}),
     "no-evals": frozenset({"eval"}),
 }
-"""By rung: kinds of spans that count in addition to the step; others do not pause."""
+"""By rung: kinds of spans that add to the time of a step; others cause no pauses."""
 
 type Verdict = Literal[
     "gains", "gains little", "within noise", "too few steps", "differs", "not run"
 ]
-"""differs: of a smaller model, which takes less time in any case."""
+"""differs: the rung has a smaller model, which takes less time in any case."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A rung beside the run as it is."""
+    """A rung, compared with the baseline runs."""
 
     name: str
     less: str
@@ -67,14 +67,14 @@ class Compared:
     reason: str = ""
     """Why there is nothing to compare."""
     gain: float | None = None
-    """Part of the time of a step that is gone; of the mean of both runs as they are."""
+    """Saved part of the time of a step, in the mean of the two baseline runs."""
     gain_low: float | None = None
     gain_high: float | None = None
     """Interval of 95%, by blocks; None: too few steps."""
     outside_layers: float | None = None
-    """Part of a step that is the same with fewer layers, of a smaller model."""
+    """Part of a step that does not shrink with fewer layers, for a smaller model."""
     p: float | None = None
-    """How often blocks of alike runs differ as much; the larger of both."""
+    """p: how often blocks of equal runs differ as much; the larger of both."""
     block: int | None = None
     """Steps."""
 
@@ -85,9 +85,9 @@ class Ladder:
 
     rungs: tuple[Compared, ...]
     drift: float | None
-    """By how much the last run as it is is slower than the first."""
+    """By how much the last baseline run is slower than the first."""
     explains: str | None
-    """Rung that gains most; None: none does."""
+    """Rung with the largest gain; None: no rung gains."""
 
 
 def series(record: Record, kinds: Collection[str] = ()) -> Steps:
@@ -95,7 +95,7 @@ def series(record: Record, kinds: Collection[str] = ()) -> Steps:
 
     Args:
       record: of a short run.
-      kinds: of spans between steps that count too, of the first rank.
+      kinds: of spans between steps that count too; those of the first rank are used.
     """
     pauses: dict[int, float] = {}
     if kinds and record.files:
@@ -148,15 +148,15 @@ def compare(
     *,
     least: float = LEAST,
 ) -> Ladder:
-    """Compare the rungs with the run as it is.
+    """Compare the rungs with the baseline runs.
 
     Args:
-      rungs: all of them, with the run as it is first and last.
-      records: of those that were run to their end, by name.
-      failed: why the others were not.
+      rungs: all of them, with the baseline run first and last.
+      records: of those that ran to their end, by name.
+      failed: why the others failed.
       least: part of a step that a rung must gain to explain anything.
     Raises:
-      ValueError: the run as it is was not run, or has too few steps.
+      ValueError: the baseline was not run, or has too few steps.
     """
     for name in (FIRST, LAST):
         if name not in records or measured(records[name]) is None:
@@ -199,7 +199,7 @@ def _compared(
     kinds = _PAUSES.get(rung.name, frozenset())
     own = series(record, kinds)
     whole = [series(records[name], kinds) for name in (FIRST, LAST)]
-    # Pauses that repeat are no correlation.
+    # Pauses that repeat are not autocorrelation.
     steps = [series(records[name]) for name in (FIRST, LAST)]
     block = max(
         compared_times.block_length(series(record), x, period=rung.period)
@@ -209,7 +209,7 @@ def _compared(
     both = np.concatenate(whole)
     ratio = compared_times.ratio_interval(own, both, block)
     p_values = [p for p in tests if p is not None]
-    # Slower than one and faster than the other is no gain.
+    # Slower than one baseline and faster than the other is no gain.
     is_between = len({bool(own.mean() < x.mean()) for x in whole}) > 1
     p = max(p_values) if len(p_values) == len(tests) else None
     gain, gone = 1 - float(own.mean() / both.mean()), rung.layers_gone
@@ -233,7 +233,7 @@ def _judged(one: Compared, limit: float, needed: float) -> Compared:
     Args:
       one: the rung.
       limit: largest p that counts.
-      needed: gain that explains something.
+      needed: smallest gain that explains something.
     """
     if one.p is None or one.gain is None:
         return one

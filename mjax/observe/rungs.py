@@ -1,8 +1,8 @@
 """The rungs of `fake`: configs of short runs that each have one thing less.
 
 Enters: the config of a run, and how many processes and hosts it had. Leaves: for each
-rung the config of its run, or why there is nothing to take away. Nothing is written and
-nothing runs.
+rung the config of its run, or why there is nothing to take away. This module writes
+nothing and runs nothing.
 
 Source of the idea: question 8 of the list for slow runs in Imbue's guide to the
 infrastructure of a 70B model (https://imbue.com/research/70b-infrastructure/): is it
@@ -19,12 +19,13 @@ from mjax.config.train import TrainConfig
 from mjax.processes.config import DistributedConfig
 
 FIRST, LAST = "as-it-is-first", "as-it-is-last"
-"""The run as it is, before and after all others: their difference is drift."""
+"""The baseline: the run as it is, before and after all others. Their difference is
+drift."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The run that is taken apart."""
+    """The original run."""
 
     config: TrainConfig
     processes: int
@@ -41,28 +42,28 @@ class Rung:
     name: str
     """Of its folder, too."""
     less: str
-    """What it lacks, for people."""
+    """What the rung removes, for people."""
     config: TrainConfig | None
-    """None: the run has nothing of this kind to take away."""
+    """None: the run has nothing of this kind to remove."""
     reason: str = ""
     """Why not."""
     processes: int = 1
     hosts: int = 1
     layers_gone: float | None = None
-    """Part of the layers; None: all are there."""
+    """Remaining part of the layers; None: all of them."""
     period: int = 1
-    """Steps between what is taken away, if that happens in some steps only."""
+    """Steps between two removed events, if they happen in some steps only."""
 
 
 class _NothingError(Exception):
-    """A run has nothing of a kind to take away; the text says why."""
+    """A run has nothing of a kind to remove; the text says why."""
 
 
 def as_it_is(origin: Origin, folder: Path, name: str, steps: int) -> TrainConfig:
     """Return the config of a short run that does what the run does.
 
-    It begins anew, and writes to folders of its own: a checkpoint or a copy goes to the
-    file system to which the run's go. The learning rate rises to the last step.
+    It starts from scratch, and writes to folders of its own on the same file systems as
+    the run's checkpoints and copies. The learning rate warms up until the last step.
 
     Args:
       origin: the run.
@@ -114,7 +115,7 @@ def ladder(
       origin: the run.
       folder: that gets a folder for each of them.
       steps: of each.
-      names: of `NAMES`: those that are made beside the run as it is.
+      names: of `NAMES`: the rungs to run in addition to the baseline.
     """
     rungs = [_whole(origin, folder, FIRST, steps)]
     for name in names:
@@ -180,7 +181,7 @@ def _no_evals(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
 
 
 def _period(every: list[int], steps: int, what: str) -> int:
-    """Return after how many steps the saves or evaluations repeat."""
+    """Return the number of steps between saves or evaluations."""
     due = [each for each in every if each < steps]
     if not due:
         raise _NothingError(
@@ -209,7 +210,7 @@ def _smaller_model(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
 
 
 def _one_host(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
-    """Leave each device its rows: a step then takes as long if no host waits."""
+    """Keep the rows of each device: a step then takes as long if no host waits."""
     hosts, batch = origin.hosts, config.batch
     if hosts == 1:
         raise _NothingError("the run has one host")
@@ -257,4 +258,4 @@ _CHANGES: dict[str, tuple[str, Callable[[Rung, TrainConfig, Origin], Rung]]] = {
     "no-spans": ("spans and stamps", _no_spans),
 }
 NAMES = tuple(_CHANGES)
-"""Rungs beside the run as it is."""
+"""All rungs except the baseline."""

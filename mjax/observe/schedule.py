@@ -1,11 +1,11 @@
-"""The schedule of a pipeline as the run recorded it: who does what in which tick.
+"""The schedule of a pipeline as the run recorded it: the work of each stage and tick.
 
 Enters: the tables that the step of the run follows. Leaves: `schedules/0001.json` in
-the work dir, one file for each start of a run that has a pipeline, and what a reader
-asks of it: the slots of a stage in a tick, where a slot sends to, how many are idle.
+the work dir, one file for each start of a run that has a pipeline; and answers for
+readers: the slots of a stage in a tick, where a slot sends to, how many are idle.
 
-A slot is idle if its stage has nothing to do in it while another stage has. Where no
-stage uses a slot, the tick has none, and it takes no time.
+A slot is idle if its stage has no work in it while another stage has. If no stage uses
+a slot, the tick does not have it, and it takes no time.
 
 Source of the bubble's formula: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
 """
@@ -25,7 +25,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 class Work(NamedTuple):
-    """What fills a slot."""
+    """The work in a slot."""
 
     chunk: int
     """Virtual stage of the stage, from 0."""
@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where a slot is."""
+    """Position of a slot."""
 
     direction: Direction
     tick: int
@@ -42,13 +42,14 @@ class Slot(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The file; tables have a row a tick and an entry a stage: work, or none."""
+    """The file; tables have a row for each tick and an entry for each stage: its work,
+    or none."""
 
     format: str = FORMAT
     version: int = VERSION
     run: str
     generation: int
-    """Which start of the run."""
+    """Number of the start of the run."""
     name: str
     idle: Literal["compute", "skip"]
     """What a stage does in an idle slot."""
@@ -65,12 +66,12 @@ class Schedule:
         return len(self.forward)
 
     def work(self, slot: Slot) -> Work | None:
-        """Return what fills a slot; None: nothing."""
+        """Return the work in a slot; None if it is idle."""
         found = getattr(self, slot.direction)[slot.tick][slot.stage]
         return None if found is None else Work(*found)
 
     def exists(self, direction: Direction, tick: int) -> bool:
-        """Say whether a tick has a slot of a direction: one stage or more uses it."""
+        """Say whether a tick has a slot of a direction: at least one stage uses it."""
         return any(entry is not None for entry in getattr(self, direction)[tick])
 
     def slots(self, stage: int) -> Iterator[Slot]:
@@ -88,7 +89,7 @@ class Schedule:
         )
 
     def receiver(self, slot: Slot) -> Slot | None:
-        """Return the slot that uses what a slot sends to another stage.
+        """Return the slot that receives what a slot sends to another stage.
 
         None: it sends nothing, since it is idle or at an end of the model.
         """
@@ -109,7 +110,7 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """Idle slots over used ones, as the formula has it: (P - 1) / (v M)."""
+        """Idle slots over used ones, by the formula: (P - 1) / (v M)."""
         return (self.num_stages - 1) / (self.num_chunks * self.num_microbatches)
 
 
@@ -158,7 +159,7 @@ def read(work_dir: Path, generation: int) -> Schedule | None:
 
 
 def _check(found: Schedule) -> None:
-    """Refuse what is no schedule: each stage does each work once, forward first."""
+    """Refuse an invalid schedule: each stage does each work once, forward first."""
     if (found.format, found.version) != (FORMAT, VERSION):
         raise ValueError(
             f"format {found.format!r} version {found.version} instead of {FORMAT!r} "
@@ -190,7 +191,7 @@ def _check(found: Schedule) -> None:
 def _ticks(
     table: Sequence[Sequence[Sequence[int] | None]], stage: int
 ) -> dict[tuple[int, ...], int]:
-    """Return the tick of each work of a stage; of one that comes twice, nothing."""
+    """Return the tick of each work of a stage, without work that occurs twice."""
     found: dict[tuple[int, ...], int] = {}
     for tick, row in enumerate(table):
         entry = row[stage]

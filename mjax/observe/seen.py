@@ -1,7 +1,7 @@
-"""What can be read of the ranks of a run from outside, for `mjax.observe.stuck`.
+"""What `mjax.observe.stuck` can read of the ranks of a run from outside.
 
-Enters: a work dir. Leaves: of each rank of the newest start where it is, since when it
-stands there, and whether it lives. Nothing is sent to a process, no file is changed.
+Enters: a work dir. Leaves: for each rank of the newest start its position, since when
+it has been there, and whether it lives. No process is signalled, no file is changed.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from mjax.processes import progress
 from mjax.processes.progress import Phase, Word
 
 _SAME_BOOT_S = 2.0
-"""Difference of wall and monotonic clock that is one boot of one machine. Chosen: more
-than what NTP corrects at once, far less than between two boots."""
+"""Largest difference of wall and monotonic clock within one boot of one machine.
+Chosen: more than NTP corrects at once, far less than between two boots."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,42 +30,42 @@ class Seen:
     phase: Phase
     step: int
     age_s: float
-    """Since it last made progress; infinite if nothing of it can be read."""
+    """Since it last made progress; infinite if it has no records."""
     has_stepped: bool
     """Its first step has ended."""
     code: int | None = None
-    """Exit code, if it has ended orderly."""
+    """Exit code, if it ended and was not killed."""
     state: str = "?"
     """Letter of /proc/PID/stat, "gone" if there is no such process, "?" elsewhere."""
     entered: tuple[int, int] | None = None
-    """How far it has come, to be compared with other ranks; None without beats."""
+    """Its progress, for comparison with other ranks; None without beats."""
     doing: str = ""
-    """Span that is open; "" without beats."""
+    """Open span; "" without beats."""
     is_beating: bool | None = None
-    """It shows signs of life; None if that is not known."""
+    """It is still beating; None if that is not known."""
     quiet_s: float | None = None
-    """Since its last beat, by the wall clocks of its host and of this one; None without
-    beats."""
+    """Seconds since its last beat, by the wall clocks of its host and of this one; None
+    without beats."""
     stack: str = ""
     devices: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Records:
-    """What the files of the newest start hold, by rank."""
+    """The contents of the files of the newest start, by rank."""
 
     spans: Mapping[int, SpanFile]
     words: Mapping[int, Word]
     beats: Mapping[int, Beat]
-    """Of all ranks with spans, or none."""
+    """Run id of all ranks with spans, or none."""
     problems: tuple[str, ...]
     launch: Path | None = None
     """Folder of the launcher for this start."""
     beating: Collection[int] | None = None
-    """Ranks that have beaten again; None: nobody has looked."""
+    """Ranks that have beaten again; None: not checked."""
 
     def header(self, rank: int) -> Header | None:
-        """Return whose records these are, if they say it."""
+        """Return the header of these records, if they have one."""
         if rank in self.spans:
             return self.spans[rank].header
         return self.beats[rank].whose if rank in self.beats else None
@@ -78,7 +78,7 @@ class Records:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there should be."""
+        """Number of expected ranks."""
         num = max([*self.spans, *self.words, *self.beats]) + 1
         for header in self.headers.values():
             devices = math.prod(header.mesh.values())
@@ -91,9 +91,9 @@ def read(work_dir: Path, spans: Sequence[SpanFile] | None = None) -> Records:
 
     Args:
       work_dir: of the run.
-      spans: their files, if they have been read: the newest lines of each rank.
+      spans: their files, if they have been read, with the newest lines of each rank.
     Raises:
-      ValueError: nothing of a run is there.
+      ValueError: there is no record of a run.
     """
     if not work_dir.is_dir():
         raise ValueError(f"--work-dir must be a folder of a run, got {work_dir}")
@@ -112,7 +112,7 @@ def read(work_dir: Path, spans: Sequence[SpanFile] | None = None) -> Records:
     if folder is not None and any(starts):
         number = int(folder.name.rpartition("-")[2])
         if number not in {start.generation for start in starts if start}:
-            last, beats = {}, {}  # a newer start, which has not begun its spans
+            last, beats = {}, {}  # of an older start; the newer one has no spans yet
     missing = sorted(last.keys() - beats.keys())
     if beats and missing:
         named = ", ".join(map(str, missing))
@@ -130,7 +130,7 @@ def read(work_dir: Path, spans: Sequence[SpanFile] | None = None) -> Records:
 
 
 def _words(folder: Path | None, problems: list[str]) -> dict[int, Word]:
-    """Return the progress words that a launcher has asked for."""
+    """Return the progress words that a launcher has requested."""
     words = {}
     for path in sorted(folder.glob("progress-*")) if folder else ():
         rank = path.name.removeprefix("progress-")
@@ -147,19 +147,19 @@ def _words(folder: Path | None, problems: list[str]) -> dict[int, Word]:
 
 
 def look_again(work_dir: Path, records: Records) -> Records:
-    """See which processes beat; wait for their next beats."""
+    """Find out which processes beat; wait for their next beats."""
     again = beats_.still_beating(work_dir, records.beats)
     beats = {**records.beats, **again}
     return dataclasses.replace(records, beats=beats, beating={*again})
 
 
 def see(records: Records) -> dict[int, Seen]:
-    """Return what the records say of each rank."""
+    """Return the state of each rank, by the records."""
     now_ns = time.time_ns()
     seen = {r: _see(r, records, now_ns) for r in range(records.num_ranks)}
     waiting_s = [one.age_s for one in seen.values() if one.is_beating]
     for rank, one in seen.items():
-        # Its clock may differ from ours, but who waits for it came later.
+        # Its clock may differ from ours, but ranks that wait for it came later.
         if one.is_beating is False and waiting_s:
             age_s = max(one.age_s, min(waiting_s))
             seen[rank] = dataclasses.replace(one, age_s=age_s)
@@ -186,7 +186,7 @@ def _see(rank: int, records: Records, now_ns: int) -> Seen:
         ends_ns = [span.end_ns for line in found.lines for span in line.spans]
         last_ns = max(ends_ns, default=found.header.monotonic_ns)
         age_s = _since_s(header, last_ns, now_ns)
-        # The line of a step is written after it, so the next one is under way.
+        # A step's line is written after it, so the next step is under way.
         phase, step, first = Phase.STEP, max(last, 0) + 1, last > 0
     else:
         age_s, phase, step, first = math.inf, Phase.IMPORT, 0, False
@@ -211,7 +211,7 @@ def _see(rank: int, records: Records, now_ns: int) -> Seen:
 
 def _since_s(header: Header | None, monotonic_ns: int, now_ns: int) -> float:
     """Return the seconds since a time of a host's monotonic clock."""
-    if header is None:  # not begun its spans: taken for a process of this machine
+    if header is None:  # no spans yet: assume a process of this machine
         return (time.monotonic_ns() - monotonic_ns) / 1e9
     return (now_ns - header.wall_ns - monotonic_ns + header.monotonic_ns) / 1e9
 

@@ -3,7 +3,7 @@
     python -m mjax.observe serve --work-dir DIR [--listen HOST:PORT]
 
 Enters: flags. Leaves: a page on a port until Ctrl-C or SIGTERM; its address on stdout,
-with the token that it asks for. The run is only read. Exit codes: 0 done, 2 bad input.
+with the token that it needs. The run is only read. Exit codes: 0 done, 2 bad input.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mjax.observe.page.server import PageServer
 
 _BEGUN = ("config.json", "starts", "launch", "events.jsonl")
-"""What a run has left in its work dir before its first spans."""
+"""Files of a run in its work dir before its first spans."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_run(work_dir: Path, spans_dir: Path | None) -> None:
-    """Refuse a folder without spans, if no run has just begun in it.
+    """Refuse a folder without spans, unless a run has just begun in it.
 
     Raises:
       ValueError: there is nothing to show.

@@ -16,16 +16,16 @@ from mjax.observe.slots import Bar, Slots, Transfer
 from mjax.observe.timeline_rows import arrows
 
 HEIGHT = 46
-"""Of a row, in pixels."""
+"""Heights of the parts of a row, in pixels."""
 _LANE, _WIRE = 17, 4
 _TOPS: dict[Direction, int] = {"forward": 0, "backward": _LANE + _WIRE}
 _HUES = (("#b5d5f5", "#1f5fa8"), ("#f8d3a8", "#a85a12"), ("#bfe5c8", "#1d7a3e"))
 _HUES += (("#e3c8f0", "#7a3a9c"),)
-"""Forward and backward, by virtual stage; they repeat."""
+"""Colours of forward and backward, by virtual stage; they repeat."""
 _REPLICAS = "#2aa5a0"
 _SENT: dict[Direction, str] = {"forward": "#c9447a", "backward": "#6b2145"}
 MOST_ARROWS = 2_000
-"""Chosen: more would hide the rest."""
+"""Chosen: more arrows would hide the rest."""
 _LETTER = 6.5
 """Width of a letter, in pixels."""
 _TIP = """<marker id="{}" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6"
@@ -40,7 +40,7 @@ DEFINITIONS += """<pattern id="idle" width="6" height="6" patternUnits="userSpac
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From times to places in the picture, in pixels."""
+    """Maps times to positions in the picture, in pixels."""
 
     left: int
     width: int
@@ -48,13 +48,13 @@ class Scale:
     end_ns: int
 
     def x(self, time_ns: int) -> float:
-        """Return where a time is; what is outside of the picture, at its edge."""
+        """Return the position of a time; a time outside the picture is at its edge."""
         part = (time_ns - self.start_ns) / max(1, self.end_ns - self.start_ns)
         return self.left + self.width * min(1.0, max(0.0, part))
 
 
 def key(slots: Slots) -> str:
-    """Return what the colours of slots mean."""
+    """Return the legend of the colours of slots."""
     if slots.schedule is None or not slots.bars:
         return ""
     said = []

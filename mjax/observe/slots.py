@@ -1,13 +1,13 @@
-"""The slots of a pipeline in a run: when each one ran, and whether it ran at all.
+"""The slots of a pipeline in a run: when each one ran, and whether it ran.
 
 Enters: some steps of all ranks on one clock, windows of the profiler that were recorded
 in them, and the schedule that the run recorded. Leaves: a bar for each slot, the
 transfers between stages, and every disagreement between the three.
 
-A stamp says when a tick began. What a stage does in it the schedule says; where a step
-was recorded, the operations themselves say which slots ran, and from when to when. An
-idle slot that is skipped has no operations; one that is computed (`--pipeline.idle
-compute`) has the same as a used one, so windows do not tell them apart.
+A stamp says when a tick began. The schedule says what a stage does in the tick. Where a
+step was recorded, the operations themselves say which slots ran, and when. An idle slot
+that is skipped has no operations. An idle slot that is computed (`--pipeline.idle
+compute`) has the same operations as a used one, so windows do not distinguish them.
 """
 
 import collections
@@ -26,12 +26,12 @@ from mjax.observe.windows.placed import Placed
 from mjax.observe.windows.read import read
 
 PIPELINE = "pp"
-"""Axis of the mesh, and role of what crosses it."""
+"""Axis of the mesh, and role of the communication between stages."""
 _ROLES: tuple[Literal["pp", "dp"], ...] = ("pp", "dp")
 TICK = "tick"
 """Name of a span."""
 APART_NS = 2_000_000
-"""By which operations may lie outside of the stamps of their tick. Chosen: a stamp on a
+"""Operations may lie so far outside of the stamps of their tick. Chosen: a stamp on a
 CPU is a callback that takes half a millisecond, or more if the cores are busy."""
 
 
@@ -48,7 +48,7 @@ class Bar:
     start_ns: int
     end_ns: int
     is_measured: bool
-    """Times are those of its operations; else those of its tick."""
+    """Times are those of its operations; otherwise they are those of its tick."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """A device communicates in a tick, or waits for those that it communicates with."""
+    """A device communicates in a tick, or waits for its partners."""
 
     rank: int
     device: int
@@ -80,17 +80,17 @@ class Recorded:
     stage: int
     step: int
     ran: Mapping[tuple[Direction, int], tuple[int, int]]
-    """By direction and tick, when it began and ended; those that ran, and no others."""
+    """By direction and tick: begin and end of each slot that ran."""
     ticks: Mapping[int, tuple[int, int]]
     """When the first operation of a tick began and the last one ended."""
     transfers: tuple[Transfer, ...]
     is_computed: bool
-    """Nothing skips idle slots: what ran says nothing of them."""
+    """Idle slots are computed too, so operations do not show which slots are idle."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slots:
-    """What is known of the slots of some steps."""
+    """Slots of some steps."""
 
     schedule: Schedule | None
     bars: tuple[Bar, ...] = ()
@@ -187,7 +187,7 @@ def _ticks(found: Merged) -> Iterator[tuple[tuple[int, int], list[Span]]]:
 
 
 def _misfit(known: Schedule, found: Merged) -> list[str]:
-    """Say why a schedule cannot be that of the run."""
+    """Say why a schedule cannot belong to the run."""
     stages = found.ranks[0].header.mesh.get(PIPELINE, 1)
     if known.run != found.run or known.generation != found.generation:
         return [
@@ -205,7 +205,7 @@ def _misfit(known: Schedule, found: Merged) -> list[str]:
 def _of_tick(
     tick: int, spans: Sequence[Span] | None, ran: Recorded | None
 ) -> tuple[int, int] | None:
-    """Return when a tick began and ended, by its stamps or else by its operations."""
+    """Return when a tick began and ended, by its stamps, or by its operations."""
     if spans is not None:
         return spans[tick].start_ns, spans[tick].end_ns
     return None if ran is None else ran.ticks.get(tick)
@@ -236,7 +236,7 @@ def _read(folder: Path, rank: Rank) -> Iterator[Recorded]:
     reading = read(folder)
     if reading.offset_ns is None:
         return
-    # From times of the window to those of its host, and of the lowest rank.
+    # From the clock of the window to that of its host, and to that of the lowest rank.
     ahead_ns = round(reading.offset_ns) - rank.offset_ns
     for device, events in reading.by_device.items():
         of_ticks = [p for p in events if p.tick is not None]
@@ -296,9 +296,9 @@ def _extent(events: Sequence[Placed], ahead_ns: int) -> tuple[int, int]:
 
 
 def disagreements(known: Schedule, ran: Recorded) -> list[str]:
-    """Say which slots ran though they are idle, or did not though they are not.
+    """Say which idle slots ran, and which used slots did not run.
 
-    Where idle slots are computed, all run: nothing is said.
+    If idle slots are computed, all slots run: there is nothing to report.
     """
     if ran.is_computed:
         return []
@@ -319,9 +319,9 @@ def _name(slot: Slot) -> str:
 
 
 def outside_ticks(ran: Recorded, spans: Sequence[Span]) -> list[str]:
-    """Say which slots have operations outside of their tick, as stamps place it.
+    """Say which slots have operations outside of their tick, by its stamps.
 
-    Stamps and the profiler read clocks of their own: `_APART_NS` is allowed for.
+    Stamps and the profiler read different clocks: `_APART_NS` is allowed for that.
     """
     found = []
     for (direction, tick), (start_ns, end_ns) in sorted(ran.ran.items()):

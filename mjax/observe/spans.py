@@ -6,13 +6,13 @@ wrong with it. Nothing here changes a file.
 
 The first line is a `Header`, every other one a `Line`. A line is appended with one
 write, so a process that is killed loses at most the line that it was about to write. A
-last line that is cut off is normal; any other line that cannot be read is reported and
-left out. (run, generation, rank, n) identifies a line for ever: whoever stores lines
-can take the same file twice.
+last line that is cut off is normal; any other unreadable line is reported and left out.
+(run, generation, rank, n) identifies a line permanently: a reader that stores lines can
+take the same file twice.
 
 Times are those of the host's monotonic clock (CLOCK_MONOTONIC), in nanoseconds: it
-never jumps. The header says what the wall clock showed at one of them. How the clocks
-of hosts differ follows from barriers, see `mjax.observe.clocks`.
+never jumps. The header holds the wall clock at one of these times. The offsets between
+the clocks of hosts follow from barriers, see `mjax.observe.clocks`.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ VERSION = 1
 FOLDER = "spans"
 """In the work dir."""
 ENDING = ".jsonl"
-"""Of the names of files, before compression."""
+"""Suffix of file names, before compression."""
 
 type Kind = Literal[
     "compute",
@@ -47,18 +47,18 @@ type Kind = Literal[
 
 
 class Span(NamedTuple):
-    """One thing that took time."""
+    """An interval of time with a name."""
 
     name: str
     kind: Kind
     stream: str
-    """What does one thing at a time: `host`, `step`, `device:N`, N as in the mesh."""
+    """Sequence of spans: `host`, `step`, or `device:N` with N as in the mesh."""
     start_ns: int
     end_ns: int
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """Which start of which launch a process belongs to."""
+    """The start and the launch of a process."""
 
     name: str
     generation: int
@@ -68,7 +68,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 class Header(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag="mjax-spans"
 ):
-    """The first line: whose spans these are."""
+    """The first line: identity of the process."""
 
     version: int = VERSION
     run: str
@@ -103,7 +103,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one process did in one step, or outside of steps."""
+    """The spans of one process in one step, or outside of steps."""
 
     n: int
     """Number of the line, from 0."""
@@ -119,13 +119,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanFile:
-    """What was read of one file."""
+    """The contents of one file."""
 
     path: Path
     header: Header
     lines: tuple[Line, ...]
     problems: tuple[str, ...]
-    """What is wrong with it, with file and line, for people."""
+    """Problems, with file and line, for people."""
 
 
 def file_name(header: Header) -> str:
@@ -147,7 +147,7 @@ def decode_header(data: bytes) -> Header:
     """Read the first line of a file.
 
     Raises:
-      ValueError: it is none, or of another version.
+      ValueError: it is not a header, or of another version.
     """
     try:
         header = _decode_header(data)
@@ -165,7 +165,7 @@ def decode_line(data: bytes) -> Line:
     """Read any other line.
 
     Raises:
-      ValueError: it is none, or a span ends before it starts.
+      ValueError: it is not a line, or a span ends before it starts.
     """
     try:
         line = _decode_line(data)
@@ -200,7 +200,7 @@ def read(path: Path) -> SpanFile:
 
 def _lines(data: bytes, path: Path, problems: list[str]) -> Iterator[Line]:
     """Yield the lines whose number is the next one, or later."""
-    *whole, _ = data.split(b"\n")  # the last one is cut off, or empty
+    *whole, _ = data.split(b"\n")  # the last line is cut off, or empty
     following = 0
     for number, text in enumerate(whole, start=2):
         where = f"{path}, line {number}"
@@ -227,7 +227,7 @@ def read_run(work_dir: Path) -> tuple[list[SpanFile], list[str]]:
     """Read all files of a run, by generation and rank.
 
     Returns:
-      the files, and what is wrong with them and with those that were left out.
+      the files, and problems with them and with the files that were left out.
     Raises:
       ValueError: the run has no spans.
     """

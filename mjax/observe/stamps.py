@@ -1,12 +1,12 @@
 """From the stamps of a device to spans on the clock of its host.
 
 Enters: the log of one step (`mjax.kernels.stamp`), and when the host dispatched the
-step and had its metrics. Leaves: spans, one for each interval between two rows.
+step and received its metrics. Leaves: spans, one for each interval between two rows.
 
-The clock of a device has 32 bits and a zero of its own. A step begins after it was
-dispatched, and its last row is there before the host has its metrics: each step bounds
-the offset from both sides, best when the device was idle. The bounds of many steps
-together give the offset; they grow apart by `MOST_DRIFT` of the time.
+The clock of a device has 32 bits and its own zero. A step begins after its dispatch,
+and its last row is written before the host receives its metrics. So each step bounds
+the offset from both sides; the bounds are tightest when the device was idle. The bounds
+of many steps together give the offset; they widen by `MOST_DRIFT` of the time.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from mjax.observe.clocks import MOST_DRIFT
 from mjax.observe.spans import Kind, Span
 
 UNIT_NS = 2**8
-"""Of the clock in a log."""
+"""Nanoseconds of a unit of the clock in a log."""
 _WRAP_NS = 2**32 * UNIT_NS
 
 INTERVALS: dict[int, tuple[str, Kind]] = {
@@ -32,15 +32,15 @@ INTERVALS: dict[int, tuple[str, Kind]] = {
 """Name and kind of the interval that a row ends, by its tag (`mjax.step.stamps`)."""
 _BEGIN, _BACKWARD, _TICK = 0, 2, 3
 _BESIDE_TICKS = {(_BEGIN, _TICK): 1, (_TICK, _BACKWARD): _TICK}
-"""A tick writes its row when it begins: what ends with the first of them is no tick but
-what comes before, and what begins with the last one is a tick."""
+"""A tick writes its row when it begins: the interval before the first such row is not a
+tick, and the interval after the last one is a tick."""
 _MOST_BOUNDS = 64
 """Steps that bound the offset. Chosen: drift makes older ones useless."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Bounds:
-    """Of host clock minus device clock, by one step."""
+    """Bounds of host clock minus device clock, from one step."""
 
     time_ns: int
     least_ns: int
@@ -48,10 +48,10 @@ class _Bounds:
 
 
 class DeviceClock:
-    """Puts the clock of one device on that of its host."""
+    """Converts the clock of one device to that of its host."""
 
     def __init__(self, *, is_host_clock: bool) -> None:
-        """Know nothing of it.
+        """Start without an offset.
 
         Args:
           is_host_clock: the device reads the clock of the host, as CPUs do.
@@ -68,7 +68,7 @@ class DeviceClock:
         dispatched_ns: int,
         ready_ns: int,
     ) -> list[Span]:
-        """Return the spans of a step; none if the log has no two rows.
+        """Return the spans of a step; none if the log has fewer than two rows.
 
         Args:
           log: of this device.
@@ -103,8 +103,8 @@ class DeviceClock:
         if not self._is_host_clock and not self._bounds:
             self._offset_ns = ready_ns - first_ns - since_ns[-1]
         last_ns = first_ns + since_ns[-1]
-        # The host has its metrics shortly after the last row: which wrap that is, the
-        # offset tells, which is known to much less than half a wrap.
+        # The host gets the metrics shortly after the last row. The offset, which is
+        # known to much less than half a wrap, gives the number of wraps.
         num_wraps = round((ready_ns - self._offset_ns - last_ns) / _WRAP_NS)
         return [first_ns + num_wraps * _WRAP_NS + ns for ns in since_ns]
 

@@ -1,13 +1,13 @@
 """Where the wall time of a run went, from the spans of one rank of each start.
 
 Enters: the files of spans of a run. Leaves: seconds by part, as in `launch_time`, and
-what is wrong. In a start the spans of the host tile the time, by its monotonic clock;
-a gap between two starts is what that clock says if their host has not been booted in
-between, or else what the wall clocks of the headers say. A process that was killed has
-no span of its last moments: they are a part of that gap.
+what is wrong. In a start the spans of the host cover the time, by its monotonic clock.
+That clock also measures a gap between two starts, if their host has not rebooted;
+otherwise the wall clocks of the headers do. A process that was killed has no span for
+its last moments: they are part of that gap.
 
-The events of a launch know more of the time between starts and less of the steps. So
-`by_generation` hands over the seconds of each start to `launch_time`.
+The events of a launch know more about the time between starts and less about the steps.
+So `by_generation` passes the seconds of each start to `launch_time`.
 """
 
 import collections
@@ -28,27 +28,27 @@ from mjax.observe.spans import Span, SpanFile
 BETWEEN = "between starts"
 _SAVES = "save"
 _JUMP_S = 1.0
-"""Between wall and monotonic clock before it is reported, as in `event_clock`."""
+"""Difference of wall and monotonic clock that is reported, as in `event_clock`."""
 _PHASE = {"eval": "eval", "sample": "sample", "exit": "exit"}
-"""Spans whose name is the part."""
+"""Spans that have the name of the part."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """What one process did in one start."""
+    """One process in one start."""
 
     file: SpanFile
     begin_ns: int
     end_ns: int
-    """Of its host's monotonic clock. It may have lived on beside the next start, on a
-    host that the driver had lost: that time is not counted."""
+    """Of its host's monotonic clock. The process may have outlived the next start's
+    begin, on a host that the driver had lost: that time is not counted."""
     kept: int
     """The last step whose work was kept."""
     kind: str
     """`start`, or `restart` if it is not the first."""
 
     def until(self, limit_s: float) -> dict[str, float]:
-        """Return the seconds by part, up to so many after the first span."""
+        """Return the seconds by part, at most `limit_s` after the first span."""
         end_ns = self.end_ns
         if self.begin_ns + limit_s * 1e9 < end_ns:
             end_ns = self.begin_ns + round(limit_s * 1e9)
@@ -56,7 +56,7 @@ class Start:
 
     @property
     def num_lost(self) -> int:
-        """Steps that a later start took again."""
+        """Number of steps that a later start repeated."""
         return len({step for step, _ in _host_spans(self.file) if step > self.kept})
 
 
@@ -103,7 +103,7 @@ def counted(files: Sequence[SpanFile]) -> Counted:
 
 
 def starts(files: Sequence[SpanFile]) -> tuple[list[Start], list[str]]:
-    """Return what the lowest rank of each start did, oldest first; what is wrong."""
+    """Return the lowest rank's process in each start, oldest first; and problems."""
     chosen, problems = _chosen(files)
     begins = {of.header.generation: _first_step(of) - 1 for of in chosen}
     kept = kept_steps({n: at if at >= 0 else -1 for n, at in begins.items()})
@@ -126,7 +126,7 @@ def starts(files: Sequence[SpanFile]) -> tuple[list[Start], list[str]]:
 
 
 def by_generation(files: Sequence[SpanFile]) -> dict[int, Seen]:
-    """Return what is known of each start of the newest launch, as its driver counts."""
+    """Return the seconds of each start of the newest launch, as its driver counts."""
     found = [one for one in starts(files)[0] if one.file.header.launch is not None]
     names = [one.file.header.launch.name for one in found if one.file.header.launch]
     return {
@@ -184,11 +184,11 @@ def _chosen(files: Sequence[SpanFile]) -> tuple[list[SpanFile], list[str]]:
 
 
 def _host_spans(of: SpanFile) -> Iterator[tuple[int, Span]]:
-    """Yield what the host did, with the step that it was for.
+    """Yield the spans of the host, each with its step.
 
-    A host dispatches a step before it waits for the one before, and writes the spans of
-    a step together. So a file without an end lacks the newest dispatch, though it has
-    what came after it.
+    A host dispatches a step before it waits for the previous one, and writes the spans
+    of a step together. So a file without an end lacks the newest dispatch, though it
+    has the spans after it.
     """
     lines = [line for line in of.lines if any(s.stream == "host" for s in line.spans)]
     is_cut_off = bool(lines) and of.lines[-1].end is None
@@ -212,7 +212,7 @@ def _first_step(of: SpanFile) -> int:
 
 
 def _to_wall_ns(of: SpanFile) -> int:
-    """Return what is added to the host's monotonic clock for its wall clock."""
+    """Return the wall clock minus the monotonic clock of the host."""
     return of.header.wall_ns - of.header.monotonic_ns
 
 
@@ -223,12 +223,12 @@ def _own_ns(of: SpanFile) -> tuple[int, int]:
 
 
 def _parts(of: SpanFile, kept: int, end_ns: int, kind: str) -> dict[str, float]:
-    """Return the seconds of one start; what the host spent in no span is told apart.
+    """Return the seconds of one start; host time in no span is a separate part.
 
     Args:
       of: its spans.
       kept: the last step whose work was kept.
-      end_ns: what comes later is not counted.
+      end_ns: time after it is not counted.
       kind: `start`, or `restart` if it is not the first.
     """
     parts: dict[str, float] = collections.defaultdict(float)

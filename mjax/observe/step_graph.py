@@ -3,28 +3,28 @@
 Enters: the span files of one start of a run, with stamps. Leaves: a
 `mjax.observe.detect.whatif.Trace`, which can be replayed with other times.
 
-Operations of a device in a step, one after the other:
+Operations of a device in a step, in sequence:
 
-- data, host: from the end of the step before to the first pass. `data` is the part in
-  which its host waited for a batch. A host has two steps in flight, so what it does
-  while the device computes costs nothing and is in neither.
+- data, host: from the end of the previous step to the first pass. `data` is the part in
+  which its host waited for a batch. A host has two steps in flight, so its work during
+  the compute of the device costs nothing and is in neither.
 - forward and backward passes, or the ticks of a pipeline.
 - sync: the rest of the gradients' reduction and their norm, a collective of all.
 - optimizer: at most its usual time. The host sees the end of a step only when it looks,
-  and one that is late looks late: what is longer counts as the host.
+  and a late host looks late: the excess counts as `host`.
 
 Edges across devices:
 
-- tp: a pass has a collective in every layer, so it ends when the last one of its group
-  has come and the work is done.
-- pp: a tick receives from the neighbours what they send in it, the last stage and the
-  first too.
+- tp: a pass has a collective in every layer, so it ends when the last member of its
+  group has arrived and the work is done.
+- pp: a tick receives what the neighbours send in it; the last stage and the first are
+  neighbours too.
 - dp: weights are gathered and gradients reduced within passes where the devices do not
-  overlap this with compute, as CPUs do. Whether a pass waits for its dp group is read
-  from the times: of both, the graph whose operations differ least between devices.
+  overlap this with compute, as on CPUs. The times show whether a pass waits for its dp
+  group: of the two graphs, the one whose operations differ least between devices.
 - sync: all wait for all.
 
-Clocks of hosts differ: they are shifted so that the sync ends for all at once.
+Clocks of hosts differ: they are shifted so that the sync ends at one time for all.
 """
 
 import collections
@@ -38,9 +38,9 @@ from mjax.observe.spans import Line, Span, SpanFile
 
 PASSES = ("forward", "backward", "tick")
 _INTERRUPTS = frozenset({"eval", "ckpt"})
-"""Kinds of spans whose step, and the one after it, are none like the others."""
+"""Kinds of spans that make their step, and the next one, unusual."""
 _CLOCK_ERROR_NS = 1_000_000
-"""Chosen: a sync does not end sooner on one device than on another by more."""
+"""Chosen: between devices, the ends of a sync differ by less."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a worker is in the mesh."""
+    """Place of a worker in the mesh."""
 
     pp: int
     dp: int
@@ -71,7 +71,7 @@ class _Step:
     ready_ns: int
     """When the host had its metrics."""
     data_ns: int
-    """How long the host waited for its batch."""
+    """Seconds that the host waited for its batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,16 +81,16 @@ class Steps:
     workers: tuple[Worker, ...]
     places: tuple[Place, ...]
     of: tuple[Mapping[int, _Step], ...]
-    """Of each worker, by step."""
+    """By worker, then by step."""
 
     @property
     def shared(self) -> list[int]:
-        """Return the steps that all workers have taken, without those of a save."""
+        """Return the steps that all workers have taken, except those with a save."""
         return sorted(set.intersection(*(set(steps) for steps in self.of)))
 
 
 def read_steps(files: Sequence[SpanFile]) -> Steps:
-    """Find what each device did in each step.
+    """Find the operations of each device in each step.
 
     Raises:
       ValueError: a process has no spans of devices.
@@ -125,7 +125,7 @@ def read_steps(files: Sequence[SpanFile]) -> Steps:
 
 
 def _interrupted(lines: Sequence[Line]) -> set[int]:
-    """Return the steps with a save or an evaluation, and those after them."""
+    """Return the steps with a save or an evaluation, and the steps after them."""
     hit = {
         line.step
         for line in lines
@@ -167,7 +167,7 @@ def _step(spans: Sequence[Span], stream: str) -> _Step | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Times:
-    """Of all workers: W workers, S steps, K passes, seconds on one clock."""
+    """Times of all workers: W workers, S steps, K passes, seconds on one clock."""
 
     names: tuple[str, ...]
     """[K], of the passes."""
@@ -180,9 +180,9 @@ class _Times:
     end_s: np.ndarray
     """[W, S], end of the step."""
     before_s: np.ndarray
-    """[W], end of the step before the first one; its begin if that is not known."""
+    """[W], end of the step before the first one; the first step's begin if unknown."""
     data_s: np.ndarray
-    """[W, S], how long the host waited for the batch."""
+    """[W, S], seconds that the host waited for the batch."""
 
 
 def build(steps: Steps, chosen: Sequence[int]) -> Trace:
@@ -254,7 +254,7 @@ type _Groups = list[tuple[list[int], list[int]]]
 
 
 def _waits_for(places: Sequence[Place], times: _Times, at: int) -> _Groups:
-    """Return who waits for whom in a pass."""
+    """Return which workers wait for each other in a pass."""
     before_s = times.ends_s[:, :, at - 1] if at else times.begin_s
     is_tick = times.names[at] == "tick"
     peers = _split([(place.pp,) for place in places])
@@ -285,7 +285,7 @@ def _split(keys: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
 def _with_neighbours(
     groups: Mapping[tuple[int, ...], list[int]], *, is_tick: bool
 ) -> _Groups:
-    """Say that groups wait for themselves, in a tick for the stages beside them too."""
+    """Let groups wait for themselves, and in a tick also for the stages beside them."""
     num_stages = max(key[0] for key in groups) + 1
     found = []
     for (stage, *rest), members in groups.items():
@@ -314,7 +314,7 @@ class _Table:
         before: Sequence[int],
         start_s: float = -np.inf,
     ) -> int:
-        """Add an operation that starts when those before it have ended."""
+        """Add an operation that starts when those that it waits for have ended."""
         came_s = max([self.rows[each][5] for each in before], default=start_s)
         came_s = min(max(came_s, start_s), end_s)
         self.rows.append((phase, worker, step, micro, came_s, end_s))
@@ -349,7 +349,7 @@ def _trace(
         worker=of,
         step=np.array(column[2], np.int64),
         micro=np.array(column[3], np.int64),
-        stage=share[of],  # of the model: what its peers in other replicas have too
+        stage=share[of],  # of the model; its peers in other replicas share it
         backward=np.zeros(len(of), bool),
         edges=np.array(table.edges, np.int64).reshape(-1, 2),
         start_s=start_s - origin_s,
@@ -370,8 +370,8 @@ def _joint(
 ) -> list[int]:
     """Add an operation of all workers, in which groups wait for each other.
 
-    An operation without work joins those that are waited for: an edge from each of
-    thousands of ranks to each other one would not fit into memory.
+    A join (an operation without work) collects the ranks that are waited for: edges
+    between all pairs of thousands of ranks would not fit into memory.
     """
     at = [*before]
     for members, waited in groups:
@@ -388,7 +388,7 @@ def _joint(
 def _between(
     table: _Table, times: _Times, worker: int, step: int, last: Sequence[int]
 ) -> int:
-    """Add what comes before the first pass: the wait for data, then for the host."""
+    """Add the operations before the first pass: the waits for data and for the host."""
     begin_s = float(times.begin_s[worker, step])
     ended_s = times.end_s[worker, step - 1] if step else times.before_s[worker]
     gap_s = max(begin_s - float(ended_s), 0.0)

@@ -1,12 +1,12 @@
 """Arrange the spans of a run as seconds of each step, rank and phase.
 
-Enters: the span files of a run. Leaves: `StepTimes`, what the detectors of
-`mjax.observe.detect` take. All of it are durations by one clock each, so offsets of
-clocks between hosts do not matter.
+Enters: the span files of a run. Leaves: `StepTimes`, the input of the detectors of
+`mjax.observe.detect`. All values are durations, each by one clock, so offsets between
+the clocks of hosts do not matter.
 
-With stamps a column is a device. The phases are those of the device, and what the host
-did only as far as the device waited for it: `data` is the wait for data and `between`
-the rest of the time from the end of the gradient norm to the next forward pass. Without
+With stamps a column is a device. The phases are those of the device, plus the work of
+the host that the device waited for: `data` is the wait for data and `between` is the
+rest of the time from the end of the gradient norm to the next forward pass. Without
 stamps a column is a process, and the phases are those of its host.
 """
 
@@ -36,9 +36,9 @@ UNSTAMPED: dict[str, Role] = {
     "metrics": "host",
     "agree": "wait",
 }
-"""Phases of a host: who waits least for its device came last."""
+"""Phases of a host: the host that waits least for its device came last."""
 _INTERRUPTS = frozenset({"eval", "ckpt"})
-"""Kinds of spans whose step, and the one after it, do not count."""
+"""Kinds of spans whose step, and the next one, do not count."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class StepTimes:
     """NaN is missing."""
     steps: Int[np.ndarray, " T"]
     layout: Layout
-    """Its hosts are numbers of `units`."""
+    """Its hosts are indexes of `units`."""
     left_out: Bool[np.ndarray, " T"]
     units: tuple[str, ...]
     """Hosts; processes where the run has fewer than three hosts."""
@@ -64,7 +64,7 @@ class StepTimes:
     stamps."""
     has_stamps: bool
     problems: tuple[str, ...]
-    """What is missing, for people."""
+    """Missing data, for people."""
 
 
 def step_times(files: Sequence[SpanFile], last: int | None = None) -> StepTimes:
@@ -72,9 +72,9 @@ def step_times(files: Sequence[SpanFile], last: int | None = None) -> StepTimes:
 
     Args:
       files: of a run.
-      last: takes the last steps only, so many.
+      last: number of last steps to use.
     Raises:
-      ValueError: there is one process only, or no step has ended.
+      ValueError: there is only one process, or no step has ended.
     """
     generation = max(found.header.generation for found in files)
     files = [found for found in files if found.header.generation == generation]
@@ -148,7 +148,7 @@ def _values(
 
 @dataclasses.dataclass(kw_only=True)
 class _Step:
-    """What one process did in one step."""
+    """Durations of one process in one step."""
 
     host_s: dict[str, float] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(float)
@@ -181,7 +181,7 @@ def _steps(lines: Sequence[Line]) -> dict[int, _Step]:
 
 
 def _stamped(rows: dict[int, _Step], step: int, device: int) -> dict[str, float]:
-    """Return the phases of a device, and what it waited for its host."""
+    """Return the phases of a device, and its waits for its host."""
     own = rows[step]
     found = dict(own.stamps.get(device, {}))
     if step - 1 in rows and device in own.bounds_ns:
@@ -194,7 +194,7 @@ def _stamped(rows: dict[int, _Step], step: int, device: int) -> dict[str, float]
 
 
 def _units(files: Sequence[SpanFile]) -> tuple[tuple[str, ...], list[int]]:
-    """Name what is accused, and say which one each file belongs to."""
+    """Name the units that can be accused, and the unit of each file."""
     hosts = sorted({found.header.host for found in files})
     if len(hosts) >= MIN_UNITS:
         return tuple(hosts), [hosts.index(found.header.host) for found in files]

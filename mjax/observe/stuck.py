@@ -3,16 +3,16 @@
     python -m mjax.observe stuck --work-dir DIR [--step-s S] [--eval-s S] [--save-s S]
                                  [--json] [--out FILE]
 
-Enters: a work dir. Leaves: ranks, host, phase and step of those to blame, the reason,
+Enters: a work dir. Leaves: the ranks to blame, with host, phase and step, the reason,
 the members of their groups, and their stacks. Exit codes: 0 done, 2 bad input.
 
-What is read of a rank, the best first: its beats, which say how far it has come and
-where its main thread stands, and whether it lives; its progress word, which `python -m
+Sources for each rank, the best first: its beats, which give its progress, where its
+main thread stands, and whether it lives; its progress word, which `python -m
 mjax.launch` asks for; the last line of its spans; its stacks, from the launcher or from
 the watchdog of slow steps; the state of its process, if that runs on this machine. The
 order of the reasons is that of MegaScale (arXiv 2402.15627, section 5.2: the rank
-without a log is the one that hangs), then that of `mjax.launch.stacks`. Nothing is sent
-to a process.
+without a log is the one that hangs), then that of `mjax.launch.stacks`. No process is
+signalled.
 """
 
 import dataclasses
@@ -35,25 +35,25 @@ from mjax.observe.spans import Header, SpanFile
 from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _NUM_STEPS = 256
-"""Last steps that say what is usual; as many as the launcher takes."""
+"""Number of last steps that give the usual time; the same as in the launcher."""
 _MOST_SHOWN = 8
 _BEFORE_S = 5.0
-"""That a rank stood still before others ended, to be the reason. Chosen: beats come
-each second, and a rank that waits for one that was killed stands still after it."""
+"""Seconds that a rank must stand still before others end, to be the reason. Chosen:
+beats come each second, and a rank that waits for a killed one stands still after it."""
 _LIMITED = {"step": "a step", "eval": "a batch of an evaluation", "save": "a save"}
-"""Phases whose limit is a flag, and what it limits."""
+"""Phases whose limit is a flag, and what the flag limits."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What the command says."""
+    """Result of the command."""
 
     is_stuck: bool
     ranks: tuple[int, ...]
     reason: str
     seen: Mapping[int, Seen]
     groups: Mapping[str, Sequence[int]]
-    """By axis, the ranks that share a group with those to blame."""
+    """By axis, the ranks that share a group with the ranks to blame."""
     problems: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -106,18 +106,18 @@ def report(
     spans: Sequence[SpanFile] | None = None,
     limits_s: Mapping[str, float] | None = None,
 ) -> Report:
-    """Say who holds up the newest start of a run.
+    """Find the ranks that hold up the newest start of a run.
 
-    If someone seems to, this takes some seconds: it waits for the next beats.
+    If there seem to be any, this takes some seconds: it waits for the next beats.
 
     Args:
       work_dir: of the run.
       spans: their files, if they have been read: the newest lines of each rank, and
         256 steps of the lowest one.
-      limits_s: how long `step`, `eval` and `save` may take; what is absent may take
-        what the launcher allows.
+      limits_s: how long `step`, `eval` and `save` may take; the launcher's limits
+        replace absent ones.
     Raises:
-      ValueError: nothing of a run is there, or a limit is no time.
+      ValueError: there is no record of a run, or a limit is not a time.
     """
     limits_s = limits_s or {}
     for name, limit_s in limits_s.items():
@@ -147,7 +147,7 @@ def report(
     elif late:
         is_stuck, (ranks, reason) = True, _blame(seen, traces, mute)
         if ranks and all(seen[r].code is None and r not in late for r in ranks):
-            # It takes as long as it may, though others cannot go on meanwhile.
+            # It is within its own limit, though others cannot go on meanwhile.
             is_stuck, reason, ranks = False, _patience(seen, ranks), ()
     return Report(
         is_stuck=is_stuck,
@@ -164,8 +164,8 @@ def _late(
 ) -> tuple[int, ...]:
     """Return the ranks that should have made progress by now.
 
-    Ranks write their first records one after the other: one without any is late only
-    if others are, or have ended.
+    Ranks write their first records one after the other. A rank without records is late
+    only if others are late, or have ended.
     """
     late = tuple(
         rank for rank, one in seen.items() if one.age_s > _limit_s(one, limits, usual_s)
@@ -179,7 +179,7 @@ def _is_over(seen: Mapping[int, Seen]) -> bool:
 
 
 def _patience(seen: Mapping[int, Seen], ranks: Sequence[int]) -> str:
-    """Say for whom the others wait, though it is not late."""
+    """Say which rank the others wait for, though it is not late."""
     first = seen[ranks[0]]
     named = ", ".join(map(str, ranks[:_MOST_SHOWN]))
     return (
@@ -225,7 +225,7 @@ def _stacks(
         return shown, [rank for rank, text in shown.items() if LOCK_ANSWER not in text]
     for rank, header in records.headers.items():
         beat = records.beats.get(rank)
-        # The watchdog needs no interpreter lock, a beat does.
+        # The watchdog does not need the interpreter lock; a beat does.
         path = work_dir / "stacks" / f"{beats.stem(header)}.txt"
         text = _fresh(path, seen[rank])
         if beat is not None and beat.stack and (seen[rank].is_beating or not text):
@@ -236,7 +236,7 @@ def _stacks(
 
 
 def _fresh(path: Path, one: Seen) -> str:
-    """Return what was written after the last progress of a rank."""
+    """Return the stacks that were written after the last progress of a rank."""
     try:
         if path.stat().st_mtime < time.time() - one.age_s:
             return ""
@@ -253,7 +253,7 @@ def _blame(
     alive = {rank: one for rank, one in seen.items() if one.code is None}
     failed = [rank for rank, one in seen.items() if one.code]
     silent = [rank for rank, one in alive.items() if one.is_beating is False]
-    if silent and len(silent) == len(alive):  # nobody waits for those that have ended
+    if silent and len(silent) == len(alive):  # nobody waits for ended ranks
         return (), "no rank shows a sign of life: all have ended, or are killed or lost"
     if before := _stood_before(seen):
         is_stopped = all(seen[rank].state in "Tt" for rank in before)
@@ -280,18 +280,18 @@ def _blame(
     if any(one.entered is None for one in alive.values()):
         places = {r: stacks.Place(step=s.step, phase=s.phase) for r, s in alive.items()}
     found = {rank: stacks.frames(traces[rank]) for rank in alive if rank in traces}
-    # Watchdogs write at times of their own: without the stacks of all, whose are
-    # missing says nothing.
+    # Watchdogs write at different times: unless all stacks are there, a missing one
+    # shows nothing.
     usable = found if len(found) == len(alive) else {}
     verdict = stacks.judge(places, usable, stopped, [r for r in mute if r in usable])
     return verdict.ranks, verdict.reason
 
 
 def _stood_before(seen: Mapping[int, Seen]) -> list[int]:
-    """Return living ranks that stood still well before the first of others has ended.
+    """Return living ranks that stood still well before the first of others ended.
 
-    Those that wait for a rank give up after a time, and end with an error. A rank that
-    is silent counts, and one that has begun fewer things than all that have ended.
+    Ranks that wait for another one give up after a time, and end with an error. A rank
+    counts if it is silent, or if it has begun fewer operations than all ended ranks.
     """
     ended = [one for one in seen.values() if one.code or one.state == "gone"]
     places = [one.entered for one in ended if one.entered is not None]
@@ -310,7 +310,7 @@ def _stood_before(seen: Mapping[int, Seen]) -> list[int]:
 
 
 def _place(one: Seen) -> stacks.Place:
-    """Return how far a rank with beats has come, in the order of the launcher."""
+    """Return the progress of a rank with beats, in the order of the launcher."""
     entered, microstep = one.entered or (0, 0)
     return stacks.Place(step=entered, phase=microstep)
 
@@ -318,7 +318,7 @@ def _place(one: Seen) -> stacks.Place:
 def _groups(
     headers: Mapping[int, Header], ranks: Sequence[int]
 ) -> dict[str, list[int]]:
-    """Return by axis the other ranks in groups of those to blame."""
+    """Return by axis the other ranks in the groups of the ranks to blame."""
     if not headers:
         return {}
     header = next(iter(headers.values()))
@@ -329,7 +329,7 @@ def _groups(
     groups: dict[str, set[int]] = {}
     for rank in ranks:
         own = headers[rank].devices if rank in headers else ()
-        # A rank without spans has the devices that its number says.
+        # A rank without spans has the devices that follow from its number.
         for device in own or range(rank * per_rank, (rank + 1) * per_rank):
             at = list(np.unravel_index(device, shape))
             for index, name in enumerate(names):
@@ -355,7 +355,7 @@ def _row(one: Seen) -> dict[str, Any]:
 
 
 def _text(found: Report) -> str:
-    """Say it to people."""
+    """Print the report for people."""
     lines = [*found.problems]
     if not found.is_stuck:
         oldest = max(found.seen.values(), key=lambda one: one.age_s)

@@ -3,8 +3,8 @@
     python -m mjax.observe timeline --work-dir DIR --steps A:B --out FILE.json
 
 Enters: the work dir of a run. Leaves: steps A to B - 1 of all ranks on one clock, as a
-trace for https://ui.perfetto.dev or chrome://tracing; with `--out FILE.html` a picture
-of a few steps that needs nothing else. A process is a rank, a thread a stream. Exit
+trace for https://ui.perfetto.dev or chrome://tracing; with `--out FILE.html` a
+self-contained picture of a few steps. A process is a rank, a thread a stream. Exit
 codes: 0 done, 2 bad input.
 
 Source: Trace Event Format, Google
@@ -47,7 +47,7 @@ _COLOURS: dict[spans.Kind, str] = {
     "restart": "terrible",
     "idle": "grey",
 }
-"""Of catapult; Perfetto takes its own."""
+"""Colour names of catapult; Perfetto uses its own."""
 _STEPS = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
 
 
@@ -55,7 +55,7 @@ def steps(text: str) -> tuple[int, int]:
     """Read `A:B`; return the first and the last step.
 
     Raises:
-      ValueError: it is none, or has no step.
+      ValueError: the text is not a range, or has no step.
     """
     found = _STEPS.fullmatch(text)
     if found is None or not 1 <= int(found[1]) < int(found[2]):
@@ -161,7 +161,7 @@ def _bar(rank: int, thread: int, span: Span, zero_ns: int) -> dict[str, Any]:
 
 
 def _slots(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
-    """Yield slots, transfers, and arrows from a slot to the one that needs it."""
+    """Yield slots, transfers, and arrows from each sending slot to its receiver."""
     threads, zero_ns = _threads(found, view, slots), _zero_ns(found)
 
     def thread(bar: Bar) -> tuple[int, int]:
@@ -183,7 +183,7 @@ def _slots(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
     for number, arrow in enumerate(timeline_rows.arrows(slots, found.ranks), start=1):
         of = {"cat": PIPELINE, "name": "send", "id": number}
         pid, tid = thread(arrow.sent)
-        # An arrow begins in the slice around its time: not at its very end.
+        # An arrow begins in the slice around its time, so not at its very end.
         ts = (max(arrow.sent.start_ns, arrow.sent.end_ns - 1) - zero_ns) / 1e3
         yield of | {"ph": "s", "pid": pid, "tid": tid, "ts": ts}
         pid, tid = thread(arrow.received)

@@ -14,7 +14,7 @@ from mjax.observe.slots import Slots, stage_of
 from mjax.observe.spans import Kind, Span
 
 MOST_SPANS = 20_000
-"""Chosen: browsers stay fluid with so many rectangles."""
+"""Chosen: browsers stay responsive with so many rectangles."""
 _COLOURS: dict[Kind, str] = {
     "compute": "#4e9a6b",
     "tp": "#3b7dd8",
@@ -30,7 +30,7 @@ _COLOURS: dict[Kind, str] = {
 }
 _LEFT, _WIDTH, _ROW, _BAR, _HEAD = 150, 1300, 20, 15, 26
 _SLOTS = " slots"
-"""After the name of a stream: the row of its slots."""
+"""Suffix of a stream's name: the row of its slots."""
 _LEAST_TEXT = 6.5
 """Width of a letter, in pixels."""
 _STYLE = """
@@ -106,7 +106,7 @@ def page(
 
 
 def _scale(found: Merged, slots: Slots, *, only_slots: bool) -> slot_picture.Scale:
-    """Return the scale of the picture: that of the steps, or of the slots."""
+    """Return the time scale of the picture, from the steps or from the slots."""
     start_ns, end_ns = found.start_ns, found.end_ns
     if only_slots:
         start_ns = min(bar.start_ns for bar in slots.bars)
@@ -135,7 +135,7 @@ def _rows(
 
 
 def _axis(found: Merged, scale: slot_picture.Scale, height: int) -> Iterator[str]:
-    """Yield lines at round times, and what happened."""
+    """Yield lines at round times, and the events."""
     whole_ns = scale.end_ns - scale.start_ns
     power_ns = max(1, 10 ** (len(str(whole_ns)) - 1) // 10)
     unit_ns = next(n for n in (2, 5, 10, 20) if whole_ns < 13 * n * power_ns) * power_ns

@@ -1,7 +1,7 @@
-"""What a timeline shows beside its spans: rows, their titles, arrows of a pipeline.
+"""Additional parts of a timeline: rows, their titles, arrows of a pipeline.
 
 Enters: merged steps and the slots of a pipeline. Leaves: the streams of each rank in
-order, names for people, and which slots pass something to another stage.
+order, names for people, and the transfers from slot to slot.
 """
 
 import collections
@@ -20,16 +20,16 @@ TRANSFERS = "transfers"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrow:
-    """From a slot to the one that uses what it has sent."""
+    """From a slot to the one that receives what it has sent."""
 
     sent: Bar
     received: Bar
 
     @property
     def received_ns(self) -> int:
-        """When it is there at the earliest, inside the slot that uses it.
+        """Earliest time at which it can have arrived, inside the receiving slot.
 
-        A tick begins before it has what it waits for.
+        A tick begins before its inputs have arrived.
         """
         there_ns = max(self.sent.end_ns, self.received.start_ns)
         return max(self.received.start_ns, min(there_ns, self.received.end_ns - 1))

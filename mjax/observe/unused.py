@@ -2,11 +2,11 @@
 
     python -m mjax.observe unused --work-dir runs/a [--step N] [--json] [--out FILE]
 
-Enters: a checkpoint. Leaves: the parameters, and the layers of stacked ones, whose
-gradient was zero in every step; below them slices of a parameter, such as rows of an
-embedding or heads, of which that is true. Only the moments of the optimizer are read
-(see `gradient_traces`): nothing is trained and no device is used. Exit codes: 0 done,
-2 bad input.
+Enters: a checkpoint. Leaves: the parameters whose gradient was zero in every step,
+likewise single layers of stacked parameters; below them slices of parameters, such as
+rows of an embedding or heads. Only the moments of the optimizer are read (see
+`gradient_traces`): nothing is trained and no device is used. Exit codes: 0 done, 2 bad
+input.
 """
 
 import dataclasses
@@ -25,17 +25,17 @@ from mjax.observe.gradient_traces import MU, NU, Found, Part, Piece, Unused
 _PARAMS = "params."
 _COUNT = "opt_state.adam.count"
 _SHOWN = 8
-"""Ranges of indexes that are printed. Chosen: they fit into a line."""
+"""Ranges of indexes to print. Chosen: they fit into a line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a checkpoint says about the gradients of its run."""
+    """What a checkpoint shows about the gradients of its run."""
 
     path: str
     step: int
     updates: int
-    """Accepted steps: those that the moments have seen."""
+    """Accepted steps: the steps that the moments include."""
     found: Found
     forgotten_after: int | None
     """Updates after which a gradient of 1e-6 leaves no trace; None: not known."""
@@ -55,19 +55,19 @@ class _Moments:
         return self._saved.shape(name)
 
     def pieces(self, name: str) -> Iterable[Piece]:
-        """Yield the pieces; each is compared with its checksum."""
+        """Yield the pieces; the checksum of each is verified."""
         for piece in self._saved.pieces[name]:
             yield piece.box, self._saved.read_piece(name, piece)
 
 
 def read(path: Path, step: int | None) -> Report:
-    """Look at a checkpoint.
+    """Check the gradients of a checkpoint.
 
     Args:
       path: work dir of a run, folder of checkpoints, or one checkpoint.
       step: of the checkpoint; None takes the newest.
     Raises:
-      ValueError: there is none, it cannot be read, or it has no moments.
+      ValueError: there is no checkpoint, it cannot be read, or it has no moments.
     """
     folder = places.choose(places.find(str(path)), step)
     try:
@@ -120,7 +120,7 @@ def _problems(names: set[str]) -> tuple[str, ...]:
 
 
 def summary(report: Report) -> str:
-    """Say in one line what was found."""
+    """Return the result in one line."""
     found = report.found
     if not found.unused:
         return f"each of {found.num_parameters} parameters had a gradient"
@@ -153,7 +153,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def page(report: Report) -> str:
-    """Return what was found, for people."""
+    """Return the result for people."""
     found = report.found
     lines = [f"{report.path}: {summary(report)}", ""]
     rows = [

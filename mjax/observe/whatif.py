@@ -6,9 +6,9 @@
 Enters: the spans of a run. Leaves: the step without stragglers; what each rank and each
 phase costs; causes, the most expensive first. Exit codes: 0 done, 2 bad input.
 
-The graph of the steps is in `mjax.observe.step_graph`, with what is assumed; what makes
-an operation longer than usual, in `mjax.observe.detect.whatif_ranks`. A run without
-stamps has no such spans: its hosts all see the step of the slowest.
+`mjax.observe.step_graph` builds the graph of the steps and states its assumptions.
+`mjax.observe.detect.whatif_ranks` finds what makes an operation longer than usual. A
+run without stamps has no spans of devices: its hosts all see the step of the slowest.
 """
 
 import collections
@@ -28,15 +28,15 @@ from mjax.observe.spans import SpanFile, read_run
 from mjax.observe.step_graph import Worker, build, read_steps, runs_of
 
 _NAME_OF = {"data": "wait for data", "host": "between steps", "sync": "norm"}
-"""What people and programs are told, for phases of the analysis."""
+"""Names of the phases of the analysis, for people and programs."""
 _MOST_SHOWN = 8
 _SKIPPED_STEPS = 2
-"""First steps of a start, which fill caches and connect devices. Chosen."""
+"""First steps of a start to leave out: they fill caches and connect devices. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the command says."""
+    """Result of the command."""
 
     workers: tuple[Worker, ...]
     steps: tuple[int, ...]
@@ -131,7 +131,7 @@ def answer(
     last = max((max(of, default=0) for of in steps.of), default=0)
     first = from_step or 0
     chosen = [s for s in steps.shared if first <= s <= (to_step or last)]
-    # Steps follow each other: what is between two that do not is no step.
+    # Steps must be consecutive: time between others is not part of a step.
     longest = max(runs_of(chosen), key=len, default=[])
     longest = longest[_SKIPPED_STEPS:] if from_step is None else longest
     if not longest:
@@ -149,7 +149,7 @@ def answer(
 
 
 def _text(found: Answer) -> str:
-    """Say it to people."""
+    """Print the report for people."""
     what = found.found
     step_s = float(what.step_s.mean())
     error = float(what.replayed_s.sum() / what.step_s.sum() - 1)

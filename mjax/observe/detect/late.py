@@ -1,7 +1,7 @@
-"""Say how late a rank is over the steps of a run, from how late it is in each.
+"""How late a rank is over the steps of a run, from how late it is in each step.
 
-Enters: what ranks take more than their peers in each step. Leaves: the level of a rank,
-how sure it is that the level is above a limit, and how lateness is spread over time.
+Enters: how much longer than its peers each rank takes in each step. Leaves: the level
+of a rank, how likely it is to be above a limit, and how lateness is spread over time.
 Stragglers come in episodes and irregularly, so the level is an upper quantile.
 
 Sources: see `mjax.observe.detect.stragglers`.
@@ -13,16 +13,17 @@ import numpy as np
 
 type Pattern = Literal["lasting", "episodes", "irregular"]
 _QUANTILE = 0.85
-"""Over the steps. Chosen: a host that is slow in a third of the second half counts."""
+"""Of the steps. Chosen: a host that is slow in a third of the second half counts."""
 _SMOOTH_QUANTILE = 0.75
-"""Over medians of blocks of steps. Chosen: slow in the second half counts."""
+"""Of the medians of blocks of steps. Chosen: slow in the second half counts."""
 _BLOCK_STEPS = 10
 """Chosen: longer than a blip of a healthy host."""
 _DRAWS = 200
-"""Of the bootstrap."""
+"""Samples of the bootstrap."""
 _LASTING = 0.9
 _STAYS = 0.8
-"""Chosen: part of the steps that are late; of those after a late step, in episodes."""
+"""Chosen: part of all steps that are late, and part of the steps after a late one that
+are late too, in episodes."""
 
 
 def level_of(late: np.ndarray, *, is_smooth: bool) -> np.ndarray:
@@ -46,7 +47,7 @@ def _block_medians(late: np.ndarray) -> np.ndarray:
 
 
 def confidence_of(late: np.ndarray, least: float, *, is_smooth: bool) -> float:
-    """Return the part of redrawn runs whose level is above the limit."""
+    """Return the share of resampled runs whose level is above the limit."""
     blocks = np.full((-(-len(late) // _BLOCK_STEPS), _BLOCK_STEPS), np.nan)
     blocks.reshape(-1)[: len(late)] = late
     blocks = blocks[~np.isnan(blocks).all(axis=1)]
@@ -60,7 +61,7 @@ def confidence_of(late: np.ndarray, least: float, *, is_smooth: bool) -> float:
 
 
 def pattern_of(late: np.ndarray, least: float) -> tuple[Pattern, int]:
-    """Say how lateness is spread over the steps, and from which on."""
+    """Say how lateness is spread over the steps, and at which step it begins."""
     rows = np.flatnonzero(~np.isnan(late))
     is_late = late[rows] > least / 2
     num = len(rows)

@@ -1,10 +1,10 @@
-"""Tell what the shape of an MFU series says, by the signatures of the field guide.
+"""Classify the shape of an MFU series, by the signatures of the field guide.
 
 Enters: time, duration and MFU of each step, marks, and the expected MFU if it is known.
 Leaves: the class, how much better it explains the series than the next one, and the
-numbers behind it. Each class is a small model of the series (`mfu_models`), and the
-classes are compared by their evidence. `healthy` is one of them, and the only one that
-is more likely than the others before the series is seen.
+numbers behind it. Each class is a small model of the series (`mfu_models`). The classes
+are compared by their evidence. `healthy` is one of them, and the only one with a higher
+prior than the others.
 
 Source of the classes: Imbue, "From bare metal to a 70B model: infrastructure set-up and
 scripts", imbue.com/research/70b-infrastructure/.
@@ -60,16 +60,16 @@ class Finding:
     margin: float
     """Log evidence of the best class over the runner-up."""
     scores: dict[Kind, float]
-    """Log evidence of each class relative to the best one; a run that is too short for
-    a class does not have it."""
+    """Log evidence of each class relative to the best one. A class is absent if the run
+    is too short for it."""
     also: Kind | None
-    """The level and the dips are both those of a fault; this is the other one."""
+    """The second fault, if both the level and the dips are those of a fault."""
     level: Curve
     """Of the class that explains the level best."""
     wander: Wander
     """Of the class that explains the level best."""
     rhythm: Rhythm | None
-    """Of the dips, if there are four."""
+    """Period of the dips, if there are at least four."""
     prepared: Prepared
 
     @property
@@ -93,11 +93,11 @@ def classify(
       step_s: [T], seconds.
       mfu: [T], of each step by itself; tokens/s if expected_mfu is None.
       marks: saves, evaluations and restarts, on the clock of step_end_s.
-      expected_mfu: None takes the best level of the series, so a level that is low from
-        the start cannot be told.
+      expected_mfu: None takes the best level of the series; a level that is low from
+        the start is then not detected.
       expected_deviation: of the logarithm of the expected MFU.
     Raises:
-      ValueError: too few steps are usable, or the series is none.
+      ValueError: too few steps are usable, or the series is invalid.
     """
     prepared = prepare(step_end_s, step_s, mfu, marks, expected_mfu, expected_deviation)
     curves = fit_curves(prepared.blocks)

@@ -34,9 +34,9 @@ LONE_S = 21_600.0
 _SLOPE_PER_S = 4e-7
 """Deviation. Llama 3: 1-2% a day, a sine of 24 h has at most 7e-7 a second."""
 _LEVEL_TAIL = 0.05
-"""Chosen: log deviation of a level outside its range."""
+"""Chosen: log deviation of a level from the edge of its range."""
 _OUTLIERS = 0.01
-"""Chosen: part of the blocks that is anywhere, within a factor of e."""
+"""Chosen: share of the blocks that are outliers, uniform within a factor of e."""
 _WANDER_S = (6.0, 12.0, 25.0, 50.0, 100.0)
 """Chosen: correlation times, seconds to minutes."""
 _HEALTHY_WANDER = (0.0, 0.004, 0.008, 0.012)
@@ -55,16 +55,16 @@ _SHAPES = (0.6, 0.8, 1.0, 1.4)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A mean curve that was fitted to the blocks."""
+    """A mean curve, fitted to the blocks."""
 
     mean: Array
     """[N], log MFU."""
     prior: float
-    """Log density of its parameters, and the cost of those that were searched."""
+    """Log density of its parameters, with the penalty for those that were searched."""
     level: float = 1.0
     """Part of the expected MFU that is left."""
     onset_s: float | None = None
-    """When it began; None from the start."""
+    """When the level began; None: at the start."""
     lost: float = 0.0
     """Part that decays before a restart."""
     delay_s: float = 0.0
@@ -85,20 +85,20 @@ class Wander:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """How dips follow each other."""
+    """How dips are spaced."""
 
     score: float
     """Log evidence."""
     period: float = 0.0
-    """Steps, or seconds."""
+    """Period, in steps or in seconds."""
     unit: str = "steps"
     num_hits: int = 0
-    """Dips at an expected time."""
+    """Number of dips at an expected time."""
     num_expected: int = 0
 
 
 def fit_curves(blocks: Blocks) -> dict[str, Curve]:
-    """Fit the mean curve of each class to the blocks, where it can be one."""
+    """Fit the mean curve of each class to the blocks, where the class applies."""
     curves = {"healthy": _fit_healthy(blocks)}
     for name, bounds in LEVELS.items():
         curves[name] = _fit_level(blocks, bounds)
@@ -130,7 +130,7 @@ def _centre(blocks: Blocks, use: Array | slice = slice(None)) -> float:
 
 
 def _with_drift(blocks: Blocks, curve: Curve) -> Curve:
-    """Add the drift of a day, which a sick run has as well as a healthy one."""
+    """Add the drift of a day, which faulty and healthy runs both have."""
     time = blocks.time_s - np.average(blocks.time_s, weights=blocks.weight)
     rest = np.clip(blocks.value - curve.mean, -0.05, 0.05)
     noise = float(np.average(rest**2, weights=blocks.weight))
@@ -156,7 +156,7 @@ def _fit_healthy(blocks: Blocks) -> Curve:
 
 
 def _fit_level(blocks: Blocks, bounds: tuple[float, float]) -> Curve:
-    """Fit a level that holds from the start, or from some time on."""
+    """Fit a level that holds from the start, or from a later time on."""
     centre = _centre(blocks)
     whole = Curve(
         mean=np.full(len(blocks.value), centre),
@@ -180,7 +180,7 @@ def _fit_level(blocks: Blocks, bounds: tuple[float, float]) -> Curve:
 
 
 def _find_change(blocks: Blocks, fewest: int = 3) -> int | None:
-    """Return the block at which one change of the level explains most."""
+    """Return the block at which a single change of level explains most."""
     num = len(blocks.value)
     if num < 2 * fewest:
         return None
@@ -305,7 +305,7 @@ def score_levels(
     healthy = curves["healthy"]
     (ragged,) = filter_wander(blocks, healthy.mean[None], _RAGGED_WANDER)
     centre = float(np.log(healthy.level))
-    loss = np.sqrt(3) * ragged.deviation  # half of a range of which each part is equal
+    loss = np.sqrt(3) * ragged.deviation  # half the range of a uniform distribution
     slope = healthy.prior - float(_normal(centre, blocks.base_deviation))
     prior = slope + float(_normal(centre + loss, blocks.base_deviation))
     scores["ragged"] = ragged.score + prior, ragged

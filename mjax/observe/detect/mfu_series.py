@@ -14,10 +14,10 @@ import numpy as np
 type Array = np.ndarray
 
 FEWEST_STEPS = 30
-"""Chosen: the fast steps of the thermal class are up to 20 s, and a level needs ten
-steps more to be told from them."""
+"""Chosen: the fast steps of the thermal class last up to 20 s, and a level needs ten
+more steps to differ from them."""
 FIRST_STEPS = 3
-"""Chosen: after a start or a restart so many steps compile and fill caches."""
+"""Chosen: steps after a start or a restart that compile and fill caches."""
 LOAD_PAUSE_S = 20.0
 """Chosen: a longer pause lets a GPU cool down."""
 DIP = 5.0
@@ -33,12 +33,12 @@ EXPECTED_DEVIATION = 0.02
 UNKNOWN_DEVIATION = 0.5
 """Chosen: of the log of the best level; the healthy one may have been seen briefly."""
 _NEIGHBOURS = 7
-"""Chosen: the median of so many steps is the local level; dips have up to three."""
+"""Chosen: the local level is the median of so many steps; dips have up to three."""
 _SLOW, _SLOW_DEVIATIONS = 0.14, 4.0
-"""Chosen: a step that is slower than its neighbours by 15% and by 4 deviations says
-nothing about the level."""
+"""Chosen: a step that is 15% and 4 deviations slower than its neighbours does not count
+for the level."""
 _TOUCH = 0.02
-"""Chosen: a step contains a mark if they share this part of a usual step."""
+"""Chosen: a mark explains a step if the two share this part of a usual step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Dips:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What the models explain."""
+    """A prepared series."""
 
     blocks: Blocks
     dips: Dips
@@ -227,7 +227,7 @@ def _find_slow(logs: Array) -> tuple[Array, float]:
 
 
 def _best_level(logs: Array) -> float:
-    """Return the level that a tenth of the series is above, in medians of steps."""
+    """Return the level that a tenth of the series exceeds, in medians of steps."""
     count = len(logs) // 5 * 5
     return float(np.quantile(np.median(logs[:count].reshape(-1, 5), axis=1), 0.9))
 

@@ -1,9 +1,9 @@
 """Compare each rank with its peers in the same step.
 
-Enters: values of steps and ranks, and groups of ranks. Leaves: what a rank has more
-than is usual in its groups. Slow ranks are a minority of a group but may be half of a
-small one, and slowness has one direction: of two middle values the lower one counts as
-the usual one.
+Enters: values of steps and ranks, and groups of ranks. Leaves: how much each rank
+exceeds the usual value of its groups. Slow ranks are a minority of a group but may be
+half of a small one, and slowness has one direction. So of two middle values the lower
+one counts as the usual one.
 """
 
 import numpy as np
@@ -42,10 +42,10 @@ def residual(
     stage: Int[np.ndarray, " R"],
     replica: Int[np.ndarray, " R"],
 ) -> Float[np.ndarray, "T R"]:
-    """Take the usual values of the stage and of the replica out of each step.
+    """Subtract the usual values of the stage and of the replica from each step.
 
-    A replica on one host only is left as it is: its sequence lengths and the speed of
-    its host cannot be told apart. The same holds for a stage on one host.
+    A replica on one host is left as it is: its sequence lengths and the speed of its
+    host are indistinguishable. The same holds for a stage on one host.
     """
     has_stages, has_replicas = (
         all(len(np.unique(host[group == each])) > 1 for each in np.unique(group))

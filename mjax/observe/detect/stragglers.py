@@ -1,28 +1,29 @@
-"""Name the slow hosts of a run, and what is slow about them.
+"""Find the slow hosts of a run, and the cause of each.
 
 Enters: seconds of each step, rank and phase, and the place of each rank in the mesh.
-Leaves: the slow hosts with their cause, and what each host needs more than its peers.
-Everything is relative to peers in the same step, so clocks are not compared.
+Leaves: the slow hosts with their causes, and how much longer than its peers each host
+takes. Ranks are compared with peers in the same step, so clocks are not compared.
 
-Ranks wait for each other, so a long step or a long wait accuses the wrong host. Four
-measures are not hidden by waiting:
+Ranks wait for each other, so a long step or a long wait accuses the wrong host. Waiting
+does not affect four measures:
 
 - compute: forward and backward time, as a logarithm. Stages have different layers and
-  replicas different sequence lengths, so the usual value of the stage and of the
-  replica in each step is taken out. Tensor parallelism couples the ranks of a group:
-  they show the time of the slowest.
+  replicas different sequence lengths, so the usual values of the stage and of the
+  replica are subtracted in each step. Tensor parallelism couples the ranks of a group:
+  all of them show the time of the slowest.
 - data and host: work before the devices start, against the usual value of all ranks.
-- network: the end of the gradient sync against that of the ranks which sync with this
-  one. They all wait for the last of them to begin; a slow card ends later than the
+- network: the end of the gradient sync against that of the ranks that sync with this
+  one. They all wait until the last of them begins; a slow card ends later than the
   others.
-- last: who waits least in the gradient sync came last. It is used where the end of the
-  sync is the same for all, and names a host only if nothing else explains it.
+- last: the rank that waits least in the gradient sync came last. This measure is used
+  where the sync ends for all at the same time. It names a host only if no other measure
+  does.
 
-A host may be slow in a part of the steps. Its measure is therefore an upper quantile
-over the steps, high enough that single collections of garbage do not count, and low
-enough that episodes do. A slow host is above an absolute limit, far outside of the
-spread of its peers (median absolute deviation), and stays above the limit when blocks
-of steps are drawn anew (bootstrap).
+A host may be slow in part of the steps. Its measure is therefore an upper quantile over
+the steps: high enough to ignore single garbage collections, and low enough to include
+episodes. A host is slow if it is above an absolute limit, if it is far outside the
+spread of its peers (median absolute deviation), and if it stays above the limit when
+blocks of steps are resampled (bootstrap).
 
 Sources: medians with two effects, Tukey 1977, "Exploratory Data Analysis", chapter 11
 (median polish); block bootstrap, Künsch 1989, doi:10.1214/aos/1176347265; that causes
@@ -51,11 +52,11 @@ CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
 MIN_STEPS = 10
 """Chosen: one block of the bootstrap."""
 MIN_UNITS = 3
-"""Of two hosts, none is the odd one."""
+"""With two hosts, neither can be called the outlier."""
 _WARM_UP_STEPS = 8
-"""Left out, at most a quarter of the steps. Chosen: compilation and full caches."""
+"""Steps left out, at most a quarter of all. Chosen: compilation, filling caches."""
 _LEAST_USUAL = 1e-3
-"""Of a step, below which a ratio says nothing; chosen."""
+"""Part of a step below which a ratio has no meaning; chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Layout:
     """Place of each rank. All arrays are [R] and count from 0."""
 
     host: Int[np.ndarray, " R"]
-    """What is accused: a host, or a process where all run on one host."""
+    """The unit that is accused: a host, or a process where all run on one host."""
     tp: Int[np.ndarray, " R"]
     pp: Int[np.ndarray, " R"]
     """Stage."""
@@ -84,9 +85,9 @@ class Limits(NamedTuple):
         "network": 0.01,
         "last": 0.05,
     }
-    """More than its peers by this part of the usual compute of a step."""
+    """Excess over its peers, as a part of the usual compute of a step."""
     z: float = 8.0
-    """Deviations of its peers."""
+    """Excess in deviations of its peers."""
     confidence: float = 0.75
 
 
@@ -103,14 +104,14 @@ class Outlier:
     ratio: float
     """Time in its slow steps (upper quantile), times that of its peers."""
     cost: float
-    """What it takes more, as a part of the usual compute of a step."""
+    """Its excess, as a part of the usual compute of a step."""
     z: float
     """The same in deviations of its peers."""
     confidence: float
-    """Part of the bootstrap's runs in which it is above the limit."""
+    """Share of the bootstrap's samples in which it is above the limit."""
     pattern: Pattern
     since_step: int
-    """First step, counted from the first row, from which it is slow."""
+    """First slow step, counted from the first row."""
     ranks: tuple[int, ...]
     """Its ranks that are above the limit."""
 
@@ -122,8 +123,8 @@ class Report:
     outliers: tuple[Outlier, ...]
     """The most costly first."""
     excess: Float[np.ndarray, "H P"]
-    """What each host takes more than its peers in each phase, as a part of the usual
-    compute of a step; NaN without measurements."""
+    """Excess of each host over its peers in each phase, as a part of the usual compute
+    of a step; NaN without measurements."""
     usual_s: float
     """The usual compute of a step; of the whole step if no phase is compute."""
 
@@ -132,11 +133,11 @@ class _Measure(NamedTuple):
     """One channel of the ranks."""
 
     late: np.ndarray
-    """[T, R], more than the peers in each step, as a part of the usual compute."""
+    """[T, R], excess over the peers in each step, as a part of the usual compute."""
     usual: float
-    """What the peers need, in the same unit."""
+    """What the peers take, in the same unit."""
     is_smooth: bool
-    """Blocks of steps count by their medians: for what is noisy in each step."""
+    """Use the medians of blocks of steps: for measures that are noisy in each step."""
 
 
 def find(
@@ -155,7 +156,7 @@ def find(
       roles: of the phases.
       layout: place of the ranks.
       left_s: from the common start of the step to the end of the gradient sync of this
-        rank, if each rank leaves it when its own transfers are done.
+        rank, if each rank leaves the sync when its own transfers are done.
       left_out: steps that do not count: saves, evaluations.
       limits: what makes a host slow.
     Raises:
@@ -322,7 +323,7 @@ def _peers(score: np.ndarray) -> tuple[float, float]:
     """Return the usual score of a host, and the deviation of the scores."""
     usual = float(np.sort(score)[(len(score) - 1) // 2])
     # The upper one of two middle values: with four hosts, one of them slow, the lower
-    # one may be as good as 0.
+    # one may be nearly 0.
     away = float(np.sort(np.abs(score - usual))[len(score) // 2])
     return usual, 1.4826 * away  # so that it is that of a normal distribution
 
@@ -358,12 +359,12 @@ def _cause(channel: Channel, pattern: Pattern, *, is_part: bool) -> Cause:
 def _excess(
     values: np.ndarray, roles: Sequence[Role], layout: Layout, usual_s: float
 ) -> np.ndarray:
-    """Return what each host takes more than its peers in each phase, [H, P]."""
+    """Return the excess of each host over its peers in each phase, [H, P]."""
     hosts = np.unique(layout.host)
     found = np.full((len(hosts), values.shape[2]), np.nan)
     for phase, role in enumerate(roles):
         seconds = values[:, :, phase]
-        # Compute is a multiple of that of the stage, other phases add to each other.
+        # Compute scales with that of the stage; other phases are additive.
         is_factor = role == "compute"
         late = residual(
             _logs(seconds) if is_factor else seconds / usual_s,

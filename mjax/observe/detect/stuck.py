@@ -1,21 +1,21 @@
-"""Which ranks hold up a run that does not go on, from the last records of all ranks.
+"""Find the ranks that hold up a stuck run, from the last records of all ranks.
 
-Enters: the operation that each rank has entered and left last on each axis of the mesh,
-as far as records arrived; when the log of each host ended. Leaves: the ranks to blame,
-the reason, and who waits for whom.
+Enters: the operation that each rank last entered and last left on each axis of the
+mesh, as far as records arrived; when the log of each host ended. Leaves: the ranks to
+blame, the reason, and who waits for whom.
 
-The rule is that of MegaScale (arXiv 2402.15627, section 5.2): ranks that wait say for
-what, the one without such a log is to blame. Four things make it wrong, so each is
-allowed for:
+The rule is that of MegaScale (arXiv 2402.15627, section 5.2): waiting ranks log what
+they wait for, and the rank without such a log is to blame. Four cases break the rule,
+so each is handled:
 
-- A record may be missing or old without guilt. An operation that one member has left
-  was entered by all, which corrects old records. A rank that could wait for somebody
-  (some member has not come to its next operation either) is only blamed if no other
-  rank explains as many waits.
+- A record may be missing or old although its rank is healthy. If one member has left an
+  operation, all members have entered it; this corrects old records. A rank that may be
+  waiting itself (another member has not reached its next operation either) is only
+  blamed if no other rank explains as many waits.
 - A rank that skipped a collective waits too. Its group has then entered the same number
   of operations, under different names.
-- The clocks of hosts are wrong. Times are compared within one host only, and the time
-  since the last record is compared with limits far above the error of a clock.
+- The clocks of hosts are wrong. Times are compared within one host only. The time since
+  the last record is compared with limits far above the error of a clock.
 - A run that saves or is slow is not stuck.
 """
 
@@ -33,16 +33,17 @@ _COLLECTIVE = (_TP, _DP)
 transfers between two stages, so sequence numbers of stages cannot be compared."""
 
 LEAST_IDLE_STEPS = 17.0
-"""Usual steps without a record, from which on a run is stuck. Chosen."""
+"""A run is stuck after so many usual steps without a record. Chosen."""
 LEAST_IDLE_S = 10.0
-"""The same in seconds. Chosen: some times the error of a badly kept wall clock."""
+"""The same in seconds. Chosen: several times the error of a badly kept wall clock."""
 LEAST_IDLE_SAVES = 2.0
-"""Usual saves without a record, from which on a save is stuck. Chosen."""
+"""A save is stuck after so many usual saves without a record. Chosen."""
 LOG_STOPPED_S = 15.0
-"""A log has stopped if its last line is so much older than that of the median host.
-Chosen: three times the longest usual silence of a log, plus the error of clocks."""
+"""A log has stopped if its last line is so many seconds older than that of the median
+host. Chosen: three times the longest usual silence of a log, plus the error of clocks.
+"""
 MOST_CANDIDATES = 64
-"""Candidates that are compared. Chosen: bounds the time on many ranks."""
+"""Most candidates that are compared. Chosen: bounds the time with many ranks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Records:
     """Last records of each rank on each axis, in the order of AXES."""
 
     entered: Int64[np.ndarray, "R A"]
-    """Operations entered; -1 where nothing can be read of the rank."""
+    """Operations entered; -1 for a rank without records."""
     left: Int64[np.ndarray, "R A"]
     entered_s: Float64[np.ndarray, "R A"]
     """By the clock of the host; NaN where there is none."""
@@ -72,7 +73,7 @@ class Records:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usual:
-    """What is usual in this run."""
+    """Usual times of this run."""
 
     step_s: float
     save_s: float
@@ -95,7 +96,7 @@ class Verdict:
     """Who holds up the run."""
 
     ranks: tuple[int, ...]
-    """Ascending; empty if the run is not stuck, or nothing tells ranks apart."""
+    """Ascending; empty if the run is not stuck, or if all ranks look alike."""
     is_stuck: bool
     reason: str
     waits: tuple[Wait, ...]
@@ -135,7 +136,7 @@ def judge(
 
 
 def _limit_s(activity: Sequence[str], usual: Usual) -> tuple[float, str]:
-    """Return how long all ranks may be silent, and what they do."""
+    """Return how long all ranks may be silent, and what they are doing."""
     limit_s = max(LEAST_IDLE_S, LEAST_IDLE_STEPS * usual.step_s)
     if "save" in activity:
         return max(limit_s, LEAST_IDLE_SAVES * usual.save_s), "a save"
@@ -156,13 +157,13 @@ def _stopped(host_log_s: NDArray[np.float64]) -> NDArray[np.intp]:
     known = np.isfinite(host_log_s)
     if not known.any():
         return np.flatnonzero(known)
-    # Of two hosts the median is in between: the newer half is what is usual.
+    # The median of two hosts lies between them: the newer half counts as usual.
     usual_s = float(np.quantile(host_log_s[known], 0.75))
     return np.flatnonzero(known & (host_log_s < usual_s - LOG_STOPPED_S))
 
 
 class _Graph:
-    """Who waits for whom, with records corrected by what others have left."""
+    """Who waits for whom. What other members have left corrects the records."""
 
     def __init__(
         self, places: Places, records: Records, stopped: NDArray[np.intp]
@@ -186,7 +187,7 @@ class _Graph:
                     counts[members, axis] = np.maximum(counts[members, axis], least)
         pending = (self.entered > self.left) & ~self.is_unread[:, None]
         self.axis = np.where(pending.any(axis=1), pending.argmax(axis=1), -1)
-        """[R], of the operation that a rank waits in; -1 if it waits in none."""
+        """[R], number of the operation that a rank waits in; -1 if it waits in none."""
 
     def members(self, rank: int, axis: int) -> NDArray[np.intp]:
         """Return the group of a rank."""
@@ -226,10 +227,10 @@ class _Graph:
         return bool(self.axis[other] == _PP) and self.name(other) == self.name(rank)
 
     def may_wait_for(self, rank: int) -> set[int]:
-        """Return those that a rank could wait for if its records are not the last.
+        """Return those that a rank may be waiting for if its records are outdated.
 
-        It has not entered an operation that all others of its group are in, since that
-        would have ended.
+        It has not entered an operation that all others of its group are in: otherwise
+        the operation would have ended.
         """
         found: set[int] = set()
         for axis in _COLLECTIVE:
@@ -293,7 +294,7 @@ def _blame(graph: _Graph, host_log_s: NDArray[np.float64]) -> tuple[Sequence[int
 
 
 def _skipped(graph: _Graph) -> tuple[Sequence[int], str] | None:
-    """Find a rank that left out a collective: it waits in another than its group."""
+    """Find a rank that skipped a collective: it waits in another than its group."""
     for axis in _COLLECTIVE:
         for members in graph.groups[axis]:
             inside = members[graph.axis[members] == axis]
@@ -324,10 +325,10 @@ def _skipped(graph: _Graph) -> tuple[Sequence[int], str] | None:
 def _gone_on(
     graph: _Graph, axis: int, rank: int, members: NDArray[np.intp]
 ) -> list[int]:
-    """Return those that a rank waits for, though they are ahead on another axis.
+    """Return those that a rank waits for although they are ahead on another axis.
 
-    Ranks of one stage run the same operations in the same order, so one of them is
-    behind the other on all axes, unless it has left something out.
+    Ranks of one stage run the same operations in the same order. So one of them is
+    behind the other on all axes, unless it has skipped an operation.
     """
     entered = graph.recorded
     behind = entered[members, axis] < entered[rank, axis]
@@ -336,11 +337,11 @@ def _gone_on(
 
 
 def _odd(graph: _Graph, axis: int, names: Mapping[int, str]) -> list[int]:
-    """Return the ranks of a group that are in another operation than they should be.
+    """Return the ranks of a group that are in the wrong operation.
 
-    That of most members is right. Of equally many, those that have gone further on
-    other axes have left something out. Of equally far ones it counts whose turn it is,
-    where two collectives take turns, as before and after the weights of a layer.
+    The operation of most members is right. On a tie, the members that are further ahead
+    on other axes have skipped one. If those tie too and two collectives alternate, as
+    before and after the weights of a layer, the next one in turn is right.
     """
     by_name: dict[str, list[int]] = {}
     for rank, name in names.items():
@@ -359,7 +360,7 @@ def _odd(graph: _Graph, axis: int, names: Mapping[int, str]) -> list[int]:
 
 
 def _turn(graph: _Graph, axis: int, names: Mapping[int, str]) -> str | None:
-    """Return the one of two collectives whose turn it is, seen from other ranks."""
+    """Return which of two alternating collectives is next, judged by other ranks."""
     two = sorted(set(names.values()))
     same = np.isin(graph.names[:, axis], two) & ~graph.is_unread
     same[list(names)] = False
@@ -375,8 +376,8 @@ def _turn(graph: _Graph, axis: int, names: Mapping[int, str]) -> str | None:
 def _best(graph: _Graph, candidates: NDArray[np.intp]) -> list[int]:
     """Return the candidate that explains most waits.
 
-    Of equal ones: the one that most members of its groups wait for, then the one whose
-    last record is the oldest.
+    On a tie: the one that most members of its groups wait for, then the one with the
+    oldest last record.
     """
     if not len(candidates):
         return []
@@ -401,7 +402,7 @@ def _best(graph: _Graph, candidates: NDArray[np.intp]) -> list[int]:
 
 
 def _reach(waiting: Mapping[int, set[int]], root: int) -> int:
-    """Count the ranks that wait for the root, through others too."""
+    """Count the ranks that wait for the root, directly or through others."""
     seen, new = {root}, [root]
     while new:
         found = waiting.get(new.pop(), set()) - seen

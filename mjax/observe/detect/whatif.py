@@ -2,15 +2,15 @@
 
 Enters: what each worker did when, and what each operation waited for. Leaves: the time
 of the run without the uneven part of a worker, a stage or a phase, and the causes of
-slowness, ranked by the time that each costs.
+slowness, ranked by cost in time.
 
-The method is that of arXiv 2505.05713: an operation needs the time from when all that
-it waits for has ended until it ends itself. With other needed times the graph is
-replayed, every operation as early as its edges allow.
+The method is that of arXiv 2505.05713. The duration of an operation runs from the end
+of all that it waits for to its own end. The graph is replayed with other durations,
+each operation as early as its edges allow.
 
-Even steps have every operation at the median of its phase in that step, and the last
-virtual stage, which has the head and the loss, `USUAL_LAST` times that. A cause is
-estimated from what it alone changes:
+In an even step every operation takes the median of its phase in that step, and the last
+virtual stage, which has the head and the loss, takes `USUAL_LAST` times that. Each
+cause is estimated from the operations that it alone changes:
 
 - slow host: one worker's passes against those of the other workers.
 - last stage: its passes against those of the other stages.
@@ -32,10 +32,10 @@ PHASES = (
     *("data", "host", "forward", "backward", "tick", "send", "sync", "optimizer"),
     "join",
 )
-"""A join takes no time: what follows it waits for all that it waits for."""
+"""A join takes no time: it ends when all that it waits for has ended."""
 _PASSES = ("forward", "backward")
 _JOINT = ("sync", "optimizer")
-"""They start when their worker arrives: the wait for others is inside."""
+"""These start when their worker arrives: they include the wait for others."""
 type CauseName = Literal[
     "slow host",
     "last stage",
@@ -48,20 +48,20 @@ type CauseName = Literal[
 ]
 
 USUAL_LAST = 1.05
-"""Last stage against the others, in runs where it is not to blame. Source: 1.065 and
-1.03 in trace AR of github.com/ByteDance-Seed/StragglerAnalysis."""
+"""Time of the last stage over the others, in runs where it is not a cause. Source:
+1.065 and 1.03 in trace AR of github.com/ByteDance-Seed/StragglerAnalysis."""
 USUAL_LENGTHS = 0.025
-"""Log deviation of microbatches in runs where lengths are not to blame. Chosen."""
+"""Log deviation of microbatches in runs where lengths are not a cause. Chosen."""
 LEAST_PAUSE_S = 0.06
-"""Chosen: Python looks through some 100,000 objects in it."""
+"""Chosen: Python scans some 100,000 objects in this time."""
 LEAST_PAUSE_DEVIATIONS = 6.0
 """Of the passes. Chosen."""
 SLOW_LINK = 2.0
-"""Times the usual transfer from which a link is slow. Chosen."""
+"""A link is slow from so many times the usual transfer. Chosen."""
 SLOW_SYNC = 1.4
-"""The same of a gradient sync. Chosen: several deviations of what networks do."""
+"""The same for a gradient sync. Chosen: several deviations of what networks do."""
 LEAST_SAVED = 0.025
-"""Part of the time, below which nothing is called a cause. Chosen."""
+"""Part of the time below which nothing counts as a cause. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ class Trace:
     edges: Int64[np.ndarray, "E 2"]
     """An operation, and one that starts after it has ended."""
     start_s: Float64[np.ndarray, "N"]
-    """A sync or an optimizer starts when its worker arrives, the others when all that
-    they wait for has ended."""
+    """A sync or an optimizer starts when its worker arrives. The others start when all
+    that they wait for has ended."""
     end_s: Float64[np.ndarray, "N"]
     place: Int64[np.ndarray, "W"]
     """Stage of each worker in the pipeline."""
@@ -97,21 +97,21 @@ class Cause:
 
     name: CauseName
     workers: tuple[int, ...]
-    """To blame; empty if it is all of them."""
+    """Workers to blame; empty: all of them."""
     step_s: Floats
-    """[steps], without it."""
+    """[steps], time without the cause."""
     saved: float
     """Part of the time of the run that it costs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """What a run would be without parts of it."""
+    """Times of a run without parts of its slowness."""
 
     step_s: Floats
-    """[steps], as it was."""
+    """[steps], as measured."""
     replayed_s: Floats
-    """[steps], of the replay of what was measured: the error of the graph."""
+    """[steps], replay of the measured durations: shows the error of the graph."""
     even_s: Floats
     """[steps], with every operation at its usual time."""
     causes: tuple[Cause, ...]
@@ -124,7 +124,7 @@ class WhatIf:
 
     @property
     def first(self) -> Cause | None:
-        """The most expensive cause, if any is worth naming."""
+        """The most expensive cause, if any is large enough."""
         best = self.causes[0]
         return best if best.saved >= LEAST_SAVED else None
 
@@ -136,7 +136,7 @@ class WhatIf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usual:
-    """What a run has where it is not to blame; no analysis can read it from a run."""
+    """Ratios of a run without these causes; no analysis can read them from a run."""
 
     last: float = USUAL_LAST
     """Last stage against the others."""
@@ -149,7 +149,7 @@ def analyse(trace: Trace, usual: Usual | None = None) -> WhatIf:
 
     Args:
       trace: of the run.
-      usual: if it is known of this run.
+      usual: the usual ratios, if they are known for this run.
     Raises:
       ValueError: operations wait for each other, or a step has no optimizer.
     """
@@ -165,7 +165,7 @@ def analyse(trace: Trace, usual: Usual | None = None) -> WhatIf:
 
     causes = []
     for name, workers, other_s in _without(effects):
-        # The graph errs alike with and without the cause.
+        # The graph has the same error with and without the cause.
         step_s = measured_s * replay.step_s(other_s) / replayed_s
         causes.append(
             Cause(
@@ -194,7 +194,7 @@ def analyse(trace: Trace, usual: Usual | None = None) -> WhatIf:
 
 
 def part(without_s: Floats, with_s: Floats) -> float:
-    """Return the part of the time of some steps that is saved."""
+    """Return the part of the time of some steps that would be saved."""
     return float(1 - without_s.sum() / with_s.sum())
 
 
@@ -234,7 +234,7 @@ class Replay:
             )
 
     def needed_s(self) -> Floats:
-        """Return what each operation needs once all that it waits for has ended."""
+        """Return how long each operation takes once all that it waits for has ended."""
         trace = self._trace
         start_s = trace.start_s.copy()
         joint = np.isin(trace.phase, _JOINT)
@@ -244,7 +244,7 @@ class Replay:
         return np.maximum(trace.end_s - start_s, 0.0)
 
     def step_s(self, needed_s: Floats) -> Floats:
-        """Return the time of each step if operations need these times."""
+        """Return the time of each step if operations take these times."""
         end_s, needed = [0.0] * len(needed_s), needed_s.tolist()
         for number in self._order:
             begin_s = max([end_s[each] for each in self._before[number]], default=0.0)
@@ -282,7 +282,7 @@ class _Effects:
         }
 
     def _last(self, phase: str) -> float:
-        """Return how long a pass of the last stage is, the others are 1."""
+        """Return how long a pass of the last stage takes; the others take 1."""
         medians = self._by_worker_s(self.is_last & (self.trace.phase == phase))
         if not medians:
             return 1.0
@@ -304,7 +304,7 @@ class _Effects:
             chosen = self.passes & (self.trace.worker == worker)
             if chosen.any():
                 factors[worker] = np.median(ratio[chosen])
-        # What all stages of a replica share comes from its microbatches.
+        # Microbatches explain what all stages of a replica share.
         for members in _split(self.trace.replica):
             if len(members) > 1:
                 factors[members] /= lower_median(factors[members].tolist())
@@ -340,7 +340,7 @@ class _Effects:
 
 
 def lower_median(values: Sequence[float]) -> float:
-    """Return the lower of the two in the middle: of two workers the fast one."""
+    """Return the lower of the two middle values: of two workers the faster one."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -359,7 +359,7 @@ def _split(group: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
 def _without(
     effects: _Effects,
 ) -> Iterator[tuple[CauseName, tuple[int, ...], Floats]]:
-    """Yield each cause, its workers, and the needed times without it."""
+    """Yield each cause, its workers, and the durations without it."""
     trace, needed_s = effects.trace, effects.needed_s
     worker = int(np.argmax(effects.of_worker))
     factor = max(1.0, float(effects.of_worker[worker]))
@@ -378,7 +378,7 @@ def _without(
 
 
 def _unevenness(effects: _Effects) -> Floats:
-    """Return the factor of each pass that lengths explain beyond what is usual, [N]."""
+    """Return by how much lengths slow each pass beyond the usual factor, [N]."""
     trace, passes = effects.trace, effects.passes
     logs = np.log(effects.length[passes])
     deviation = float(logs.std())
@@ -387,7 +387,7 @@ def _unevenness(effects: _Effects) -> Floats:
     even = factor.copy()
     factor[passes] = effects.length[passes]
     even[passes] = np.exp(kept * logs)
-    # A step has as many tokens as before.
+    # The number of tokens in a step stays the same.
     for step in np.unique(trace.step).tolist():
         here = passes & (trace.step == step)
         if here.any():

@@ -9,18 +9,18 @@ over the peers, of their medians over the steps. Each operation then has an exce
 
 - slow host: the passes of a worker take longer than those of its peers, in most
   steps.
-- late host: the same of the time between steps, without the wait for data.
+- late host: the same for the time between steps, without the wait for data.
 - slow loader: its host waits for data, and the others do not in the same step.
 - pauses: single operations take longer than those of the same worker in other steps,
-  and than those of its peers in this step. A garbage collection is one, or another
-  program on the host.
+  and than those of its peers in this step. The cause may be a garbage collection or
+  another program on the host.
 
-Without a cause operations take their time without this excess; the noise stays. A
-worker whose passes end together with those of a slow one (in one tp group, or in
-neighbour stages) has the same excess, so both are named.
+The replay without a cause subtracts its excess from the operations and keeps the noise.
+If the passes of a worker end together with those of a slow one (in one tp group, or in
+neighbour stages), both have the same excess, so both are named.
 
-The method is that of arXiv 2505.05713, see `mjax.observe.detect.whatif`, which knows
-causes that need a pipeline's own operations.
+The method is that of arXiv 2505.05713, see `mjax.observe.detect.whatif`, which also has
+the causes that need the operations of a pipeline.
 """
 
 import dataclasses
@@ -45,24 +45,24 @@ from mjax.observe.detect.whatif import (
 _PASSES = ("forward", "backward", "tick")
 _PAUSABLE = (*_PASSES, "host")
 LEAST_DEVIATIONS = 4.0
-"""Standard errors from which a worker is slower than its peers. Chosen: it is asked of
-each of many workers."""
+"""Standard errors from which a worker is slower than its peers. Chosen: each of many
+workers is tested."""
 _ALIKE = 0.5
 """Part of the excess of the slowest worker from which another one is named with it.
-Chosen: those that wait inside of the same collective have nearly all of it."""
+Chosen: workers that wait inside the same collective have nearly all of it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Excess:
-    """What each operation takes beyond what is usual. N operations, seconds."""
+    """Excess of each operation over the usual time. N operations, seconds."""
 
     lasting_s: Floats
     """In most steps; negative where a worker is faster than its peers. 0 for a worker
-    that is not surely slower than them in all of its passes, or between steps."""
+    that is not significantly slower in all of its passes, or between steps."""
     pause_s: Floats
-    """In this step alone."""
+    """In this step only."""
     wait_s: Floats
-    """For data."""
+    """Wait for data."""
 
 
 def analyse_ranks(trace: Trace) -> WhatIf:
@@ -82,7 +82,7 @@ def analyse_ranks(trace: Trace) -> WhatIf:
 
     causes = []
     for name, workers, extra_s in _causes(trace, excess):
-        # The graph errs alike with and without the cause.
+        # The graph has the same error with and without the cause.
         step_s = measured_s * without(extra_s) / replayed_s
         saved = part(step_s, measured_s)
         causes.append(Cause(name=name, workers=workers, step_s=step_s, saved=saved))
@@ -110,7 +110,7 @@ def analyse_ranks(trace: Trace) -> WhatIf:
 
 
 def excess_of(trace: Trace, needed_s: Floats) -> Excess:
-    """Return what each operation takes beyond what is usual."""
+    """Return the excess of each operation over the usual time."""
     lasting_s, beyond_s, pause_s, wait_s = np.zeros((4, len(needed_s)))
     order = np.lexsort((trace.step, trace.worker))
     keys = np.stack([trace.stage, trace.micro], axis=1)
@@ -137,7 +137,7 @@ def excess_of(trace: Trace, needed_s: Floats) -> Excess:
 
 
 def _is_sure(beyond_s: np.ndarray) -> bool:
-    """Say whether what a worker takes beyond its peers is more than noise.
+    """Say whether the excess of a worker over its peers is more than noise.
 
     Args:
       beyond_s: [steps], over all of its operations of a kind.
@@ -149,7 +149,7 @@ def _is_sure(beyond_s: np.ndarray) -> bool:
 
 
 def _pauses_s(beyond_s: np.ndarray) -> np.ndarray:
-    """Return what is far beyond the spread of what workers do in other steps.
+    """Return what lies far outside the spread of the workers in other steps.
 
     Args:
       beyond_s: [peers, steps], without the median of each.
@@ -157,16 +157,16 @@ def _pauses_s(beyond_s: np.ndarray) -> np.ndarray:
     spread_s = 1.4826 * float(np.median(np.abs(beyond_s)))
     least_s = max(LEAST_PAUSE_S, LEAST_PAUSE_DEVIATIONS * spread_s)
     others_s = _others(beyond_s) if len(beyond_s) > 1 else np.zeros_like(beyond_s)
-    # What most have in a step is nobody's pause.
+    # An excess that most workers have in a step is no pause of one worker.
     own_s = beyond_s - np.where(others_s > least_s, others_s, 0.0)
     return np.where(own_s > least_s, own_s, 0.0)
 
 
 def _others(values: np.ndarray) -> np.ndarray:
-    """Return what the others have in the same step, for a worker with more, [1, S].
+    """Return the excess of the others in the same step, for a slow worker, [1, S].
 
-    That is the lower median of the other workers. One of a few with less may have
-    others with more; it has no excess in any case.
+    That is the lower median of the other workers. For a fast worker this median may be
+    higher, but a fast worker has no excess in any case.
     """
     ordered = np.sort(values, axis=0)
     return ordered[max(len(values) - 2, 0) // 2][None]
@@ -175,7 +175,7 @@ def _others(values: np.ndarray) -> np.ndarray:
 def _causes(
     trace: Trace, excess: Excess
 ) -> Iterator[tuple[CauseName, tuple[int, ...], Floats]]:
-    """Yield each cause, its workers, and what it adds to each operation."""
+    """Yield each cause, its workers, and the time that it adds to each operation."""
     is_pass, is_host = np.isin(trace.phase, _PASSES), trace.phase == "host"
     kinds: tuple[tuple[CauseName, Floats], ...] = (
         ("slow host", np.where(is_pass, excess.lasting_s, 0.0)),
@@ -189,7 +189,7 @@ def _causes(
 
 
 def _most(total_s: Floats) -> tuple[int, ...]:
-    """Return the worker with most, and those with nearly as much; none if it is 0."""
+    """Return the worker with the largest excess and those near it; none if it is 0."""
     most_s = float(total_s.max(initial=0.0))
     if most_s <= 0:
         return ()

@@ -1,8 +1,8 @@
-"""What the page answers: one method for each address of the API.
+"""The answers of the page: one method for each address of the API.
 
-Enters: queries of viewers. Leaves: objects for JSON, or bytes. A thread follows the
-run; what it has read is in memory, so an answer costs its own size, and reports that
-take long are made once for all viewers.
+Enters: queries of viewers. Leaves: objects for JSON, or bytes. A thread follows the run
+and keeps what it has read in memory, so the cost of an answer depends on its own size
+only. Slow reports are made once for all viewers.
 """
 
 import collections
@@ -27,19 +27,19 @@ from mjax.observe.page.worker import Worker
 from mjax.observe.places import View, coordinates
 
 POLL_S = 0.5
-"""Between two looks at the run, at least; and four times what a look takes."""
+"""Shortest time between two polls of the run; also four times the time of a poll."""
 WAIT_S = 20.0
-"""For a report; chosen: browsers and proxies wait for 30 s or longer."""
+"""Longest wait for a report; chosen: browsers and proxies wait for 30 s or longer."""
 _MFU_WAIT_S = 1.0
-"""The charts do not wait longer for the shape of the MFU."""
+"""Longest wait of the charts for the shape of the MFU."""
 _STATE_S = 1.0
-"""How long a state of the ranks is shared by all viewers."""
+"""How long all viewers share one state of the ranks."""
 _MOST_POINTS, _POINTS = 20_000, 2_000
 _EVENTS, _MOST_EVENTS = 500, 5_000
 _RANK_EVENTS = 50
 _HEATS = 8
 _MOST_MARKS = 2_000
-"""Chosen: the newest ones; a chart is as wide in pixels."""
+"""Chosen: the newest marks; a chart is as wide in pixels."""
 _VIEWS: tuple[View, ...] = get_args(View.__value__)
 
 
@@ -49,13 +49,13 @@ class Page:
     def __init__(
         self, feed: Feed, *, name: str, work_dir: Path, poll_s: float = POLL_S
     ) -> None:
-        """Begin to follow a run.
+        """Prepare to follow a run.
 
         Args:
           feed: of the run; closed with the page.
           name: of the run, for people.
           work_dir: of the run, for reports that read other files.
-          poll_s: between two looks at the run.
+          poll_s: between two polls of the run.
         """
         self._poll_s = poll_s
         self._feed, self._name, self._work_dir = feed, name, work_dir
@@ -68,13 +68,13 @@ class Page:
         self._charts: tuple[Hashable, dict[str, Any]] = (None, {})
         self._state: tuple[float, int, bytes] = (-np.inf, 0, b"")
         self._failed = ""
-        """Why the last look failed."""
+        """Why the last poll failed."""
         self.stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop to follow."""
+        """Stop following."""
         self.stopping.set()
         self._reports.close()
         self._views.close()
@@ -82,7 +82,7 @@ class Page:
         self._feed.close()
 
     def _follow(self) -> None:
-        """Read what is new, again and again."""
+        """Poll the run again and again."""
         while not self.stopping.is_set():
             begin = time.monotonic()
             is_behind = False
@@ -93,7 +93,7 @@ class Page:
                 is_behind, self._failed = share.is_behind, ""
             except OSError as error:
                 self._failed = f"the run cannot be read now: {error}"
-            except Exception as error:  # a bug of ours: what is known stays
+            except Exception as error:  # a bug of ours: the data read so far stays
                 traceback.print_exception(error, file=sys.stderr)
                 self._failed = (
                     f"{type(error).__name__} while the run was read; the page does not "
@@ -103,10 +103,10 @@ class Page:
             took_s = time.monotonic() - begin
             self.stopping.wait(0.005 if is_behind else max(self._poll_s, 4 * took_s))
 
-    # ------------------------------------------------------------- what viewers ask for
+    # --------------------------------------------------------- requests of viewers
 
     def run(self, query: Query) -> Any:
-        """Say what runs where."""
+        """Return the place of each rank."""
         now_ns = time.time_ns()
         config = self._feed.config()
         with self._lock:
@@ -204,7 +204,7 @@ class Page:
         if first > last:
             raise BadQueryError(f"from must be at most to, got {first} and {last}")
         chosen = None if asked is None else frozenset(asked)
-        is_over = last < common  # its steps do not change any more
+        is_over = last < common  # its steps do not change anymore
         return await self._asked(
             self._views,
             ("timeline", first, last, order, chosen),
@@ -231,12 +231,12 @@ class Page:
         )
 
     async def stuck(self, query: Query) -> Any:
-        """Return who holds up the run."""
+        """Return which ranks hold up the run."""
         newest, _ = self._newest()
         return await self._asked(
             self._views,
             "stuck",
-            int(time.monotonic()),  # silence has no version
+            int(time.monotonic()),  # silence does not change the version
             lambda: reports.who_is_missing(self._work_dir, self._feed, newest),
         )
 
@@ -262,7 +262,7 @@ class Page:
         )
 
     def events(self, query: Query) -> Any:
-        """Return events from one on; without `after` the newest ones."""
+        """Return events from a number on; without `after` the newest ones."""
         limit = query.whole("limit", 1, _MOST_EVENTS) or _EVENTS
         with self._lock:
             total = self._model.num_events
@@ -272,7 +272,7 @@ class Page:
         return {"events": found, "next": found[-1]["i"] + 1 if found else first}
 
     def rank(self, query: Query) -> Any:
-        """Return what is known of a rank."""
+        """Return the details of a rank."""
         number = query.whole("rank")
         if number is None:
             raise BadQueryError("rank is missing; write ?rank=0")
@@ -314,13 +314,13 @@ class Page:
         """Return where each rank is."""
         return self.state_json()[1]
 
-    # ------------------------------------------------------------ what live viewers get
+    # --------------------------------------------------------- updates of live viewers
 
     def state_json(self) -> tuple[int, bytes]:
-        """Return the state of all ranks as JSON, the same for all for a second.
+        """Return the state of all ranks as JSON, shared by all viewers for a second.
 
         Returns:
-          the version of the run that it is of, and the JSON.
+          the version of the run that it belongs to, and the JSON.
         """
         with self._lock:
             at, version, found = self._state
@@ -340,7 +340,7 @@ class Page:
             return self._state[1:]
 
     def seen(self) -> "Seen":
-        """Return how far the run is."""
+        """Return the progress of the run."""
         with self._lock:
             return Seen(
                 version=self._model.version,
@@ -352,13 +352,13 @@ class Page:
             )
 
     def rows_from(self, first: int, points: int = _POINTS) -> dict[str, Any]:
-        """Return the rows of metrics from one on."""
+        """Return the rows of metrics from a number on."""
         with self._lock:
             found = self._model.rows.copy(first)
         return rows.as_json(*rows.thin(*found, points))
 
     def events_from(self, first: int) -> list[dict[str, Any]]:
-        """Return the events from one on."""
+        """Return the events from a number on."""
         with self._lock:
             return self._numbered(first, _MOST_EVENTS)
 
@@ -399,7 +399,7 @@ class Page:
         return [told.event for told in self._model.events if told.generation is None]
 
     def _numbered(self, first: int, limit: int) -> list[dict[str, Any]]:
-        """Return events as viewers get them."""
+        """Return events in the form for viewers."""
         known = self._model
         oldest = known.num_events - len(known.events)
         start = max(first, oldest)
@@ -430,7 +430,7 @@ class Page:
         version: Hashable,
         compute: Callable[[], Any],
     ) -> Any:
-        """Return a report, or say that it takes longer."""
+        """Return a report, or say that it is not ready yet."""
         found = await worker.get(
             key,
             version,
@@ -447,7 +447,7 @@ class Page:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """How far a run is, for a viewer that waits for more."""
+    """The progress of a run, for a viewer that waits for more."""
 
     version: int
     generation: int
@@ -463,7 +463,7 @@ def encode(answer: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Turn what numpy computes into numbers."""
+    """Convert numpy types to plain numbers."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

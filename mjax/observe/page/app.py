@@ -1,7 +1,7 @@
-"""The ASGI application of the live page: addresses, and what answers each.
+"""The ASGI application of the live page: addresses and their handlers.
 
-Enters: a `Page` that knows the run, and who may ask. Leaves: an application. Errors are
-JSON with one line for people; what a viewer asks wrongly is answered with 400.
+Enters: a `Page` that knows the run, and access rules. Leaves: an application. Errors
+are JSON with one line for people; an invalid request is answered with 400.
 """
 
 import sys
@@ -30,7 +30,7 @@ def make_app(page: Page, *, token: str, names: frozenset[str]) -> Starlette:
     Args:
       page: of a run; the caller starts and closes it.
       token: that requests must have.
-      names: under which the page may be asked for.
+      names: host names under which the page may be requested.
     """
     quick: dict[str, Callable[[Query], Any]] = {
         "run": page.run,
@@ -62,9 +62,9 @@ def make_app(page: Page, *, token: str, names: frozenset[str]) -> Starlette:
 
 
 def _safe(endpoint: _Endpoint) -> _Endpoint:
-    """Answer an error of the viewer, or of ours, with one line.
+    """Answer an invalid request, or a failure of ours, with one line.
 
-    Below the guard, so that the answer to a failure has its headers too.
+    It runs inside the guard, so that the answer to a failure has its headers too.
     """
 
     async def safe(request: Request) -> Response:

@@ -1,6 +1,6 @@
-"""The files that a browser loads: HTML, scripts, styles.
+"""The static files of the page: HTML, scripts, styles.
 
-Enters: a path below /static/. Leaves: the bytes of a file of the folder `static` beside
+Enters: a path below /static/. Leaves: the bytes of a file in the folder `static` beside
 this module, or nothing: no path leads out of that folder.
 """
 
@@ -19,12 +19,12 @@ _TYPES = {
     ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
 }
-"""Files of other types are not served; a file without a suffix is text."""
+"""Other file types are not served; a file without a suffix is text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asset:
-    """A file as it is sent."""
+    """A file, ready to send."""
 
     data: bytes
     content_type: str
@@ -36,7 +36,7 @@ def read(name: str, folder: Path = FOLDER) -> Asset | None:
 
     Args:
       name: path below the folder, as a browser wrote it.
-      folder: all of it may be read by whoever may see the page.
+      folder: every viewer of the page may read all of it.
     """
     if "\0" in name:
         return None

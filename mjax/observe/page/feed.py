@@ -1,7 +1,7 @@
-"""Where the page reads a run from.
+"""The source from which the page reads a run.
 
-Enters: nothing. Leaves: shares of what is new, and lines of chosen steps once more.
-`FileFeed` reads files. A feed changes nothing of what it reads.
+Enters: nothing. Leaves: shares of new data, and lines of chosen steps again. `FileFeed`
+reads files. A feed changes nothing in its source.
 """
 
 import math
@@ -12,16 +12,16 @@ from mjax.observe.page.model import Process, Share
 from mjax.observe.spans import Header, Line, SpanFile
 
 MOST_DEVICES = 1_000_000
-"""Of a mesh that can be true. Chosen: ten times the largest cluster."""
+"""Largest plausible size of a mesh. Chosen: ten times the largest cluster."""
 _MOST_NS = 2**62
 _MOST_STEP = 2**31
 
 
 def check_header(header: Header) -> None:
-    """Refuse what would make work without end, or numbers that no array holds.
+    """Refuse sizes that would cause endless work, or numbers that no array holds.
 
     Raises:
-      ValueError: a size of the mesh, a device or a time cannot be true.
+      ValueError: a size of the mesh, a device or a time is impossible.
     """
     num = math.prod(header.mesh.values())
     if min(header.mesh.values(), default=1) < 1 or num > MOST_DEVICES:
@@ -40,7 +40,7 @@ def check_line(line: Line) -> None:
     """Refuse numbers that no array holds.
 
     Raises:
-      ValueError: the step or a time cannot be true.
+      ValueError: the step or a time is impossible.
     """
     if not -1 <= line.step < _MOST_STEP:
         raise ValueError(f"step {line.step} cannot be true")
@@ -51,28 +51,28 @@ def check_line(line: Line) -> None:
 
 @runtime_checkable
 class Feed(Protocol):
-    """A run that may go on. One thread polls; any thread may ask for lines."""
+    """A run that may still go on. One thread polls; any thread may ask for lines."""
 
     def poll(self) -> Share:
-        """Read what is new, at most so much that others get their turn.
+        """Read new data; limited, so that other threads get their turn.
 
         Raises:
-          OSError: nothing can be read now; the next try may do.
+          OSError: nothing can be read now; the next try may succeed.
         """
         ...
 
     def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
-        """Return the lines of a process for some steps, in order, and some beside them.
+        """Return the lines of a process for some steps, in order, and maybe others.
 
         Args:
-          process: as `poll` gave it.
+          process: as returned by `poll`.
           first: step.
           last: step, too.
         """
         ...
 
     def whole(self, process: Process) -> SpanFile:
-        """Return all that there is of a process."""
+        """Return all lines of a process."""
         ...
 
     def config(self) -> Any:
@@ -80,5 +80,5 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release all resources."""
         ...

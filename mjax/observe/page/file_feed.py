@@ -1,9 +1,9 @@
-"""Follows the files of a run: what was appended since the last look.
+"""Follows the files of a run: returns what was appended since the last poll.
 
 Enters: a work dir. Leaves: shares of headers, lines, rows and events, each once, and
-the lines of chosen steps again, from their places in the files. Nothing is written.
+the lines of chosen steps again, by their offsets in the files. Nothing is written.
 
-Of the spans of several runs in one folder, those of the run that began last count.
+If a folder has spans of several runs, those of the run that began last count.
 """
 
 import array
@@ -32,17 +32,17 @@ from mjax.observe.stream.tail import (
 )
 
 _SHARE_BYTES = 3_000_000
-"""Read at one time, about. Chosen: viewers wait for 0.2 s meanwhile."""
+"""Approximate bytes of one read. Chosen: viewers wait for 0.2 s meanwhile."""
 _MOST_PLACES = 4096
-"""Remembered of a file; then every second one is forgotten."""
+"""Places kept for a file; beyond it, every second one is dropped."""
 _FIND_S = 1.0
-"""Between two looks into the folder, at least."""
+"""Shortest time between two scans of the folder."""
 _FIND_SHARE = 10.0
-"""And so many times what one takes."""
+"""The time between scans is also at least so many times that of a scan."""
 
 
 class Places:
-    """Where in a file steps are: some of its lines, in order."""
+    """Index of a file: the offsets of some of its lines, in order."""
 
     def __init__(self) -> None:
         self._steps = array.array("q")
@@ -64,8 +64,8 @@ class Places:
         self._most = max(self._most, step)
 
     def between(self, first: int, last: int) -> tuple[int, int | None]:
-        """Return bytes that hold all lines of some steps; None is the end."""
-        # A line of an older step may follow: one that was written late.
+        """Return the range of bytes with all lines of some steps; None is the end."""
+        # A late line of an older step may follow.
         low = max(0, bisect.bisect_left(self._steps, first) - 1)
         high = bisect.bisect_right(self._steps, last + 1)
         start = self._bytes[low] if self._bytes else 0
@@ -86,16 +86,16 @@ class FileFeed:
     """A run in its work dir."""
 
     def __init__(self, work_dir: Path, spans_dir: Path | None = None) -> None:
-        """Remember where to look; files are looked for at each poll.
+        """Set the folders; each poll looks for files.
 
         Args:
           work_dir: of the run.
-          spans_dir: where its spans are, None is the folder spans of the work dir.
+          spans_dir: folder of its spans; None is the folder spans of the work dir.
         """
         self._work_dir, self._spans_dir = work_dir, spans_dir
         self._followed: dict[Key, _Followed] = {}
         self._known: set[str] = set()
-        """Sources that are followed, or never will be."""
+        """Files that are followed, and files that never will be."""
         self._run: str | None = None
         self._others: collections.Counter[str] = collections.Counter()
         self._turns: collections.deque[Key] = collections.deque()
@@ -123,7 +123,7 @@ class FileFeed:
         return share
 
     def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
-        """Return the lines of some steps and some beside them; see `Feed`."""
+        """Return the lines of some steps, and maybe others; see `Feed`."""
         followed = self._followed[process.key]
         start, end = followed.places.between(first, last)
         end = followed.tail.position if end is None else end
@@ -149,7 +149,7 @@ class FileFeed:
         )
 
     def config(self) -> Any:
-        """Return what config.json holds."""
+        """Return the contents of config.json."""
         return self._run_files.config()
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class FileFeed:
     def _header(
         self, source: str, path: Path, share: Share
     ) -> tuple[spans.Header, bytes] | None:
-        """Read the first line of a file; None if it has none yet, or a wrong one."""
+        """Read the first line of a file; None if it is absent or invalid."""
         try:
             line = first_line(path)
             if line is None:
@@ -266,7 +266,7 @@ class FileFeed:
         return sum(batch.end - batch.start for batch in batches)
 
     def _gone(self, followed: _Followed, share: Share, error: Exception) -> None:
-        """Say that a file cannot be read; it may have been compressed meanwhile."""
+        """Report a file that cannot be read, unless it has been compressed."""
         tail = followed.tail
         packed = tail.path.with_name(tail.path.name + ".gz")
         if tail.path.suffix == ".jsonl" and packed.exists():
@@ -311,14 +311,14 @@ class FileFeed:
 
 
 def _whole_lines(data: bytes) -> Iterator[Line]:
-    """Yield the lines that can be read; a header and cut lines are passed over."""
+    """Yield the readable lines; a header and cut lines are skipped."""
     last_n = -1
     for text in data.split(b"\n")[:-1]:
         try:
             line = spans.decode_line(text)
             check_line(line)
         except ValueError:
-            continue  # it was told when it was read for the first time
+            continue  # the first read has reported it
         if line.n > last_n:
             last_n = line.n
             yield line

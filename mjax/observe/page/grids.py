@@ -1,11 +1,11 @@
 """Seconds of each phase of each rank in each step, for the heat map.
 
 Enters: lines of spans. Leaves: matrices of ranks and steps. A column is one step until
-there are too many; then two columns become one, again and again, and a cell is the mean
-of its steps. So the memory is bounded, however long a run is.
+there are too many columns; then pairs of columns are merged, as often as needed, and a
+cell is the mean of its steps. So the memory is bounded for any length of a run.
 
-A phase is the name of a span: the sum of its spans in a step; of devices the mean of
-those of the process. What is outside of steps is not shown.
+A phase is the name of a span. Its value is the sum of its spans in a step; for devices,
+the mean over the devices of the process. Spans outside of steps are not shown.
 """
 
 import dataclasses
@@ -17,19 +17,19 @@ from mjax.observe.places import DEVICE
 from mjax.observe.spans import Header, Line
 
 MOST_CELLS = 2**23
-"""Of a phase, 50 MB; chosen: 4,096 ranks times 2,048 steps."""
+"""Cells of a phase, 50 MB; chosen: 4,096 ranks times 2,048 steps."""
 MOST_COLUMNS = 2**14
 MOST_PHASES = 32
 """Chosen: a trainer writes 15."""
 _FEW = 64
 _MOST_LEAP = 1_000_000
-"""Steps behind all others that can be true. Chosen: a run goes on where it was, and one
+"""Largest jump in steps that is accepted. Chosen: a run resumes where it was, and one
 wrong line must not make all columns wide."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Grid:
-    """Of one phase."""
+    """Sums and counts of one phase."""
 
     sum_s: np.ndarray
     """[R, C], float32."""
@@ -39,12 +39,12 @@ class _Grid:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """A phase. R ranks, ascending; C columns."""
+    """Values of a phase. R ranks, ascending; C columns."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     steps: tuple[int, ...]
-    """First of each column."""
+    """First step of each column."""
     mean_s: np.ndarray
     """[R, C], float32; NaN is absent."""
 
@@ -53,10 +53,10 @@ class Grids:
     """All phases of a run; they share rows and columns."""
 
     def __init__(self, most_cells: int = MOST_CELLS) -> None:
-        """Begin without rows and columns.
+        """Start without rows and columns.
 
         Args:
-          most_cells: of a phase.
+          most_cells: largest number of cells of a phase.
         """
         self._most_cells = most_cells
         self._grids: dict[str, _Grid] = {}
@@ -64,21 +64,21 @@ class Grids:
         self._host_of: dict[int, tuple[int, str]] = {}
         self._begins: dict[int, dict[int, int]] = {}
         self._width = 1
-        """Steps of a column."""
+        """Steps in a column."""
         self._first: int | None = None
-        """Number of the first column: that of its first step over the width."""
+        """Number of the first column: its first step divided by the width."""
         self._used = 0
-        """Columns."""
+        """Number of columns in use."""
         self.left_out: set[str] = set()
-        """Phases beyond `MOST_PHASES`."""
+        """Ignored phases, beyond `MOST_PHASES`."""
 
     @property
     def phases(self) -> list[str]:
-        """Their names, in the order in which they came."""
+        """Names of the phases, in order of arrival."""
         return [*self._grids]
 
     def add(self, header: Header, lines: Sequence[Line]) -> None:
-        """Add lines of one process."""
+        """Add lines of a process."""
         rank = header.rank
         found, steps = _collect(header, self._current(header, lines))
         generation, _ = self._host_of.get(rank, (-1, ""))
@@ -126,7 +126,7 @@ class Grids:
         )
 
     def _current(self, header: Header, lines: Sequence[Line]) -> list[Line]:
-        """Leave out steps that a later start has taken again, and void older ones."""
+        """Drop steps that a later start has repeated, and clear older ones."""
         begins = self._begins.setdefault(header.rank, {})
         end = _MOST_LEAP + ((self._first or 0) + self._used) * self._width
         most = end if self._used else np.inf
@@ -142,7 +142,7 @@ class Grids:
         return [line for line in stepped if end is None or line.step < end]
 
     def _void(self, rank: int, first: int, end: int | None) -> None:
-        """Forget steps of a rank from one on, to that before another."""
+        """Clear the steps of a rank from `first` to `end` - 1."""
         row = self._row_of.get(rank)
         if row is None or self._first is None:
             return
@@ -153,7 +153,7 @@ class Grids:
             grid.count[row, low:high] = 0
 
     def _grid(self, phase: str) -> _Grid | None:
-        """Return the grid of a phase, large enough; None if there are too many."""
+        """Return the grid of a phase, large enough; None beyond `MOST_PHASES`."""
         grid = self._grids.get(phase)
         rows = _capacity(len(self._row_of))
         columns = _capacity(self._used)
@@ -174,7 +174,7 @@ class Grids:
         return grid
 
     def _reach(self, first: int, last: int) -> None:
-        """Make room for steps: columns before, behind, or wider ones."""
+        """Make room for steps: columns before or after, or wider ones."""
         low, high = first // self._width, last // self._width
         if self._first is None:
             self._first, self._used = low, 1
@@ -195,7 +195,7 @@ class Grids:
             self._grid(phase)
 
     def _widen(self) -> None:
-        """Make one column of each two."""
+        """Merge pairs of columns."""
         assert self._first is not None
         odd = self._first % 2
         used = -(-(self._used + odd) // 2)
@@ -211,14 +211,14 @@ class Grids:
 
 
 def _capacity(needed: int) -> int:
-    """Return a size that is not asked for again soon."""
+    """Return a larger size, so that the next growth is far away."""
     return max(16, needed + needed // 4)
 
 
 def _collect(
     header: Header, lines: Sequence[Line]
 ) -> tuple[dict[str, tuple[list[int], list[float]]], list[int]]:
-    """Return by phase the steps and seconds of its spans, and all steps."""
+    """Return the steps and seconds of spans by phase, and all steps."""
     share = 1e-9 / max(1, len(header.devices))
     found: dict[str, tuple[list[int], list[float]]] = {}
     for line in lines:

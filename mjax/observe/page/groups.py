@@ -1,4 +1,4 @@
-"""Who shares a group with whom, and who sends to whom.
+"""The groups of ranks, and the pipeline neighbours of each rank.
 
 Enters: headers of the processes of one start. Leaves: groups of ranks by kind of
 parallelism, and the neighbours of a rank in the pipeline.
@@ -10,12 +10,12 @@ from mjax.observe.places import coordinates
 from mjax.observe.spans import Header
 
 KINDS = ("tp", "dp", "pp")
-"""Of parallelism; dp stands for all axes whose names begin with it."""
+"""Kinds of parallelism; dp stands for all axes whose names begin with it."""
 type Place = tuple[tuple[str, int], ...]
 
 
 def all_groups(headers: Sequence[Header]) -> dict[str, list[list[int]]]:
-    """Return, by kind, the groups of ranks that differ in it alone."""
+    """Return, by kind, the groups of ranks that differ only in it."""
     found: dict[str, list[list[int]]] = {}
     for kind in KINDS:
         members: dict[Place, set[int]] = {}
@@ -28,7 +28,7 @@ def all_groups(headers: Sequence[Header]) -> dict[str, list[list[int]]]:
 
 
 def groups_of(header: Header, headers: Sequence[Header]) -> dict[str, list[int]]:
-    """Return, by kind, all ranks in groups with a rank, itself included."""
+    """Return, by kind, all ranks that share a group with a rank, itself included."""
     found: dict[str, list[int]] = {}
     for kind in KINDS:
         own = {_without(place, kind) for place in _places(header)}
@@ -43,10 +43,10 @@ def groups_of(header: Header, headers: Sequence[Header]) -> dict[str, list[int]]
 def stages_beside(
     header: Header, headers: Sequence[Header]
 ) -> tuple[list[int], list[int]]:
-    """Return the ranks of the stages before a rank's, and of those behind it.
+    """Return the ranks of the stages before and after that of a rank.
 
-    In the forward pass a stage receives from the one before it and sends to the one
-    behind it; gradients go the other way.
+    In the forward pass a stage receives from the stage before it and sends to the stage
+    after it; gradients go the other way.
     """
     rank_of = {
         tuple(place.items()): other.rank

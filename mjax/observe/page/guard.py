@@ -1,11 +1,11 @@
-"""Who may ask the page what: hosts, methods, the token; and headers of all answers.
+"""Access rules of the page: hosts, methods, the token; and headers of all answers.
 
-Enters: a request. Leaves: a refusal, or the request handed on, and security headers on
-whatever is answered. The rules are pure functions; `Guard` applies them.
+Enters: a request. Leaves: a refusal, or the request passed on, and security headers on
+every answer. The rules are pure functions; `Guard` applies them.
 
-The page is reached through one address only, so a request with the name of another host
-is refused: a name that an attacker points at this machine (DNS rebinding) is none of
-ours. An IP address cannot be pointed elsewhere.
+The page is reached through one address only. A request with another host name is
+refused, since an attacker may point that name at this machine (DNS rebinding). An IP
+address cannot be pointed elsewhere.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy: nothing is loaded from elsewhere, nothing inline is run."""
+"""Content security policy: nothing is loaded from elsewhere, no inline code runs."""
 _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -36,7 +36,7 @@ _COOKIE = "mjax_page_"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a request gets no answer."""
+    """Why a request is refused."""
 
     status: int
     text: str
@@ -45,29 +45,29 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What of a request counts here."""
+    """The parts of a request that the rules use."""
 
     method: str
     path: str
     host: str
-    """Of the header Host."""
+    """From the header Host."""
     token: str | None
-    """Of the query."""
+    """From the query."""
     bearer: str | None
-    """Of the header Authorization."""
+    """From the header Authorization."""
     cookies: Mapping[str, str]
 
 
 def cookie_name(token: str) -> str:
     """Return the name of the cookie of a page.
 
-    Cookies of a host are shared by all its ports: two pages must not have one name.
+    All ports of a host share its cookies: two pages need different names.
     """
     return _COOKIE + hashlib.sha256(token.encode()).hexdigest()[:8]
 
 
 def names_of(listen_host: str) -> frozenset[str]:
-    """Return the host names under which the page may be asked for, without ports."""
+    """Return the host names under which the page may be requested, without ports."""
     own = {"localhost", listen_host, socket.gethostname()}
     return frozenset(name.lower().rstrip(".") for name in own if name)
 
@@ -110,17 +110,17 @@ class Guard:
     """Asks `judge` about each request, and adds headers to each answer."""
 
     def __init__(self, app: ASGIApp, *, token: str, names: frozenset[str]) -> None:
-        """Stand before an application.
+        """Wrap an application.
 
         Args:
-          app: gets what is allowed.
+          app: receives the allowed requests.
           token: that requests must have; of printable ASCII without separators.
           names: of this machine.
         """
         self._app, self._token, self._names = app, token, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a refusal, or hand the request on."""
+        """Answer a refusal, or pass the request on."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -142,11 +142,11 @@ class Guard:
 
 
 def _request(scope: Scope) -> Request:
-    """Take from a request what counts."""
+    """Read the parts of a request that the rules use."""
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
     scheme, _, bearer = headers.get(b"authorization", "").partition(" ")
-    # Other servers of this host may have set cookies that no standard knows.
+    # Other servers of this host may have set cookies that violate the standard.
     pairs = (pair.partition("=") for pair in headers.get(b"cookie", "").split(";"))
     return Request(
         method=scope["method"],
@@ -159,7 +159,7 @@ def _request(scope: Scope) -> Request:
 
 
 def _with_headers(message: Message, path: str) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an answer with those that each has."""
+    """Return the headers of an answer, with those that every answer has."""
     added = dict(_HEADERS)
     if not path.startswith("/static/"):
         added["cache-control"] = "no-store"

@@ -2,8 +2,8 @@
 
 Enters: a matrix of seconds. Leaves: 4 bytes with the length of a header, the header as
 JSON, and a byte for each cell, row by row. 255 is no value; 0 to 254 are linear between
-`lo` and `hi`, which are robust: a few cells that are beyond them have the end's colour,
-and `least` and `most` of the header say how far they go.
+`lo` and `hi`, which are robust: cells beyond them are rare and get the colour of the
+end. `least` and `most` of the header give the full range.
 """
 
 import json
@@ -18,12 +18,12 @@ ABSENT = 255
 _LEVELS = 254
 _TAIL = 0.005
 """Part of the cells beyond each end of the scale. Chosen: the first steps of a start
-take a hundred times as long, and would leave one colour for all others."""
+take a hundred times as long; all others would look alike."""
 _ROOM = 2.0
-"""The scale reaches this times the median if a value does. Chosen: a slow host of
-4,096 ranks is far fewer cells than a tail, and must stand out of its peers."""
+"""The scale reaches this multiple of the median if a value does. Chosen: a slow host of
+4,096 ranks is far fewer cells than a tail, and must differ visibly from its peers."""
 _SAMPLE = 200_000
-"""Cells that say what the ends are. Chosen: 10 ms."""
+"""Cells that are sampled for the ends. Chosen: 10 ms."""
 
 
 def encode(matrix: Matrix, phase: str, phases: Sequence[str]) -> bytes:
@@ -46,7 +46,7 @@ def encode(matrix: Matrix, phase: str, phases: Sequence[str]) -> bytes:
 
 
 def empty(phases: Sequence[str]) -> bytes:
-    """Return the answer while there is nothing to show."""
+    """Return the answer when there are no values."""
     lists = {name: [] for name in ("ranks", "hosts", "steps")}
     ends = dict.fromkeys(("lo", "hi", "least", "most"), 0.0)
     header = {"phases": [*phases], "phase": "", **lists, **ends, "unit": "ms"}
@@ -59,11 +59,11 @@ def _join(header: dict[str, object], cells: bytes) -> bytes:
 
 
 def _scale(ms: np.ndarray) -> tuple[float, float, float, float]:
-    """Return the ends of the scale, and the least and the largest value."""
+    """Return the ends of the scale, and the smallest and the largest value."""
     known = ms[np.isfinite(ms)]
     if not known.size:
         return 0.0, 0.0, 0.0, 0.0
-    # A stride that is odd meets all columns and rows alike.
+    # An odd stride samples all columns and rows evenly.
     sample = known[:: max(1, known.size // _SAMPLE) | 1]
     low, middle, high = np.quantile(sample, [_TAIL, 0.5, 1 - _TAIL])
     least, most = float(known.min()), float(known.max())

@@ -1,8 +1,8 @@
-"""Server-sent events: what is new of a run, to each viewer at its own pace.
+"""Server-sent events: updates of a run, to each viewer at its own pace.
 
 Enters: a `Page`, and how many rows of metrics a viewer has seen. Leaves: the bytes of
-an event stream. Each viewer asks for what is new since its last event when it is ready
-to take it: a slow one gets fewer, larger events, and nothing piles up for it.
+an event stream. A viewer that is ready gets all updates since its last event: a slow
+viewer gets fewer, larger events, and needs no queue.
 
 Source: the format is that of the HTML standard, section 9.2, Server-sent events.
 """
@@ -18,13 +18,13 @@ from starlette.concurrency import run_in_threadpool
 from mjax.observe.page.answers import Page
 
 KEEP_ALIVE_S = 15.0
-"""Between comments, so that nothing on the way closes a quiet stream."""
+"""Time between comments, so that no proxy closes a quiet stream."""
 STATE_EVERY_S = 2.0
-"""Between two states of the ranks, at least."""
+"""Shortest time between two states of the ranks."""
 RETRY_MS = 2000
-"""After which a browser connects again."""
+"""Delay after which a browser reconnects."""
 _IDLE_S = 10.0
-"""Between two states of a run in which nothing happens: the ages of its ranks grow."""
+"""Time between two states of a run without news: the ages of its ranks grow."""
 _LOOK_S = 0.25
 _AGAIN = 300
 """Rows; chosen: more than a run writes between two requests of a viewer."""
@@ -49,13 +49,13 @@ async def stream(page: Page, rows: int | None) -> AsyncIterator[bytes]:
 
     Args:
       page: of a run.
-      rows: of metrics that the viewer has; None gives it the last ones again, because
-        there may be some between those that it has read and this moment.
+      rows: of metrics that the viewer has; None sends it the last ones again, because
+        rows may have arrived since it read them.
     """
     yield b"retry: %d\n\n" % RETRY_MS
     seen = page.seen()
     have = max(0, seen.rows - _AGAIN) if rows is None else min(rows, seen.rows)
-    # What was there before the viewer came is asked for by other addresses.
+    # Other addresses serve the data from before the viewer connected.
     events, generation, revision = seen.events, seen.generation, seen.rows_revision
     said = state_at = -1e9
     version = -1

@@ -1,7 +1,7 @@
-"""What is known of a run in memory: processes, rows of metrics, events.
+"""The state of a run in memory: processes, rows of metrics, events.
 
-Enters: shares of what a feed has read. Leaves: records that the answers are made of. It
-is bounded: of each process the newest lines, the barriers and, in grids, sums by step.
+Enters: shares that a feed has read. Leaves: records for the answers. Memory is bounded:
+for each process the newest lines, the barriers and, in grids, sums by step.
 """
 
 import array
@@ -18,15 +18,15 @@ from mjax.observe.page.rows import Rows
 from mjax.observe.spans import Header, Line, Span
 
 MOST_EVENTS = 20_000
-"""Kept; chosen: what a person can filter. Older ones go first."""
+"""Events kept; chosen: what a person can filter. Older ones are dropped first."""
 MOST_PROBLEMS = 40
-"""Shown; chosen: the first ones tell what is wrong."""
+"""Problems shown; chosen: the first ones tell what is wrong."""
 _NEWEST_LINES = 4
-"""Kept of each process; the newest step is among them."""
+"""Lines kept of each process; the newest step is among them."""
 
 
 class Key(NamedTuple):
-    """Names a process of a run."""
+    """Identifies a process of a run."""
 
     generation: int
     rank: int
@@ -38,12 +38,12 @@ class Process:
 
     header: Header
     where: str
-    """Of its spans, for people: a path, or a table."""
+    """Source of its spans, for people: a path, or a table."""
     newest_step: int = 0
     code: int | None = None
-    """Exit code, if it has ended orderly."""
+    """Exit code, if it ended and was not killed."""
     span: Span | None = None
-    """The one that ended last; of the host if there is one in its line."""
+    """The span that ended last; a span of the host if its line has one."""
     lines: collections.deque[Line] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_NEWEST_LINES)
     )
@@ -52,23 +52,23 @@ class Process:
 
     @property
     def key(self) -> Key:
-        """The name of the process in its run."""
+        """The key of the process in its run."""
         return Key(self.header.generation, self.header.rank)
 
     def wall_ns(self, monotonic_ns: int) -> int:
-        """Return a time of the process's clock by the wall clock of its host."""
+        """Convert a time of the process's clock to the wall clock of its host."""
         return self.header.wall_ns + monotonic_ns - self.header.monotonic_ns
 
     @property
     def progress_ns(self) -> int:
-        """When its newest span ended, or when it began, by the wall clock."""
+        """When its newest span ended, by the wall clock; its begin if it has none."""
         if self.span is None:
             return self.header.wall_ns
         return self.wall_ns(self.span.end_ns)
 
 
 class Told(NamedTuple):
-    """An event, and who told it."""
+    """An event, and its source."""
 
     generation: int | None
     event: Event
@@ -76,13 +76,13 @@ class Told(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Share:
-    """What a feed has read at one time."""
+    """The result of one poll of a feed."""
 
     started: list[Process] = dataclasses.field(default_factory=list)
     lines: list[tuple[Key, Sequence[Line]]] = dataclasses.field(default_factory=list)
     rows: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
     are_rows_new: bool = False
-    """The file of rows was rewritten: all rows before these are void."""
+    """The file of rows was rewritten: all earlier rows are void."""
     events: list[Event] = dataclasses.field(default_factory=list)
     are_events_new: bool = False
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -91,7 +91,7 @@ class Share:
 
 
 class Mark(NamedTuple):
-    """Something that the charts of a run show at a step."""
+    """A mark at a step of the charts of a run."""
 
     step: int
     kind: str
@@ -100,7 +100,7 @@ class Mark(NamedTuple):
 
 
 class Model:
-    """A run in memory. Whoever uses it holds a lock around each call."""
+    """A run in memory. The caller holds a lock around each call."""
 
     def __init__(self) -> None:
         self.processes: dict[Key, Process] = {}
@@ -108,20 +108,20 @@ class Model:
         self.rows = Rows()
         self.events: collections.deque[Told] = collections.deque(maxlen=MOST_EVENTS)
         self.num_events = 0
-        """Ever seen; the last one has the number num_events - 1."""
+        """Number of events so far; the last one has the number num_events - 1."""
         self.problems: list[str] = []
         self.num_problems = 0
         self.version = 0
-        """Counts changes."""
+        """Number of changes so far."""
         self.is_complete = False
-        """Whether everything that was there has been read once."""
+        """Whether all data that was there at the start has been read."""
         self._held: list[Told] = []
         self._saves: dict[int, list[Mark]] = {}
         self._ends: dict[int, tuple[array.array, array.array]] = {}
 
     @property
     def generation(self) -> int:
-        """The newest start; 0 if none is known."""
+        """The newest start; 0 if there is none."""
         return max((key.generation for key in self.processes), default=0)
 
     def newest(self) -> list[Process]:
@@ -143,7 +143,7 @@ class Model:
         return [found[generation] for generation in sorted(found)]
 
     def take(self, share: Share) -> None:
-        """Add what was read."""
+        """Add a share."""
         for process in share.started:
             self.processes[process.key] = process
         lowest = {of.key for of in self.lowest()} if share.lines else set()
@@ -169,7 +169,7 @@ class Model:
             self.version += 1
 
     def marks(self) -> list[Mark]:
-        """Return what the charts show, by step."""
+        """Return the marks of the charts, by step."""
         found = [mark for marks in self._saves.values() for mark in marks]
         starts = self.lowest()
         for process in starts[1:]:
@@ -187,7 +187,7 @@ class Model:
         return sorted(found)
 
     def _tell(self) -> None:
-        """Number the events that have come, by time."""
+        """Number the new events, by time."""
         self._held.sort(key=lambda told: told.event.time_ns)
         self.events.extend(self._held)
         self.num_events += len(self._held)
@@ -218,7 +218,7 @@ class Model:
         self.grids.add(header, lines)
 
     def _note(self, process: Process, line: Line) -> None:
-        """Remember what the lowest rank did, and when its steps ended."""
+        """Record what the lowest rank did, and when its steps ended."""
         generation = process.header.generation
         for span in line.spans:
             if span.stream == "host" and span.kind in ("ckpt", "eval"):
@@ -250,7 +250,7 @@ class Model:
 
 
 def missing(processes: Sequence[Process]) -> list[str]:
-    """Say which devices of the mesh have no process."""
+    """Say which devices of the mesh belong to no process."""
     if not processes:
         return []
     num = math.prod(processes[0].header.mesh.values())
@@ -272,7 +272,7 @@ def missing(processes: Sequence[Process]) -> list[str]:
 
 
 def _event(line: Line, header: Header) -> Event:
-    """Return an event that a process told, as those of the driver are."""
+    """Return an event from a process in the form of the driver's events."""
     told = line.event
     assert told is not None
     return Event(

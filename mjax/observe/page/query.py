@@ -1,23 +1,23 @@
-"""The words behind the question mark, checked.
+"""Parse and check the query of a request.
 
 Enters: the query of a request. Leaves: numbers and choices, or a BadQueryError that
-names the parameter, the value and what would do.
+names the parameter, the value and what is allowed.
 """
 
 from collections.abc import Mapping, Sequence
 
 _MOST_NUMBERS = 100_000
-"""In a list; chosen: more than there are ranks."""
+"""Entries of a list; chosen: more than there are ranks."""
 _LARGEST = 2**53
 """Whole numbers that JavaScript holds exactly (ECMA-262, MAX_SAFE_INTEGER + 1)."""
 
 
 class BadQueryError(ValueError):
-    """A viewer asked for something that cannot be."""
+    """The query of a viewer is invalid."""
 
 
 class Query:
-    """The parameters of a request; the last one of a name counts."""
+    """The parameters of a request; of several with one name, the last counts."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         """Take the parameters as they were written."""

@@ -1,8 +1,8 @@
-"""What the page says of single ranks: how far they are, whether they live.
+"""What the page shows of single ranks: their progress, and whether they live.
 
-Enters: a process as the feed has read it, and the time. Leaves: what viewers get.
-Beside its spans, /proc tells of a process on this machine, and the work dir has its
-stacks.
+Enters: a process as the feed has read it, and the time. Leaves: objects for viewers. In
+addition to its spans, /proc describes a process on this machine, and the work dir has
+its stacks.
 """
 
 from pathlib import Path
@@ -12,15 +12,15 @@ from mjax.observe import seen
 from mjax.observe.page.model import Process
 
 _LIVE_S = 600.0
-"""A rank on another machine that is silent for longer is taken for dead. Chosen: longer
-than evaluations and compilations of large models take."""
+"""A rank on another machine that is silent for longer counts as dead. Chosen: longer
+than evaluations and compilations of large models."""
 _FRESH_S = 10.0
-"""A rank that said something just now lives, whatever is known of its process."""
+"""A rank that reported so recently lives, whatever else is known of its process."""
 _STACK_BYTES = 100_000
 
 
 def is_live(newest: list[Process], now_ns: int) -> bool:
-    """Say whether a run goes on, as far as it can be known."""
+    """Say whether a run goes on, as far as the records show."""
     for process in newest:
         if process.code is not None:
             continue
@@ -34,7 +34,7 @@ def is_live(newest: list[Process], now_ns: int) -> bool:
 
 
 def described(process: Process) -> dict[str, Any]:
-    """Say where a rank runs."""
+    """Return the place of a rank."""
     header = process.header
     return {
         "rank": header.rank,
@@ -47,7 +47,7 @@ def described(process: Process) -> dict[str, Any]:
 
 
 def where(process: Process, now_ns: int) -> dict[str, Any]:
-    """Say how far a rank is."""
+    """Return the progress of a rank."""
     return {
         "rank": process.header.rank,
         "step": process.newest_step,
@@ -58,7 +58,7 @@ def where(process: Process, now_ns: int) -> dict[str, Any]:
 
 
 def last(process: Process, now_ns: int) -> dict[str, Any]:
-    """Say what a rank did last."""
+    """Return what a rank did last."""
     span = process.span
     return {
         "step": process.newest_step,
@@ -74,7 +74,7 @@ def _age_s(process: Process, now_ns: int) -> float:
 
 
 def error(process: Process, told: list[dict[str, Any]], now_ns: int) -> str | None:
-    """Return what is wrong with a rank; None if nothing is known."""
+    """Return the problem of a rank; None if none is known."""
     generation = process.header.generation
     worst = [e for e in told if e["severity"] == "error" and e["source"] == "process"]
     if worst and worst[-1]["generation"] == generation:
@@ -90,7 +90,7 @@ def error(process: Process, told: list[dict[str, Any]], now_ns: int) -> str | No
 
 
 def stacks(work_dir: Path, process: Process) -> str | None:
-    """Return the stacks that were written last of a rank, if there are any."""
+    """Return the newest stacks of a rank, if there are any."""
     name = Path(process.where).name.partition(".jsonl")[0]
     launches = sorted((work_dir / "launch").glob("generation-*"))
     paths = [work_dir / "stacks" / f"{name}.txt"]

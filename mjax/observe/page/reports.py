@@ -1,10 +1,9 @@
-"""What the commands of this package say of a run, for the page.
+"""The results of this package's commands for a run, for the page.
 
-Enters: files of spans that hold as many lines as each command needs. Leaves: the
-objects that the commands print with --json, with `problem`: why there is no result, or
-null.
+Enters: files of spans with as many lines as each command needs. Leaves: the objects
+that the commands print with --json, with `problem`: the reason for no result, or null.
 
-A command that looks at all ranks reads at most so many lines: of a large run the last
+A command for all ranks reads a limited number of lines: for a large run, the last
 steps.
 """
 
@@ -22,16 +21,16 @@ from mjax.observe.spans import SpanFile
 from mjax.observe.step_times import step_times
 
 MOST_LINES = 200_000
-"""Of all ranks; chosen: some 10 s of one core, and 49 steps of 4,096 ranks."""
+"""Lines of all ranks; chosen: some 10 s of one core, and 49 steps of 4,096 ranks."""
 MOST_REPLAYED = 3_000_000
 """Devices times replays times steps of `whatif`, which replays once for each device.
 Chosen: a minute of one core."""
 _FEWEST_STEPS = 8
-"""Of a replay, with the two that it leaves out. Chosen: a cause shows in the mean."""
+"""Steps of a replay, with the two that it skips. Chosen: a cause shows in the mean."""
 LAST_STEPS = 1000
-"""As many as `heatmap` reads."""
+"""The same number as in `heatmap`."""
 _P99_STEPS = 256
-"""As many as `stuck` takes for what is usual."""
+"""The number of steps from which `stuck` computes the usual time."""
 
 
 def last_steps(
@@ -40,7 +39,7 @@ def last_steps(
     """Read the last steps of the processes of a start.
 
     Returns:
-      files with the lines of these steps, and how many steps they are.
+      files with the lines of these steps, and the number of steps.
     """
     num = max(2, min(most, MOST_LINES // max(1, len(processes))))
     newest = max((of.newest_step for of in processes), default=0)
@@ -84,7 +83,7 @@ def stragglers(feed: Feed, processes: Sequence[Process]) -> dict[str, Any]:
 def stragglers_cost(
     work_dir: Path, feed: Feed, processes: Sequence[Process]
 ) -> dict[str, Any]:
-    """Say what stragglers cost, as `whatif` does."""
+    """Report the cost of stragglers, as `whatif` does."""
 
     def answer() -> dict[str, Any]:
         num = sum(len(of.header.devices) for of in processes)
@@ -103,13 +102,13 @@ def stragglers_cost(
 def who_is_missing(
     work_dir: Path, feed: Feed, processes: Sequence[Process]
 ) -> dict[str, Any]:
-    """Say who holds up the run, as `stuck` does."""
+    """Report which ranks hold up the run, as `stuck` does."""
 
     def answer() -> dict[str, Any]:
         files = []
         for number, process in enumerate(processes):
             lines = tuple(process.lines)
-            if number == 0:  # what is usual
+            if number == 0:  # gives the usual time
                 last = process.newest_step
                 lines = trimmed(feed, process, last - _P99_STEPS + 1, last).lines
             files.append(
@@ -128,7 +127,7 @@ def who_is_missing(
 def where_time_went(
     work_dir: Path, feed: Feed, lowest: Sequence[Process]
 ) -> dict[str, Any]:
-    """Say where the time of the run went, as `ledger` does.
+    """Report where the time of the run went, as `ledger` does.
 
     Args:
       work_dir: of the run.
@@ -144,7 +143,7 @@ def where_time_went(
 
 
 def mfu_shape(work_dir: Path, feed: Feed, lowest: Sequence[Process]) -> dict[str, Any]:
-    """Say what the shape of the MFU says, as `mfu` does; arguments as above."""
+    """Report the shape of the MFU, as `mfu` does; arguments as above."""
 
     def answer() -> dict[str, Any]:
         files = [feed.whole(process) for process in lowest]
@@ -158,7 +157,7 @@ def _told(
     processes: Sequence[Process],
     answer: Callable[[], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return an answer, or why there is none."""
+    """Return an answer, or the reason for its absence."""
     if not processes:
         return {**nothing, "problem": "no spans have been read yet"}
     try:
@@ -168,7 +167,7 @@ def _told(
 
 
 def without_lines(process: Process) -> SpanFile:
-    """Return the file of a process with its barriers alone."""
+    """Return the file of a process with only its barriers."""
     return SpanFile(
         path=Path(process.where),
         header=process.header,
@@ -186,7 +185,7 @@ def on_one_clock(
     order: View,
     ranks: frozenset[int] | None,
 ) -> dict[str, Any]:
-    """Read and merge steps; of too many ranks the first ones.
+    """Read and merge steps; if there are too many ranks, only the first ones.
 
     Args:
       work_dir: of the run.
@@ -195,7 +194,7 @@ def on_one_clock(
       events: of the run.
       steps: first and last.
       order: see `timeline.view`.
-      ranks: to show; None are all.
+      ranks: to show; None shows all.
     """
     first, last = steps
     wanted = newest

@@ -1,8 +1,8 @@
-"""The rows of metrics.jsonl in columns, and how they are thinned.
+"""The rows of metrics.jsonl in columns, and their thinning.
 
-Enters: rows, one for each step. Leaves: columns of numbers, of all steps or of so many
-that a chart needs; the least and the largest value of each part of a run stay, at their
-own steps.
+Enters: rows, one for each step. Leaves: columns of numbers, of all steps or of as many
+as a chart needs. Thinning keeps the smallest and the largest value of each part of a
+run, at their own steps.
 """
 
 import array
@@ -24,11 +24,11 @@ class Rows:
 
     def __init__(self) -> None:
         self.revision = 0
-        """Counts how often rows were replaced: positions before are void then."""
+        """Number of times that rows were replaced; this voids earlier positions."""
         self._steps = array.array("q")
         self._columns: dict[str, array.array] = {}
         self.nonfinite: dict[int, str] = {}
-        """What was not finite, by step."""
+        """Fields that were not finite, by step."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -42,7 +42,7 @@ class Rows:
         self.nonfinite = {}
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row; one without a step is passed over."""
+        """Add a row; a row without a step is ignored."""
         step = row.get("step")
         if type(step) is not int or not 0 <= step < _MOST_STEP:
             return
@@ -66,7 +66,7 @@ class Rows:
             column.insert(at, _float(row.get(name)))
 
     def _note(self, step: int, told: Any) -> None:
-        """Remember what a row says was not finite; its value is null."""
+        """Record the fields that were not finite; their values are null."""
         self.nonfinite.pop(step, None)
         if isinstance(told, Mapping) and len(self.nonfinite) < MOST_NOTED:
             words = [f"{name} is {value}" for name, value in told.items()]
@@ -78,7 +78,7 @@ class Rows:
         return self._steps[-1] if self._steps else 0
 
     def copy(self, first: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the rows from one on: their steps, and columns with NaN for absent."""
+        """Return the rows from a number on: steps, and columns with NaN for absent."""
         steps = np.array(self._steps[first:], np.int64)
         return steps, {
             name: np.array(column[first:], np.float64)
@@ -98,18 +98,18 @@ def _float(value: Any) -> float:
 def thin(
     steps: np.ndarray, columns: Mapping[str, np.ndarray], points: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Leave out rows, but none with the least or the largest value of a part.
+    """Thin rows, but keep the smallest and the largest value of each part.
 
     Args:
       steps: [T].
       columns: [T] each; NaN is absent.
-      points: rows that may stay.
+      points: largest number of rows to keep.
     Returns:
-      steps and columns of the rows that stay: at most `points`, each as it was.
+      steps and columns of the kept rows, at most `points`, each unchanged.
     """
     if len(steps) <= points:
         return steps, dict(columns)
-    # Two rows of each part and column, and the ends of all.
+    # Two rows for each part and column, and the first and last row.
     parts = max(1, (points - 2) // max(1, 2 * len(columns)))
     width = -(-len(steps) // parts)
     kept = {0, len(steps) - 1}
@@ -128,7 +128,7 @@ def thin(
 
 
 def as_json(steps: np.ndarray, columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return rows as programs get them; numbers that are not finite become null."""
+    """Return rows for programs; numbers that are not finite become null."""
     return {
         "steps": steps.tolist(),
         "columns": {

@@ -1,8 +1,8 @@
 """Follows metrics.jsonl and events.jsonl in a work dir.
 
-Enters: a work dir. Leaves: rows and events that were appended since the last look, and
-what cannot be read. A file that was rewritten, as a restart does with its rows, is read
-again from its start.
+Enters: a work dir. Leaves: rows and events that were appended since the last poll, and
+what cannot be read. A rewritten file, such as the rows after a restart, is read again
+from its start.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from mjax.observe.stream.tail import (
 )
 
 FILE_BATCHES = 4
-"""Read of a file at one time, at most: 3.6 MB."""
+"""Largest read of a file at one time: 3.6 MB."""
 _MOST_TOLD = 10_000
 
 _decode_event = msgspec.json.Decoder(events.Event).decode
@@ -32,13 +32,13 @@ _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Problems:
-    """Tells each problem once."""
+    """Reports each problem once."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def tell(self, share: Share, text: str) -> None:
-        """Add a problem to a share, if it is a new one."""
+        """Add a problem to a share, if it is new."""
         text = printable(text)
         if text not in self._told:
             if len(self._told) < _MOST_TOLD:
@@ -47,15 +47,15 @@ class Problems:
 
 
 class RunFiles:
-    """What a run writes besides its spans."""
+    """The files of a run other than its spans."""
 
     def __init__(self, work_dir: Path, problems: Problems) -> None:
-        """Remember where to look."""
+        """Set the work dir."""
         self._work_dir, self._problems = work_dir, problems
         self._tails: dict[str, Tail] = {}
 
     def poll(self, share: Share) -> None:
-        """Add what is new to a share."""
+        """Add new data to a share."""
         for source in RUN_FILES:
             path = self._work_dir / source
             if source not in self._tails and path.is_file():
@@ -63,7 +63,7 @@ class RunFiles:
         self._read(share)
 
     def config(self) -> Any:
-        """Return what config.json holds."""
+        """Return the contents of config.json."""
         try:
             return msgspec.json.decode((self._work_dir / "config.json").read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -73,7 +73,7 @@ class RunFiles:
         try:
             line = first_line(path)
         except OSError:
-            return  # the next look may find it
+            return  # the next poll may find it
         if line is not None:
             kind = "metrics" if source.startswith("metrics") else "events"
             self._tails[source] = Tail(
@@ -97,7 +97,7 @@ class RunFiles:
                 share.is_behind = True
 
     def _new_batches(self, tail: Tail, share: Share) -> list[Batch]:
-        """Read on in a file that may have been rewritten."""
+        """Continue to read a file that may have been rewritten."""
         status = tail.path.stat()
         if (status.st_size, status.st_ino) == (tail.position, tail.inode):
             return []
@@ -143,7 +143,7 @@ class RunFiles:
 
 
 def move(tail: Tail, batch: Batch) -> None:
-    """Go behind a batch."""
+    """Advance past a batch."""
     num = 1 if batch.skipped is not None else batch.data.count(b"\n")
     tail.move(
         Outcome(

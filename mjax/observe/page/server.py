@@ -1,6 +1,6 @@
-"""The page on a port: a socket, a server in a thread of its own.
+"""The page on a port: a socket, and a server in its own thread.
 
-Enters: a `Page`, an address, a token. Leaves: a server that answers until `close`, also
+Enters: a `Page`, an address, a token. Leaves: a server that answers until `close`, even
 while viewers hold event streams open.
 """
 
@@ -16,15 +16,15 @@ from mjax.observe.page.app import make_app
 from mjax.observe.page.guard import names_of
 
 _GRACE_S = 2
-"""Seconds that answers under way may still take when the server stops. Chosen."""
+"""Seconds that pending answers may still take when the server stops. Chosen."""
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 
 
 def address_of(listen: str) -> tuple[str, int]:
-    """Read HOST:PORT; an IPv6 address stands in brackets.
+    """Read HOST:PORT; an IPv6 address is in brackets.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the text is not an address.
     """
     found = _LISTEN.fullmatch(listen)
     if found is None or int(found[3]) > 65535:
@@ -38,10 +38,10 @@ class PageServer:
     """Serves a page until it is closed."""
 
     def __init__(self, page: Page, *, listen: str, token: str) -> None:
-        """Bind the address and begin to answer; `problems` are to be told.
+        """Bind the address and begin to answer; the caller reports `problems`.
 
         Args:
-          page: of a run; closing it is up to the caller.
+          page: of a run; the caller closes it.
           listen: HOST:PORT; port 0 takes a free one.
           token: that requests must have.
         Raises:
@@ -68,7 +68,7 @@ class PageServer:
             )
         config = uvicorn.Config(
             make_app(page, token=token, names=names_of(host)),
-            access_log=False,  # addresses have the token in them
+            access_log=False,  # addresses contain the token
             log_level="warning",
             interface="asgi3",
             lifespan="off",
@@ -89,7 +89,7 @@ class PageServer:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """End event streams and answers under way, and release the port."""
+        """End event streams and pending answers, and release the port."""
         self._page.stopping.set()
         self._server.should_exit = True
         self._thread.join()

@@ -1,12 +1,11 @@
-"""Follows the spans of a run in a database, where collectors have brought them.
+"""Follows the spans of a run in a database that collectors fill.
 
 Enters: a store that an ingester feeds, and the work dir for rows, events and the
-config. Leaves: shares as those of files. The statements are those that DuckDB and
-PostgreSQL both know; nothing is written.
+config. Leaves: the same shares as for files. The statements run on both DuckDB and
+PostgreSQL; nothing is written.
 
-Spans are read step by step, which the index of the store is made for: those of steps
-that are complete are not read again. Barriers lie outside of steps; they are looked for
-once a minute.
+Spans are read step by step, which the index of the store supports: complete steps are
+not read again. Barriers lie outside of steps, so they are read once a minute.
 """
 
 import collections
@@ -25,13 +24,13 @@ from mjax.observe.spans import Line, Span, SpanFile
 from mjax.observe.store.base import VERSION, Store, StoreGoneError, open_store
 
 _SHARE_LINES = 20_000
-"""Read at one time, about. Chosen: half a second."""
+"""Approximate lines of one read. Chosen: half a second."""
 _HELD_LINES = 250_000
-"""Of one part of a run that several processes are asked for. Chosen: 500 MB."""
+"""Lines held of one part of a run, for several processes. Chosen: 500 MB."""
 _BARRIERS_S = 60.0
-"""Between two looks for barriers: each reads the whole table."""
+"""Time between two reads of barriers: each scans the whole table."""
 _MOST_LAG = 1_000
-"""Steps that a rank may be behind before its late spans are given up. Chosen."""
+"""A rank may lag by so many steps; later spans of it are not read. Chosen."""
 _READ_ONLY = "options=-c%20default_transaction_read_only%3Don"
 _LINE = (
     "s.file_id, s.n, s.step, s.barrier, s.name, s.kind, s.stream, s.start_ns, s.end_ns"
@@ -43,11 +42,11 @@ _OF_START = (
 
 
 def open_reader(address: str) -> Store:
-    """Open a database of PostgreSQL that is not to be changed.
+    """Open a PostgreSQL database read-only.
 
     Raises:
-      ValueError: the address is none, no ingester has made the database, or its schema
-        is another one.
+      ValueError: the address is invalid, no ingester has made the database, or its
+        schema has another version.
       StoreGoneError: it does not answer.
     """
     if not address.startswith(("postgresql://", "postgres://")):
@@ -81,26 +80,26 @@ class _Followed:
     last_n: int = -1
     last_barrier: int = -1
     stored: int = 0
-    """Lines, as the last look has it."""
+    """Number of lines at the last poll."""
     has_ended: bool = False
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Start:
-    """A start of the run, and how far it was read."""
+    """A start of the run, and how much of it was read."""
 
     files: dict[int, _Followed] = dataclasses.field(default_factory=dict)
     position: int = 1
     """The next step to read."""
     stored: int = -1
-    """Lines that were stored when all of them had been read."""
+    """Number of stored lines when all of them had been read."""
 
 
 class StoreFeed:
     """A run whose spans are in a database."""
 
     def __init__(self, work_dir: Path, store: Store, run: str | None = None) -> None:
-        """Remember where to look.
+        """Set the sources.
 
         Args:
           work_dir: of the run, for rows, events and the config.
@@ -136,8 +135,8 @@ class StoreFeed:
     def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
         """Return the lines of some steps; see `Feed`.
 
-        Those of all processes of the start are read together, if they are not too many:
-        whoever asks for one asks for the others too.
+        It reads the lines of all processes of the start together, if there are not too
+        many: a caller that asks for one process asks for the others too.
         """
         key = process.key
         start = self._starts[key.generation]
@@ -249,7 +248,7 @@ class StoreFeed:
         if following is not None:
             start.position = following
             return True
-        # All is read: go on with the step of the slowest rank, which may have more.
+        # All is read: continue at the step of the slowest rank, which may have more.
         files = start.files.values()
         fastest = max(of.process.newest_step for of in files)
         live = [of.process.newest_step for of in files if not of.has_ended]
@@ -258,11 +257,11 @@ class StoreFeed:
         return False
 
     def _total(self, start: _Start) -> int:
-        """Return how many lines of a start are stored, as the last look has it."""
+        """Return how many lines of a start were stored at the last poll."""
         return sum(of.stored for of in [*start.files.values()])
 
     def _read_ends(self, share: Share) -> None:
-        """Read how far each file is stored, and exit codes."""
+        """Read how much of each file is stored, and exit codes."""
         if self._run is None:
             return
         rows = self._store.query(
@@ -274,7 +273,7 @@ class StoreFeed:
             start = self._starts.get(generation, _Start())
             followed = start.files.get(file_id)
             if followed is None:
-                continue  # it came since the last look
+                continue  # it has arrived since the last poll
             followed.stored = last_n + 1
             if code is not None and not followed.has_ended:
                 followed.has_ended = True
@@ -282,7 +281,7 @@ class StoreFeed:
                 share.lines.append((followed.process.key, [line]))
 
     def _read_events(self, share: Share) -> None:
-        """Read what processes told in their spans."""
+        """Read the events in the spans of processes."""
         if self._run is None:
             return
         of_run = "from events where run = ? and source = 'process'"
@@ -309,7 +308,7 @@ class StoreFeed:
                 share.lines.append((by_id[file_id].process.key, [line]))
 
     def _read_barriers(self, share: Share) -> None:
-        """Read barriers, which say how far apart clocks are."""
+        """Read barriers, which give the offsets of clocks."""
         now = time.monotonic()
         if self._run is None or now - self._barriers_at < _BARRIERS_S:
             return
@@ -340,7 +339,7 @@ class StoreFeed:
         )
 
     def _ask_min(self, generation: int, first: int) -> int | None:
-        """Return the first step of a start from one on."""
+        """Return the first stored step of a start at or after a step."""
         (row,) = self._store.query(
             f"select min(s.step) {_OF_START}",
             [self._run, generation, first, 2**31 - 1],
@@ -361,7 +360,7 @@ class StoreFeed:
 
 
 def _lines(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Line]]:
-    """Put spans that follow each other into lines."""
+    """Group consecutive spans into lines."""
     at, step, barrier = None, -1, None
     own: list[Span] = []
     for file_id, n, of_step, of_barrier, *span in rows:

@@ -1,8 +1,8 @@
 """Some steps of chosen ranks on one clock, in columns.
 
-Enters: files of spans with the lines of these steps, and what the run recorded of its
-pipeline. Leaves: rows, spans, arrows and groups as the page draws them; times are
-microseconds after the first span.
+Enters: files of spans with the lines of these steps, and the recorded pipeline schedule
+of the run. Leaves: rows, spans, arrows and groups for the page to draw; times are
+microseconds since the first span.
 """
 
 import math
@@ -19,7 +19,7 @@ from mjax.observe.slots import Slots
 from mjax.observe.spans import Span, SpanFile
 
 MOST_SPANS = 60_000
-"""Of an answer; as the page is specified: a canvas draws so many within 100 ms."""
+"""Spans of an answer; from the page's specification: a canvas draws them in 100 ms."""
 
 
 def view(
@@ -36,12 +36,12 @@ def view(
 
     Args:
       work_dir: of the run, with the schedule of its pipeline and its windows.
-      files: of one start; lines of other ranks than those asked for may be absent.
+      files: of one start; lines of ranks that are not shown may be absent.
       events: of the run.
       first: step.
       last: step, too.
       order: ranks that differ along this axis only are neighbours.
-      ranks: to show; None are all.
+      ranks: to show; None shows all.
     Raises:
       ValueError: none of these ranks has spans of these steps.
     """
@@ -83,7 +83,7 @@ def empty(problem: str) -> dict[str, Any]:
 
 
 def _columns(found: Merged, order: View, known: Slots) -> dict[str, Any]:
-    """Put spans into columns; of too many the latest ones are left out."""
+    """Put spans into columns; if there are too many, the latest are left out."""
     rows: list[dict[str, Any]] = []
     at: dict[tuple[int, str], int] = {}
     lanes = timeline_rows.lanes(found.ranks, order, known)
@@ -164,7 +164,7 @@ def _of_slots(known: Slots) -> Iterator[tuple[int, int, Span, int]]:
 
 
 def _numbered(words: Any) -> dict[str, int]:
-    """Number words in the order in which they come."""
+    """Number words in order of arrival."""
     found: dict[str, int] = {}
     for word in words:
         found.setdefault(word, len(found))

@@ -1,8 +1,8 @@
-"""Answers that take long: made once, kept, shared by all viewers.
+"""Slow answers: computed once, cached, shared by all viewers.
 
 Enters: what to compute, under a key and the version of the run that it is for. Leaves:
-the result, at once if it is fresh. However many viewers ask, an answer is computed
-once, in one thread, and not again before ten times the time that it took has passed.
+the result, at once if it is fresh. For any number of viewers, an answer is computed
+once, in one thread, and again only after ten times its computing time.
 """
 
 import asyncio
@@ -16,28 +16,29 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 _LEAST_S = 2.0
-"""An answer holds so long, at least."""
+"""Shortest time for which an answer is fresh."""
 _SHARE = 10.0
-"""And so many times what it took: a tenth of a core is spent on each. Chosen."""
+"""An answer is also fresh for so many times its computing time: computing it takes at
+most a tenth of a core. Chosen."""
 _MOST_HELD = 32
-"""Answers; chosen: a viewer looks at one or two at a time."""
+"""Answers kept; chosen: a viewer looks at one or two at a time."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Held:
-    """An answer, and the one that is being made."""
+    """An answer, and the computation of the next one."""
 
     version: Hashable = None
     value: Any = None
     error: Exception | None = None
     is_there: bool = False
     until: float = 0.0
-    """Monotonic time up to which the answer is fresh whatever has happened."""
+    """Monotonic time until which the answer is fresh, even if the version changes."""
     making: "concurrent.futures.Future[None] | None" = None
 
 
 class Worker:
-    """Computes in a thread of its own, which holds up nobody's end."""
+    """Computes in its own thread, which does not delay the exit of the process."""
 
     def __init__(self, name: str) -> None:
         """Start the thread."""
@@ -48,7 +49,7 @@ class Worker:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more; what is being computed may go on until the process ends."""
+        """Accept no more; the current computation may go on until the process ends."""
         self._jobs.put(None)
 
     async def get(
@@ -59,13 +60,13 @@ class Worker:
         *,
         wait_s: float,
     ) -> Any | None:
-        """Return an answer; an older one, or None, if it is not there in time.
+        """Return an answer; an older one, or None, if it is not ready in time.
 
         Args:
           key: of the answer.
-          version: of what it is made from.
-          compute: makes it.
-          wait_s: for this viewer.
+          version: of the input.
+          compute: returns the answer.
+          wait_s: longest wait of this viewer.
         Raises:
           Exception: what `compute` raised.
         """
@@ -101,7 +102,7 @@ class Worker:
         value, error = None, None
         try:
             value = compute()
-        except Exception as caught:  # handed to whoever waits
+        except Exception as caught:  # passed to the waiting callers
             error = caught
         took_s = time.monotonic() - begin
         with self._lock:

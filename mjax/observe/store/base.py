@@ -1,8 +1,8 @@
-"""What a store does, whichever database it is, and the versions of its schema.
+"""The interface of a store, for either database, and the versions of its schema.
 
-Enters: the address of a database. Leaves: a `Store`. A database that an older mjax
-made is brought to the present version, one version in one transaction; one that a newer
-mjax made is refused.
+Enters: the address of a database. Leaves: a `Store`. A database from an older mjax is
+migrated to the present version, each version in one transaction. A database from a
+newer mjax is refused.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ import pyarrow as pa
 from mjax.observe.store.batches import Mark
 
 VERSION = 2
-"""Of the schema: the number of the last file in schema/."""
+"""Version of the schema: the number of the last file in schema/."""
 
 
 class StoreGoneError(RuntimeError):
-    """The database does not answer, or cannot write; it may again later."""
+    """The database does not answer, or cannot write; it may recover later."""
 
 
 class ConflictError(RuntimeError):
@@ -29,18 +29,19 @@ class ConflictError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What one transaction writes. Rows are tuples in the order of the columns."""
+    """The changes of one transaction. Rows are tuples in the order of the columns."""
 
     before: Sequence[Mark]
-    """Marks that `after` replaces, as they must still be in the database."""
+    """Marks that `after` replaces; the database must still hold them."""
     after: Sequence[Mark]
-    """All marks that are new or other ones."""
+    """All new or changed marks."""
     processes: Sequence[tuple[Any, ...]] = ()
     spans: pa.Table
     totals: pa.Table
-    """To be added to phase_totals."""
+    """Added to phase_totals."""
     rewritten: Sequence[tuple[str, int]] = ()
-    """Runs whose metrics.jsonl was rewritten, and its revision: older rows go."""
+    """Runs whose metrics.jsonl was rewritten, and its revision: older rows are deleted.
+    """
     metrics: Sequence[tuple[Any, ...]] = ()
     events: Sequence[tuple[Any, ...]] = ()
     bad_lines: Sequence[tuple[Any, ...]] = ()
@@ -51,38 +52,38 @@ class Store(Protocol):
     """A database with the schema. One thread writes, one may delete; any may query."""
 
     address: str
-    """As `open_store` took it."""
+    """The address, as `open_store` received it."""
 
     def marks(self) -> list[Mark]:
-        """Return how far each file is stored."""
+        """Return how much of each file is stored."""
         ...
 
     def write(self, changes: Changes) -> None:
-        """Write all of it, or nothing.
+        """Write all changes, or none.
 
         Raises:
-          ConflictError: a mark is not what it was before.
+          ConflictError: a mark in the database has changed.
           StoreGoneError: the database is gone, or its disk is full.
           ValueError: the database refuses a value.
         """
         ...
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Read with a statement that both databases know; `?` stands for a value."""
+        """Run a query that both databases accept; `?` stands for a value."""
         ...
 
     def delete(self, sql: str, values: Sequence[Any]) -> int:
-        """Delete rows with a statement that both databases know, in one transaction.
+        """Delete rows with a statement that both databases accept, in one transaction.
 
         Returns:
-          how many.
+          the number of deleted rows.
         Raises:
           StoreGoneError: the database is gone; nothing is deleted.
         """
         ...
 
     def reclaim(self) -> None:
-        """Let new rows use the room of deleted ones; the thread that deletes calls it.
+        """Let new rows reuse the space of deleted rows; called by the deleting thread.
 
         Raises:
           StoreGoneError: the database is gone.
@@ -90,19 +91,19 @@ class Store(Protocol):
         ...
 
     def compact(self) -> None:
-        """Give the room of deleted rows back to the disk.
+        """Return the space of deleted rows to the disk.
 
-        Nobody else may use the store meanwhile. The tables are written anew, so there
-        must be room for that.
+        Nobody else may use the store meanwhile. The tables are rewritten, so the disk
+        needs space for a second copy.
 
         Raises:
-          ValueError: there is no room; the database is as it was.
+          ValueError: there is not enough space; the database is unchanged.
           StoreGoneError: the database is gone.
         """
         ...
 
     def size(self) -> int:
-        """Return the bytes on the disk."""
+        """Return the size on disk, in bytes."""
         ...
 
     def close(self) -> None:
@@ -111,14 +112,14 @@ class Store(Protocol):
 
 
 def open_store(address: str, *, threads: int = 2) -> Store:
-    """Open a database, make it if it is a file that is absent.
+    """Open a database; create an absent file.
 
     Args:
       address: path of a DuckDB file, or postgresql://...
       threads: of DuckDB.
     Raises:
-      ValueError: the address is none, the database belongs to another process or to a
-        newer mjax, or a package is missing.
+      ValueError: the address is invalid, the database belongs to another process or to
+        a newer mjax, or a package is missing.
       StoreGoneError: PostgreSQL does not answer.
     """
     if address.startswith(("postgresql://", "postgres://")):
@@ -151,7 +152,7 @@ def migrate(
     Args:
       version: of the database; None if it is empty.
       run: executes statements in one transaction.
-      dialect: `duckdb` or `postgres`: which additional files count.
+      dialect: `duckdb` or `postgres`: selects additional files.
       name: of the database, for messages.
       to: version to stop at; an older one is for tests.
     Raises:

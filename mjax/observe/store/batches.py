@@ -1,11 +1,11 @@
-"""Batches of lines, the marks of files, and which part of a batch is new.
+"""Batches of lines, the marks of files, and the new part of a batch.
 
-Enters: a batch as the collector cut it from a file, and the mark of that file. Leaves:
-the bytes that the store does not have yet, or why nothing can be taken. Pure.
+Enters: a batch that the collector cut from a file, and the mark of that file. Leaves:
+the bytes that the store does not have yet, or the reason for a refusal. Pure.
 
-A mark says: everything before `at_byte` is stored. It is written in the transaction
-that writes the rows, so a batch that arrives twice is recognised by its bytes' place,
-and one that would leave a gap is refused until the bytes before it have come.
+A mark says: everything before `at_byte` is stored. The transaction that writes the rows
+also writes the mark. So a batch that arrives twice is recognised by its position, and a
+batch that would leave a gap is refused until the bytes before it have arrived.
 """
 
 import dataclasses
@@ -15,15 +15,15 @@ from typing import Literal
 Kind = Literal["spans", "metrics", "events"]
 Verdict = Literal["stored", "known", "gap", "refused"]
 MAX_LINES = 2_000
-"""Lines of a batch, at most. Chosen: a commit for each batch costs little beside it."""
+"""Most lines of a batch. Chosen: the cost of a commit for each batch is then small."""
 MAX_BYTES = 900_000
-"""Bytes of a batch, at most: NATS takes messages of 1 MiB unless told otherwise
-(docs.nats.io, max_payload). A longer line is reported and left out."""
+"""Most bytes of a batch: NATS accepts messages of 1 MiB by default (docs.nats.io,
+max_payload). A longer line is reported and left out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Whole lines of one file, as they are in the file."""
+    """Whole lines of one file, unchanged."""
 
     run: str
     source: str
@@ -32,7 +32,7 @@ class Batch:
     identity: str
     """`digest` of the first line of the file."""
     revision: int = 0
-    """How often the file was rewritten, as far as the store knows; spans never are."""
+    """How often the file was rewritten, according to the store; spans never are."""
     start: int
     """Place of the first byte in the file."""
     end: int
@@ -47,7 +47,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """How far one file is stored. The fields are the columns of the table `files`."""
+    """How much of a file is stored. The fields are the columns of the table `files`."""
 
     file_id: int
     run: str
@@ -65,7 +65,7 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a batch, and how far its file is stored now."""
+    """Result for a batch, and how much of its file is stored now."""
 
     run: str
     source: str
@@ -83,15 +83,15 @@ def digest(line: bytes) -> str:
 
 
 def admit(batch: Batch, mark: Mark | None) -> tuple[Verdict, str, int]:
-    """Decide what of a batch is new.
+    """Find the new part of a batch.
 
     Args:
       batch: lines of a file.
       mark: of the same run and source; None if nothing of it is stored.
     Returns:
-      verdict: `stored` if bytes are to be taken, from the returned place on.
-      reason: of a refusal, else empty.
-      start: place in the file of the first new byte.
+      verdict: `stored` if bytes are to be stored, from the returned position on.
+      reason: of a refusal; otherwise empty.
+      start: position in the file of the first new byte.
     """
     if mark is None:
         return ("stored", "", 0) if batch.start == 0 else ("gap", "", 0)
@@ -115,7 +115,7 @@ def admit(batch: Batch, mark: Mark | None) -> tuple[Verdict, str, int]:
 def outcome(
     batch: Batch, mark: Mark | None, verdict: Verdict, reason: str = ""
 ) -> Outcome:
-    """Say how far the file of a batch is stored."""
+    """Return how much of the file of a batch is stored."""
     found = Outcome(run=batch.run, source=batch.source, verdict=verdict, reason=reason)
     if mark is None:
         return found

@@ -1,8 +1,8 @@
 """The store in DuckDB: one file, owned by one process.
 
 Enters: the path of the database. Leaves: a `Store`. A second process cannot open the
-file, not even to read (duckdb.org/docs/stable/connect/concurrency): who wants to look
-asks the owner, `python -m mjax.observe serve`.
+file, not even to read (duckdb.org/docs/stable/connect/concurrency): readers ask the
+owner, `python -m mjax.observe serve`.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ from mjax.observe.store.base import VERSION, Changes, StoreGoneError, migrate
 from mjax.observe.store.batches import Mark
 
 _MEMORY_LIMIT = "2GB"
-"""Chosen: the ingester may run on a host that trains. DuckDB takes 80% by itself."""
+"""Chosen: the ingester may run on a host that trains. The default of DuckDB is 80%."""
 _MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
 _TYPES = {"int": pa.int32(), "big": pa.int64(), "real": pa.float64(), "": pa.string()}
 
 
 def _schema(text: str) -> pa.Schema:
-    """Read columns as `name` (text) or `name:type`."""
+    """Parse columns from `name` (text) or `name:type`."""
     pairs = [word.partition(":") for word in text.split()]
     return pa.schema([(name, _TYPES[kind]) for name, _, kind in pairs])
 
 
-# Rows travel in columns: DuckDB takes a millisecond for a statement, however small.
+# Rows are inserted in columns: each DuckDB statement takes a millisecond at least.
 _SCHEMAS = {
     "files": _schema(
         "file_id:int run source kind identity revision:int at_byte:big lines:big "
@@ -58,10 +58,10 @@ class DuckStore:
     """A store in a file of DuckDB."""
 
     def __init__(self, path: str, *, threads: int = 2, to: int = VERSION) -> None:
-        """Open the file, make it if it is absent.
+        """Open the file; create it if it is absent.
 
         Raises:
-          ValueError: it belongs to another process, to a newer mjax, or is no database.
+          ValueError: it belongs to another process or a newer mjax, or is no database.
         """
         self.address = path
         self._threads = threads
@@ -75,12 +75,12 @@ class DuckStore:
             raise
 
     def marks(self) -> list[Mark]:
-        """Return how far each file is stored."""
+        """Return how much of each file is stored."""
         rows = self.query(f"select {', '.join(_MARK_FIELDS)} from files")
         return [Mark(**dict(zip(_MARK_FIELDS, row, strict=True))) for row in rows]
 
     def write(self, changes: Changes) -> None:
-        """Write all of it, or nothing; see `Store`."""
+        """Write all changes, or none; see `Store`."""
         with self._reopened_after_errors(), self._transaction() as base:
             self._write(base, changes)
 
@@ -94,14 +94,14 @@ class DuckStore:
             cursor.close()
 
     def delete(self, sql: str, values: Sequence[Any]) -> int:
-        """Delete rows; see `Store`. Writing waits meanwhile."""
+        """Delete rows; see `Store`. Writes wait meanwhile."""
         with self._reopened_after_errors(), self._transaction() as base:
             found = base.execute(sql, list(values)).fetchone()
             return 0 if found is None else found[0]
 
     def reclaim(self) -> None:
         """Free the blocks of deleted rows; the file stays as large as it is."""
-        # A query that runs may prevent it; the next one does it, or the end.
+        # A running query may prevent it; a later call or the end does it then.
         with (
             self._reopened_after_errors(),
             contextlib.suppress(duckdb.TransactionException),
@@ -109,7 +109,7 @@ class DuckStore:
             self._base.execute("checkpoint")
 
     def compact(self) -> None:
-        """Copy all to a new file, and put it in the place of the old one."""
+        """Copy everything to a new file, which replaces the old one."""
         path = Path(self.address)
         fresh, fresh_log = _compacted(path)
         try:
@@ -120,7 +120,7 @@ class DuckStore:
             self._base.execute(f'copy from database "{name}" to compacted')
             self._base.execute("detach compacted")
             _sync(fresh)
-            self._base.close()  # this leaves all in the file, and no log
+            self._base.close()  # leaves everything in the file, and no log
             logs = [fresh_log, path.with_name(path.name + ".wal")]
             if any(log.exists() for log in logs):
                 raise OSError(f"{path} was not written to its end")
@@ -136,7 +136,7 @@ class DuckStore:
             self._base = self._open()
 
     def size(self) -> int:
-        """Return the bytes of the file."""
+        """Return the size of the file, in bytes."""
         return Path(self.address).stat().st_size
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class DuckStore:
         try:
             Path(self.address).parent.mkdir(parents=True, exist_ok=True)
             opened = duckdb.connect(self.address, config=settings)
-            for left in _compacted(Path(self.address)):  # by one that was killed
+            for left in _compacted(Path(self.address)):  # from a killed process
                 left.unlink(missing_ok=True)
             return opened
         except duckdb.Error as error:
@@ -170,7 +170,7 @@ class DuckStore:
 
     @contextlib.contextmanager
     def _reopened_after_errors(self) -> Iterator[None]:
-        """Let one thread write at a time, and make errors those of `Store`."""
+        """Let one thread write at a time, and convert errors to those of `Store`."""
         with self._writing:
             try:
                 yield
@@ -183,7 +183,7 @@ class DuckStore:
                 ) from error
 
     def _reopen(self) -> None:
-        """Begin anew after an error that may have made the connection useless."""
+        """Reconnect after an error that may have broken the connection."""
         with self._lock:
             try:
                 self._base.close()
@@ -250,13 +250,13 @@ class DuckStore:
 
 
 def _compacted(path: Path) -> tuple[Path, Path]:
-    """Return the paths of a copy of a database that is being made, and of its log."""
+    """Return the paths of a database copy in the making, and of its log."""
     fresh = path.with_name(f"{path.name}.compact")
     return fresh, fresh.with_name(f"{fresh.name}.wal")
 
 
 def _sync(path: Path) -> None:
-    """Write a file, or the names in a folder, to the disk."""
+    """Sync a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

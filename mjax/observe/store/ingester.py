@@ -1,4 +1,4 @@
-"""The one that writes: batches become rows, each exactly once.
+"""The writer: batches become rows, each exactly once.
 
 Enters: batches from any number of threads. Leaves: transactions of the store, and for
 each batch an outcome, after the commit. Batches that wait together share a transaction.
@@ -37,39 +37,39 @@ class Ingester:
     def submit(
         self, batches: Sequence[Batch]
     ) -> "concurrent.futures.Future[list[Outcome]]":
-        """Hand over batches; the result is there when they are committed.
+        """Queue batches; the result is there when they are committed.
 
-        The future has a StoreGoneError if the database cannot be written: nothing of
-        these batches is stored then, and they may be sent again.
+        The future has a StoreGoneError if the database cannot be written: none of these
+        batches is stored then, and they may be sent again.
         """
         future: concurrent.futures.Future[list[Outcome]] = concurrent.futures.Future()
         self._jobs.put((batches, future))
         return future
 
     def marks(self, run: str, sources: Sequence[str]) -> list[Mark]:
-        """Return how far these files are stored; unknown ones are absent."""
+        """Return how much of these files is stored; unknown files are absent."""
         with self._lock:
             found = [self._known.marks.get((run, source)) for source in sources]
         return [mark for mark in found if mark is not None]
 
     def refused(self, run: str, sources: Sequence[str]) -> dict[str, str]:
-        """Return why bytes of these files were not taken."""
+        """Return why bytes of these files were refused."""
         found = [(source, self._refused.get((run, source))) for source in sources]
         return {source: reason for source, reason in found if reason is not None}
 
     def note_behind(self, collector: str, behind_bytes: int) -> None:
-        """Remember what a collector has not sent yet."""
+        """Record how much a collector has not sent yet."""
         with self._lock:
             self._behind[collector] = behind_bytes, time.monotonic()
 
     def behind(self) -> dict[str, tuple[int, float]]:
-        """Return the bytes that each collector has not sent, and seconds since then."""
+        """Return the unsent bytes of each collector, and seconds since its report."""
         now = time.monotonic()
         with self._lock:
             return {name: (size, now - at) for name, (size, at) in self._behind.items()}
 
     def close(self) -> None:
-        """Commit what was handed over, and end the thread."""
+        """Commit the queued batches, and end the thread."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -82,7 +82,7 @@ class Ingester:
                 return
 
     def _next_jobs(self) -> tuple[list[_Job], bool]:
-        """Wait for a job; take what waits behind it as well."""
+        """Wait for a job; take the queued jobs as well."""
         jobs: list[_Job] = []
         job = self._jobs.get()
         while job is not None:
@@ -96,7 +96,7 @@ class Ingester:
         return jobs, True
 
     def _settle(self, jobs: Sequence[_Job]) -> None:
-        """Write jobs in one transaction; if a value is refused, each by itself."""
+        """Write jobs in one transaction; if a value is refused, each one separately."""
         try:
             found = self._write([batch for batches, _ in jobs for batch in batches])
         except ValueError as error:
@@ -109,7 +109,7 @@ class Ingester:
             self._note(one_by_one)
             future.set_result(one_by_one)
             return
-        except Exception as error:  # handed to whoever waits, who tells the collector
+        except Exception as error:  # passed to the waiting caller, for the collector
             for _, future in jobs:
                 future.set_exception(error)
             return
@@ -145,7 +145,7 @@ class Ingester:
         return marks[0] if marks else None
 
     def _write(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Write batches in one transaction, and then remember their marks."""
+        """Write batches in one transaction, and then keep their marks."""
         if self._is_stale:
             known = self._read_known()
             with self._lock:
@@ -157,7 +157,7 @@ class Ingester:
             try:
                 self._store.write(plan.changes())
             except (ConflictError, StoreGoneError):
-                # A commit whose answer was lost may have happened: ask.
+                # A commit without an answer may have happened: read the marks.
                 self._is_stale = True
                 raise
             with self._lock:

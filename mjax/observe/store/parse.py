@@ -1,7 +1,7 @@
-"""From the bytes of a file to rows of the store.
+"""Convert the bytes of a file to rows of the store.
 
-Enters: whole lines of spans, metrics or events. Leaves: rows, and which lines were left
-out and why. Pure. The format of spans is that of `mjax.observe.spans`.
+Enters: whole lines of spans, metrics or events. Leaves: rows, and the skipped lines
+with reasons. Pure. The format of spans is that of `mjax.observe.spans`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ METRIC_NUMBERS = (
     *("loss", "grad_norm", "lr", "tokens", "step_s", "data_wait_s", "tokens_per_s"),
     *("mfu", "skipped", "eval_loss"),
 )
-"""Fields of a row that have a column of their own; the whole row is kept as well."""
+"""Fields of a row that have their own column; the whole row is kept as well."""
 _WHOLE = frozenset({"tokens", "skipped"})
 _INT32 = 2**31
 _INT64 = 2**63
@@ -43,7 +43,7 @@ class Parsed:
     """Rows of one batch. Rows of tables are tuples in the order of their columns."""
 
     lines: int
-    """How many lines the bytes hold."""
+    """Number of lines in the bytes."""
     header: spans.Header | None = None
     spans: pa.Table | None = None
     metrics: Sequence[tuple[Any, ...]] = ()
@@ -59,15 +59,15 @@ def parse_spans(
 ) -> Parsed:
     """Parse lines of a file of spans.
 
-    Numbers that no column can hold are so rare that lines are searched for them only
-    after one was found.
+    Numbers that no column can hold are rare. Single lines are searched for them only
+    after one has been found.
 
     Args:
       data: whole lines.
-      start: place of the first one in the file.
+      start: position of the first line in the file.
       first_line: its number; line 1 is the header.
       mark: of the file so far.
-      header: of the process, None if it is in `data`.
+      header: of the process; None if it is in `data`.
     Raises:
       ValueError: line 1 is no header.
     """
@@ -109,7 +109,7 @@ def _parse_spans(
         if line.event is not None and header is not None:
             events.append(_process_event(line.event, header, mark, at_byte, text))
     codes = [line.end for line in good if line.end is not None]
-    # The table holds no exit code, which must fit too.
+    # The table has no column for exit codes, which must fit too.
     np.array([*codes, last_n], np.int32)
     table = _span_table(good, mark.file_id)
     ends = table["end_ns"].to_numpy()
@@ -129,7 +129,7 @@ def _parse_spans(
 def parse_metrics(
     data: bytes, start: int, first_line: int, mark: Mark, revision: int
 ) -> Parsed:
-    """Parse rows of metrics.jsonl; of several rows of a step the last one counts."""
+    """Parse rows of metrics.jsonl; of several rows for a step the last one counts."""
     rows: dict[int, tuple[Any, ...]] = {}
     bad = []
     number = first_line - 1
@@ -179,7 +179,7 @@ def totals(table: pa.Table) -> pa.Table:
 
 
 def _lines(data: bytes, start: int) -> Iterator[tuple[int, bytes]]:
-    """Yield each line, without its end, and its place in the file."""
+    """Yield each line, without its end, and its position in the file."""
     *whole, _ = data.split(b"\n")
     for text in whole:
         yield start, text
@@ -227,7 +227,7 @@ def _span_table(lines: Sequence[spans.Line], file_id: int) -> pa.Table:
 def _process_event(
     event: spans.Event, header: spans.Header, mark: Mark, at_byte: int, text: bytes
 ) -> tuple[Any, ...]:
-    """Make a row of an event that a process wrote into its spans."""
+    """Make a row from an event that a process wrote into its spans."""
     found = {"time_ns": event.time_ns, "source": "process", "kind": event.kind}
     found |= {"generation": header.generation, "host": header.host}
     found |= {"rank": header.rank, "severity": event.severity, "text": event.text}
@@ -289,7 +289,7 @@ def _word(row: dict[str, Any], name: str) -> str:
 
 
 def _all_clean(texts: Sequence[str]) -> Sequence[str]:
-    """Escape each of many texts, of which few differ."""
+    """Escape many texts with few distinct values."""
     escaped = {text: _clean(text) for text in set(texts)}
     if all(text == clean for text, clean in escaped.items()):
         return texts
@@ -297,7 +297,7 @@ def _all_clean(texts: Sequence[str]) -> Sequence[str]:
 
 
 def _clean(text: str) -> str:
-    """Escape what PostgreSQL's text or UTF-8 cannot hold: NUL and lone surrogates."""
+    """Escape NUL and lone surrogates, which PostgreSQL's text or UTF-8 cannot hold."""
     if text.isascii():
         return text.replace("\0", "\\x00") if "\0" in text else text
     whole = text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""What one transaction writes: from batches and marks to changes.
+"""The content of one transaction: from batches and marks to changes.
 
-Enters: batches, and what is known of their files. Leaves: rows of all tables, the new
-marks, and an outcome for each batch. Pure: nothing counts until it is committed.
+Enters: batches, and the state of their files. Leaves: rows of all tables, the new
+marks, and an outcome for each batch. Pure: nothing takes effect until the commit.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ PROCESS_COLUMNS = (
 
 
 class Known:
-    """What the store has: marks and headers, by file."""
+    """The state of the store: marks and headers, by file."""
 
     def __init__(self, marks: Iterable[Mark], processes: Sequence[tuple[Any, ...]]):
-        """Take the rows of the tables `files` and `processes`."""
+        """Start from the rows of the tables `files` and `processes`."""
         self.marks: dict[Key, Mark] = {(mark.run, mark.source): mark for mark in marks}
         self.headers: dict[int, spans.Header] = {
             row[0]: _header(row) for row in processes
@@ -38,7 +38,7 @@ class Known:
         """The file of each (run, generation, rank)."""
 
     def learn(self, plan: "Plan") -> None:
-        """Add what was committed."""
+        """Add committed changes."""
         self.marks |= plan.after
         self.headers |= plan.headers
         self.claimed |= {_process(h): file for file, h in plan.headers.items()}
@@ -46,7 +46,7 @@ class Known:
 
 
 class Plan:
-    """One transaction in the making."""
+    """A transaction in preparation."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -62,7 +62,7 @@ class Plan:
         self._bad: list[tuple[Any, ...]] = []
 
     def add(self, batch: Batch) -> None:
-        """Take what is new of a batch."""
+        """Add the new part of a batch."""
         key = batch.run, batch.source
         held = self._mark(key)
         verdict, reason, start = admit(batch, held)
@@ -74,7 +74,7 @@ class Plan:
         self.outcomes.append(outcome(batch, self._mark(key), verdict, reason))
 
     def changes(self) -> Changes:
-        """Return what is to be written."""
+        """Return the changes to write."""
         if self._tables:
             table = pa.concat_tables(self._tables).combine_chunks()
         else:
@@ -96,7 +96,7 @@ class Plan:
         return self.after.get(key) or self._known.marks.get(key)
 
     def _take(self, batch: Batch, held: Mark | None, start: int) -> None:
-        """Add the rows of a batch from a place of its file on.
+        """Add the rows of a batch from a position of its file on.
 
         Raises:
           ValueError: the file of spans has no header, or that of another process.
@@ -164,7 +164,7 @@ class Plan:
         return parsed
 
     def _check_header(self, batch: Batch, header: spans.Header) -> None:
-        """Refuse a file whose process is not the one that its place says."""
+        """Refuse a file whose process does not match its path."""
         if header.run != batch.run:
             raise ValueError(f"the header has run {header.run}, not {batch.run}")
         name = batch.source.rpartition("/")[2]

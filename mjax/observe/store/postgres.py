@@ -1,7 +1,7 @@
-"""The store in PostgreSQL: for runs whose spans are read by many, or by other tools.
+"""The store in PostgreSQL: for runs with many readers, or with other tools as readers.
 
-Enters: a postgresql:// address. Leaves: a `Store`. Spans travel by COPY. A connection
-that breaks is made again by the next call.
+Enters: a postgresql:// address. Leaves: a `Store`. Spans are inserted with COPY. After
+a connection breaks, the next call reconnects.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from mjax.observe.store.batches import Mark
 
 _MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
 _SWEPT = ("spans", "metrics", "phase_totals")
-"""Tables of which old rows are deleted."""
+"""Tables from which old rows are deleted."""
 _CONNECT_S = 5
-"""Chosen: the ingester tries again anyway."""
+"""Chosen: the ingester retries anyway."""
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-"""Of COPY's text format (postgresql.org/docs/15/sql-copy.html)."""
+"""Escapes of COPY's text format (postgresql.org/docs/15/sql-copy.html)."""
 _UNNEST = (
     "insert into phase_totals select * from unnest(%s::int[], %s::int[], %s::text[], "
     "%s::text[], %s::text[], %s::bigint[], %s::bigint[]) on conflict (file_id, block, "
@@ -41,7 +41,7 @@ _UNNEST = (
 
 
 class _NumberLoader(Loader):
-    """Sums of bigint are numeric in PostgreSQL: read them as DuckDB's are read."""
+    """Sums of bigint are numeric in PostgreSQL: read them as integers, like DuckDB."""
 
     def load(self, data: Buffer) -> int | float:
         """Read a number."""
@@ -53,10 +53,10 @@ class PostgresStore:
     """A store in a database of PostgreSQL."""
 
     def __init__(self, address: str, *, to: int = VERSION) -> None:
-        """Connect, and make the tables if there are none.
+        """Connect, and create absent tables.
 
         Raises:
-          ValueError: the address is none, or the schema is of a newer mjax.
+          ValueError: the address is invalid, or the schema is from a newer mjax.
           StoreGoneError: the server does not answer.
         """
         try:
@@ -76,7 +76,7 @@ class PostgresStore:
             raise
 
     def marks(self) -> list[Mark]:
-        """Return how far each file is stored."""
+        """Return how much of each file is stored."""
         with self._transaction() as base:
             rows = base.execute(
                 f"select {', '.join(_MARK_FIELDS)} from files".encode()
@@ -84,7 +84,7 @@ class PostgresStore:
         return [Mark(**dict(zip(_MARK_FIELDS, row, strict=True))) for row in rows]
 
     def write(self, changes: Changes) -> None:
-        """Write all of it, or nothing; see `Store`."""
+        """Write all changes, or none; see `Store`."""
         try:
             with self._transaction() as base:
                 _write(base, changes)
@@ -111,15 +111,15 @@ class PostgresStore:
         raise AssertionError("unreachable")
 
     def delete(self, sql: str, values: Sequence[Any]) -> int:
-        """Delete rows; see `Store`. Writing goes on beside it."""
+        """Delete rows; see `Store`. Writes go on meanwhile."""
         return self._sweep(_statement(sql), values)
 
     def reclaim(self) -> None:
-        """Free the room of deleted rows; writing goes on beside it."""
+        """Free the space of deleted rows; writes go on meanwhile."""
         self._sweep(f"vacuum {', '.join(_SWEPT)}".encode())
 
     def compact(self) -> None:
-        """Write the large tables anew; see `Store`."""
+        """Rewrite the large tables; see `Store`."""
         try:
             for table in _SWEPT:
                 self._sweep(f"vacuum (full, analyze) {table}".encode())
@@ -132,7 +132,7 @@ class PostgresStore:
             raise
 
     def size(self) -> int:
-        """Return the bytes of the database."""
+        """Return the size of the database, in bytes."""
         return self.query("select pg_database_size(current_database())")[0][0]
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class PostgresStore:
                 connection.close()
 
     def _sweep(self, statement: bytes, values: Sequence[Any] = ()) -> int:
-        """Run a statement by itself; return the number of rows that it changed."""
+        """Run a single statement; return the number of rows that it changed."""
         try:
             if self._sweeper is None or self._sweeper.closed:
                 self._sweeper = self._connect(autocommit=True)
@@ -153,7 +153,7 @@ class PostgresStore:
 
     def _migrate(self, to: int) -> None:
         with self._transaction() as base:
-            # Two ingesters that start at once must not both make the tables.
+            # Two ingesters that start together must not both create the tables.
             base.execute("select pg_advisory_xact_lock(7245001)")
             migrate(
                 _version(base),
@@ -176,7 +176,7 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection]:
-        """Run a transaction; a server that is gone closes the connection."""
+        """Run a transaction; if the server is gone, close the connection."""
         if self._writer is None or self._writer.closed:
             self._writer = self._connect(autocommit=False)
         try:
@@ -189,7 +189,7 @@ class PostgresStore:
 
 
 def _statement(sql: str) -> bytes:
-    """Write a statement with psycopg's placeholders."""
+    """Convert a statement to psycopg's placeholders."""
     return sql.replace("%", "%%").replace("?", "%s").encode()
 
 
@@ -265,7 +265,7 @@ def _places(number: int) -> str:
 
 
 def _copy_text(table: pa.Table) -> bytes:
-    """Write rows as COPY's text format has them."""
+    """Write rows in COPY's text format."""
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
         values = column.to_pylist()

@@ -1,12 +1,12 @@
-"""Old rows of ended runs are deleted, a small batch at a time.
+"""Deletes old rows of ended runs, a small batch at a time.
 
-Enters: a store that an ingester feeds, and for how many days rows are kept. Leaves: the
-store without older ones. A run counts as ended if none of its processes has written a
-span for that long; only whole runs become old. Marks, processes and events stay: a file
-that is still on a host is known as stored, and is not sent again.
+Enters: a store that an ingester feeds, and for how many days to keep rows. Leaves: the
+store without older rows. A run counts as ended if none of its processes has written a
+span for that long; only whole runs expire. Marks, processes and events stay: a file
+that is still on a host counts as stored, and is not sent again.
 
-Batches follow the sums of the heat map: these say how many spans there are of each 50
-steps, and rows of the same steps lie together in both databases.
+Batches follow the sums of the heat map, which give the number of spans for each 50
+steps. Rows of the same steps lie together in both databases.
 """
 
 import dataclasses
@@ -19,27 +19,27 @@ from mjax.observe.store.base import Store, StoreGoneError
 
 _DAY_NS = 86_400 * 10**9
 _BATCH_ROWS = 50_000
-"""Deleted in one transaction, about. Chosen: that takes some 10 ms."""
+"""Approximate rows deleted in one transaction. Chosen: that takes some 10 ms."""
 _EVERY_S = 600.0
-"""Between two looks for old runs. Chosen: the limit is in days."""
+"""Time between two searches for old runs. Chosen: the limit is in days."""
 _BLOCK_STEPS = 50
-"""Of the table phase_totals, see schema/0002.sql."""
+"""Steps in a row of phase_totals, see schema/0002.sql."""
 _OF_RUN = "file_id in (select file_id from processes where run = ?)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:
-    """For how long rows of a run are kept after its last span."""
+    """How long rows of a run are kept after its last span."""
 
     days: float
     """Spans, and rows of metrics."""
     sums_days: float | None
-    """Sums of the heat map, at least `days`; None: for ever."""
+    """Sums of the heat map, at least `days`; None: kept for ever."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run:
-    """A run that is old."""
+    """An expired run."""
 
     name: str
     has_old_sums: bool
@@ -48,10 +48,10 @@ class _Run:
 
 
 class Sweeper:
-    """Deletes what is old, in a thread of its own."""
+    """Deletes expired rows, in its own thread."""
 
     def __init__(self, store: Store, keep: Keep, say: Callable[[str], None]) -> None:
-        """Start; the first look is at once."""
+        """Start; the first search is at once."""
         self._store, self._keep, self._say = store, keep, say
         self._done: set[_Run] = set()
         self._stop = threading.Event()
@@ -59,7 +59,7 @@ class Sweeper:
         self._thread.start()
 
     def close(self) -> None:
-        """End after the batch that is being deleted."""
+        """End after the current batch."""
         self._stop.set()
         self._thread.join()
 
@@ -75,7 +75,7 @@ class Sweeper:
         total, began_s = 0, time.monotonic()
         for num in batches(self._store, self._keep, time.time_ns(), self._done):
             total += num
-            # Whoever ingests gets as much time as the deletion takes.
+            # The ingester gets as much time as the deletion takes.
             if self._stop.wait(time.monotonic() - began_s):
                 break
             began_s = time.monotonic()
@@ -87,13 +87,13 @@ class Sweeper:
 def batches(
     store: Store, keep: Keep, now_ns: int, done: set[_Run] | None = None
 ) -> Generator[int]:
-    """Delete what is old, and yield the number of rows after each transaction.
+    """Delete expired rows, and yield the number of rows after each transaction.
 
     Args:
       store: an ingester may write to it meanwhile.
-      keep: what is not old.
+      keep: how long rows are kept.
       now_ns: since 1970.
-      done: runs of which nothing is left; this adds to them.
+      done: runs with nothing left to delete; this function adds to them.
     Raises:
       StoreGoneError: the database does not answer; what was deleted stays deleted.
     """

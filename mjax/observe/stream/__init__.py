@@ -1,5 +1,5 @@
-"""The way from a run's files to the store: collector, wire, NATS, quota, metrics.
+"""From a run's files to the store: collector, wire, NATS, quota, metrics.
 
-Enters: a work dir that grows. Leaves: batches at an ingester, which answers how far
+Enters: a work dir that grows. Leaves: batches at an ingester, which answers how much of
 each file is stored.
 """

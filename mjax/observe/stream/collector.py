@@ -1,8 +1,8 @@
-"""Ships the files of a run to a sink, again and again.
+"""Sends the files of a run to a sink, again and again.
 
-Enters: a work dir. Leaves: batches at a sink. Nothing is kept besides the files: the
-sink is asked at the start how far each one is stored, and says so with every answer.
-While the sink is gone the files wait where they are.
+Enters: a work dir. Leaves: batches at a sink. The collector keeps no state besides the
+files: at the start, and with every answer, the sink says how much of each file is
+stored. While the sink is gone the data stays in the files.
 """
 
 import time
@@ -25,12 +25,12 @@ from mjax.observe.stream.wire import MarksAnswer, MarksRequest
 
 _BATCHES = 256
 _BYTES = 8 * 10**6
-"""Sent together, at most about so many. Chosen: half a second of ingestion."""
+"""Approximate bytes sent together. Chosen: half a second of ingestion."""
 _SHARE = 8
-"""Batches of one file among them, at most."""
+"""Most batches of one file among them."""
 _ASK_S = 5.0
-"""How often a collector asks how far its files are stored. Chosen: it says on the same
-occasion how far behind it is, which is what Prometheus sees."""
+"""How often a collector asks how much of its files is stored. Chosen: the same request
+reports its backlog, which is what Prometheus shows."""
 
 
 class Collector:
@@ -47,16 +47,16 @@ class Collector:
         name: str = "",
         say: Callable[[str], None],
     ) -> None:
-        """Remember what to collect; files are looked for in each round.
+        """Set what to collect; each round looks for files.
 
         Args:
           work_dir: of the run.
           sink: takes batches.
           host: only spans of this host; None takes all that are there.
-          spans_dir: where the spans are if not in the work dir.
+          spans_dir: folder of the spans if they are not in the work dir.
           run: of metrics.jsonl and events.jsonl; None takes that of the spans.
           name: of this collector, for its backlog.
-          say: tells people.
+          say: prints a message.
         """
         self._work_dir, self._sink = work_dir, sink
         self._spans_dir = spans_dir
@@ -67,10 +67,10 @@ class Collector:
         self._asked_at = -_ASK_S
 
     def round(self) -> int:
-        """Send what is there; return the bytes that were sent.
+        """Send new data; return the number of bytes sent.
 
         Raises:
-          SinkGoneError: the sink does not take it; the next round goes on there.
+          SinkGoneError: the sink does not accept it; the next round continues there.
         """
         self._find()
         if self._tails and time.monotonic() - self._asked_at > _ASK_S:
@@ -89,7 +89,7 @@ class Collector:
         return sent
 
     def is_done(self) -> bool:
-        """Say whether all whole lines that are there now are in the store."""
+        """Say whether the store has all whole lines of this moment."""
         self._find()
         if self._sink.is_queue:
             self._ask([*self._tails.values()])
@@ -99,7 +99,7 @@ class Collector:
         )
 
     def refused(self) -> dict[str, str]:
-        """Return the files that are not sent, and why."""
+        """Return the files that are not sent, with reasons."""
         found = {t.source: t.refused for t in self._tails.values() if t.refused}
         return self._unreadable | found
 
@@ -154,7 +154,7 @@ class Collector:
             self._tails |= {tail.source: tail for tail in new}
 
     def _tail(self, source: str, path: Path, new: Sequence[Tail]) -> Tail | None:
-        """Begin with a file; None if it cannot be sent yet, or at all."""
+        """Start a file; None if it cannot be sent yet, or never can."""
         try:
             line = first_line(path)
         except OSError as error:
@@ -204,7 +204,7 @@ class Collector:
             self._say(reason)
 
     def _ask(self, tails: list[Tail]) -> None:
-        """Ask how far files are stored, and go there where the sink knows better."""
+        """Ask how much of each file is stored; move there if the sink knows better."""
         by_run: dict[str, list[Tail]] = {}
         for tail in tails:
             by_run.setdefault(tail.run, []).append(tail)
@@ -236,7 +236,7 @@ class Collector:
                 self._settle_mark(tail, mark)
 
     def _settle_mark(self, tail: Tail, mark: Mark | None) -> None:
-        """Go to the place up to which a file is stored."""
+        """Move to the position up to which a file is stored."""
         tail.is_checked = False
         if mark is None:
             tail.revision = tail.position = tail.lines = 0
@@ -249,7 +249,7 @@ class Collector:
             self._rewritten(tail)
 
     def _settle(self, outcome: Outcome) -> None:
-        """Go on where the sink says."""
+        """Continue where the sink says."""
         tail = self._tails.get(outcome.source)
         if tail is None or tail.run != outcome.run:
             return
@@ -266,7 +266,7 @@ class Collector:
             self._say(f"{tail.path} is not sent any more: {reason}")
 
     def _rewritten(self, tail: Tail) -> None:
-        """Begin with a file again that was rewritten; spans never are."""
+        """Start a rewritten file again; spans are never rewritten."""
         if tail.kind == "spans":
             self._refuse(
                 tail,
@@ -302,7 +302,7 @@ class Collector:
         return found
 
     def _read(self, tail: Tail) -> list[Batch]:
-        """Read a share of a file, from its start if it was rewritten."""
+        """Read a share of a file, from its start if it has been rewritten."""
         try:
             return read_batches(tail, _SHARE)
         except ChangedError:
@@ -311,7 +311,7 @@ class Collector:
 
 
 def _place(tail: Tail) -> tuple[str, int]:
-    """Return the process of a file of spans, as its name has it, and its generation."""
+    """Return the process and generation from the name of a file of spans."""
     name, _, generation = tail.source.removesuffix(".jsonl").rpartition("-")
     return name, int(generation) if generation.isdigit() else 0
 

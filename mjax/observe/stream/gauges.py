@@ -1,7 +1,7 @@
-"""What Prometheus sees of the runs in a store.
+"""The Prometheus gauges of the runs in a store.
 
-Enters: a store, what collectors said, and the time. Leaves: gauges in Prometheus' text
-format. `render` is pure; `read` asks the store, in a few statements over small tables.
+Enters: a store, reports of collectors, and the time. Leaves: gauges in Prometheus' text
+format. `render` is pure; `read` queries the store, in a few statements on small tables.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ class RankAge:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What the gauges show."""
+    """Values of the gauges."""
 
     latest: Mapping[str, Mapping[str, float]]
     """By run: numbers of its newest row."""
     ages: Sequence[RankAge] = ()
     behind: Mapping[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
-    """By collector: bytes not sent, and seconds since it said so."""
+    """By collector: unsent bytes, and seconds since its report."""
     bad_lines: int = 0
 
 
@@ -61,7 +61,7 @@ def read(
     for run, *values in rows:
         named = zip(_LATEST, values, strict=True)
         latest[run] = {name: float(v) for name, v in named if v is not None}
-    # A process that has ended says nothing any more, and that is no fault.
+    # A process that has ended is silent, which is not a fault.
     ages = store.query(
         "select n.run, n.host, n.rank, n.end_wall_ns from newest_spans n join runs r "
         "on n.run = r.run and n.generation = r.generation "

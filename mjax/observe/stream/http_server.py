@@ -1,16 +1,16 @@
-"""The ingester's HTTP side: batches, marks, metrics.
+"""The HTTP side of the ingester: batches, marks, metrics.
 
-Enters: requests on a port or a socket in the file system. Leaves: answers, for batches
-after the commit. `answer` knows nothing of sockets, so that a page can serve the same.
+Enters: requests on a port or a Unix socket. Leaves: answers, for batches after the
+commit. `answer` does not depend on sockets, so that a page can serve the same.
 
 | request | answer |
 |---|---|
-| POST /batches | what became of each batch |
-| POST /marks | how far files are stored |
+| POST /batches | the result of each batch |
+| POST /marks | how much of each file is stored |
 | GET /metrics | gauges for Prometheus |
 
-On a port every request needs `Authorization: Bearer TOKEN`; a socket in the file system
-has mode 0600 instead.
+On a port every request needs `Authorization: Bearer TOKEN`; a Unix socket has mode 0600
+instead.
 """
 
 import concurrent.futures
@@ -30,15 +30,15 @@ from mjax.observe.store.ingester import Ingester
 from mjax.observe.stream import wire
 
 _MAX_REQUEST = 64 * 2**20
-"""Bytes of a request, at most. Chosen: 64 batches have 58 MB before compression."""
+"""Most bytes of a request. Chosen: 64 batches have 58 MB before compression."""
 _COMMIT_S = 60
 _IDLE_S = 300
-"""A connection that says nothing for so long is closed; collectors connect again."""
+"""A connection that is silent for so long is closed; collectors reconnect."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Of an HTTP request."""
+    """An answer to an HTTP request."""
 
     status: int
     body: bytes
@@ -91,9 +91,9 @@ class Server:
           ingester: takes batches.
           metrics: renders the gauges.
           listen: HOST:PORT, port 0 for a free one, or unix:PATH.
-          token: that requests must have; empty only for a socket in the file system.
+          token: that requests must have; empty only for a Unix socket.
         Raises:
-          ValueError: the address is none, or in use.
+          ValueError: the address is invalid, or in use.
         """
         handler = type("Handler", (_Handler,), {"token": token})
         handler.respond = staticmethod(
@@ -140,7 +140,7 @@ class _UnixServer(socketserver.ThreadingUnixStreamServer):
 
 
 def _unix_server(path: str, handler: Any) -> _UnixServer:
-    """Listen on a socket; one that a killed process left is replaced."""
+    """Listen on a Unix socket; one that a killed process left is replaced."""
     if len(path.encode()) > 107:  # sun_path of Linux, unix(7)
         raise ValueError(
             f"--listen unix:{path} is too long, a socket's path has at most 107 bytes; "
@@ -188,11 +188,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(body)
 
     def address_string(self) -> str:
-        """Name the other side, which has no address on a socket."""
+        """Return the client's address; a Unix socket has none."""
         return "local"
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Say nothing: collectors ask every second."""
+        """Log nothing: collectors ask every second."""
 
     def _answer(self, body: bytes) -> None:
         given = self.headers.get("Authorization", "")
@@ -224,7 +224,7 @@ def _marks(ingester: Ingester, body: bytes) -> Answer:
 def marks_answer(
     ingester: Ingester, request: wire.MarksRequest, pending: int
 ) -> wire.MarksAnswer:
-    """Answer a collector; `pending` messages waited before the question."""
+    """Answer a collector; `pending` messages were queued before the question."""
     if request.collector:
         ingester.note_behind(request.collector, request.behind_bytes)
     return wire.MarksAnswer(

@@ -1,4 +1,4 @@
-"""Batches to an ingester over HTTP, on a port or a socket in the file system.
+"""Batches to an ingester over HTTP, on a port or a Unix socket.
 
 Enters: batches. Leaves: the ingester's answer, which comes after the commit.
 """
@@ -14,16 +14,16 @@ from mjax.observe.stream import wire
 from mjax.observe.stream.sinks import SinkGoneError
 
 _TIMEOUT_S = 90
-"""Chosen: more than the ingester itself waits for a commit."""
+"""Chosen: longer than the ingester itself waits for a commit."""
 
 
 class HttpSink:
-    """An ingester that answers over HTTP. It is asked by one thread."""
+    """An ingester that answers over HTTP; for use by one thread."""
 
     is_queue = False
 
     def __init__(self, address: str, token: str) -> None:
-        """Remember the address; connections are made when needed.
+        """Set the address; connections are made when needed.
 
         Raises:
           ValueError: the address has no host or port.
@@ -33,7 +33,7 @@ class HttpSink:
         self._connection = _connection(address)
 
     def marks(self, request: wire.MarksRequest) -> wire.MarksAnswer:
-        """Ask how far files are stored; raises SinkGoneError."""
+        """Ask how much of the files is stored; raises SinkGoneError."""
         return self._post("/marks", wire.encode(request), wire.MarksAnswer)
 
     def send(self, batches: Sequence[Batch], again: int) -> list[Outcome]:
@@ -69,7 +69,7 @@ class HttpSink:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a socket in the file system."""
+    """HTTP over a Unix socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=_TIMEOUT_S)

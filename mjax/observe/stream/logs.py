@@ -1,18 +1,18 @@
-"""Logs of a run on this host, for the quota: what is there, and what nobody writes.
+"""Logs of a run on this host, for the quota: all logs, and those that nobody writes.
 
 Enters: a work dir. Leaves: a `Spool` for each log. No store has logs, so they are only
-deleted if that is asked for.
+deleted on request.
 
-What nobody writes:
+Nobody writes these logs:
 
 - `launch/generation-N/`: `rank-R.log`, `stacks-R.txt` and `coordinator.log`, if a later
-  generation has begun or the launch has ended; `rank-R.log.1`, which the launcher has
-  put aside when a log was too long, always.
+  generation has begun or the launch has ended; always `rank-R.log.1`, which the
+  launcher rotated when a log was too long.
 - `stacks/HOST-RANK-GENERATION.txt`, if the run has been started again since; GENERATION
   counts the starts, also those without a launch.
 - `profile/GENERATION/step-N/HOST-RANK/`: likewise, or once its last file is there.
 
-In any case only if it was not written for a minute. The logs of agents are not touched.
+All of these only if they were not written for a minute. Logs of agents are not touched.
 """
 
 import os
@@ -26,12 +26,12 @@ from mjax.observe.stream.quota import Spool
 from mjax.observe.windows import folders
 
 _QUIET_S = 60.0
-"""Chosen: an agent looks at the log of a rank that has ended for some seconds."""
+"""Chosen: an agent reads the log of an ended rank for some seconds."""
 _NAME = re.compile(
     r"(?:coordinator\.log|(?:rank-(?P<rank>\d+)\.log(?P<aside>\.\w+)??|"
     r"stacks-(?P<of>\d+)\.txt))(?P<gz>\.gz)?"
 )
-"""Of logs in the folder of a generation; `mjax.launch.ranks` names them."""
+"""Names of logs in the folder of a generation, from `mjax.launch.ranks`."""
 _FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 RankLog = tuple[int, int]
 """Generation, as the launch counts, and rank."""
@@ -65,7 +65,7 @@ def find(
         try:
             size, modified_s = _measure(path)
         except OSError:
-            continue  # it has just been deleted
+            continue  # it was just deleted
         spools.append(
             Spool(
                 path=path,
@@ -88,7 +88,7 @@ def written_here() -> set[tuple[int, int]]:
             info = (link.parent.parent / "fdinfo" / link.name).read_text()
         except OSError:
             continue  # the process has ended, or is of another user
-        flags = _FLAGS.search(info)  # proc(5): octal, as open(2) took them
+        flags = _FLAGS.search(info)  # proc(5): octal, as given to open(2)
         mode = int(flags[1], 8) & os.O_ACCMODE if flags else os.O_RDWR
         if stat.S_ISREG(status.st_mode) and mode != os.O_RDONLY:
             found.add((status.st_dev, status.st_ino))
@@ -96,12 +96,12 @@ def written_here() -> set[tuple[int, int]]:
 
 
 def is_among(path: Path, files: Collection[tuple[int, int]]) -> bool:
-    """Say whether a file, or one in a folder, is among these."""
+    """Say whether a file, or a file in a folder, is among these."""
     inside = [path, *path.rglob("*")] if path.is_dir() else [path]
     try:
         return any((f.stat().st_dev, f.stat().st_ino) in files for f in inside)
     except OSError:
-        return True  # somebody is at it
+        return True  # another process is changing it
 
 
 def _of_launch(
@@ -150,7 +150,7 @@ def _of_starts(work_dir: Path, host: str | None) -> Iterator[tuple[Path, bool]]:
 
 
 def _measure(path: Path) -> tuple[int, float]:
-    """Return the bytes of a file or folder, and when it was written last."""
+    """Return the bytes of a file or folder, and the time of its last write."""
     if not path.is_dir():
         status = path.stat()
         return status.st_size, status.st_mtime

@@ -1,8 +1,8 @@
 """Batches to NATS JetStream, from which an ingester takes them.
 
-Enters: batches. Leaves: messages in a stream on disk. A message is deleted when the
-ingester has committed it. Taken means queued: what is stored the ingester says when it
-is asked, over the same server.
+Enters: batches. Leaves: messages in a stream on disk. The ingester deletes a message
+after its commit. Accepted means queued: the ingester reports what is stored when it is
+asked, over the same server.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ STREAM = "MJAX_OBSERVE"
 BATCHES = "mjax.observe.batches"
 MARKS = "mjax.observe.marks"
 QUEUE_BYTES = 2 * 2**30
-"""Of the stream, at most. Chosen: some hundred million spans, compressed. Beyond it
-collectors wait, and files stay."""
+"""Most bytes of the stream. Chosen: some hundred million spans, compressed. If it is
+full, collectors wait, and files stay."""
 _DUPLICATES_S = 600.0
-"""How long the server remembers the ids of messages. Chosen: longer than a collector
-needs to start again; the store recognises what comes later."""
+"""How long the server remembers message ids. Chosen: longer than a collector needs to
+restart; the store recognises later duplicates."""
 _TIMEOUT_S = 10
 
 
 class NatsSink:
-    """A stream of NATS JetStream. It is asked by one thread."""
+    """A stream of NATS JetStream; for use by one thread."""
 
     is_queue = True
 
@@ -56,7 +56,7 @@ class NatsSink:
         self._thread.start()
 
     def marks(self, request: wire.MarksRequest) -> wire.MarksAnswer:
-        """Ask the ingester how far files are stored; raises SinkGoneError."""
+        """Ask the ingester how much of the files is stored; raises SinkGoneError."""
         data = self._wait(self._request(wire.encode(request)))
         try:
             return wire.decode(data, wire.MarksAnswer)
@@ -66,7 +66,7 @@ class NatsSink:
             ) from error
 
     def send(self, batches: Sequence[Batch], again: int) -> list[Outcome]:
-        """Queue batches; raises SinkGoneError if any of them is not taken."""
+        """Queue batches; raises SinkGoneError if any of them is refused."""
         self._wait(self._publish(batches, again))
         return [_queued(batch) for batch in batches]
 
@@ -120,7 +120,7 @@ class NatsSink:
 
 
 async def connect(address: str) -> Any:
-    """Connect; the client connects again by itself when the server was gone."""
+    """Connect; the client reconnects by itself after the server was gone."""
     return await nats.connect(
         address,
         connect_timeout=5,
@@ -132,7 +132,7 @@ async def connect(address: str) -> Any:
 
 
 async def ensure_stream(client: Any) -> None:
-    """Make the stream if it is not there."""
+    """Create the stream if it is absent."""
     stream = client.jetstream(timeout=_TIMEOUT_S)
     try:
         await stream.stream_info(STREAM)
@@ -151,11 +151,11 @@ async def ensure_stream(client: Any) -> None:
 
 
 async def _ignore(error: Exception) -> None:
-    """Errors come back from the calls that meet them."""
+    """Ignore the error: the failing call raises it."""
 
 
 def _groups(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Put batches into messages that the server takes."""
+    """Put batches into messages that the server accepts."""
     group: list[Batch] = []
     size = 0
     for batch in batches:

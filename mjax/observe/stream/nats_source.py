@@ -1,7 +1,7 @@
 """Batches from NATS JetStream into an ingester.
 
 Enters: messages of the stream. Leaves: batches at the ingester, and acknowledgements
-after the commit. Answers collectors that ask how far their files are stored.
+after the commit. It also answers collectors that ask how much of their files is stored.
 """
 
 import asyncio
@@ -27,25 +27,25 @@ from mjax.observe.stream.nats_sink import (
 
 _CONSUMER = "mjax-ingest"
 _FETCH = 32
-"""Messages at a time. Chosen: half of what the ingester puts into a transaction."""
+"""Messages in one fetch. Chosen: half of a transaction of the ingester."""
 _ACK_WAIT_S = 5.0
-"""After which a message comes again: an ingester was killed. Chosen: a message that
-comes again although it is being committed does no harm."""
+"""A message is delivered again after this time: an ingester was killed. Chosen: a
+repeated message does no harm while it is being committed."""
 _RETRY_S = 0.5
 _GAP_S = 0.5
 _TRIES = 16
-"""Deliveries of a message whose bytes do not follow on what is stored. Chosen: together
-longer than _ACK_WAIT_S, after which those before it come, or are lost. Its collector
-then sends all of it again."""
+"""Deliveries of a message that would leave a gap after the stored bytes. Chosen:
+together longer than _ACK_WAIT_S, after which the missing messages arrive, or are lost.
+The collector then sends them all again."""
 
 
 class NatsSource:
-    """Feeds an ingester from a server until `close`, in a thread of its own."""
+    """Feeds an ingester from a server until `close`, in its own thread."""
 
     def __init__(
         self, address: str, ingester: Ingester, say: Callable[[str], None]
     ) -> None:
-        """Start; a server that does not answer is tried again."""
+        """Start; if a server does not answer, connecting is retried."""
         self._address, self._ingester, self._say = address, ingester, say
         self._loop = asyncio.new_event_loop()
         self._consumer: Any = None
@@ -54,7 +54,7 @@ class NatsSource:
         self._task: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """Stop after what is being committed."""
+        """Stop after the current commit."""
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join()
@@ -69,7 +69,7 @@ class NatsSource:
         self._loop.close()
 
     async def _work(self) -> None:
-        """Connect, feed, and begin anew after an error of the server."""
+        """Connect and feed; start again after an error of the server."""
         said = ""
         while True:
             client: Any = None
@@ -104,13 +104,13 @@ class NatsSource:
             try:
                 messages = await self._consumer.fetch(_FETCH, timeout=5)
             except (TimeoutError, nats.errors.TimeoutError):
-                # Nothing came, or the server was started again: the answer says which.
+                # No messages, or the server restarted: the answer says which.
                 await self._consumer.consumer_info()
                 continue
             await self._settle(messages)
 
     async def _settle(self, messages: list[Any]) -> None:
-        """Commit messages in their order, and acknowledge them."""
+        """Commit messages in order, and acknowledge them."""
         found = []
         for message in messages:
             try:
@@ -140,7 +140,7 @@ class NatsSource:
                 await message.term()
 
     async def _answer(self, message: Any) -> None:
-        """Tell a collector how far its files are stored."""
+        """Tell a collector how much of its files is stored."""
         try:
             request = wire.decode(message.data, wire.MarksRequest)
             info = await self._consumer.consumer_info()

@@ -1,8 +1,8 @@
-"""Room on the host: the oldest files are compressed, then deleted.
+"""Quota on the host: the oldest files are compressed, then deleted.
 
-Enters: files of spans or logs of a host, what may be done with each, and a quota.
-Leaves: what to do, as a list (pure), and its execution. A file that a process may still
-write is never touched. What no store has is deleted only if that is asked for.
+Enters: files of spans or logs of a host, what is allowed for each, and a quota. Leaves:
+a list of actions (pure), and their execution. A file that a process may still write is
+never touched. Files that no store has are deleted only on request.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from typing import Literal
 from mjax.observe import gzipped
 
 _RATIO = 5
-"""By how much compression is expected to shrink a file, to plan with. Files of spans of
-the demo shrink by 7; the next round counts what came out."""
+"""Expected compression ratio, for planning. Files of spans of the demo shrink by 7; the
+next round counts the actual size."""
 
 _DELETED = ".deleted"
-"""Below profile/: a window that is being deleted."""
+"""Folder below profile/ for a window that is being deleted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,15 +30,15 @@ class Spool:
     disk_bytes: int
     modified_s: float
     is_closed: bool
-    """Its process has ended, or a later one has taken its place."""
+    """Its process has ended, or a later one has replaced it."""
     is_stored: bool
     """All its whole lines are in the store."""
     is_log: bool = False
-    """A file that is compressed although no store has it."""
+    """It may be compressed although no store has it."""
 
     @property
     def small_bytes(self) -> int:
-        """Bytes once it is compressed, if it may be."""
+        """Bytes after compression, if compression is allowed."""
         may = self.is_closed and (self.is_stored or self.is_log)
         if may and gzipped.can_compress(self.path, self.disk_bytes):
             return self.disk_bytes // _RATIO
@@ -47,26 +47,26 @@ class Spool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Action:
-    """What to do with a file."""
+    """An action on a file."""
 
     path: Path
     kind: Literal["compress", "delete", "drop"]
-    """`drop` deletes what is not stored."""
+    """`drop` deletes a file that is not stored."""
 
 
 def plan(
     files: Sequence[Spool], quota_bytes: int, *, drop_unstored: bool = False
 ) -> tuple[list[Action], int]:
-    """Choose what brings the files below a quota.
+    """Choose actions that bring the files below a quota.
 
     Args:
       files: all files of the host.
       quota_bytes: of all together.
       drop_unstored: also delete closed files that are not stored.
     Returns:
-      actions: in order. The oldest are deleted, as many as needed if all others were
-        compressed; then of those the oldest are compressed, as many as needed.
-      excess: bytes above the quota that remain.
+      actions: in order. First the oldest files are deleted: as many as needed if all
+        others were compressed. Then the oldest remaining files are compressed, as many
+        as needed.
     """
     oldest = sorted(files, key=lambda file: (file.modified_s, file.path))
     stored = [file for file in oldest if file.is_closed and file.is_stored]
@@ -91,10 +91,10 @@ def plan(
 
 
 def carry_out(action: Action) -> None:
-    """Compress or delete a file; killed at any moment, its lines are in one file.
+    """Compress or delete a file; if killed, its lines stay in at least one file.
 
     Raises:
-      OSError: no room to compress, or the file is gone.
+      OSError: there is no space to compress, or the file is gone.
     """
     if action.kind == "compress":
         gzipped.compress(put_aside(action.path))
@@ -105,10 +105,10 @@ def carry_out(action: Action) -> None:
 
 
 def put_aside(path: Path) -> Path:
-    """Give a log that the launcher rotated a name that the next one does not take.
+    """Rename a log that the launcher rotated, so that the next one does not replace it.
 
     Raises:
-      OSError: it is gone, or was written to in the meantime.
+      OSError: it is gone, or was written in the meantime.
     """
     if not path.name.endswith(".log.1"):
         return path
@@ -124,7 +124,7 @@ def put_aside(path: Path) -> Path:
 
 
 def _delete_window(path: Path) -> None:
-    """Delete a folder in one step; the next call deletes what a killed one has left."""
+    """Delete a folder in one step; the next call deletes the rest of a killed one."""
     step, generation = path.parent, path.parent.parent
     aside = generation.parent / _DELETED
     if aside.exists():

@@ -1,7 +1,7 @@
-"""The ingester as one thing to start and stop: store, HTTP, NATS.
+"""The ingester as one unit to start and stop: store, HTTP, NATS.
 
 Enters: addresses. Leaves: an open store that is fed. `python -m mjax.observe ingest`
-runs it alone, `serve` beside its page.
+runs only the ingester; `serve` runs it beside its page.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from mjax.observe.stream import gauges
 from mjax.observe.stream.http_server import Server
 
 FOLDER = "observe"
-"""In the work dir: the database, the socket, the token."""
+"""Folder in the work dir for the database, the socket and the token."""
 
 
 class Stop:
-    """Whether a signal has asked for the end; for the main thread.
+    """Whether a signal has asked for the end; for use by the main thread.
 
-    A handler may run while the main thread is in the middle of `wait`. To set a
-    `threading.Event` there waits for a lock that the main thread holds; to put into a
+    A handler may run while the main thread is inside `wait`. Setting a
+    `threading.Event` there waits for a lock that the main thread holds; putting into a
     SimpleQueue does not.
     """
 
@@ -55,7 +55,7 @@ class Stop:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[Stop]:
-    """Give what SIGTERM and Ctrl-C set."""
+    """Yield a flag that SIGTERM and Ctrl-C set."""
     stop = Stop()
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, stop.note) for number in numbers]
@@ -67,7 +67,7 @@ def stopped_by_signals() -> Iterator[Stop]:
 
 
 class IngestService:
-    """Owns a store, and writes what arrives, until `close`."""
+    """Owns a store, and writes incoming batches, until `close`."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class IngestService:
           nats: nats://HOST:PORT to take batches from as well.
           threads: of DuckDB.
           keep: how long rows are kept; None: for ever.
-          compact: give the room of deleted rows back to the disk first.
-          say: tells people.
+          compact: return the space of deleted rows to the disk first.
+          say: prints a message.
         Raises:
           ValueError: an address cannot be used.
           StoreGoneError: the database does not answer.
@@ -116,12 +116,12 @@ class IngestService:
         self.address = self._server.address
 
     def metrics(self) -> bytes:
-        """Render the gauges of now."""
+        """Render the current gauges."""
         behind = self.ingester.behind()
         return gauges.render(gauges.read(self.store, behind, time.time_ns()))
 
     def close(self) -> None:
-        """Commit what has arrived, and release everything."""
+        """Commit what has arrived, and release all resources."""
         if self._sweeper is not None:
             self._sweeper.close()
         if self._source is not None:
@@ -142,10 +142,10 @@ class IngestService:
 
 
 def make_token(path: Path) -> str:
-    """Return the token in a file; make the file, for its owner alone, if it is absent.
+    """Return the token in a file; create an absent file, readable by its owner only.
 
     Raises:
-      ValueError: it cannot be made or read, or others may read it.
+      ValueError: it cannot be created or read, or others may read it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Where a collector sends batches.
+"""The sinks to which a collector sends batches.
 
 Enters: an address. Leaves: a `Sink`. An error of the sink is a SinkGoneError: the
-collector keeps its place and tries again.
+collector keeps its position and retries.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from mjax.observe.stream.wire import MarksAnswer, MarksRequest
 
 
 class SinkGoneError(RuntimeError):
-    """The sink does not answer, or is full; it may take the batches later."""
+    """The sink does not answer, or is full; it may accept the batches later."""
 
 
 @runtime_checkable
@@ -21,10 +21,10 @@ class Sink(Protocol):
     """Takes batches."""
 
     is_queue: bool
-    """Whether taken means queued: stored is then what `marks` says, later."""
+    """Whether accepted means queued: `marks` says later what is stored."""
 
     def marks(self, request: MarksRequest) -> MarksAnswer:
-        """Ask how far files are stored; raises SinkGoneError."""
+        """Ask how much of the files is stored; raises SinkGoneError."""
         ...
 
     def send(self, batches: Sequence[Batch], again: int) -> list[Outcome]:
@@ -32,8 +32,8 @@ class Sink(Protocol):
 
         Args:
           batches: those of one file in the order of the file.
-          again: another number each time that the collector goes back in its files; a
-            queue takes bytes that it has seen before only under another number.
+          again: a new number each time the collector goes back in its files; a queue
+            accepts repeated bytes only under a new number.
         """
         ...
 
@@ -70,7 +70,7 @@ def open_sink(address: str, token_path: Path | None) -> Sink:
 
 
 def read_token(path: Path | None) -> str:
-    """Read a token; without a path there is none.
+    """Read a token; without a path return none.
 
     Raises:
       ValueError: the file cannot be read, or is empty.

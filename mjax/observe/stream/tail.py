@@ -1,8 +1,8 @@
-"""Files that grow, cut into batches.
+"""Growing files, cut into batches.
 
-Enters: a file of a run and the place up to which it was sent. Leaves: whole lines from
-there on. A line without an end is left for later: its writer is at it, or was killed.
-Compressed files are read like others; places count their bytes before compression.
+Enters: a file of a run and the position up to which it was sent. Leaves: whole lines
+after it. A line without an end is left for later: it is being written, or its writer
+was killed. Compressed files are read too; positions count bytes before compression.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ _READ_BYTES = 4 * MAX_BYTES
 
 
 class ChangedError(ValueError):
-    """A file does not hold any more what was sent of it."""
+    """A file no longer contains what was sent of it."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Tail:
-    """A file and the place up to which it was sent."""
+    """A file and the position up to which it was sent."""
 
     path: Path
     source: str
@@ -57,7 +57,7 @@ class Tail:
     """Generation of the launch, and rank."""
 
     def move(self, to: Outcome) -> None:
-        """Go to the place up to which a sink has the file."""
+        """Move to the position up to which a sink has the file."""
         expected = self.revision == to.revision and self.position <= to.at_byte
         self.is_checked = self.is_checked and expected
         self.revision, self.position = to.revision, to.at_byte
@@ -67,9 +67,9 @@ class Tail:
 def discover(
     work_dir: Path, host: str | None, spans_dir: Path | None = None
 ) -> dict[str, Path]:
-    """Return the files of a run by source; of a host if one is named.
+    """Return the files of a run by source; if a host is given, only its files.
 
-    A file that is being compressed is there twice: the plain one counts.
+    A file that is being compressed exists twice: the plain one counts.
     """
     found: dict[str, Path] = {}
     folder = spans_dir or work_dir / spans.FOLDER
@@ -90,14 +90,14 @@ def first_line(path: Path) -> bytes | None:
 
 
 def read_batches(tail: Tail, most: int) -> list[Batch]:
-    """Read what follows the place of a file, whole lines only.
+    """Read what follows the position of a file, whole lines only.
 
     Args:
-      tail: of the file; it stays where it is.
-      most: batches, at most.
+      tail: of the file; it does not move.
+      most: largest number of batches.
     Raises:
       OSError: the file is gone, or cannot be read.
-      ChangedError: what was sent is not in the file any more.
+      ChangedError: the file no longer contains what was sent.
     """
     with gzipped.opened(tail.path) as file:
         inode = os.fstat(file.fileno()).st_ino
@@ -128,7 +128,7 @@ def read_batches(tail: Tail, most: int) -> list[Batch]:
 
 
 def has_whole_lines(tail: Tail) -> bool:
-    """Say whether there is something to send."""
+    """Say whether there is data to send."""
     return bool(read_batches(tail, 1))
 
 
@@ -168,7 +168,7 @@ def _batch(tail: Tail, data: bytes, start: int, number: int) -> Batch:
 
 
 def _skipped(tail: Tail, start: int, size: int, number: int) -> Batch:
-    """Stand for a line that is too long to be sent."""
+    """Replace a line that is too long to send."""
     return Batch(
         run=tail.run,
         source=tail.source,
@@ -195,7 +195,7 @@ def _size_of_line(file: io.BufferedIOBase, size: int) -> int | None:
 
 
 def _check(tail: Tail, file: io.BufferedIOBase) -> None:
-    """Compare what was sent with what is there."""
+    """Compare the sent data with the file."""
     line = file.readline(MAX_BYTES)
     begins_alike = line.endswith(b"\n") and digest(line[:-1]) == tail.identity
     if begins_alike and (tail.position == 0 or not tail.tail):

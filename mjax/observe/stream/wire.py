@@ -1,11 +1,10 @@
 """Batches and answers as bytes.
 
 Enters: batches, outcomes, marks. Leaves: compressed bytes for a request or a message,
-and back. Whatever arrives may be anything: it is checked against its type, its size and
-its checksum.
+and back. Incoming data is not trusted: its type, its size and its checksum are checked.
 
-A body is the compressed sequence of frames. A frame is the length of a header, the
-header (JSON), and as many bytes of lines as the header says.
+A body is a compressed sequence of frames. A frame is the length of a header, the header
+(JSON), and as many bytes of lines as the header says.
 """
 
 import dataclasses
@@ -22,38 +21,39 @@ from mjax.observe.store.batches import Batch, Mark, Outcome
 VERSION = 1
 _LENGTH = struct.Struct(">I")
 _LEVEL = 1
-"""Of gzip. Chosen: a seventh of the bytes; 6 costs 5 times as long for a tenth."""
+"""Level of gzip. Chosen: a seventh of the bytes; level 6 takes 5 times as long for a
+tenth less."""
 _MAX_BODY = 256 * 2**20
-"""Bytes of a body, decompressed, at most. Chosen: far beyond any honest one."""
+"""Most bytes of a body, decompressed. Chosen: far above any valid body."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarksRequest:
-    """Ask how far files are stored."""
+    """A request for how much of the files is stored."""
 
     run: str
     sources: Sequence[str]
     collector: str = ""
-    """Who asks: its host and work dir."""
+    """Name of the sender: its host and work dir."""
     behind_bytes: int = 0
-    """Bytes of its files that it has not sent."""
+    """Bytes of its files that are not sent."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarksAnswer:
-    """How far they are; files of which nothing is stored are absent."""
+    """How much of them is stored; files without stored bytes are absent."""
 
     marks: Sequence[Mark]
     pending: int = 0
-    """Messages that wait in the queue. Read before the marks: if it is 0, all that was
-    queued before the question is in the marks."""
+    """Messages in the queue. Read before the marks: if it is 0, the marks include all
+    messages that were queued before the question."""
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Files whose bytes the ingester will not take, and why."""
+    """Files whose bytes the ingester refuses, and why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SendAnswer:
-    """What became of batches, in their order."""
+    """Results of batches, in their order."""
 
     outcomes: Sequence[Outcome]
 
@@ -95,7 +95,7 @@ def decode(data: bytes, kind: Any) -> Any:
     """Read a request or an answer.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is not one.
     """
     try:
         return msgspec.json.decode(data, type=kind)
@@ -146,7 +146,7 @@ def _header(data: memoryview) -> Any:
 
 
 def _batch(header: Any, lines: bytes) -> Batch:
-    """Make a batch; refuse one that contradicts itself."""
+    """Make a batch; refuse inconsistent headers."""
     fields = {field.name: getattr(header, field.name) for field in _HEADER_FIELDS}
     batch = Batch(**fields, data=lines)
     size = batch.end - batch.start

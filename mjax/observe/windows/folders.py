@@ -1,10 +1,10 @@
-"""The windows of a run on the disk: where they lie, and what lies beside them.
+"""The windows of a run on disk: their folders and files.
 
 A window is one step on one process:
 `<work dir>/profile/<generation>/step-<n>/<host>-<rank>/` holds what the profiler wrote
 (`plugins/profile/...`, which TensorBoard reads), `places.json` (`windows.places`), and
-`window.json`, which is written last: a folder without it is of a window that did not
-end.
+`window.json`, which is written last: a folder without it belongs to a window that did
+not end.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Window:
     rank: int
     generation: int
     step: int
-    """That was taken: steps before it, plus 1."""
+    """Number of the recorded step: steps taken before it, plus 1."""
     wall_ns: int
     """Read together with `monotonic_ns`."""
     monotonic_ns: int

@@ -1,11 +1,12 @@
 """Which layer, tick and microbatch an event belongs to.
 
 Enters: events of a window and the table of places of the step. Leaves: each event with
-its place, and the numbers of the turns in which it ran.
+its place, and the indices of the loop iterations in which it ran.
 
-An instruction of a loop has one event for each turn. The turns of a loop on one device
-begin where the first of its instructions that run in every turn begins for the k-th
-time; what runs in some turns only, behind a choice, is placed between these times.
+An instruction of a loop has one event for each iteration. On one device, iteration k of
+a loop begins with the earliest k-th event of the instructions that run in every
+iteration. Instructions inside a conditional run in some iterations only; they are
+placed between these times.
 """
 
 import collections
@@ -20,7 +21,7 @@ from mjax.observe.windows.trace import Event
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placed:
-    """An event, and where it belongs."""
+    """An event and its place."""
 
     event: Event
     phase: str
@@ -29,13 +30,14 @@ class Placed:
     """One of `places.ROLES`."""
     is_recomputed: bool
     layer: int | None
-    """In whose turn it ran; None: in none, or XLA has taken the loop apart."""
+    """Layer of the iteration in which it ran; None: it ran in none, or XLA has unrolled
+    the loop."""
     tick: int | None
     microbatch: int | None
     is_slot: bool
     """Work of a slot of a pipeline."""
     is_chosen: bool
-    """A condition decided that it runs, as it does for slots that may be skipped."""
+    """A conditional decided that it runs, as for slots that may be skipped."""
 
 
 def place_events(
@@ -46,10 +48,10 @@ def place_events(
     Args:
       events: of one window, in the order of their starts.
       tables: of the modules that may have run.
-      is_gpu: events of loops and calls are copies that decide them, and count; on a
-        CPU they are wrappers around the events inside, and are left out.
+      is_gpu: on a GPU, events of loops and calls are copies that decide them, and
+        count; on a CPU they are wrappers around the events inside, and are left out.
     Returns:
-      All events but those wrappers; one of no table has the phase `unknown`.
+      All events except those wrappers; an event in no table has the phase `unknown`.
     """
     of_module = {table.module: table for table in tables}
     found: list[Placed] = []
@@ -111,7 +113,7 @@ def _nowhere(event: Event) -> Placed:
 
 
 def _turns(events: Sequence[Event], table: Table) -> dict[str, np.ndarray]:
-    """Find when the turns of each loop began, all of them in the window."""
+    """Find when the iterations of each loop began, all of them in the window."""
     starts: dict[str, dict[str, list[float]]] = {key: {} for key in table.loops}
     for event in events:
         place = table.ops.get(event.name)
@@ -121,7 +123,7 @@ def _turns(events: Sequence[Event], table: Table) -> dict[str, np.ndarray]:
     found = {}
     for key, times in starts.items():
         if times:
-            # Most instructions agree on how often the loop turned.
+            # Most instructions agree on the number of iterations.
             counts = collections.Counter(map(len, times.values()))
             [(num, _)] = counts.most_common(1)
             rows = [row for row in times.values() if len(row) == num]
@@ -143,7 +145,7 @@ def _units(
       place: of its instruction.
       number: events of the instruction before it.
       table: of its module.
-      turns: beginnings of the turns of each loop on this device.
+      turns: beginnings of the iterations of each loop on this device.
     """
     units = {**place.singles}
     for depth, key in enumerate(place.loops):

@@ -2,12 +2,13 @@
 
 Enters: the text of a compiled step (`plan.hlo`) and the sizes of its mesh. Leaves: a
 table from the names of instructions, which a profiler's window uses, to places; and its
-JSON, so that whoever reads the window need not compile the step again.
+JSON, so that reading a window needs no compilation of the step.
 
-The phase is the scope that the step was traced in (`mjax.scopes`). What XLA has added
-without a name belongs where its result is used, or else where its operands are made, or
-where the computation is called that holds it. The role of a collective follows from its
-groups; one that is among a single device moves nothing and counts as compute.
+The phase is the scope in which the step was traced (`mjax.scopes`). An instruction that
+XLA added without a name takes the scopes of the users of its result; if they have none,
+those of its operands; if they have none, those of the call of its computation. The role
+of a collective follows from its groups. A collective in groups of one device moves
+nothing and counts as compute.
 """
 
 import collections
@@ -39,21 +40,21 @@ class Place:
     phase: Phase | Literal["unknown"]
     role: Role
     is_recomputed: bool
-    """Computed again in the backward pass, part of this."""
+    """Computed again in the backward pass, a part of which it is."""
     is_slot: bool
     """Work of a slot of a pipeline."""
     is_container: bool
-    """A loop, a call or a choice: what is inside has events of its own."""
+    """A loop, a call or a conditional: instructions inside have their own events."""
     singles: dict[str, int]
-    """Numbers that its scopes give: layers, ticks, microbatches."""
+    """Indices that its scopes give: layers, ticks, microbatches."""
     place: int
     """In the repeating pattern of layers."""
     loops: tuple[str, ...]
     """Loops around it by their keys in the table, the outermost first."""
     is_direct: bool
-    """Runs once in each turn of the innermost loop; nothing chooses."""
+    """Runs once in each iteration of the innermost loop; no conditional is between."""
     is_chosen: bool
-    """A condition around it, however far, decides whether it runs."""
+    """A conditional around it, at any depth, decides whether it runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class LoopPlace:
 
     trip_count: int | None
     unit: Unit | None
-    """What a turn is; None: it is no loop of the scopes, or XLA has changed it."""
+    """What an iteration is; None: the loop has no scope, or XLA has changed it."""
     start: int
     step: int
 
@@ -78,7 +79,7 @@ class Table:
     loops: Mapping[str, LoopPlace]
 
     def to_json(self) -> str:
-        """Write the table; places that are alike are written once."""
+        """Write the table; equal places are written once."""
         numbers: dict[str, int] = {}
         ops = {
             name: numbers.setdefault(
@@ -176,8 +177,8 @@ def table_of(text: str, sizes: AxisSizes) -> Table:
       text: as `compiled.as_text()` gives it.
       sizes: of the mesh that it was compiled for.
     Raises:
-      ValueError: the text cannot be read, or holds communication that is not
-        understood, see `plan.hlo`.
+      ValueError: the text cannot be read, or it has communication that `plan.hlo` does
+        not understand.
     """
     module = parse(text)
     roles: dict[str, str] = {}
@@ -249,11 +250,11 @@ class _Builder:
         self, x: Instruction, at: Scopes, loops: tuple[str, ...], is_direct: bool
     ) -> Iterator[tuple[str, tuple[str, ...], bool]]:
         """Yield what runs inside an instruction, the loops around it, and whether it
-        runs in each of their turns."""
+        runs in each of their iterations."""
         if x.opcode == "while":
             self.loops[x.body] = _loop_place(x, at)
             for called in x.called:
-                # The condition is asked once more than the body runs.
+                # The condition runs once more than the body.
                 is_body = called == x.body
                 yield called, (*loops, x.body) if is_body else loops, is_body
         elif x.opcode == "async-start" and collective_kind(x, self.module):
@@ -296,7 +297,7 @@ def _resolve(
 
 
 def _own(x: Instruction, module: Module) -> Scopes:
-    """Read the scopes of an instruction; a fusion without any has those of its root,
+    """Read the scopes of an instruction. A fusion without scopes has those of its root,
     or of the last instruction inside that has some."""
     at = scopes.read(x.op_name)
     if at.phase is not None or not x.opcode.startswith("fusion"):

@@ -22,8 +22,9 @@ class Reading:
     by_device: Mapping[int, Sequence[Placed]]
     """Events in the order of their starts, by the number of the device in the mesh."""
     offset_ns: float | None
-    """Add this to the times of events to have those of the host's monotonic clock, or
-    up to `window.start_ns - window.monotonic_ns` less; None: the window has no mark."""
+    """Add this to the times of events to get those of the host's monotonic clock. It
+    may be too large by up to `window.start_ns - window.monotonic_ns`. None: the window
+    has no mark."""
 
     @functools.cached_property
     def seconds(self) -> Mapping[int, DeviceSeconds]:
@@ -44,8 +45,8 @@ def read(folder: Path) -> Reading:
     """Read a window.
 
     Raises:
-      ValueError: a file is absent, damaged or of another version, or an event is of a
-        device that the process does not have.
+      ValueError: a file is absent, damaged or of another version, or an event belongs
+        to a device that the process does not have.
     """
     window = folders.read_window(folder)
     path = folder / folders.PLACES

@@ -1,9 +1,9 @@
-"""Record windows of a run while it trains: which steps, and where they go.
+"""Record windows of a run while it trains: which steps, and into which folders.
 
 Enters: the steps that are due, the compiled step, the mesh. Leaves: a folder for each
 window (`windows.folders`). A window holds one step from its dispatch to its end on all
-devices of the process. Every process records the same steps. What fails here is
-reported once, and no further window is tried: training goes on.
+devices of the process. Every process records the same steps. After an error, which is
+reported once, no further window is recorded and training goes on.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class Due:
     stop: int = 0
     """First step after the series."""
     every: int | None = None
-    """One step in so many, the multiples; None: none."""
+    """Interval in steps: its multiples are recorded; None: none."""
 
     def is_due(self, step: int) -> bool:
         """Say whether a step is recorded; the first step of a run is 1."""
@@ -40,7 +40,7 @@ class Due:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Who records."""
+    """The process that records."""
 
     work_dir: Path
     run: str
@@ -51,10 +51,10 @@ class Origin:
 
 
 def devices_of(devices: Iterable[Any], process: int) -> list[folders.Device]:
-    """Say how the windows of a process number its devices.
+    """Return how the windows of a process number its devices.
 
-    On CPUs by their ids, which differ in all processes (seen with jaxlib 0.11.2); GPUs
-    within their process, as CUDA does.
+    On CPUs by their ids, which are unique over all processes (seen with jaxlib 0.11.2);
+    on GPUs by their index in the process, as CUDA does.
 
     Args:
       devices: of the mesh, in its flat order.
@@ -126,7 +126,7 @@ class Recorder:
             self._tried(lambda: self._write(folder, step, mark, span))
 
     def _tried(self, action: Callable[[], object]) -> bool:
-        """Do something that may fail for reasons that are no fault of the run."""
+        """Do something whose errors must not end the run."""
         if self._is_broken:
             return False
         try:
@@ -142,7 +142,7 @@ class Recorder:
 
     def _start(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # An earlier start may have recorded the same step: what it left counts no more.
+        # An earlier start may have recorded the same step: its files are outdated.
         (folder / folders.WINDOW).unlink(missing_ok=True)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
@@ -152,7 +152,7 @@ class Recorder:
     def _write(
         self, folder: Path, step: int, mark: tuple[int, int], span: tuple[int, int]
     ) -> None:
-        """Write what the reader needs beside the profiler's own file."""
+        """Write what a reader needs in addition to the profiler's file."""
         traces = list(folder.glob("plugins/profile/*/*.xplane.pb"))
         if not traces:
             raise ValueError(f"the profiler wrote nothing in {folder}")

@@ -1,14 +1,14 @@
 """Seconds by phase and role of one device in a window, overlapped or exposed.
 
 Enters: placed events of one device. Leaves: for each phase and role the sum of all
-events, and how much of it is *exposed*: at each instant between the first event and the
-last, one thing counts, computation before communication, and of several the one that
-began first. So the exposed seconds of all phases and roles and the idle ones add up to
-the span. The rest of a sum is overlapped: for a collective, time in which the device
-computed beside it.
+events, and how much of it is *exposed*. At each instant between the first event and the
+last, one event counts: computation before communication, and of several the one that
+began first. So the exposed seconds of all phases and roles and the idle seconds add up
+to the span. The rest of a sum is overlapped: for a collective, the time in which the
+device computed at the same time.
 
-An event of a collective lasts until all members of its group have come. What a device
-waits for others is therefore in its communication.
+An event of a collective lasts until all members of its group have entered it. So the
+communication of a device includes its waits for others.
 """
 
 import collections
@@ -22,17 +22,17 @@ from mjax.observe.windows.places import UNKNOWN
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Of one phase and role."""
+    """Times of one phase and role."""
 
     total_s: float
     """Sum of all events."""
     exposed_s: float
-    """Of these, what nothing else hides; at most the total."""
+    """Of these, not overlapped by another event; at most the total."""
     events: int
 
     @property
     def overlapped_s(self) -> float:
-        """What passed beside something else that counts."""
+        """Seconds at the same time as another event that counts."""
         return max(0.0, self.total_s - self.exposed_s)
 
 
@@ -43,7 +43,7 @@ class DeviceSeconds:
     span_s: float
     """From the first event to the end of the last."""
     idle_s: float
-    """Of this, without any event."""
+    """Of this, seconds without any event."""
     parts: Mapping[tuple[str, str], Seconds]
     """By phase and role."""
     unknown: Mapping[str, float]

@@ -1,15 +1,15 @@
 """The events of devices in a window that `jax.profiler` recorded.
 
 Enters: an xplane.pb. Leaves: one `Event` for each time that a device ran an
-instruction, with times in nanoseconds since the window began, and where on that clock
-the host marked a time of its own.
+instruction, in nanoseconds since the window began; and when the host's mark began, on
+the same clock.
 
 On a CPU (seen with jaxlib 0.11.2) the events are in the lines of the plane `/host:CPU`,
-one for each thread; those with a stat `hlo_op` are ours, `device_ordinal` names the
-device. On a GPU each device is a plane `/device:GPU:n`, each of its streams a line, and
-all that runs there counts, kernels and copies. Lines that a viewer derives from these
-are left out. The form for GPUs follows the names in XLA's xplane_schema.cc; it has not
-yet been seen on a GPU here.
+one for each thread. Events with a stat `hlo_op` are ours; `device_ordinal` names the
+device. On a GPU each device is a plane `/device:GPU:n` and each of its streams a line.
+Everything that runs there counts, kernels and copies. Lines that a viewer derives from
+these are left out. The GPU format follows the names in XLA's xplane_schema.cc; it has
+not yet been seen on a GPU here.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ class Event:
     device: int
     """As the window numbers devices, see `record.devices_of`."""
     name: str
-    """Of the instruction; of what has none, such as a copy, its own name."""
+    """Of the instruction; an event without one, such as a copy, has its own name."""
     module: str
-    """Name of the compiled module; empty for what belongs to none."""
+    """Name of the compiled module; empty if there is none."""
     start_ns: float
     stop_ns: float
 
@@ -64,8 +64,8 @@ def read_file(path: Path) -> Trace:
     from jax.profiler import ProfileData
 
     try:
-        # jaxlib 0.11.2 makes its iterators with a deprecation warning, and aborts the
-        # process where warnings are errors.
+        # The iterators of jaxlib 0.11.2 emit a deprecation warning. Where warnings are
+        # errors, this aborts the process.
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             return read_planes(ProfileData.from_file(str(path)).planes)
     except (RuntimeError, UnicodeDecodeError) as error:
