@@ -1,9 +1,9 @@
 """Agreement between processes: all get the same answer, or all raise.
 
 Every process gives its text to process 0, which makes one answer of them and posts it:
-what is sent grows with the processes, not with their square. The texts are in the
-key-value store, so a process that raised can still answer, and threads can agree while
-the devices compute.
+the traffic grows linearly with the number of processes. The texts are in the
+key-value store, so a process can still answer after an error, and threads can agree
+while the devices compute.
 """
 
 import collections
@@ -19,7 +19,7 @@ from mjax.processes.key_value import KeyValueStore
 
 DAY_S = 86_400
 _HOUR_S = 3_600
-# Process 0 knows who is missing: its message comes before the others give up.
+# Process 0 knows who is missing, so its message must arrive before the others give up.
 _MARGIN_S = 10
 _lock = threading.Lock()
 _opened: collections.Counter[str] = collections.Counter()
@@ -28,7 +28,7 @@ _opened: collections.Counter[str] = collections.Counter()
 class Agreement:
     """Rounds in which all processes take part, in the same order.
 
-    A thread that agrees has an agreement of its own.
+    Each thread needs its own agreement.
     """
 
     def __init__(
@@ -41,9 +41,11 @@ class Agreement:
         """Take part.
 
         Args:
-          name: the same in every process, which opens each name in the same order.
-          errors: kinds that reach the other processes as they are, beside ValueError
-            and NotImplementedError; all others become RuntimeError there.
+          name: the same in every process. All processes open their names in the same
+            order.
+          errors: exception types that the other processes raise unchanged, besides
+            ValueError and NotImplementedError. All other types become RuntimeError
+            there.
           timeout_s: seconds that a round waits for a process.
         """
         self.rank, self.num = distributed.rank(), distributed.num_processes()
@@ -61,8 +63,8 @@ class Agreement:
         """Decide on process 0 and give every process the same text.
 
         Raises:
-          Exception: `decide` raised it; the other processes raise one of the same
-            message and, if its kind is known, of the same kind. OSError becomes
+          Exception: `decide` raised it. The other processes raise an exception with the
+            same message and, if the type is known, of the same type. OSError becomes
             RuntimeError.
         """
         answer, problem = {}, None
@@ -76,14 +78,14 @@ class Agreement:
     def together[T](
         self, act: Callable[[], T], *, timeout_s: int | float | None = None
     ) -> T:
-        """Act on every process; what fails in one is raised in all.
+        """Act on every process; an error in one process is raised in all.
 
         Args:
-          act: of the processes that fail, each raises its own error; all others raise
-            that of the first, with the number of the process.
+          act: each process that fails raises its own error. All others raise the error
+            of the first failed process, with its number.
           timeout_s: instead of the agreement's.
         Raises:
-          Exception: as `decide`.
+          Exception: see `decide`.
           RuntimeError: a process did not answer; the message has its number.
         """
         answer, problem = self._outcome(act)
@@ -91,7 +93,7 @@ class Agreement:
         try:
             first = self.merge(failure, _first_failure, timeout_s=timeout_s)
         finally:
-            if problem is not None:  # it says more than who did not answer
+            if problem is not None:  # more informative than a list of missing processes
                 _raise(problem)
         if first:
             self._value(json.loads(first))
@@ -118,14 +120,14 @@ class Agreement:
         *,
         timeout_s: int | float | None = None,
     ) -> str:
-        """Make one text of those of all processes, on process 0, for all of them.
+        """Merge the texts of all processes on process 0 and return the result to all.
 
         Args:
           text: of this process.
           merge: called on process 0 with all texts, by rank.
           timeout_s: instead of the agreement's.
         Raises:
-          Exception: `merge` raised it; as `decide`.
+          Exception: `merge` raised it; see `decide`.
           RuntimeError: a process did not answer; the message has its number.
         """
         number = next(self._rounds)
@@ -143,7 +145,7 @@ class Agreement:
         self._store.remove(f"{number}/of")
         if problem is not None:
             _raise(problem)
-        for old in range(self._oldest, number):  # all have read them and came here
+        for old in range(self._oldest, number):  # all have read these
             self._store.remove(f"{old}")
         self._oldest = number
         return answer["value"]
@@ -179,7 +181,7 @@ class Agreement:
     ) -> tuple[dict[str, Any], Exception | None]:
         try:
             return {"value": act()}, None
-        except Exception as error:  # whatever it is, the others must know
+        except Exception as error:  # the other processes must learn of any error
             kinds = (k for k, kind in self._kinds.items() if isinstance(error, kind))
             kind = next(kinds, "")
             text = str(error) or type(error).__name__
@@ -206,7 +208,7 @@ def name_processes(ranks: Sequence[int]) -> str:
 
 
 def _first_failure(texts: Sequence[str]) -> str:
-    """Return the answer of the first process that failed, with its number; or ""."""
+    """Return the error of the first failed process, with its number; "" if none."""
     for rank, text in enumerate(texts):
         if text:
             answer = json.loads(text)

@@ -1,8 +1,8 @@
-"""See that all processes of a run were started alike, before they wait for each other.
+"""Check that all processes of a run were started alike, before they synchronise.
 
 Process 0 posts its facts; every process compares its own with these and answers with
-the differences alone, so that a run of thousands of processes is compared in seconds.
-No device is touched: processes of different meshes would wait for each other there.
+the differences only, so comparing thousands of processes takes seconds. No device is
+touched: processes with different meshes would deadlock there.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _VARIABLES = (
     *("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"),
     *("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB"),
 )
-"""Of the environment: how collectives are done, and how much memory there is."""
+"""Environment variables that set how collectives run and how much memory is used."""
 _NAMED_DIFFERENCES = 10
 
 
@@ -48,9 +48,9 @@ def code_facts() -> dict[str, Any]:
 
 
 def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return what of the environment changes what is compiled, or how it runs.
+    """Return the environment variables that change what is compiled or how it runs.
 
-    Where XLA dumps what it compiles each process may choose for itself.
+    Each process may choose its own XLA dump directory.
     """
     flags = environment.get("XLA_FLAGS", "").split()
     facts = {
@@ -62,15 +62,15 @@ def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def check_same(agreement: Agreement, facts: Mapping[str, Any], fix: str) -> None:
-    """Refuse facts that are not the same in all processes; every process calls it.
+    """Raise if facts differ between processes; every process must call this.
 
     Args:
       agreement: of all processes.
-      facts: a name and a JSON value each, the most telling first.
-      fix: what to do, for people.
+      facts: names and JSON values, the most informative first.
+      fix: advice for the user.
     Raises:
-      ValueError: in all processes; it names the facts that differ, with their values
-        and processes.
+      ValueError: in all processes. The message names the facts that differ, with their
+        values and processes.
     """
     ours = json.loads(json.dumps(facts))
     first = json.loads(agreement.from_rank(0, json.dumps(ours)))
@@ -95,7 +95,8 @@ def _describe(answers: Sequence[Mapping[str, Sequence[Any]]]) -> list[str]:
     """Write one line for each fact that differs.
 
     Args:
-      answers: by rank; facts that differ to the values of process 0 and of the rank.
+      answers: by rank; maps each fact that differs to the values of process 0 and of
+        the rank.
     """
     holders: dict[str, dict[str, list[int]]] = {}
     for rank, differing in enumerate(answers):

@@ -2,13 +2,13 @@
 
     python -m mjax.processes.coordinator NUM_PROCESSES HOST:PORT
 
-jax runs it in process 0. Then all others end with that one, and all wait until it has
-come as far as to listen: a client that finds nobody tries again after a second. Here it
-listens before the first process has come, and outlives each of them. The processes are
-started with `--distributed.no-serves`.
+jax runs it in process 0. Then all other processes end with process 0, and all wait
+until it listens: a client that cannot connect retries after a second. Here the service
+listens before the first process starts, and it outlives every process. The processes
+are started with `--distributed.no-serves`.
 
-One function of jax starts both the service and the client of process 0. Either half is
-left out by a stand-in for what makes it.
+One function of jax starts both the service and the client of process 0. To leave out
+either half, its factory is replaced by a stand-in.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _MADE_BY = "jax._src.distributed._jax.get_distributed_runtime"
 
 @contextlib.contextmanager
 def without_service() -> Iterator[None]:
-    """Let `jax.distributed.initialize` in process 0 start a client alone."""
+    """Let `jax.distributed.initialize` in process 0 start only a client."""
     with mock.patch(f"{_MADE_BY}_service", return_value=None):
         yield
 
@@ -53,7 +53,7 @@ def serve(num_processes: int, address: str) -> Any:
 
 
 def main(argv: list[str]) -> int:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     num_processes, address = argv
     split_address(address)
     service = serve(int(num_processes), address)

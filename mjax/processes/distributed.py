@@ -25,18 +25,18 @@ from mjax.processes.coordinator import without_service
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 5
-"""Seconds to wait for one answer of the coordinator when a failure is explained."""
+"""Seconds to wait for an answer of the coordinator when diagnosing a failure."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rendezvous:
-    """What one process must know to meet the others."""
+    """What a process needs to join the others."""
 
     coordinator: str
     num_processes: int
     process_id: int
     local_device_ids: list[int] | None
-    """The devices that this process may use; None is all of its host."""
+    """The devices that this process may use; None means all devices of its host."""
     source: str
 
 
@@ -44,7 +44,7 @@ def start(config: DistributedConfig) -> None:
     """Join the other processes of the run; do nothing in a run of one.
 
     Args:
-      config: explicit flags; where they are absent, the launcher is asked.
+      config: explicit flags. An absent flag is read from the launcher's environment.
     Raises:
       RuntimeError: the processes did not meet in time, or the launcher's environment
         cannot be used. jax cannot be started again in this process.
@@ -52,7 +52,7 @@ def start(config: DistributedConfig) -> None:
     if config.num_processes is None:
         found = _detect(config.timeout_s)
     elif config.coordinator is None or config.process_id is None:
-        found = None  # --distributed.num-processes 1: the launcher is not asked.
+        found = None  # --distributed.num-processes 1 overrides the launcher.
     else:
         found = _Rendezvous(
             coordinator=config.coordinator,
@@ -90,18 +90,18 @@ def client() -> Any:
 
 
 def _state() -> Any:
-    # The store has no public name, and jax.process_index() would start the devices.
+    # The store has no public API, and jax.process_index() would initialise the devices.
     from jax._src.distributed import global_state
 
     return global_state
 
 
 def _detect(timeout_s: int) -> _Rendezvous | None:
-    """Ask the launchers that jax knows; None when there is none.
+    """Read the environment of the launchers that jax knows; None without a launcher.
 
-    The classes are private to jax. The public way, `jax.distributed.initialize()`
-    without arguments, cannot say that there is no launcher, nor which coordinator it
-    tried. TPU pods, which the same table of jax holds, are left out.
+    The classes are private to jax. The public `jax.distributed.initialize()` without
+    arguments reports neither the absence of a launcher nor the coordinator that it
+    tried. TPU pods, which are in the same table of jax, are excluded.
     """
     from jax._src.clusters import K8sCluster, OmpiCluster, SlurmCluster
 
@@ -114,7 +114,7 @@ def _detect(timeout_s: int) -> _Rendezvous | None:
         is_alone = os.environ["SLURM_NTASKS"] == num_hosts
     elif _is_pod_of_an_indexed_job():
         source, cluster, is_alone = "Kubernetes", K8sCluster, True
-        with warnings.catch_warnings(action="ignore"):  # says what the error says
+        with warnings.catch_warnings(action="ignore"):  # the error says the same
             is_usable = cluster.is_env_present()
         if not is_usable:
             raise RuntimeError(
@@ -139,15 +139,15 @@ def _detect(timeout_s: int) -> _Rendezvous | None:
 
 
 def _is_pod_of_an_indexed_job() -> bool:
-    """Tell such a pod from one that runs by itself, a notebook say."""
+    """Tell such a pod from one that runs alone, such as a notebook."""
     return {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 
 
 def _local_devices(local_rank: int | None) -> list[int] | None:
     """Choose the devices of one of several processes on a host: one each, as jax does.
 
-    None where the user or the launcher has chosen already: a launcher that binds GPUs
-    leaves each process one visible device, whose number is 0 for all of them.
+    None if the user or the launcher has already chosen: a launcher that binds GPUs
+    makes one device visible to each process, and its number is 0 in all of them.
     """
     is_bound = len(os.environ.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1
     if local_rank is None or is_bound or "JAX_LOCAL_DEVICE_IDS" in os.environ:
@@ -170,11 +170,11 @@ def _join(found: _Rendezvous, timeout_s: int, *, serves: bool) -> None:
                     cluster_detection_method="deactivate",
                     initialization_timeout=timeout_s + 3600,
                 )
-        except Exception as error:  # every failure is raised again by the caller
+        except Exception as error:  # the caller re-raises every failure
             failures.append(error)
 
-    # At its own timeout jax aborts the process with a C++ stack trace. So it gets a
-    # timeout that never comes, and this thread gives up first, with our message.
+    # At its own timeout jax aborts the process with a C++ stack trace. So jax gets a
+    # timeout that it never reaches, and this thread gives up first, with our message.
     thread = threading.Thread(target=initialize, name="mjax-join", daemon=True)
     started_s = time.monotonic()
     thread.start()
@@ -191,7 +191,7 @@ def _join(found: _Rendezvous, timeout_s: int, *, serves: bool) -> None:
 
 
 def _explain_timeout(found: _Rendezvous) -> str:
-    """Say what this process can see of a coordinator that did not let it in."""
+    """Describe what this process can see of a coordinator that it could not join."""
     host, port = split_address(found.coordinator)
     if found.process_id != 0:
         try:
@@ -209,7 +209,7 @@ def _explain_timeout(found: _Rendezvous) -> str:
 
 
 def _check_port_is_free(coordinator: str) -> None:
-    """Refuse a port in use: the server of jax would share it without a word."""
+    """Raise if the port is in use: jax's server would share it silently."""
     _, port = split_address(coordinator)
     try:
         socket.create_server(("", port)).close()

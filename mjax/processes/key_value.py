@@ -1,8 +1,8 @@
 """Texts that all processes of a run share, kept by jax's coordination service.
 
-No collective runs and no device is touched: texts can be exchanged before devices are
-known, while they compute, and from background threads. A text may have any length. In
-a run of one process a dictionary takes the place of the service.
+No collective runs and no device is touched: texts can be exchanged before the devices
+are known, while they compute, and from background threads. A text may have any length.
+In a single-process run a dictionary replaces the service.
 """
 
 import threading
@@ -14,7 +14,7 @@ import jax
 from mjax.processes import distributed
 
 _SLICE_S = 1.0
-_LEAST_S = 0.1  # the service is asked at least once, and answers
+_LEAST_S = 0.1  # allows at least one request and its answer
 
 
 class KeyValueStore:
@@ -32,7 +32,7 @@ class KeyValueStore:
         """Let every process read a text.
 
         Raises:
-          RuntimeError: the key was posted already, or the coordinator is gone.
+          RuntimeError: the key was already posted, or the coordinator is gone.
         """
         try:
             self._client.key_value_set(self._prefix + key, text)
@@ -48,7 +48,7 @@ class KeyValueStore:
         """
         until_s = time.monotonic() + timeout_s
         while True:
-            # A signal handler of Python runs between two waits only.
+            # Python runs signal handlers only between two waits.
             left_s = min(until_s - time.monotonic(), _SLICE_S)
             try:
                 return self._client.blocking_key_value_get(
@@ -74,7 +74,7 @@ class KeyValueStore:
 
 
 class _InThisProcess:
-    """The part of jax's client that is used here, for a run of one process."""
+    """The part of jax's client that is used here, for a single-process run."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}

@@ -1,17 +1,17 @@
 """The progress word: where a process of a run is, in a file that others can read.
 
-Enters: a path that whoever starts the process puts into `MJAX_PROGRESS_FILE`. Leaves:
-168 bytes mapped into memory: what the process does, its step, when it said so last, and
-how long it has spent in each phase. Writing takes no lock and no system call. The
-reader needs nothing of Python in the process, so it also sees one that hangs with the
+Enters: a path in `MJAX_PROGRESS_FILE`, set by the parent process. Leaves: 168 bytes
+mapped into memory: what the process does, its step, when it last wrote, and how long it
+has spent in each phase. Writing takes no lock and no system call. Reading needs no
+Python code to run in the process, so it works even if the process hangs with the
 interpreter lock held.
 
 A word is 21 little-endian int64: magic, generation, phase, step, microstep,
 monotonic_ns, saved_step, sequence, began_ns, start_step, first_step_ns, and the
 nanoseconds spent in each of ten phases. The sequence is odd while the others change,
-and a reader takes a word only if it was even and the same before and after (a seqlock;
-x86 and Arm as Python uses them order these stores, because each is a call of the
-interpreter).
+and a reader accepts a word only if the sequence was even and did not change during the
+read (a seqlock; x86 and Arm as Python uses them order these stores, because each is a
+call of the interpreter).
 """
 
 import contextlib
@@ -30,17 +30,17 @@ from pathlib import Path
 from typing import Any
 
 FILE_VARIABLE = "MJAX_PROGRESS_FILE"
-"""Environment variable: path of the file; absent: nobody reads, nothing is written."""
+"""Environment variable: path of the file. If absent, nothing is written."""
 GENERATION_VARIABLE = "MJAX_GENERATION"
-"""Environment variable: how often the run has been started before this time."""
+"""Environment variable: how often the run was started before this start."""
 LAUNCH_VARIABLE = "MJAX_LAUNCH"
 """Environment variable: a name of the launch that counts the generations."""
 STACKS_VARIABLE = "MJAX_STACKS_FILE"
 """Environment variable: where the process writes its stacks at STACKS_SIGNAL."""
 STACKS_SIGNAL = signal.SIGUSR1
 LOCK_ANSWER = "The interpreter lock is free.\n"
-"""What a thread answers to `ask_for_lock` in the same file: without it nothing of
-Python goes on in the process."""
+"""A thread writes this to the same file in answer to `ask_for_lock`. Without it no
+Python code runs in the process."""
 
 _MAGIC = 0x6D6A617870726F32  # "mjaxpro2"
 _FORMAT = struct.Struct("<21q")
@@ -66,7 +66,7 @@ class Phase(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Word:
-    """What a process last said of itself."""
+    """The last state that a process reported."""
 
     generation: int
     """How often the run had been started before."""
@@ -74,9 +74,9 @@ class Word:
     step: int
     """Optimizer steps that have been dispatched to the devices."""
     microstep: int
-    """Marks within the step or the phase."""
+    """Count of marks within the step or the phase."""
     monotonic_ns: int
-    """Of the clock of the host, when it was written."""
+    """When the word was written, by the monotonic clock of the host."""
     saved_step: int
     """Newest step that this generation has restored or saved; -1 for none."""
     sequence: int
@@ -88,18 +88,18 @@ class Word:
     first_step_ns: int
     """When the first step of this process ended, by the same clock; 0 before."""
     spent_ns: tuple[int, ...]
-    """In each `Phase`, until `monotonic_ns`."""
+    """Time spent in each `Phase`, until `monotonic_ns`."""
 
 
 class Writer:
-    """Writes the word of this process. One thread at a time calls it."""
+    """Writes the word of this process. Only one thread at a time may call it."""
 
     def __init__(self, path: Path | None, generation: int = 0) -> None:
-        """Make or take over the file.
+        """Create the file, or take over an existing one.
 
         Args:
           path: of the file, made if absent; None keeps the word in this process.
-          generation: of the run.
+          generation: the run's present generation.
         Raises:
           OSError: the file cannot be made or mapped.
         """
@@ -124,11 +124,11 @@ class Writer:
         self.mark(Phase.IMPORT)
 
     def mark(self, phase: Phase, step: int | None = None, microstep: int = 0) -> None:
-        """Say what begins now.
+        """Report the phase that begins now.
 
         Args:
-          phase: what.
-          step: steps dispatched; None leaves what was said before.
+          phase: that begins.
+          step: steps dispatched; None keeps the previous value.
           microstep: a count within the phase.
         """
         words = self._begin()
@@ -142,50 +142,50 @@ class Writer:
         self._end()
 
     def ended_first_step(self) -> None:
-        """Say that devices have ended the first step; others may be dispatched."""
+        """Report that the devices ended the first step; others may be in flight."""
         words = self._begin()
         words[_FIRST_STEP] = self._count_time(words)
         self._end()
 
     def saved(self, step: int) -> None:
-        """Say that a step is in the store: it was saved, or restored."""
+        """Report that the store has a step: it was saved or restored."""
         words = self._begin()
         self._count_time(words)
         words[_SAVED] = step
         self._end()
 
     def word(self) -> Word | None:
-        """Return the word as a reader would see it now; any thread may call it."""
+        """Return the word as a reader would see it now; any thread may call this."""
         return _read(lambda: bytes(self._map), "the word of this process")
 
     def diverged(self, step: int, ways: Mapping[int, Sequence[str]]) -> None:
-        """Say in a file beside the word that the run cannot go on, but back.
+        """Report in a file beside the word that the run must go back.
 
         Args:
           step: optimizer steps that the state has seen.
-          ways: from steps that were saved to the values of `--data.skip` with which the
-            run goes on from there, behind the data that it has read since.
+          ways: maps saved steps to the values of `--data.skip` with which the run
+            continues from there, after the data that it has read since.
         """
         named = {str(to): [*words] for to, words in ways.items()}
         self._tell("diverged", {"step": step, "ways": named})
 
     def corrupted(self, step: int, processes: Sequence[int], *, is_sure: bool) -> None:
-        """Say in the same file that the replicas of the state differ.
+        """Report in the same file that the replicas of the state differ.
 
         Args:
           step: optimizer steps that the state has seen.
-          processes: whose devices hold other bits than most; all that disagree, if
-            there is no majority.
-          is_sure: there is one.
+          processes: those whose devices hold other bits than the majority; without a
+            majority, all that disagree.
+          is_sure: whether there is a majority.
         """
         facts = {"step": step, "processes": [*processes], "is_sure": is_sure}
         self._tell("corrupted", facts)
 
     def operations(self, places: Mapping[str, str]) -> None:
-        """Say where in the traced step each operation of the compiled one comes from.
+        """Record the place in the traced step of each compiled operation.
 
         Args:
-          places: from the names that XLA gives operations, in a file beside the word.
+          places: maps XLA's names of operations to places in the traced step.
         """
         if self._path is not None:
             operations_path(self._path).write_text(json.dumps(dict(places)))
@@ -203,7 +203,7 @@ class Writer:
         return self._words
 
     def _count_time(self, words: memoryview) -> int:
-        """Count the time since the last word to its phase; return the time."""
+        """Add the time since the last word to its phase; return the present time."""
         now_ns = time.monotonic_ns()
         words[_SPENT + words[_PHASE]] += now_ns - words[_TIME]
         words[_TIME] = now_ns
@@ -215,20 +215,20 @@ class Writer:
 
 
 def last_words_path(path: Path) -> Path:
-    """Return the file that says why a process gave up, beside that of the word."""
+    """Return the path of the file that says why a process gave up."""
     return path.with_name(f"{path.name}.last")
 
 
 def operations_path(path: Path) -> Path:
-    """Return the file that says what operations are, beside that of the word."""
+    """Return the path of the file that maps operations to places."""
     return path.with_name(f"{path.name}.operations")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:
-    """Return the writer that whoever started this process asks for.
+    """Return the writer that the parent process asks for.
 
     Raises:
-      ValueError: the generation is no whole number, or the file cannot be made.
+      ValueError: the generation is not an integer, or the file cannot be created.
     """
     path = environment.get(FILE_VARIABLE)
     generation = environment.get(GENERATION_VARIABLE, "0")
@@ -247,21 +247,21 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:
 def show_stacks_on_signal(environment: Mapping[str, str] = os.environ) -> None:
     """Let STACKS_SIGNAL append the stacks of all threads to the file asked for.
 
-    The C library calls the handler, so a process that holds the interpreter lock for
-    ever answers too; only `ask_for_lock` it does not answer. Call it before what may
-    hang.
+    The C library calls the handler, so even a process that holds the interpreter lock
+    for ever writes its stacks; it only does not answer `ask_for_lock`. Call this before
+    anything that may hang.
 
     Raises:
-      OSError: the file cannot be made, or its file system has no named pipes.
+      OSError: the file cannot be created, or its file system has no named pipes.
     """
     path = environment.get(STACKS_VARIABLE)
     if path:
-        # A pipe and not a signal: of one that no thread may have unblocked, those of a
-        # library included, a process could die.
+        # A pipe, not a signal: a signal that some thread leaves unblocked, for instance
+        # a thread of a library, could kill the process.
         question = _question_path(Path(path))
         with contextlib.suppress(FileExistsError):
             os.mkfifo(question, 0o600)
-        asked = os.open(question, os.O_RDWR)  # it never ends: this process may write
+        asked = os.open(question, os.O_RDWR)  # never at end of file
         file = open(path, "a")  # noqa: SIM115, it stays open until the process ends
         threading.Thread(
             target=_answer, args=(asked, file.fileno()), name="mjax-lock", daemon=True
@@ -295,10 +295,10 @@ def read(path: Path) -> Word | None:
     """Return the word of a process.
 
     Returns:
-      None if the process has not said anything yet, or if it was stopped while it
-      wrote: then what was read before still holds.
+      None if the process has not written yet, or if it was stopped during a write. In
+      the latter case the previous word remains valid.
     Raises:
-      ValueError: the file is no progress word.
+      ValueError: the file is not a progress word.
     """
     try:
         return _read(path.read_bytes, str(path))

@@ -2,15 +2,15 @@
 
     python -m mjax.processes.timed_clients NUM_CLIENTS HOST:PORT REPORT_FD BEGAN_S
 
-To the coordinator each client is what a process of `timed_start` is: a connection of
-its own, the same requests. It has no devices, and no interpreter of its own, so that a
-host that has memory for a few dozen processes has a thousand clients: what the
-coordinator does grows with the clients, and that is what this is for. Phases, reports
+To the coordinator each client looks like a process of `timed_start`: its own
+connection, the same requests. A client has no devices and no interpreter of its own, so
+a host with memory for a few dozen processes can run a thousand clients. The work of the
+coordinator grows with the number of clients; this program measures it. Phases, reports
 and releases are those of `timed_start`; phases without messages are left out.
 
-What jax asks for when the devices of all processes are exchanged is asked here by hand:
-every client posts its own, client 0 reads those of all and posts them together, the
-others read that. Source: openxla/xla, xla/pjrt/distributed/topology_util.cc,
+The requests that jax makes to exchange the devices of all processes are made here
+explicitly: every client posts its own, client 0 reads all of them and posts the whole,
+the others read it. Source: openxla/xla, xla/pjrt/distributed/topology_util.cc,
 ExchangeTopologies.
 """
 
@@ -25,14 +25,14 @@ from unittest import mock
 from mjax.processes.timed_start import LIMIT_S, report_phases
 
 LOCAL_TOPOLOGY_BYTES = 80
-"""What a process with one CPU device posts. Measured with jax 0.11.2: 69 and 80."""
+"""Bytes that a process with one CPU device posts. Measured, jax 0.11.2: 69 and 80."""
 
 
 def phases(num_clients: int, address: str) -> Iterator[str]:
-    """Start all clients, one phase a turn; yield the name of the phase that has ended.
+    """Start all clients, one phase an iteration; yield the name of each ended phase.
 
     Raises:
-      RuntimeError: what the clients agree on is wrong.
+      RuntimeError: the clients agreed on a wrong result.
       jax.errors.JaxRuntimeError: the coordinator is gone.
     """
     import jax  # noqa: F401, by itself jaxlib does not load
@@ -54,7 +54,7 @@ def phases(num_clients: int, address: str) -> Iterator[str]:
         def all_of(act: Callable[[int], Any]) -> list[Any]:
             return list(pool.map(act, range(num_clients)))
 
-        all_of(lambda number: clients[number])  # the threads are there
+        all_of(lambda number: clients[number])  # starts all threads
         yield "import"
         all_of(lambda number: clients[number].connect())
         yield "connect"
@@ -73,9 +73,9 @@ def phases(num_clients: int, address: str) -> Iterator[str]:
 
 
 def _own_address(address: str, number: int) -> str:
-    """Return another loopback address of the same port.
+    """Return another loopback address with the same port.
 
-    Clients with one address share a connection, as processes cannot.
+    Clients with the same address share a connection; processes cannot.
     """
     port = address.rpartition(":")[2]
     return f"127.1.{number // 250}.{1 + number % 250}:{port}"
@@ -97,10 +97,11 @@ def _agreements(clients: Sequence[Any]) -> list[Any]:
 
 
 def _compare(agreement: Any, text: str) -> None:
-    """Say and ask what `check_same` does where nothing differs.
+    """Post and read what `check_same` does if nothing differs.
 
-    It would parse the text too. A thousand clients in one interpreter would take so
-    long that those who wait for the answer would ask again, see `KeyValueStore`.
+    Unlike `check_same`, do not parse the text. With a thousand clients in one
+    interpreter that would take so long that the waiting clients would ask again, see
+    `KeyValueStore`.
     """
     if agreement.from_rank(0, text) != text:
         raise RuntimeError("a client has read another text than that of client 0")
@@ -108,7 +109,7 @@ def _compare(agreement: Any, text: str) -> None:
 
 
 def _exchange(client: Any, number: int, num_clients: int) -> int:
-    """Exchange what devices there are; return the bytes of all."""
+    """Exchange the lists of devices; return the total bytes."""
     own = number.to_bytes(LOCAL_TOPOLOGY_BYTES, "little")
     timeout_ms = 1_000 * LIMIT_S
     client.key_value_set_bytes(f"timed/{number}", own)

@@ -2,15 +2,15 @@
 
     python -m mjax.processes.timed_start RANK NUM_PROCESSES HOST:PORT REPORT_FD BEGAN_S
 
-`mjax.health.startup` starts several. Enters: where the coordination service listens
+`mjax.health.startup` starts several. Enters: the address of the coordination service
 (`mjax.processes.coordinator`), and when this process was started, by the monotonic
 clock of the host. Leaves: one JSON object a line on the file descriptor REPORT_FD, at
 the end of each phase: its name, its seconds, and the CPU seconds of this process in it.
 
-Before the next phase the process waits for a byte on its standard input, so that no
-phase contains the wait for the slowest process of the one before. It ends when that
-input ends, whatever it is doing. The phases are those of `mjax.train` in its order, as
-far as they depend on the number of processes; there is no model.
+Before the next phase the process waits for a byte on its standard input, so no phase
+includes the wait for the slowest process of the previous phase. The process ends when
+that input ends, whatever it is doing. The phases are those phases of `mjax.train`, in
+its order, that depend on the number of processes; there is no model.
 """
 
 import json
@@ -22,15 +22,15 @@ import time
 from collections.abc import Iterator
 
 LIMIT_S = 3_600
-"""Chosen: above any limit of whoever starts the processes and ends them in time."""
+"""Chosen above any limit of the parent, which ends the processes in time."""
 _FIX = "Do not change files of mjax while processes start"
 
 
 def phases(rank: int, num_processes: int, address: str) -> Iterator[str]:
-    """Start, one phase a turn; yield the name of the phase that has ended.
+    """Start, one phase an iteration; yield the name of each ended phase.
 
     Raises:
-      RuntimeError: the processes did not meet, or what they hold together is wrong.
+      RuntimeError: the processes did not connect, or their combined result is wrong.
       ValueError: the processes differ.
     """
     yield "spawn"
@@ -94,7 +94,7 @@ def report_phases(steps: Iterator[str], descriptor: int, began_s: float) -> int:
     """Go through phases: report the end of each, and wait to be released.
 
     Args:
-      steps: each turn is a phase, and yields its name.
+      steps: each iteration is a phase and yields its name.
       descriptor: to write to.
       began_s: when the first phase began, by the monotonic clock.
     Returns:
@@ -114,9 +114,9 @@ def report_phases(steps: Iterator[str], descriptor: int, began_s: float) -> int:
 
 
 def _listen(released: queue.SimpleQueue[None]) -> None:
-    while os.read(0, 1):  # sys.stdin has a lock that this thread would hold at the end
+    while os.read(0, 1):  # sys.stdin has a lock that this thread would hold at exit
         released.put(None)
-    os._exit(1)  # whoever started this process has gone
+    os._exit(1)  # the parent process is gone
 
 
 def main(argv: list[str]) -> int:
