@@ -1,1 +1,1 @@
-"""Runs that heal themselves: a driver, an agent on each host, and a policy."""
+"""Runs that recover from failures: a driver, an agent on each host, and a policy."""

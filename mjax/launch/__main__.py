@@ -121,7 +121,7 @@ class UpdateFlags(RunFlags):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code: of the run, or 2 after bad input."""
+    """Run the command; return the exit code of the run, or 2 after bad input."""
     words = sys.argv[1:] if argv is None else argv
     try:
         if words and words[0] in COMMANDS:
@@ -199,7 +199,7 @@ def _drain(words: list[str]) -> int:
 
 
 def _update(words: list[str]) -> int:
-    """Let the trainer read the flags here, before the run is told."""
+    """Let the trainer check the flags here, before they are sent to the run."""
     own, train = _split(words) if "--" in words else (words, [])
     config: UpdateFlags = _read(UpdateFlags, own, " update")
     _check_train_flags(train)
@@ -228,7 +228,7 @@ def _journal(words: list[str]) -> int:
 
 
 def _first_error(words: list[str]) -> int:
-    """Say what a generation failed of; its driver need not run."""
+    """Print why a generation failed; its driver need not run."""
     config: FirstErrorFlags = _read(FirstErrorFlags, words, " first-error")
     found = first_error(read_events(config.work_dir), config.generation)
     print(json.dumps(found) if config.json else describe(found))
@@ -266,7 +266,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _train_flags(words: list[str]) -> tuple[list[str], Path]:
-    """Check the trainer's flags, and settle the work dir; raises as the check does."""
+    """Check the trainer's flags and choose the work dir; raise the check's errors."""
     _check_train_flags(words)
     work_dir = flags.given(words, "--work-dir")
     if not work_dir:
@@ -278,7 +278,7 @@ def _train_flags(words: list[str]) -> tuple[list[str], Path]:
 
 
 def _check_train_flags(words: list[str]) -> None:
-    """Refuse flags of the trainer that a launch cannot give.
+    """Raise if the trainer's flags include one that a launch cannot pass on.
 
     Raises:
       ValueError: a flag that the launch sets, or that cannot be repeated.
@@ -316,7 +316,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "journal": _journal,
     "first-error": _first_error,
 }
-"""What the first word may be. Without one of them the run is on this machine."""
+"""Commands that the first word may name. Without one, the run is on this machine."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The agent of a host: starts rank processes, watches them, tells the driver.
 
 Enters: a connection to the driver. Leaves: rank processes, their logs, and a heartbeat
-each second. It decides nothing. Without a driver it lets the ranks go on and calls
-again; when it dies the kernel kills its ranks (PR_SET_PDEATHSIG).
+each second. It decides nothing. If it loses the driver, the ranks continue and the
+agent reconnects. If the agent dies, the kernel kills its ranks (PR_SET_PDEATHSIG).
 
 Source: the executor of MegaScale, arXiv:2402.15627, section 4.1.
 """
@@ -48,15 +48,15 @@ class Agent:
         orphan_s: float,
         log_bytes: int = 256 * 2**20,
     ) -> None:
-        """Know the driver; connect to nothing yet.
+        """Store the settings; connect to nothing yet.
 
         Args:
           driver: host and port.
           token: of the run.
           host: name of this host.
-          address: at which other hosts reach it.
-          orphan_s: seconds without a driver after which it ends, with its ranks.
-          log_bytes: of the log of a rank, before it is put aside.
+          address: at which other hosts reach this one.
+          orphan_s: seconds without a driver after which the agent and its ranks end.
+          log_bytes: size of a rank's log at which it is rotated.
         """
         self._log_bytes = log_bytes
         self._driver, self._token = driver, token
@@ -72,10 +72,10 @@ class Agent:
         self._wake = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve drivers until one says that the run is over; return the exit code.
+        """Serve drivers until one reports that the run is over; return the exit code.
 
-        SIGINT and SIGTERM let this host leave the run: its ranks save first, and a
-        spare takes its place.
+        On SIGINT or SIGTERM this host leaves the run: its ranks save first, and a spare
+        replaces it.
         """
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._leave, number)
@@ -118,7 +118,7 @@ class Agent:
         return 1
 
     async def _obey(self, message: messages.ToAgent) -> int | None:
-        """Do what the driver says; return an exit code if the agent ends."""
+        """Execute a message of the driver; return an exit code if the agent ends."""
         match message:
             case messages.Refused():
                 print(f"error: {message.reason}", file=sys.stderr)
@@ -158,11 +158,11 @@ class Agent:
         return None
 
     def _leave(self, number: int) -> None:
-        """Tell the driver that this host goes; a second signal ends the agent."""
+        """Tell the driver that this host leaves; a second signal ends the agent."""
         for one in _SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(one)
         self._leaving = f"its agent got {signal.Signals(number).name}"
-        if self._writer is None:  # no driver says it to the ranks
+        if self._writer is None:  # without a driver nobody else signals the ranks
             self._kill(self._newest(), signal.SIGTERM)
         self._wake.set()
 
@@ -170,7 +170,7 @@ class Agent:
         return any(rank.process.poll() is None for rank in self._ranks.values())
 
     async def _coordinate(self, message: messages.FindPorts) -> int:
-        """Find a port, and start the coordinator there if one is wanted."""
+        """Find a port, and start the coordinator there if requested."""
         self._end_coordinator()
         self._coordinated, port = message.generation, free_port()
         if not message.coordinator:
@@ -216,10 +216,10 @@ class Agent:
         self._wake.set()
 
     async def _wait_for(self, rank: Rank) -> None:
-        """Beat at once when a rank ends."""
+        """Send a heartbeat at once when a rank ends."""
         try:
             descriptor = os.pidfd_open(rank.process.pid)
-        except ProcessLookupError:  # it has ended, and a heartbeat has said so
+        except ProcessLookupError:  # it has ended, and a heartbeat has reported it
             return
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -243,7 +243,7 @@ class Agent:
         for index, rank in asked.items():
             path = rank.stacks_path
             sizes[index] = path.stat().st_size if path.exists() else -1
-            if sizes[index] >= 0:  # else it would die of the signal
+            if sizes[index] >= 0:  # without a handler the signal would kill it
                 rank.process.send_signal(progress.STACKS_SIGNAL)
                 progress.ask_for_lock(path)
         await asyncio.sleep(_STACKS_S)
@@ -280,7 +280,7 @@ class Agent:
         return dict(zip(pids, texts, strict=True))
 
     async def _check(self, order: messages.Check) -> None:
-        """Run the check; what it says is lost if the driver is gone by then."""
+        """Run the check; its result is lost if the driver is gone by then."""
         is_healthy, text = await checks.run(order.command, order.timeout_s, self._host)
         if self._writer is not None:
             answer = messages.Checked(
@@ -289,9 +289,9 @@ class Agent:
             self._say(answer)
 
     def _kill(self, generation: int, number: int) -> None:
-        """Send a signal to the ranks of a generation and of those before.
+        """Send a signal to the ranks of a generation and of all earlier ones.
 
-        The coordinator is killed with them.
+        The coordinator is killed too.
         """
         if number == signal.SIGKILL and generation >= self._coordinated:
             self._end_coordinator()
@@ -318,7 +318,7 @@ class Agent:
                 await asyncio.wait_for(self._wake.wait(), messages.BEAT_S)
 
     def _matches(self) -> list[messages.Match]:
-        """Return what rules find in what the logs say since the last heartbeat."""
+        """Return the rule matches in the log lines since the last heartbeat."""
         found = self._kernel_log.read()
         for rank in self._ranks.values():
             found += rank.log_reader.read(is_over=rank.end is not None)
@@ -344,12 +344,12 @@ class Agent:
 
 
 def _programs() -> str:
-    """Return where programs are looked for: beside this Python first."""
+    """Return the search path for programs: the folder of this Python first."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody uses now."""
+    """Return a TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

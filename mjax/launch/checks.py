@@ -1,4 +1,4 @@
-"""Checks of hosts by a command: before ranks start there again, and while they train.
+"""Checks of hosts by a command: before ranks restart there, and while they train.
 
 Enters: hosts that may be broken. Leaves: orders to their agents, and which hosts have
 not passed. A host that does not answer in time has not passed.
@@ -17,15 +17,15 @@ from mjax.launch.hosts import Fleet, Host, HostState
 from mjax.launch.messages import Check, Checked
 
 HOST_VARIABLE = "MJAX_HOST"
-"""Of the environment of a check: the host's name."""
+"""Environment variable of a check: the host's name."""
 _SHOWN_CHARS = 500
 _NUMBERS_PER_S = 1000
 _NO_FAULT = ("ok", "pass", "unknown")
-"""Of what a check found; a host is not put aside because a tool is not installed."""
+"""State of a check whose tool is not installed; the host is not excluded for it."""
 
 
 class _Round:
-    """An order to some hosts, and their answers; one round after the other."""
+    """An order to some hosts, and their answers, in successive rounds."""
 
     def __init__(self, limit_s: float, fleet: Fleet) -> None:
         self._limit_s, self._fleet = limit_s, fleet
@@ -36,8 +36,8 @@ class _Round:
     def begin(
         self, command: Sequence[str], names: Collection[str], now_s: float
     ) -> None:
-        # Greater than those of the driver before this one, whose orders may be
-        # answered now, and than those of other rounds.
+        # Greater than the numbers of other rounds and of the previous driver, whose
+        # orders may be answered only now.
         self._number = max(self._number + 1, int(now_s * _NUMBERS_PER_S))
         self._asked, self._said = {*names}, {}
         self._until_s = now_s + self._limit_s
@@ -53,7 +53,7 @@ class _Round:
         return now_s > self._until_s or not self._asked - self._said.keys() - {*lost}
 
     def results(self) -> list[tuple[Host, str]]:
-        """Return the hosts, by name, and why they have not passed; and forget them."""
+        """Return and clear the reasons why hosts have not passed, by name."""
         names, self._asked = sorted(self._asked), set()
         return [(self._fleet.hosts[name], self._why_not(name)) for name in names]
 
@@ -65,7 +65,7 @@ class _Round:
 
 
 class Checks:
-    """The checks of suspects, of sick hosts, and of those that train."""
+    """The checks of suspects, of sick hosts, and of training hosts."""
 
     def __init__(
         self, config: RunConfig, fleet: Fleet, tell: Callable[..., None]
@@ -73,12 +73,12 @@ class Checks:
         """Begin with none.
 
         Args:
-          config: with the commands and their times.
+          config: the commands and their times.
           fleet: of the hosts.
           tell: records an event, see `events.teller`.
         """
         self.command = shlex.split(config.check_command)
-        """Of a check; empty: there is none."""
+        """The command of a check; empty if there is none."""
         self._return_command = shlex.split(config.return_command) or self.command
         self._every_s, self._limit_s = config.check_every_s, config.restart.check_s
         self._fleet, self._tell = fleet, tell
@@ -97,11 +97,11 @@ class Checks:
             one.said(name, answer)
 
     def is_over(self, now_s: float, lost: Collection[str] = ()) -> bool:
-        """Say whether all suspects have answered, or the time is over."""
+        """Return whether all suspects have answered or the time is over."""
         return self._suspects.is_over(now_s, lost)
 
     def take_results(self, now_s: float) -> None:
-        """Put aside the suspects that have not passed."""
+        """Exclude the suspects that have not passed."""
         for host, why in self._suspects.results():
             if not why:
                 self._passed(host)
@@ -110,7 +110,7 @@ class Checks:
                 self._sick_at_s = now_s + self._limit_s
 
     def repeat(self, now_s: float) -> None:
-        """Bring back the sick hosts that pass by now; ask them now and then."""
+        """Bring back the sick hosts that pass now; check them from time to time."""
         if not self._return_command or not self._sick.is_over(now_s):
             return
         for host, why in self._sick.results():
@@ -124,7 +124,7 @@ class Checks:
             self._sick.begin(self._return_command, sick, now_s)
 
     def watch(self, now_s: float) -> list[tuple[Host, str]]:
-        """Return hosts that train and do not pass; ask all of them now and then."""
+        """Return training hosts that do not pass; check all from time to time."""
         if self._every_s is None or not self._active.is_over(now_s):
             return []
         found = [
@@ -149,12 +149,13 @@ async def run(
     """Run the command on this host.
 
     Args:
-      command: as words.
-      timeout_s: that it may take.
+      command: the words of the command line.
+      timeout_s: seconds that it may take.
       host: its name in the run, which the command finds in `HOST_VARIABLE`.
     Returns:
-      whether it ended with 0 in time, and what it says: the reasons of the checks that
-      failed, if it printed JSON (`checks: [{name, state, reason}]`), else its output.
+      whether it ended with 0 in time, and its findings: the reasons of the failed
+      checks if it printed JSON (`checks: [{name, state, reason}]`), otherwise its
+      output.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -170,7 +171,7 @@ async def run(
     try:
         output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
-        os.killpg(process.pid, signal.SIGKILL)  # its children hold the pipe
+        os.killpg(process.pid, signal.SIGKILL)  # its children keep the pipe open
         await process.wait()
         return False, f"the check did not end in {timeout_s:g} s"
     text = _reasons(output.decode(errors="replace"))
@@ -180,7 +181,7 @@ async def run(
 
 
 def _reasons(output: str) -> str:
-    """Return what a person should read of the output of a check."""
+    """Return the part of a check's output that a person should read."""
     try:
         checks = json.loads(output)["checks"]
         failed = [one for one in checks if one["state"] not in _NO_FAULT]

@@ -1,4 +1,4 @@
-"""Ask the driver of a run: what `status`, `evict` and `stop` send.
+"""Requests to the driver of a run: those of `status`, `evict` and `stop`.
 
 Enters: a work dir, or the address and token of a driver. Leaves: its answer.
 """
@@ -31,14 +31,14 @@ def ask(
 
     Args:
       work_dir: of the run.
-      name: of the command.
+      name: the command's name.
       driver: host and port; None reads launch/address.json.
       token_file: None reads launch/token.
-      host: that the command is about.
-      reason: for the journal.
-      flags: of the trainer.
+      host: the host that the command concerns.
+      reason: text for the journal.
+      flags: new flags of the trainer.
     Raises:
-      ValueError: nobody answers, or the driver refuses; the message says why.
+      ValueError: no driver answers, or it refuses; the message says why.
     """
     folder = work_dir / "launch"
     address = driver or _address(folder)
@@ -78,7 +78,7 @@ def read_token(path: Path) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
+    """Write atomically a file that only its owner may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

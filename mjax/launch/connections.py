@@ -1,9 +1,9 @@
-"""Lines that a driver reads from thousands of connections.
+"""Read lines from thousands of connections to a driver.
 
 Enters: bytes. Leaves: calls with whole lines. `asyncio`'s streams wake a task for each
-message, and read it into a new buffer of 256 KiB: 37 us a heartbeat, on the core that
-watches all hosts. Here all connections of a driver are read into one buffer, and what
-comes is handed on at once: 8 us.
+message and read it into a new buffer of 256 KiB: 37 us a heartbeat, on the core that
+watches all hosts. Here all connections of a driver share one buffer, and data is handed
+on at once: 8 us.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ _BUFFER_BYTES = 2**16
 
 
 class Buffer:
-    """Where the connections of one event loop read; each has emptied it at once."""
+    """Read buffer of all connections of an event loop; each empties it at once."""
 
     def __init__(self) -> None:
-        """Begin with nothing in it."""
+        """Begin with an empty buffer."""
         self.view = memoryview(bytearray(_BUFFER_BYTES))
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One that has called."""
+    """A connection that a peer has opened."""
 
     def __init__(
         self,
@@ -33,30 +33,30 @@ class Connection(asyncio.BufferedProtocol):
         take: Callable[["Connection", bytes], None],
         ended: Callable[["Connection"], None],
     ) -> None:
-        """Wait for what it says.
+        """Wait for its lines.
 
         Args:
-          buffer: of all connections.
-          take: is given each line, without its end.
-          ended: is called once, when nothing more comes.
+          buffer: shared by all connections.
+          take: called with each line, without its line end.
+          ended: called once, after the last line.
         """
         self._buffer, self._take, self._ended = buffer, take, ended
         self._rest = bytearray()
         self._transport: asyncio.Transport | None = None
         self.host = ""
-        """Whose agent it is, once that is known."""
+        """The host whose agent this is, once known."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way back."""
+        """Keep the transport, for answers."""
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to read."""
+        """Return the buffer to read into."""
         del sizehint
         return self._buffer.view
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on the lines that are whole."""
+        """Hand on the complete lines."""
         *lines, rest = bytes(self._buffer.view[:nbytes]).split(b"\n")
         for line in lines:
             if self.is_closing:
@@ -69,7 +69,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say that it has ended."""
+        """Report that the connection has ended."""
         del exc
         self._ended(self)
 
@@ -80,10 +80,10 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing more is read or written."""
+        """Whether reading and writing have ended."""
         return self._transport is None or self._transport.is_closing()
 
     def close(self) -> None:
-        """End it, when what was written is sent."""
+        """Close the connection after the written data is sent."""
         if self._transport is not None:
             self._transport.close()

@@ -1,8 +1,9 @@
 """The driver of a run: connections, a clock and a journal around a `Supervisor`.
 
 Enters: a run's config and the trainer's flags. Leaves: the run's exit code. It imports
-no model and no jax. Killed at any moment it may be started again with the same command:
-the journal says where the run was, agents call again, ranks never notice.
+no model and no jax. If it is killed, at any moment, the same command starts it again:
+it reads the state of the run from the journal, agents reconnect, and ranks are not
+affected.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ TRAINER = (sys.executable, "-m", "mjax.train")
 _COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 _TICK_S = 0.05
 _CALM_S = 0.25
-"""Instead of _TICK_S, while ranks run and nothing happens."""
+"""Used instead of _TICK_S while ranks run and nothing happens."""
 _LAST_WORDS_S = 1.0
 _BACKLOG = 1024
 
@@ -69,17 +70,17 @@ class Driver:
         trainer: Sequence[str] = TRAINER,
         api: Api | None = None,
     ) -> None:
-        """Open the journal, and go on where it ends.
+        """Open the journal and continue from its last state.
 
         Args:
           config: hosts and limits.
-          flags: of `python -m mjax.train`, without those of processes.
+          flags: of `python -m mjax.train`, without those about processes.
           work_dir: of the run.
-          token: that agents and commands must know.
-          bind: address and port to listen on; port 0 takes that of the driver before
-            this one, or any.
+          token: secret that agents and commands must present.
+          bind: address and port to listen on. Port 0 takes the port of the previous
+            driver, or any free one.
           trainer: the command of a rank, without flags.
-          api: of Kubernetes, if the agents run in pods.
+          api: Kubernetes API, if the agents run in pods.
         Raises:
           ValueError: the journal is another run's, or the history of hosts cannot be
             used.
@@ -113,12 +114,12 @@ class Driver:
         self._saved_place: tuple[str, int] | None = None
         self._pids: dict[str, int] = {}
         self.address: tuple[str, int] = bind
-        """Where it listens, once `is_listening`."""
+        """Address on which it listens, once `is_listening`."""
         self.is_listening = False
         self._take_up()
 
     def _take_up(self) -> None:
-        """Compare the journal with what was asked for, and go on where it ends."""
+        """Compare the journal with the request, and continue from its last state."""
         shape = {
             "hosts": self._config.hosts,
             "ranks_per_host": self._config.ranks_per_host,
@@ -140,7 +141,7 @@ class Driver:
         if is_running:
             self._flags.take_up(snapshot.get("flags", self._flags.to_json()))
             self._supervisor.resume(snapshot, time.monotonic())
-        else:  # the work dir is trained further: generations count on
+        else:  # the work dir is trained further: generations continue
             self._supervisor.generation = snapshot["generation"]
             self._supervisor.rollbacks.skip = snapshot.get("skip")
 
@@ -153,7 +154,7 @@ class Driver:
             raise ValueError(f"--history: {error}") from error
 
     def _make_pods(self, api: Api) -> Pods:
-        """Know what the driver before this one knew of the pods."""
+        """Restore what the previous driver knew of the pods."""
         pods = Pods(
             api,
             run=str(self._work_dir),
@@ -169,10 +170,10 @@ class Driver:
     async def run(self) -> int:
         """Serve until the run has ended; return its exit code.
 
-        SIGINT and SIGTERM let the run save and end.
+        On SIGINT or SIGTERM the run saves and ends.
 
         Raises:
-          OSError: the port cannot be listened on.
+          OSError: it cannot listen on the port.
         """
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -201,7 +202,7 @@ class Driver:
             exit_code = await self._watch(stop)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    while self._agents:  # agents leave when they have read the end
+                    while self._agents:  # agents leave when they read the end
                         await asyncio.sleep(0.01)
             closed = _process_event("closed", "the driver ends")
             self._journal.record(closed, self.generation)
@@ -217,7 +218,7 @@ class Driver:
         return exit_code
 
     async def _watch(self, stop: asyncio.Event) -> int:
-        """Give the supervisor the time until the run has ended."""
+        """Call the supervisor with the time until the run has ended."""
         is_stopped = False
         while self._supervisor.exit_code is None:
             if stop.is_set() and not is_stopped:
@@ -235,7 +236,7 @@ class Driver:
 
     @property
     def generation(self) -> int:
-        """The present one."""
+        """The present generation."""
         return self._supervisor.generation
 
     # ------------------------------------------------------------------ connections
@@ -249,7 +250,7 @@ class Driver:
         )
 
     def _take(self, connection: Connection, line: bytes) -> None:
-        """Do what a line says; whoever speaks another language is hung up on."""
+        """Handle a line; close the connection of a peer with another protocol."""
         try:
             if connection.host:
                 self._hear(connection.host, self._from_agent.decode(line))
@@ -259,7 +260,7 @@ class Driver:
             connection.close()
 
     def _greet(self, connection: Connection, first: Hello | Command) -> None:
-        """Take an agent in, or answer a command."""
+        """Admit an agent, or answer a command."""
         problem = self._problem(first)
         if problem is None and isinstance(first, Hello):
             problem = self._name_problem(first)
@@ -296,7 +297,7 @@ class Driver:
             self._supervisor.left(connection.host, time.monotonic())
 
     def _name_problem(self, hello: Hello) -> str | None:
-        """Say why an agent cannot have the name that it gives."""
+        """Return why an agent cannot have the name that it gives."""
         name = hello.host
         is_heard = not self._supervisor.is_lost(name, time.monotonic())
         if name in self._agents and self._pids[name] != hello.pid and is_heard:
@@ -307,7 +308,7 @@ class Driver:
         return None
 
     def _problem(self, first: Hello | Command) -> str | None:
-        """Say why whoever says this first is not served."""
+        """Return why a peer with this first message is refused."""
         if not messages.has_token(first.token, self._token):
             return (
                 "wrong token; give the token file of this run (launch/token in its "
@@ -316,7 +317,7 @@ class Driver:
         return messages.version_problem(first.version)
 
     def _command(self, command: Command) -> Message:
-        """Do what a person asks for."""
+        """Execute a user's command."""
         now_s = time.monotonic()
         try:
             match command.name:
@@ -438,7 +439,7 @@ class Driver:
         )
 
     def _find_ports(self, generation: int, num_hosts: int) -> FindPorts:
-        """Ask for a coordinator of its own, if there is to be one."""
+        """Ask for a coordinator in its own process, if one is configured."""
         folder = generation_folder(self._work_dir, generation).absolute()
         num_ranks = num_hosts * self._config.ranks_per_host
         is_wanted = self._is_coordinated and num_ranks > 1
@@ -450,7 +451,7 @@ class Driver:
         )
 
     def _send(self, host: str, message: Message) -> None:
-        if not isinstance(message, Prepare):  # of which a new driver need not know
+        if not isinstance(message, Prepare):  # a new driver need not know these
             self._save()
         if host in self._agents:
             self._agents[host].send(message)
@@ -473,7 +474,7 @@ class Driver:
     def _save(self) -> None:
         """Write the snapshot before anything is sent, and each tick, if it changed.
 
-        With every change comes an event, another state or another generation.
+        Every change comes with an event, a new state or a new generation.
         """
         place = (self._supervisor.state.value, self._supervisor.generation)
         if self._is_saved and place == self._saved_place:
@@ -489,5 +490,5 @@ def _process_event(kind: str, text: str) -> Event:
 
 
 def generation_folder(work_dir: Path, generation: int) -> Path:
-    """Return where the logs of a generation are."""
+    """Return the folder of the logs of a generation."""
     return work_dir / "launch" / f"generation-{generation:04d}"

@@ -1,9 +1,9 @@
-"""Sizes of a run on fewer hosts: the same global batch, the same data, less at a time.
+"""Sizes of a run on fewer hosts: same global batch, same data, smaller microbatches.
 
 Enters: the trainer's config on all hosts. Leaves: the numbers of hosts on which it can
-train, and the flags that differ there. Hosts are taken from the data-parallel axis;
-each device keeps at most the rows that it has at once, so a step takes more
-microbatches. What else a size must divide (the shards of a state) the trainer checks.
+train, and the flags that differ there. Hosts are removed from the data-parallel axis. A
+device never has more sequences in a microbatch than before, so a step takes more
+microbatches. The trainer checks all other divisibility rules (the shards of a state).
 """
 
 import json
@@ -17,11 +17,11 @@ _PER_NODE = "--mesh.dp-shard-per-node"
 
 
 def trainer_config(command: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
-    """Ask the trainer what its flags mean.
+    """Return the configuration that the trainer reads from its flags.
 
     Args:
       command: of the trainer, with its flags.
-      timeout_s: that it may take to import.
+      timeout_s: seconds that its imports may take.
     Raises:
       ValueError: it refuses the flags, in its own words.
     """
@@ -46,13 +46,13 @@ def trainer_config(command: Sequence[str], timeout_s: float) -> Mapping[str, Any
 def sizes(
     config: Mapping[str, Any], *, hosts: int, least: int, devices_per_host: int | None
 ) -> dict[int, dict[str, list[str]]]:
-    """Return the numbers of hosts that fit, most first, with the flags that differ.
+    """Return the possible numbers of hosts, largest first, with the flags that differ.
 
     Args:
-      config: of the trainer, as `--print-config` has it.
-      hosts: on which it trains as its flags say.
-      least: hosts that are too few by one.
-      devices_per_host: on each; None: unknown, then the flags must say dp.
+      config: of the trainer, as `--print-config` prints it.
+      hosts: number of hosts that its flags are for.
+      least: one less than the smallest number that is allowed.
+      devices_per_host: None if unknown; then the flags must give dp.
     Raises:
       ValueError: dp is neither given nor known.
     """
@@ -84,7 +84,7 @@ def sizes(
 
 
 def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
-    """Return the fewest with which no device has more rows at once; None: none fits."""
+    """Return the fewest microbatches with no more sequences a device, or None."""
     rows = size / (dp * before)
     for number in range(before, size // smaller + 1):
         if size % (smaller * number) == 0 and size / (smaller * number) <= rows:
@@ -93,35 +93,35 @@ def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
 
 
 def devices_per_host(config: Mapping[str, Any], ranks_per_host: int) -> int | None:
-    """Return the devices of a host, if they are simulated or can be counted here."""
+    """Return the devices of a host if they are simulated or can be counted here."""
     if config["simulate_devices"] is not None:
         return config["simulate_devices"] * ranks_per_host
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) or None
 
 
 class Sizes:
-    """On how many hosts a run goes on."""
+    """Chooses the number of hosts on which a run continues."""
 
     def __init__(self, wanted: int, others: Collection[int]) -> None:
-        """Know the numbers of hosts.
+        """Store the numbers of hosts.
 
         Args:
-          wanted: if there are so many.
-          others: that do as well.
+          wanted: the preferred number.
+          others: numbers that are possible too.
         """
         self._wanted, self._fitting = wanted, {wanted, *others}
 
     @property
     def least(self) -> int:
-        """The fewest."""
+        """The smallest number."""
         return min(self._fitting)
 
     def best(self, num_ready: int, *, waits: bool) -> int | None:
-        """Return how many of the hosts that are ready to take; None: wait for more.
+        """Return how many of the ready hosts to take; None means wait for more.
 
         Args:
           num_ready: hosts that can have ranks.
-          waits: whether more may still come.
+          waits: whether to wait for more hosts.
         """
         if num_ready >= self._wanted:
             return self._wanted
@@ -129,7 +129,7 @@ class Sizes:
         return None if waits or not fitting else max(fitting)
 
     def discard(self, size: int) -> bool:
-        """Try no more with so few hosts; False, and nothing done, if all are there."""
+        """Stop trying so few hosts; return False, with no effect, if all are there."""
         if size == self._wanted:
             return False
         self._fitting.discard(size)

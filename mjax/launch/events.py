@@ -15,7 +15,7 @@ class Event:
     host: str | None = None
     rank: int | None = None
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """JSON, for programs."""
+    """JSON data, for programs."""
 
 
 def teller(record: Callable[[Event], None]) -> Callable[..., None]:

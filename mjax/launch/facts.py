@@ -1,8 +1,8 @@
-"""What is known of this host: hardware, software, and what its RDMA ports have carried.
+"""Facts about this host: hardware, software, and the traffic of its RDMA ports.
 
 Enters: /sys, the environment and, where nvidia-ml-py is installed, NVIDIA's management
-library. Leaves: texts for the journal and counters for heartbeats. What cannot be asked
-is "unknown", and why.
+library. Leaves: texts for the journal and counters for heartbeats. What cannot be read
+is "unknown", with the reason.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _WORD_BYTES = 4
 
 
 def host_facts() -> dict[str, str]:
-    """Return what the journal keeps of a host."""
+    """Return the facts of a host that the journal keeps."""
     return {
         "hostname": socket.gethostname(),
         "kernel": platform.release(),
@@ -37,11 +37,11 @@ def host_facts() -> dict[str, str]:
 
 
 def process_facts() -> dict[str, Any]:
-    """Return what a reader of times must know of this process.
+    """Return what is needed to interpret the times of this process.
 
     Returns:
-      its number; its age in seconds; and the boot of its host, whose processes share
-      one monotonic clock. The last two are None where /proc does not say them.
+      its process id; its age in seconds; and the boot id of its host, whose processes
+      share one monotonic clock. The last two are None where /proc does not give them.
     """
     age_s = boot = None
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -71,7 +71,7 @@ def gpu_facts() -> dict[str, str]:
 
 
 def rdma_bytes(folder: Path = _INFINIBAND) -> dict[str, list[int]]:
-    """Return bytes sent and received, by device/port; without RDMA nothing."""
+    """Return bytes sent and received, by device/port; empty without RDMA."""
     found = {}
     for port in sorted(folder.glob("*/ports/*")):
         names = ("port_xmit_data", "port_rcv_data")

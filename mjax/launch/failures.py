@@ -1,4 +1,4 @@
-"""What has failed: the cause, the hosts and the ranks, from what is seen of all ranks.
+"""Diagnose a failure: its cause, hosts and ranks, from the states of all ranks.
 
 Enters: the states of the ranks of a generation, and their stacks if they hang. Leaves:
 the one failure that explains the others.
@@ -16,11 +16,11 @@ from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _MAX_SHOWN = 8
 _SETTLE_S = 0.3
-"""What ends within this time of the first end is looked at with it."""
+"""Ends within this time of the first end are examined together."""
 _SIGNAL_SETTLE_S = 0.05
-"""The same, if one was ended by a signal: what follows does not explain it."""
+"""The same after an end by a signal: later ends do not explain it."""
 _STARTED_S = 15.0
-"""After which a rank must be known to its host."""
+"""Seconds after which a host must report its ranks."""
 _UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
 _OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT)
 _EXPLAINING = (*_OF_HARDWARE, Cause.OUT_OF_MEMORY, Cause.NETWORK, Cause.STORE)
@@ -33,15 +33,16 @@ class Failure:
     cause: Cause
     text: str
     hosts: tuple[str, ...] = ()
-    """Those that are to blame."""
+    """The hosts to blame."""
     ranks: tuple[int, ...] = ()
     suspects: tuple[str, ...] = ()
-    """Where nobody is to blame, the fewest hosts that differ from the others."""
+    """If no host is to blame, the smallest group of hosts that differs from the
+    rest."""
     diverged: Divergence | None = None
-    """What the rank has said of it."""
+    """The rank's own report of a divergence."""
 
     def fields(self) -> dict[str, Any]:
-        """Return what an event says of it: host and rank, if it is one."""
+        """Return the fields of its event; host and rank if there is only one."""
         return {
             "host": self.hosts[0] if len(self.hosts) == 1 else None,
             "rank": self.ranks[0] if len(self.ranks) == 1 else None,
@@ -54,7 +55,7 @@ class Failure:
 
 
 def of_silence(lost: Collection[str], limit_s: float) -> Failure:
-    """Say that hosts have not been heard for limit_s."""
+    """Return the failure of hosts that were silent for limit_s."""
     hosts = tuple(sorted(lost))
     text = f"no heartbeat of {', '.join(hosts)} for {limit_s:g} s"
     return Failure(cause=Cause.HOST_LOST, text=text, hosts=hosts)
@@ -68,15 +69,16 @@ def of_ranks(
     since_end_s: float,
     are_heard: bool,
 ) -> Failure | None:
-    """Find what ended a generation, or that a part of it never began.
+    """Find what ended a generation, or which part of it never began.
 
     Args:
-      states: what is known of its ranks.
+      states: of its ranks, as far as known.
       hosts: of each rank.
-      age_s: of the generation, since its hosts were told to start it.
-      since_end_s: since the first end; negative without one.
-      are_heard: every host is connected and was heard since the first end: ranks end in
-        less time because a host is gone than a host must be silent to be lost.
+      age_s: seconds since its hosts were told to start it.
+      since_end_s: seconds since the first end; negative without one.
+      are_heard: every host is connected and was heard since the first end. When a host
+        is gone, other ranks end before the host has been silent long enough to count as
+        lost.
     """
     ended = {rank: state for rank, state in states.items() if state.code is not None}
     is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
@@ -100,7 +102,7 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
 
     Args:
       ended: ranks with an exit code; at least one.
-      host_of: from a rank to its host.
+      host_of: maps a rank to its host.
     """
     causes = {
         rank: policy.cause_of(
@@ -137,11 +139,11 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
 def of_devices(
     states: Mapping[int, RankState], host_of: Callable[[int], str]
 ) -> Failure:
-    """Name who holds up the others by what XLA has said of their devices.
+    """Find the ranks that block the others, from XLA's logs of their devices.
 
     Args:
-      states: of all ranks; XLA has ended one at least.
-      host_of: from a rank to its host.
+      states: of all ranks; XLA has ended at least one.
+      host_of: maps a rank to its host.
     """
     devices = {rank: state.devices for rank, state in states.items() if state.devices}
     ranks = thunks.behind(devices)
@@ -154,14 +156,14 @@ def of_devices(
 
 
 def explained(failure: Failure, matches: Mapping[str, Sequence[Match]]) -> Failure:
-    """Return the failure with the cause that the logs of the hosts give, if any do.
+    """Return the failure with the cause that the logs of the hosts give, if any.
 
-    A fault of hardware explains any end but one that explains itself. Other lines count
-    on the hosts that are to blame only: where one rank fails, others complain too.
+    A hardware fault explains any end except one with a known cause. Other lines count
+    only on the hosts to blame: when one rank fails, others log errors too.
 
     Args:
-      failure: as its exit code or its stacks say.
-      matches: lately, by host.
+      failure: as found from exit codes or stacks.
+      matches: recent rule matches, by host.
     """
     if failure.cause not in _UNEXPLAINED:
         return failure
@@ -185,12 +187,12 @@ def of_hang(
     shown: Mapping[int, str],
     host_of: Callable[[int], str],
 ) -> tuple[Failure, dict[str, Any]]:
-    """Name who holds up the others.
+    """Find the ranks that block the others.
 
     Args:
       alive: ranks that have not ended.
-      shown: the stacks of those that answered.
-      host_of: from a rank to its host.
+      shown: the stacks of the ranks that answered.
+      host_of: maps a rank to its host.
     Returns:
       the failure, and the evidence as JSON: groups of ranks by frames, and the stacks.
     """
@@ -225,7 +227,7 @@ def of_hang(
 
 
 def describe_end(state: RankState) -> str:
-    """Say how and where a rank has ended."""
+    """Describe how and where a rank has ended."""
     assert state.code is not None
     return (
         f"rank {state.rank} ended with {describe_code(state.code)} in "
@@ -234,7 +236,7 @@ def describe_end(state: RankState) -> str:
 
 
 def describe_code(code: int) -> str:
-    """Name an exit code."""
+    """Describe an exit code."""
     if code >= 0:
         return f"code {code}"
     try:
@@ -244,7 +246,7 @@ def describe_code(code: int) -> str:
 
 
 def join(ranks: Sequence[int]) -> str:
-    """Write ranks, the first of them if they are many."""
+    """Write ranks; only the first ones if there are many."""
     shown = ", ".join(map(str, sorted(ranks)[:_MAX_SHOWN]))
     num_more = len(ranks) - _MAX_SHOWN
     return shown if num_more <= 0 else f"{shown} and {num_more} more"

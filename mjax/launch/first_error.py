@@ -1,8 +1,8 @@
-"""What came first when a generation failed: the cause, then the ends of all ranks.
+"""The first error of a failed generation: the cause, then the ends of all ranks.
 
-Enters: the events of a run. Leaves: the verdict of the launch, and each rank's end in
-the order of time, with whether it follows from another one. The clocks of hosts may
-differ by some milliseconds; a consequence takes longer than that.
+Enters: the events of a run. Leaves: the launch's diagnosis, and each rank's end in
+order of time, marked if it is a consequence of another. The clocks of hosts may differ
+by some milliseconds; a consequence takes longer than that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ Event = Mapping[str, Any]
 
 
 def first_error(events: Sequence[Event], generation: int | None = None) -> Event:
-    """Return what a generation failed of, as JSON.
+    """Return why a generation failed, as JSON.
 
     Args:
       events: of a run, oldest first.
-      generation: None takes the last that failed.
+      generation: None means the last one that failed.
     Raises:
-      ValueError: it has not failed, or there is none.
+      ValueError: it has not failed, or no generation has.
     """
     failed = {
         event["generation"]: event for event in events if event["kind"] == "failure"
@@ -56,7 +56,7 @@ def first_error(events: Sequence[Event], generation: int | None = None) -> Event
 
 
 def describe(found: Event) -> str:
-    """Write it for people."""
+    """Format it for people."""
     lines = [f"generation {found['generation']}: {found['text']}"]
     for end in found["ends"]:
         after_s = (end["ended_ns"] - found["ends"][0]["ended_ns"]) / 1e9

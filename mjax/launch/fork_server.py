@@ -1,16 +1,16 @@
 """A process that has imported the trainer already, and forks ranks: a warm start.
 
 Enters: a module, and requests of the agent, one JSON line each on a socket. Leaves: for
-each the process id of a rank, which is what `python -m MODULE` with those arguments
-would be, without the seconds that its imports take. The server itself starts no
-thread and touches no device: whatever does either cannot be forked.
+each the process id of a rank, equivalent to `python -m MODULE` with those arguments,
+without the seconds that its imports take. The server starts no thread and touches no
+device: a process that does either cannot be forked.
 
-A rank is no child of the server but of the agent, which sees how it ends: the server
-forks a process that forks the rank and ends, and the agent takes orphans in
-(PR_SET_CHILD_SUBREAPER). So a server that dies takes nothing along.
+A rank is a child of the agent, not of the server, so the agent sees how it ends: the
+server forks a process that forks the rank and ends, and the agent adopts orphans
+(PR_SET_CHILD_SUBREAPER). So the death of the server ends no rank.
 
-The idea: Android's zygote, and Python's `multiprocessing.forkserver`, which hands over
-functions where a rank is a command.
+Source: Android's zygote, and Python's `multiprocessing.forkserver`. Differs: the latter
+runs functions; a rank is a command.
 """
 
 import ctypes
@@ -32,28 +32,28 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank to fork."""
+    """Request to fork a rank."""
 
     module: str
-    """That is run: the imported one, or another of its package."""
+    """The module to run: the imported one, or another of its package."""
     arguments: list[str]
-    """Behind its name."""
+    """Arguments after the module's name."""
     environment: dict[str, str]
-    """All of it. What the imports have read of the server's is as it was there."""
+    """The whole environment. Imports have already read the server's own."""
     log: str
     """File to which the output is appended."""
 
 
 class Forked(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer: of a request, or, with 0, that the imports are done."""
+    """The answer to a request; process id 0 reports that the imports are done."""
 
     pid: int = 0
     error: str = ""
-    """Why there is no rank: then the server ends."""
+    """Why there is no rank; then the server ends."""
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends; to be called in it."""
+    """Let the kernel kill the calling process when its parent ends."""
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)
@@ -62,7 +62,8 @@ def die_with(parent: int) -> None:
 def serve(module: str, connection: socket.socket) -> None:
     """Import a module, then fork ranks until the agent is gone.
 
-    Its IMPORTED_LATER names modules that it imports when it runs: they come first too.
+    The module's IMPORTED_LATER names modules that it imports when it runs. They are
+    imported before the forks too.
     """
     agent = os.getppid()
     program = importlib.import_module(module)
@@ -70,7 +71,7 @@ def serve(module: str, connection: socket.socket) -> None:
         importlib.import_module(later)
     stamps = _stamps(module)
     gc.collect()
-    gc.freeze()  # a collection in a rank would copy all pages
+    gc.freeze()  # a garbage collection in a rank would copy all pages
     _say(connection, Forked())
     with connection.makefile("rb") as lines:
         for line in lines:
@@ -84,7 +85,7 @@ def serve(module: str, connection: socket.socket) -> None:
             if not middle:
                 os.close(reading)
                 _fork_again(request, connection, agent, writing)
-                return  # in the rank, when it has ended without an exit
+                return  # in the rank, if it ended without an exit
             os.close(writing)
             os.waitpid(middle, 0)
             pid = int(os.read(reading, 16) or b"0")
@@ -102,14 +103,14 @@ def _fork_again(
         os._exit(0)
     os.close(writing)
     connection.close()
-    while os.getppid() == middle:  # whose end must not be taken for the agent's
+    while os.getppid() == middle:  # its end must not look like the agent's
         os.sched_yield()
     die_with(agent)
     _become(request)
 
 
 def _become(request: Request) -> None:
-    """Be `python -m MODULE ARGUMENTS`."""
+    """Run as `python -m MODULE ARGUMENTS`."""
     module = request.module
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -120,16 +121,16 @@ def _become(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     sys.argv = [module, *request.arguments]
-    importlib.reload(sys.modules[module.partition(".")[0]])  # it notes when it began
-    sys.modules.pop(module, None)  # its program runs, what it imports is there
+    importlib.reload(sys.modules[module.partition(".")[0]])  # records its start time
+    sys.modules.pop(module, None)  # only its program runs; imports are done
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _why_not(module: str, stamps: Mapping[str, float]) -> str:
-    """Say why no rank can be forked; empty if one can."""
+    """Return why no rank can be forked; empty if one can."""
     if stamps != _stamps(module):
         return f"the files of {module} have changed"
-    # OpenBLAS has threads too; it stops them before a fork.
+    # OpenBLAS has threads too, but stops them before a fork.
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate())
         return f"{module} has started threads: {names}"
@@ -137,7 +138,7 @@ def _why_not(module: str, stamps: Mapping[str, float]) -> str:
 
 
 def _stamps(module: str) -> dict[str, float]:
-    """Return when each imported file of the module's package was changed."""
+    """Return the change time of each imported file of the module's package."""
     package = module.partition(".")[0]
     files = {
         one.__file__

@@ -1,6 +1,6 @@
-"""Ranks that do not go on: found by their progress, told apart by their stacks.
+"""Hung ranks: found by their progress, told apart by their stacks.
 
-Enters: the states of all ranks, and how long a step lately took. Leaves: which ranks
+Enters: the states of all ranks, and the recent step time. Leaves: which ranks
 hang, orders to show stacks, and the failure with its evidence.
 """
 
@@ -23,10 +23,10 @@ class Hangs:
     def __init__(
         self, config: RunConfig, fleet: Fleet, tell: Callable[..., None]
     ) -> None:
-        """Know of no step.
+        """Begin without a known step.
 
         Args:
-          config: with the limits.
+          config: the limits.
           fleet: of the hosts.
           tell: records an event, see `events.teller`.
         """
@@ -40,11 +40,11 @@ class Hangs:
         self._answered: set[str] = set()
 
     def took(self, state: RankState) -> None:
-        """Note the time of the step that a rank has just taken, if it says one."""
+        """Record the time of the step that a rank has just taken, if it reports one."""
         self._liveness.took(state)
 
     def find(self, now_s: float, ends_by_s: float) -> list[int]:
-        """Return the ranks that should have gone on, or ended, by now.
+        """Return the ranks that should have made progress, or ended, by now.
 
         Args:
           now_s: the time.
@@ -57,12 +57,12 @@ class Hangs:
         ]
 
     def _hangs(self, state: RankState, now_s: float) -> bool:
-        # Of a host that is silent for longer nothing is known: it may be lost.
+        # A host that is silent for longer may be lost; its state is unknown.
         silent_s = min(self._fleet.silent_s(state.rank, now_s), BEAT_S)
         return state.age_s + silent_s > self._liveness.limit_s(state)
 
     def ask(self, hanging: Sequence[int], generation: int, now_s: float) -> None:
-        """Ask all ranks for their stacks, because some hang."""
+        """Ask all ranks for their stacks because some hang."""
         self._tell(
             "hang",
             f"no progress of rank {failures.join(hanging)}",
@@ -89,9 +89,9 @@ class Hangs:
         self._answered.add(name)
 
     def is_answered(self, now_s: float) -> bool:
-        """Say whether all hosts that live have answered, or the time is over.
+        """Return whether all live hosts have answered or the time is over.
 
-        A host that is silent is soon lost, or speaks: that is waited for.
+        A silent host soon counts as lost or answers; wait for that.
         """
         missing = {*self._fleet.placement} - self._answered - self._fleet.lost(now_s)
         heard_s = [self._fleet.hosts[name].heard_s for name in missing]
@@ -99,7 +99,7 @@ class Hangs:
         return not missing or (now_s > self._until_s and not is_silent)
 
     def judge(self) -> tuple[Failure, dict[str, Any]]:
-        """Name who holds up the others; see `failures.of_hang`."""
+        """Find the ranks that block the others; see `failures.of_hang`."""
         alive, host_of = self._fleet.alive(), self._fleet.host_of
         failure, evidence = failures.of_hang(alive, self._stacks, host_of)
         spied = {str(rank): text for rank, text in self._spied.items()}

@@ -1,8 +1,8 @@
 """The history of hosts, as the driver of one run uses it.
 
 Enters: the events of this run, and a file that several runs share. Leaves: a score for
-each host; of the spares the one with the lowest score is taken. A file that cannot be
-used while the run goes on is told once; the last scores that were read then stay.
+each host; the spare with the lowest score is taken. If the file becomes unusable during
+the run, one event reports it and the last scores stay.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ class HostHistory:
     """Reads and writes the file, and keeps the latest scores."""
 
     def __init__(self, path: Path, events: Path, tell: Callable[..., None]) -> None:
-        """Open it, make it if absent.
+        """Open the file; create it if absent.
 
         Args:
-          path: of the SQLite file.
+          path: the SQLite file.
           events: events.jsonl of the run.
           tell: records an event, see `events.teller`.
         Raises:
-          ValueError: the file is damaged, or is not a history.
-          RuntimeError: another process holds it for too long.
+          ValueError: the file is damaged or is not a history.
+          RuntimeError: another process locks it for too long.
         """
         self._reputation = Reputation(path)
         self._events, self._tell = events, tell
@@ -36,7 +36,7 @@ class HostHistory:
         self._is_current = self._has_failed = False
 
     def note(self, event: Event) -> None:
-        """Read the scores again at the next question if an event may change them."""
+        """Reread the scores at the next request if an event may change them."""
         if event.kind in _KINDS:
             self._is_current = False
 
@@ -48,7 +48,7 @@ class HostHistory:
         return self._scores.get(host, 0.0)
 
     def close(self) -> None:
-        """Record what is new, and close the file."""
+        """Record the new events and close the file."""
         self._read()
         self._reputation.close()
 

@@ -1,7 +1,7 @@
-"""The hosts of a run, and which of them have which ranks.
+"""The hosts of a run, and their ranks.
 
-Enters: what agents have said. Leaves: which hosts are silent, a placement (active hosts
-in the order of their ranks), and messages to those that have ranks.
+Enters: messages of agents. Leaves: which hosts are silent, a placement (active hosts
+in the order of their ranks), and messages to the hosts that have ranks.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ from mjax.launch.messages import Match, Message, RankState, Signal
 
 
 class HostState(enum.StrEnum):
-    """What a host is for."""
+    """The role of a host."""
 
     SPARE = "spare"
     ACTIVE = "active"
     LOST = "lost"
     """It may come back, as a spare."""
     SICK = "sick"
-    """It did not pass its check, and is checked again when hosts are missing."""
+    """It failed its check; it is checked again when hosts are missing."""
     EVICTED = "evicted"
 
 
@@ -34,23 +34,23 @@ class Host:
     state: HostState = HostState.SPARE
     is_connected: bool = True
     heard_s: float
-    """When its agent last said something."""
+    """When its agent last sent a message."""
     ranks: dict[int, RankState] = dataclasses.field(default_factory=dict)
-    """Of the present generation."""
+    """Ranks of the present generation."""
     why: str = ""
     """Why it was evicted."""
     is_leaving: bool = False
-    """Its agent has said so."""
+    """Its agent has said that it leaves."""
     matches: list[tuple[float, Match]] = dataclasses.field(default_factory=list)
-    """Lines of its logs that a rule has found in this generation, and when."""
+    """Lines of its logs that matched a rule in this generation, and when."""
     rdma_bytes_per_s: float | None = None
-    """Sent and received by its RDMA ports, lately."""
+    """Recent traffic of its RDMA ports, sent and received."""
     _rdma: tuple[float, int] | None = dataclasses.field(default=None, init=False)
 
     def note_traffic(
         self, rdma_bytes: Mapping[str, Sequence[int]], now_s: float
     ) -> None:
-        """Take the counters of its ports."""
+        """Record the counters of its ports."""
         if rdma_bytes:
             total = sum(map(sum, rdma_bytes.values()))
             if self._rdma is not None and now_s > self._rdma[0]:
@@ -59,12 +59,12 @@ class Host:
             self._rdma = now_s, total
 
     def to_json(self) -> dict[str, str]:
-        """Return what a new driver must know of it."""
+        """Return the state that a new driver needs."""
         return {"address": self.address, "state": self.state.value, "why": self.why}
 
 
 def from_json(name: str, fields: Mapping[str, Any], now_s: float) -> Host:
-    """Make a host of what `to_json` returned; its agent has not called yet."""
+    """Make a host from what `to_json` returned; its agent is not connected yet."""
     return Host(
         name=name,
         address=fields["address"],
@@ -91,9 +91,9 @@ class Fleet:
         Args:
           ranks_per_host: processes of the trainer on each host that has some.
           lost_s: seconds of silence after which a host is lost.
-          send: (host, message): hands a message to a connection, never waits.
+          send: (host, message): hands a message to a connection; never waits.
           tell: records an event, see `events.teller`.
-          faults: from a host to how often it has failed.
+          faults: maps a host to its number of failures.
         """
         self._faults = faults
         self.hosts: dict[str, Host] = {}
@@ -113,16 +113,16 @@ class Fleet:
         return self.placement[rank // self._ranks_per_host]
 
     def ranks_of(self, index: int) -> range:
-        """Return the ranks of a host, by its place in the placement."""
+        """Return the ranks of a host, from its place in the placement."""
         first = index * self._ranks_per_host
         return range(first, first + self._ranks_per_host)
 
     def has_ranks(self, name: str) -> bool:
-        """Say whether a host is in the placement."""
+        """Return whether a host is in the placement."""
         return name in self._placed
 
     def states(self) -> dict[int, RankState]:
-        """Return what is known of the ranks of the present generation."""
+        """Return the known states of the ranks of the present generation."""
         return {
             rank: state
             for name in self.placement
@@ -134,21 +134,21 @@ class Fleet:
         return {r: state for r, state in self.states().items() if state.code is None}
 
     def active(self, names: Collection[str]) -> list[Host]:
-        """Return those of these hosts that have ranks and were not put aside."""
+        """Return those of these hosts that have ranks and are not excluded."""
         found = (self.hosts[name] for name in names)
         return [host for host in found if host.state is HostState.ACTIVE]
 
     def silent_s(self, rank: int, now_s: float) -> float:
-        """Return the seconds since the host of a rank was heard."""
+        """Return the seconds since the last message of a rank's host."""
         return now_s - self.hosts[self.host_of(rank)].heard_s
 
     def are_heard_since(self, since_s: float) -> bool:
-        """Say whether all hosts with ranks are connected and said something since."""
+        """Return whether all hosts with ranks are connected and were heard since."""
         hosts = (self.hosts[name] for name in self.placement)
         return all(host.is_connected and host.heard_s >= since_s for host in hosts)
 
     def matches(self, since_s: float) -> dict[str, list[Match]]:
-        """Return what rules have found on hosts with ranks since then."""
+        """Return the rule matches on hosts with ranks since then."""
         found = {}
         for name in self.placement:
             late = [one for at_s, one in self.hosts[name].matches if at_s >= since_s]
@@ -157,22 +157,22 @@ class Fleet:
         return found
 
     def lost(self, now_s: float, *, active_only: bool = True) -> set[str]:
-        """Return hosts that have not been heard for too long."""
+        """Return hosts that have been silent for too long."""
         names = self.placement if active_only else self.hosts.keys()
         return {name for name in names if self.is_lost(name, now_s)}
 
     def is_lost(self, name: str, now_s: float) -> bool:
-        """Say whether a host has not been heard for too long."""
+        """Return whether a host has been silent for too long."""
         return now_s - self.hosts[name].heard_s > self._lost_s
 
     def silence(self, host: Host, now_s: float) -> None:
-        """Count a host as one that has not been heard for too long."""
+        """Count a host as silent for too long."""
         host.heard_s = now_s - 2 * self._lost_s
 
     def ready(self, now_s: float) -> list[Host]:
-        """Return the hosts that can have ranks, those that have some first.
+        """Return the hosts that can have ranks, first those that have some.
 
-        Then come those that have failed least.
+        The others follow in order of their failures, fewest first.
         """
         unheard = self.lost(now_s, active_only=False)
         found = [
@@ -192,7 +192,7 @@ class Fleet:
         )
 
     def num_spares(self, now_s: float) -> int:
-        """Count the hosts that could take the place of others."""
+        """Count the hosts that could replace others."""
         return sum(host.state is HostState.SPARE for host in self.ready(now_s))
 
     def place(self, ready: Sequence[Host], size: int) -> None:
@@ -208,7 +208,7 @@ class Fleet:
         self.placement, self._placed = [*placement], {*placement}
 
     def evict(self, host: Host, why: str, state: HostState = HostState.EVICTED) -> None:
-        """Let a host have no ranks any more."""
+        """Remove a host from the placement."""
         host.state, host.why = state, why
         text, data = (
             f"{host.name} is {state}: {why}",
@@ -217,7 +217,7 @@ class Fleet:
         self._tell("evict", text, "warning", host=host.name, data=data)
 
     def join(self, name: str, address: str, now_s: float) -> Host:
-        """Return the host of this name, connected; a new one is a spare."""
+        """Return the host of this name, now connected; a new host is a spare."""
         host = self.hosts.setdefault(
             name, Host(name=name, address=address, heard_s=now_s)
         )
@@ -225,7 +225,7 @@ class Fleet:
         return host
 
     def come_back(self, host: Host, generation: int) -> None:
-        """Make a lost host a spare; what still runs there is of a generation before."""
+        """Make a lost host a spare; its running ranks are of an older generation."""
         host.state, host.why = HostState.SPARE, ""
         self._tell("host", f"{host.name} is back as a spare", host=host.name)
         self.kill(host, generation)
@@ -244,14 +244,14 @@ class Fleet:
             self.send(name, message)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a new driver must know."""
+        """Return the state that a new driver needs."""
         return {
             "placement": self.placement,
             "hosts": {host.name: host.to_json() for host in self.hosts.values()},
         }
 
     def take_up(self, fields: Mapping[str, Any], now_s: float) -> None:
-        """Go on with what `to_json` returned; other fields are ignored."""
+        """Restore what `to_json` returned; other fields are ignored."""
         self._place(fields["placement"])
         for name, host in fields["hosts"].items():
             self.hosts[name] = from_json(name, host, now_s)
@@ -260,8 +260,8 @@ class Fleet:
 def place(chosen: Collection[str], before: Sequence[str]) -> list[str]:
     """Return the chosen hosts in the order of their ranks.
 
-    Hosts that stay keep their place, so that neighbours stay neighbours, unless there
-    are fewer places than before: then they move up.
+    Hosts that stay keep their place, so that neighbours stay neighbours. If there are
+    fewer places than before, they move up.
     """
     new = iter(sorted(set(chosen) - set(before)))
     kept = [name if name in chosen else None for name in before]

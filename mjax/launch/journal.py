@@ -1,10 +1,10 @@
-"""The journal of a run: every event, and what a new driver must know, in SQLite.
+"""The journal of a run: every event, and the driver's state, in SQLite.
 
-Enters: events and snapshots. Leaves: `launch/journal.db` in the work dir, which a
-driver that was killed at any moment is started again from, and `events.jsonl` beside
-it, one object a line, for whoever computes from it. A line has its number in the
-journal, so a reader sees which are missing, and the time by both clocks of the host:
-the wall clock may be set while a run goes on.
+Enters: events and snapshots. Leaves: `launch/journal.db` in the work dir, from which a
+driver can restart after it was killed at any moment, and `events.jsonl` beside it, one
+object a line, for programs. A line has its number in the journal, so that a reader sees
+gaps. It has the time by both clocks of the host, because the wall clock may be set
+during a run.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ class Journal:
     """The journal of one work dir. One process writes, others may read."""
 
     def __init__(self, work_dir: Path) -> None:
-        """Open the journal, make it if absent.
+        """Open the journal; create it if absent.
 
         Raises:
-          ValueError: it is of another version of mjax, or no journal.
-          OSError: it cannot be made.
+          ValueError: it is of another version of mjax, or not a journal.
+          OSError: it cannot be created.
         """
         folder = work_dir / "launch"
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,8 +51,8 @@ class Journal:
         try:
             self._base = sqlite3.connect(self.path, isolation_level=None)
             self._base.execute("pragma journal_mode=wal")
-            # A commit survives the death of the process; that of the machine ends
-            # the run anyway, and each commit would wait for the disk.
+            # A commit survives the death of the process. It need not survive that of
+            # the machine, which ends the run: each commit would wait for the disk.
             self._base.execute("pragma synchronous=normal")
             self._base.executescript(_TABLES)
         except sqlite3.DatabaseError as error:
@@ -70,7 +70,8 @@ class Journal:
         if self.fact("name") is None:
             self.set_fact("name", secrets.token_hex(8))
         self.name: str = self.fact("name")
-        """Of the launch: as long as there is this journal its generations count on."""
+        """Name of the launch. Generations are counted on as long as this journal
+        exists."""
         self._lines = (work_dir / "events.jsonl").open("a", encoding="utf-8")
 
     def fact(self, name: str) -> Any:
@@ -80,7 +81,7 @@ class Journal:
         return None if row is None else json.loads(row[0])
 
     def set_fact(self, name: str, value: Any) -> None:
-        """Replace a fact; it is JSON."""
+        """Replace a fact with a JSON value."""
         self._base.execute(
             "insert or replace into facts values (?, ?)", (name, json.dumps(value))
         )
@@ -110,7 +111,7 @@ class Journal:
 
 
 def read_events(work_dir: Path) -> list[Mapping[str, Any]]:
-    """Return all events of a run, oldest first; its driver may run or not.
+    """Return all events of a run, oldest first, whether or not its driver runs.
 
     Raises:
       ValueError: there is no journal, or it cannot be read.

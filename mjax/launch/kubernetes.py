@@ -1,10 +1,10 @@
 """Talk to the API of Kubernetes about the pods of agents and their nodes.
 
-Enters: a namespace and a label selector. Leaves: pods, and what happens to them; pods
-that are deleted, and nodes that are cordoned. Each call is one request: nothing is
-repeated here, and every way to fail is an `ApiError`.
+Enters: a namespace and a label selector. Leaves: pods and their changes, deleted pods,
+and cordoned nodes. Each call is one request: it is not retried here, and every failure
+is an `ApiError`.
 
-The package `kubernetes` is imported when `connect` is called, and only then.
+Only `connect` imports the package `kubernetes`.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from typing import Any
 from mjax.launch.config import KubernetesConfig
 
 ANNOTATION = "mjax/cordoned"
-"""Of a node that a driver has cordoned: JSON with run, host, reason and time."""
+"""Annotation of a cordoned node: JSON with run, host, reason and time."""
 GONE = 410
 _MAY_PASS = (0, 401, 408, 409, GONE, 429)
-"""0: no answer. 401: a token that has run out is read anew by the client."""
+"""0: no answer. 401: the client rereads an expired token."""
 _OVER = ("Failed", "Succeeded")
-"""Phases of a pod that never runs again."""
+"""Phases of a pod that will never run again."""
 _SHOWN_CHARS = 300
 
 
@@ -33,7 +33,7 @@ class ApiError(Exception):
     def __init__(
         self, text: str, status: int = 0, retry_after_s: float | None = None
     ) -> None:
-        """Keep the HTTP status, 0 without an answer, and when to ask again."""
+        """Store the HTTP status, 0 without an answer, and when to retry."""
         super().__init__(text)
         self.status, self.retry_after_s = status, retry_after_s
 
@@ -49,22 +49,22 @@ class Pod:
 
     name: str
     uid: str
-    """Of this pod alone: one that replaces it under the same name has another."""
+    """Unique to this pod: a replacement with the same name has another uid."""
     node: str | None
     """None until it is scheduled."""
     is_leaving: bool
-    """Whether it is being deleted; its processes may have time to end."""
+    """Whether it is being deleted; its processes may still run."""
     is_over: bool
     """Whether its processes have ended for good."""
     why: str
-    """Why it leaves or is over, as far as the API says so."""
+    """Why it leaves or is over, if the API says so."""
 
 
 class Api:
-    """The pods of one run's agents, and the nodes below them."""
+    """The pods of one run's agents, and their nodes."""
 
     def __init__(self, core: Any, errors: tuple[Any, ...], config: KubernetesConfig):
-        """Use a client.
+        """Store a client and its settings.
 
         Args:
           core: `kubernetes.client.CoreV1Api`.
@@ -85,7 +85,7 @@ class Api:
             return pods, found["metadata"]["resourceVersion"]
 
     def find(self, name: str) -> Pod | None:
-        """Return the pod of this name, if there is one and the selector fits it."""
+        """Return the pod of this name if it exists and matches the selector."""
         found = self._json(
             self._core.list_namespaced_pod,
             field_selector=f"metadata.name={name}",
@@ -97,8 +97,8 @@ class Api:
     def watch(self, version: str) -> Iterator[tuple[str, Pod]]:
         """Yield (kind, pod) for each change since a version, for about poll_s.
 
-        It ends early when the connection does. A watch that is silent ends too: the
-        caller lists the pods again.
+        It ends early if the connection ends. A silent watch ends too: the caller lists
+        the pods again.
         """
         limit_s = self.config.poll_s
         until_s = time.monotonic() + limit_s
@@ -127,10 +127,10 @@ class Api:
             response.close()
 
     def delete(self, pod: Pod) -> None:
-        """Delete this pod, and no other that has taken its name.
+        """Delete this pod, but not another pod with its name.
 
         Raises:
-          ApiError: status 409 if there is another pod of this name by now.
+          ApiError: status 409 if another pod now has this name.
         """
         body = {"preconditions": {"uid": pod.uid}}
         try:
@@ -147,7 +147,7 @@ class Api:
         _check_kind(found, "a deleted pod")
 
     def cordon(self, node: str, note: Mapping[str, str]) -> bool:
-        """Let no further pod onto a node; return False if that was so before."""
+        """Cordon a node; return False if it was already cordoned."""
         found = self._json(self._core.read_node, name=node)
         with _read("a node"):
             if found["spec"].get("unschedulable"):
@@ -160,7 +160,7 @@ class Api:
         return True
 
     def _json(self, call: Callable[..., Any], **options: Any) -> Any:
-        """Send a request and read its whole answer."""
+        """Send a request and read the whole answer."""
         limit_s = self.config.timeout_s
         response = self._send(call, **options, _request_timeout=(limit_s, limit_s))
         try:
@@ -171,10 +171,9 @@ class Api:
             response.close()
 
     def _send(self, call: Callable[..., Any], **options: Any) -> Any:
-        """Send a request and return its answer, of which nothing was read yet.
+        """Send a request and return its answer, still unread.
 
-        The models of the client are not used: they refuse answers with a value that a
-        newer API has added.
+        The client's models are not used: they reject values that a newer API has added.
         """
         try:
             return call(**options, _preload_content=False)
@@ -182,7 +181,7 @@ class Api:
             raise _told(error) from error
 
     def _lines(self, response: Any) -> Iterator[bytes]:
-        """Yield whole lines until the connection ends, however it does."""
+        """Yield complete lines until the connection ends, for whatever reason."""
         rest = b""
         try:
             for part in response.stream(amt=None, decode_content=False):
@@ -193,7 +192,7 @@ class Api:
 
 
 def connect(config: KubernetesConfig) -> Api:
-    """Find credentials, of this pod or in a kubeconfig; send nothing yet.
+    """Find the credentials of this pod or of a kubeconfig; send nothing yet.
 
     Raises:
       ValueError: the client is not installed, or there are no credentials.
@@ -222,14 +221,14 @@ def connect(config: KubernetesConfig) -> Api:
                 f"({error}); start the driver in a pod with a service account, or set "
                 "KUBECONFIG"
             ) from error
-    settings.retries = False  # the caller repeats, and says so
+    settings.retries = False  # the caller retries and logs it
     core = kubernetes_client.CoreV1Api(kubernetes_client.ApiClient(settings))
     errors = (kubernetes_client.ApiException, urllib3.exceptions.HTTPError, OSError)
     return Api(core, errors, config)
 
 
 def _pod(fields: Mapping[str, Any]) -> Pod:
-    """Read what a driver needs from the JSON of a pod."""
+    """Read the JSON of a pod."""
     metadata, status = fields["metadata"], fields.get("status") or {}
     phase = status.get("phase", "")
     return Pod(
@@ -244,7 +243,7 @@ def _pod(fields: Mapping[str, Any]) -> Pod:
 
 @contextlib.contextmanager
 def _read(what: str) -> Iterator[None]:
-    """Turn the errors of an answer that has another form into an ApiError."""
+    """Turn the errors of an answer in an unexpected form into an ApiError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -252,13 +251,13 @@ def _read(what: str) -> Iterator[None]:
 
 
 def _check_kind(answer: Any, what: str) -> None:
-    """Refuse what no API of Kubernetes has answered, a proxy perhaps."""
+    """Raise if the answer is not from a Kubernetes API; it may be from a proxy."""
     with _read(what):
         answer["kind"]
 
 
 def _why(status: Mapping[str, Any], phase: str) -> str:
-    """Say why a pod leaves or is over, in the words of Kubernetes."""
+    """Return why a pod leaves or is over, in the words of Kubernetes."""
     found = [
         f"{one.get('reason')}: {one.get('message')}"
         for one in status.get("conditions") or []
@@ -278,7 +277,7 @@ def _parsed(data: bytes) -> Any:
 
 
 def _told(error: Any) -> ApiError:
-    """Read an exception of the client; those of its connections have no status."""
+    """Convert an exception of the client; connection errors have no status."""
     status = getattr(error, "status", None) or 0
     if not status:
         return ApiError(f"no answer: {error}"[:_SHOWN_CHARS])

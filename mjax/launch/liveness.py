@@ -1,6 +1,6 @@
-"""How long a rank may go without progress.
+"""The time that a rank may go without progress.
 
-Enters: limits by phase, and the steps that were taken. Leaves: seconds.
+Enters: limits by phase, and the times of past steps. Leaves: seconds.
 """
 
 import collections
@@ -15,10 +15,10 @@ _SORT_EVERY = 32
 
 
 class Liveness:
-    """Knows how long a step lately took."""
+    """Tracks the recent step time."""
 
     def __init__(self, limits: LimitsConfig) -> None:
-        """Know of no step."""
+        """Begin without a known step."""
         self._limits = limits
         self._step_times_s: collections.deque[float] = collections.deque(
             maxlen=_NUM_STEP_TIMES
@@ -26,7 +26,7 @@ class Liveness:
         self._num_taken, self._p99_s = 0, 0.0
 
     def took(self, state: RankState) -> None:
-        """Note the time of the step that a rank has just taken, if it says one."""
+        """Record the time of the step that a rank has just taken, if it reports one."""
         if state.step_s is not None:
             self._step_times_s.append(state.step_s)
             self._num_taken += 1
@@ -35,7 +35,7 @@ class Liveness:
                 self._p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1]
 
     def limit_s(self, state: RankState) -> float:
-        """Return the seconds without progress after which a rank in `state` hangs."""
+        """Return the seconds without progress after which a rank in `state` is hung."""
         phase = Phase(state.phase)
         if phase is not Phase.STEP:
             return getattr(self._limits, f"{phase.name.lower()}_s")

@@ -1,10 +1,11 @@
 """A whole launch on one machine: a driver in this process, an agent for each host.
 
 Enters: a run's config and the trainer's flags. Leaves: the exit code of the run. The
-hosts are simulated: `host-0`, `host-1` and so on are agents on this machine. What rank
-0 prints goes to standard output.
+hosts are simulated: `host-0`, `host-1` and so on are agents on this machine. The output
+of rank 0 goes to standard output.
 
-If this process is killed the agents and their ranks go on. The same command finds them.
+If this process is killed, the agents and their ranks continue. The same command finds
+them again.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from mjax.launch.ranks import log_path
 
 _POLL_S = 0.1
 _FOLLOW_S = 0.25
-"""Between looks at what rank 0 prints; they are most of what an idle launch does."""
+"""Seconds between reads of rank 0's output, the main work of an idle launch."""
 _RESPAWN_S = 1.0
 _PARTING_S = 5.0
 LOOPBACK = "127.0.0.1"
@@ -45,7 +46,7 @@ async def run(
       trainer: the command of a rank, without flags.
     Raises:
       ValueError: the work dir belongs to another run.
-      OSError: a port or a file cannot be had.
+      OSError: a port or a file is not available.
     """
     token_path = work_dir / "launch" / "token"
     token = token_of(token_path)
@@ -63,10 +64,10 @@ async def run(
 
 @runtime_checkable
 class AgentsOfRun(Protocol):
-    """Agents that a launch starts by itself."""
+    """Agents that a launch starts itself."""
 
     async def keep(self, driver: tuple[str, int]) -> None:
-        """Start them, and again those that die, until it is cancelled."""
+        """Start them, and restart those that die, until cancelled."""
         ...
 
     async def end(self) -> None:
@@ -78,7 +79,7 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
     """Run a driver and its agents to the end; return the exit code of the run.
 
     Raises:
-      OSError: the port of the driver cannot be had.
+      OSError: the port of the driver is not available.
     """
     helpers: list[asyncio.Task[None]] = []
     serving = asyncio.create_task(driver.run())
@@ -100,7 +101,7 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
 
 
 def token_of(path: Path) -> str:
-    """Return the token in a file, made at first use.
+    """Return the token in a file; create it at first use.
 
     Raises:
       ValueError: others may read it.
@@ -111,7 +112,7 @@ def token_of(path: Path) -> str:
 
 
 class Agents:
-    """The agents of the simulated hosts: started, and started again when they die."""
+    """The agents of the simulated hosts, restarted when they die."""
 
     def __init__(self, names: Sequence[str], work_dir: Path, token: Path) -> None:
         self._names, self._folder, self._token = names, work_dir / "launch", token
@@ -153,7 +154,7 @@ class Agents:
         process = self._processes.get(name)
         if process is not None:
             return process.poll() is None
-        pid = self._pid(name)  # of a launch before this one
+        pid = self._pid(name)  # of an earlier launch
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
@@ -171,7 +172,7 @@ class Agents:
 
 
 async def follow(driver: Driver, work_dir: Path) -> None:
-    """Copy what rank 0 prints to standard output, generation after generation."""
+    """Copy the output of rank 0 to standard output, generation after generation."""
     generation, place = 0, 0
     while True:
         path = log_path(generation_folder(work_dir, generation), 0)

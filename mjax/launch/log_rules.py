@@ -1,13 +1,12 @@
-"""Lines of logs that tell what is broken, and a reader of what is new.
+"""Rules for log lines that show a fault, and a reader of new lines.
 
 Enters: the logs of the ranks of a host, and the kernel's (/dev/kmsg). Leaves: lines
-that match a rule, with its name. Nothing here ends a run: when a rank has ended or
-hangs, the rules that its host has matched in this generation may explain it
-(`failures.explained`).
+that match a rule, with its name. Nothing here ends a run: when a rank ends or hangs,
+the matches on its host in this generation may explain it (`failures.explained`).
 
-Which lines of the kernel mean a fault is the table of `mjax.health.kernel_rules`, with
-its sources: corrected errors, Xids of programs and what heals itself explain nothing.
-`RULES` are those of CUDA, NCCL and JAX, by the texts of their errors.
+The table of `mjax.health.kernel_rules` lists the kernel lines that mean a fault, with
+sources: corrected errors, Xids caused by programs and transient faults explain nothing.
+`RULES` match the error texts of CUDA, NCCL and JAX.
 """
 
 import contextlib
@@ -24,22 +23,23 @@ from mjax.launch.thunks import Reader
 
 KERNEL_LOG = Path("/dev/kmsg")
 _MOST_BYTES = 2**20
-"""Read of a log at a time; of more, the last."""
+"""Bytes of a log that are read at a time; of more, the last ones."""
 _MOST_LINES = 3
-"""Told of each rule and log; a broken host says the same thousands of times."""
+"""Reported matches of each rule and log; a broken host repeats a line many times."""
 _SHOWN_CHARS = 400
-_RECORD_BYTES = 8192  # of the kernel's log: a read gives one record, and no part of it
+_RECORD_BYTES = 8192  # of the kernel's log: a read returns one whole record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a line means."""
+    """The meaning of a line."""
 
     name: str
     pattern: str
     """Regular expression that is searched for in a line."""
     cause: Cause | None
-    """Of a failure of this host; None: the line is told, and decides nothing."""
+    """Cause of a failure of this host; None: the line is reported and decides
+    nothing."""
 
 
 RULES = (
@@ -72,7 +72,7 @@ RULES = (
 _COMPILED = [(rule, re.compile(rule.pattern)) for rule in RULES]
 XID, XID_OF_A_PROGRAM = "Xid", "Xid of a program"
 _XIDS_OF_HARDWARE = ("reset", "reboot", "support")
-"""Kinds of Xids, by what ends them."""
+"""Kinds of Xids, by the action that clears them."""
 _OF_CHECK = {
     "kernel.xid": XID,
     "kernel.sxid": "SXid",
@@ -81,8 +81,8 @@ _OF_CHECK = {
     "kernel.machine_check": "machine check",
     "kernel.memory_errors": "machine check",
 }
-"""From the checks that read the kernel's log to names of rules; other checks' lines,
-such as a slow disk's, do not explain why a rank ends."""
+"""Maps checks that read the kernel's log to names of rules. Lines of other checks, such
+as that for slow disks, do not explain why a rank ends."""
 CAUSES = {rule.name: rule.cause for rule in RULES} | {
     XID: Cause.GPU_FAULT,
     XID_OF_A_PROGRAM: None,
@@ -91,7 +91,7 @@ CAUSES = {rule.name: rule.cause for rule in RULES} | {
     "PCIe": Cause.HOST_FAULT,
     "machine check": Cause.HOST_FAULT,
 }
-"""Of a failure of the host, by the name of the rule."""
+"""Cause of a failure of the host, by the name of the rule."""
 
 
 def match(line: str, rank: int | None = None) -> Match | None:
@@ -106,7 +106,7 @@ def match(line: str, rank: int | None = None) -> Match | None:
 
 
 def _of_kernel(line: str) -> str | None:
-    """Return the name of the rule for a line of the kernel that means a fault."""
+    """Return the name of the rule for a kernel line that means a fault."""
     rules = kernel_rules.shipped()
     found = rules.match(line)
     if found is None:
@@ -119,7 +119,7 @@ def _of_kernel(line: str) -> str | None:
 
 
 class LogReader:
-    """Finds matches in what is appended to the log of a rank."""
+    """Finds matches in new lines of a rank's log."""
 
     def __init__(self, path: Path, rank: int) -> None:
         """Begin at its first line."""
@@ -132,7 +132,7 @@ class LogReader:
         """Return the matches since the last call.
 
         Args:
-          is_over: nothing more is written: a last line without an end counts.
+          is_over: no more lines will be written, so an unterminated last line counts.
         """
         try:
             with self._path.open("rb") as file:
@@ -158,7 +158,7 @@ class KernelLog:
     """Finds matches in the kernel's log, from now on."""
 
     def __init__(self, path: Path = KERNEL_LOG) -> None:
-        """Open it, if that is allowed."""
+        """Open it, if permitted."""
         self._descriptor: int | None = None
         self._told: dict[str, int] = {}
         with contextlib.suppress(OSError):
@@ -188,7 +188,7 @@ class KernelLog:
 
 
 def _few(found: Iterable[Match | None], told: dict[str, int]) -> list[Match]:
-    """Leave out None, and the fourth line of a rule and all after it."""
+    """Drop None, and keep only the first three lines of each rule."""
     few = []
     for one in found:
         if one is not None and told.setdefault(one.rule, 0) < _MOST_LINES:

@@ -1,9 +1,9 @@
-"""What driver, agents and people's commands say to each other: JSON lines over TCP.
+"""Messages between driver, agents and users' commands: JSON lines over TCP.
 
-Each line is one message, an object whose `type` says which. The first message of a
+Each line is one message, an object whose `type` names its kind. The first message of a
 connection is a `Hello` or a `Command`; both carry the version of the protocol and the
-token of the run. A reader accepts its own version and the one before. Fields that it
-does not know are ignored; new ones have defaults.
+token of the run. A reader accepts its own version and the previous one. It ignores
+unknown fields; new fields have defaults.
 """
 
 import asyncio
@@ -15,24 +15,24 @@ from mjax.processes.progress import Phase
 
 VERSION = 1
 MAX_LINE_BYTES = 16 * 2**20
-"""Of one message: the stacks of the ranks of a host are the largest."""
+"""Limit of one message; the largest holds the stacks of a host's ranks."""
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type"):
-    """What all messages are."""
+    """Base of all messages."""
 
 
 BEAT_S = 1.0
-"""Between heartbeats of a host."""
+"""Seconds between heartbeats of a host."""
 
 
 class Divergence(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a rank gave up: what the steps have made of its state."""
+    """Why a rank gave up: its state has diverged."""
 
     step: int
     """Optimizer steps that the state has seen."""
     ways: dict[str, list[str]]
-    """From steps that were saved to values of `--data.skip`, see `progress.Writer`."""
+    """Maps saved steps to values of `--data.skip`, see `progress.Writer`."""
 
 
 class Corruption(msgspec.Struct, kw_only=True, frozen=True):
@@ -40,66 +40,66 @@ class Corruption(msgspec.Struct, kw_only=True, frozen=True):
 
     step: int
     processes: list[int]
-    """Ranks whose devices hold other bits than most, or all that disagree."""
+    """Ranks whose devices hold other bits than the majority, or all that disagree."""
     is_sure: bool
-    """Whether most replicas agree."""
+    """Whether a majority of replicas agrees."""
 
 
 class LastWords(msgspec.Struct, kw_only=True, frozen=True):
-    """What a rank says of why it gave up; see `progress.Writer`."""
+    """A rank's reason for giving up; see `progress.Writer`."""
 
     diverged: Divergence | None = None
     corrupted: Corruption | None = None
 
 
 class DeviceProgress(msgspec.Struct, kw_only=True):
-    """How far a device is in a step that XLA has given up; see `thunks`."""
+    """Progress of a device in a step that XLA has given up; see `thunks`."""
 
     device: int
     limit: str
-    """Of a step, as XLA writes it: 20m."""
+    """Time limit of a step, as XLA writes it: 20m."""
     completed: int = 0
     total: int = 0
     """Operations that were launched; 0 if XLA does not track them."""
     pending: list[str] = []
-    """The first that are not done."""
+    """The first operations that are not done."""
 
 
 class RankState(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank process, as its agent sees it."""
+    """State of a rank process, as its agent sees it."""
 
     rank: int
     generation: int
     pid: int
     code: int | None = None
-    """As of `subprocess.Popen.returncode`; None while it runs."""
+    """As in `subprocess.Popen.returncode`; None while it runs."""
     ended_ns: int | None = None
-    """By the clock of its host, since the epoch."""
+    """Nanoseconds since the epoch, by the clock of its host."""
     out_of_memory: bool = False
-    """The kernel killed a process of this host for its memory meanwhile."""
+    """The kernel's OOM killer ended a process of this host meanwhile."""
     state: str = "?"
     """Letter of /proc/PID/stat: R runs, S sleeps, D waits for a disk, T is stopped."""
     phase: int = 0
-    """Of `mjax.processes.progress.Phase`."""
+    """Value of `mjax.processes.progress.Phase`."""
     step: int = 0
     microstep: int = 0
     age_s: float = 0.0
-    """Since its progress word was written, by the clock of its host."""
+    """Seconds since its progress word was written, by the clock of its host."""
     step_s: float | None = None
-    """Seconds a step lately took."""
+    """Seconds of a recent step."""
     saved_step: int = -1
     start_step: int = -1
     """Steps that the state had seen when it began."""
     spent_s: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(Phase))
-    """Seconds in each phase since it was to be started."""
+    """Seconds in each phase since its start was requested."""
     first_step_s: float | None = None
-    """Seconds since then until its first step ended."""
+    """Seconds from that request to the end of its first step."""
     last_lines: str = ""
-    """Of its log, once it has ended."""
+    """Last lines of its log, once it has ended."""
     last_words: LastWords | None = None
-    """Of a rank that has ended with 93."""
+    """Reason of a rank that has ended with 93."""
     devices: list[DeviceProgress] = []
-    """Of a rank whose step XLA has given up."""
+    """Devices of a rank whose step XLA has given up."""
 
 
 class Match(msgspec.Struct, kw_only=True, frozen=True):
@@ -108,17 +108,17 @@ class Match(msgspec.Struct, kw_only=True, frozen=True):
     rule: str
     line: str
     rank: int | None = None
-    """In whose log; None: in the kernel's."""
+    """Rank whose log has the line; None: the kernel's log."""
 
 
 class Hello(Message, tag="hello"):
-    """An agent introduces itself, also when it comes back to a new driver."""
+    """First message of an agent, also when it reconnects or the driver is new."""
 
     version: int
     token: str
     host: str
     address: str
-    """At which other hosts reach this one."""
+    """Address at which other hosts reach this one."""
     pid: int
     facts: dict[str, str]
     """Hardware and software of the host, for the journal."""
@@ -130,11 +130,11 @@ class Beat(Message, tag="beat"):
 
     ranks: list[RankState]
     leaving: str = ""
-    """Why the host is about to go; empty: it stays."""
+    """Why the host is about to leave; empty if it stays."""
     matches: list[Match] = []
-    """Since the heartbeat before."""
+    """Matches since the previous heartbeat."""
     rdma_bytes: dict[str, list[int]] = {}
-    """From device/port to bytes sent and received since the host was started."""
+    """Maps device/port to bytes sent and received since the host started."""
 
 
 class Ports(Message, tag="ports"):
@@ -142,7 +142,7 @@ class Ports(Message, tag="ports"):
 
     generation: int
     coordinator: int
-    """At which one listens, if it was asked for; 0: it could not be started."""
+    """Port of the coordinator, if one was requested; 0: it could not start."""
 
 
 class Stacks(Message, tag="stacks"):
@@ -151,24 +151,24 @@ class Stacks(Message, tag="stacks"):
     generation: int
     stacks: dict[int, str]
     spied: dict[int, str] = {}
-    """What py-spy says of those that did not answer, where it is installed."""
+    """Output of py-spy for ranks that did not answer, where it is installed."""
     nccl: str = ""
-    """What NCCL's RAS service of the host says, if there is one."""
+    """Report of NCCL's RAS service of the host, if there is one."""
 
 
 class RankSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank process to start."""
+    """Description of a rank process to start."""
 
     rank: int
     argv: list[str]
     environment: dict[str, str]
-    """In addition to that of the agent."""
+    """Environment variables, in addition to the agent's."""
     folder: str
-    """For its progress word, its stacks and its log."""
+    """Folder for its progress word, stacks and log."""
 
 
 class Refused(Message, tag="refused"):
-    """The driver does not take the agent or the command."""
+    """The driver rejects the agent or the command."""
 
     reason: str
 
@@ -178,22 +178,22 @@ class FindPorts(Message, tag="find_ports"):
 
     generation: int
     coordinator: list[str] = []
-    """Its command, to which host:port is added; empty: rank 0 is the coordinator."""
+    """Coordinator's command, before host:port; empty: rank 0 is the coordinator."""
     folder: str = ""
-    """For its log."""
+    """Folder for the coordinator's log."""
     timeout_s: float = 60.0
-    """That the coordinator may take to listen."""
+    """Seconds that the coordinator may take to listen."""
 
 
 class Prepare(Message, tag="prepare"):
-    """Import what ranks will need, so that they start warm."""
+    """Import a module in advance, so that ranks start warm."""
 
     module: str
-    """That `python -m` names; empty: no longer."""
+    """Module, as for `python -m`; empty: stop this."""
 
 
 class Start(Message, tag="start"):
-    """Start ranks. Those of older generations are killed before."""
+    """Start ranks, after killing those of older generations."""
 
     generation: int
     ranks: list[RankSpec]
@@ -221,13 +221,13 @@ class Check(Message, tag="check"):
 
 
 class Checked(Message, tag="checked"):
-    """What the command said."""
+    """Result of the check command."""
 
     number: int
-    """Of the order."""
+    """Number of the order."""
     is_healthy: bool
     text: str
-    """Why it is not."""
+    """Why the host is not healthy."""
 
 
 class Quit(Message, tag="quit"):
@@ -235,7 +235,7 @@ class Quit(Message, tag="quit"):
 
 
 class Command(Message, tag="command"):
-    """A person asks for something, see `python -m mjax.launch --help`."""
+    """A user's command, see `python -m mjax.launch --help`."""
 
     version: int
     token: str
@@ -244,24 +244,24 @@ class Command(Message, tag="command"):
     reason: str = ""
     actor: str = ""
     flags: list[str] = []
-    """Of the trainer, with other values than before."""
+    """Trainer flags with new values."""
 
 
 class Answer(Message, tag="answer"):
-    """What a person is told."""
+    """Answer to a user's command."""
 
     text: str
     data: dict[str, object]
 
 
 First = Hello | Command
-"""What a connection to the driver begins with."""
+"""First messages of a connection to the driver."""
 FromAgent = Beat | Ports | Stacks | Checked
-"""What an agent says after its hello."""
+"""Messages of an agent after its hello."""
 ToAgent = Refused | FindPorts | Prepare | Start | Signal | Dump | Check | Quit
-"""What a driver says to an agent."""
+"""Messages of a driver to an agent."""
 ToPerson = Answer | Refused
-"""What a driver says to a command."""
+"""Messages of a driver to a command."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -277,7 +277,7 @@ async def receive[M](
     """Return the next message.
 
     Raises:
-      EOFError: the connection has ended, or what came is no message.
+      EOFError: the connection has ended or received an invalid message.
     """
     try:
         line = await reader.readline()
@@ -292,12 +292,12 @@ async def receive[M](
 
 
 def has_token(given: str, expected: str) -> bool:
-    """Compare tokens in a time that does not depend on where they differ."""
+    """Compare tokens in constant time."""
     return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def version_problem(version: int) -> str | None:
-    """Say why a peer of this version cannot be talked to; None if it can."""
+    """Return why a peer of this version is not supported; None if it is."""
     if VERSION - 1 <= version <= VERSION:
         return None
     return (

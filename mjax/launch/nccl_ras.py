@@ -1,8 +1,8 @@
-"""Ask NCCL of this host what its communicators do: its RAS service.
+"""Query the RAS service of NCCL on this host for the state of its communicators.
 
 Enters: a port of this host. Leaves: the report, as text for people. It is evidence and
-decides nothing: RAS counts operations that were launched, and has called a run well
-that hung (NVIDIA/nccl issue 1730). Not yet seen on a GPU.
+decides nothing: RAS counts launched operations, and has reported a hung run as healthy
+(NVIDIA/nccl issue 1730). Not yet seen on a GPU.
 
 Source: NCCL user guide, "RAS"; the service listens since NCCL 2.24.
 """
@@ -16,7 +16,7 @@ _MOST_BYTES = 2**18
 
 
 async def status(port: int = PORT, timeout_s: float = 1.0) -> str:
-    """Return the report; empty if nobody listens, or answers in time."""
+    """Return the report; empty if no service listens or answers in time."""
     report = b""
     try:
         async with asyncio.timeout(timeout_s):
@@ -28,5 +28,5 @@ async def status(port: int = PORT, timeout_s: float = 1.0) -> str:
             finally:
                 writer.transport.abort()
     except (OSError, TimeoutError):
-        pass  # what has come by now is told
+        pass  # return what has arrived
     return report[:_MOST_BYTES].decode(errors="replace")

@@ -2,11 +2,11 @@
 
 Enters: pods as the API tells them, hosts with the uid of their pod, and hosts that
 were put aside. Leaves: which hosts are gone; pods deleted and nodes cordoned, once
-each, also across drivers. That a pod is about to go is told by its agent, which gets
-SIGTERM.
+each, also across drivers. When a pod is about to end, its agent gets SIGTERM and
+reports it.
 
-The API is asked in threads of their own. The driver's loop never waits for it, and no
-error of it ends a run: errors are events, and requests are repeated.
+Requests to the API run in their own threads. The driver's loop never waits for them,
+and no API error ends a run: errors are events, and requests are retried.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ _MAX_PAUSE_S = 30.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """A pod that is to be deleted, because its host was put aside."""
+    """A pod to delete, because its host was excluded."""
 
     host: str
     """Name of the host, and of the pod."""
     uid: str
-    """Of the pod that the host was put aside with."""
+    """Uid of the pod of the host at its exclusion."""
     reason: str
     time: str
-    """When, in UTC."""
+    """Time of the order, in UTC."""
 
 
 class Living:
-    """The pods that live, as a list and a watch tell them.
+    """The live pods, from a list and a watch.
 
-    Each pod that has ended is told once. Pods that were never seen alive are told too
-    if they are over, because their hosts may be known from before.
+    Each pod that has ended is reported once. A pod that was never seen alive is
+    reported too if it has ended, because the driver may already know its host.
     """
 
     def __init__(self, gone: Callable[[Pod, str], None]) -> None:
-        """Know no pod.
+        """Begin without a pod.
 
         Args:
           gone: (pod, why): its processes have ended.
@@ -66,7 +66,7 @@ class Living:
     def note(self, kind: str, pod: Pod) -> None:
         """Take a change of a pod."""
         before = self.pods.get(pod.name)
-        if kind == "DELETED":  # another uid: it was told when its successor was seen
+        if kind == "DELETED":  # another uid: reported when its successor was seen
             if before is not None and before.uid == pod.uid:
                 del self.pods[pod.name]
                 self._gone(pod, f"its pod was deleted ({pod.why})")
@@ -94,15 +94,16 @@ class Pods:
         save: Callable[[dict[str, Any]], None],
         first_pause_s: float = _FIRST_PAUSE_S,
     ) -> None:
-        """Know no host; start nothing yet.
+        """Begin without a host; start nothing yet.
 
         Args:
-          api: of Kubernetes; its config says whether to cordon.
+          api: Kubernetes API; its config says whether to cordon.
           run: name of the run, for the annotation of a node.
           tell: records an event, see `events.teller`.
           gone: (host, why): its pod is no more.
-          save: keeps what `take_up` of the next driver gets.
-          first_pause_s: after an error; doubled for each further, up to 30 s.
+          save: stores the argument for `take_up` of the next driver.
+          first_pause_s: pause after an error; doubled after each further one, up to 30
+            s.
         """
         self._api, self._config, self._run = api, api.config, run
         self._tell, self._save, self._first_pause_s = tell, save, first_pause_s
@@ -112,36 +113,36 @@ class Pods:
         self._over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.living = Living(lambda pod, why: self._post(self._ended, pod, why))
-        """Of the thread that watches."""
+        """Pauses of the watching thread."""
 
     def take_up(self, fields: Mapping[str, Any]) -> None:
-        """Go on with what a driver before this one has saved."""
+        """Restore what the previous driver has saved."""
         self._uids = dict(fields["uids"])
         orders = [Order(**order) for order in fields["orders"]]
         self._orders = {order.uid: order for order in orders}
 
     def start(self) -> None:
-        """Watch the pods, and go on with what was ordered, until `stop`."""
+        """Watch the pods and execute the pending orders, until `stop`."""
         self._loop = asyncio.get_running_loop()
         self._spawn(self._watch)
         for order in self._orders.values():
             self._spawn(self._remove, order)
 
     def stop(self) -> None:
-        """Tell nothing any more; requests that are under way are not waited for."""
+        """Stop all reports; do not wait for pending requests."""
         self._over.set()
 
     def joined(self, host: str, uid: str) -> None:
-        """Note in which pod the agent of a host runs; empty: in none."""
+        """Record the pod in which the agent of a host runs; empty if none."""
         if uid != self._uids.get(host, ""):
             self._uids[host] = uid
             self._keep()
 
     def put_aside(self, host: str, state: str, reason: str) -> None:
-        """Have the pod of a host deleted, if the host does not come back.
+        """Order the deletion of a host's pod, unless the host may come back.
 
         A lost host may come back. So may a sick one, which the run checks again: it may
-        be suspected along with others, and a new pod could run on its node unchecked.
+        be only one of several suspects, and a new pod could run on its node unchecked.
         """
         if state != HostState.EVICTED:
             return
@@ -163,7 +164,7 @@ class Pods:
         self._save({"uids": self._uids, "orders": orders})
 
     def _ended(self, pod: Pod, why: str) -> None:
-        """Tell of a pod if the agent of that host runs in it, and in no other."""
+        """Report the end of a pod if the agent of that host runs in it."""
         if self._uids.get(pod.name) == pod.uid:
             self._host_gone(pod.name, why)
 
@@ -219,7 +220,7 @@ class Pods:
             self._over.wait(max(0.0, until_s - time.monotonic()))
 
     def _remove(self, order: Order) -> None:
-        """Delete the pod of an order, however often that must be tried."""
+        """Delete the pod of an order; retry until it succeeds."""
         pauses, severity = Pauses(self._first_pause_s), "info"
         while not self._over.is_set():
             try:
@@ -237,7 +238,7 @@ class Pods:
             return
 
     def _try(self, order: Order) -> str:
-        """Do what an order says and is not done yet; return what was done."""
+        """Do the remaining actions of an order; return the actions done."""
         pod = self._api.find(order.host)
         if pod is None or pod.uid != order.uid:
             return f"the pod of {order.host} is gone already"
@@ -249,7 +250,7 @@ class Pods:
         return f"the pod of {order.host} on {pod.node} is deleted: {order.reason}"
 
     def _cordon(self, node: str, order: Order) -> None:
-        """Cordon a node. Without the right to do so its pod is deleted all the same."""
+        """Cordon a node. Without permission, its pod is still deleted."""
         note = {"run": self._run, "host": order.host}
         note |= {"reason": order.reason, "time": order.time}
         try:
@@ -264,7 +265,7 @@ class Pods:
 
 
 class Pauses:
-    """The pauses between attempts: doubled each time, or as long as the API says."""
+    """Pauses between attempts: doubled each time, or as long as the API says."""
 
     def __init__(self, first_s: float) -> None:
         """Begin with the first pause."""

@@ -1,6 +1,6 @@
-"""What is done about a failure: one table, and how a cause is read from a process.
+"""The response to a failure: one table, and the cause of a process's end.
 
-Enters: how a rank process ended, or that it stopped to make progress. Leaves: a cause,
+Enters: how a rank process ended, or that it stopped making progress. Leaves: a cause,
 and the action of its row. `TABLE` is the policy; docs/resilience.md shows it.
 Source: MegaScale, arXiv:2402.15627, section 4; ByteRobust, arXiv:2509.16293.
 """
@@ -36,7 +36,7 @@ class Cause(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """What is done next."""
+    """The next action."""
 
     END = "end the run with the code of its processes"
     RESTART = "restart on the same hosts"
@@ -86,9 +86,9 @@ EXIT_CODES = {
     Cause.CORRUPTED: 93,
     Cause.SUSPECTED: 93,
 }
-"""Of `python -m mjax.train`, and of a launch that ends for this cause."""
+"""Exit code of `python -m mjax.train`, and of a launch that ends for this cause."""
 OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT, Cause.CORRUPTED)
-"""Causes after which a host may train again once it has passed a test under load."""
+"""Causes after which a host may train again if it passes a test under load."""
 _KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # as a container reports it too
 _CAUSES = {code: cause for cause, code in EXIT_CODES.items()} | {
     EXIT_CODES[Cause.GAVE_UP]: Cause.GAVE_UP,
@@ -109,7 +109,7 @@ RANKING = (
     Cause.PREEMPTED,
     Cause.DONE,
 )
-"""Causes of ends that come together, the one that explains the others first."""
+"""Causes of simultaneous ends; an earlier one explains the later ones."""
 
 
 def cause_of(
@@ -118,9 +118,9 @@ def cause_of(
     """Name the cause of an exit code.
 
     Args:
-      code: as of `subprocess.Popen.returncode`: a signal is negative.
-      out_of_memory: the kernel has killed a process of the host for its memory.
-      last_words: of the process.
+      code: as in `subprocess.Popen.returncode`: a signal is negative.
+      out_of_memory: the kernel's OOM killer has ended a process of the host.
+      last_words: last lines of the process's log.
     """
     if last_words is not None and code == EXIT_CODES[Cause.GAVE_UP]:
         if last_words.corrupted is None:
@@ -134,14 +134,14 @@ def cause_of(
 
 
 def is_failure(code: int) -> bool:
-    """Say whether a process that ends this way leaves its run unfinished."""
+    """Return whether a process that ends this way leaves its run unfinished."""
     return cause_of(code) not in (Cause.DONE, Cause.PREEMPTED)
 
 
 def is_consequence(code: int) -> bool:
-    """Say whether a process ends this way because another one has ended.
+    """Return whether a process ends this way because another one has ended.
 
-    jax ends a process with SIGABRT when its coordinator or another process is gone,
-    and a collective that another process has left raises: 1.
+    jax ends a process with SIGABRT when its coordinator or another process is gone. A
+    collective raises when another process has left it: exit code 1.
     """
     return code in (-signal.SIGABRT, 1)

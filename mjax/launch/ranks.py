@@ -1,8 +1,8 @@
-"""The rank processes of a host: how they are started, and what is seen of them.
+"""The rank processes of a host: how they are started and observed.
 
-Enters: what a driver wants started. Leaves: processes that die with this one, and their
-states. A fork server that has imported the trainer makes them where it can, within a
-tenth of a second; else each begins with its own imports.
+Enters: start requests of a driver. Leaves: processes that die with this one, and their
+states. If possible a fork server that has imported the trainer makes them, within a
+tenth of a second; otherwise each runs its own imports.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from mjax.processes import progress
 from mjax.processes.progress import Phase, Word
 
 _LAST_LINES, _LAST_BYTES = 10, 4096
-"""Of the log of a rank that has ended."""
+"""Lines and bytes reported from the end of an ended rank's log."""
 
 
 class Adopted:
-    """A process that a fork server has made: a child of this one all the same."""
+    """A process made by a fork server, but a child of this one."""
 
     def __init__(self, pid: int) -> None:
-        """Know its number, which stays its own until `poll` has seen its end."""
+        """Store its process id, which is not reused until `poll` has seen its end."""
         self.pid, self._code = pid, None
 
     def poll(self) -> int | None:
@@ -66,7 +66,7 @@ class NotYet:
         """Return None: it has not ended."""
 
     def send_signal(self, sig: int) -> None:
-        """Do nothing: who orders its end does so again when it is there."""
+        """Do nothing: the caller repeats the signal once the process exists."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -76,17 +76,17 @@ class Rank:
     spec: RankSpec
     generation: int
     oom_kills: int
-    """That the kernel had counted when it started."""
+    """The kernel's count of OOM kills when it started."""
     asked_ns: int = dataclasses.field(default_factory=time.monotonic_ns)
-    """When it was to be started."""
+    """When its start was requested."""
     process: subprocess.Popen[bytes] | Adopted | NotYet = dataclasses.field(
         default_factory=NotYet
     )
     word: Word | None = None
-    """The last that could be read."""
+    """The last progress word that could be read."""
     step_s: float | None = None
     end: RankState | None = None
-    """The last that is to be said of it."""
+    """Its final state."""
 
     def __post_init__(self) -> None:
         self.log_reader = LogReader(self.log_path, self.spec.rank)
@@ -98,7 +98,7 @@ class Rank:
 
     @property
     def stacks_path(self) -> Path:
-        """Where it writes its stacks."""
+        """File to which it writes its stacks."""
         return Path(self.spec.folder) / f"stacks-{self.spec.rank}.txt"
 
     @property
@@ -107,7 +107,7 @@ class Rank:
         return log_path(Path(self.spec.folder), self.spec.rank)
 
     def look(self) -> RankState:
-        """Return what is seen of it now; once it has ended, what was seen then."""
+        """Return its present state; once it has ended, its final state."""
         if self.end is not None:
             return self.end
         code = self.process.poll()
@@ -151,7 +151,7 @@ class Rank:
         )
 
     def _spent_s(self, age_s: float) -> list[float]:
-        """Return the seconds in each phase since it was to be started."""
+        """Return the seconds in each phase since its start was requested."""
         word = self.word
         if word is None:
             return [age_s if phase is Phase.IMPORT else 0.0 for phase in Phase]
@@ -178,23 +178,23 @@ class Rank:
             return
         num_steps = 0 if old is None else new.step - old.step
         if old is not None and old.first_step_ns and num_steps > 0:
-            # Evaluations and saves between them are no part of steps.
+            # Evaluations and saves between steps do not count.
             spent_ns = new.spent_ns[Phase.STEP] - old.spent_ns[Phase.STEP]
             self.step_s = spent_ns / num_steps / 1e9
         self.word = new
 
 
 class Starter:
-    """Starts ranks; with a fork server, if it was told which module to import."""
+    """Starts ranks; with a fork server, if it has a module to import."""
 
     def __init__(self) -> None:
-        """Take in the orphans of a fork server."""
+        """Adopt the orphans of a fork server."""
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._module = ""
         self._server: _Server | None = None
 
     def prepare(self, module: str) -> None:
-        """Import a module now, for ranks that are started later; "" ends that."""
+        """Import a module now, for later ranks; "" ends the fork server."""
         if module == self._module and self._server is not None:
             return
         self.end()
@@ -222,7 +222,7 @@ class Starter:
 
         Args:
           argv: its command.
-          environment: all of it.
+          environment: the whole environment.
           log: file to which its output is appended.
         """
         return await self._fork(argv, environment, log) or _start(
@@ -230,7 +230,7 @@ class Starter:
         )
 
     def end(self) -> None:
-        """End the fork server; ranks go on."""
+        """End the fork server; ranks continue."""
         if self._server is not None:
             self._server.end()
             self._server = None
@@ -238,7 +238,7 @@ class Starter:
     async def _fork(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> Adopted | None:
-        """Let the fork server make a process; None without one that can."""
+        """Let the fork server make a process; None if no server can."""
         if not self._module or [*argv[:2]] != [sys.executable, "-m"]:
             return None
         module, *arguments = argv[2:]
@@ -250,7 +250,7 @@ class Starter:
             environment={**environment},
             log=str(log.absolute()),
         )
-        for _ in range(2):  # a server that has ended, or is outdated, is replaced once
+        for _ in range(2):  # an ended or outdated server is replaced once
             if self._server is None:
                 self._server = _Server(self._module)
             try:
@@ -283,7 +283,7 @@ class _Server:
         """Return the process of a new rank.
 
         Raises:
-          OSError: there is none; the server has ended.
+          OSError: the server has ended without making a process.
         """
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._socket)
@@ -328,18 +328,18 @@ def _start(
 
 
 def log_path(folder: Path, rank: int) -> Path:
-    """Return where the output of a rank goes."""
+    """Return the file for the output of a rank."""
     return folder / f"rank-{rank}.log"
 
 
 def rotate(log: Path, limit_bytes: int) -> None:
-    """Put a log that is too long beside itself, as `<log>.1`; its writer goes on.
+    """Rotate a log that is too long to `<log>.1`; its writer continues.
 
-    What is written in the moment between is lost.
+    Output written during the rotation is lost.
 
     Args:
-      log: written by appending.
-      limit_bytes: of it; as many are kept from before.
+      log: file whose writer appends.
+      limit_bytes: maximum size of the log and of the old part.
     """
     try:
         if log.stat().st_size <= limit_bytes:
@@ -348,7 +348,7 @@ def rotate(log: Path, limit_bytes: int) -> None:
         shutil.copyfile(log, before)
         os.truncate(log, 0)
     except OSError:
-        return  # a log that is gone, or a disk that is full, must not end the agent
+        return  # a missing log or a full disk must not end the agent
 
 
 def process_state(pid: int) -> str:
@@ -360,7 +360,7 @@ def process_state(pid: int) -> str:
 
 
 def oom_kills() -> int:
-    """Count processes of this host that the kernel has killed for their memory."""
+    """Count processes of this host that the kernel's OOM killer has ended."""
     try:
         text = Path("/proc/vmstat").read_text()
     except OSError:

@@ -1,7 +1,7 @@
-"""Whether a run is started again, and after which pause.
+"""Decide whether to restart a run, and after which pause.
 
-Enters: steps that were saved, and what ended each generation. Leaves: a pause, or the
-advice to give up: generations that save nothing new are no use.
+Enters: saved steps, and the cause of each generation's end. Leaves: a pause, or the
+advice to give up: repeated generations that save nothing new are useless.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Restarts:
     """Counts generations in a row that ended without a new saved step."""
 
     def __init__(self, config: RestartConfig) -> None:
-        """Know of no step."""
+        """Begin without a saved step."""
         self._config = config
         self.saved_step = -1
         """The newest step that is known to be saved."""
@@ -25,7 +25,7 @@ class Restarts:
         self._goes_back_to: int | None = None
 
     def to_json(self) -> dict[str, int]:
-        """Return what a new driver must know."""
+        """Return the state that a new driver needs."""
         to = self._goes_back_to
         return {
             "saved_step": self.saved_step if to is None else to,
@@ -34,7 +34,7 @@ class Restarts:
         }
 
     def take_up(self, fields: Mapping[str, int]) -> None:
-        """Go on with what `to_json` returned; other fields are ignored."""
+        """Restore what `to_json` returned; other fields are ignored."""
         self.saved_step = fields["saved_step"]
         self._saved_before = fields["saved_before"]
         self.num_fruitless = fields["num_fruitless"]
@@ -46,7 +46,7 @@ class Restarts:
         self._saved_before = self.saved_step
 
     def go_back(self, step: int) -> None:
-        """Let the next generation begin at a step that was saved long ago."""
+        """Let the next generation begin at an older saved step."""
         self._goes_back_to = step
 
     @property
@@ -63,7 +63,7 @@ class Restarts:
 
     @property
     def why_useless(self) -> str:
-        """Why there is no use in a further generation; empty if there may be."""
+        """Why another generation is useless; empty if it may help."""
         if self.num_fruitless < self._config.max_fruitless:
             return ""
         return (

@@ -1,9 +1,9 @@
-"""A run that has diverged: how far it goes back, and which data it leaves out.
+"""Rollback of a diverged run: how far it goes back, and which data it skips.
 
-Enters: what a rank says of its divergence. Leaves: the values of `--data.skip` for all
+Enters: a rank's report of its divergence. Leaves: the values of `--data.skip` for all
 further generations, or the advice to give up.
-Source: PaLM, arXiv:2204.02311, section 5.1, which went back about 100 steps and left
-out 200 to 500 batches.
+Source: PaLM, arXiv:2204.02311, section 5.1, which went back about 100 steps and skipped
+200 to 500 batches.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,25 +14,25 @@ from mjax.launch.messages import Divergence
 
 
 class RollBacks:
-    """Counts them."""
+    """Chooses and counts the rollbacks."""
 
     def __init__(self, config: RestartConfig, tell: Callable[..., None]) -> None:
         """Begin with none.
 
         Args:
-          config: how far, and how often.
+          config: how far and how often to roll back.
           tell: records an event, see `events.teller`.
         """
         self._saves, self._most = config.rollback_saves, config.max_rollbacks
         self._tell = tell
         self._num, self._in_a_row, self._furthest = 0, 0, -1
         self.skip: list[str] | None = None
-        """Values of `--data.skip`; None: as the trainer's flags say."""
+        """Values of `--data.skip`; None keeps the trainer's flags."""
         self.to = 0
-        """The step that the last one went back to."""
+        """The target step of the last rollback."""
 
     def go_back(self, found: Divergence | None) -> str:
-        """Choose the step to go back to; return why not, empty if it is chosen."""
+        """Choose the step to go back to; return "", or why there is none."""
         assert found is not None
         if self._num >= self._most:
             return (
@@ -56,7 +56,7 @@ class RollBacks:
         return ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a new driver must know."""
+        """Return the state that a new driver needs."""
         return {
             "skip": self.skip,
             "num_rollbacks": self._num,
@@ -65,7 +65,7 @@ class RollBacks:
         }
 
     def take_up(self, fields: Mapping[str, Any]) -> None:
-        """Go on with what `to_json` returned; other fields are ignored."""
+        """Restore what `to_json` returned; other fields are ignored."""
         self.skip = fields.get("skip")
         self._num = fields.get("num_rollbacks", 0)
         self._in_a_row = fields.get("rollbacks_in_a_row", 0)

@@ -2,9 +2,8 @@
 
 Enters: a run's config, the trainer's flags, and the variables that Slurm sets in a
 batch script. Leaves: the exit code of the run. The driver is this process, on the first
-node; `srun` starts one agent on each node, spare ones too. Nodes fail and ranks are
-started again inside the allocation: a job that Slurm puts back into its queue waits for
-minutes at least.
+node; `srun` starts one agent on each node, spare ones too. After a node failure, ranks
+restart inside the allocation: a job that Slurm requeues waits for minutes at least.
 """
 
 import asyncio
@@ -31,8 +30,8 @@ while :; do
   sleep 1
 done
 """
-"""Starts an agent again that was killed, not one that has ended. A signal to all
-processes of the node must not end this shell before its agent."""
+"""Restarts an agent that was killed, not one that has ended. A signal to all processes
+of the node must not end this shell before its agent."""
 
 
 async def run(
@@ -46,12 +45,12 @@ async def run(
     Args:
       config: hosts and limits; hosts and spares are the nodes.
       flags: of `python -m mjax.train`.
-      work_dir: of the run, on a file system of all nodes.
+      work_dir: of the run, on a file system shared by all nodes.
       trainer: the command of a rank, without flags.
     Raises:
-      ValueError: this is no allocation, or one of another size; the work dir belongs to
-        another run.
-      OSError: a port, a file or srun cannot be had.
+      ValueError: there is no allocation, or its size is wrong; or the work dir belongs
+        to another run.
+      OSError: a port, a file or srun is not available.
     """
     num_nodes = nodes_of(config)
     token_path = work_dir / "launch" / "token"
@@ -67,10 +66,10 @@ async def run(
 
 
 def nodes_of(config: RunConfig, environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of nodes of this allocation, if it is right for the run.
+    """Return the number of nodes of this allocation, if it fits the run.
 
     Raises:
-      ValueError: it is not, or there is no allocation.
+      ValueError: it does not fit, or there is no allocation.
     """
     words = environment.get("SLURM_JOB_NUM_NODES", "")
     if not words.isdigit():
@@ -97,7 +96,7 @@ class Agents:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def keep(self, driver: tuple[str, int]) -> None:
-        """Start the step, now and whenever it ends."""
+        """Start the step, now and again whenever it ends."""
         address = f"{socket.gethostname()}:{driver[1]}"
         while True:
             if not self._runs():
@@ -107,7 +106,7 @@ class Agents:
             await asyncio.sleep(_RESPAWN_S)
 
     def command(self, driver: str) -> list[str]:
-        """Return what starts an agent on each node.
+        """Return the command that starts an agent on each node.
 
         Args:
           driver: its host:port.
@@ -116,7 +115,7 @@ class Agents:
             "nodes": self._num_nodes,
             "ntasks": self._num_nodes,
             "ntasks-per-node": 1,
-            "kill-on-bad-exit": 0,  # one agent that ends ends no other
+            "kill-on-bad-exit": 0,  # the end of one agent ends no other
             "wait": 0,
             "cpu-bind": "none",  # an agent shares the cores of its ranks
             "mpi": "none",

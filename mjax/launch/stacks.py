@@ -1,7 +1,7 @@
-"""Stacks of ranks that do not go on: grouped by likeness, and who differs.
+"""Stacks of hung ranks, grouped by similarity, and the ranks that differ.
 
 Enters: the text that `faulthandler` wrote for each rank. Leaves: groups of ranks whose
-main threads stand at the same place, and the ranks that hold up the others.
+main threads are at the same place, and the ranks that block the others.
 Source: the grouping is that of ByteRobust, arXiv:2509.16293, section 5.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x\w+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>.+)$')
 _DEPTH = 12
-"""Frames that are compared, from the innermost."""
+"""Number of frames that are compared, from the innermost."""
 _WAITING = re.compile(r"(^|/)(jax/_src|jaxlib|mjax/processes)/")
-"""Files whose functions wait for other ranks: in devices, or in an agreement."""
+"""Files whose functions wait for other ranks, on devices or in an agreement."""
 
 Frames = tuple[str, ...]
 """`file:function`, innermost first."""
@@ -22,7 +22,7 @@ Frames = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Place:
-    """Where a rank is; smaller is further behind."""
+    """Progress of a rank; a smaller value is further behind."""
 
     step: int
     phase: int
@@ -30,10 +30,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Who holds up a run, and why this is said."""
+    """The ranks that block a run, and the reason for this verdict."""
 
     ranks: tuple[int, ...]
-    """Ascending; empty if nothing tells them from the others."""
+    """Blocking ranks, ascending; empty if all ranks look alike."""
     reason: str
 
 
@@ -65,12 +65,12 @@ def judge(
     stopped: Sequence[int],
     mute: Sequence[int] = (),
 ) -> Verdict:
-    """Say which ranks hold up the others.
+    """Find the ranks that block the others.
 
-    In this order: ranks that the kernel has stopped; ranks without an answer where
-    others answered; ranks whose interpreter lock is held where that of others is free;
-    ranks whose progress word is behind; ranks that do something else where others wait
-    for each other; ranks whose stacks differ from those of most.
+    The first rule that applies decides: ranks that the kernel has stopped; ranks
+    without an answer if others answered; ranks whose interpreter lock is held if it is
+    free in others; ranks whose progress word is behind; ranks that do something else
+    while others wait for each other; ranks whose stacks differ from those of most.
 
     Args:
       places: of all ranks.

@@ -1,15 +1,15 @@
 """The decisions of a driver: which ranks run where, what has failed, what is next.
 
-Enters: what agents say, and the time. Leaves: messages to agents, events, and the exit
-code of the run. No socket, file or clock is touched, so a test plays any fault with any
-number of hosts.
+Enters: messages of agents, and the time. Leaves: messages to agents, events, and the
+exit code of the run. No socket, file or clock is touched, so a test can simulate any
+fault with any number of hosts.
 
 A run is a series of generations. In each, every active host has `ranks_per_host` ranks.
-When one of them fails the others cannot go on: all are killed and, if `policy.TABLE`
-says so, started again as the next generation, which resumes from the newest checkpoint.
+If one of them fails, the others cannot continue: all are killed and, if `policy.TABLE`
+says so, restarted as the next generation, which resumes from the newest checkpoint.
 
 This module has more than 500 lines because it is one state machine: hosts, hangs,
-checks and restarts are in modules of their own, and all transitions are read here.
+checks and restarts have their own modules, and all transitions are here.
 """
 
 import enum
@@ -47,13 +47,13 @@ from mjax.launch.times import Times
 
 _END_FIELDS = ("code", "step", "ended_ns")
 _EXPLAINS_S = 600.0
-"""For which a line of a log may explain a failure."""
+"""Seconds for which a log line may explain a failure."""
 _LOOKS_PER_S = 20_000
-"""At the ranks of a run that goes well, together."""
+"""Looks a second, over all ranks of a healthy run."""
 
 
 class State(enum.StrEnum):
-    """What a driver is doing."""
+    """The state of a driver."""
 
     GATHERING = "waiting for hosts"
     PORTS = "looking for ports"
@@ -87,19 +87,19 @@ class Supervisor:
 
         Args:
           config: of the run.
-          make_rank: from generation, rank, number of hosts and the coordinator's
+          make_rank: maps generation, rank, number of hosts and the coordinator's
             host:port to what an agent starts.
-          send: (host, message): hands a message to a connection, never waits.
-          record: for events.
+          send: (host, message): hands a message to a connection; never waits.
+          record: stores an event.
           now_s: the time.
-          module: that hosts import before they start ranks of it; empty: none.
-          find_ports: from generation and number of hosts to what its first host is
-            asked for.
-          sizes: numbers of hosts, besides config.hosts, on which the run can go on.
-          take_back: undoes an update of the trainer's flags that no rank has taken a
-            step with; says whether there was one.
-          faults: from a host to how often it has failed; those with the fewest are
-            taken first.
+          module: hosts import it before they start ranks of it; empty: none.
+          find_ports: maps generation and number of hosts to the request for its first
+            host.
+          sizes: numbers of hosts, besides config.hosts, on which the run can continue.
+          take_back: undoes an update of the trainer's flags with which no rank has
+            taken a step; returns whether there was one.
+          faults: maps a host to its number of failures; hosts with the fewest are taken
+            first.
         """
         self._take_back = take_back
         self.config, self._module, self._find_ports = config, module, find_ports
@@ -131,7 +131,7 @@ class Supervisor:
     # -------------------------------------------------------------- what agents say
 
     def joined(self, hello: Hello, now_s: float) -> None:
-        """Take a host in, or back after its agent or this driver was started again."""
+        """Admit a host, or readmit it after its agent or this driver has restarted."""
         host = self._fleet.join(hello.host, hello.address, now_s)
         was_lost = host.state is HostState.LOST
         if was_lost:
@@ -146,7 +146,7 @@ class Supervisor:
         if hello.ranks and is_over and not was_lost:
             self._fleet.kill(host, self.generation)
         elif hello.ranks and math.isfinite(self._stop_by_s):
-            # The driver before this one may have been killed before it said so.
+            # The previous driver may have been killed before it sent this.
             order = Signal(generation=self.generation, number=signal.SIGTERM)
             self._send(host.name, order)
         is_new = self.state is State.RUNNING and bool(host.ranks) and not hello.ranks
@@ -157,14 +157,14 @@ class Supervisor:
             self._fail(failure, now_s)
 
     def beat(self, name: str, beat: Beat, now_s: float) -> None:
-        """Note what the ranks of a host do."""
+        """Record the states of the ranks of a host."""
         host = self.hosts[name]
         host.heard_s = now_s
         if beat.leaving and not host.is_leaving:
             host.is_leaving = True
             self.drain(name, beat.leaving, now_s)
         elif host.state is HostState.LOST and not host.is_leaving:
-            # It was silent, and its connection lives.
+            # It was silent, but its connection is alive.
             self._fleet.come_back(host, self.generation)
         host.note_traffic(beat.rdma_bytes, now_s)
         for one in beat.matches:
@@ -221,12 +221,12 @@ class Supervisor:
             self.tick(now_s)
 
     def checked(self, name: str, answer: Checked, now_s: float) -> None:
-        """Take what the check of a host has said."""
+        """Take the result of a host's check."""
         self._checks.said(name, answer)
         self.tick(now_s)
 
     def left(self, name: str, now_s: float) -> None:
-        """Note that the connection to a host has ended; it may come back."""
+        """Record that the connection to a host has ended; it may come back."""
         self.hosts[name].is_connected = False
         if self.state is State.ENDED:
             return
@@ -234,7 +234,7 @@ class Supervisor:
         self.tick(now_s)
 
     def gone(self, name: str, why: str, now_s: float) -> None:
-        """Count a host as lost at once: it has ended, so nobody waits to hear it."""
+        """Count a host as lost at once: it has ended, so there is no need to wait."""
         host, has_place = self.hosts.get(name), (HostState.ACTIVE, HostState.SPARE)
         if self.state is State.ENDED or host is None or host.state not in has_place:
             return
@@ -251,7 +251,7 @@ class Supervisor:
     # --------------------------------------------------------- a driver that comes back
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what a new driver must know to go on, as JSON."""
+        """Return the state that a new driver needs, as JSON."""
         return {
             "generation": self.generation,
             "state": self.state.value,
@@ -265,7 +265,7 @@ class Supervisor:
         }
 
     def resume(self, snapshot: Mapping[str, Any], now_s: float) -> None:
-        """Go on where another driver was; ranks that run go on running.
+        """Restore the state of another driver; running ranks continue.
 
         Agents that do not come back in time count as lost.
         """
@@ -317,9 +317,9 @@ class Supervisor:
 
         Args:
           name: of the host.
-          reason: why.
+          reason: text for the journal.
           now_s: the time.
-          state: in which it leaves.
+          state: its state after it has left.
         Raises:
           ValueError: no such host.
         """
@@ -334,7 +334,7 @@ class Supervisor:
     def _let_go(
         self, host: Host, reason: str, state: HostState = HostState.EVICTED
     ) -> None:
-        """Take a host out of the run; one that leaves by itself may come back."""
+        """Take a host out of the run; a host that leaves by itself may come back."""
         if host.is_leaving and host.state is not HostState.EVICTED:
             state = HostState.LOST
         self._fleet.evict(host, reason, state)
@@ -342,7 +342,7 @@ class Supervisor:
             self._send(host.name, Quit())
 
     def update(self, now_s: float) -> None:
-        """Let the ranks save and end; the next generation starts what is new."""
+        """Let the ranks save and end; the next generation uses the update."""
         self._tell("update", "the next generation starts with new flags and code")
         if self.state is State.RUNNING:
             self._let_save(now_s)
@@ -367,11 +367,11 @@ class Supervisor:
 
     @property
     def is_calm(self) -> bool:
-        """Whether ranks run and none has ended: nothing is due within a beat."""
+        """Whether ranks run and none has ended: nothing is due before a heartbeat."""
         return self.state is State.RUNNING and math.isinf(self._first_end_s)
 
     def tick(self, now_s: float) -> None:
-        """Do what is due."""
+        """Perform the actions that are due."""
         match self.state:
             case State.GATHERING:
                 self._gather(now_s)
@@ -394,7 +394,7 @@ class Supervisor:
                     self._enter(State.GATHERING, now_s)
 
     def _gather(self, now_s: float) -> None:
-        """Place the ranks if there are hosts enough; hosts of before stay."""
+        """Place the ranks if there are enough hosts; previous hosts stay."""
         ready = self._fleet.ready(now_s)
         waited_s, limits = now_s - self._since_s, self.config.restart
         patience_s = limits.shrink_s if self.generation else limits.wait_s
@@ -431,7 +431,7 @@ class Supervisor:
             self._fail(Failure(cause=Cause.FAILED, text=text, hosts=(first,)), now_s)
 
     def _grow(self, now_s: float) -> None:
-        """Let the ranks of a run that has shrunk save and end, if more hosts came."""
+        """Let the ranks of a shrunken run save and end, if more hosts have joined."""
         if len(self.placement) >= self.config.hosts or self._is_growing:
             return
         size = self._sizes.best(len(self._fleet.ready(now_s)), waits=False) or 0
@@ -441,14 +441,14 @@ class Supervisor:
             self._let_save(now_s)
 
     def _let_save(self, now_s: float) -> None:
-        """Let all ranks save and end, unless they were told to."""
+        """Let all ranks save and end, unless already ordered."""
         if math.isfinite(self._stop_by_s):
             return
         self._stop_by_s = now_s + self.config.restart.stop_s
         self._fleet.signal(self.generation, signal.SIGTERM)
 
     def _watch(self, now_s: float) -> None:
-        """Look for what has failed; the first of these."""
+        """Look for failures; act on the first one found."""
         if now_s < self._next_scan_s and math.isinf(self._first_end_s):
             return
         self._next_scan_s = now_s + self._fleet.num_ranks / _LOOKS_PER_S
@@ -476,7 +476,7 @@ class Supervisor:
         self._grow(now_s)
 
     def _has_lost(self, now_s: float) -> bool:
-        """End the generation if a host is lost; say whether one is."""
+        """End the generation if a host is lost; return whether one is."""
         lost = self._fleet.lost(now_s)
         if lost:
             limit_s = self.config.restart.lost_s
@@ -484,12 +484,12 @@ class Supervisor:
         return bool(lost)
 
     def _hanging(self, now_s: float) -> list[int]:
-        """Return the ranks that should have gone on, or ended, by now."""
+        """Return the ranks that should have made progress, or ended, by now."""
         exit_by_s = self._first_end_s + self.config.limits.exit_s
         return self._hangs.find(now_s, min(self._stop_by_s, exit_by_s))
 
     def _judge(self, now_s: float) -> None:
-        """Name who holds up the run, if it has not gone on meanwhile."""
+        """Find the ranks that block the run, unless it has continued meanwhile."""
         if not self._hanging(now_s):
             self._tell("hang_over", "the ranks went on by themselves", "warning")
             self._enter(State.RUNNING, now_s)
@@ -499,7 +499,7 @@ class Supervisor:
         self._fail(failure, now_s)
 
     def _fail(self, failure: Failure, now_s: float) -> None:
-        """End the generation; what follows is decided when all ranks have ended."""
+        """End the generation; the next action is chosen when all ranks have ended."""
         failure = failures.explained(failure, self._fleet.matches(now_s - _EXPLAINS_S))
         self._failure = failure
         if failure.cause is not Cause.DONE:
@@ -573,13 +573,13 @@ class Supervisor:
         self._pause(now_s)
 
     def _suspects(self, failure: Failure, now_s: float) -> bool:
-        """Replace or check the hosts that may be broken; say whether that takes time.
+        """Replace or check the suspect hosts; return whether a check must finish first.
 
-        Those of a cause that names no single host are replaced at once, if there are
-        spares for all, and checked while the run goes on; so are those that were
-        suspected before and let the run save nothing since.
+        If the cause names no single host and there are spares for all suspects, they
+        are replaced at once and checked while the run continues. So are earlier
+        suspects if the run has saved nothing since.
         """
-        # Where no host is to blame all of them may be.
+        # If no host is to blame, any of them may be the cause.
         names = failure.hosts or failure.suspects or self.placement
         hosts = self._fleet.active(names)
         names = sorted(host.name for host in hosts)
@@ -598,7 +598,7 @@ class Supervisor:
         return True
 
     def _pause(self, now_s: float) -> None:
-        """Let time pass, then begin the next generation."""
+        """Wait, then begin the next generation."""
         pause_s = self._restarts.pause_s
         text = f"the next generation in {pause_s:g} s"
         self._tell("restart", text, data={"pause_s": pause_s})
@@ -632,7 +632,7 @@ class Supervisor:
         return self._restarts.saved_step
 
     def is_lost(self, name: str, now_s: float) -> bool:
-        """Say whether a host is unknown, or has not been heard for too long."""
+        """Return whether a host is unknown or has been silent for too long."""
         return name not in self.hosts or self._fleet.is_lost(name, now_s)
 
     def _enter(self, state: State, now_s: float) -> None:

@@ -1,12 +1,13 @@
-"""What XLA says of a GPU whose step takes too long: how far it is, what it waits for.
+"""XLA's report on a GPU whose step takes too long: its progress, what it waits for.
 
 Enters: lines of the log of a rank whose step has passed the limit of XLA
 (xla_gpu_execution_terminate_timeout), with xla_gpu_execution_progress_tracking. Leaves:
-of each device, the operations that are done and the first that are not, with their
-places in the traced step; and the ranks that are behind the others. XLA writes this ten
-seconds before it ends the process, so the agents of all hosts have read it by then.
+for each device, the number of finished operations and the first unfinished ones, with
+their places in the traced step; and the ranks that are behind the others. XLA writes
+this ten seconds before it ends the process, so the agents of all hosts have read it by
+then.
 
-Source: what openxla/xla logs in gpu_executable.cc and hang_watchdog.cc (2026). Not yet
+Source: log lines of openxla/xla, gpu_executable.cc and hang_watchdog.cc (2026). Not yet
 seen on a GPU.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from mjax.launch.messages import DeviceProgress
 
 _LINE = re.compile(r"[EF]\d{4} [\d:.]+ +(?P<thread>\d+) [\w.]+:\d+\] (?P<text>.*)")
-"""Of absl's log. Devices of one process write at once, each from a thread."""
+"""Prefix of absl's log. Devices of a process write at once, each from a thread."""
 _EXPIRED = re.compile(
     r"\[(?P<device>\d+)\] XLA GPU execution `[^`]*` failed to finish in "
     r"(?P<limit>\S+)\."
@@ -32,19 +33,19 @@ _THUNK = re.compile(
 _LOOP = re.compile(r"\[(?P<name>\S+) iter=(?P<turn>\d+)\]")
 _PENDING = "First pending"
 _MOST = 3
-"""Operations that are kept of a device."""
+"""Number of operations kept for a device."""
 
 
 class Reader:
-    """Reads what XLA says of the devices of one rank, line by line."""
+    """Reads XLA's log of the devices of one rank, line by line."""
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Begin without a report."""
         self._devices: dict[str, DeviceProgress] = {}
         self._lists: dict[str, str] = {}
 
     def feed(self, line: str) -> None:
-        """Take a line of the log; most say nothing of this."""
+        """Take a line of the log; most are ignored."""
         found = _LINE.match(line)
         if found is None:
             return
@@ -66,11 +67,11 @@ class Reader:
                 known.pending.append(" ".join([thunk["name"], *loops]))
 
     def devices(self, operations: Path) -> list[DeviceProgress]:
-        """Return what is known by now; empty if XLA has said nothing.
+        """Return what is known so far; empty if XLA has logged nothing.
 
         Args:
-          operations: file that says where in the traced step an operation comes from,
-            see `progress.Writer.operations`; it may be absent.
+          operations: file that maps operations to places in the traced step, see
+            `progress.Writer.operations`; it may be absent.
         """
         if not self._devices:
             return []
@@ -98,14 +99,14 @@ def _placed(pending: str, places: Mapping[str, str]) -> str:
 
 
 def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
-    """Return the ranks that hold up the others, ascending; empty if none differ.
+    """Return the ranks that block the others, ascending; empty if none differ.
 
-    All devices run one program, so who waits for others in a collective has done more
-    of it than who never came there. Where half of more than two ranks are behind, that
-    tells nothing: the others may have passed a collective that these are in.
+    All devices run one program, so a device that waits in a collective has done more of
+    it than one that never arrived. If half of more than two ranks are behind, no rank
+    is named: the others may have passed a collective that these are in.
 
     Args:
-      devices: of each rank of which XLA has told something, at least one.
+      devices: of each rank with a report of XLA, at least one.
     """
     least = {rank: min(one.completed for one in told) for rank, told in devices.items()}
     last = [rank for rank in sorted(least) if least[rank] == min(least.values())]
@@ -114,7 +115,7 @@ def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
 
 
 def describe(told: Sequence[DeviceProgress]) -> str:
-    """Say where the last device of a rank is; told is not empty."""
+    """Describe the progress of a rank's last device; told is not empty."""
     one = min(told, key=lambda one: one.completed)
     text = f"XLA ended a step that took more than {one.limit}"
     if not one.total:

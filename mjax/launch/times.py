@@ -1,9 +1,9 @@
-"""How the time of a run goes: events from which a ledger is computed.
+"""Time accounting of a run: events from which a ledger is computed.
 
-Enters: the states of the ranks of a generation. Leaves an event when all of them have
-taken a first step, with the seconds of each phase until then, and one when they have
-ended, with the seconds that the lowest rank has spent in each phase and when it was to
-be started. What the driver does meanwhile is in its events of kind `state`.
+Enters: the states of the ranks of a generation. Leaves: an event when all of them have
+taken a first step, with the seconds of each phase until then; and an event when they
+have ended, with the seconds that the lowest rank has spent in each phase and when its
+start was requested. The driver's own times are in its events of kind `state`.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ _START = (Phase.IMPORT, Phase.INIT, Phase.BUILD, Phase.COMPILE, Phase.RESTORE)
 
 
 class Times:
-    """Counts the seconds of one generation after the other."""
+    """Counts the seconds of successive generations."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         """Begin with none.
@@ -35,14 +35,14 @@ class Times:
         self._asked_s, self._lowest = {}, None
 
     def look(self, states: Mapping[int, RankState], now_s: float) -> None:
-        """Note when ranks began; say once that all of them have taken a step.
+        """Record when ranks began; report once that all of them have taken a step.
 
         Args:
-          states: of those of one host.
+          states: of the ranks of one host.
           now_s: the time.
         """
         for rank, state in states.items():
-            if rank not in self._asked_s:  # its life until now, by its own clock
+            if rank not in self._asked_s:  # its age, by its own clock
                 self._asked_s[rank] = now_s - sum(state.spent_s)
         rank = min(states, default=None)
         if rank is not None and (self._lowest is None or rank <= self._lowest[0].rank):
@@ -75,12 +75,12 @@ class Times:
         silent_s: Callable[[int], float],
         now_s: float,
     ) -> None:
-        """Say how the lowest rank of a generation that has ended spent its time.
+        """Report how the lowest rank of an ended generation spent its time.
 
         Args:
-          states: of all ranks, as they were last seen; none if the agents that knew
-            them were started again. Then the lowest one that was ever seen counts.
-          silent_s: from a rank to the seconds since its host was heard.
+          states: of all ranks, as last seen; empty if their agents have restarted. Then
+            the lowest rank ever seen counts.
+          silent_s: maps a rank to the seconds since its host was heard.
           now_s: the time.
         """
         if states:

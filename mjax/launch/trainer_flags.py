@@ -1,8 +1,8 @@
 """The trainer's flags from one generation to the next: as given, then as updated.
 
-Enters: the flags of the launch, and those that a person changes meanwhile. Leaves: the
-flags of the next generation. What the trainer refuses at its first start with them is
-taken back.
+Enters: the flags of the launch, and later changes by a user. Leaves: the flags of the
+next generation. If the trainer refuses an update at its first start, the update is
+undone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class TrainerFlags:
         self._updated = 0
 
     def update(self, words: Sequence[str], generation: int) -> None:
-        """Give some flags other values, from the generation after this one on.
+        """Change the values of some flags, from the next generation on.
 
         Raises:
           ValueError: the words do not begin with a flag.
@@ -31,19 +31,19 @@ class TrainerFlags:
         self._updated = generation
 
     def keep(self, generation: int) -> None:
-        """Take them for good: the ranks of this generation have taken a step."""
+        """Make the update permanent: the ranks of this generation have taken a step."""
         if generation > self._updated:
             self._before = None
 
     def take_back(self) -> bool:
-        """Go back to those of before an update; say whether there was one."""
+        """Undo an update; return whether there was one."""
         if self._before is None:
             return False
         self.words, self._before = self._before, None
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a new driver must know."""
+        """Return the state that a new driver needs."""
         return {
             "words": self.words,
             "before": self._before,
@@ -51,6 +51,6 @@ class TrainerFlags:
         }
 
     def take_up(self, fields: Mapping[str, Any]) -> None:
-        """Go on with what `to_json` returned."""
+        """Restore what `to_json` returned."""
         self.words, self._before = fields["words"], fields["before"]
         self._updated = fields["updated"]
