@@ -1,1 +1,1 @@
-"""Healthy hosts: what is wrong with a machine before a run is, and who is to blame."""
+"""Host health: find faults before they fail a run, and the hosts to blame."""

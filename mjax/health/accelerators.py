@@ -1,12 +1,12 @@
-"""Whether a host is one that trains: has it, or should it have, a GPU or RDMA?
+"""Whether a host is for training: has it, or should it have, a GPU or RDMA?
 
-Enters: the PCI devices of the host, what its drivers show, the expectations. Leaves:
-one answer, `is_plain`. A laptop, a login node or a container without devices is plain,
-and the checks that only a training host must pass (`Check.for_training`) cannot fail
-it. They never pass it either: a check that would have failed is unknown.
+Enters: the PCI devices of the host, the devices of its drivers, the expectations.
+Leaves: one answer, `is_plain`. A laptop, a login node or a container without devices is
+plain, and the checks that only a training host must pass (`Check.for_training`) cannot
+fail it. Such checks never pass it either: a check that would have failed is unknown.
 
-Where anything cannot be read the host is not plain. A GPU whose driver is not loaded is
-seen by its PCI class, one in a container by /proc/driver/nvidia.
+If anything cannot be read, the host is not plain. The PCI class shows a GPU whose
+driver is not loaded; /proc/driver/nvidia shows a GPU in a container.
 
 Source of the classes and vendors: include/linux/pci_ids.h at
 https://github.com/torvalds/linux; of the files: Documentation/PCI/sysfs-pci.rst there.
@@ -35,23 +35,23 @@ _EXPECTED = (
     *("ports", "port_rate_gbps", "hcas", "link_layer", "roce_priority"),
     "roce_traffic_class",
 )
-"""Expectations of a GPU or of RDMA: keys of settings.EXPECTED."""
+"""Keys of settings.EXPECTED that imply a GPU or RDMA."""
 _LINE = re.compile(rf"{_PCI}/([^/\t]+)/(class|vendor)\t(0x[0-9a-f]{{4,6}})")
 _NVIDIA, _MELLANOX, _INTEL = "0x10de", "0x15b3", "0x8086"
 _DISPLAY, _NETWORK = "0x03", "0x02"
 _ALWAYS = ("0x0302", "0x0207")
 """3D controllers and InfiniBand, of any vendor."""
 _NOT_INTEL = ("0x0380", "0x1200")
-"""Other displays and accelerators, as GPUs of AMD are. Chosen: those of Intel are parts
-of processors of laptops."""
+"""Other displays and accelerators, such as GPUs of AMD. Chosen: those of Intel are part
+of laptop processors."""
 
 
 def is_plain(reading: Reading, settings: Settings) -> bool:
-    """Say whether a host surely has, and is expected to have, no GPU and no RDMA.
+    """Return whether a host certainly has, and should have, no GPU and no RDMA.
 
     Args:
       reading: of `SOURCE`.
-      settings: with the expectations.
+      settings: contains the expectations.
     """
     if any(settings.expect.get(key) for key in _EXPECTED):
         return False
@@ -72,7 +72,7 @@ def is_plain(reading: Reading, settings: Settings) -> bool:
 
 
 def _trains(kind: str, vendor: str) -> bool:
-    """Say whether a PCI device is a GPU, an accelerator or an RDMA adapter."""
+    """Return whether a PCI device is a GPU, an accelerator or an RDMA adapter."""
     return (
         kind.startswith(_ALWAYS)
         or (vendor != _INTEL and kind.startswith(_NOT_INTEL))

@@ -1,9 +1,9 @@
-"""A check, and how the checks of a host are run.
+"""A check, and the execution of a host's checks.
 
 A check is a small pure function over the whole output of one source. Sources are read
-once, several at a time, each with its own time limit; all together have a limit too. An
-output that was cut is `incomplete` before a parser sees it, and one that a parser
-cannot read is `unknown`: nothing becomes `ok` by accident.
+once, several at a time, each with its own time limit; all together have a limit too. A
+truncated output is `incomplete` before a parser sees it, and an output that a parser
+cannot read is `unknown`: no check becomes `ok` by accident.
 """
 
 import collections
@@ -30,7 +30,7 @@ from mjax.health.sources import Reading, Source
 
 Judge = Callable[[str, Settings], Verdict]
 SOURCE_S = 20.0
-"""Time limit of one source, chosen: `nvidia-smi -q -x` takes seconds where no process
+"""Time limit of one source, chosen: `nvidia-smi -q -x` takes seconds if no process
 keeps the driver loaded."""
 TOTAL_S = 50.0
 """Time limit of all, chosen: a host is judged in less than a minute."""
@@ -38,7 +38,7 @@ _NUM_THREADS = 16
 """Sources that are read at once, chosen: most of them wait for a tool."""
 _PLAIN = "no GPU and no RDMA device is here or expected, so this is not judged"
 _KILL_S = 1.0
-"""For the end of commands whose time is over, chosen: a kill takes milliseconds."""
+"""Seconds for killed commands to end, chosen: a kill takes milliseconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,20 +48,20 @@ class Check:
     name: str
     """group.what, in lower case."""
     what: str
-    """What is true of a healthy host, in one line."""
+    """A statement that is true of a healthy host, in one line."""
     source: Source
     judge: Judge
-    """Raises `UnreadableError` for a format that it does not know."""
+    """Judges an output; raises `UnreadableError` for an unknown format."""
     action: str
-    """What a person does when it fails."""
+    """What a person should do if it fails."""
     statuses: Collection[int] = (0,)
     """Exit statuses whose output is judged; after any other the check is unknown."""
     needs_idle: bool = False
     """Only an idle host can pass it."""
     for_training: bool = False
-    """It matters where GPUs or RDMA are: it cannot fail a host that has none."""
+    """Relevant only with GPUs or RDMA: it cannot fail a host without them."""
     failing: Mapping[int, str] = MappingProxyType({})
-    """Exit statuses that are a fault of the host by themselves, and their meaning."""
+    """Exit statuses that by themselves mean a fault of the host, with their meaning."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,12 @@ class Report:
 
     findings: Sequence[Finding]
     readings: Mapping[Source, Reading]
-    """Of all their sources."""
+    """Readings of all their sources."""
     seconds: float
 
     @property
     def is_ok(self) -> bool:
-        """Whether the host may be used: nothing failed, nothing was cut off."""
+        """Whether the host may be used: no check failed or was cut off."""
         bad = (State.FAILED, State.INCOMPLETE)
         return not any(finding.state in bad for finding in self.findings)
 
@@ -149,12 +149,12 @@ def _read_all(
             left_s = min(source_s, until_s - time.monotonic())
             try:
                 future.set_result(source.read(left_s) if left_s > 0 else late)
-            except BaseException as error:  # raised again where the result is taken
+            except BaseException as error:  # raised again when the result is read
                 future.set_exception(error)
 
-    # A read of a file may hang for ever (a stale network file system), and its thread
-    # with it. The interpreter waits at its end for the threads of a pool, but not for
-    # daemons.
+    # A read of a file, and its thread, may hang for ever (a stale network file system).
+    # At exit the interpreter waits for the threads of a pool, but not for daemon
+    # threads.
     for _ in range(min(_NUM_THREADS, len(sources))):
         threading.Thread(target=work, name="mjax-check", daemon=True).start()
     left_s = max(0.0, until_s - time.monotonic()) + _KILL_S

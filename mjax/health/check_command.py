@@ -30,7 +30,7 @@ _BAD_INPUT = 2
 _ADAPTERS_S = 5.0
 """Time limit for the adapters of the inventory, chosen: a few files of /sys."""
 _MAX_NAMES = 3
-"""Checks that are named of those that are unknown for the same reason, chosen: one
+"""Number of checks named among those that are unknown for the same reason, chosen: one
 line of a terminal."""
 
 
@@ -98,7 +98,7 @@ def chosen(patterns: Sequence[str]) -> list[Check]:
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """Return a report as JSON: ok, each check with its state, what the host has."""
+    """Return a report as JSON: ok, each check with its state, the inventory."""
     return {
         "ok": report.is_ok,
         "host": os.environ.get("MJAX_HOST") or socket.gethostname(),
@@ -124,12 +124,12 @@ def _fields(finding: Finding) -> dict[str, str]:
 def shown(
     report: Report, *, is_all: bool, checks: Mapping[str, Check] = BY_NAME
 ) -> str:
-    """Return a report for a person: what is wrong first.
+    """Return a report for a person, with problems first.
 
     Args:
-      report: of checks.
-      is_all: show checks that are ok and each that is unknown, too.
-      checks: by name; those of the report.
+      report: the findings.
+      is_all: also show checks that are ok and each unknown check.
+      checks: the checks of the report, by name.
     """
     lines = []
     for state in _ORDER:
@@ -179,7 +179,7 @@ def listed() -> str:
 
 
 def table() -> str:
-    """Return all checks as a table: what, where from, limits, their source, action."""
+    """Return all checks as a table: statement, source, limits, their source, action."""
     limits = read_limits()
     lines = [
         "| check | of a healthy host | read from | limit | its source | action |",

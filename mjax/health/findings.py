@@ -9,9 +9,9 @@ import enum
 from collections.abc import Iterable
 
 KEPT_TEXTS = 4
-"""Outputs whose parsed form a parser keeps, chosen: several checks read each."""
+"""Number of parsed outputs that a parser caches, chosen: several checks read each."""
 MOST_NAMED = 8
-"""Devices that a reason names at most, chosen: a host has eight GPUs."""
+"""Maximum number of devices in a reason, chosen: a host has eight GPUs."""
 _QUOTED_CHARS = 60
 
 
@@ -23,7 +23,7 @@ class State(enum.StrEnum):
     UNKNOWN = "unknown"
     """The tool or the device is absent, or its output is in a format we cannot read."""
     INCOMPLETE = "incomplete"
-    """The time limit passed, or the output was cut."""
+    """The time limit passed, or the output was truncated."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class Verdict:
 
     state: State
     value: str = ""
-    """What was read, with its unit; the worst of several devices."""
+    """The value read, with its unit; the worst of several devices."""
     limit: str = ""
-    """What it was compared with."""
+    """The limit that it was compared with."""
     reason: str = ""
-    """Why it is not ok; names the device."""
+    """Why it is not ok, with the name of the device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,12 @@ def failed(reason: str, value: object = "", limit: object = "") -> Verdict:
 
 
 def unknown(reason: str) -> Verdict:
-    """Return the verdict where nothing can be judged."""
+    """Return the verdict if nothing can be judged."""
     return Verdict(state=State.UNKNOWN, reason=reason)
 
 
 def incomplete(reason: str) -> Verdict:
-    """Return the verdict on an output that is late or cut."""
+    """Return the verdict on a late or truncated output."""
     return Verdict(state=State.INCOMPLETE, reason=reason)
 
 
@@ -84,8 +84,8 @@ def judge_each(
 
     Args:
       problems: (device, what is wrong with it).
-      value: that was read, the worst.
-      limit: that it was compared with.
+      value: the worst value read.
+      limit: the limit that it was compared with.
     """
     texts = [f"{device}: {text}" if device else text for device, text in problems]
     if texts:

@@ -1,8 +1,8 @@
-"""What a host has: GPUs, InfiniBand adapters, versions; for the cluster file.
+"""Inventory of a host: GPUs, InfiniBand adapters, versions; for the cluster file.
 
-Enters: what nvidia-smi and /sys/class/infiniband say. Leaves: JSON that `health cluster
-check --reports` compares with the file. What cannot be read is absent: a comparison
-then says unknown.
+Enters: output of nvidia-smi and /sys/class/infiniband. Leaves: JSON that `health
+cluster check --reports` compares with the file. A value that cannot be read is absent;
+the comparison then gives unknown.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ ADAPTERS = Files((f"{ports.ROOT}/*/node_guid", f"{ports.ROOT}/*/ports/1/rate"))
 
 
 def inventory(smi: Reading, adapters: Reading) -> dict[str, Any]:
-    """Return what the readings of `nvidia_smi.SMI` and `ADAPTERS` say."""
+    """Return the inventory in the readings of `nvidia_smi.SMI` and `ADAPTERS`."""
     return _gpus(smi) | _nics(adapters)
 
 

@@ -1,4 +1,4 @@
-"""Which lines of the kernel's log mean a fault: the rules of `kernel_log.toml`.
+"""Lines of the kernel's log that mean a fault: the rules of `kernel_log.toml`.
 
 Enters: that file. Leaves: frozen rules, compiled; the first rule that matches a line
 counts. The top of the file explains the fields and gives the source of each rule.
@@ -16,12 +16,12 @@ RULES_PATH = Path(__file__).with_name("kernel_log.toml")
 Kind = Literal["fatal", "counted", "told", "xid", "action"]
 Heals = Literal["reboot", "repair", "reset", "itself"]
 UNLISTED = "unlisted"
-"""The rule of a severe line that no other rule knows."""
+"""The rule for a severe line that matches no other rule."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a line means."""
+    """The meaning of a line."""
 
     name: str
     check: str
@@ -35,13 +35,13 @@ class Rule:
 
     @property
     def is_for_this_boot(self) -> bool:
-        """Whether nothing but a reboot or a repair ends it."""
+        """Whether only a reboot or a repair ends it."""
         return self.heals in ("reboot", "repair")
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """A line that looks like a fault and is none."""
+    """A line that looks like a fault but is not one."""
 
     pattern: re.Pattern[str]
     reason: str
@@ -49,38 +49,38 @@ class Allowed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a rule has found in a line."""
+    """A match of a rule in a line."""
 
     rule: str
     device: str
     code: str
     count: int
-    """Errors that the line stands for."""
+    """Number of errors that the line reports."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-    """All of them."""
+    """All rules."""
 
     rules: Mapping[str, Rule]
     allowed: Sequence[Allowed]
     xids: Mapping[int, str]
-    """From a number to its kind."""
+    """Maps a number to its kind."""
     xid_actions: Mapping[str, str]
-    """From a kind to what a person does."""
+    """Maps a kind to the action for a person."""
     xid_names: Mapping[int, str]
 
     @property
     def anchors(self) -> list[bytes]:
-        """Texts of which a line that matches a rule has one."""
+        """Texts; every line that matches a rule contains at least one of them."""
         return [*dict.fromkeys(rule.anchor.encode() for rule in self.rules.values())]
 
     def match(self, line: str, *, is_severe: bool = False) -> Found | None:
-        """Return what the first rule that matches has found.
+        """Return the match of the first matching rule.
 
         Args:
           line: of the kernel's log, without its time.
-          is_severe: its level says that it is a fault: without a rule it is unlisted.
+          is_severe: its level means a fault; without a rule it is unlisted.
         """
         found = _found(UNLISTED, {}) if is_severe else None
         for rule in self.rules.values():

@@ -1,9 +1,9 @@
 """The faults in a kernel's log, counted in bounded memory.
 
 Enters: a log in pieces, of any length. Leaves: a `Digest`, also as JSON: each fault
-that a rule of `kernel_log.toml` has found, with the device, how often, when, and the
-last line. A log of 1 GB takes as much memory as one of 1 MB: pieces are searched one at
-a time, and the number of different faults is limited.
+that a rule of `kernel_log.toml` has found, with the device, count, times, and the last
+line. A log of 1 GB needs no more memory than one of 1 MB: pieces are searched one at a
+time, and the number of different faults is limited.
 
 Times: seconds since boot (`[  12.345678]`, of dmesg and of `journalctl -o
 short-monotonic`), seconds since 1970 (`-o short-unix`), or ISO 8601 (`-o short-iso`,
@@ -26,16 +26,16 @@ from mjax.health.sources import Reading
 
 CHUNK_BYTES = 2**20
 MAX_LINE_BYTES = 2**13
-"""Of a line that may be a fault, chosen: as much as a record of /dev/kmsg. One that is
-longer is not searched, and the digest says so."""
+"""Maximum length of a line that may be a fault, chosen: as a record of /dev/kmsg. A
+longer line is not searched, and the digest says so."""
 _MOST_KEYS = 64
-"""Different faults of one rule that are counted apart, chosen: a host has fewer devices
-of a kind. The rest are added up under the device `others`."""
+"""Number of different faults of a rule that are counted separately, chosen: a host has
+fewer devices of a kind. The rest are summed under the device `others`."""
 _MOST_CACHED = 1024
-"""Messages whose match is kept, chosen: a flood repeats a few."""
+"""Number of messages whose match is cached, chosen: a flood repeats a few."""
 _SHOWN_CHARS = 300
 OLD_H = 168
-"""Ages are counted up to a week, chosen: shipped limits look back a day."""
+"""Ages are counted up to a week, chosen: the shipped limits cover a day."""
 _HEAD_BYTES = 2**12  # of a piece, searched for the first line with a time
 _SLACK_S = 60.0  # the clock of the log's lines may be ahead of ours
 _OLDEST_S = 10 * 365 * 86400.0
@@ -67,16 +67,17 @@ class Match:
     device: str
     code: str
     count: int = 0
-    """Errors: of each line one, or as many as it says."""
+    """Number of errors: one a line, or as many as the line says."""
     hours: dict[str, int] = dataclasses.field(default_factory=dict)
-    """From an age in whole hours, at most `OLD_H`, to the errors of that age."""
+    """Maps an age in whole hours, at most `OLD_H`, to the number of errors of that
+    age."""
     first: str = ""
     """Time in ISO 8601, UTC; empty if the line has none."""
     last: str = ""
     last_index: int = 0
-    """How many matching lines the log had up to the last of these."""
+    """Number of matching lines in the log up to the last of these."""
     line: str = ""
-    """The last."""
+    """The last line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,11 +86,11 @@ class Digest:
 
     read_from: str
     is_severe: bool
-    """Whether all its lines are of a severe level, and none is the normal case."""
+    """Whether all its lines are of a severe level, so that it is normally empty."""
     num_lines: int
     num_bytes: int
     num_long: int
-    """Lines that were too long: not searched."""
+    """Number of lines that were too long to search."""
     begin: str
     """Time of its first line that has one, in ISO 8601, UTC; empty if none has."""
     matches: Sequence[Match]
@@ -106,13 +107,13 @@ class Scanner:
         is_severe: bool = False,
         rules: Rules | None = None,
     ) -> None:
-        """Begin with nothing.
+        """Begin with an empty digest.
 
         Args:
-          read_from: where the log is from.
-          at: the time now, from which ages are counted.
+          read_from: origin of the log.
+          at: the present time, from which ages are counted.
           is_severe: see `Log`.
-          rules: those that are shipped, if not given.
+          rules: the shipped ones, if not given.
         """
         self._rules = rules or kernel_rules.shipped()
         self._anchors = [b"\n"] if is_severe else self._rules.anchors
@@ -120,7 +121,7 @@ class Scanner:
         self._rest, self._is_in_long = b"", False
         self.num_bytes, self._num_lines, self._num_long = 0, 0, 0
         self._begin = ""
-        # A host that floods its log writes the same line again and again.
+        # A host that floods its log repeats the same lines.
         self._match = functools.lru_cache(_MOST_CACHED)(
             functools.partial(self._rules.match, is_severe=is_severe)
         )
@@ -175,7 +176,7 @@ class Scanner:
         match.hours[hours] = match.hours.get(hours, 0) + found.count
         match.last_index = self._num_matches
         match.line = message
-        if age_s is not None:  # formatted once, at the end: that is slow
+        if age_s is not None:  # formatting is slow: once, at the end
             first_s, _ = self._ages.get(key, (age_s, age_s))
             self._ages[key] = (first_s, age_s)
 
@@ -187,7 +188,7 @@ class Scanner:
         return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def digest(self) -> Digest:
-        """Return the faults so far; the last line must have an end."""
+        """Return the faults so far; the last line must be terminated."""
         for key, match in self._matches.items():
             first_s, last_s = self._ages.get(key, (None, None))
             match.first, match.last = self._when(first_s), self._when(last_s)
@@ -203,7 +204,7 @@ class Scanner:
         )
 
     def reading(self) -> Reading:
-        """Return the digest as JSON; one whose last line has no end is cut."""
+        """Return the digest as JSON; truncated if the last line is unterminated."""
         text = json.dumps(dataclasses.asdict(self.digest()), indent=1) + "\n"
         return Reading(text=text, num_bytes=len(text) + (self._rest != b""))
 
@@ -213,7 +214,7 @@ def _decoded(data: bytes) -> str:
 
 
 def _spans(data: bytes, anchors: Sequence[bytes]) -> set[tuple[int, int]]:
-    """Return where the lines are that have an anchor; each line ends in the data."""
+    """Return the positions of lines with an anchor; each line ends in the data."""
     spans = set()
     for anchor in anchors:
         at = data.find(anchor)
@@ -225,7 +226,7 @@ def _spans(data: bytes, anchors: Sequence[bytes]) -> set[tuple[int, int]]:
 
 
 def split_time(line: str, at: Now) -> tuple[float | None, str]:
-    """Return how old a line is, or None if it does not say, and what follows."""
+    """Return the age of a line, or None without a time, and the rest of the line."""
     found = _TIME.match(line)
     if found is None:
         return None, _LEVEL.sub("", line)
@@ -255,10 +256,10 @@ def _hours(age_s: float | None) -> int:
 
 @functools.lru_cache(KEPT_TEXTS)
 def digest(text: str) -> Digest:
-    """Return a digest that was written as JSON.
+    """Return a digest from its JSON.
 
     Raises:
-      UnreadableError: it is none, or the log was not searched as a whole.
+      UnreadableError: it is not a digest, or the log was not fully searched.
     """
     try:
         found: Digest = checked_json.read(text, Digest)
@@ -280,5 +281,5 @@ def digest(text: str) -> Digest:
 
 
 def recent(hours: Mapping[str, int], window_h: int) -> int:
-    """Return how many errors are younger than some hours."""
+    """Return the number of errors younger than some hours."""
     return sum(count for age, count in hours.items() if int(age) < window_h)

@@ -1,8 +1,8 @@
 """The kernel's log as a source: a command or a file that is read as a stream.
 
 Enters: the output of `journalctl` or `dmesg`, or a file, of any length. Leaves: its
-`Digest` as JSON. A log whose time was over, or whose last line has no end, is
-incomplete.
+`Digest` as JSON. A log that reached its time limit, or whose last line is unterminated,
+is incomplete.
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ _SHOWN_CHARS = 300
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """The kernel's log, from the first of several ways that gives a line."""
+    """The kernel's log, from the first of several sources that gives a line."""
 
     ways: tuple[Command | File, ...]
     is_severe: bool = False
-    """Whether the way gives only lines of severe levels: none is fine, and each must
-    have a rule."""
+    """Whether the source gives only lines of severe levels: it may be empty, and each
+    line must match a rule."""
 
     @property
     def shown(self) -> str:
-        """The ways."""
+        """The sources."""
         return " or ".join(way.shown for way in self.ways)
 
     def read(self, limit_s: float) -> Reading:
@@ -57,10 +57,10 @@ def now() -> Now:
 
 
 def _feed(scanner: Scanner, way: Command | File, until_s: float) -> str | None:
-    """Read one way to its end.
+    """Read one source to its end.
 
     Returns:
-      why it gives nothing; "" if it does, None if the time was over.
+      why it gives no line; "" if it gives one, None after the time limit.
     """
     if isinstance(way, File):
         return _feed_file(scanner, Path(way.path), until_s)
@@ -108,7 +108,7 @@ def _feed_file(scanner: Scanner, path: Path, until_s: float) -> str | None:
 
 
 def _chunks(process: subprocess.Popen[bytes], until_s: float) -> Iterator[bytes]:
-    """Yield what a process writes.
+    """Yield the output of a process.
 
     Raises:
       TimeoutError: it did not end in time.

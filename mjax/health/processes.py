@@ -1,10 +1,10 @@
-"""The processes of a host and how much of a processor each uses now.
+"""The processes of a host and their present CPU use.
 
 Enters: /proc/PID/stat and status, read twice. Leaves: one line a process. `ps` shows
-the use over the whole life of a process: a daemon that has been busy for an hour, after
-weeks of rest, looks idle there. This process, its children and its ancestors are left
-out. Where an ancestor is Python too, as the agent of a launch is, all that it has
-started is left out as well.
+the use over the whole life of a process: a daemon that is busy for an hour after weeks
+of rest looks idle there. This process, its children and its ancestors are excluded. If
+an ancestor is Python too, such as the agent of a launch, all its descendants are
+excluded as well.
 
 Source of the format: proc_pid_stat(5),
 https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
@@ -22,7 +22,7 @@ from pathlib import Path
 from mjax.health.sources import Reading, whole
 
 INTERVAL_S = 1.0
-"""Between the two readings, chosen: a tick of a processor is 10 ms, so 1% is seen."""
+"""Seconds between the two readings, chosen: a clock tick is 10 ms, so 1% is seen."""
 HEADER = "pid\tuser\tstate\tpercent\trss_mib\tcommand"
 # Fields of /proc/PID/stat after the name, which may have spaces and parentheses.
 _STAT = re.compile(r"^([0-9]+) \((.*)\) (\S) (.*)$", re.DOTALL)
@@ -37,7 +37,7 @@ class _Process:
     state: str
     parent: int
     ticks: int
-    """Of processor time."""
+    """Seconds of processor time."""
     start: int
     rss_pages: int
     user: str
@@ -45,7 +45,7 @@ class _Process:
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """All processes but our own, as lines of `HEADER`, separated by tabs."""
+    """All processes except our own, as lines of `HEADER`, separated by tabs."""
 
     interval_s: float = INTERVAL_S
 
@@ -102,8 +102,8 @@ def family(
 
     Args:
       own: the process; its ancestors, without init, and its descendants belong to it.
-      parents: from each process to its parent.
-      pythons: ancestors that count with all that they have started.
+      parents: maps each process to its parent.
+      pythons: ancestors that count with all their descendants.
     """
     ancestors = [own]
     while (parent := parents.get(ancestors[-1], 0)) > 1 and parent not in ancestors:
@@ -125,10 +125,10 @@ def _look() -> dict[int, _Process]:
 
 
 def parsed(text: str, user: str) -> _Process:
-    """Return what a line of /proc/PID/stat says.
+    """Parse a line of /proc/PID/stat.
 
     Raises:
-      ValueError: it is no such line.
+      ValueError: it is not such a line.
     """
     match = _STAT.match(text)
     fields = match[4].split() if match else []

@@ -1,8 +1,8 @@
-"""What checks compare with: limits, and what this host is expected to have.
+"""Limits of the checks, and expectations of this host.
 
-`limits.toml` has the limits of all checks with their sources; a file of the user may
-change them. The expectations say what a host must have: numbers of devices, versions,
-and the checks that must not be unknown.
+`limits.toml` has the limits of all checks with their sources; a user's file may change
+them. The expectations list requirements of a host: numbers of devices, versions, and
+the checks that must not be unknown.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from typing import Any
 
 LIMITS_PATH = Path(__file__).with_name("limits.toml")
 _ABOUT = ("source", "unit")
-"""Keys of a check in limits.toml that are no limits."""
+"""Keys of a check in limits.toml that are not limits."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Limits by check, and what the host is expected to have."""
+    """Limits by check, and the expectations of the host."""
 
     limits: Mapping[str, Mapping[str, Any]]
     expect: Mapping[str, Any] = _NOTHING
@@ -36,7 +36,7 @@ class Settings:
         return self.limits[check][name]
 
     def require(self, check: str) -> bool:
-        """Say whether a check must not be unknown."""
+        """Return whether a check must not be unknown."""
         patterns = self.expect.get("require", ())
         return any(fnmatch.fnmatchcase(check, pattern) for pattern in patterns)
 
@@ -118,7 +118,7 @@ def read_limits(path: Path | None = None) -> dict[str, dict[str, Any]]:
 
 
 def _is_like(value: Any, shipped: Any) -> bool:
-    """Say whether a limit of a user can take the place of the shipped one."""
+    """Return whether a user's limit can replace the shipped one."""
     if isinstance(shipped, list):
         return isinstance(value, list) and all(_is_like(v, shipped[0]) for v in value)
     if isinstance(shipped, dict):
@@ -161,7 +161,7 @@ def read_expected(path: Path, names: Collection[str]) -> dict[str, Any]:
 
 
 def _check_items(flag: str, key: str, value: Any) -> None:
-    """Refuse items of a list or table that are not text."""
+    """Raise for items of a list or table that are not text."""
     places: dict[str, Any] = {}
     if isinstance(value, list):
         places = {f"{key}[{index}]": item for index, item in enumerate(value)}

@@ -1,10 +1,10 @@
 """Several sources as one, and sources under a shorter name.
 
-`Several` is for a check that compares what its sources say. Enters: sources. Leaves:
-one `Reading` whose text has a header line before the text of each source; `parts` cuts
-it again. A source that is absent leaves an empty part that says why, and the check
-decides what that means; the whole is absent only if all sources are. The first exit
-status that is not 0 is the status of the whole.
+`Several` is for a check that compares several sources. Enters: sources. Leaves: one
+`Reading` whose text has a header line before the text of each source; `parts` splits it
+again. A source that is absent leaves an empty part that says why, and the check decides
+what that means; the whole is absent only if all sources are. The first exit status that
+is not 0 is the status of the whole.
 """
 
 import dataclasses
@@ -88,17 +88,17 @@ class Part:
 
     text: str
     absent: str
-    """Why there is nothing; empty if there is."""
+    """Why there is no output; empty if there is."""
 
 
 def parts(text: str, num: int) -> Sequence[Part]:
-    """Cut the text of `Several` where its sources begin.
+    """Split the text of `Several` at its headers.
 
     Args:
       text: of all sources.
-      num: of sources there must be.
+      num: required number of sources.
     Raises:
-      UnreadableError: there are more or fewer, or something stands before the first.
+      UnreadableError: the number is wrong, or text precedes the first header.
     """
     found: list[tuple[str, list[str]]] = []
     for line in text.splitlines(keepends=True):
@@ -115,7 +115,7 @@ def parts(text: str, num: int) -> Sequence[Part]:
 
 
 def present(part: Part) -> str:
-    """Return the text of a part that must be there.
+    """Return the text of a required part.
 
     Raises:
       UnreadableError: it is absent.

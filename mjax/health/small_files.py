@@ -20,10 +20,10 @@ _NUMBER = re.compile(r"([0-9]+)")
 def lines_of(text: str) -> Mapping[str, Sequence[str]]:
     """Return the lines of each file of a `Files` source, in the order of their names.
 
-    Numbers in names are put in order as numbers: cpu2 is before cpu10.
+    Numbers in names sort as numbers: cpu2 is before cpu10.
 
     Raises:
-      UnreadableError: it is no such text, or a file cannot be read.
+      UnreadableError: it is not such a text, or a file cannot be read.
     """
     found: dict[str, list[str]] = {}
     for line in text.split("\n")[:-1]:
@@ -49,7 +49,7 @@ def values(text: str) -> Mapping[str, str]:
     """Return the content of each file, which has one line.
 
     Raises:
-      UnreadableError: as `lines_of`; a file has more lines.
+      UnreadableError: see `lines_of`; or a file has more lines.
     """
     found = {}
     for path, lines in lines_of(text).items():
@@ -69,9 +69,9 @@ class Each:
     argv: tuple[str, ...]
     """The path of the device is added at the end."""
     pattern: str
-    """Of the devices in /sys."""
+    """Folder of the devices in /sys."""
     folder: str = "/dev"
-    """Of the path that the command gets; empty: it gets the name alone."""
+    """Folder of the path that the command gets; empty: it gets only the name."""
 
     @property
     def shown(self) -> str:
@@ -99,7 +99,7 @@ class Each:
         return whole("".join(texts))
 
     def _given(self, name: str) -> str:
-        """Return what the command gets for a device."""
+        """Return the command's argument for a device."""
         return f"{self.folder}/{name}" if self.folder else name
 
 
@@ -107,7 +107,7 @@ def outputs(text: str) -> Iterator[tuple[str, str]]:
     """Yield each device of an `Each` source with its output.
 
     Raises:
-      UnreadableError: it is no such text, or a command has failed.
+      UnreadableError: it is not such a text, or a command has failed.
     """
     device, status, lines = "", "", []
     for line in [*text.splitlines(), "# /end 0"]:

@@ -1,8 +1,8 @@
-"""Where checks read: commands and files, with limits of time and size.
+"""Inputs of checks: commands and files, with limits of time and size.
 
-Enters: the description of a source. Leaves: a `Reading`. Commands are run without a
-shell, in the C locale, and killed with their children when their time is over. A file
-or an output of more than `MAX_BYTES` is cut, and says so.
+Enters: the description of a source. Leaves: a `Reading`. Commands run without a shell,
+in the C locale, and are killed with their children at their time limit. A file or an
+output of more than `MAX_BYTES` is truncated and marked so.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from types import MappingProxyType
 from typing import IO, Protocol, runtime_checkable
 
 MAX_BYTES = 32 * 2**20
-"""Of an output, chosen: `nvidia-smi -q -x` of eight GPUs has 0.5 MB."""
+"""Maximum size of an output, chosen: `nvidia-smi -q -x` of eight GPUs has 0.5 MB."""
 _CHUNK_BYTES = 2**16
 _SMALL_BYTES = 2**16
-"""Of one of several files, chosen: a file of /sys has at most a page."""
+"""Maximum size of one of several files, chosen: a file of /sys has at most a page."""
 _SHOWN_CHARS = 200
 C_LOCALE: Mapping[str, str] = MappingProxyType(
     {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}
 )
-"""Variables of every command, so that parsers meet one language and one time zone."""
+"""Environment of every command, so that outputs have one language and time zone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,10 @@ class Reading:
 
     text: str = ""
     num_bytes: int | None = None
-    """Bytes that the source has written; None: not known. A `text` with fewer was
-    cut."""
+    """Bytes that the source has written; None: unknown. A shorter `text` is
+    truncated."""
     status: int | None = 0
-    """Exit status of a command; None if its time was over."""
+    """Exit status of a command; None after its time limit."""
     error: str = ""
     """The end of what a command wrote to stderr."""
     absent: str = ""
@@ -46,7 +46,7 @@ class Reading:
 
     @property
     def cut(self) -> str:
-        """Why the text is not whole; empty if it is."""
+        """Why the text is incomplete; empty if it is complete."""
         if self.status is None:
             return "its time limit passed"
         if self.num_bytes is not None:
@@ -57,12 +57,12 @@ class Reading:
 
 
 def num_bytes_of(text: str) -> int:
-    """Return the number of bytes that an output had before it was decoded."""
+    """Return the number of bytes of an output before decoding."""
     return len(text.encode(errors="surrogateescape"))
 
 
 def whole(text: str) -> Reading:
-    """Return the reading of a text of which nothing is missing."""
+    """Return the reading of a complete text."""
     return Reading(text=text, num_bytes=num_bytes_of(text))
 
 
@@ -127,7 +127,7 @@ class File:
         return self.path
 
     def read(self, limit_s: float) -> Reading:
-        """Read it; files of /proc and /sys do not say how long they are."""
+        """Read it; files of /proc and /sys do not report their size."""
         del limit_s
         try:
             with Path(self.path).open("rb") as file:
@@ -143,7 +143,7 @@ class File:
 class Files:
     """Many small files, as lines `path<tab>content`, sorted by path.
 
-    A file with several lines has several of these. One that cannot be read is a line
+    A file with several lines gives several such lines. An unreadable file gives a line
     `path<tab>!reason`; what begins with ! or \\ in a file gets a \\ before it.
     """
 
@@ -155,7 +155,7 @@ class Files:
         return " ".join(self.patterns)
 
     def read(self, limit_s: float) -> Reading:
-        """Read all that there are."""
+        """Read all existing files."""
         until_s = time.monotonic() + limit_s
         paths = {
             path
@@ -174,7 +174,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """Variables of the environment whose names begin like this, as `NAME=value`."""
+    """Environment variables whose names begin like this, as `NAME=value`."""
 
     prefixes: tuple[str, ...]
 
@@ -184,7 +184,7 @@ class Environment:
         return " ".join(f"${prefix}*" for prefix in self.prefixes)
 
     def read(self, limit_s: float) -> Reading:
-        """Read them; none is an empty text."""
+        """Read them; without any, the text is empty."""
         del limit_s
         return self.of(os.environ)
 
@@ -216,16 +216,16 @@ def _decoded(data: bytes) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Output:
-    """What a process has written."""
+    """The output of a process."""
 
     out: bytes
     """At most `MAX_BYTES`."""
     num_bytes: int
-    """Written to stdout, kept or not."""
+    """Bytes written to stdout, kept or not."""
     error: bytes
     """The end of stderr."""
     is_late: bool
-    """Its time was over before it ended."""
+    """Whether it reached its time limit before it ended."""
 
 
 def _drain(process: subprocess.Popen[bytes], until_s: float) -> _Output:
@@ -262,7 +262,7 @@ def _drain(process: subprocess.Popen[bytes], until_s: float) -> _Output:
 
 
 def _has_ended(process: subprocess.Popen[bytes], until_s: float) -> bool:
-    """Say whether a process ends in time; one that does not is killed."""
+    """Return whether a process ends in time; otherwise kill it."""
     try:
         process.wait(max(0.0, until_s - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -272,7 +272,7 @@ def _has_ended(process: subprocess.Popen[bytes], until_s: float) -> bool:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process with its children, and take its status."""
+    """Kill a process with its children, and collect its status."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

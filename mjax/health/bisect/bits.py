@@ -1,10 +1,10 @@
-"""How much a test of a group can tell, in bits, and how few tests can be enough.
+"""The information of a group test, in bits, and the least number of tests.
 
 Enters: the probabilities that a test errs. Leaves: the information of one test, its
 capacity, and the bound on the number of tests.
 
-A test of a group is a binary channel: what goes in is whether the group has a bad host,
-what comes out is whether the test fails. No search, adaptive or not, needs fewer than
+A test of a group is a binary channel: the input is whether the group has a bad host,
+the output is whether the test fails. No search, adaptive or not, needs fewer than
 log2(number of possible answers) / capacity tests on average.
 
 Source: Baldassini, Johnson and Aldridge, "The capacity of adaptive group testing",
@@ -19,9 +19,8 @@ import math
 import numpy as np
 
 LEAST_ERROR = 1e-6
-"""Chosen: no test is trusted more than this. A test that is said to be certain and
-contradicts all others then counts as an error instead of making all answers
-impossible."""
+"""Chosen: no test is trusted more than this. So a test declared certain that
+contradicts all others counts as an error and does not make all answers impossible."""
 
 _SHARES = np.linspace(0.0, 1.0, 2001)
 
@@ -68,14 +67,14 @@ class ErrorRates:
 
 
 def entropy(probability: np.ndarray | float) -> np.ndarray:
-    """Return the entropy in bits of a yes or no that has this probability."""
+    """Return the entropy in bits of a binary event with this probability."""
     p = np.clip(probability, 1e-300, 1.0)
     q = np.clip(1.0 - np.asarray(probability), 1e-300, 1.0)
     return np.asarray(-p * np.log2(p) - q * np.log2(q))
 
 
 def information(share: np.ndarray | float, miss: float, alarm: float) -> np.ndarray:
-    """Return the bits that a test is expected to tell.
+    """Return the expected information of a test, in bits.
 
     Args:
       share: probability that the group has a bad host.
@@ -90,13 +89,13 @@ def information(share: np.ndarray | float, miss: float, alarm: float) -> np.ndar
 
 @functools.cache
 def best_share(rates: ErrorRates) -> float:
-    """Return the probability of a bad host in the group that tells most."""
+    """Return the probability of a bad host that maximises the information."""
     return float(_SHARES[np.argmax(information(_SHARES, rates.miss, rates.alarm))])
 
 
 @functools.cache
 def capacity(rates: ErrorRates) -> float:
-    """Return the most bits that one test can tell."""
+    """Return the capacity of one test, in bits."""
     told = information(_SHARES, rates.false_negative, rates.false_positive)
     return float(told.max())
 
@@ -104,7 +103,7 @@ def capacity(rates: ErrorRates) -> float:
 def least_tests(num_hosts: int, num_bad: int, rates: ErrorRates) -> float:
     """Return the information bound: tests that name num_bad of num_hosts hosts.
 
-    The number of bad hosts counts as known, although the search does not know it: the
-    bound is the lower for that.
+    The bound assumes that the number of bad hosts is known, which the search does not
+    know; this makes the bound lower.
     """
     return math.log2(math.comb(num_hosts, num_bad)) / capacity(rates)

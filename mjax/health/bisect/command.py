@@ -89,7 +89,7 @@ class BisectFlags(SearchConfig):
 
     @property
     def criteria(self) -> Criteria:
-        """What counts as failed, beside a command that fails."""
+        """The rules by which a test fails, besides a failed command."""
         return Criteria(slow=self.slow, same_output=self.same_output)
 
 
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code.
 
     Args:
-      argv: words behind `bisect`.
+      argv: words after `bisect`.
     """
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
             check_template(template)
         records = _read_records(config)
         if config.run:
-            # What ends the search ends its tests.
+            # A signal that ends the search also ends its tests.
             before = signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
                 return _run(config, problem, template, records)
@@ -168,7 +168,7 @@ def _show(
     template: Sequence[str],
     records: Sequence[Record],
 ) -> int:
-    """Print the tests that are next, or the answer."""
+    """Print the next tests, or the answer."""
     progress, judged = _look(config, problem, records)
     if progress.rounds and not config.json:
         rounds = _numbered(progress, records)
@@ -186,7 +186,7 @@ def _run(
     template: Sequence[str],
     records: list[Record],
 ) -> int:
-    """Run round after round, until there is an answer."""
+    """Run rounds until there is an answer."""
     told = sys.stderr if config.json else sys.stdout
     print(report.assumptions(problem), file=told, flush=True)
 
@@ -256,7 +256,7 @@ def _end(
 
 
 def _numbered(progress: Progress, records: Sequence[Record]) -> list[tuple[int, Round]]:
-    """Number the rounds that are next; a fixed round keeps its number if it goes on."""
+    """Number the next rounds; a fixed round that continues keeps its number."""
     first = _num_rounds(records) + 1
     return [(one.number or first, one) for one in progress.rounds]
 

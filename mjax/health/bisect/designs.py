@@ -1,13 +1,13 @@
 """Groups that are fixed before any outcome is known.
 
-Enters: a number of hosts, and how many a test may have. Leaves: lists of groups, of
-indices of hosts.
+Enters: a number of hosts, and the limits of a group's size. Leaves: lists of groups of
+host indices.
 
-Rows and columns: hosts are laid out as a grid that is nearly square. The first round
-tests the rows, the second the columns; one bad host is where a failed row and a failed
-column cross. 48 hosts are 6 rows of 8 and 8 columns of 6.
+Rows and columns: hosts form a nearly square grid. The first round tests the rows, the
+second the columns; a single bad host is where a failed row and a failed column cross.
+48 hosts are 6 rows of 8 and 8 columns of 6.
 
-Pairs: each host meets each other once, in as few rounds as possible.
+Pairs: each two hosts meet once, in as few rounds as possible.
 
 Source: the horizontal and vertical groups of ByteRobust's replay, arXiv:2509.16293; the
 circle method for round-robin tournaments, Lambrechts et al. 2017,
@@ -21,10 +21,10 @@ Groups = list[tuple[int, ...]]
 
 
 def grid_width(num_hosts: int) -> int:
-    """Return the hosts of a row: rows and columns of whole length, if that is possible.
+    """Return the number of hosts in a row, if possible without incomplete rows.
 
-    48 gives 8, 96 gives 12. A number that has no divisors near its root gives the root,
-    rounded up; the last rows and columns are then shorter.
+    48 gives 8, 96 gives 12. A number without divisors near its square root gives the
+    root, rounded up; the last rows and columns are then shorter.
     """
     root = math.isqrt(num_hosts)
     for rows in range(root, math.isqrt(num_hosts // 2), -1):
@@ -40,10 +40,10 @@ def crossed(
 
     Args:
       num_hosts: laid out row by row, in their order.
-      least: hosts of a group, at least; where `most` does not allow it groups are
-        smaller, and the caller fills them up.
-      most: hosts of a group, at most; None: any number.
-      least_groups: of each round, as far as `least` allows.
+      least: minimum number of hosts in a group. If `most` does not allow it, groups are
+        smaller and the caller fills them up.
+      most: maximum number of hosts in a group; None: any number.
+      least_groups: minimum number of groups in a round, as far as `least` allows.
     """
     largest = num_hosts if most is None else most
     width = max(1, min(grid_width(num_hosts), largest))
@@ -59,7 +59,7 @@ def crossed(
 def _split(
     order: Sequence[int], size: int, least: int, most: int, least_groups: int
 ) -> Groups:
-    """Cut a sequence into groups of about this size, alike within one host."""
+    """Cut a sequence into groups of about this size; sizes differ by at most one."""
     num = len(order)
     count = max(math.ceil(num / size), least_groups)
     if num // count < least:
@@ -75,10 +75,10 @@ def _split(
 
 
 def round_robin(num_hosts: int) -> list[list[tuple[int, int]]]:
-    """Return rounds of disjoint pairs in which each two hosts meet once.
+    """Return rounds of disjoint pairs in which every two hosts meet once.
 
-    An even number takes num_hosts - 1 rounds; with an odd number one host rests in each
-    of num_hosts rounds.
+    An even number takes num_hosts - 1 rounds. An odd number takes num_hosts rounds, and
+    one host is idle in each.
     """
     places = num_hosts + num_hosts % 2
     rounds = []
@@ -92,11 +92,11 @@ def round_robin(num_hosts: int) -> list[list[tuple[int, int]]]:
 
 
 def waves(groups: Iterable[Sequence[object]], most: int) -> list[list[int]]:
-    """Pack groups into waves: those of a wave have no common host and run at once.
+    """Pack groups into waves; groups of a wave share no host and run at once.
 
     Args:
       groups: each with its hosts.
-      most: groups of a wave, at most.
+      most: maximum number of groups in a wave.
     Returns:
       indices of the groups; each group is in the first wave that has room for it.
     """

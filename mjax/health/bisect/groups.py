@@ -1,12 +1,12 @@
-"""Choose the groups of hosts that the next tests should have.
+"""Choose the groups of hosts for the next tests.
 
 Enters: the probable sets of bad hosts. Leaves: groups without a common host, chosen one
-after the other for what they are expected to tell, and how many bits that is.
+after the other by their expected information, and that information in bits.
 
-What one test tells depends only on the probability that its group has a bad host
-(`bits.information`), so a group is grown host by host towards the best probability. Of
-several tests at once the joint outcome counts: two groups that share out one bad host
-tell the same.
+The information of one test depends only on the probability that its group has a bad
+host (`bits.information`), so a group grows host by host towards the best probability.
+For simultaneous tests the joint outcome counts: two groups that split one bad host
+between them give the same information.
 """
 
 import dataclasses
@@ -18,24 +18,25 @@ from mjax.health.bisect.bits import ErrorRates, best_share, entropy, information
 from mjax.health.bisect.posterior import Posterior
 
 _MOST_AT_ONCE = 6
-"""Tests that are chosen together. Chosen: 2^6 joint outcomes; more tests overlap in
-what they tell."""
+"""Tests that are chosen together. Chosen: 2^6 joint outcomes; the information of more
+tests overlaps."""
 _WORTH = 0.5
-"""Least bits of a further test of a round, as a part of those of the first. Chosen."""
+"""Least information of a further test of a round, relative to the first. Chosen."""
 _GOOD = 4
-"""Hosts that are probably good and are tried as one group. Chosen."""
+"""Number of probably good hosts that are tried as one group. Chosen."""
 _SINGLES = 8
-"""Most doubtful hosts that are tried as groups of their own. Chosen."""
+"""Number of most doubtful hosts that are tried as single-host groups. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a group may be."""
+    """The limits of a group."""
 
     min_hosts: int
     max_hosts: int
     num_fillers: int
-    """Hosts known to be good that can fill up groups, for all tests together."""
+    """Number of hosts known to be good that can fill up groups, for all tests
+    together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,22 +44,22 @@ class Choice:
     """Groups of one round."""
 
     groups: tuple[tuple[int, ...], ...]
-    """Suspects of each, by index, at least one."""
+    """Suspects of each group, by index, at least one."""
     num_fillers: tuple[int, ...]
-    """How many hosts known to be good each needs besides."""
+    """Number of hosts known to be good that each group needs in addition."""
     bits: float
-    """What the tests are expected to tell together."""
+    """Expected joint information of the tests, in bits."""
 
 
 def choose(
     found: Posterior, rates: ErrorRates, limits: Limits, most_tests: int
 ) -> Choice:
-    """Choose the groups of the next round; none, if no group is allowed."""
+    """Choose the groups of the next round; none if no group is allowed."""
     num_hosts = found.members.shape[1]
     free = np.ones(num_hosts, bool)
     members = found.members.astype(np.float64)
     sets = found.weights / found.weights.sum()
-    # "Many are bad" counts as one more set, of which each group of two has a host.
+    # "Many are bad" counts as one more set; each group of two has a host of it.
     weights = np.append(found.weights, found.many)
     weights /= weights.sum()
     patterns = np.zeros(len(weights), np.intp)
@@ -85,7 +86,7 @@ def choose(
 def _is_better(
     told: float, group: list[int], best: float, best_group: list[int]
 ) -> bool:
-    """Prefer what tells more; of two that tell the same within 1%, the smaller."""
+    """Prefer more information; within 1%, prefer the smaller group."""
     if abs(told - best) <= 0.01 * best:
         return len(group) < len(best_group)
     return told > best
@@ -98,7 +99,7 @@ def _candidates(
     rates: ErrorRates,
     limits: Limits,
 ) -> Iterator[tuple[list[int], int]]:
-    """Yield groups that may be worth a test, with the fillers that they need."""
+    """Yield groups that may be worth a test, with the number of fillers they need."""
     target = best_share(rates)
     marginals = weights @ members
     doubt = np.where(free, np.minimum(marginals, 1 - marginals), -1.0)
@@ -110,7 +111,7 @@ def _candidates(
             free,
             limits,
         )
-    # Hosts that are probably good: they fail only if many are bad.
+    # Probably good hosts: they fail only if many are bad.
     good = np.argsort(np.where(free, marginals, np.inf))[:_GOOD]
     group = [int(host) for host in good[: limits.max_hosts] if free[host]]
     yield from _filled(group, members, weights, free, limits)
@@ -126,7 +127,7 @@ def _grow(
     target: float,
     most: int,
 ) -> list[int]:
-    """Add hosts until the group has a bad one with the target's probability."""
+    """Add hosts until the group has a bad host with the target probability."""
     group: list[int] = []
     share, left = 0.0, weights.copy()
     allowed = free.copy()
@@ -140,7 +141,7 @@ def _grow(
             if not group or share + more[host] - target < target - share:
                 group.append(host)
             break
-        # Together they add at most the sum of what each adds.
+        # The joint gain is at most the sum of the single gains.
         fit = int((np.cumsum(more[order]) <= target - share).sum())
         added = order[: max(1, min(fit, most - len(group)))]
         group += [int(host) for host in added]
@@ -159,7 +160,7 @@ def _filled(
     free: np.ndarray,
     limits: Limits,
 ) -> Iterator[tuple[list[int], int]]:
-    """Yield the group, filled up to the smallest size; nothing, if it cannot be."""
+    """Yield the group, filled up to the smallest size; nothing if it cannot be."""
     if not group:
         return
     missing = limits.min_hosts - len(group)
@@ -179,12 +180,12 @@ def _filled(
 def _joint_bits(
     patterns: np.ndarray, weights: np.ndarray, num: int, rates: ErrorRates
 ) -> float:
-    """Return what several tests tell together, in bits.
+    """Return the joint information of several tests, in bits.
 
     Args:
-      patterns: [P] bit j of a set's number says whether it has a host in group j.
+      patterns: [P] bit j of a set's number is 1 if the set has a host in group j.
       weights: [P] probabilities of the sets.
-      num: of tests.
+      num: number of tests.
       rates: how often a test errs.
     """
     shares = np.bincount(patterns, weights, minlength=2**num)

@@ -4,10 +4,10 @@ Enters: hosts, and the outcomes of tests of two hosts. Leaves: the pairs of the 
 round, bad hosts, and bad links: pairs that fail although both ends are good in their
 other pairs.
 
-First each host meets each other once (`designs.round_robin`). Then the pairs that are
-in doubt are repeated, in rounds of disjoint pairs, until the probabilities of error of
-all hosts and links add up to what the confidence leaves. The sum is an upper bound of
-the probability that any of them is wrong, given the others.
+First each two hosts meet once (`designs.round_robin`). Then the doubtful pairs are
+repeated, in rounds of disjoint pairs, until the error probabilities of all hosts and
+links add up to at most 1 - confidence. The sum is an upper bound of the probability
+that any of them is wrong, given the others.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ LEAST_HOSTS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
-    """A pair of hosts and the probability that what connects them is bad."""
+    """A pair of hosts and the probability that their link is bad."""
 
     hosts: tuple[str, str]
     probability: float
@@ -35,7 +35,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkProgress(Progress):
-    """Where a search for bad links stands; `bad` are hosts."""
+    """State of a search for bad links; `bad` are hosts."""
 
     links: tuple[Link, ...]
     """Bad links between hosts that are good."""
@@ -53,7 +53,7 @@ class _Beliefs:
 
 
 def advance_links(problem: Problem, outcomes: Sequence[Outcome]) -> LinkProgress:
-    """Return where the search stands and which pairs should be tested next.
+    """Return the state of the search and the pairs to test next.
 
     Raises:
       ValueError: too few hosts, hosts known to be good, or an outcome that is not of
@@ -145,14 +145,14 @@ def _counts(
 def _judge(ratio: np.ndarray, prior: float, link_prior: float) -> _Beliefs:
     """Return the most probable bad hosts, and each probability given the others."""
     num = len(ratio)
-    # Log likelihood of a pair of good hosts, whose link is bad or not.
+    # Log likelihood of a pair of good hosts, over both states of the link.
     clean = np.logaddexp(math.log(link_prior) + ratio, math.log1p(-link_prior))
     gain = ratio - clean
     np.fill_diagonal(gain, 0.0)
     odds = math.log(prior / (1 - prior))
     bad = np.zeros(num, bool)
     while True:
-        # What a bad host explains beyond those that are bad without it.
+        # What a bad host explains beyond the other bad hosts.
         scores = odds + gain[:, ~bad].sum(1)
         flips = np.where(bad, -scores, scores)
         best = int(np.argmax(flips))
@@ -171,7 +171,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _doubts(beliefs: _Beliefs) -> np.ndarray:
-    """Return the probability of each link to be taken for what it is not."""
+    """Return the probability that each link is misjudged."""
     return np.where(beliefs.judged, np.minimum(beliefs.links, 1 - beliefs.links), 0.0)
 
 
@@ -182,9 +182,9 @@ def _host_doubts(beliefs: _Beliefs) -> np.ndarray:
 def _again(
     beliefs: _Beliefs, doubts: np.ndarray, most_error: float
 ) -> list[tuple[int, int]]:
-    """Return the pairs to repeat, the most doubtful first.
+    """Return the pairs to repeat, most doubtful first.
 
-    A host in doubt is tested with each of three good hosts.
+    A doubtful host is tested with each of three good hosts.
     """
     num = len(beliefs.bad)
     pairs = sorted(

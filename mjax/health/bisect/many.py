@@ -1,11 +1,11 @@
-"""Tests of single hosts, for when too many are bad to look for sets of them.
+"""Tests of single hosts, if too many are bad to search for sets of them.
 
-Enters: how often each host has failed and passed alone. Leaves: the probability of each
-to be bad, and which hosts should be tested again.
+Enters: how often each host has failed and passed alone. Leaves: the probability that
+each is bad, and the hosts to test again.
 
-The share of bad hosts is not known: the probabilities are averaged over shares from 5%
-to all, weighted by how well a share explains the tests. So one passed test among many
-failed ones does not clear a host by itself, and "all are bad" needs no proof host by
+The share of bad hosts is unknown: the probabilities are averaged over shares from 5% to
+100%, weighted by the likelihood of the tests. So one passed test among many failed ones
+does not clear a host by itself, and "all are bad" needs no separate proof for each
 host.
 """
 
@@ -21,12 +21,12 @@ _SHARES = np.array([*np.arange(0.05, 1.0, 0.1), 1.0])
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Singles:
-    """What tests of single hosts say, of n hosts."""
+    """Result of tests of single hosts, for n hosts."""
 
     marginals: np.ndarray
-    """[n] probability of each host to be bad."""
+    """[n] probability that each host is bad."""
     error: float
-    """Probability that `bad` is not the answer."""
+    """Probability that `bad` is wrong."""
 
     @property
     def bad(self) -> np.ndarray:
@@ -35,16 +35,16 @@ class Singles:
 
     @property
     def doubts(self) -> np.ndarray:
-        """[n] probability that a host is taken for what it is not."""
+        """[n] probability that a host is misjudged."""
         return np.minimum(self.marginals, 1 - self.marginals)
 
 
 def judge(failed: np.ndarray, passed: np.ndarray, rates: ErrorRates) -> Singles:
-    """Return what is known of each host.
+    """Return the result for each host.
 
     Args:
-      failed: [n] how many tests of the host alone have failed.
-      passed: [n] how many have passed.
+      failed: [n] number of failed tests of the host alone.
+      passed: [n] number of passed tests of the host alone.
       rates: how often a test errs.
     """
     ratio = failed * rates.log_failed + passed * rates.log_passed
@@ -65,14 +65,14 @@ def judge(failed: np.ndarray, passed: np.ndarray, rates: ErrorRates) -> Singles:
 
 
 def doubtful(found: Singles, tested: np.ndarray, most_error: float) -> np.ndarray:
-    """Return the hosts to test again, the most doubtful first.
+    """Return the hosts to test again, most doubtful first.
 
     Args:
-      found: by the tests so far.
+      found: result of the tests so far.
       tested: [n] bool: whether a host has been tested alone.
       most_error: probability of error at which the search ends.
     Returns:
-      indices. The hosts left out add up to at most half of `most_error`.
+      indices. The errors of the omitted hosts add up to at most half of `most_error`.
     """
     doubts = np.where(tested, found.doubts, 1.0)
     order = np.argsort(-doubts, kind="stable")

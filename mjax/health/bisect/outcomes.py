@@ -1,4 +1,4 @@
-"""Tests that have run: their file, and what counts as failed.
+"""Completed tests: their file, and the rules by which they fail.
 
 Enters: a JSON or TOML file that a person or the runner has written. Leaves: outcomes
 for the search.
@@ -11,8 +11,8 @@ for the search.
     round = 1
 
 A test passes if its command does. With `--slow` it also fails if it took much longer
-than the median of tests that passed, with `--same-output` if it printed something else
-than most.
+than the median of passed tests, with `--same-output` if its output differs from that of
+most.
 """
 
 import dataclasses
@@ -30,38 +30,38 @@ from mjax.health.bisect.problem import Outcome
 
 LEAST_COMPARED = 4
 """Groups of a round that are compared with each other. Chosen: with one bad host in
-each of two groups the median is still that of good ones."""
+each of two groups, the median is still that of good groups."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One test that has run."""
+    """A completed test."""
 
     hosts: tuple[str, ...]
     outcome: Literal["pass", "fail"]
-    """Of the command."""
+    """Seconds that the command took."""
     seconds: float | None = None
     output: str | None = None
     """Last line that the command printed."""
     round: int = 1
-    """Which round of the search it was part of."""
+    """Number of its round in the search."""
     reason: str = ""
     """Why the command failed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _File:
-    """What a file of outcomes holds."""
+    """Content of a file of outcomes."""
 
     tests: tuple[Record, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Criteria:
-    """What counts as failed, beside a command that fails."""
+    """The rules by which a test fails, besides a failed command."""
 
     slow: float | None = None
-    """Times the median from which a test is slow; None: time does not count."""
+    """Multiple of the median from which a test is slow; None: time does not count."""
     same_output: bool = False
     """Whether all tests must print the same last line."""
 
@@ -105,7 +105,7 @@ def read(path: Path) -> list[Record]:
 
 
 def write(path: Path, records: Sequence[Record]) -> None:
-    """Write a JSON file of outcomes that is either complete or not there."""
+    """Write a JSON file of outcomes atomically."""
     tests = [dataclasses.asdict(record) for record in records]
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps({"tests": tests}, indent=1) + "\n")
@@ -113,9 +113,9 @@ def write(path: Path, records: Sequence[Record]) -> None:
 
 
 def as_toml(groups: Sequence[Sequence[str]], number: int, criteria: Criteria) -> str:
-    """Write tests that have not run as a file for a person to fill in.
+    """Write pending tests to a file for a person to fill in.
 
-    A form that is not filled in cannot be read.
+    A form with empty entries is rejected when read.
     """
     lines = []
     for group in groups:
@@ -128,10 +128,10 @@ def as_toml(groups: Sequence[Sequence[str]], number: int, criteria: Criteria) ->
 
 
 def judge(records: Sequence[Record], criteria: Criteria) -> list[Outcome]:
-    """Say which tests have failed.
+    """Decide which tests have failed.
 
     Returns:
-      an outcome for each record; none at all while there are too few to compare.
+      an outcome for each record; empty while there are too few to compare.
     Raises:
       ValueError: a test lacks its seconds or output, or no output has a majority.
     """
@@ -155,11 +155,11 @@ def judge(records: Sequence[Record], criteria: Criteria) -> list[Outcome]:
 
 
 def _compared_seconds(record: Record, records: Sequence[Record]) -> list[float]:
-    """Return the times of the tests that passed, with which one is compared.
+    """Return the times of passed tests with which a test is compared.
 
-    They are those of its round for the first two rounds, in which most groups are good.
-    Later about half of the groups have a bad host: their tests are compared with the
-    first two rounds. If hardly any of these passed, those of its own round.
+    In the first two rounds most groups are good, and a test is compared with its own
+    round. Later about half of the groups have a bad host, and a test is compared with
+    the first two rounds; if hardly any of those passed, with its own round.
     """
     own = (record.round,)
     candidates = (own, (1, 2), own) if record.round <= 2 else ((1, 2), own)
@@ -180,7 +180,7 @@ def _compared_seconds(record: Record, records: Sequence[Record]) -> list[float]:
 
 
 def _most_common(records: Sequence[Record]) -> str | None:
-    """Return the output of most tests that passed; None if none passed."""
+    """Return the output of most passed tests; None if none passed."""
     for number, record in enumerate(records, 1):
         if record.outcome == "pass" and not record.output:
             raise ValueError(

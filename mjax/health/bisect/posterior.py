@@ -1,16 +1,16 @@
-"""How probable each set of bad hosts is, after the tests so far.
+"""The probability of each set of bad hosts, after the tests so far.
 
-Enters: which hosts each test had, and whether it failed. Leaves: the probable sets,
-with their probabilities.
+Enters: the hosts of each test, and whether it failed. Leaves: the probable sets, with
+their probabilities.
 
 Each host is bad with the same prior probability, independently. A test errs
 independently of the others. The probability of a set then depends on three counts: its
 hosts, the failed tests that it explains, and the passed tests that it contradicts. Sets
 are enumerated by size: all of size 0 and 1, and each larger size by adding one host to
-the best sets of the size below. For the sizes that matter here the best sets of one
-size contain best sets of the size below, since what a host explains only shrinks when
-others explain it too. Up to 96 hosts all pairs are enumerated; tests compare the
-probabilities with those of all 2^n sets.
+the best sets of the size below. For the sizes that matter here, the best sets of one
+size contain best sets of the size below, since the tests that a host alone explains
+only become fewer as hosts are added. Up to 96 hosts all pairs are enumerated; tests
+compare the probabilities with those of all 2^n sets.
 
 The tests are held as bits of machine words, so that a set's tests are the OR of its
 hosts' words, and counts are popcounts.
@@ -25,21 +25,21 @@ import numpy as np
 from mjax.health.bisect.bits import ErrorRates
 
 MOST_BAD = 10
-"""Chosen: sets are enumerated up to this size; with more bad hosts most groups of a
+"""Chosen: sets are enumerated up to this size. With more bad hosts, most groups of a
 useful size fail, and testing each host alone needs fewer tests."""
 ALL_SETS_HOSTS = 12
-"""Chosen: up to so many hosts, sets of every size are enumerated."""
+"""Chosen: up to this number of hosts, sets of every size are enumerated."""
 MANY_PRIOR = 1e-3
 """Chosen: prior probability that about half of the hosts are bad, or that all tests
-fail for a reason that they share."""
+fail for a common reason."""
 
 _BUDGET = 12_000
-"""Chosen: sets that are looked at for one size; 1 ms on one core."""
+"""Chosen: number of sets examined for one size; 1 ms on one core."""
 _MOST_KEPT = 3_000
 _MOST_SETS = 1_500
-"""Chosen: so many sets are returned; the probability of the others is only summed."""
+"""Chosen: number of sets returned; the probability of the others is only summed."""
 _NEGLIGIBLE = 1e-4
-"""Chosen: a size with less of the probability than this ends the enumeration."""
+"""Chosen: a size with less total probability than this ends the enumeration."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Posterior:
     weights: np.ndarray
     """[P] float64, their probabilities; with the two below they sum to 1."""
     many: float
-    """Probability that more hosts are bad than sets are enumerated for."""
+    """Probability that more hosts are bad than in any enumerated set."""
     left_out: float
     """Probability of all other sets that were enumerated."""
 
@@ -62,19 +62,19 @@ class Posterior:
 
     @property
     def error(self) -> float:
-        """Probability that the most probable set is not the answer."""
+        """Probability that the most probable set is wrong."""
         # Summed without the largest: 1 - 0.9999999 would lose digits.
         rest = np.delete(self.weights, int(np.argmax(self.weights)))
         return float(rest.sum() + self.many + self.left_out)
 
     @property
     def marginals(self) -> np.ndarray:
-        """[n] float64: probability of each host to be bad, if few are."""
+        """[n] float64: probability that each host is bad, if few are."""
         return self.weights @ self.members / self.weights.sum()
 
     @property
     def entropy_bits(self) -> float:
-        """What is not known yet, in bits."""
+        """Remaining entropy, in bits."""
         weights = np.append(self.weights, self.many)
         weights = weights[weights > 0]
         return float(-(weights * np.log2(weights)).sum())
@@ -96,9 +96,9 @@ def posterior(
     """Return the probable sets.
 
     Args:
-      in_test: [T, n] bool: which hosts a test had.
+      in_test: [T, n] bool: whether a test had a host.
       failed: [T] bool.
-      prior: probability of a host to be bad, before any test.
+      prior: probability that a host is bad, before any test.
       rates: how often a test errs.
     """
     num_hosts = in_test.shape[1]
@@ -148,7 +148,7 @@ def _grown(
     keys: np.ndarray,
     scored: Callable[[np.ndarray], np.ndarray],
 ) -> _Level:
-    """Add each host to the best sets of a level; keep the best of what comes out."""
+    """Add each host to the best sets of a level; keep the best resulting sets."""
     num_hosts = len(words)
     parents = _top(level.scores, max(16, _BUDGET // num_hosts))
     hits = level.words[parents][:, None, :] | words[None]
@@ -158,7 +158,7 @@ def _grown(
     # A set has the same key whichever host came last: XOR of its hosts' random words.
     key = (level.keys[parents][:, None] ^ keys[None]).ravel()
     flat = scores.ravel()
-    # A set of size k comes from up to k parents: what is kept is counted before.
+    # A set of size k has up to k parents; the limit counts them before deduplication.
     kept = _top(flat, _MOST_KEPT)
     kept = kept[np.isfinite(flat[kept])]
     _, first = np.unique(key[kept], return_index=True)
@@ -173,7 +173,7 @@ def _grown(
 
 
 def _top(scores: np.ndarray, num: int) -> np.ndarray:
-    """Return the indices of the largest, in no order."""
+    """Return the indices of the largest, in no particular order."""
     if num >= len(scores):
         return np.arange(len(scores))
     # Scores have few distinct values, which makes argpartition slow.
@@ -187,7 +187,7 @@ def _many(
 ) -> float:
     """Return the score of "half of the hosts are bad", comparable with those of sets.
 
-    Tests of one host are left out: they say about that host, not about how many.
+    Tests of one host are excluded: they do not show how many hosts are bad.
     """
     sizes = in_test.sum(1)
     clean = np.where(sizes > 0, 0.5**sizes, 1.0)

@@ -1,7 +1,7 @@
-"""What a search is given: hosts, tests that err, and when an answer is good enough.
+"""The input of a search: hosts, error rates of tests, and the required confidence.
 
-Enters: flags and names of hosts. Leaves: a problem that has been checked, and its
-blocks: parts of at most 128 hosts that are searched independently of each other.
+Enters: flags and names of hosts. Leaves: a validated problem, and its blocks: parts of
+at most 128 hosts that are searched independently.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _BAD_IN_BLOCK = 3.0
 """Chosen: expected bad hosts of a block, well below `posterior.MOST_BAD`."""
 _LEAST_IN_BLOCK = 16
 _TESTS_A_HOST = 10
-"""Chosen: a search that needs more tests is not going to end."""
+"""Chosen: a search that needs more tests will not end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class SearchConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One test that has run."""
+    """A completed test."""
 
     hosts: tuple[str, ...]
     failed: bool
@@ -90,7 +90,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Hosts among which bad ones are looked for."""
+    """The hosts to search for bad ones."""
 
     hosts: tuple[str, ...]
     """Suspects, neighbours beside each other."""
@@ -98,7 +98,7 @@ class Problem:
     """Hosts known to be good; they only fill up groups."""
     config: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     least_groups: int = 1
-    """Groups that each of the first two rounds has at least, so that tests can be
+    """Minimum number of groups in each of the first two rounds, so that tests can be
     compared with each other."""
 
     def __post_init__(self) -> None:
@@ -125,14 +125,14 @@ class Problem:
 
     @property
     def largest(self) -> int:
-        """Hosts that a group has at most."""
+        """Maximum number of hosts in a group."""
         given = self.config.max_hosts
         total = len(self.hosts) + len(self.good)
         return total if given is None else min(given, total)
 
 
 def check_names(hosts: Sequence[str], good: Sequence[str]) -> None:
-    """Refuse names that no host has, and hosts that are named twice.
+    """Raise for names that no host has, and hosts that are named twice.
 
     Raises:
       ValueError: the message has the name.
@@ -154,7 +154,7 @@ def check_names(hosts: Sequence[str], good: Sequence[str]) -> None:
 
 
 def check_outcomes(problem: Problem, outcomes: Iterable[Outcome]) -> None:
-    """Refuse outcomes of hosts that are not part of the problem.
+    """Raise for outcomes of hosts that are not part of the problem.
 
     Raises:
       ValueError: the message has the host.
@@ -176,8 +176,7 @@ def check_outcomes(problem: Problem, outcomes: Iterable[Outcome]) -> None:
 def blocks(problem: Problem) -> list[Problem]:
     """Split a problem into parts that are searched independently.
 
-    The probabilities of error add up: each part gets its share of what
-    `--confidence` leaves.
+    The error probabilities add up, so each part gets its share of 1 - `--confidence`.
     """
     config, num = problem.config, len(problem.hosts)
     most = int(min(_MOST_IN_BLOCK, max(_LEAST_IN_BLOCK, _BAD_IN_BLOCK / config.prior)))

@@ -34,12 +34,12 @@ from typing import Any
 from mjax import checked_json, flags
 
 COMPUTED = ("step", "loss", "grad_norm", "tokens", "skipped")
-"""Fields of a row of metrics.jsonl that are hashed: what the step computed. Fields that
-are not named, times above all, may differ between two runs of the same job."""
+"""Fields of a row of metrics.jsonl that are hashed: results of the step. Other fields,
+above all times, may differ between two runs of the same job."""
 _PLACE = "{work_dir}"
 _SHOWN_CHARS = 800
 _GRACE_S = 5.0
-"""Chosen: between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL, chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,11 +74,11 @@ class ReplayFlags:
 def digest(
     rows: Iterable[dict[str, Any]], num_steps: int, sums: Iterable[bytes] = ()
 ) -> str:
-    """Return a hash of what the rows of a run say was computed, and of its state.
+    """Return a hash of a run's computed metrics and of its state.
 
     Args:
       rows: of metrics.jsonl, in order.
-      num_steps: that the run was to take.
+      num_steps: steps that the run should have taken.
       sums: see `read_sums`.
     Raises:
       ValueError: a step is missing, twice or out of order, or a field is missing.
@@ -100,14 +100,14 @@ def digest(
 
 
 def _exact(value: Any) -> str:
-    """Write a value so that other bits give another text."""
+    """Write a value so that different bits give different texts."""
     if isinstance(value, float):
         return value.hex()
     return json.dumps(value, sort_keys=True)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl, complete or not at all.
+    """Read metrics.jsonl; raise unless it is complete.
 
     Raises:
       ValueError: it is absent or cut off, or a line is not a JSON object.
@@ -149,7 +149,7 @@ def run_job(command: Sequence[str], work_dir: Path, limit_s: float) -> None:
     """Run the job to its end.
 
     Raises:
-      RuntimeError: it could not be started, failed or took too long.
+      RuntimeError: it could not start, failed or took too long.
     """
     words = [word.replace(_PLACE, str(work_dir)) for word in command]
     with tempfile.TemporaryFile() as output:
@@ -163,7 +163,7 @@ def run_job(command: Sequence[str], work_dir: Path, limit_s: float) -> None:
             )
         except OSError as error:
             raise RuntimeError(f"{words[0]} cannot be started: {error}") from error
-        # The job stays in the session of this process: who ends it ends both.
+        # The job stays in the session of this process, so that one signal ends both.
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
-"""What a search says: plans and answers, as text and as JSON.
+"""Reports of a search: plans and answers, as text and as JSON.
 
-Enters: where a search stands. Leaves: lines for people, and one object for programs.
+Enters: the state of a search. Leaves: lines for people, and one object for programs.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from mjax.health.bisect.runner import command_for
 from mjax.health.bisect.search import Progress, Round
 
 _SURPRISING = 1e-3
-"""Chosen: errors of tests that are less probable than this are pointed out."""
+"""Chosen: test errors that are less probable than this are reported."""
 
 
 def assumptions(problem: Problem) -> str:
-    """Say on what the probabilities rest."""
+    """Describe the assumptions behind the probabilities."""
     config = problem.config
     return (
         f"{len(problem.hosts)} hosts, each bad with a probability of {config.prior:g} "
@@ -32,11 +32,11 @@ def assumptions(problem: Problem) -> str:
 
 
 def plan(rounds: Sequence[tuple[int, Round]], template: Sequence[str]) -> str:
-    """List the tests of rounds, as commands if there is one.
+    """List the tests of rounds, as commands if there is a template.
 
     Args:
-      rounds: with their numbers, in order.
-      template: command of a test; empty: the hosts alone are listed.
+      rounds: rounds with their numbers, in order.
+      template: command of a test; empty: list only the hosts.
     """
     lines = []
     for number, one in rounds:
@@ -50,12 +50,12 @@ def plan(rounds: Sequence[tuple[int, Round]], template: Sequence[str]) -> str:
 
 
 def form(rounds: Sequence[tuple[int, Round]], criteria: Criteria) -> str:
-    """Return the tests of rounds as a file of outcomes to be filled in."""
+    """Return the tests of rounds as a file of outcomes to fill in."""
     return "\n".join(as_toml(one.groups, number, criteria) for number, one in rounds)
 
 
 def answer(progress: Progress, num_tests: int, num_rounds: int) -> str:
-    """Say what was found, and how probably it is wrong."""
+    """Describe the answer and its probability of error."""
     lines = []
     links = progress.links if isinstance(progress, LinkProgress) else ()
     if progress.verdict == "undecided":
@@ -90,7 +90,7 @@ def as_json(
     warnings: Sequence[str],
     template: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the answer, and the tests that are next, as one JSON object.
+    """Return the answer and the next tests as one JSON object.
 
     `ok` is true only if the search has ended and found nothing.
     """
@@ -127,7 +127,7 @@ def as_json(
 def warnings(
     problem: Problem, outcomes: Sequence[Outcome], progress: Progress
 ) -> list[str]:
-    """Say where the outcomes contradict the answer more often than tests err."""
+    """Report outcomes that contradict the answer more often than the error rates."""
     links = progress.links if isinstance(progress, LinkProgress) else ()
     bad, pairs = {one.host for one in progress.bad}, {frozenset(x.hosts) for x in links}
     hit = [
@@ -150,7 +150,7 @@ def warnings(
 
 
 def _at_least(count: int, num: int, rate: float) -> float:
-    """Return the probability of so many errors or more."""
+    """Return the probability of at least this many errors."""
     return sum(
         math.comb(num, k) * rate**k * (1 - rate) ** (num - k)
         for k in range(count, num + 1)

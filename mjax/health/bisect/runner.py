@@ -1,8 +1,8 @@
 """Run the tests of a round as commands.
 
-Enters: groups of hosts and a command with places for them. Leaves: a record of each
-test. Commands run without a shell, in sessions of their own, so that a test that passes
-its time limit is killed with all that it started here.
+Enters: groups of hosts and a command template. Leaves: a record of each test. Commands
+run without a shell, each in its own session, so that a test that exceeds its time limit
+is killed with all its local descendants.
 """
 
 import os
@@ -21,21 +21,21 @@ from mjax.health.bisect.outcomes import Record
 _TAIL_BYTES = 4096
 _SHOWN_CHARS = 200
 _GRACE_S = 5.0
-"""Chosen: between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL, chosen."""
 
 
 class _StoppedError(Exception):
-    """A test was ended because the search was."""
+    """A test was ended because the search ended."""
 
 
 def command_for(template: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """Put the hosts of a group into a command: {hosts}, with commas, and {num}."""
+    """Insert the hosts of a group into a command: {hosts}, with commas, and {num}."""
     names, num = ",".join(hosts), str(len(hosts))
     return [word.replace("{hosts}", names).replace("{num}", num) for word in template]
 
 
 def check_template(template: Sequence[str]) -> None:
-    """Refuse a command that does not say where the hosts go.
+    """Raise for a command without a placeholder for the hosts.
 
     Raises:
       ValueError: the message says what to write.
@@ -61,14 +61,14 @@ def run_round(
     limit_s: float,
     done: Callable[[Record], None],
 ) -> list[Record]:
-    """Run the tests of a round; those that share no host run at the same time.
+    """Run the tests of a round; tests that share no host run concurrently.
 
     Args:
       groups: hosts of each test.
       template: the command; see `command_for`.
-      number: of the round.
-      parallel: tests at the same time, at most.
-      limit_s: seconds that a test may take; then it has failed.
+      number: number of the round.
+      parallel: maximum number of concurrent tests.
+      limit_s: seconds after which a test has failed.
       done: called with each test that has ended, by one thread at a time.
     Returns:
       records in the order of the groups.
@@ -123,7 +123,7 @@ def _run(
         try:
             code = _wait(process, begun_s + limit_s, stopped)
             if code is None and stopped.is_set():
-                raise _StoppedError  # says nothing about its hosts
+                raise _StoppedError  # tells nothing about its hosts
             if code is None:
                 reason = f"no end in {limit_s:g} s"
             elif code:
@@ -145,7 +145,7 @@ def _run(
 def _wait(
     process: subprocess.Popen[bytes], end_s: float, stopped: threading.Event
 ) -> int | None:
-    """Wait for the end of a process; None: its time is over, or others have failed."""
+    """Wait for the end of a process; None after its limit or another's failure."""
     while not stopped.is_set():
         try:
             return process.wait(min(0.1, max(end_s - time.monotonic(), 0.001)))
@@ -156,7 +156,7 @@ def _wait(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a test and all in its session; launchers pass the first signal on."""
+    """End a test and its whole session; launchers forward the first signal."""
     os.killpg(process.pid, signal.SIGTERM)
     over_s = time.monotonic() + _GRACE_S
     exited = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -164,13 +164,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if time.monotonic() > over_s:
             break
         time.sleep(0.02)
-    # It is not reaped yet, so no other session can have its number.
+    # It is not reaped yet, so no other session can have its id.
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _last_line(output: IO[bytes]) -> str:
-    """Return the last line that is not empty, in bounded memory."""
+    """Return the last non-empty line, in bounded memory."""
     output.seek(max(output.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
     lines = output.read(_TAIL_BYTES).decode(errors="replace").split("\n")
     kept = [line.strip() for line in lines if line.strip()]

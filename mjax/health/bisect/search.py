@@ -1,14 +1,14 @@
-"""The search for bad hosts: which tests are next, and what is known so far.
+"""The search for bad hosts: the next tests, and the answer so far.
 
-Enters: a problem and the outcomes of all tests that have run. Leaves: the groups of the
-next round, and the most probable answer with its probability of error. Nothing is kept
-between two calls, so a search goes on from a file of outcomes, whoever ran the tests.
+Enters: a problem and the outcomes of all completed tests. Leaves: the groups of the
+next round, and the most probable answer with its probability of error. No state is kept
+between calls, so a search can continue from a file of outcomes, whoever ran the tests.
 
 1. Rows, then columns (`designs.crossed`).
-2. Groups that tell most, given all outcomes (`posterior`, `groups`), until the answer
-   is probable enough. A flaky test is repeated in this way: it is the group that tells
-   most.
-3. If the first two rounds say that many hosts are bad: each host alone (`many`).
+2. The most informative groups, given all outcomes (`posterior`, `groups`), until the
+answer is probable enough. This also repeats a flaky test: its group is then the most
+informative. 3. If the first two rounds show that many hosts are bad: each host alone
+(`many`).
 """
 
 import dataclasses
@@ -27,19 +27,19 @@ Group = tuple[str, ...]
 Verdict = Literal["none", "some", "all", "undecided"]
 
 LEAST_TOLD = 1e-3
-"""Chosen: a round that tells less than this share of what is unknown tells nothing, as
-the hosts still in doubt are always in the same groups."""
+"""Chosen: a round with less information than this share of the remaining entropy is
+useless, because the doubtful hosts are always in the same groups."""
 _ALL_FAIL = (
     "every host fails: all are bad, or the test itself fails; run it on a host that is "
     "known to be good"
 )
 _SHOWN_DOUBT = 0.01
-"""Chosen: a host is named as a suspect from this probability on."""
+"""Chosen: a host with at least this probability is named as a suspect."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A host and its probability to be bad."""
+    """A host and the probability that it is bad."""
 
     host: str
     probability: float
@@ -47,24 +47,24 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-    """Tests that can run at the same time."""
+    """Tests that can run concurrently."""
 
     groups: tuple[Group, ...]
-    """They have no common host, unless one was needed to fill up a group."""
+    """Groups without a common host, unless one was needed to fill up a group."""
     reason: str
     """How the groups were chosen."""
     number: int | None = None
-    """Of a round that is fixed before any outcome is known, from 1."""
+    """Number, from 1, of a round that is fixed before any outcome is known."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a search stands after some outcomes."""
+    """State of a search after some outcomes."""
 
     rounds: tuple[Round, ...]
-    """Next round, and those after it that are fixed already; none: the search ends."""
+    """Next round, and later rounds that are already fixed; empty: the search ends."""
     verdict: Verdict
-    """The most probable answer; undecided: the search has ended without one."""
+    """The most probable answer; undecided if the search has ended without one."""
     bad: tuple[Suspect, ...]
     """The most probable set of bad hosts."""
     suspects: tuple[Suspect, ...]
@@ -72,11 +72,11 @@ class Progress:
     error_probability: float
     """Probability that `bad` is not the exact set."""
     reason: str
-    """Why the search has ended, where the answer does not say it."""
+    """Why the search has ended, if the answer does not say it."""
 
 
 def advance(problem: Problem, outcomes: Sequence[Outcome]) -> Progress:
-    """Return where the search stands and what should be tested next.
+    """Return the state of the search and the next tests.
 
     Raises:
       ValueError: an outcome is of a host that is not part of the problem.
@@ -108,7 +108,7 @@ def advance(problem: Problem, outcomes: Sequence[Outcome]) -> Progress:
 
 
 def _merged(parts: Sequence[Progress]) -> Progress:
-    """Put the parts of a search together; their errors are independent."""
+    """Combine the parts of a search; their errors are independent."""
     verdicts: set[Verdict] = {part.verdict for part in parts}
     verdict: Verdict = "some" if len(verdicts) > 1 else parts[0].verdict
     if "undecided" in verdicts:
@@ -156,7 +156,7 @@ def _advance_part(problem: Problem, outcomes: Sequence[Outcome]) -> Progress:
         for number, (name, design) in enumerate(fixed, 1)
         if (groups := _pending(problem, design, outcomes))
     ]
-    # A prior alone never makes a host good.
+    # The prior alone never makes a host good.
     if found.error <= most_error and in_test.any(0).all():
         return _progress(problem, found)
     if planned:
@@ -187,7 +187,7 @@ def _adaptive(problem: Problem, found: Posterior) -> Progress:
 
 
 def _each_alone(problem: Problem, in_test: np.ndarray, failed: np.ndarray) -> Progress:
-    """Test each host alone: too many are bad for groups of them."""
+    """Test each host alone: too many are bad for group tests."""
     config, alone = problem.config, in_test.sum(1) == 1
     fails = in_test[alone & failed].sum(0)
     passes = in_test[alone & ~failed].sum(0)
@@ -269,7 +269,7 @@ def _suspects(
 def _arrays(
     problem: Problem, outcomes: Sequence[Outcome]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which suspects each test had, and whether it failed."""
+    """Return the suspects of each test, and whether it failed."""
     place = {name: index for index, name in enumerate(problem.hosts)}
     in_test = np.zeros((len(outcomes), len(place)), bool)
     for row, outcome in enumerate(outcomes):

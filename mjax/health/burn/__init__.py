@@ -1,1 +1,1 @@
-"""What devices and hosts reach under load, against baselines and other hosts."""
+"""Performance of devices and hosts under load, against baselines and other hosts."""

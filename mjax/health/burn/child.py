@@ -1,8 +1,8 @@
-"""Run measurements in a process of their own, which may hang or die.
+"""Run measurements in a separate process, which may hang or die.
 
 Enters: a task and the command of a measuring process. Leaves: the result of each kind.
-A kind that does not end in time is incomplete; the process is killed, and another one
-measures the rest. Nothing waits for a process that cannot be killed.
+A kind that does not end in time is incomplete; its process is killed, and another
+process measures the rest. Nothing waits for a process that cannot be killed.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from mjax import checked_json
 from mjax.health.burn.measurements import Measured, Report, Task, is_within
 
 _POLL_S = 0.2
-"""Between looks at the stop signal; chosen: a person does not notice it."""
+"""Seconds between checks of the stop signal; chosen: not noticeable."""
 _PARTING_S = 10.0
-"""Limit of a process that has reported everything; chosen: devices need seconds to
+"""Time limit of a process that has reported everything; chosen: devices need seconds to
 close."""
 _MOST_FAILURES = 2
-"""Processes that died or hung, after which the rest is not tried; chosen: bounds the
+"""Number of dead or hung processes after which the rest is skipped; chosen to bound the
 time on a dead host."""
 _MOST_BYTES = 2**20
 _NOTE_CHARS = 300
 _STACK = re.compile(r"\*\*\*|@ |PC: @|Fatal Python|Current thread|File |Extension mod")
-"""Beginnings of lines of a stack, as glog, absl and Python's faulthandler write it; the
-message is above them."""
+"""First characters of stack lines of glog, absl and Python's faulthandler; the message
+is above them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class Limits:
     """Seconds of silence after which a measuring process counts as hung."""
 
     start_s: float
-    """Until its first report: imports, devices, other hosts."""
+    """Limit before its first report: imports, devices, other hosts."""
     kind_s: float
-    """Between two reports."""
+    """Limit between two reports."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class Ended:
     results: tuple[Measured, ...] = ()
     hardware: str = ""
     agreed_s: float | None = None
-    """Of processes that measure together: seconds of the one that burned longest."""
+    """Seconds of the longest burn among processes that measure together."""
 
 
 class Stopped(Exception):  # noqa: N818  (no error: somebody asked for it)
-    """A signal came while a process measured."""
+    """A signal arrived while a process measured."""
 
 
 def measure(
@@ -67,16 +67,16 @@ def measure(
     limits: Limits,
     is_stopped: Callable[[], bool],
 ) -> Ended:
-    """Measure all kinds of a task, with as many processes as that takes.
+    """Measure all kinds of a task, with as many processes as necessary.
 
     Args:
       task: its `report_fd` is set here.
-      command: of a measuring process; the task follows as JSON.
+      command: of a measuring process; the task is appended as JSON.
       environment: of the process.
-      limits: of time.
-      is_stopped: says whether to end at once.
+      limits: time limits.
+      is_stopped: returns whether to end at once.
     Raises:
-      Stopped: it does.
+      Stopped: `is_stopped` returned True.
     """
     ended, kinds, failures = Ended(), task.kinds, 0
     while kinds:
@@ -126,7 +126,7 @@ class _Child:
             words = json.dumps(dataclasses.asdict(task) | {"report_fd": writer})
             self._process = subprocess.Popen(
                 [*command, words],
-                stdin=subprocess.PIPE,  # its end tells the process that we have ended
+                stdin=subprocess.PIPE,  # end of file: the parent has ended
                 stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=(writer,),
@@ -139,7 +139,7 @@ class _Child:
     def follow(
         self, limits: Limits, is_stopped: Callable[[], bool]
     ) -> tuple[Ended, str]:
-        """Return what it reports, and why it reports no more."""
+        """Return its reports, and why it stopped reporting."""
         ended, rest, limit_s = Ended(), b"", limits.start_s
         heard_s = time.monotonic()
         with selectors.DefaultSelector() as selector:
@@ -186,7 +186,7 @@ class _Child:
         return dataclasses.replace(ended, results=results)
 
     def _is_done(self, ended: Ended) -> bool:
-        """Say whether nothing more is to come."""
+        """Return whether all reports have arrived."""
         has_met = self._task.num_processes == 1 or ended.agreed_s is not None
         return has_met and len(self.done) == len(self._task.kinds)
 
@@ -205,7 +205,7 @@ class _Child:
         return f"the measuring process {how}{during}: {last[:_NOTE_CHARS]}"
 
     def end(self) -> None:
-        """Kill it and all that it has started; do not wait for what cannot die."""
+        """Kill it and its descendants; do not wait for a process that cannot die."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._process.poll() is None:
@@ -214,6 +214,6 @@ class _Child:
         try:
             self._process.wait(_PARTING_S)
         except subprocess.TimeoutExpired:
-            self.is_hung = True  # in the kernel; the driver has to let it go
+            self.is_hung = True  # blocked in the kernel, in a driver
         os.close(self._reader)
         self._errors.close()

@@ -1,9 +1,9 @@
 """`python -m mjax.health burn`: measure what a host reaches, and judge it.
 
 Enters: flags, baselines by hardware, results of other hosts. Leaves: a result of four
-states (`result`), and the state of a long burn. Measurements run in processes of their
-own (`child`), so that a device that hangs is reported. The host must be idle: other
-programs slow down what is measured.
+states (`result`), and the state of a long burn. Measurements run in separate processes
+(`child`), so that a hung device is reported. The host must be idle: other programs
+reduce the measured rates.
 
 Exit codes: 0 passed; 1 not passed; 2 bad input; 42 stopped by a signal, and the same
 command resumes from --state.
@@ -97,7 +97,7 @@ def _run(config: BurnConfig) -> int:
 
 
 def _write(path: Path | None, text: str) -> None:
-    """Write the result; nothing without a path.
+    """Write the result; do nothing without a path.
 
     Raises:
       RuntimeError: it cannot be written.
@@ -111,7 +111,7 @@ def _write(path: Path | None, text: str) -> None:
 
 
 def _is_over(saved: burn_state.Saved, config: BurnConfig) -> bool:
-    """Say whether no round is left."""
+    """Return whether no round is left."""
     if not saved.rounds:
         return False
     return config.minutes is None or saved.burned_s >= 60 * config.minutes
@@ -120,10 +120,10 @@ def _is_over(saved: burn_state.Saved, config: BurnConfig) -> bool:
 def _round(
     config: BurnConfig, saved: burn_state.Saved, received: Sequence[int]
 ) -> burn_state.Saved:
-    """Make one round and add it to the burn.
+    """Run one round and add it to the burn.
 
     Raises:
-      Stopped: a signal came; the round does not count.
+      Stopped: a signal arrived; the round does not count.
     """
     started_s = time.monotonic()
     found: list[Measured] = []
@@ -180,7 +180,7 @@ def _why_not(
 def _task(
     config: BurnConfig, group: Group, kinds: tuple[str, ...], elapsed_s: float
 ) -> Task:
-    """Return what a measuring process is asked to do."""
+    """Return the task of a measuring process."""
     task = Task(
         kinds=kinds,
         form=config.form,
@@ -201,7 +201,7 @@ def _task(
 
 
 def _limits(config: BurnConfig, group: Group) -> burn_child.Limits:
-    """Return limits; a process that waits for others gets more time."""
+    """Return time limits; a process that waits for others gets more time."""
     join_s = float(config.join_s) if group == "network" else 0.0
     return burn_child.Limits(start_s=config.limit_s + join_s, kind_s=config.limit_s)
 
@@ -216,13 +216,13 @@ def _environment(config: BurnConfig) -> dict[str, str]:
     elif config.platform is not None:
         found["JAX_PLATFORMS"] = config.platform
     elif _nvidia_devices():
-        # jax would use the CPU silently if the GPUs cannot be started.
+        # jax would silently use the CPU if the GPUs cannot start.
         found.setdefault("JAX_PLATFORMS", "cuda")
     return found
 
 
 def _expected_devices(config: BurnConfig) -> int | None:
-    """Return how many devices must be there, if that is known."""
+    """Return the required number of devices, if known."""
     if config.expect_devices is not None:
         return config.expect_devices
     if config.simulate_devices is not None:
@@ -256,7 +256,7 @@ def _not_measured(config: BurnConfig, checks: Sequence[Check]) -> list[Check]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Note SIGTERM and Ctrl-C instead of ending."""
+    """Record SIGTERM and Ctrl-C instead of ending."""
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: received.append(number))
@@ -277,7 +277,7 @@ def _progress(config: BurnConfig, saved: burn_state.Saved) -> str:
 
 
 def _stopped_text(config: BurnConfig, saved: burn_state.Saved) -> str:
-    """Say what is kept."""
+    """Report what is kept."""
     if config.state is None:
         return "stopped; nothing is kept without --state"
     return (

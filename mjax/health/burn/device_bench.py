@@ -1,4 +1,4 @@
-"""What measurements on devices share: devices by name, timing, and the wrong places.
+"""Common parts of measurements on devices: names, timing, and wrong words.
 
 Enters: the devices of this process and a task. Leaves: median times and `Measured`.
 Runs in a process that `health burn` starts.
@@ -20,19 +20,19 @@ from mjax.health.burn.measurements import BUDGET_S, Measured, Outcome, Task, uni
 
 AXIS = "device"
 Device = Any
-"""A jax.Device, whose class type checkers take for a variable."""
+"""A jax.Device; type checkers mistake the class for a variable."""
 _STEP = np.uint32(0x9E3779B1)
 """2^32 over the golden ratio, made odd (Knuth, The Art of Computer Programming 3, 6.4):
-all multiples below 2^32 times it differ."""
+its multiples by numbers below 2^32 all differ."""
 _BATCH_S = 0.01
-"""Seconds of calls that are waited for at once; chosen: hides the cost of a launch."""
+"""Seconds of calls in one batch before a wait; chosen: hides the launch cost."""
 
 
 class Bench:
     """The devices of one process, and how long to measure them."""
 
     def __init__(self, devices: Mapping[str, Device], task: Task) -> None:
-        """Begin.
+        """Store the devices and the task.
 
         Args:
           devices: by name, `gpu0` and so on, in the order of jax.
@@ -47,7 +47,7 @@ class Bench:
 
         Args:
           call: starts work on devices and does not wait for it.
-          parts: of how many calls for each device this is one.
+          parts: number of calls for each device that share the budget.
         """
         jax.block_until_ready(call())
         started_s = time.perf_counter()
@@ -64,12 +64,12 @@ class Bench:
         return statistics.median(times)
 
     def shards(self, x: jax.Array) -> dict[str, np.ndarray]:
-        """Return what each device of this process holds, by its name."""
+        """Return the data on each device of this process, by its name."""
         held = {shard.device: np.asarray(shard.data) for shard in x.addressable_shards}
         return {name: held[device] for name, device in self.devices.items()}
 
     def wrong_words(self, counts: jax.Array) -> dict[str, int]:
-        """Return how many words are wrong on each device of this process."""
+        """Return the number of wrong words on each device of this process."""
         return {name: int(count.sum()) for name, count in self.shards(counts).items()}
 
 
@@ -78,7 +78,7 @@ def per_device(
 ) -> Callable[..., jax.Array]:
     """Compile a function that runs on each device, over the first dim of its arguments.
 
-    Varying arguments are not checked: equal ones are given to every device on purpose.
+    Varying arguments are not checked: every device gets equal ones on purpose.
     """
     spec = PartitionSpec(AXIS)
     spread = jax.shard_map(
@@ -88,7 +88,7 @@ def per_device(
 
 
 def words(count: int) -> jax.Array:
-    """Return [count] uint32 that all differ, each a function of its place."""
+    """Return [count] distinct uint32, each a function of its index."""
     return jnp.arange(count, dtype=jnp.uint32) * _STEP
 
 
@@ -98,7 +98,7 @@ def scatter(x: jax.Array) -> jax.Array:
 
 
 def check_place(x: jax.Array, device: Device) -> None:
-    """Refuse a result of another device: it would be reported under a wrong name.
+    """Raise for a result of another device: its name would be wrong in the report.
 
     Raises:
       RuntimeError: it is not on the device.
@@ -110,12 +110,12 @@ def check_place(x: jax.Array, device: Device) -> None:
 def rate(
     name: str, work: float, seconds: float, wrong: Mapping[str, int] | None = None
 ) -> Measured:
-    """Return work over time, or what was wrong with the result.
+    """Return work over time, or the error of the result.
 
     Args:
-      name: of the measurement.
+      name: name of the measurement.
       work: in 10^12 operations or 10^9 bytes.
-      seconds: of one call.
+      seconds: time of one call.
       wrong: number of wrong words by device.
     """
     notes = [

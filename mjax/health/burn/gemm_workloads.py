@@ -1,4 +1,4 @@
-"""GEMMs on devices: how fast, and whether their bits are right.
+"""GEMMs on devices: their speed, and the correctness of their bits.
 
 Enters: a `Bench` and a dtype. Leaves: `Measured`. Runs in a process that `health burn`
 starts; `workloads` says what is counted.
@@ -26,12 +26,13 @@ from mjax.health.burn.host_workloads import repeat
 from mjax.health.burn.measurements import BUDGET_S, Measured, Outcome
 
 _CPU_SIZE, _GPU_SIZE = 512, 8192
-"""Rows of a GEMM; chosen: what two cores multiply in milliseconds, and the usual size
-to find the ceiling of a GPU."""
+"""Rows of a GEMM; chosen: two cores need milliseconds, and the usual size to find the
+peak rate of a GPU."""
 _EXACT_GPU_SIZE = 4096
 """Chosen: tiles for all parts of a GPU, and a result that the host checks in 0.1 s."""
 _DIVISOR = 64
-"""Of random bytes: -2 to 2, whole in bfloat16 and float16, rounded in 8 bits."""
+"""Factors from random bytes: -2 to 2, exact in bfloat16 and float16, rounded in 8
+bits."""
 
 
 def gemm(bench: Bench, dtype: str) -> list[Measured]:
@@ -47,7 +48,7 @@ def gemm(bench: Bench, dtype: str) -> list[Measured]:
 
 
 def bits(bench: Bench, dtype: str) -> list[Measured]:
-    """Compare the bits of a GEMM among devices and repeats, and an exact one."""
+    """Compare the bits of a GEMM across devices and repeats; check an exact GEMM."""
     counts = _digests(bench, dtype)
     wrong = [patterns.different_bits(counts), *_inexact(bench, dtype)]
     notes = [text for text in wrong if text]
@@ -60,9 +61,9 @@ def bits(bench: Bench, dtype: str) -> list[Measured]:
 def _digests(bench: Bench, dtype: str) -> dict[str, collections.Counter[str]]:
     """Count the results of a GEMM on each device.
 
-    One program runs on all devices at once: two programs might add in another order,
-    and differ for that. The same program has the same order on all GPUs of a model
-    (docs.nvidia.com/cuda/cublas, results reproducibility).
+    One program runs on all devices at once: two programs might add in different orders,
+    and so give different bits. The same program has the same order on all GPUs of a
+    model (docs.nvidia.com/cuda/cublas, results reproducibility).
     """
     n = _size(bench)
     sharding = jax.NamedSharding(bench.mesh, PartitionSpec(AXIS))
@@ -83,7 +84,7 @@ def _digests(bench: Bench, dtype: str) -> dict[str, collections.Counter[str]]:
 
 
 def _inexact(bench: Bench, dtype: str) -> Sequence[str | None]:
-    """Say for each device what is wrong with a GEMM that has no rounding."""
+    """Describe for each device the errors of a GEMM without rounding."""
     n = min(_size(bench), _EXACT_GPU_SIZE)
     a, b = (patterns.small_factor(n, patterns.SEED + i) for i in range(2))
     found = []
@@ -121,10 +122,10 @@ def _product(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _digest(x: jax.Array) -> jax.Array:
-    """Return [1, 2] uint32 that change with the bits of x and with their places.
+    """Return [1, 2] uint32 that depend on the bits of x and on their positions.
 
-    Sums modulo 2^32 are the same in every order. The weights of the first sum are odd:
-    one wrong number always changes it.
+    Sums modulo 2^32 do not depend on the order. The weights of the first sum are odd,
+    so one wrong number always changes it.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(-1)
     place = jnp.arange(bits.size, dtype=jnp.uint32)

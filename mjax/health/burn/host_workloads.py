@@ -33,13 +33,13 @@ from mjax.health.burn.measurements import (
 )
 
 _BLOCK_BYTES = 8 * 2**20
-"""Of one write or read; chosen: a whole number of every file system's pages."""
+"""Bytes of one write or read; chosen: a multiple of every file system's page size."""
 _MIB = 2**20
 _GB = 1e9
 
 
 def main(argv: list[str]) -> int:
-    """Measure what the task says."""
+    """Run the measurements of the task."""
     task = checked_json.read(argv[0], Task)
     reporting.end_with_parent()
     reporting.send(task, Report(event="hardware", hardware=processor()))
@@ -66,7 +66,7 @@ def processor(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def repeat(budget_s: float) -> Iterator[int]:
-    """Count the repeats of a measurement: until the budget is used, and at least 3."""
+    """Count the repeats of a measurement until the budget is used, at least 3."""
     end_s, count = time.monotonic() + budget_s, 0
     while count < LEAST_REPEATS or time.monotonic() < end_s:
         yield count
@@ -89,8 +89,8 @@ def memory_copy(task: Task) -> Measured:
 
 
 def memory_pattern(task: Task) -> Measured:
-    """Test memory with patterns, as often as there is time for."""
-    words = np.empty(_memory_bytes(task) // 24, np.uint64)  # and 2 of the same size
+    """Test memory with patterns, as often as the time allows."""
+    words = np.empty(_memory_bytes(task) // 24, np.uint64)  # plus 2 of the same size
     name, end_s, rounds = "memory.pattern", time.monotonic() + BUDGET_S[task.form], 0
     while not rounds or time.monotonic() < end_s:
         wrong = patterns.memory_fault(words)
@@ -102,18 +102,18 @@ def memory_pattern(task: Task) -> Measured:
 
 
 def disk(task: Task) -> list[Measured]:
-    """Write and read a file that has no name while it is there."""
+    """Write and read an unlinked file."""
     if task.disk_dir is None:
         return [Measured(name="disk", outcome="absent", note="--disk-dir is not given")]
     folder, size = Path(task.disk_dir), task.disk_mib * _MIB
     state = os.statvfs(folder)
-    if state.f_bavail * state.f_frsize < 2 * size:  # chosen: leave as much again
+    if state.f_bavail * state.f_frsize < 2 * size:  # chosen: leave the same amount free
         note = f"{folder} has less than {2 * task.disk_mib} MiB free"
         return [Measured(name="disk", outcome="absent", note=note)]
     path = folder / f".mjax-burn-{platform.node()}-{os.getpid()}"
     descriptor, is_direct = _open(path)
     try:
-        path.unlink()  # nothing is left behind, however this process ends
+        path.unlink()  # no file remains, however this process ends
         writes, reads, wrong = [], [], None
         for repeat_index in repeat(BUDGET_S[task.form]):
             written, seconds = _write(descriptor, size, repeat_index)
@@ -141,7 +141,7 @@ def _rate(name: str, size: int, times: list[float], note: str) -> Measured:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """Make a file, and say whether the page cache is left out."""
+    """Create a file, and return whether it bypasses the page cache."""
     options = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
         return os.open(path, options | os.O_DIRECT, 0o600), True
@@ -154,7 +154,7 @@ def _write(descriptor: int, size: int, seed: int) -> tuple[list[bytes], float]:
     """Write random blocks and wait for the disk; return checksums and seconds."""
     random = np.random.default_rng((patterns.SEED, seed))
     checksums, total_s = [], 0.0
-    with mmap.mmap(-1, _BLOCK_BYTES) as block:  # aligned, as O_DIRECT wants it
+    with mmap.mmap(-1, _BLOCK_BYTES) as block:  # aligned, as O_DIRECT requires
         for offset in range(0, size, _BLOCK_BYTES):
             block[:] = random.bytes(_BLOCK_BYTES)
             checksums.append(hashlib.blake2b(block).digest())
@@ -173,7 +173,7 @@ def _read(descriptor: int, size: int) -> tuple[list[bytes], float]:
     checksums, total_s = [], 0.0
     with mmap.mmap(-1, _BLOCK_BYTES) as block:
         for offset in range(0, size, _BLOCK_BYTES):
-            block[:] = bytes(_BLOCK_BYTES)  # not what the last read left
+            block[:] = bytes(_BLOCK_BYTES)  # not the data of the last read
             total_s += _seconds(lambda at=offset: os.preadv(descriptor, [block], at))
             checksums.append(hashlib.blake2b(block).digest())
     return checksums, total_s
@@ -186,8 +186,8 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _memory_bytes(task: Task) -> int:
-    """Return what a test of memory may use in all; chosen: 1/4 of what is free,
-    at most 256 MiB: above most caches, and tested in a second."""
+    """Return the bytes that a memory test may use; chosen: 1/4 of the free memory, at
+    most 256 MiB: above most caches, and tested in a second."""
     if task.memory_mib is not None:
         return task.memory_mib * _MIB
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

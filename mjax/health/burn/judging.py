@@ -1,7 +1,8 @@
 """Judge a burn: the rounds of all measurements, against limits. Pure.
 
-Enters: what each round measured, and limits. Leaves: a check for each measurement. A
-failure in one round is a failure of the burn, however many rounds passed.
+Enters: the measurements of each round, and limits. Leaves: a check for each
+measurement. A failure in one round is a failure of the burn, however many rounds
+passed.
 """
 
 import dataclasses
@@ -15,12 +16,12 @@ from mjax.health.burn.result import Check
 from mjax.health.findings import State
 
 LEAST_ROUNDS = 8
-"""For a statement about drift; chosen: below this the normal law of the null model is a
-poor one."""
+"""Rounds needed to judge drift; chosen: with fewer, the normal approximation of the
+null model is poor."""
 _NORMAL_95 = 1.96  # two-sided 95% of the normal distribution
 
 LimitsOf = Callable[[Measured], tuple[list[Limit], str]]
-"""Returns the limits of a measurement, and why others are missing."""
+"""Returns the limits of a measurement, and why other limits are missing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Round:
     """One pass over all measurements."""
 
     begin_s: float
-    """Seconds that were burned before it."""
+    """Seconds burned before this round."""
     seconds: float
     hardware: str
     results: tuple[Measured, ...]
@@ -41,8 +42,8 @@ def judge(
 
     Args:
       rounds: at least one, in their order.
-      limits_of: what a measurement must reach.
-      expected_devices: of this host; None: not known.
+      limits_of: returns the limits of a measurement.
+      expected_devices: number of devices of this host; None: unknown.
     """
     by_round = [{one.name: one for one in each.results} for each in rounds]
     names = dict.fromkeys(name for each in by_round for name in each)
@@ -59,16 +60,16 @@ def judge(
 def drift(
     times: Sequence[float], values: Sequence[float]
 ) -> tuple[float, float] | None:
-    """Return the drift of values, and the drift that noise alone gives.
+    """Return the drift of values, and the drift expected from noise alone.
 
-    The drift is that of the straight line of least squares from the first time to the
-    last, in percent of the mean. The null model: the same values in random order. Over
-    all orders the slope has mean 0 and variance s^2 / Sxx, with s^2 over n - 1, and it
+    The drift is that of the least-squares line from the first time to the last, in
+    percent of the mean. The null model: the same values in random order. Over all
+    orders the slope has mean 0 and variance s^2 / Sxx, with s^2 over n - 1, and it
     becomes normal (Wald and Wolfowitz 1944, Annals of Mathematical Statistics 15, 358).
-    Warming up and throttling are drift too, whatever their cause.
+    Warm-up and throttling count as drift too, whatever their cause.
 
     Returns:
-      percent, and what 95 of 100 orders stay below; None with too few rounds.
+      percent, and the bound that 95 of 100 orders stay below; None with too few rounds.
     """
     if len(values) < LEAST_ROUNDS:
         return None
@@ -84,10 +85,10 @@ def drift(
 
 
 def _of_round(found: Mapping[str, Measured], name: str) -> Measured | None:
-    """Return what a round says of a measurement; None if another row says it.
+    """Return a round's result for a measurement; None if another row has it.
 
-    Where a kind could not be measured one row speaks for all its parts, and where it
-    could the parts speak for the kind.
+    If a kind could not be measured, one row represents all its parts; otherwise the
+    parts represent the kind.
     """
     if name in found:
         return found[name]
@@ -103,7 +104,7 @@ def _judge(
     rounds: Sequence[Round],
     limits_of: LimitsOf,
 ) -> Check:
-    """Judge one measurement: what is worst in any round."""
+    """Judge one measurement by its worst round."""
     said = [(i, one) for i, one in enumerate(series) if one is not None]
     values = [(i, x.value) for i, x in said if x.unit and x.value is not None]
     limits, missing = limits_of(said[0][1]) if values else ([], "")
@@ -140,7 +141,7 @@ def _judge(
 
 
 def _below(values: Sequence[tuple[int, float]], limits: Sequence[Limit]) -> str | None:
-    """Say which round was below which limit."""
+    """Describe which round was below which limit."""
     for limit in limits:
         low = [(i, value) for i, value in values if not value >= limit.value]
         if low:
@@ -178,7 +179,7 @@ def _statistics(
 def _devices(
     rounds: Sequence[Round], series: Sequence[Measured | None], expected: int | None
 ) -> Check:
-    """Judge the devices: all that must be there, and the same in every round."""
+    """Judge the devices: all required ones are present, the same in every round."""
     base = _judge("devices", series, rounds, lambda _: ([], ""))
     if base.state is not State.OK:
         return base

@@ -1,6 +1,7 @@
-"""What a measurement must reach: a part of a peak, or of the median of other hosts.
+"""Limits of a measurement: a fraction of a peak, or of the median of other hosts.
 
-Enters: baselines in TOML, and the results of other hosts. Leaves: limits of a name.
+Enters: baselines in TOML, and the results of other hosts. Leaves: the limits for a
+measurement's name.
 """
 
 import dataclasses
@@ -16,21 +17,21 @@ from mjax.health.burn.result import Result
 
 BASELINES = Path(__file__).with_name("baselines.toml")
 LEAST_HOSTS = 3
-"""Hosts whose median counts; chosen: of 2 the slow one is half of the median."""
+"""Minimum number of hosts for a median; chosen: of 2, the slow one is half of it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The least value that is ok."""
+    """The smallest value that is ok."""
 
     value: float
     text: str
-    """Where it comes from."""
+    """Origin of the limit."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """What one model of device reaches at best."""
+    """Peak values of one model of device."""
 
     device_kind: str
     source: str
@@ -39,7 +40,7 @@ class Peaks:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """What must be reached, by hardware."""
+    """Required values, by hardware."""
 
     fraction: Mapping[str, float]
     hardware: tuple[Peaks, ...]
@@ -70,13 +71,13 @@ class Baselines:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Others:
-    """What other hosts with the same hardware have reached."""
+    """Values of other hosts with the same hardware."""
 
     values: Mapping[str, Sequence[float]]
-    """By name of the measurement."""
+    """Values by name of the measurement."""
     fraction: float
     left_out: int = 0
-    """Hosts with other hardware."""
+    """Number of hosts with other hardware."""
 
 
 def read_baselines(path: Path = BASELINES) -> Baselines:
@@ -93,10 +94,10 @@ def read_baselines(path: Path = BASELINES) -> Baselines:
 
 
 def check_results(results: Sequence[Result]) -> None:
-    """Refuse results of other hosts that nothing can be compared with.
+    """Raise for results of other hosts that cannot be compared.
 
     Raises:
-      ValueError: a host is there twice, or a value has another unit.
+      ValueError: a host appears twice, or a value has another unit.
     """
     names = [result.host for result in results]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -114,13 +115,13 @@ def check_results(results: Sequence[Result]) -> None:
 def others(
     results: Sequence[Result], host: str, hardware: str, fraction: float
 ) -> Others:
-    """Gather what other hosts have reached.
+    """Collect the values of other hosts.
 
     Args:
-      results: of other hosts; one of this host is left out.
-      host: this one.
-      hardware: of this host; results of other hardware are left out.
-      fraction: of their median that must be reached.
+      results: of other hosts; a result of this host is ignored.
+      host: name of this host.
+      hardware: of this host; results of other hardware are ignored.
+      fraction: required fraction of their median.
     """
     values: dict[str, list[float]] = {}
     foreign = [one for one in results if one.host != host]
@@ -135,13 +136,13 @@ def others(
 def limits(
     measured: Measured, hardware: str, baselines: Baselines, others: Others
 ) -> tuple[list[Limit], str]:
-    """Return the limits of a measurement, and why others are missing.
+    """Return the limits of a measurement, and why other limits are missing.
 
     Args:
-      measured: any of its rounds.
+      measured: result of any of its rounds.
       hardware: as jax names it.
-      baselines: of all hardware.
-      others: of the same hardware.
+      baselines: baselines of all hardware.
+      others: values of hosts with the same hardware.
     """
     found, missing = [], []
     kind = next((kind for kind in KINDS if is_within(measured.name, kind)), "")

@@ -1,4 +1,4 @@
-"""Copies in, to, from and between devices, and collectives, with checks of the bytes.
+"""Copies within, to, from and between devices, and collectives, with checked bytes.
 
 Enters: a `Bench`. Leaves: `Measured`. Runs in a process that `health burn` starts;
 `workloads` says what is counted.
@@ -29,19 +29,19 @@ from mjax.health.burn.device_bench import (
 from mjax.health.burn.measurements import Form, Measured
 
 _CPU_BYTES = 2**23
-"""Of every buffer; chosen: milliseconds for two cores."""
+"""Bytes of every buffer; chosen: two cores need milliseconds."""
 _CPU_COPY_BYTES = 2**25
-"""Of the buffer of a CPU that is read and written; chosen: with its copy above most
-caches."""
+"""Bytes of the buffer that a CPU reads and writes; chosen: with its copy larger than
+most caches."""
 _LINK_BYTES = 2**28
 _COPY_BYTES = _REDUCE_BYTES = 2**30
-"""Chosen: above every cache; and NCCL is at its full rate only above 256 MiB
+"""Chosen: larger than every cache, and NCCL reaches its full rate only above 256 MiB
 (github.com/NVIDIA/nccl-tests, issue 212)."""
 _NETWORK_REPEATS: Mapping[Form, int] = {"quick": 3, "short": 20, "long": 100}
-"""Fixed: every process must make as many calls as the others. Chosen: about the budget
-of the form."""
+"""Number of calls, fixed because it must be the same in all processes. Chosen: about
+the budget of the form."""
 _PERIOD = 1024
-"""Of the numbers that are added up; chosen: below 2^24 with 2^14 devices, so that
+"""Bound of the summands; chosen: the sum over 2^14 devices is below 2^24, so that
 float32 is exact in every order."""
 _HOST_MEMORY = "pinned_host"
 _KEY = np.uint32(0x5A5A5A5A)
@@ -96,9 +96,9 @@ def pair(bench: Bench) -> list[Measured]:
 
 
 def all_to_all(bench: Bench) -> list[Measured]:
-    """Time the exchange in which each device sends a part to each other one.
+    """Time the exchange in which each device sends a part to every other device.
 
-    A word says who sent it, to whom, and which one of the part it is.
+    A word encodes its sender, its receiver and its index in the part.
     """
     n = len(bench.devices)
     if n == 1:
@@ -145,7 +145,7 @@ def all_reduce_hosts(bench: Bench) -> list[Measured]:
 
 
 def agree(value: float) -> float:
-    """Return the largest value of all processes; all of them call this."""
+    """Return the largest value over all processes; all must call this."""
     mesh = Mesh(np.array(jax.devices()), (AXIS,))
     sharding = jax.NamedSharding(mesh, PartitionSpec(AXIS))
     mine = np.array([value], np.float32)
@@ -202,5 +202,5 @@ def _flip(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def _count_wrong(x: jax.Array) -> jax.Array:
-    """Count the words that are not those of `words`."""
+    """Count the words that differ from `words`."""
     return jnp.sum(x != words(x.size))

@@ -1,4 +1,4 @@
-"""What `health burn` measures: names, units, and outcomes.
+"""The measurements of `health burn`: names, units, and outcomes.
 
 Enters: nothing. Leaves: the names and types that `burn` and the processes that it
 starts share. A name is a kind (`gemm.bfloat16`), or a kind and its part: a device
@@ -11,7 +11,7 @@ import math
 from typing import Literal
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
-"""Of the factors of a GEMM, as jax names them."""
+"""Dtypes of the factors of a GEMM, as jax names them."""
 
 DEVICE_KINDS = (
     "devices",
@@ -24,15 +24,15 @@ DEVICE_KINDS = (
     "all_to_all",
     "all_reduce",
 )
-"""Measured through jax on the devices of one host, in this order."""
+"""Kinds measured through jax on the devices of one host, in this order."""
 HOST_KINDS = ("memory.copy", "memory.pattern", "disk")
-"""Measured without jax."""
+"""Kinds measured without jax."""
 NETWORK_KINDS = ("all_reduce_hosts",)
-"""Measured by all processes of --num-processes together."""
+"""Kinds measured by all processes of --num-processes together."""
 KINDS = (*DEVICE_KINDS, *HOST_KINDS, *NETWORK_KINDS)
 
 Group = Literal["devices", "host", "network"]
-"""Measurements that one process makes."""
+"""Kinds that a single process measures."""
 GROUPS: dict[Group, tuple[str, ...]] = {
     "devices": DEVICE_KINDS,
     "host": HOST_KINDS,
@@ -46,11 +46,11 @@ BUDGET_S: dict[Form, float] = {"quick": 0.1, "short": 1.0, "long": 10.0}
 """Seconds of repeats of one kind, shared by its parts; chosen: a short round of all
 kinds then takes well below a minute, and a long one keeps GPUs warm for minutes."""
 LEAST_REPEATS = 3
-"""Of every part, whatever the budget; chosen: a median needs them."""
+"""Minimum repeats of every part, whatever the budget; chosen for the median."""
 
 Outcome = Literal["value", "right", "wrong", "absent", "error", "incomplete"]
 """value: a number, to be judged. right, wrong: bytes were compared. absent: the host
-has no such thing, or it was not asked for. error: it failed. incomplete: no end in
+has no such device, or it was not requested. error: it failed. incomplete: no end in
 time."""
 
 
@@ -61,10 +61,10 @@ class Measured:
     name: str
     outcome: Outcome
     value: float | None = None
-    """In `unit`; more is better."""
+    """Value in `unit`; larger is better."""
     unit: str = ""
     note: str = ""
-    """For people: what was wrong, or why there is no value."""
+    """For people: the error, or why there is no value."""
 
     def __post_init__(self) -> None:
         value = self.value
@@ -76,16 +76,16 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a measuring process is asked to do."""
+    """The task of a measuring process."""
 
     kinds: tuple[str, ...]
     form: Form
     report_fd: int = -1
-    """File descriptor to which it writes a `Report` a line."""
+    """File descriptor to which it writes one `Report` a line."""
     disk_dir: str | None = None
     disk_mib: int = 64
     memory_mib: int | None = None
-    """None: chosen from the free memory."""
+    """None: derived from the free memory."""
     coordinator: str | None = None
     num_processes: int = 1
     process_id: int = 0
@@ -96,14 +96,14 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """One line of a measuring process."""
+    """One line from a measuring process."""
 
     event: Literal["hardware", "begin", "end", "agreed"]
     kind: str = ""
     results: tuple[Measured, ...] = ()
     hardware: str = ""
     elapsed_s: float | None = None
-    """The largest of all processes, from those that have met."""
+    """The largest over all processes, from processes that measure together."""
 
 
 def unit_of(kind: str) -> str:
@@ -112,5 +112,5 @@ def unit_of(kind: str) -> str:
 
 
 def is_within(name: str, prefix: str) -> bool:
-    """Say whether a name is the prefix or a part of it: gemm.int8.cpu0 is in gemm."""
+    """Return whether a name is the prefix or below it: gemm.int8.cpu0 is in gemm."""
     return name == prefix or name.startswith(f"{prefix}.")

@@ -1,8 +1,8 @@
-"""Bytes that are known beforehand, and the differences from them.
+"""Known byte patterns, and differences from them.
 
 Enters: arrays of numpy, and digests of results. Leaves: factors of GEMMs, and sentences
-about what is wrong; None where nothing is. All of it is integer arithmetic, so a
-healthy device can only give one result.
+about errors; None without an error. All of it is integer arithmetic, so healthy devices
+give identical results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 SEED = 20
-"""Of every random input; chosen: the same bytes on all hosts and in all rounds."""
+"""Seed of every random input; chosen: the same bytes on all hosts, in all rounds."""
 
 WORDS = (0, 0xFFFFFFFFFFFFFFFF, 0xAAAAAAAAAAAAAAAA, 0x5555555555555555)
-"""Patterns of memory tests: every bit in both states, and neighbours that differ. One
-that depends on the address is added: it finds a right word in a wrong place."""
+"""Patterns of memory tests: every bit in both states, and neighbours that differ. A
+pattern that depends on the address is added: it finds a correct word in a wrong
+place."""
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 """2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, 6.4): words of
@@ -45,10 +46,11 @@ def wrong_rows(
 ) -> str | None:
     """Compare a matrix with the exact a b^T, without computing that.
 
-    Multiplies all three with a vector of integers x: found x must be a (b^T x).
-    Because no entry of x is 0, one wrong entry in a row is always seen; several escape
-    with a chance below 2^-20. Source: Freivalds 1977, Probabilistic machines can use
-    less running time, IFIP Congress; differs: integers up to 2^20 instead of 0 and 1.
+    Multiply all three with a vector of integers x: found x must equal a (b^T x).
+    Because no entry of x is 0, a single wrong entry in a row is always found; several
+    escape with a probability below 2^-20. Source: Freivalds 1977, Probabilistic
+    machines can use less running time, IFIP Congress; differs: integers up to 2^20
+    instead of 0 and 1.
 
     Args:
       a: [n, n], small.
@@ -71,7 +73,7 @@ def different_bits(digests: Mapping[str, Mapping[str, int]]) -> str | None:
     """Name the devices whose results differ from those of the others.
 
     Args:
-      digests: for each device, how often each digest came out of the same GEMM.
+      digests: for each device, the count of each digest of the same GEMM.
     """
     if not digests or not all(digests.values()):
         return "no results to compare"
@@ -96,12 +98,12 @@ def memory_fault(
     words: NDArray[np.uint64],
     read: Callable[[NDArray[np.uint64]], NDArray[np.uint64]] = lambda words: words,
 ) -> str | None:
-    """Write patterns over a piece of memory, read them back and compare.
+    """Write patterns to a block of memory, read them back and compare.
 
     Args:
-      words: is overwritten. Larger than the caches of the processor, or these are
-        what is tested.
-      read: returns what is in it.
+      words: block that is overwritten. It must be larger than the processor's caches;
+        otherwise only the caches are tested.
+      read: returns its content.
     """
     index = np.arange(len(words), dtype=np.uint64) * _STEP
     for pattern in (*(np.uint64(word) for word in WORDS), index, ~index):

@@ -1,8 +1,8 @@
-"""The side of a measuring process that talks to `health burn`.
+"""Reports from a measuring process to `health burn`.
 
 Enters: a task and a function for each kind. Leaves: a line of JSON before and after
-each kind, on a file descriptor of its own, because libraries write to stdout. An error
-of one measurement does not stop the others.
+each kind, on a separate file descriptor, because libraries write to stdout. An error of
+one measurement does not stop the others.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from mjax.health.burn.measurements import Measured, Outcome, Report, Task
 
 _NOTE_CHARS = 300
 # Starts of the messages of absl's status codes, which XLA's errors begin with
-# (github.com/abseil/abseil-cpp, absl/status/status.h). They mean that the software or
-# the free memory is not enough, and say nothing about the health of a device.
+# (github.com/abseil/abseil-cpp, absl/status/status.h). They mean a limit of the
+# software or of the free memory, and say nothing about the health of a device.
 _ABSENT = ("UNIMPLEMENTED", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
 
 
@@ -27,7 +27,7 @@ def send(task: Task, report: Report) -> None:
 
 
 def run(task: Task, functions: Mapping[str, Callable[[], Sequence[Measured]]]) -> None:
-    """Measure what the task asks for, in its order.
+    """Run the measurements of the task, in its order.
 
     Args:
       task: the kinds.
@@ -37,7 +37,7 @@ def run(task: Task, functions: Mapping[str, Callable[[], Sequence[Measured]]]) -
         send(task, Report(event="begin", kind=kind))
         try:
             results = tuple(functions[kind]())
-        except Exception as error:  # the border: reported, and the next one is measured
+        except Exception as error:  # reported; the next kind still runs
             results = (describe(kind, error),)
         send(task, Report(event="end", kind=kind, results=results))
 
@@ -53,7 +53,7 @@ def describe(kind: str, error: Exception) -> Measured:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent does: then nothing holds the pipe to stdin."""
+    """End this process when its parent ends, which closes the pipe to stdin."""
 
     def wait() -> None:
         os.read(0, 1)

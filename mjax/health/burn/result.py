@@ -23,7 +23,7 @@ class Check:
     state: State
     value: float | None
     limit: float | None
-    """The least value that is ok; None: there is none."""
+    """The smallest value that is ok; None: no limit."""
     reason: str
     unit: str
 
@@ -65,10 +65,10 @@ class _Result:
 
 
 def is_passed(checks: Sequence[Check], required: Sequence[str]) -> bool:
-    """Say whether a host has passed.
+    """Return whether a host has passed.
 
-    It has not if a check failed or did not end, if a required one is unknown, or if
-    none is ok: then nothing is known of the host.
+    It has not if a check failed or did not end, if a required check is unknown, or if
+    no check is ok: then the state of the host is unknown.
     """
     states = {check.state for check in checks}
     return (

@@ -1,4 +1,4 @@
-"""The state of a long burn: what its rounds measured, in one file.
+"""The state of a long burn: the results of its rounds, in one file.
 
 Enters: rounds. Leaves: a file that a stopped burn resumes from, replaced as a whole
 after each round. It belongs to one host and to one set of measurements.
@@ -25,11 +25,11 @@ class Saved:
     version: int = VERSION
     host: str
     settings: Mapping[str, Any]
-    """Flags that say what is measured; the others may change when it is resumed."""
+    """Flags that define the measurements; other flags may change on resume."""
     rounds: tuple[Round, ...] = ()
     agreed_s: float | None = None
-    """Seconds burned by the process that burned longest, of those that measure
-    together: all of them stop after the same round."""
+    """Seconds of the longest burn among processes that measure together: all of them
+    stop after the same round."""
 
     @property
     def elapsed_s(self) -> float:
@@ -43,10 +43,11 @@ class Saved:
 
 
 def load(path: Path | None, host: str, settings: Mapping[str, Any]) -> Saved:
-    """Return the burn that a file has, or a new one.
+    """Return the burn saved in a file, or a new one.
 
     Raises:
-      ValueError: the file cannot be read, or is of another burn; the message names it.
+      ValueError: the file cannot be read or belongs to another burn; the message names
+        it.
     """
     new = Saved(host=host, settings=settings)
     if path is None or not path.exists():
@@ -72,7 +73,7 @@ def load(path: Path | None, host: str, settings: Mapping[str, Any]) -> Saved:
 
 
 def save(path: Path | None, saved: Saved) -> None:
-    """Replace the file; nothing is written without a path.
+    """Replace the file; do nothing without a path.
 
     Raises:
       RuntimeError: it cannot be written.

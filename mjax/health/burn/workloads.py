@@ -15,7 +15,7 @@ bytes of the buffer that each of them has:
 - all_reduce, all_reduce_hosts: bus bandwidth, S/t 2(n-1)/n; S/t alone is the algorithm
   bandwidth. Source of both factors: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
 
-Where bytes move, those that arrive are compared with those that should.
+For copies and collectives, the received bytes are compared with the expected ones.
 """
 
 import collections
@@ -35,7 +35,7 @@ Functions = Mapping[str, Callable[[], Sequence[Measured]]]
 
 
 def main(argv: list[str]) -> int:
-    """Measure what the task says."""
+    """Run the measurements of the task."""
     task = checked_json.read(argv[0], Task)
     reporting.end_with_parent()
     if task.num_processes > 1:
@@ -60,7 +60,7 @@ def start_devices() -> dict[str, Device]:
     """Return the devices of this process by name, in the order of jax.
 
     Raises:
-      SystemExit: there are none, or they do not start; one line says why.
+      SystemExit: there are none, or they cannot start; one line says why.
     """
     try:
         found = jax.local_devices()
@@ -72,7 +72,7 @@ def start_devices() -> dict[str, Device]:
 
 
 def functions(bench: Bench) -> Functions:
-    """Return what measures each kind."""
+    """Return the function that measures each kind."""
     found: dict[str, Callable[[], Sequence[Measured]]] = {
         "devices": lambda: [present(bench)],
         "device_memory": lambda: link_workloads.device_memory(bench),

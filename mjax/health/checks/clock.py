@@ -1,7 +1,7 @@
-"""Checks of the clock: it follows a server, and is not far from it.
+"""Checks of the clock: it follows a server and is close to it.
 
 A clock that is wrong by minutes breaks HTTPS and package managers; one that is wrong by
-seconds puts the lines of logs of a run in the wrong order.
+seconds puts log lines of a run in the wrong order.
 
 Sources: `chronyc -c tracking` has the fields of chronyc(1) in their order, with offsets
 in seconds and without words,
@@ -55,7 +55,7 @@ class Tracking:
 
 @functools.lru_cache(KEPT_TEXTS)
 def tracking(text: str) -> Tracking:
-    """Return what chronyd says.
+    """Return the tracking state of chronyd.
 
     Raises:
       UnreadableError: it is no line of `chronyc -c tracking`.

@@ -1,9 +1,9 @@
-"""Checks of what the Data Center GPU Manager knows.
+"""Checks of the Data Center GPU Manager's findings.
 
 Enters: the output of `dcgmi health -c -j` and `dcgmi discovery -l`, which load no GPU
-(`dcgmi diag` would). Leaves: verdicts. Where no health watch is set, or no host engine
-runs, dcgmi ends with an error and the check is unknown.
-Sources: https://docs.nvidia.com/datacenter/dcgm/latest/reference/command-line-reference/dcgmi/dcgmi-health.html,
+(`dcgmi diag` would). Leaves: verdicts. If no health watch is set or no host engine
+runs, dcgmi ends with an error and the check is unknown. Sources:
+https://docs.nvidia.com/datacenter/dcgm/latest/reference/command-line-reference/dcgmi/dcgmi-health.html,
 https://github.com/NVIDIA/DCGM (dcgmi/Health.cpp and DcgmiOutput.cpp write the JSON).
 """
 
@@ -71,7 +71,7 @@ def health(text: str, settings: Settings) -> Verdict:
 
 
 def _incidents(entity: Any) -> str:
-    """Return what was found; whatever of it has another form is left out."""
+    """Return the findings; skip entries in an unexpected form."""
     text = json.dumps(_mapping(entity, what="a device").get("children", {}))
     words = re.findall(r'"([^"\\]{1,200})"', text)
     known = {"Errors", "children", "value", "overflow", *_RESULTS}

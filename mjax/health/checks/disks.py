@@ -1,7 +1,7 @@
 """Checks of disks and file systems: capacity, room, inodes, mounts.
 
-`df` asks each file system that is mounted: one whose server is gone keeps it waiting
-until its time is over, and the host is not used.
+`df` queries each mounted file system: if a server is gone, `df` waits until its time
+limit, and the host is not used.
 
 Sources of the formats: lsblk(8), `df -P` of POSIX, and proc_pid_mounts(5),
 https://man7.org/linux/man-pages/man5/proc_pid_mounts.5.html
@@ -42,7 +42,7 @@ _BYTES_PER_TB = 10**12
 
 @dataclasses.dataclass(frozen=True)
 class BlockDevice:
-    """A line of lsblk; old versions write numbers and truths as text."""
+    """A line of lsblk; old versions write numbers and booleans as text."""
 
     name: str
     type: str
@@ -129,17 +129,17 @@ class FileSystem:
 
     @property
     def percent(self) -> float:
-        """In use, of what can be used."""
+        """Used percentage of the usable space."""
         return 100 * self.used / max(1, self.used + self.available)
 
 
 @functools.lru_cache(KEPT_TEXTS)
 def file_systems(text: str, unit: str) -> Mapping[str, FileSystem]:
-    """Return what df says, by mount point.
+    """Return the lines of df, by mount point.
 
     Args:
       text: output of `df -P`.
-      unit: head of its second column: `BYTES` or `INODES`.
+      unit: header of its second column: `BYTES` or `INODES`.
 
     Raises:
       UnreadableError: it is no such output, or one in another unit.
@@ -226,7 +226,7 @@ def _unescaped(field: str) -> str:
 
 
 def mounts(text: str, settings: Settings) -> Verdict:
-    """What must be mounted is."""
+    """All required file systems are mounted."""
     wanted = settings.expect.get("mounts")
     if wanted is None:
         return unknown("mounts is not in the expectations")
@@ -236,10 +236,10 @@ def mounts(text: str, settings: Settings) -> Verdict:
 
 
 def read_only(text: str, settings: Settings) -> Verdict:
-    """No file system of a disk is read-only: the kernel makes a damaged one so.
+    """No file system of a disk is read-only; the kernel remounts damaged ones so.
 
-    What cannot be written at all (the image of a package) does not count, nor does a
-    place that `read_only` of the limits names.
+    File systems that are never writable (package images) do not count, nor do mount
+    points in the limit `read_only`.
     """
     allowed = settings.limit("disks.read_only", "allowed")
     checked = [

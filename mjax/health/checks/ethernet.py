@@ -1,9 +1,9 @@
 """Checks of Ethernet interfaces: up, fast, without errors, without flaps.
 
-An interface counts when it is in the expectation `interfaces`; without that, when it
-is a device (not a bridge, a tunnel or lo), of Ethernet, and set up (IFF_UP). InfiniBand
-has its own checks. Errors are compared with packets, changes of the carrier with the
-time since boot (see `sysfs`), so that an old count does not fail a host for ever.
+An interface counts if it is in the expectation `interfaces`; without that, if it is an
+Ethernet device (not a bridge, a tunnel or lo) that is set up (IFF_UP). InfiniBand has
+its own checks. Errors are compared with packets, changes of the carrier with the time
+since boot (see `sysfs`), so that an old count does not fail a host for ever.
 
 Sources: Documentation/ABI/testing/sysfs-class-net, sysfs-class-net-statistics and
 Documentation/networking/statistics.rst at https://github.com/torvalds/linux; link flaps
@@ -43,7 +43,7 @@ _ARPHRD_ETHER = "1"
 """include/uapi/linux/if_arp.h"""
 _UP, _FULL = "up", "full"
 _STATES = (_UP, "down", "notpresent", "lowerlayerdown", "testing", "dormant")
-"""Without "unknown": that says nothing."""
+"""Not "unknown", which is no information."""
 _PER_MILLION = 1_000_000
 _MBPS_PER_GBPS = 1000
 _SHOWN_CHARS = 60
@@ -168,7 +168,7 @@ def _missing(files: Tree, settings: Settings) -> list[str]:
 
 
 def _counts(files: Tree, name: str) -> bool:
-    """Say whether an interface is a device, of Ethernet, and set up."""
+    """Return whether an interface is an Ethernet device that is set up."""
     if not files.has(f"{_ROOT}/{name}/device/uevent"):
         return False
     if files.read(f"{_ROOT}/{name}/type") != _ARPHRD_ETHER:

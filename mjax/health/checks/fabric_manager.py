@@ -1,4 +1,4 @@
-"""Checks of the NVLink fabric: its manager, and what each GPU says of it.
+"""Checks of the NVLink fabric: its manager, and its state on each GPU.
 
 Enters: `systemctl show nvidia-fabricmanager.service`, `nv-fabricmanager --version`, and
 `nvidia-smi -q -x`. Leaves: verdicts. Hosts without NVSwitches have no manager and no

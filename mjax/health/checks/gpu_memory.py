@@ -6,7 +6,7 @@ GPUs up to Turing retire pages, later ones remap rows. nvidia-smi writes N/A for
 scheme that a GPU does not have: such a GPU passes the checks of that scheme if it has
 the other one, and is unknown if it shows neither (with MIG it hides both).
 Volatile counters start at 0 when the driver is loaded, aggregate ones last as long as
-the GPU; that is why the limit of the aggregate ones is no zero.
+the GPU, so the limit of the aggregate ones is not zero.
 Source: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html
 """
 

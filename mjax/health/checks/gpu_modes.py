@@ -1,4 +1,4 @@
-"""Checks of how GPUs are set up, and that nobody uses them.
+"""Checks of the modes of GPUs, and that nobody uses them.
 
 Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts on modes, requests of the
 GPU for a reset, processes, used memory, and the memory that others can map.

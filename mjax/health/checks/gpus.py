@@ -45,7 +45,7 @@ def _expected_version(settings: Settings, name: str) -> str | None:
 
 
 def _odd(values: Sequence[str]) -> str | None:
-    """Return what more than half have; None if no value has a majority."""
+    """Return the value that more than half have; None without a majority."""
     value, number = collections.Counter(values).most_common()[0]
     return value if 2 * number > len(values) else None
 

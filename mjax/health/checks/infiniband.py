@@ -1,4 +1,4 @@
-"""Checks of InfiniBand and RoCE ports: there, active, fast, all the same.
+"""Checks of InfiniBand and RoCE ports: present, active, fast, all alike.
 
 A port counts when its device is in the expectation `hcas`, or when there is no such
 expectation; see `ports`. Without `hcas` a port whose cable is out fails the host:

@@ -1,4 +1,4 @@
-"""Checks of what the InfiniBand tools say: `ibstat`, `ibv_devinfo`, `perfquery -x`.
+"""Checks of the InfiniBand tools' output: `ibstat`, `ibv_devinfo`, `perfquery -x`.
 
 /sys has the same facts (see `infiniband`, `port_counters`); these ask through the
 libraries that a run uses, and the performance agent of the port.

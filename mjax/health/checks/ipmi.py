@@ -1,9 +1,10 @@
-"""Checks of what the board's controller measures: power, fans, heat, its event log.
+"""Checks of the BMC's sensors: power, fans, temperature, its event log.
 
 `ipmitool sdr elist` has a sensor a line: name, number, status, entity, reading. The
 status of a sensor with limits is ok, or one of lnc, lcr, lnr, unc, ucr, unr (lower or
-upper; not critical, critical, not recoverable); ns says that it cannot be read, as of a
-part that is not there. Of other sensors, the reading names the states that are set.
+upper; not critical, critical, not recoverable); ns means that it cannot be read, for
+instance because the part is absent. Of other sensors, the reading names the states that
+are set.
 
 Source of the formats: ipmi_sdr_print_sensor_fc and ipmi_sel_print_std_entry of
 https://github.com/ipmitool/ipmitool/blob/master/lib/ipmi_sdr.c
@@ -61,7 +62,7 @@ class Sensor:
 
     @property
     def number(self) -> tuple[float, str] | None:
-        """What it measures, with the unit."""
+        """Its reading, with the unit."""
         found = _READING.match(self.reading)
         return (float(found[1]), found[2]) if found else None
 
@@ -161,9 +162,9 @@ def inlet(text: str, settings: Settings) -> Verdict:
 def event_log(text: str, settings: Settings) -> Verdict:
     """The board's log has no serious event that is not over.
 
-    An event is over when the same sensor tells later that it no longer holds. One that
-    cannot end (an uncorrectable error) is over when the log is cleared, after the
-    repair. An empty log is no output at all.
+    An event is over when the same sensor later reports its end. An event that cannot
+    end (an uncorrectable error) is over when the log is cleared, after the repair. An
+    empty log gives no output.
     """
     del settings
     if text and not text.endswith("\n"):

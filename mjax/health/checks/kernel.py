@@ -1,10 +1,10 @@
 """Checks of the kernel's log: Xids, PCIe, machine checks, memory, storage, network.
 
-The source gives a `Digest` (JSON) of what the rules of `kernel_log.toml` have found;
-the format of each line, and what it means, has its source there. Here is decided what
-fails a host. A fault that only a reboot or a repair ends counts since boot; one that a
-reset ends, or that ends itself, counts for `window_h` hours. So a fault of last week
-that was mended does not fail the host for ever.
+The source gives a `Digest` (JSON) of the matches of the rules of `kernel_log.toml`,
+which cites the source for the format and meaning of each line. This module decides what
+fails a host. A fault that only a reboot or a repair ends counts since boot; a fault
+that a reset ends, or that ends itself, counts for `window_h` hours. So a repaired fault
+of last week does not fail the host for ever.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _NO_ACTION = "0"  # of Xid 154: NV2080_CTRL_GPU_RECOVERY_ACTION_NONE of the driv
 
 
 def _mine(name: str, found: Digest) -> list[Match]:
-    """Return what the rules of one check have found."""
+    """Return the matches of the rules of one check."""
     rules = kernel_rules.shipped().rules
     return [m for m in found.matches if m.rule in rules and rules[m.rule].check == name]
 
@@ -54,7 +54,7 @@ def _verdict(
 
 
 def _fatal(name: str, found: Digest, settings: Settings) -> list[str]:
-    """Return the faults of which one is too many."""
+    """Return the faults for which a single occurrence is too many."""
     rules, problems = kernel_rules.shipped().rules, []
     for match in _mine(name, found):
         rule = rules[match.rule]
@@ -69,7 +69,7 @@ def _current(match: Match, rule: Rule, window_h: int) -> int:
 
 
 def _counted(name: str, found: Digest, settings: Settings) -> list[str]:
-    """Return the faults of which there are too many, by rule and device."""
+    """Return the faults that occurred too often, by rule and device."""
     rules, problems = kernel_rules.shipped().rules, []
     window_h = settings.limit(name, "window_h")
     most = settings.limit(name, "max_count")
@@ -97,12 +97,12 @@ def _told(match: Match, num: int, action: str, name: str = "") -> str:
 
 
 def _judge(name: str, found: Digest, settings: Settings) -> Verdict:
-    """Judge a check all of whose rules are fatal, or told only."""
+    """Judge a check whose rules are all fatal or only reported."""
     return _verdict(name, found, _fatal(name, found, settings), settings)
 
 
 def _judge_counted(name: str, text: str, settings: Settings) -> Verdict:
-    """Judge a check that counts, too."""
+    """Judge a check that also counts faults."""
     found = digest(text)
     problems = [*_fatal(name, found, settings), *_counted(name, found, settings)]
     return _verdict(name, found, problems, settings)
@@ -111,8 +111,8 @@ def _judge_counted(name: str, text: str, settings: Settings) -> Verdict:
 def xid(text: str, settings: Settings) -> Verdict:
     """No GPU had a fault that a program does not cause.
 
-    The number decides, by the lists of `kernel_log.toml`; Xid 154 says what the driver
-    wants to be done, and its last line of a GPU is what counts.
+    The Xid's number decides, by the lists of `kernel_log.toml`. Xid 154 gives the
+    action that the driver asks for; only the last such line of a GPU counts.
     """
     found = digest(text)
     window_h = settings.limit("kernel.xid", "window_h")
@@ -127,12 +127,12 @@ def xid(text: str, settings: Settings) -> Verdict:
 
 
 def _xid(match: Match, last: Match | None, window_h: int) -> str:
-    """Return what is wrong after an Xid.
+    """Return the problem that an Xid shows.
 
     Args:
       match: the Xid.
-      last: the last that the driver said of what this GPU needs.
-      window_h: for how many hours an Xid counts that a reset ends.
+      last: the last action that the driver asked for on this GPU.
+      window_h: hours for which an Xid that a reset clears counts.
     """
     rules = kernel_rules.shipped()
     number = int(match.code)
@@ -150,7 +150,7 @@ def _xid(match: Match, last: Match | None, window_h: int) -> str:
 
 
 def _last_action(device: str, found: Digest) -> Match | None:
-    """Return what the driver said last of what a GPU needs."""
+    """Return the last action that the driver asked for on a GPU."""
     said = [
         m for m in found.matches if m.rule == "recovery_action" and m.device == device
     ]

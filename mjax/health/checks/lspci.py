@@ -1,4 +1,4 @@
-"""Checks of what `lspci` says of capabilities: ACS, payload, devices that are lost.
+"""Checks of the capabilities in `lspci`: ACS, payload, lost devices.
 
 Needs root: for others lspci shows "Capabilities: <access denied>", and the answer is
 unknown.
@@ -30,7 +30,7 @@ _VIRTUAL = "Virtual Function"
 _DENIED = "<access denied>"
 _FLAG = re.compile(r"([A-Za-z]+)([+-])")
 _REDIRECTS = ("SrcValid", "ReqRedir", "CmpltRedir")
-"""What keeps packets between two devices from the short way."""
+"""ACS controls that keep packets between two devices from the direct path."""
 _CONTROL = re.compile(
     r"\s+(?:DevCtl:.*)?MaxPayload ([0-9]{2,4}) bytes, MaxReadReq ([0-9]{2,4}) bytes"
 )
@@ -40,16 +40,16 @@ _SHOWN_CHARS = 60
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """What lspci says of a device."""
+    """The output of lspci for a device."""
 
     address: str
     number: str
-    """Of its class, four hexadecimal digits."""
+    """Code of its class, four hexadecimal digits."""
     title: str
     lines: Sequence[str]
 
     def is_readable(self) -> bool:
-        """Say whether its capabilities are shown."""
+        """Return whether its capabilities are shown."""
         found = [line for line in self.lines if line.startswith("\tCapabilities: ")]
         return bool(found) and not any(_DENIED in line for line in found)
 

@@ -1,12 +1,12 @@
 """Checks of the NCCL variables in the environment that a run would have.
 
 NCCL waits `4.096 us * 2^NCCL_IB_TIMEOUT` for an acknowledgement, NCCL_IB_RETRY_CNT
-times; then the run fails. A link that flaps is away for seconds, so the product must be
-longer than that, and no longer than anybody wants to wait for a dead one. The defaults
-have changed with the version of NCCL (14, 18, 20), so an unset timeout is unknown.
+times; then the run fails. A flapping link is down for seconds, so the product must be
+longer than that, but not too long for a dead link. The defaults have changed with the
+version of NCCL (14, 18, 20), so an unset timeout is unknown.
 
-NCCL ignores a misspelt variable in silence: names that are nearly one of those that
-these checks know fail. /etc/nccl.conf is not read here.
+NCCL silently ignores a misspelt variable, so names that are close to a known one fail.
+/etc/nccl.conf is not read here.
 
 Sources: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html; how lists
 of devices are matched: src/misc/utils.cc (`parseStringList`, `matchIfList`) at
@@ -46,7 +46,7 @@ _NET_PATH = re.compile(r"/sys/class/net/([^/]+)/operstate")
 _TIMEOUT, _RETRIES = "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"
 _TICK_S = 4.096e-6
 _NEVER = 0
-"""And from 32 on: NCCL waits for ever."""
+"""With this value, and from 32 on, NCCL waits for ever."""
 _MAX_TIMEOUT = 31
 _DEFAULT_RETRIES, _MAX_RETRIES = 7, 7
 _TRANSPORTS = (
@@ -66,7 +66,7 @@ _KNOWN = (
     "NCCL_DEBUG",
 )
 _ALSO = ("NCCL_NVB_DISABLE", "NCCL_PXN_DISABLE", "NCCL_RMA_DISABLE")
-"""Of NCCL too, and nearly like one of those."""
+"""Other NCCL variables whose names are close to one of those."""
 _SHOWN_CHARS = 60
 
 
@@ -75,7 +75,7 @@ def variables(text: str) -> Mapping[str, str]:
     """Return the NCCL variables.
 
     Raises:
-      UnreadableError: a line is none: a value has several lines.
+      UnreadableError: a line is not a variable, because a value has several lines.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -274,7 +274,7 @@ def socket_interface(text: str, settings: Settings) -> Verdict:
 
 
 def _with_files(text: str) -> tuple[Mapping[str, str], sysfs.Tree, str]:
-    """Return the variables, the files beside them, and why there are none."""
+    """Return the variables, the other files, and why there are none."""
     environment, files = several.parts(text, 2)
     return variables(environment.text), sysfs.tree(files.text), files.absent
 

@@ -1,9 +1,9 @@
-"""What `nvidia-smi -q -x` says of each GPU; most checks of GPUs share this one reading.
+"""The output of `nvidia-smi -q -x` for each GPU; most GPU checks share this reading.
 
-Enters: the XML. Leaves: frozen facts of each GPU, with readers that refuse every value
-that they do not know. The layout is that of nvsmi_device_v11.dtd, v12 and v13, which
-differ in names (`clocks_throttle_reasons` became `clocks_event_reasons`,
-`power_readings` became `gpu_power_readings`): a reader takes both. Sources: the manual,
+Enters: the XML. Leaves: frozen facts of each GPU, with readers that reject unknown
+values. The layout is that of nvsmi_device_v11.dtd, v12 and v13, which differ in names
+(`clocks_throttle_reasons` became `clocks_event_reasons`, `power_readings` became
+`gpu_power_readings`): a reader takes both. Sources: the manual,
 https://docs.nvidia.com/deploy/nvidia-smi/index.html, and outputs that users have
 published, https://github.com/influxdata/telegraf (plugins/inputs/nvidia_smi/testdata).
 """
@@ -47,13 +47,13 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What is said of one GPU."""
+    """The facts of one GPU."""
 
     index: int
     """Its place in the output, as in `nvidia-smi -i`."""
     bus_id: str
     fields: Mapping[str, str | None]
-    """From the path below <gpu> to the text; None if it is there more than once."""
+    """Maps a path below <gpu> to its text; None if the path occurs more than once."""
     processes: Sequence[Process] | None
     """None if it does not say."""
 
@@ -65,7 +65,7 @@ class Gpu:
         return f"GPU {self.index} ({self.bus_id}{shown})"
 
     def text(self, *paths: str) -> str:
-        """Return the text of the first path that there is.
+        """Return the text of the first path that exists.
 
         Raises:
           UnreadableError: there is none, or it has no value.
@@ -111,7 +111,7 @@ class Gpu:
         return UnreadableError(f"{self.label}: {path} is {value!r}, {why}")
 
     def has(self, path: str) -> bool:
-        """Say whether a path is there with a value."""
+        """Return whether a path exists with a value."""
         return (self.fields.get(path) or "") not in _NO_VALUES
 
 
@@ -128,7 +128,7 @@ class Smi:
 
 @functools.lru_cache(4)
 def parse(text: str) -> Smi:
-    """Return what nvidia-smi has said.
+    """Parse the output of nvidia-smi.
 
     Raises:
       UnreadableError: it is not the XML of nvidia-smi, or not all of it.
@@ -230,17 +230,17 @@ def gpus(text: str) -> Sequence[Gpu]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a check has seen of one GPU."""
+    """The result of a check for one GPU."""
 
     value: str
     bad: str = ""
     """What is wrong with it."""
     rank: int | float = 0
-    """The worst GPU has the highest; its value is shown."""
+    """Severity; the value of the GPU with the highest is shown."""
 
 
 def judge_gpus(text: str, look: Callable[[Gpu], Seen], limit: object = "") -> Verdict:
-    """Return failed if any GPU is bad, else unknown if any says nothing, else ok."""
+    """Return failed if any GPU is bad, otherwise unknown if any is unknown, or ok."""
     seen: list[Seen] = []
     bad: list[str] = []
     silent: dict[str, str] = {}

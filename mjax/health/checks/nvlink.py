@@ -1,12 +1,11 @@
-"""Checks of NVLinks: how many are active, how fast they are, what errors they count.
+"""Checks of NVLinks: number of active links, their rates, their error counters.
 
 Enters: the output of `nvidia-smi nvlink -s` and `-e`. Leaves: verdicts.
 
 Error counters start at 0 when a GPU is reset. NVLink 4 and older has replay, recovery
 and CRC errors, NVLink 5 other names; both are put into four groups here, each with its
-limit. Counters in front of error correction (FEC, BER, raw errors) count on healthy
-links, too, and are left out.
-Sources of the formats: https://github.com/stas00/ml-engineering
+limit. Counters before error correction (FEC, BER, raw errors) also count on healthy
+links and are left out. Sources of the formats: https://github.com/stas00/ml-engineering
 (compute/accelerator/nvidia/debug.md, H100), and for `<inactive>` and NVLink 5 outputs
 that users have published.
 """
@@ -64,7 +63,7 @@ class Links:
     name: str
     uuid: str
     lines: Mapping[int, Sequence[str]]
-    """From the number of a link to what is said of it; empty if all are inactive."""
+    """Maps the number of a link to its texts; empty if all are inactive."""
 
     @property
     def label(self) -> str:
@@ -107,7 +106,7 @@ def parse(text: str) -> Sequence[Links]:
 
 
 def _check_links(gpus: Sequence[Links], is_silent: bool) -> None:
-    """Refuse a GPU whose links are missing or not numbered from 0."""
+    """Raise if links of a GPU are missing or not numbered from 0."""
     if not gpus or is_silent:
         return
     if not gpus[-1].lines or list(gpus[-1].lines) != [*range(len(gpus[-1].lines))]:
@@ -127,7 +126,7 @@ def _rates(gpu: Links) -> Mapping[int, float]:
 
 
 def _missing(gpus: Sequence[Links], settings: Settings) -> str:
-    """Return what is wrong with the number of GPUs."""
+    """Return the problem with the number of GPUs."""
     wanted = settings.expect.get("gpus")
     if wanted is not None and len(gpus) != wanted:
         return f"{len(gpus)} GPUs of {wanted} are listed"
@@ -137,8 +136,8 @@ def _missing(gpus: Sequence[Links], settings: Settings) -> str:
 def active_links(text: str, settings: Settings) -> Verdict:
     """Each GPU has all its NVLinks.
 
-    Without the expectation `nvlinks`: none is inactive, or the GPUs differ. If all have
-    the same number of inactive links, the host may be built so.
+    Without the expectation `nvlinks`, inactive links fail the host only if their number
+    differs between GPUs. If all GPUs have the same number, the host may be built so.
     """
     gpus, wanted = parse(text), settings.expect.get("nvlinks")
     active = {gpu.label: len(_rates(gpu)) for gpu in gpus}

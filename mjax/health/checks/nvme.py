@@ -41,7 +41,7 @@ _WARNINGS = (  # bits of critical_warning, enum nvme_smart_crit of libnvme
 
 @dataclasses.dataclass(frozen=True)
 class Smart:
-    """What a disk says of itself."""
+    """The SMART log of a disk."""
 
     warning: int
     temperature_k: int

@@ -1,13 +1,13 @@
 """Checks of PCI Express: width and speed of links, error counters, IOMMU.
 
-Judged are the links of network adapters, NVMe disks and PCIe switches to what is above
-them. (GPUs lower the speed of an idle link on purpose; the GPU checks ask them.) The
-folder of a device in /sys/devices lies in that of the port above it, so that a link is
-compared with what both of its ends can do, and counted from the root port, every second
-folder faces upwards.
+The checks judge the upstream links of network adapters, NVMe disks and PCIe switches.
+(GPUs lower the speed of an idle link on purpose; the GPU checks judge them.) The folder
+of a device in /sys/devices lies in the folder of the port above it, so a link is
+compared with the capabilities of both ends. Counted from the root port, every second
+folder is an upstream port.
 
-A link may be narrower than the device by design, where a board has the slot for it: the
-addresses in the expectation `pcie_allowed` are not judged.
+A link may be narrower than the device by design of the board's slot: the addresses in
+the expectation `pcie_allowed` are not judged.
 
 Sources: the files of links: drivers/pci/pci-sysfs.c; AER counters, which begin at boot:
 Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; types of IOMMU groups:
@@ -31,7 +31,7 @@ from mjax.health.several import Called
 from mjax.health.sources import Files
 
 _DEPTH = 8
-"""Of PCIe devices below a root port: two levels of switches have six."""
+"""Maximum depth of PCIe devices below a root port: two levels of switches have six."""
 _FILES = (
     "class",
     "current_link_speed",
@@ -82,11 +82,11 @@ _AER_PATH = re.compile(rf"{_BUS}/([^/]+)/aer_dev_(?:correctable|nonfatal|fatal)"
 _GROUP_PATH = re.compile(rf"{_GROUPS}/([0-9]{{1,6}})/devices/([^/]+)/class")
 _CLASS = re.compile(r"0x[0-9a-f]{6}")
 _KINDS = {"0x02": "network", "0x0108": "NVMe", "0x0604": "switch"}
-"""By how the class begins; include/linux/pci_ids.h."""
+"""Kinds by the prefix of the class; include/linux/pci_ids.h."""
 _NETWORK = "0x02"
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)
-"""Of the specification. A device that has fallen off the bus shows 63."""
+"""Widths in the specification. A device that has fallen off the bus shows 63."""
 _COUNT = re.compile(r"([A-Za-z][A-Za-z0-9_ -]*) ([0-9]{1,20})")
 _SHOWN_CHARS = 60
 
@@ -125,7 +125,7 @@ def links(files: Tree, settings: Settings) -> list[Link]:
         depth = len(re.findall(rf"/{_ADDRESS}", folder))
         kind = _kind(files, folder) if depth % 2 == 0 and depth else ""
         if kind == "switch" and folder not in above:
-            continue  # Nothing is below it: a bridge to nowhere.
+            continue  # A bridge without devices below it.
         is_virtual = files.has(f"{folder}/physfn/class")
         if kind and not is_virtual:
             found.append(Link(folder=folder, kind=kind, files=files))

@@ -1,13 +1,14 @@
 """Checks of priority flow control (PFC) on RoCE ports: on, rarely used, without loss.
 
-A switch that is full sends pause packets to the ports that fill it, and an adapter that
-is full sends them to its switch. Some are normal. A port that waits for a large part of
-the time is behind a congested switch; one that makes its switch wait has a slow PCIe
-link, a slow NUMA node or a stuck process behind it, and holds up the hosts that send to
-it. Only adapters of mlx5 are read, and of them the interfaces of their RDMA devices
-(those in the expectation `hcas`, or all). InfiniBand has flow control of its own.
+A switch with full buffers sends pause packets to the ports that fill them, and an
+adapter with full buffers sends them to its switch. Some are normal. A port that is
+paused for a large part of the time is behind a congested switch. A port that often
+pauses its switch has a slow PCIe link, a slow NUMA node or a stuck process behind it,
+and slows down the hosts that send to it. Only adapters of mlx5 are read, and of them
+the interfaces of their RDMA devices (those in the expectation `hcas`, or all).
+InfiniBand has flow control of its own.
 
-The counters begin when the driver is loaded, which is taken for the time since boot:
+The counters begin when the driver is loaded, which is assumed to be at boot:
 after a reload of the driver the shares are too small until the host restarts.
 
 Source of the names, of their meaning, and that the pause counters of a priority are
@@ -116,7 +117,7 @@ def enabled(text: str, settings: Settings) -> Verdict:
 
 
 def _paused(counters: Counters) -> list[str]:
-    """Return for what flow control is on: prio3, global; or nothing."""
+    """Return where flow control is on: prio3, global; or empty."""
     matches = [m for name in counters if (m := _DURATION.fullmatch(name))]
     return [*dict.fromkeys(match[2] for match in matches)] or ["nothing"]
 

@@ -2,10 +2,10 @@
 
 The counters count since the driver was loaded, or since `perfquery -R`. They are
 compared with limits that grow with the time since boot (see `sysfs`), and symbol errors
-with the bits that the link carried in that time: so neither a young host passes because
-it has counted little, nor does an old one fail for ever. Counters of the InfiniBand
-specification stop at their largest value (4, 8 or 16 bits). One that has stopped says
-nothing more, and fails the host until it is reset.
+with the bits that the link carried in that time: so a recently booted host does not
+pass because of low counts, and an old one does not fail for ever. Counters of the
+InfiniBand specification stop at their largest value (4, 8 or 16 bits). A counter at
+that value gives no information, and fails the host until it is reset.
 
 Sources: names and meaning: Documentation/ABI/stable/sysfs-class-infiniband; width of
 the counters: drivers/infiniband/core/sysfs.c (PORT_PMA_ATTR); hw_counters of mlx5:

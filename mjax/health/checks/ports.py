@@ -63,14 +63,14 @@ class Port:
         return f"{ROOT}/{self.device}/ports/{self.number}/{name}"
 
     def read(self, name: str) -> str:
-        """Return what a file of the port says; raises as `Tree.read`."""
+        """Return the content of a file of the port; raises as `Tree.read`."""
         return self.files.read(self.path(name))
 
     def known(self, name: str, words: Sequence[str]) -> str:
-        """Return what a file says, which must be one of the words.
+        """Return the content of a file, which must be one of the words.
 
         Raises:
-          UnreadableError: it says something else, or cannot be read.
+          UnreadableError: it has another content, or cannot be read.
         """
         word = self.read(name)
         if word not in words:

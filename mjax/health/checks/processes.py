@@ -1,8 +1,8 @@
-"""Checks of the processes of a host: what uses its processors before a run starts.
+"""Checks of a host's processes: which use its processors before a run starts.
 
-The text is that of `mjax.health.processes`: a header, then a line a process. The
-programs of a run that was not ended are `processes.training`; everything that uses a
-processor is `processes.busy`.
+The text is that of `mjax.health.processes`: a header, then a line a process.
+`processes.training` finds programs left over from another run; `processes.busy` finds
+every process that uses a processor.
 """
 
 import dataclasses

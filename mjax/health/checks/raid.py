@@ -38,9 +38,9 @@ class Array:
     is_active: bool
     members: str
     slots: str
-    """U for a member that works, _ for one that does not; empty without redundancy."""
+    """U for a working member, _ for a failed one; empty without redundancy."""
     rebuild: str
-    """What is done to it, and how far it is."""
+    """The running operation and its progress."""
 
 
 @functools.lru_cache(KEPT_TEXTS)

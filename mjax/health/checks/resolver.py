@@ -1,10 +1,10 @@
 """Checks of names: the host knows itself by an address that others can reach.
 
-Processes of a run tell each other where they are by the name of their host. A name that
-leads to 127.0.0.1 on its own host works there and nowhere else.
+Processes of a run find each other by host name. A name that resolves to 127.0.0.1 on
+its own host works only there.
 
-Sources: hostname(1), `-i`; hosts(5); resolv.conf(5). Nothing is asked of the network
-but what `hostname -i` asks.
+Sources: hostname(1), `-i`; hosts(5); resolv.conf(5). Only `hostname -i` may use the
+network.
 """
 
 import ipaddress
@@ -48,7 +48,7 @@ def own_name(text: str, settings: Settings) -> Verdict:
     shown = " ".join(map(str, found))
     for address in found:
         if address.is_loopback:
-            # No fault of a host that trains alone; a cluster requires this check.
+            # Not a fault of a host that trains alone; a cluster requires this check.
             return unknown(f"the name of this host leads to itself: {shown}")
         if address.is_unspecified:
             return failed(f"the name of this host leads nowhere: {shown}", shown)

@@ -1,8 +1,8 @@
 """Checks of RoCE: the GIDs that it sends from, congestion control, traffic class.
 
-Lossless Ethernet needs the same priority in every place: the class that packets are
-sent with, and ECN on that priority for those who are asked to slow down (notification
-point) and those who do (reaction point). Whether a switch agrees cannot be seen here.
+Lossless Ethernet needs the same priority everywhere: in the traffic class of sent
+packets, and for ECN at both the notification point and the reaction point. The
+configuration of the switch cannot be seen from the host.
 
 Sources: gid_attrs: Documentation/ABI/stable/sysfs-class-infiniband at
 https://github.com/torvalds/linux; ECN:

@@ -40,7 +40,7 @@ _FILTERS = Called(_CONF, Files(tuple(f"{_CONF}/*/{name}" for name in _SYSCTLS)))
 _ARP = Several((_ADDRESSES, _FILTERS))
 _MODE = re.compile(r"[0-9]{1,3}")
 _STRICT = 1
-"""rp_filter: drop what would not be answered through the interface that it came by."""
+"""rp_filter: drop packets whose answer would leave through another interface."""
 _PLAIN_RULE = {"priority", "src", "srclen", "table", "protocol"}
 _HOST_BITS = 32
 
@@ -115,7 +115,7 @@ def _address(name: str, each: Object) -> Address:
 
 
 def sharing(found: Sequence[Address]) -> list[Address]:
-    """Return the IPv4 addresses whose subnet another interface is in, too."""
+    """Return the IPv4 addresses whose subnet another interface shares."""
     v4: list[tuple[Address, ipaddress.IPv4Network]] = []
     holders: dict[ipaddress.IPv4Network, set[str]] = {}
     for each in found:

@@ -65,7 +65,7 @@ def failed_units(text: str, settings: Settings) -> Verdict:
 
 
 def expected(text: str, settings: Settings) -> Verdict:
-    """The services that must run do."""
+    """All required services run."""
     wanted = settings.expect.get("services")
     if not wanted:
         return unknown("services is not in the expectations")

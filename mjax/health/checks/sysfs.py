@@ -27,19 +27,19 @@ _SHOWN_CHARS = 60
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tree:
-    """Files by path: what they say, or why they cannot be read."""
+    """Files by path: their content, or why they cannot be read."""
 
     values: Mapping[str, str]
     errors: Mapping[str, str]
     paths: Sequence[str]
-    """All of them, also those that cannot be read, in the order of numbers."""
+    """All paths, also of unreadable files, in numerical order."""
 
     def has(self, path: str) -> bool:
-        """Say whether there is such a file; it may be that it cannot be read."""
+        """Return whether such a file exists, readable or not."""
         return path in self.values or path in self.errors
 
     def read(self, path: str) -> str:
-        """Return what a file says, its lines joined by newlines.
+        """Return the content of a file, its lines joined by newlines.
 
         Raises:
           UnreadableError: it is not there, or cannot be read.

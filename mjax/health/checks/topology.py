@@ -1,4 +1,4 @@
-"""Checks of how the GPUs of a host reach each other and its network cards.
+"""Checks of the paths between the GPUs of a host and to its network cards.
 
 Enters: the matrices of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`. Leaves:
 verdicts. The header of a matrix names its columns and is underlined by escape codes.
@@ -39,11 +39,11 @@ _STATUSES: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """What is between each two devices."""
+    """The path between each two devices."""
 
     names: Sequence[str]
     cells: Mapping[tuple[str, str], str]
-    """Of each ordered pair of different devices."""
+    """Path of each ordered pair of different devices."""
 
     @property
     def gpus(self) -> Sequence[str]:
@@ -141,8 +141,8 @@ def nic_affinity(text: str, settings: Settings) -> Verdict:
 def nvlink_pairs(text: str, settings: Settings) -> Verdict:
     """Each GPU reaches as many others by NVLink as any GPU does.
 
-    A GPU that has lost its links reaches none, and the others reach one less: the GPUs
-    with the fewest NVLinks to peers are named.
+    A GPU that has lost its links reaches no other, and the others reach one fewer: the
+    GPUs with the fewest NVLinks to peers are named.
     """
     matrix = _paths(text)
     bad = list(_missing(matrix, settings))

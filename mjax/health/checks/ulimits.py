@@ -1,6 +1,6 @@
-"""Checks of what a process may use: locked memory, files, processes, shared memory.
+"""Checks of resource limits: locked memory, files, processes, shared memory.
 
-The limits are those of this process, which a rank that is started from here inherits.
+The limits are those of this process; ranks started from here inherit them.
 
 Sources of the formats: proc_pid_limits(5),
 https://man7.org/linux/man-pages/man5/proc_pid_limits.5.html, and `df -P` of POSIX.

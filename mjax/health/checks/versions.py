@@ -35,7 +35,7 @@ _PACKAGE = re.compile(r"^([a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?)==(\S{1,60})$")
 
 
 def fits(has: str, wanted: str) -> bool:
-    """Say whether a version is the one that is wanted, or a more exact one."""
+    """Return whether a version is the expected one, or a more exact one."""
     return has == wanted or (
         has.startswith(wanted) and has[len(wanted)] in ".-+_~ " and wanted != ""
     )

@@ -1,1 +1,1 @@
-"""The cluster file: what a cluster should be, compared with what it is."""
+"""The cluster file: the specification of a cluster, compared with its real state."""

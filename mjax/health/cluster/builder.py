@@ -2,7 +2,7 @@
 
 Enters: tables whose values have the right types. Leaves: a `Cluster`, and problems:
 patterns that are malformed, names that are taken or unknown, numbers that do not fit.
-What the cables say together is checked in `contradictions`.
+`contradictions` checks the cables against each other.
 """
 
 import fnmatch
@@ -34,7 +34,7 @@ _GUID = re.compile(r"(0x)?[0-9a-f]{1,16}|[0-9a-f]{4}(:[0-9a-f]{4}){3}", re.IGNOR
 
 
 class Builder:
-    """Makes the parts of a cluster from tables, and notes what does not fit."""
+    """Makes the parts of a cluster from tables, and collects problems."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Builder:
         is_whole: bool,
         known_checks: Collection[str] | None = None,
     ) -> None:
-        """Begin with nothing.
+        """Begin with an empty cluster.
 
         Args:
           tables: of the file.
-          problems: takes what is wrong.
-          is_whole: no table was left out, so that a name that is not there is unknown.
+          problems: collects problems.
+          is_whole: no table was left out, so an absent name is unknown.
           known_checks: names of checks; None: any may be required.
         """
         self._tables, self._problems, self._is_whole = tables, problems, is_whole
@@ -146,7 +146,7 @@ class Builder:
                 self._add(f"require[{index}]", "unknown", text)
 
     def _is_free(self, name: str, path: str) -> bool:
-        """Say whether a node may have this name."""
+        """Return whether a node may have this name."""
         text = ""
         if ":" in name:
             text = f"{name!r} has a colon, which separates node and port in cables"
@@ -302,7 +302,7 @@ class Builder:
         return found if is_known else None
 
     def _port_problem(self, node: str, name: str, text: str) -> str:
-        """Say why a port cannot be; empty if it can."""
+        """Return why a port cannot exist; empty if it can."""
         if not name:
             return f"{text!r} names no port; write node:port, as leaf1:17"
         if node in self._hosts:
@@ -343,7 +343,7 @@ class Builder:
 
 
 def _stretched(ports: list[Port], num: int) -> list[Port]:
-    """Repeat an end that says only which switch it is."""
+    """Repeat an end that names only its switch."""
     is_open = len(ports) == 1 and ports[0].name == ANY_PORT
     return ports * num if is_open else ports
 

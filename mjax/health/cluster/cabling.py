@@ -1,10 +1,10 @@
-"""Whether the cables of a cluster are those of its file.
+"""Compare the cables of a cluster with those of its file.
 
 Enters: a `Cluster`, and what its nodes report of their links. Leaves: a report: cables
 that are missing, exchanged or on a wrong rail, links that the file does not name, slow
 links, nodes that are silent. The verdict is `ok` only if every cable was seen with the
-rate that the file says, nothing else was, and no source was cut off. Where a source is
-not whole the verdict is `incomplete`, whatever else was found.
+rate in the file, no other link was seen, and no source was truncated. If a source is
+incomplete, the verdict is `incomplete`, whatever else was found.
 """
 
 import dataclasses
@@ -20,27 +20,27 @@ from mjax.health.cluster.seen_links import SeenLinks
 
 Verdict = Literal["ok", "failed", "incomplete"]
 _MAX_PROBLEMS = 20
-"""Shown of a comparison that is not whole. Chosen: two dumps of different fabrics would
-give one for each of 10,000 ports."""
+"""Problems shown of an incomplete comparison. Chosen: two dumps of different fabrics
+would give one for each of 10,000 ports."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CablingReport:
-    """What the comparison says."""
+    """The result of the comparison."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
-    """What is not as the file says."""
+    """Differences from the file."""
     problems: tuple[str, ...]
-    """Why the comparison is not whole."""
+    """Why the comparison is incomplete."""
     num_cables: int
-    """That were looked for."""
+    """Number of cables that were looked for."""
     num_matched: int
-    """That are where they should be."""
+    """Number of cables in their places."""
 
 
 def verdict(findings: Sequence[Finding], problems: Sequence[str]) -> Verdict:
-    """Return what follows from findings and problems."""
+    """Return the verdict for findings and problems."""
     if problems:
         return "incomplete"
     return "failed" if findings else "ok"
@@ -56,15 +56,15 @@ def compare(
     """Compare the cables of a file with links that were seen.
 
     Args:
-      cluster: what should be.
-      observations: what is.
-      fabrics: those to look for cables of.
-      rates: of ports in Gb/s, where the sources of links do not say.
+      cluster: the specification.
+      observations: the links that were seen.
+      fabrics: fabrics whose cables are checked.
+      rates: rates of ports in Gb/s, if the sources of links lack them.
     """
     wanted = [cable for cable in cluster.cables if cable.fabric in fabrics]
     seen = SeenLinks(cluster, observations, rates or {})
     silent = _silent_fabrics(seen, wanted)
-    # Nothing is known of those, so their cables are not reported as missing.
+    # Their state is unknown, so their cables are not reported as missing.
     cables = [cable for cable in wanted if cable.fabric not in silent]
     matched = {cable for cable in cables if seen.has(cable)}
     search = Search(cluster, seen, [c for c in cables if c not in matched], cables)
@@ -92,7 +92,7 @@ def compare(
 def _extra(
     seen: SeenLinks, cables: Iterable[Cable], explained: Collection[Port]
 ) -> Iterator[Finding]:
-    """Yield links that no cable of the file stands for."""
+    """Yield links without a cable in the file."""
     known = {cable.low for cable in cables} | {cable.high for cable in cables}
     known |= {
         peer
@@ -132,7 +132,7 @@ def _slow(seen: SeenLinks, matched: Iterable[Cable]) -> Iterator[Finding]:
 def _silent(
     seen: SeenLinks, cables: Iterable[Cable], cluster: Cluster
 ) -> Iterator[Finding]:
-    """Yield hosts none of whose NICs was seen, from either side."""
+    """Yield hosts without any NIC seen from either side."""
     heard = {port.node for port in seen.peers} | seen.nodes
     hosts = {c.low.node for c in cables if c.low.node in cluster.hosts}
     silent = [name for name in cluster.hosts if name in hosts and name not in heard]
@@ -144,7 +144,7 @@ def _silent(
 def _islands(
     seen: SeenLinks, cluster: Cluster, fabrics: Collection[str]
 ) -> Iterator[Finding]:
-    """Yield fabrics whose switches fall apart into more parts than the file says."""
+    """Yield fabrics whose switches form more separate parts than in the file."""
     links = [
         (port.node, peer.node)
         for port, peer in seen.peers.items()
@@ -165,7 +165,7 @@ def _islands(
 
 
 def _silent_fabrics(seen: SeenLinks, cables: Sequence[Cable]) -> list[str]:
-    """Return the fabrics of which no source reports any port."""
+    """Return the fabrics without a port in any source."""
     found = []
     for fabric in sorted({cable.fabric for cable in cables}):
         ends = {end for c in cables if c.fabric == fabric for end in (c.low, c.high)}
@@ -180,10 +180,10 @@ def _unjudged(
     """Yield why cables cannot be judged.
 
     Args:
-      seen: links.
-      matched: cables that are where they should be.
-      search: has looked for all others.
-      silent: fabrics of which nothing was reported.
+      seen: the links that were seen.
+      matched: cables in their places.
+      search: the search for all other cables.
+      silent: fabrics without any report.
     """
     for fabric in silent:
         yield (

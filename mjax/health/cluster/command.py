@@ -33,7 +33,7 @@ from mjax.health.cluster.ranges import expand
 
 _BAD_INPUT = 2
 _SHOWN = 40
-"""Findings that are printed; --json has all. Chosen: two screens."""
+"""Number of printed findings; --json has all. Chosen: two screens."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -126,7 +126,7 @@ def _check(args: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _observations(args: argparse.Namespace) -> Iterator[Observation]:
-    """Read what was given of links."""
+    """Read the given sources of links."""
     if args.switches_only and args.fabric_dump is None:
         raise ValueError("--switches-only says something of --fabric-dump; give that")
     if args.fabric_dump is not None:
@@ -201,7 +201,7 @@ def _lines(
     problems: Sequence[str],
     cables: CablingReport | None,
 ) -> Iterator[str]:
-    """Yield what a person reads."""
+    """Yield lines for people."""
     for one in findings[:_SHOWN]:
         yield f"{one.kind:>20}  {_printable(one.text)}"
     if len(findings) > _SHOWN:
@@ -215,7 +215,7 @@ def _lines(
 
 
 def _printable(text: str) -> str:
-    """Return a text without what a terminal acts on: nodes describe themselves."""
+    """Return a text without control characters: nodes set their own descriptions."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -255,7 +255,7 @@ def expectations(cluster: Cluster, host: str) -> dict[str, Any]:
     one = cluster.hosts[host]
     found: dict[str, Any] = {"gpus": one.num_gpus, "require": [*cluster.require]}
     cabled = [nic for nic in one.nics if nic.name in cluster.leaves[host]]
-    # Beside InfiniBand, Ethernet is for login and storage: no port that a run uses.
+    # Beside InfiniBand, Ethernet is for login and storage; no run uses it.
     cabled = [nic for nic in cabled if nic.fabric == "infiniband"] or cabled
     rates = {nic.rate_gbps for nic in cabled}
     if cabled:

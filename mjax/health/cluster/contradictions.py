@@ -23,23 +23,23 @@ from mjax.health.cluster.parts import (
 from mjax.health.cluster.toml_tables import Problem
 
 _SHOWN = 3
-"""Problems of a kind at one path, and names in a message, that are shown. Chosen: one
-entry of a cluster file stands for hundreds of ports, mostly wrong together."""
+"""Number shown of the problems of a kind at one path, and of names in a message.
+Chosen: one entry of a cluster file covers hundreds of ports, mostly wrong together."""
 _FABRICS: tuple[Fabric, ...] = ("infiniband", "ethernet")
 
 
 class Problems:
-    """What is wrong so far."""
+    """The problems found so far."""
 
     def __init__(self) -> None:
         self.found: list[Problem] = []
 
     def add(self, path: str, kind: str, text: str) -> None:
-        """Note a problem; see `Problem`."""
+        """Add a problem; see `Problem`."""
         self.found.append(Problem(path=path, kind=kind, text=text))
 
     def limited(self) -> list[Problem]:
-        """Return all; of those of a kind at one path the first few, and a count."""
+        """Return all problems; of each kind at one path the first few, and a count."""
         counts: Counter[tuple[str, str]] = Counter()
         kept: list[Problem] = []
         for one in self.found:
@@ -58,8 +58,8 @@ def check(cluster: Cluster, problems: Problems, *, has_all_cables: bool = True) 
 
     Args:
       cluster: its parts are valid; its cables name ports that exist.
-      problems: takes what is wrong.
-      has_all_cables: no entry was left out; without them nothing is missed.
+      problems: collects problems.
+      has_all_cables: no entry was left out; otherwise absent cables are not reported.
     """
     for cable in cluster.cables:
         _check_cable(cable, cluster, problems)
@@ -73,14 +73,14 @@ def check(cluster: Cluster, problems: Problems, *, has_all_cables: bool = True) 
 
 
 def few(names: Iterable[str]) -> str:
-    """Write the first names, and how many more there are."""
+    """Write the first names, and the number of the others."""
     words = list(names)
     shown = ", ".join(words[:_SHOWN])
     return shown if len(words) <= _SHOWN else f"{shown} and {len(words) - _SHOWN} more"
 
 
 def _check_cable(cable: Cable, cluster: Cluster, problems: Problems) -> None:
-    """Check what one cable joins."""
+    """Check the ends of one cable."""
     low, high = cable.low, cable.high
     if low.node == high.node:
         problems.add(cable.path, "loop", f"{cable} joins {low.node} with itself")
@@ -136,7 +136,7 @@ def _check_ports(cluster: Cluster, problems: Problems) -> None:
 
 
 def _check_nics(cluster: Cluster, problems: Problems) -> None:
-    """Find NICs that were forgotten: others of their fabric have cables."""
+    """Find NICs without a cable although others of their fabric have one."""
     joined = {end for cable in cluster.cables for end in (cable.low, cable.high)}
     cabled = {
         cable.fabric for cable in cluster.cables if cable.low.node in cluster.hosts
@@ -159,7 +159,7 @@ def _groups(hosts: Iterable[Host]) -> Mapping[str, list[Host]]:
 def _check_wiring(
     group: str, hosts: list[Host], cluster: Cluster, problems: Problems
 ) -> None:
-    """Check that the NICs of a group share the leaves that its `wiring` says."""
+    """Check that the NICs of a group share leaves according to its `wiring`."""
     wiring = hosts[0].wiring
     if wiring == "free":
         return

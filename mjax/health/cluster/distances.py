@@ -1,4 +1,4 @@
-"""What lies between two hosts: a leaf switch, a spine, or more.
+"""The distance between two hosts: a leaf switch, a spine, or more.
 
 Enters: a `Cluster` and some of its hosts. Leaves: a number for each pair.
 """
@@ -10,20 +10,20 @@ from mjax.health.cluster.parts import Cluster
 
 
 class Levels:
-    """What lies between two hosts: 0 a leaf, 1 a spine, 2 more."""
+    """Distance of two hosts: 0 a leaf, 1 a spine, 2 more."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
         self.spines: dict[str, set[str]] = defaultdict(set)
-        """From a leaf to the switches above it."""
+        """Maps a leaf to the switches above it."""
         for cable in cluster.cables:
             if cable.low.node in cluster.switches:
                 self.spines[cable.low.node].add(cable.high.node)
         keys = [self._key(cluster, name) for name in names]
         groups = {key: index for index, key in enumerate(dict.fromkeys(keys))}
         self.group_of = [groups[key] for key in keys]
-        """From a host to the number of its set of leaves."""
+        """Maps a host to the index of its set of leaves."""
         self.between = [[self._level(a, b) for b in groups] for a in groups]
-        """By the groups of two hosts."""
+        """Distances by the groups of two hosts."""
 
     @staticmethod
     def _key(cluster: Cluster, name: str) -> tuple[tuple[str, str], ...]:
@@ -39,7 +39,7 @@ class Levels:
     def _level(
         self, one: tuple[tuple[str, str], ...], other: tuple[tuple[str, str], ...]
     ) -> int:
-        """Return the worst of all rails; hosts with other rails are far apart."""
+        """Return the largest distance of all rails; other rails count as far apart."""
         if [rail for rail, _ in one] != [rail for rail, _ in other]:
             return 2
         level = 0
@@ -49,5 +49,5 @@ class Levels:
         return level
 
     def level(self, one: int, other: int) -> int:
-        """Return what lies between two hosts."""
+        """Return the distance between two hosts."""
         return self.between[self.group_of[one]][self.group_of[other]]

@@ -1,10 +1,9 @@
 """Links of an InfiniBand fabric from the output of iblinkinfo or ibnetdiscover.
 
 Enters: lines of `iblinkinfo --line` or of `ibnetdiscover`, as bytes with their line
-ends. Leaves: one `Sighting` a port, one at a time, and what makes the text doubtful:
-lines that do not parse, a last line without an end. Neither format has a trailer;
-`cabling` finds out whether all nodes are there: each link is listed by both of its
-nodes.
+ends. Leaves: one `Sighting` a port, one at a time, and signs of an incomplete text:
+lines that do not parse, an unterminated last line. Neither format has a trailer;
+`cabling` checks that all nodes are present: both nodes of a link list it.
 
 Source of the formats: linux-rdma/rdma-core, infiniband-diags/iblinkinfo.c
 (`print_port`, also for ports that are down) and ibnetdiscover.c (`out_switch_port`,
@@ -23,12 +22,12 @@ MAX_LINE_BYTES = 4096
 """Chosen: the longest line of either format has about 300."""
 _SHOWN_CHARS = 80
 _MAX_BROKEN = 5
-"""Lines that do not parse and are shown. Chosen: enough to see another format."""
+"""Number of unparsed lines shown. Chosen: enough to see another format."""
 
 _LANE_GBPS = {2.5: 2.5, 5.0: 5.0, 10.0: 10.0, 14.0625: 14.0}
 _LANE_GBPS |= {25.78125: 25.0, 53.125: 50.0, 106.25: 100.0, 212.5: 200.0}
-"""From the signalling rate of a lane, as dump.c writes it, to what the generation is
-called by: 4 lanes of 106.25 are NDR, 400 Gb/s. iblinkinfo of OFED rounds 25.78125."""
+"""Maps the signalling rate of a lane, as dump.c writes it, to the nominal rate of its
+generation: 4 lanes of 106.25 are NDR, 400 Gb/s. iblinkinfo of OFED rounds 25.78125."""
 _LANE_GBPS |= {14.06: 14.0, 25.78: 25.0, 53.12: 50.0, 53.13: 50.0}
 _GENERATION_GBPS = {"SDR": 2.5, "DDR": 5.0, "QDR": 10.0, "FDR10": 10.0, "FDR": 14.0}
 _GENERATION_GBPS |= {"EDR": 25.0, "HDR": 50.0, "NDR": 100.0, "XDR": 200.0}
@@ -87,9 +86,9 @@ def read(
 
     Args:
       lines: with their line ends.
-      source: what messages call it.
-      switches_only: it was made by `iblinkinfo --line --switches-only`. Nothing in the
-        text tells that from a dump of all nodes that was cut off before the first host.
+      source: name of the text in messages.
+      switches_only: it is from `iblinkinfo --line --switches-only`. The text itself
+        looks like a dump of all nodes that was truncated before the first host.
     """
     parser = _Parser(source)
     sightings = tuple(one for line in lines for one in parser.feed(line))
@@ -130,7 +129,7 @@ class _Parser:
                 self._broken.append(Broken(place=self._place, text=shown))
 
     def problems(self, has_links: bool) -> tuple[str, ...]:
-        """Say why the text may not be whole."""
+        """Return why the text may be incomplete."""
         found = [
             f"{one.place}: no line of iblinkinfo --line or ibnetdiscover: {one.text!r}"
             for one in self._broken
@@ -148,7 +147,7 @@ class _Parser:
         return f"{self._source}:{self._number}"
 
     def _parse(self, text: str) -> Iterator[Sighting | bool]:
-        """Yield what a line says: a port, or True if it says something else."""
+        """Yield the port of a line, or True for another valid line."""
         if not text.strip():
             yield True
         elif text.lstrip().startswith("0x"):
@@ -210,6 +209,6 @@ class _Parser:
 
 def _end(name: str, guid: int, port_guid: int | None, port: str) -> End:
     guids = (guid,) if port_guid is None else (port_guid, guid)
-    # Nodes of which nothing is known have GUID 0.
+    # Unknown nodes have GUID 0.
     known = tuple(one for one in dict.fromkeys(guids) if one)
     return End(description=name.strip(), guids=known, ports=(port,))

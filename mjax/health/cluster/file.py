@@ -1,4 +1,4 @@
-"""The cluster file: one TOML text that says what a cluster should be.
+"""The cluster file: one TOML text that specifies a cluster.
 
 Enters: the text, as in `deploy/cluster.example.toml`:
 
@@ -32,8 +32,8 @@ Enters: the text, as in `deploy/cluster.example.toml`:
     [guids]                        # optional: port GUIDs of NICs, GUIDs of switches
     "gpu001:mlx5_0" = "0x946dae03005a3c10"
 
-Leaves: a `Cluster`, or one `ClusterError` with everything that is wrong, each with its
-path in the file.
+Leaves: a `Cluster`, or one `ClusterError` with all problems, each with its path in the
+file.
 """
 
 import tomllib
@@ -48,11 +48,11 @@ from mjax.health.cluster.tables import ClusterTable
 from mjax.health.cluster.toml_tables import UNKNOWN_KEY, Problem, build
 
 MAX_BYTES = 64 * 2**20
-"""Of a file. Chosen: a file of 10,000 hosts with all GUIDs has 5 MB."""
+"""Maximum size of a file. Chosen: a file of 10,000 hosts with all GUIDs has 5 MB."""
 
 
 class ClusterError(ValueError):
-    """A cluster file is wrong; all that is wrong with it."""
+    """A cluster file is invalid; the error lists all its problems."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         num = len(problems)
@@ -70,7 +70,7 @@ def read(path: Path, known_checks: Collection[str] | None = None) -> Cluster:
 
     Raises:
       ClusterError: the file contradicts itself.
-      ValueError: it cannot be read, or is no TOML.
+      ValueError: it cannot be read, or is not TOML.
     """
     try:
         size = path.stat().st_size
@@ -106,11 +106,11 @@ def parse(
     tables: ClusterTable | None = build(ClusterTable, table, "", wrong)
     problems = Problems()
     problems.found += wrong
-    if tables is None:  # its name is wrong; the rest can be checked all the same
+    if tables is None:  # its name is wrong; the rest can still be checked
         table["name"] = "?"
         tables = build(ClusterTable, table, "", [])
     assert tables is not None
-    # Where a table was left out, all that name its hosts would be blamed.
+    # If a table was left out, all references to its hosts would look wrong.
     is_whole = all(one.kind == UNKNOWN_KEY for one in wrong)
     builder = Builder(tables, problems, is_whole=is_whole, known_checks=known_checks)
     cluster = builder.cluster()

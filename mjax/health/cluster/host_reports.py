@@ -1,4 +1,4 @@
-"""What hosts report of themselves, compared with a cluster file.
+"""Compare the reports of hosts with a cluster file.
 
 Enters: one JSON text a host, as `health check --json` prints it:
 
@@ -25,17 +25,17 @@ from mjax.health.cluster.parts import Cluster, Host, Port
 
 _OK, _COUNT = "ok", "gpu.count"
 MAX_BYTES = 16 * 2**20
-"""Of one report. Chosen: those of 60 checks with their evidence have 100 kB."""
+"""Maximum size of a report. Chosen: 60 checks with their evidence have 100 kB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that is not as the cluster file says."""
+    """A difference from the cluster file."""
 
     kind: str
     text: str
     nodes: tuple[str, ...] = ()
-    """Hosts and switches that it is about."""
+    """Hosts and switches that it concerns."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,12 @@ class ReportedNic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostReport:
-    """What one host says."""
+    """The report of one host."""
 
     host: str
     checks: tuple[ReportedCheck, ...]
     gpus: tuple[ReportedGpu, ...] | None = None
-    """None: it does not say."""
+    """None: not in the report."""
     nics: tuple[ReportedNic, ...] | None = None
     versions: Mapping[str, str] | None = None
 
@@ -80,7 +80,7 @@ def read(text: str | bytes) -> HostReport:
     """Read the report of a host.
 
     Raises:
-      ValueError: the text is no such report, or it ends too early.
+      ValueError: the text is not such a report, or is truncated.
     """
     value = checked_json.read(text, dict[str, Any])
     inventory = checked_json.check(value.get("inventory", {}), dict[str, Any])
@@ -110,7 +110,7 @@ def compare(
     """Compare the hosts of a file with what they report.
 
     Returns:
-      what differs, and why the comparison is not whole.
+      the differences, and why the comparison is incomplete.
     """
     findings: list[Finding] = []
     problems: list[str] = []
@@ -149,7 +149,7 @@ def rates(reports: Sequence[HostReport]) -> dict[Port, float]:
 def _of_host(
     host: Host, report: HostReport, cluster: Cluster, problems: list[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield kind and text of what differs."""
+    """Yield kind and text of the differences."""
     yield from _checks(report, cluster.require)
     num_gpus = _num_gpus(report)
     if num_gpus is None:
@@ -172,7 +172,7 @@ def _of_host(
 
 
 def _num_gpus(report: HostReport) -> int | None:
-    """Return how many GPUs a host says it has; None: it does not."""
+    """Return the number of GPUs that a host reports; None without one."""
     if report.gpus is not None:
         return len(report.gpus)
     for check in report.checks:
@@ -183,7 +183,7 @@ def _num_gpus(report: HostReport) -> int | None:
 
 
 def _checks(report: HostReport, require: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield required checks that are not ok; `gpu.*` requires all that were made."""
+    """Yield required checks that are not ok; `gpu.*` requires all that ran."""
     for pattern in require:
         mine = [c for c in report.checks if fnmatch.fnmatchcase(c.name, pattern)]
         if not mine:
@@ -206,7 +206,7 @@ def _addresses(host: Host, gpus: Sequence[ReportedGpu]) -> Iterator[tuple[str, s
 
 
 def _pci(address: str) -> str:
-    """Write a PCI address in one way: nvidia-smi gives the domain 8 digits, Linux 4."""
+    """Normalise a PCI address: nvidia-smi gives the domain 8 digits, Linux 4."""
     domain, _, rest = address.lower().rpartition(":")[0].rpartition(":")
     bus = f"{rest}:{address.lower().rpartition(':')[2]}"
     return f"{domain.lstrip('0').rjust(4, '0')}:{bus}"

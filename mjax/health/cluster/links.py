@@ -1,7 +1,7 @@
 """Links as hosts and switches report them.
 
 Enters: nothing; `fabric_dump` and `lldp` make these. Leaves: one form for all sources.
-A node is known by its GUIDs where the source has them, and by what it says of itself.
+A node is identified by its GUIDs, if the source has them, and by its description.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ class End:
     """One end of a link."""
 
     description: str
-    """What the node says of itself: `gpu001 mlx5_0`, `leaf1`."""
+    """The node's description: `gpu001 mlx5_0`, `leaf1`."""
     guids: tuple[int, ...] = ()
-    """Of the port, then of the node."""
+    """GUIDs of the port, then of the node."""
     ports: tuple[str, ...]
-    """Names that the port may have; the first one that the switch knows counts."""
+    """Possible names of the port; the first that the switch has counts."""
 
     def __str__(self) -> str:
         name = self.description or ", ".join(f"0x{guid:016x}" for guid in self.guids)
@@ -31,28 +31,28 @@ class Sighting:
 
     end: End
     peer: End | None
-    """At the other end; None: there is no link."""
+    """The port at the other end; None: there is no link."""
     rate_gbps: float | None = None
-    """None: the source does not say."""
+    """None: not in the source."""
     state: str = ""
-    """As the source writes it: Active, Down."""
+    """State as the source writes it: Active, Down."""
     place: str
     """Where this was read, for messages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Observation:
-    """All that one source reports."""
+    """The whole report of one source."""
 
     source: str
     fabric: Fabric
     sightings: tuple[Sighting, ...] = ()
     has_both_sides: bool = True
-    """Whether each link is reported by both of its nodes, if the source is whole."""
+    """Whether both nodes of a link report it, if the source is complete."""
     lists_hosts: bool = True
     """Whether hosts list their ports too; only with `has_both_sides`."""
     counts: dict[int, int] = dataclasses.field(default_factory=dict)
-    """From the GUID of a node to the number of its ports that the source lists; only
-    where it lists ports without a link too."""
+    """Maps the GUID of a node to the number of its listed ports; only if the source
+    also lists ports without a link."""
     problems: tuple[str, ...] = ()
-    """Why it may not be whole; it then never counts as a match."""
+    """Why it may be incomplete; it then never counts as a match."""

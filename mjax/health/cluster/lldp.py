@@ -1,8 +1,8 @@
 """Links of Ethernet ports from LLDP, as lldpd of each host knows them.
 
 Enters: the output of `lldpcli show neighbors -f json` (or json0) of one host, or of one
-switch that runs lldpd. Leaves: an `Observation` with one side of each link. A text that
-ends too early is no JSON, and a problem.
+switch that runs lldpd. Leaves: an `Observation` with one side of each link. A truncated
+text is invalid JSON, and a problem.
 
 Source of the format: lldpd/lldpd, src/client/json_writer.c: with `json` a list of one
 item is the item, and an object with the key `name` becomes {name: object}; with `json0`
@@ -15,16 +15,16 @@ from mjax import checked_json
 from mjax.health.cluster.links import End, Observation, Sighting
 
 MAX_BYTES = 16 * 2**20
-"""Of one host's output. Chosen: 64 interfaces with all details have 200 kB."""
+"""Maximum size of a host's output. Chosen: 64 interfaces with details have 200 kB."""
 
 
 def read(text: bytes, node: str, source: str) -> Observation:
-    """Read what one node reports.
+    """Read the report of one node.
 
     Args:
       text: output of lldpcli.
       node: host or switch; lldpcli does not print its name.
-      source: what messages call the text.
+      source: name of the text in messages.
     """
     try:
         value = checked_json.read(text, dict[str, Any])

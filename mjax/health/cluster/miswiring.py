@@ -1,4 +1,4 @@
-"""Explains cables that are not where a cluster file says.
+"""Explain cables that are not where the cluster file places them.
 
 Enters: cables of the file that were not seen in their places, and the links that were
 seen. Leaves: findings: exchanged cables as one exchange, cables at a leaf of another
@@ -24,25 +24,25 @@ class Search:
         wrong: list[Cable],
         cables: Iterable[Cable],
     ) -> None:
-        """Begin.
+        """Store the specification and the links.
 
         Args:
-          cluster: what should be.
-          seen: what is.
+          cluster: the specification.
+          seen: the links that were seen.
           wrong: cables that are not in their places.
-          cables: all that were looked for.
+          cables: all cables that were looked for.
         """
         self._cluster, self._seen, self._wrong = cluster, seen, wrong
         self._num_of = Counter(cable.low.node for cable in cables)
         self.unseen: list[Cable] = []
-        """Cables of which no source reports an end; only known after `find`."""
+        """Cables without an end in any source; only known after `find`."""
         self._rails: dict[str, set[int | None]] = defaultdict(set)
         for cable in cluster.cables:
             host = cluster.hosts.get(cable.low.node)
             if host is not None:
                 self._rails[cable.high.node].add(host.by_nic[cable.low.name].rail)
         self.explained: set[Port] = set()
-        """Ports whose links the findings speak of."""
+        """Ports whose links the findings cover."""
 
     def find(self) -> Iterator[Finding]:
         """Yield a finding for each cable, or for each exchange of several."""
@@ -58,7 +58,7 @@ class Search:
                 yield self._alone(cable)
 
     def _is_unseen(self, cable: Cable) -> bool:
-        """Say whether no source could have seen a cable."""
+        """Return whether no source could have seen a cable."""
         if cable.fabric in self._seen.whole_fabrics:
             return False
         ends = (cable.low, cable.high)
@@ -103,7 +103,7 @@ class Search:
                 yield from map(_ring_finding, found)
 
     def _alone(self, cable: Cable) -> Finding:
-        """Return what is known of a cable that is in no ring."""
+        """Return the finding for a cable that is in no ring."""
         low, high = cable.low, cable.high
         peer, other = self._seen.peers.get(low), self._seen.peers.get(high)
         if peer is not None:
@@ -121,7 +121,7 @@ class Search:
         return finding("missing", f"no link {cable}: {says}", cable)
 
     def _rail(self, low: Port, peer: Port | End) -> tuple[str, str]:
-        """Say whether a NIC is on a leaf of another rail."""
+        """Return whether a NIC is on a leaf of another rail."""
         host = self._cluster.hosts.get(low.node)
         if host is None or not isinstance(peer, Port):
             return "misplaced", ""

@@ -1,4 +1,4 @@
-"""Which hosts of a mesh exchange data: neighbours over its axes.
+"""The hosts of a mesh that exchange data: neighbours over its axes.
 
 Enters: the sizes of the mesh and the GPUs of a host. Leaves: pairs of places in the
 order of hosts, with how many pairs of devices are neighbours there. Devices are laid

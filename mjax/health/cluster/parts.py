@@ -1,4 +1,4 @@
-"""What a cluster is made of: hosts, GPUs, NICs, rails, switches, racks and cables.
+"""The parts of a cluster: hosts, GPUs, NICs, rails, switches, racks and cables.
 
 Enters: nothing; `file` makes these of a TOML file. Leaves: frozen types that
 the checker of cables, the placement and the commands share. A port is named by its node
@@ -15,9 +15,9 @@ Tier = Literal["leaf", "spine", "core"]
 Wiring = Literal["rail", "host", "free"]
 
 TIERS: tuple[str, ...] = ("leaf", "spine", "core")
-"""From the hosts upwards."""
+"""Tiers, from the hosts upwards."""
 ANY_PORT = "*"
-"""In a cable: the switch is known, and not its port."""
+"""In a cable: the switch is known, but not its port."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -41,7 +41,7 @@ class Nic:
     rail: int | None = None
     fabric: Fabric = "infiniband"
     rate_gbps: int | None = None
-    """Of its link."""
+    """Rate of its link."""
     node_description: str | None = None
     """What follows the host's name in its InfiniBand node description, as HCA-1;
     absent: its name."""
@@ -76,7 +76,7 @@ class Switch:
     ports: tuple[str, ...]
     """Names of its ports; the first has number 1."""
     rail: int | None = None
-    """Of all NICs on it."""
+    """Rail of all NICs on it."""
     fabric: Fabric = "infiniband"
     rack: str | None = None
 
@@ -96,7 +96,7 @@ class Cable:
     fabric: Fabric
     rate_gbps: int | None = None
     path: str
-    """Of its entry in the file."""
+    """Path of its entry in the file."""
 
     def __str__(self) -> str:
         return f"{self.low} - {self.high}"
@@ -104,27 +104,28 @@ class Cable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What one file says, free of contradictions."""
+    """The content of one file, free of contradictions."""
 
     name: str
     hosts: Mapping[str, Host]
-    """By name, in the order of the file."""
+    """Hosts by name, in the order of the file."""
     switches: Mapping[str, Switch]
     racks: Mapping[str, tuple[str, ...]]
-    """From a rack to its hosts and switches."""
+    """Maps a rack to its hosts and switches."""
     cables: tuple[Cable, ...]
     guids: Mapping[str, int]
-    """From `host:nic` or a switch to its GUID."""
+    """Maps `host:nic` or a switch to its GUID."""
     versions: Mapping[str, str]
     require: tuple[str, ...]
     islands: int = 1
-    """Parts of each fabric that no cable between switches joins."""
+    """Number of separate parts of each fabric, not joined by cables between
+    switches."""
     ignore: tuple[str, ...] = ()
-    """Node descriptions of links that are no concern of the file."""
+    """Node descriptions of links that the file ignores."""
 
     @functools.cached_property
     def leaves(self) -> Mapping[str, Mapping[str, str]]:
-        """From a host to its NICs with a cable, to the switch at the other end."""
+        """Maps a host to its cabled NICs, and these to the switch at the other end."""
         return leaves_of(self.cables, self.hosts)
 
 
@@ -142,7 +143,7 @@ def leaves_of(
 def switch_groups(
     names: Iterable[str], links: Iterable[tuple[str, str]]
 ) -> list[list[str]]:
-    """Return the parts of a graph that no link joins, the largest first.
+    """Return the connected components of a graph, largest first.
 
     Args:
       names: of all nodes.

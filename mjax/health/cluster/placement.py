@@ -1,8 +1,8 @@
 """An order of hosts that keeps neighbours of the mesh under one leaf switch.
 
 Enters: a `Cluster`, the sizes of the mesh, and the hosts that can be used. Leaves: the
-hosts in the order of their ranks, and how many neighbours cross a leaf or a spine in
-it, beside the same counts of the file's order and of random orders.
+hosts in the order of their ranks, and the number of neighbours that cross a leaf or a
+spine, with the same counts for the file's order and for random orders.
 
 Devices are laid out as in `mjax.mesh.build`: host after host, the axes pp,
 dp_replicate, dp_shard and tp over them, outermost first. Neighbours are devices that
@@ -29,18 +29,18 @@ from mjax.health.cluster.neighbours import Edges, MeshSizes, edges_of
 from mjax.health.cluster.parts import Cluster
 
 NUM_RANDOM = 100
-"""Random orders that are counted. Chosen: their mean is then known to a tenth of
-their deviation."""
+"""Number of random orders. Chosen: their mean is then known to a tenth of their
+deviation."""
 MAX_TRIES = 1_000_000
-"""Exchanges that are tried, over all candidates. Chosen: a few seconds of Python."""
+"""Number of exchanges tried over all candidates. Chosen: a few seconds of Python."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Crossings:
-    """Pairs of neighbours on different hosts, by what lies between them."""
+    """Pairs of neighbours on different hosts, by distance."""
 
     total: int
-    """Leaf and spine crossings together; the search makes it small."""
+    """Sum of leaf and spine crossings; the search minimises it."""
     spine: int
     """Pairs that cross a spine; each of them crosses a leaf too."""
     leaf: int
@@ -54,17 +54,17 @@ class Crossings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placement:
-    """An order of hosts, with what it is compared to."""
+    """An order of hosts, and the orders that it is compared with."""
 
     hosts: tuple[str, ...]
-    """In the order of their ranks."""
+    """Hosts in the order of their ranks."""
     spares: tuple[str, ...]
-    """Those that are left, in the order in which they were given."""
+    """The remaining hosts, in the given order."""
     score: Crossings
     file_order: Crossings
-    """Of the first hosts, as they were given."""
+    """Crossings of the first hosts in the given order."""
     random_mean: float
-    """Of `total`, over random orders of random hosts."""
+    """Mean of `total` over random orders of random hosts."""
     random_best: int
     num_random: int
     seed: int
@@ -133,7 +133,7 @@ def place(
 def _best(
     sizes: MeshSizes, num_gpus: int, num_slots: int, edges: Edges, levels: Levels
 ) -> "_Order":
-    """Return the best order that is found; of equal ones that of the file."""
+    """Return the best order found; among equal ones, that of the file."""
     given = [*range(len(levels.group_of))]
     orders = [given, *_candidates(sizes, num_gpus, num_slots, levels)]
     candidates = [_Order([*order], num_slots, edges, levels) for order in orders]
@@ -272,7 +272,7 @@ class _Order:
         """Go once over all pairs and exchange those that help.
 
         Returns:
-          how many pairs were tried; 0 if none helped.
+          number of pairs tried; 0 if none helped.
         """
         num, has_changed = 0, False
         for a in range(self._num_slots):
@@ -297,7 +297,7 @@ class _Order:
         return sum(w * between[groups[other]] for other, w in self._near[slot])
 
     def _gain(self, a: int, b: int) -> int:
-        """Return by how much an exchange makes the cost smaller."""
+        """Return the reduction of the cost by an exchange."""
         groups = self._groups
         before = self._at(a, groups[a]) + self._at(b, groups[b])
         groups[a], groups[b] = groups[b], groups[a]
@@ -312,7 +312,7 @@ class _Order:
 
 
 def _crossings(hosts: Sequence[int], edges: Edges, levels: Levels) -> Crossings:
-    """Count what the neighbours of an order cross."""
+    """Count the crossings between neighbours of an order."""
     counts: Counter[str] = Counter()
     for a, b, dp, pp in edges:
         level = levels.level(hosts[a], hosts[b])

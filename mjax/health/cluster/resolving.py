@@ -1,8 +1,8 @@
-"""From the nodes of a dump to those of a cluster file.
+"""Map the nodes of a dump to those of a cluster file.
 
-Enters: what a node says of itself and its GUIDs. Leaves: a port of the file, or why
-there is none. A GUID that the file names counts more than a description, which anyone
-can set; if the two disagree, that is reported.
+Enters: a node's description and GUIDs. Leaves: a port of the file, or why there is
+none. A GUID that the file names counts more than a description, which anyone can set;
+if the two disagree, that is reported.
 
 Source of descriptions: rdma-ndd(8), linux-rdma/rdma-core: "%h %d", the host's name and
 that of the device; OFED writes `HCA-1` for the device, which `node_description` of a
@@ -30,14 +30,14 @@ class Resolver:
         }
         self._found: dict[tuple[End, bool], Port | None] = {}
         self.disagreements: dict[str, str] = {}
-        """From a node of the file to how its GUID and its name disagree."""
+        """Maps a node of the file to the conflict between its GUID and its name."""
 
     def port(self, end: End, *, is_own: bool = False) -> Port | None:
         """Return the port of the file that an end is; None if it names none.
 
         Args:
           end: of a link.
-          is_own: the node itself says this, with all of its GUIDs.
+          is_own: the node itself reports this, with all of its GUIDs.
         """
         key = end, is_own
         if key not in self._found:
@@ -73,7 +73,7 @@ class Resolver:
         return named[0] if named else by_name
 
     def is_ignored(self, end: End) -> bool:
-        """Say whether links of this node are no concern of the file."""
+        """Return whether the file ignores links of this node."""
         return end.description in self._cluster.ignore
 
     def _by_name(self, end: End) -> str | None:

@@ -2,8 +2,8 @@
 
 Enters: what nodes report of their links. Leaves: for each port of the file what is at
 the other end, its rate and state; links of nodes that the file does not name; and
-problems: reports that disagree, and sources that were cut off. A source of which each
-link should be listed by both of its nodes is whole only if it is.
+problems: reports that disagree, and sources that were cut off. If a source should list
+each link from both nodes, it is complete only if it does.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,16 +24,16 @@ class SeenLinks:
     ) -> None:
         self.cluster, self.resolver = cluster, Resolver(cluster)
         self.peers: dict[Port, Port | End] = {}
-        """From a port of the file to what is at the other end."""
+        """Maps a port of the file to the port at the other end."""
         self.states: dict[Port, str] = {}
-        """Of ports that report themselves."""
+        """States of ports that report themselves."""
         self.rates: dict[Port, float] = {}
         self.foreign: list[Sighting] = []
         """Links between nodes that the file does not name."""
         self.nodes: set[str] = set()
         """Hosts and switches that report themselves."""
         self.whole_fabrics: set[str] = set()
-        """Those of which a source lists all nodes."""
+        """Fabrics of which a source lists all nodes."""
         self.problems: list[str] = []
         for one in observations:
             self.problems += one.problems
@@ -47,7 +47,7 @@ class SeenLinks:
             self.rates.setdefault(port, rate_gbps)
 
     def has(self, cable: Cable) -> bool:
-        """Say whether a cable is where it should be."""
+        """Return whether a cable is in its place."""
         peer = self.peers.get(cable.low)
         if not isinstance(peer, Port):
             return False
@@ -61,7 +61,7 @@ class SeenLinks:
         return min(found, default=None)
 
     def _take(self, one: Sighting) -> None:
-        """Note a link under both of its ports."""
+        """Record a link under both of its ports."""
         own = self.resolver.port(one.end, is_own=True)
         peer = one.peer and (self.resolver.port(one.peer) or one.peer)
         if own is not None:
@@ -94,7 +94,7 @@ class SeenLinks:
             self.problems.append(text)
 
     def _check_sides(self, one: Observation) -> None:
-        """Find links that one of two nodes does not list: the text was cut off."""
+        """Find links that only one node lists: the text was truncated."""
         own = {self._key(sighting.end) for sighting in one.sightings}
         nodes = {guid for s in one.sightings for guid in s.end.guids}
         num, first = 0, ""
@@ -111,15 +111,15 @@ class SeenLinks:
             self.problems.append(f"{text}; it is not whole, write it again")
 
     def _key(self, end: End) -> tuple[str, str]:
-        """Return what is the same for an end in both of its lines."""
+        """Return the fields of an end that agree in both of its lines."""
         port = self.resolver.port(end)
         if port is not None:
             return port.node, port.name
-        # Not the GUIDs: a switch has one in lines of others, and two in its own.
+        # Not the GUIDs: a switch has one in lines of other nodes, and two in its own.
         return end.description, end.ports[0]
 
     def _check_counts(self, one: Observation) -> None:
-        """Find switches of which fewer ports are listed than they have."""
+        """Find switches with fewer listed ports than they have."""
         ends = {guid: s.end for s in one.sightings for guid in s.end.guids}
         for guid, num in one.counts.items():
             port = self.resolver.port(ends[guid]) if guid in ends else None

@@ -1,4 +1,4 @@
-"""TOML into frozen dataclasses, with all mistakes of the text at once.
+"""Convert TOML to frozen dataclasses, and report all mistakes of the text at once.
 
 Enters: tables as tomllib returns them, and a dataclass whose fields are the keys.
 Leaves: an instance of it, and problems: unknown keys with the nearest known one, keys
@@ -22,14 +22,14 @@ _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Something wrong in a file."""
+    """A problem in a file."""
 
     path: str
-    """Where, as `cables[3].ends[1]`."""
+    """Path, such as `cables[3].ends[1]`."""
     kind: str
     """A few words, the same for all problems of a kind."""
     text: str
-    """What is wrong, with the values, and what to do."""
+    """The problem, with the values, and the fix."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}" if self.path else self.text
@@ -51,7 +51,7 @@ def build(cls: Any, table: Any, path: str, problems: list[Problem]) -> Any:
         the table, for later messages.
       table: as tomllib returns it.
       path: of the table in its file.
-      problems: takes what is wrong.
+      problems: collects problems.
     Returns:
       An instance; None if a key without a default is absent or wrong. A wrong value of
       a key with a default becomes the default, so that the rest can be checked too.
@@ -115,7 +115,7 @@ def _value(value: Any, hint: Any, path: str, problems: list[Problem]) -> Any:
         problems.append(_mismatch(path, f"one of {', '.join(inner)}", value, near))
         return _ABSENT
     kinds = [kind for kind in inner or (hint,) if kind is not type(None)]
-    if type(value) in kinds:  # true is no whole number
+    if type(value) in kinds:  # true is not an integer
         return value
     problems.append(_mismatch(path, " or ".join(_NAMES[k] for k in kinds), value))
     return _ABSENT

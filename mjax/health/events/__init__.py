@@ -1,1 +1,1 @@
-"""Rules over logs: which lines make an event, what to do, and what to write down."""
+"""Rules over logs: the lines that make an event, its action, and its record."""

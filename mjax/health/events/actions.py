@@ -1,10 +1,10 @@
-"""What follows an event: take a device out of use, test it, bring it back.
+"""Actions after an event: take a device out of use, test it, bring it back.
 
-Enters: detections, and the time of the log. Leaves: records of what was done, or of
-what a person would have to do. A command runs only if its rule has the policy `run`, or
+Enters: detections, and the time of the log. Leaves: records of the actions done, or of
+those that a person has to do. A command runs only if its rule has the policy `run`, or
 the policy `confirm` and the caller was given --yes. Commands get argument lists, never
-a shell, and a time limit. A value from a log is put into an argument list only if it
-is a plain name.
+a shell, and a time limit. A value from a log is put into an argument list only if it is
+a plain name.
 
 Life cycle: disabling -> disabled -> testing -> enabling -> enabled; a failed test leads
 back to disabled, and `max_tests` failed ones, or a failed command, to kept.
@@ -28,8 +28,8 @@ from mjax.health.events.state import Device, FullError, State
 
 _NS = 10**9
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./:-]{0,126}[A-Za-z0-9_])?")
-"""What a log may put into an argument. Chosen: no option, blank or character that a
-shell reads, because a program may hand its arguments to a shell on another machine."""
+"""Values that a log may put into an argument. Chosen: no option, blank or shell
+character, because a program may pass its arguments to a shell on another machine."""
 _KILLED = -signal.SIGKILL
 
 
@@ -96,12 +96,12 @@ def _argument(template: str, values: Mapping[str, str]) -> str:
 
 
 class Actions:
-    """Carries out what rules ask for."""
+    """Carries out the actions of rules."""
 
     def __init__(
         self, state: State, limits: Limits, *, may: Callable[[Rule], bool], run: Run
     ) -> None:
-        """Go on where the state has stopped.
+        """Continue from the saved state.
 
         Args:
           state: of this and earlier runs.
@@ -114,7 +114,7 @@ class Actions:
         self._plan()
 
     def resume(self, now_ns: int) -> list[Record]:
-        """Settle the steps that were cut off; call it once, when the time is known."""
+        """Finish interrupted steps; call this once, when the time is known."""
         records = []
         for device in self._state.all():
             if device.step == "disabling":
@@ -153,7 +153,7 @@ class Actions:
         return [first, *after]
 
     def advance(self, now_ns: int) -> list[Record]:
-        """Test the devices whose time has come; bring back those that pass."""
+        """Test the devices that are due; bring back those that pass."""
         records: list[Record] = []
         if self._due_ns is None or now_ns < self._due_ns:
             return records  # the usual case, for each line
@@ -189,7 +189,7 @@ class Actions:
         return _record(known[name], now_ns, "released", "info", "released by a person")
 
     def _act(self, detection: Detection, data: dict[str, Any]) -> list[Record]:
-        """Take a device out of use, or write into data what a person would run."""
+        """Take a device out of use, or put the command for a person into data."""
         rule, name = detection.rule, _device_name(detection)
         try:
             argvs = argvs_of(detection)
@@ -231,7 +231,7 @@ class Actions:
     def _disable(self, device: Device, now_ns: int) -> list[Record]:
         status = self._run(device.argvs["action"], device.limit_s)
         if status != 0:
-            # It may have worked in part: it counts as out of use until a person looks.
+            # It may have partly worked: the device counts as out of use until checked.
             self._put(device, step="kept")
             text = "could not be disabled; a person must look, then --release it"
             return [_record(device, now_ns, "disable", "error", text, status)]
@@ -297,12 +297,12 @@ def _record(
 
 
 def _device_name(detection: Detection) -> str:
-    """Name a device the same way, whichever rule has found it."""
+    """Return a device's name, the same for every rule."""
     return " ".join(f"{k}={v}" for k, v in sorted(detection.device.items()))
 
 
 def _mark(detection: Detection) -> str:
-    """Name an event the same way when its log is read again."""
+    """Return an event's name, the same when its log is read again."""
     line = detection.line
     text = zlib.crc32(line.text.encode(errors="replace"))
     name, device = detection.rule.name, _device_name(detection)

@@ -36,7 +36,7 @@ from mjax.health.events.state import State
 
 _CHUNK_BYTES = 2**16
 _POLL_S = 0.5
-"""Between two reads of a log that is followed. Chosen: no person notices it."""
+"""Seconds between two reads of a followed log. Chosen: not noticeable."""
 _NS = 10**9
 _BAD_INPUT = 2
 
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse flags that contradict each other."""
+    """Raise for flags that contradict each other."""
     if args.release is not None:
         if args.state is None or args.log is not None:
             raise ValueError("--release needs --state FILE, and no log")
@@ -144,7 +144,7 @@ def _permission(args: argparse.Namespace) -> Callable[[Rule], bool]:
 
 
 class Watch:
-    """Applies rules to lines; tells and counts the events."""
+    """Applies rules to lines; reports and counts the events."""
 
     def __init__(
         self, rule_set: RuleSet, acting: Actions, tell: Callable[[Record, Line], None]
@@ -157,14 +157,14 @@ class Watch:
         self.num_events = 0
 
     def feed(self, line: Line) -> None:
-        """Apply the rules to a line, then do what is due at its time."""
+        """Apply the rules to a line, then do the actions due at its time."""
         for detection in self.engine.feed(line):
             self._record(self._acting.handle(detection), line)
         if line.time_ns is not None:
             self.advance(line.time_ns, line)
 
     def advance(self, time_ns: int, line: Line | None = None) -> None:
-        """Do what is due at a time of the log; the time never goes back."""
+        """Do the actions due at a time of the log; the time never goes back."""
         line = line or self._line
         if line is None:
             return
@@ -202,7 +202,7 @@ def _feed(
 def _chunks(
     args: argparse.Namespace, log: BinaryIO, watch: Watch
 ) -> Iterator[tuple[bytes, bool]]:
-    """Yield the bytes of a log; of one that is followed, for ever."""
+    """Yield the bytes of a log; for a followed log, without end."""
     while data := _read(log):
         yield data, False
     if not args.follow:
@@ -230,14 +230,14 @@ def _chunks(
 
 
 def _read(log: BinaryIO) -> bytes:
-    """Read what is there, without waiting until a chunk is full."""
+    """Read the available bytes without waiting for a full chunk."""
     with contextlib.suppress(ValueError, OSError):
         select.select([log], [], [])
     return os.read(log.fileno(), _CHUNK_BYTES)
 
 
 def _is_replaced(path: Path, log: BinaryIO) -> bool:
-    """Say whether the log was rotated, or cut to less than what was read."""
+    """Return whether the log was rotated, or truncated below the read position."""
     try:
         named = path.stat()
     except FileNotFoundError:
@@ -285,7 +285,7 @@ def _shown(record: Record, line: Line) -> str:
 
 
 def _summary(reader: Reader, watch: Watch) -> int:
-    """Tell on stderr what was read; return the exit code."""
+    """Print a summary to stderr; return the exit code."""
     read, matched = reader.counts, watch.engine.counts
     parts = [
         f"{read.lines} lines",

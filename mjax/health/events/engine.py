@@ -1,4 +1,4 @@
-"""Which lines make an event: sliding windows over log time, in bounded memory.
+"""Detect events in lines: sliding windows over log time, in bounded memory.
 
 Enters: rules and lines. Leaves: `Detection`s. Pure: no clock, no file. The times are
 those of the log, so the result does not depend on how fast the lines come. Each rule
@@ -29,7 +29,7 @@ class Detection:
 
     rule: Rule
     time_ns: int
-    """Of the last line that made it fire."""
+    """Time of the last line that made it fire."""
     first_ns: int
     count: int
     device: Mapping[str, str]
@@ -55,7 +55,7 @@ class Counts:
 
 @dataclasses.dataclass(slots=True)
 class _Window:
-    """What is known of one device for one rule."""
+    """State of one device for one rule."""
 
     times_ns: list[int]
     """Sorted."""
@@ -138,7 +138,7 @@ class Engine:
         )
 
     def _is_new(self, window: _Window, rule: Rule, line: Line) -> bool:
-        """Say whether a line is no duplicate and not within a cool-down."""
+        """Return whether a line is neither a duplicate nor within a cool-down."""
         time_ns = line.time_ns or 0
         mark = hash((time_ns, line.text))
         if line.time_ns is not None and mark in window.seen:

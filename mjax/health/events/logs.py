@@ -61,7 +61,7 @@ class Line:
     text: str
     """Whole, as it was written, with U+FFFD for what is not UTF-8."""
     kind: Kind
-    """Of the line before if this one has no time, as in a message of many lines."""
+    """Kind of the previous line if this one has no time, as in a multi-line message."""
     time_ns: int | None
     """Since 1970, or since boot; None if no line so far had a time."""
     is_since_boot: bool = False
@@ -77,12 +77,12 @@ class Line:
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """What was read."""
+    """Counts of the lines read."""
 
     lines: int = 0
     stamped: int = 0
     cut: int = 0
-    """Lines of more than `MAX_LINE_BYTES`."""
+    """Number of lines longer than `MAX_LINE_BYTES`."""
 
 
 class Splitter:
@@ -144,7 +144,7 @@ class Reader:
 
         Args:
           data: the next bytes.
-          is_over: nothing follows: a last line without an end counts.
+          is_over: no data follows, so an unterminated last line counts.
         """
         yield from map(self._line, self._splitter.feed(data))
         if is_over:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 _LONG = 16
 """A repeat of more is long. Chosen: 16 positions on a line cost nothing."""
 _MAX_DEGREE = 2
-"""Of the polynomial. Chosen: 4096 squared is 17 million steps, 0.1 s or so."""
+"""Degree of the polynomial. Chosen: 4096 squared is 17 million steps, about 0.1 s."""
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 _ALPHABET = frozenset(map(chr, range(128))) | {"\xe9"}  # one letter beyond ASCII
 _ADVICE = "write a class that leaves out what follows, such as [^ ]+ or \\d+"
@@ -60,7 +60,7 @@ class _Atom(NamedTuple):
     """One step of a match."""
 
     characters: frozenset[str]
-    """That it takes; the empty text stands for the start of the line."""
+    """Characters that it matches; the empty text means the start of the line."""
     is_long: bool = False
     is_optional: bool = False
 
@@ -69,7 +69,7 @@ _START = _Atom(frozenset({""}))
 
 
 def _check_degree(atoms: list[_Atom], pattern: str) -> None:
-    """Refuse a sequence of atoms in which too many long repeats share text."""
+    """Raise for a sequence of atoms in which too many long repeats share text."""
     is_anchored = atoms[:1] == [_START]
     longest = length = 0
     reach: frozenset[str] = frozenset()
@@ -144,7 +144,7 @@ def _choices(tree: Any) -> Iterator[bool]:
 
 
 def _characters(operation: Any, value: Any, pattern: str) -> frozenset[str]:
-    """Return which characters of the alphabet an atom takes."""
+    """Return the characters of the alphabet that an atom matches."""
     if operation is codes.LITERAL:
         return frozenset({chr(value) if value < 128 else "\xe9"})
     if operation is codes.NOT_LITERAL:

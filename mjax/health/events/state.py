@@ -1,4 +1,4 @@
-"""What rules have taken out of use, in SQLite, so that a restart goes on.
+"""The devices that rules have taken out of use, in SQLite, for restarts.
 
 Enters: steps of the life cycle of devices. Leaves: a file that one watcher at a time
 may use; a second one is refused. A step is recorded before its command runs, so a kill
@@ -52,10 +52,10 @@ class State:
     """Devices and events, in a file or, with no path, in memory."""
 
     def __init__(self, path: Path | None) -> None:
-        """Open the file, make it if absent.
+        """Open the file; create it if absent.
 
         Raises:
-          ValueError: it is no state of this version, or cannot be made.
+          ValueError: it is not a state of this version, or cannot be created.
         """
         try:
             self._base = sqlite3.connect(
@@ -78,7 +78,7 @@ class State:
             raise ValueError(f"--state {path} cannot be used: {error}{hint}") from error
 
     def is_new(self, mark: str) -> bool:
-        """Remember an event; say whether it was not known."""
+        """Remember an event; return whether it is new."""
         done = self._base.execute(
             "insert or ignore into events (mark) values (?)", (mark,)
         )
@@ -140,4 +140,4 @@ class State:
 
 
 class FullError(Exception):
-    """As many devices are out of use as may be."""
+    """The limit of devices out of use is reached."""

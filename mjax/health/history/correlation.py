@@ -1,4 +1,4 @@
-"""Which statistics of hosts go with slow steps, against a null model.
+"""Find statistics of hosts that correlate with slow steps, against a null model.
 
 Enters: for each statistic (temperature, clock, retries, ...) and for the seconds of a
 step a table of hosts by samples, in the order of time. Leaves: for each statistic the
@@ -71,14 +71,14 @@ class Correlations:
     associations: tuple[Association, ...]
     """Discoveries first, each part with the largest size first."""
     not_tested: Mapping[str, str]
-    """From statistics that say nothing to why."""
+    """Maps uninformative statistics to the reason."""
     num_tests: int
     num_shifts: int
     """Of the null model: no p is below one over it."""
     rate: float
     """False discovery rate that was asked for."""
     problem: str = ""
-    """Why nothing can be discovered, if so."""
+    """Why no discovery is possible; empty if one is."""
 
 
 def correlate(
@@ -220,7 +220,7 @@ def _judge(
 
 
 def _problem(num_tests: int, num_shifts: int, rate: float) -> str:
-    """Say why nothing can be discovered with so few samples; empty if it can."""
+    """Return why no discovery is possible with so few samples; empty if one is."""
     if num_tests and num_shifts < 1.0 / rate:
         return (
             f"{num_shifts} samples cannot show a p of {rate:g}: take at least "

@@ -1,4 +1,4 @@
-"""What happened to a host: the rows of the history of hosts.
+"""Events of a host: the rows of the history of hosts.
 
 Enters: nothing. Leaves: the kinds of events, and what each says about a host: its
 weight in the score, and whether the host must pass a burn before it is used again.
@@ -26,10 +26,10 @@ class Kind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What an event says about its host."""
+    """The meaning of an event for its host."""
 
     weight: float
-    """In the score; 0: it does not count."""
+    """Weight in the score; 0: it does not count."""
     must_burn: bool
     """Whether the host must pass a burn before it is used again."""
     reason: str
@@ -117,7 +117,7 @@ program are equally likely, and little for the rest, which only decides between 
 that are otherwise equal. The names are those of the launcher."""
 
 NOT_OF_HOSTS = frozenset({"done", "preempted", "gave up", "diverged", "bad input"})
-"""Causes that say nothing about a host."""
+"""Causes that are unrelated to the host."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,15 +132,15 @@ class HostEvent:
     cause: str = ""
     """Of a fault, as in CAUSES."""
     share: float = 1.0
-    """Of the blame: 1 / n where n hosts are blamed together."""
+    """Share of the blame: 1 / n if n hosts are blamed together."""
     started_ns: int | None = None
     """Of a burn: when it began; None: at `time_ns`."""
     run: str = ""
-    """In which it happened; empty outside of runs."""
+    """Run in which it happened; empty outside runs."""
     generation: int = 0
     """Of the run."""
     key: str = ""
-    """What makes it the same event as another; empty: all of the above."""
+    """Key that identifies the event; empty: all of the above."""
 
     def __post_init__(self) -> None:
         if not self.host or any(letter.isspace() for letter in self.host):

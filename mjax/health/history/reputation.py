@@ -1,4 +1,4 @@
-"""Which hosts to trust, from what happened to them.
+"""The reputation of hosts, from their events.
 
 Enters: a history of hosts. Leaves: a score for each host, an order with the healthiest
 first, and whether a host that was bad may come back.
@@ -28,7 +28,7 @@ _DAY_NS = 24 * 3600 * 10**9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What is known of a host."""
+    """The reputation of a host."""
 
     host: str
     score: float
@@ -42,7 +42,7 @@ class Standing:
 
 
 class Reputation:
-    """The history of hosts, and what follows from it."""
+    """The history of hosts, and its scores."""
 
     def __init__(self, path: Path, *, half_life_days: float = HALF_LIFE_DAYS) -> None:
         """Open a history, make it if absent; raises as `History`.
@@ -69,7 +69,7 @@ class Reputation:
         self._history.close()
 
     def record(self, event: HostEvent) -> bool:
-        """Record an event; say whether it is new."""
+        """Record an event; return whether it is new."""
         return self._history.add([event]) == 1
 
     def record_all(self, events: Iterable[HostEvent]) -> int:
@@ -95,7 +95,7 @@ class Reputation:
         return score_of(self.events(host), now_ns, self._half_life_ns)
 
     def why_not(self, host: str) -> str:
-        """Say why a host may not be used; empty if it may."""
+        """Return why a host may not be used; empty if it may."""
         return why_not(self.events(host))
 
     def may_return(self, host: str) -> bool:

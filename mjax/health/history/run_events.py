@@ -1,4 +1,4 @@
-"""What a run says about its hosts: from `events.jsonl` of a launch to host events.
+"""Convert the `events.jsonl` of a launch to events of its hosts.
 
 Enters: lines of the file, as the launcher writes them: objects with time_ns, source,
 generation, kind, severity, host, rank, text and data. Leaves: events for the history of
@@ -113,7 +113,7 @@ def _line(text: bytes) -> Line:
 
 
 def _of_line(line: Line, run: str, failure: str) -> Iterator[HostEvent]:
-    """Yield what a line says about hosts.
+    """Yield the host events of a line.
 
     Args:
       line: of the file.
@@ -162,8 +162,8 @@ def _kind_of(line: Line, failure: str) -> tuple[Kind, str, str] | None:
     if line.kind == "evict":
         state, why = line.data.get("state"), line.data.get("why")
         if state == _EVICTED_BY_CHECK:
-            # Hosts of which one may be broken are put aside before they are checked,
-            # for the reason of the failure.
+            # Suspect hosts are excluded before their check, with the reason of the
+            # failure.
             is_suspect = isinstance(why, str) and bool(why) and failure.endswith(why)
             return None if is_suspect else (Kind.CHECK_FAILED, "", "")
         return (Kind.EVICTED, "", "") if state == _EVICTED_FOR_GOOD else None

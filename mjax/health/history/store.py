@@ -59,11 +59,11 @@ class History:
     """One file of events."""
 
     def __init__(self, path: Path) -> None:
-        """Open it, make it if absent.
+        """Open the file; create it if absent.
 
         Raises:
-          ValueError: the file is damaged, no history, or of another version; the
-            message says what to do.
+          ValueError: the file is damaged, not a history, or of another version; the
+            message gives the fix.
           RuntimeError: another process holds it for too long.
         """
         self.path = path
@@ -141,7 +141,7 @@ class History:
             return self._base.total_changes - before
 
     def _check(self) -> None:
-        """Refuse what is no history, is damaged, or of another version."""
+        """Raise if the file is not a history, is damaged, or has another version."""
         if _pragma(self._base, "application_id") != APPLICATION_ID:
             raise ValueError(
                 f"{self.path} is an SQLite file, and no history of hosts; name another"
@@ -227,10 +227,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _make(path: Path) -> None:
-    """Make an empty history beside its place, and move it there whole.
+    """Create an empty history beside its place, and move it there atomically.
 
-    So a file in its place is never half made. Of two processes that do this at once the
-    first one's file stays.
+    So a file in its place is always complete. If two processes do this at once, the
+    first file stays.
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:

@@ -1,4 +1,4 @@
-"""Say how a duration grows with the number of processes, or that it cannot be told.
+"""Find how a duration grows with the number of processes, if the data decide it.
 
 Enters: sizes and one duration at each. Leaves: a law or none, and for any other size a
 range. Pure.
@@ -51,7 +51,7 @@ class Range:
     """A duration at a size that was not measured."""
 
     value_s: float | None
-    """By the law; None: there is none."""
+    """Duration by the law; None without a law."""
     low_s: float
     high_s: float
 
@@ -68,7 +68,7 @@ class _Curves:
     high: np.ndarray
 
     def at(self, size: int) -> tuple[float, float]:
-        """Return the lowest and the highest of them at a size."""
+        """Return the lowest and the highest curve at a size."""
         shape = _shape(self.law, [size], self.largest, self.shares)[:, 0]
         return float((self.low * shape).min()), float((self.high * shape).max())
 
@@ -83,15 +83,15 @@ class Growth:
     """How a duration grows with the number of processes."""
 
     law: str | None
-    """None: it cannot be told."""
+    """None: the data do not decide."""
     candidates: tuple[str, ...]
     """The laws that are about as good as the best; all, if there are too few sizes."""
     criteria: Mapping[str, float]
     """Of each law; the lowest is the best. Empty if there are too few sizes."""
     value_s: float
-    """At the largest size, by the best law."""
+    """Value at the largest size, by the best law."""
     share: float
-    """Of that value, what grows."""
+    """Share of that value that grows."""
     largest: int
     curves: tuple[_Curves, ...]
 
@@ -117,7 +117,7 @@ class Growth:
         return Range(value_s=value_s, low_s=low_s, high_s=high_s)
 
     def describe(self) -> str:
-        """Write the law, or which ones the data leave."""
+        """Write the law, or the laws that the data do not exclude."""
         if self.law is not None:
             return self.law
         if not self.criteria:

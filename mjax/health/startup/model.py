@@ -1,12 +1,12 @@
-"""From starts on one host to a start on many, each process with cores of its own.
+"""Predict a start on many hosts from starts on one; each process has its own cores.
 
 Enters: the times of starts of several sizes. Leaves: how each phase grows here, and
 what it would take at another size. Pure.
 
-On one host the processes share its cores, so work that each process does for itself
-takes longer with more processes. On a cluster every host has cores of its own; there
-the work of the one coordinator grows, and what a process does for each other process.
-So the model of a phase adds three terms:
+On one host the processes share its cores, so the own work of each process takes longer
+with more processes. On a cluster every host has its own cores; there only the work of
+the coordinator grows, and the work of a process for each other process. So the model of
+a phase adds three terms:
 
 - *own*: CPU seconds of one process, the larger of process 0 and the median other. In
   a phase without messages this is the value at the smallest size.
@@ -42,9 +42,9 @@ class PhaseTimes:
 
     name: str
     wall_s: tuple[float, ...]
-    """By process, from its release to its end of the phase."""
+    """Wall seconds by process, from its release to its end of the phase."""
     cpu_s: tuple[float, ...]
-    """By process, all threads, user and system."""
+    """CPU seconds by process, all threads, user and system."""
     coordinator_s: float
     """CPU seconds of the coordinator, all threads."""
 
@@ -63,7 +63,7 @@ class Phase:
     median_s: Mapping[int, float]
     """By size: wall seconds of the median process, median of the repeats."""
     wall: Growth
-    """Of the slowest process, on this host."""
+    """Growth of the slowest process, on this host."""
     first: Growth
     """CPU seconds of process 0."""
     others: Growth
@@ -86,7 +86,7 @@ class Phase:
 
     @property
     def is_cpu_only(self) -> bool:
-        """Whether runs on GPUs do something else instead."""
+        """Whether runs on GPUs replace it."""
         return self.name in CPU_ONLY
 
 
@@ -105,7 +105,7 @@ class Prediction:
 
 
 def read_phases(starts: Starts, clients: Starts) -> tuple[Phase, ...]:
-    """Put the repeats of all sizes together.
+    """Combine the repeats of all sizes.
 
     Args:
       starts: of processes.
@@ -168,7 +168,7 @@ def _phase(name: str, starts: Starts, clients: Starts) -> Phase:
 
 
 def predict(phase: Phase, size: int, round_trip_s: float) -> Prediction:
-    """Return what a phase would take with each process on cores of its own.
+    """Return the duration of a phase if each process has its own cores.
 
     A process sends and receives no more than a constant for each other process in a
     phase, so its own work grows linearly at most.
@@ -192,7 +192,7 @@ def predict(phase: Phase, size: int, round_trip_s: float) -> Prediction:
 
 
 def add(ranges: Sequence[Range]) -> Range:
-    """Add durations that follow each other; no value if one of them has none.
+    """Add successive durations; no value if one of them has none.
 
     The bounds are added too, as if all were off in the same direction.
     """
@@ -209,7 +209,7 @@ def _exactly(seconds: float) -> Range:
 
 
 def _larger(one: Range, other: Range) -> Range:
-    """Return the duration of two works that go on at the same time."""
+    """Return the duration of two concurrent tasks."""
     is_told = one.value_s is not None and other.value_s is not None
     return Range(
         value_s=max(one.value_s or 0.0, other.value_s or 0.0) if is_told else None,

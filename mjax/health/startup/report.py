@@ -33,7 +33,7 @@ MODEL_HEADER = ("phase", "own", "coordinator", "wait", "sum", "from", "to")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size:
-    """What the model is evaluated for."""
+    """The case for which the model is evaluated."""
 
     hosts: int
     """Processes, each with cores of its own."""
@@ -134,7 +134,7 @@ def total(phases: Sequence[Phase], size: Size) -> Range:
 
 
 def notes(phases: Sequence[Phase], size: Size) -> str:
-    """Say what the model takes from where, and what it leaves out."""
+    """Describe the inputs of the model, and its omissions."""
     sizes = phases[0].slowest_s
     text = (
         f"The processes share the {len(os.sched_getaffinity(0))} cores of this host, "
@@ -155,7 +155,7 @@ def notes(phases: Sequence[Phase], size: Size) -> str:
 def as_json(
     phases: Sequence[Phase], size: Size, starts: Starts, clients: Starts
 ) -> dict[str, Any]:
-    """Return the findings and what they were computed from."""
+    """Return the findings and their inputs."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "hosts": size.hosts,

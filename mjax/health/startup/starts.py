@@ -27,11 +27,11 @@ import msgspec
 from mjax.health.startup.model import PhaseTimes
 
 CHILD = (sys.executable, "-m", "mjax.processes.timed_start")
-"""What one process runs; it reports its phases, see there."""
+"""Module of one process; it reports its phases."""
 LAST = "end"
 """Name of the phase after which a start is complete."""
 CLIENTS = (sys.executable, "-m", "mjax.processes.timed_clients")
-"""What one process with all clients runs."""
+"""Module of one process with all clients."""
 COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 PROCESS_BYTES = 400_000_000
 """Memory that a process of the group may take. Chosen: with jax 0.11.2 and one CPU
@@ -39,11 +39,11 @@ device the largest of 4 took 323 MB, shared pages included."""
 _LINES = 5
 """Of the output of a process that failed. Chosen: the end of a Python traceback."""
 _POLL_S = 0.02
-"""Between two tries to connect. Chosen: small beside the start of a process."""
+"""Seconds between attempts to connect. Chosen: short against a process start."""
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """What one process says at the end of a phase."""
+    """Report of one process at the end of a phase."""
 
     phase: str
     wall_s: float
@@ -51,7 +51,7 @@ class _Report(msgspec.Struct, frozen=True):
 
 
 class FailedError(RuntimeError):
-    """A start that did not come to its end."""
+    """A start that did not finish."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,13 +64,13 @@ class _Member:
     log: Path
 
     def release(self) -> None:
-        """Let it begin the next phase; a process that has gone is found elsewhere."""
+        """Let it begin the next phase; a dead process is detected elsewhere."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(b"\n")
 
     def last_lines(self) -> str:
-        """Return the end of what it has written."""
+        """Return the end of its output."""
         lines = self.log.read_text(errors="replace").strip().splitlines()[-_LINES:]
         return "\n".join(f"  {line}" for line in lines) or "  (it has written nothing)"
 
@@ -88,8 +88,8 @@ def time_start(
       num_processes: of the group, at least 2.
       port: of the coordinator; 0 takes a free one.
       limit_s: for the whole start.
-      is_light: one process that has a client for each process of the group, and
-        nothing else of it; it reports the times of all together.
+      is_light: start a single process with one client for each process of the group; it
+        reports the times of all clients together.
     Returns:
       the phases in their order.
     Raises:
@@ -145,7 +145,7 @@ def _commands(
 
 
 def _phase(rows: Sequence[_Report], coordinator_s: float) -> PhaseTimes:
-    """Make one phase of the reports of all processes.
+    """Combine the reports of all processes into one phase.
 
     Raises:
       FailedError: the processes are not in the same phase.
@@ -302,7 +302,7 @@ def _environment() -> dict[str, str]:
 
 
 def _wait_until_it_listens(member: _Member, address: str, until_s: float) -> None:
-    """Wait; a client that finds nobody there tries again after a whole second."""
+    """Wait for the port; a client that cannot connect retries after a whole second."""
     host, _, port = address.rpartition(":")
     while True:
         with contextlib.suppress(OSError):
@@ -351,7 +351,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def raise_file_limit() -> None:
-    """Let this process and those it starts open as many files as they may."""
+    """Raise the limit of open files of this process and its children."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

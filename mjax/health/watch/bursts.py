@@ -2,10 +2,10 @@
 
 Enters: a `Window`. Leaves: the rate that the port reaches while it sends.
 
-A read is late by a part of its gap, so single gaps say little. Gaps in a row in which
-the port sends form a burst; its first and last gap are cut, since the burst may begin
-and end inside them. The rate of a burst is its bytes divided by its time. Its size
-counts the first and last gap too.
+A read is late by a fraction of its gap, so a single gap is unreliable. Gaps in a row in
+which the port sends form a burst; its first and last gap are cut, since the burst may
+begin and end inside them. The rate of a burst is its bytes divided by its time. Its
+size counts the first and last gap too.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class Burst:
     """One burst of a window."""
 
     rate: float
-    """Part of the wire."""
+    """Rate as a fraction of the wire rate."""
     length_s: float
     size_s: float | None
     """Seconds that it takes with the whole wire; None if the window cuts it off."""
@@ -37,7 +37,7 @@ class Bursts:
 
     @property
     def rate(self) -> float:
-        """Part of the wire, over the time of all bursts."""
+        """Fraction of the wire rate, over the time of all bursts."""
         sent = sum(each.rate * each.length_s for each in self.each)
         return sent / sum(each.length_s for each in self.each)
 

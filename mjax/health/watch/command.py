@@ -79,7 +79,7 @@ def _tell(
     is_json: bool,
     events: IO[str] | None,
 ) -> int:
-    """Let the detectors see all; return the exit code."""
+    """Feed all observations to the detectors; return the exit code."""
     watchers = {port.name: Watcher(port.port) for port in ports}
     num_found = 0
 

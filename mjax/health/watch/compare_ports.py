@@ -1,10 +1,11 @@
-"""Does the traffic of one port of a host keep the time of the others?
+"""Compare the timing of the traffic of a host's ports.
 
-Enters: a `StepTraffic` for each port. Leaves: what is known of the period of each, and
-a detection for each port that is unlike the others: it has no period, another one, or
-sends at another time of the step. Each port is compared with the median of the others,
-so one bad port does not make the good ones look bad; at least `least_ports` have to be
-known. Source of the idea: MegaScale, arXiv:2402.15627, on traffic of a training job.
+Enters: a `StepTraffic` for each port. Leaves: the period of each, as far as known, and
+a detection for each port that differs from the others: it has no period, another one,
+or sends at another time of the step. Each port is compared with the median of the
+others, so one bad port does not make the good ones look bad; at least `least_ports`
+have to be known. Source of the idea: MegaScale, arXiv:2402.15627, on traffic of a
+training job.
 
     z_s = sum over samples of segment s of rate * exp(-2 pi i h t / step)
     phase of two ports = angle of sum over s of z_s * conj(z'_s)
@@ -26,7 +27,7 @@ type Block = tuple[list[Traffic], Steps]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is known of the ports of a host."""
+    """The comparison of the ports of a host."""
 
     known: Mapping[str, PortPeriod]
     unlike: Mapping[str, Detection]
@@ -80,7 +81,7 @@ _IN_STEP = ("with the step", "an alias of the step")
 
 
 def _periodic(one: PortPeriod) -> bool:
-    """Say whether a period was found in samples of seconds."""
+    """Return whether a period was found in samples of seconds."""
     return one.verdict in (*_IN_STEP, "unlike the step", "unknown step")
 
 
@@ -185,7 +186,7 @@ def _amplitudes(
 
 
 def _circular_median(cycles: np.ndarray) -> float:
-    """Return the angle, in cycles, from which the others are away least in sum."""
+    """Return the angle, in cycles, with the least summed distance to the others."""
     away = np.abs(_wrapped(cycles[:, None] - cycles)).sum(1)
     return float(cycles[int(np.argmin(away))])
 

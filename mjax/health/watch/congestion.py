@@ -1,4 +1,4 @@
-"""How much the fabric holds the traffic of a port up, in bins of time.
+"""Congestion: how much the fabric delays the traffic of a port, in time bins.
 
 Enters: increments of counters. Leaves: events of congestion and traffic of each bin.
 

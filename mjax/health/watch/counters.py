@@ -1,4 +1,4 @@
-"""Increments of counters: wraps, resets and missing samples are no events.
+"""Increments of counters: wraps, resets and missing samples do not count as events.
 
 Enters: one `Sample` after the other. Leaves: an `Increment` for each but the first.
 
@@ -25,11 +25,11 @@ class Increment:
     counts: Mapping[str, int]
     """At least 0 each. A counter that is absent from either sample is absent."""
     data_bytes: int | None
-    """Sent; None if unknown: the counter was reset, or may have wrapped twice."""
+    """Bytes sent; None if unknown: the counter was reset, or may have wrapped twice."""
     reset: bool
     """At least one counter was set to 0."""
     state: int | None
-    """At the end."""
+    """State at the end."""
 
     @property
     def duration_s(self) -> float:

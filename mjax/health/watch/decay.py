@@ -22,7 +22,7 @@ SPECIFIED_BIT_ERROR_RATE = 1e-12
 
 
 class RateDecay:
-    """Asks what explains the rates of windows; keeps `most_windows` of them."""
+    """Tests explanations of the rates of windows; keeps `most_windows` of them."""
 
     def __init__(
         self, thresholds: DecayThresholds, explanations: ExplanationThresholds
@@ -40,7 +40,7 @@ class RateDecay:
         self._windows.append((time_s, kept))
 
     def judge(self, neighbour_gain: float) -> Detection | None:
-        """Return a decay if it explains the rates better than all else.
+        """Return a decay if it explains the rates better than every alternative.
 
         Args:
           neighbour_gain: logarithm of the likelihood ratio of a neighbour to nothing.

@@ -1,4 +1,4 @@
-"""Two explanations of the rates of a port, and how likely each makes them.
+"""Two explanations of the rates of a port, and their likelihoods.
 
 Enters: levels of windows. Leaves: the log-likelihood of each explanation at its best.
 
@@ -6,7 +6,7 @@ Enters: levels of windows. Leaves: the log-likelihood of each explanation at its
 - Decay: from one time on the level falls, at once or as a power of time, for good.
 
 The third, the load of a neighbour, is in `mjax.health.watch.neighbours`. In each of
-them a window may be slow for a reason of its own. Noise is Student's t with 4 degrees
+them a single window may be slow for its own reason. Noise is Student's t with 4 degrees
 of freedom: a few windows are far off.
 """
 

@@ -114,7 +114,7 @@ class Flaps:
     def _found_stall(
         self, start_s: float, now_s: float, count: int, lowest: float
     ) -> Detection | None:
-        """Return a flap that the port itself has not counted."""
+        """Return a flap that the port's own counters do not show."""
         return self._found(
             start_s,
             now_s,
@@ -125,7 +125,7 @@ class Flaps:
         )
 
     def _forget_burst(self, start_s: float) -> None:
-        """Keep a burst that was judged from being judged again."""
+        """Mark a burst as judged."""
         self._history = deque(
             (
                 dataclasses.replace(s, retransmissions=0) if s.end_s > start_s else s

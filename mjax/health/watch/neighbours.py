@@ -7,9 +7,10 @@ Three things come together in such a span and nowhere else: congestion, slower b
 and longer steps. Each alone has healthy causes: the load of a job that fits beside this
 one, pulses of contention, a slow host or a larger batch. So for every span the
 log-likelihood ratio of "a neighbour" to "a healthy cause, or chance" is added up over
-the three, and the best span is kept. What was not observed adds 0. A span that one of
-the three contradicts is not told, however strong the others are. Source: bursts of jobs
-that share a link collide, and ECN marks rise; CASSINI, arXiv:2308.00852.
+the three, and the best span is kept. A quantity that was not observed adds 0. A span
+that one of the three contradicts is not reported, however strong the others are.
+Source: bursts of jobs that share a link collide, and ECN marks rise; CASSINI,
+arXiv:2308.00852.
 """
 
 import dataclasses
@@ -40,12 +41,12 @@ class Load:
 
     @property
     def gain(self) -> float:
-        """Of all that was observed, over nothing."""
+        """Gain of all observations over no neighbour."""
         return self.bursts_gain + self.congestion_gain + self.steps_gain
 
     @property
     def weakest_gain(self) -> float:
-        """Of the three signs, the one that says least for a neighbour."""
+        """The smallest gain of the three signs."""
         return min(self.bursts_gain, self.congestion_gain, self.steps_gain)
 
     def gain_over_decay(self, weight: float) -> float:
@@ -81,7 +82,7 @@ class _Spans:
 
 
 class Neighbours:
-    """Keeps what was observed, and finds the best span; memory is bounded."""
+    """Keeps the observations and finds the best span; memory is bounded."""
 
     def __init__(self, port: Port, thresholds: Thresholds) -> None:
         """Start with nothing observed."""

@@ -1,4 +1,4 @@
-"""Period of the traffic of a port, and what chance would show.
+"""Period of the traffic of a port, and its significance.
 
 Enters: increments of the sent bytes of one stretch of time, evenly spaced or not, and
 perhaps the time of a step. Leaves: a period, the part of the variance that repeats with
@@ -31,18 +31,19 @@ from jaxtyping import Float
 type Array = np.ndarray
 
 HARMONICS = 3
-"""Of a period, that are looked at. Chosen: a step has a few phases."""
+"""Number of harmonics of a period. Chosen: a step has a few phases."""
 PERIODS = 24.0
-"""Of a step in a segment. Chosen: steps that vary by 3% lose their phase after 50."""
+"""Number of periods of a step in a segment. Chosen: steps that vary by 3% lose their
+phase after 50."""
 SEGMENT_SAMPLES = (64, 256)
-"""In a segment if the step is unknown. Chosen: short for phases, long for steps of
-20 s."""
+"""Samples in a segment if the step is unknown. Chosen: short for phases, long for steps
+of 20 s."""
 MOST_SEGMENT_SAMPLES = 256
 LEAST_SAMPLES = 16
-"""In a segment. Chosen: a fit of 3 harmonics leaves 9 degrees of freedom."""
+"""Samples in a segment. Chosen: a fit of 3 harmonics leaves 9 degrees of freedom."""
 TOLERANCE = 0.04
-"""Of the step time, in which its period is looked for. Chosen: the resolution of
-`PERIODS`."""
+"""Fraction of the step time within which its period is searched. Chosen: the resolution
+of `PERIODS`."""
 LEAST_ATTENUATION = 0.05
 """Of a sine that a sample averages; below it only noise would be seen. Chosen."""
 OVERSAMPLING = 8
@@ -57,12 +58,12 @@ NEARLY = 0.98
 """Of the most explained; among such periods the one nearest to the step is taken.
 Chosen: at half the sampling rate a frequency and its mirror image look the same."""
 LONGEST = 1.5
-"""Times the median step. Chosen."""
+"""Multiple of the median step. Chosen."""
 CHANGED = 0.06
 """By which the steps of two halves of a segment differ, if the step has changed. Tuned:
 steps vary by 3%, a slow host or a larger batch makes them 5 to 30% longer."""
 JOINED_S = 1e-6
-"""Between increments that follow each other. Chosen: rounding of a clock."""
+"""Maximum gap between successive increments. Chosen: rounding of a clock."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ def fold(frequency: Array | float, rate_hz: float) -> Array:
 
 
 def find_step(parts: Sequence[Traffic], steps: Steps) -> Period | None:
-    """Return how strongly traffic repeats with the steps; None if that cannot be seen.
+    """Return how strongly traffic repeats with the steps; None if not observable.
 
     Each segment is compared with the steps that were reported in it, so steps that
     become longer for a while are no loss.
@@ -177,7 +178,7 @@ def find_step(parts: Sequence[Traffic], steps: Steps) -> Period | None:
 
 
 def find_period(parts: Sequence[Traffic]) -> Period | None:
-    """Return the period that noise explains worst, without knowledge of the step.
+    """Return the most significant period, without knowledge of the step.
 
     The period is a candidate, never a fact: `aliases_s` names four shorter ones that
     would look the same, and a strong harmonic may hide its fundamental.
@@ -227,7 +228,7 @@ def find_period(parts: Sequence[Traffic]) -> Period | None:
 
 
 def explains(step_s: float, period: Period, rate_hz: float, length_s: float) -> bool:
-    """Say whether a period may be a harmonic of a step, or an alias of one.
+    """Return whether a period may be a harmonic of a step, or an alias of one.
 
     Args:
       step_s: that the trainer reports.

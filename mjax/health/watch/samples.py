@@ -1,4 +1,4 @@
-"""What a sampler sees of one network port, and what a detector says about it.
+"""Observations of one network port, and detections.
 
 Enters: counters about once a second, windows of milliseconds, times of steps. Leaves:
 `Detection`. Names and units of the counters are those of the files below
@@ -24,7 +24,7 @@ WORD_BYTES = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Port:
-    """What is known of a port before a counter is read."""
+    """The properties of a port."""
 
     link_layer: Literal["InfiniBand", "Ethernet"]
     rate_gbit_per_s: float

@@ -50,7 +50,7 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class SampledPort:
-    """A port whose files are there."""
+    """A port whose files exist."""
 
     name: str
     path: Path
@@ -110,7 +110,7 @@ class Rows:
     """New rows of metrics.jsonl, as steps that end when they are seen."""
 
     def __init__(self, path: Path) -> None:
-        """Begin behind what is there."""
+        """Begin after the existing rows."""
         self._path, self._rest = path, b""
         self._place = path.stat().st_size if path.exists() else 0
 
@@ -132,7 +132,7 @@ class Rows:
                 continue
             if 0 < took_s < float("inf"):
                 found.append(Step(end_s=now_s, step_s=took_s))
-        return found[-1:]  # rows that come together have no times of their own
+        return found[-1:]  # rows read together have no separate times
 
 
 def observe(
@@ -143,7 +143,7 @@ def observe(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[SampledPort, Observation]]:
-    """Yield what is seen of each port, in order of time.
+    """Yield the observations of each port, in order of time.
 
     Args:
       ports: that are read.

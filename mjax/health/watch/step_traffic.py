@@ -1,4 +1,4 @@
-"""Does the traffic of a port repeat with the steps, and has it stopped to?
+"""Detect whether the traffic of a port repeats with the steps, or no longer does.
 
 Enters: increments, windows, steps. Leaves: a detection when traffic that repeated with
 the steps no longer does, or repeats with something else, while steps go on; and a
@@ -46,7 +46,7 @@ type Verdict = Literal[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PortPeriod:
-    """What is known of the period of a port."""
+    """The period of a port, as far as known."""
 
     verdict: Verdict
     period: Period | None
@@ -162,7 +162,7 @@ class StepTraffic:
         return _detection(first_s, now_s, step_s, found, other, usual)
 
     def summary(self) -> PortPeriod:
-        """Return what is known at this time."""
+        """Return the present knowledge of the period."""
         limits = self._limits
         block = self.traffic()
         if block is None:
@@ -259,7 +259,7 @@ def _detection(
     other: Period | None,
     usual: float,
 ) -> Detection:
-    """Say what the traffic does instead of repeating with the steps."""
+    """Describe the traffic that no longer repeats with the steps."""
     numbers = {"step_s": step_s, "strength": found.strength, "usual_strength": usual}
     text = (
         f"traffic repeats with the steps of {step_s:.2f} s to {found.strength:.0%} of "

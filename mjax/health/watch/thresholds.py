@@ -45,14 +45,15 @@ class CongestionThresholds:
     bin_s: float = 20.0
     """Chosen: a step or more in most runs, and short against a neighbour of 150 s."""
     most_bins: int = 180
-    """Kept. Chosen: an hour, `judge_s` twice."""
+    """Number of bins kept. Chosen: an hour, `judge_s` twice."""
     sends_part: float = 0.02
-    """Of the rate of the wire, above which the port sends. Chosen: above monitoring."""
+    """Fraction of the wire rate above which the port sends. Chosen: above
+    monitoring."""
     least_wait_ticks: float = 500.0
-    """A second, InfiniBand: less is taken for this much. Chosen: 0.5 ms of 1 us ticks
+    """Floor of the ticks a second, InfiniBand. Chosen: 0.5 ms of 1 us ticks
     delay no step."""
     least_marks: float = 0.5
-    """A second of traffic, Ethernet: less is taken for this much. Chosen: a few marks
+    """Floor of the marks a second of traffic, Ethernet. Chosen: a few marks
     in a bin."""
 
 
@@ -63,52 +64,56 @@ class NeighbourThresholds:
     over_nothing: float = 4.0
     """Logarithm of the likelihood ratio to nothing. Tuned."""
     contradiction: float = -2.0
-    """The same of one sign, below which it contradicts. Chosen: on seeds 600 to 999 no
-    sign of a neighbour that was told is below -0.4."""
+    """The same for one sign; below this it contradicts. Chosen: on seeds 600 to 999 no
+    sign of a reported neighbour is below -0.4."""
     decay_weight: float = 3.0
-    """Of congestion, if a decay explains the bursts too. Tuned: a load that fits seldom
-    begins just when the port gets slower. On seeds 1400 to 1999, 600 series of each
-    kind, 8 neighbours are missed with 3 and 14 with 2, and 10 decays with both."""
+    """Weight of congestion, if a decay explains the bursts too. Tuned: a load that fits
+    seldom begins just when the port gets slower. On seeds 1400 to 1999, 600 series of
+    each kind, 8 neighbours are missed with 3 and 14 with 2, and 10 decays with both."""
     least_s: float = 100.0
-    """Of a span. Severity: 150 s, of which the bins at the ends are loaded in part."""
+    """Minimum length of a span. Severity: 150 s, of which the bins at the ends are
+    loaded in part."""
     outside_s: float = 60.0
-    """That are not in the span. Chosen: three bins to compare with."""
+    """Minimum time outside the span. Chosen: three bins to compare with."""
     usual_s: float = 300.0
-    """Of steps on each side that are usual. Chosen: a neighbour takes as long."""
+    """Time of usual steps on each side. Chosen: a neighbour takes as long."""
     clip: float = 2.5
-    """Times the median step; a longer one counts as this. Chosen: restarts, saves."""
+    """Multiple of the median step at which steps are clipped. Chosen: restarts,
+    saves."""
     congested_ratios: tuple[float, float] = (0.4, 5.7)
     """Congestion under a neighbour. Chosen: 1.5 to 300 times the usual."""
     congestion_std: float = 0.25
-    """Of the ratio of long spans. Chosen; swept 0.15 and 0.4."""
+    """Deviation of the ratio of long spans. Chosen; swept 0.15 and 0.4."""
     bin_std: float = 0.8
-    """Of one bin. Chosen: congestion comes in clumps; swept 0.4 and 1.2."""
+    """Deviation of one bin. Chosen: congestion comes in clumps; swept 0.4 and 1.2."""
     fitting_part: float = 0.15
-    """Of spans with a load that fits beside this job. Chosen: such loads are common."""
+    """Fraction of spans with a load that fits beside this job. Chosen: it is common."""
     fitting_ratios: tuple[float, float] = (-1.0, 2.3)
     """Congestion under such a load. Chosen: up to 10 times the usual."""
     least_traffic_s: float = 1.0
-    """Inside and outside; with less congestion says nothing. Chosen."""
+    """Traffic inside and outside; with less, congestion is not judged. Chosen."""
     slower_steps: tuple[float, float] = (0.06, 1.0)
-    """By which steps are longer. Severity: 0.05 is healthy, 0.10 is not."""
+    """Relative increase of the step time. Severity: 0.05 is healthy, 0.10 is not."""
     steps_std: float = 0.02
-    """Of the ratio of many steps. Chosen; swept 0.01 and 0.03."""
+    """Deviation of the ratio of many steps. Chosen; swept 0.01 and 0.03."""
     step_std: float = 0.15
-    """Of one step. Chosen: evaluations, saves; swept 0.08."""
+    """Deviation of one step. Chosen: evaluations, saves; swept 0.08."""
     other_part: float = 0.25
-    """Of spans with another reason for longer or shorter steps. Chosen: slow hosts and
-    new batch sizes are common."""
+    """Fraction of spans with another reason for longer or shorter steps. Chosen: slow
+    hosts and new batch sizes are common."""
     other_steps: tuple[float, float] = (-0.7, 1.0)
-    """By which steps are longer then. Chosen: a factor of two, and lost connections."""
+    """Relative change of the step time then. Chosen: a factor of two, and lost
+    connections."""
     pace_std: float = 0.05
-    """Of the logarithm of the rate of a window: its phases differ. Tuned; swept 0.03 to
-    0.08, and 0.08 misses neighbours."""
+    """Deviation of the logarithm of a window's rate: its phases differ. Tuned; swept
+    0.03 to 0.08, and 0.08 misses neighbours."""
     least_windows: int = 3
-    """With less the rate says nothing. Chosen."""
+    """Number of windows; with fewer, the rate is not judged. Chosen."""
     most_windows: int = 180
-    """Kept. Chosen: an hour at one each 20 s."""
+    """Number of windows kept. Chosen: an hour at one each 20 s."""
     most_steps: int = 4000
-    """Kept. Chosen: half an hour of steps of 0.5 s, an hour of longer ones."""
+    """Number of steps kept. Chosen: half an hour of 0.5 s steps, an hour of longer
+    ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,13 +121,13 @@ class ExplanationThresholds:
     """See `mjax.health.watch.explain`."""
 
     drift_part: float = 0.03
-    """Of the rate, over the windows. Severity: 0.03 is healthy."""
+    """Healthy drift of the rate over the windows. Severity: 0.03 is healthy."""
     slow_part: float = 0.07
-    """Of windows that are slow by themselves. Chosen: saves and contention meet a few
-    windows in a hundred."""
+    """Fraction of windows that are slow by themselves. Chosen: saves and contention
+    meet a few windows in a hundred."""
     loaded_part: float = 0.6
-    """Of windows that are slow under the load of a neighbour. Chosen: another job sends
-    for 0.3 to 0.9 of its step."""
+    """Fraction of windows that are slow under the load of a neighbour. Chosen: another
+    job sends for 0.3 to 0.9 of its step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,47 +135,50 @@ class DecayThresholds:
     """See `mjax.health.watch.decay`."""
 
     busy_part: float = 0.1
-    """Of the rate of the wire, below which a gap of milliseconds is quiet. Tuned."""
+    """Fraction of the wire rate below which a gap of milliseconds is quiet. Tuned."""
     least_windows: int = 6
-    """That are explained. Tuned: there are 9 to 60 in a series."""
+    """Minimum number of windows to explain. Tuned: there are 9 to 60 in a series."""
     most_windows: int = 128
-    """Kept. Chosen: more than `judge_s` has at one each 20 s."""
+    """Number of windows kept. Chosen: more than in `judge_s` at one each 20 s."""
     judge_s: float = 1800.0
-    """Between judgements; the end of the run is one too. Chosen: a decay is slow."""
+    """Time between judgements; the end of the run is one too. Chosen: a decay is
+    slow."""
     burst_std: float = 0.03
-    """Of the logarithm of the rate of a burst. Chosen: reads are late by a few percent
-    of a burst."""
+    """Deviation of the logarithm of a burst's rate. Chosen: reads are late by a few
+    percent of a burst."""
     most_bursts: int = 6
-    """That count as independent in a window. Tuned."""
+    """Number of bursts that count as independent in a window. Tuned."""
     class_std: float = 0.004
-    """More for each class in a window. Chosen: the rate of a phase is the same in all
-    steps."""
+    """Added deviation of each class in a window. Chosen: the rate of a phase is the
+    same in all steps."""
     window_std: float = 0.008
-    """More for each window. Chosen: temperature and routes; 0.014 loses weak decays."""
+    """Added deviation of each window. Chosen: temperature and routes; 0.014 loses weak
+    decays."""
     cut_std: float = 0.06
-    """Of a burst that is cut off. Chosen: its phase is unknown, and the rates of phases
-    differ by up to 15%."""
+    """Deviation of a burst that is cut off. Chosen: its phase is unknown, and the rates
+    of phases differ by up to 15%."""
     same_size_part: float = 0.05
-    """By which sizes of one class differ. Chosen: monitoring and uploads add a few
-    percent; 0.02 makes as many errors."""
+    """Relative difference of sizes in one class. Chosen: monitoring and uploads add a
+    few percent; 0.02 makes as many errors."""
     most_bursts_kept: int = 64
-    """Of a window. Chosen: bounds the memory, few have more."""
+    """Bursts kept of a window. Chosen: bounds the memory, few have more."""
     over_nothing: float = 7.0
     """Logarithm of the likelihood ratio to nothing. Tuned."""
     errors_s: float = 90.0
-    """In which symbol errors are counted. Tuned."""
+    """Time over which symbol errors are counted. Tuned."""
     most_samples: int = 450
-    """Kept. Chosen: `errors_s` at 5 samples a second."""
+    """Number of samples kept. Chosen: `errors_s` at 5 samples a second."""
     dropped_samples: int = 4
-    """The highest of them are left out: single bursts of errors are healthy. Tuned."""
+    """Number of highest samples ignored: single error bursts are healthy. Tuned."""
     errors_ratio: float = 4.0
-    """Times the specified rate. Severity: 1 is healthy, 10 is not."""
+    """Multiple of the specified rate. Severity: 1 is healthy, 10 is not."""
     least_errors: int = 8
-    """In `errors_s`, to be more than chance. Tuned: low rates of slow ports."""
+    """Minimum errors in `errors_s`, to exceed chance. Tuned: low rates of slow
+    ports."""
     around_flap_s: float = 10.0
-    """After a flap, in which errors are those of the flap. Tuned."""
+    """Time after a flap in which errors belong to the flap. Tuned."""
     rearm_s: float = 600.0
-    """Until a decay that goes on is reported again. Chosen."""
+    """Time until a continuing decay is reported again. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,60 +186,64 @@ class PeriodThresholds:
     """See `mjax.health.watch.step_traffic`. "Tuned": clean series 600 to 799."""
 
     block_s: float = 240.0
-    """Judged at once. Chosen: a loss is told some minutes later."""
+    """Time that is judged at once. Chosen: a loss is reported some minutes later."""
     block_steps: float = 24.0
-    """At least so many steps. Chosen: a segment of `period.PERIODS`."""
+    """Minimum length of the block in steps. Chosen: a segment of `period.PERIODS`."""
     judge_s: float = 60.0
-    """Between judgements. Chosen."""
+    """Time between judgements. Chosen."""
     least_part: float = 0.5
-    """Of the block in which steps follow each other. Chosen."""
+    """Minimum fraction of the block with successive steps. Chosen."""
     least_steps: int = 8
-    """In the block. Chosen."""
+    """Minimum number of steps in the block. Chosen."""
     least_samples: int = 64
-    """Without steps. Chosen: one short segment."""
+    """Minimum number of samples without steps. Chosen: one short segment."""
     most_samples: int = 2400
-    """Kept. Chosen: `block_s` at 10 samples a second."""
+    """Number of samples kept. Chosen: `block_s` at 10 samples a second."""
     most_steps: int = 1200
-    """Kept. Chosen: `block_s` of steps of 0.2 s."""
+    """Number of steps kept. Chosen: `block_s` of steps of 0.2 s."""
     log10_periodic: float = -4.0
-    """Of a false alarm, below which traffic is periodic. Chosen: it is evidence, no
-    alarm; an alarm needs `least_usual` of them, and then a loss."""
+    """Log10 of the probability of a false alarm below which traffic is periodic.
+    Chosen: it is evidence, not an alarm; an alarm needs `least_usual` of them, and then
+    a loss."""
     log10_lost: float = -5.0
-    """Of a false alarm, above which traffic may have lost its period. Tuned: traffic of
-    another job is a little like any step."""
+    """Log10 of the probability of a false alarm above which traffic may have lost its
+    period. Tuned: traffic of another job is a little like any step."""
     log10_unlike: float = -8.0
-    """Of a false alarm of a period that is not the step's. Tuned."""
+    """Log10 of the probability of a false alarm of a period that is not the step's.
+    Tuned."""
     least_strength: float = 0.1
-    """Usual strength, or strength of another period, below which nothing is said.
+    """Usual strength, or strength of another period, below which nothing is reported.
     Tuned."""
     lost_part: float = 0.25
-    """Of the usual strength, below which the period is lost. Tuned."""
+    """Fraction of the usual strength below which the period is lost. Tuned."""
     least_usual: int = 3
-    """Judgements that were periodic. Chosen."""
+    """Minimum number of periodic judgements. Chosen."""
     most_usual: int = 30
-    """Kept. Chosen: half an hour."""
+    """Number of judgements kept. Chosen: half an hour."""
     least_times: int = 2
     """Judgements in a row that see the loss. Chosen."""
     bin_s: float = 0.05
-    """Of a window. Chosen: single bursts are longer, and reads are late by less."""
+    """Bin of a window. Chosen: single bursts are longer, and reads are late by less."""
     most_bins: int = 256
-    """Of a window. Chosen: one segment."""
+    """Number of bins in a window. Chosen: one segment."""
     most_windows: int = 16
-    """Kept. Chosen."""
+    """Number of windows kept. Chosen."""
     least_windows: int = 4
-    """That are fitted. Chosen."""
+    """Minimum number of windows to fit. Chosen."""
     window_steps: float = 2.0
     """In a window, of a step that it can see. Chosen."""
     compare_s: float = 1800.0
-    """Between comparisons of the ports of a host. Chosen, as `judge_s` of a decay."""
+    """Time between comparisons of the ports of a host. Chosen, as `judge_s` of a
+    decay."""
     least_ports: int = 3
-    """With a period, the judged one counted. Chosen: two cannot say which is wrong."""
+    """Ports with a period, including the judged one. Chosen: two do not show which
+    differs."""
     period_part: float = 0.05
-    """By which the period of a port differs. Chosen: above `period.TOLERANCE`."""
+    """Relative difference of a port's period. Chosen: above `period.TOLERANCE`."""
     most_spreads: float = 4.0
-    """Median deviations of the others, by which a port differs. Chosen."""
+    """Difference of a port, in median deviations of the others. Chosen."""
     phase_cycles: float = 0.1
-    """By which the phase of a port differs. Chosen."""
+    """Difference of a port's phase. Chosen."""
     phase_steps: float = 4.0
     """In a segment whose phase is taken. Chosen: steps vary."""
     least_phase_segments: int = 4
@@ -242,7 +254,7 @@ class PeriodThresholds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """Of all detectors."""
+    """Thresholds of all detectors."""
 
     longest_gap_s: float = 10.0
     """Between samples, beyond which a reset is a reboot. Chosen."""

@@ -1,4 +1,4 @@
-"""Watch one port: feed it what the sampler sees, it answers with detections.
+"""Watch one port: observations enter, detections leave.
 
 Enters: a `Port`, then samples, windows and steps in order of time. Leaves: detections,
 each at the observation that completes its evidence. A loss of rate and the load of a
@@ -71,7 +71,7 @@ class Watcher:
         return [each for each in found if each is not None]
 
     def _count(self, increment: Increment) -> list[Detection | None]:
-        """Let all that read counters see an increment."""
+        """Pass an increment to all detectors that read counters."""
         flap = self._flaps.feed(increment)
         errors = self._errors.feed(increment, self._flaps.last_s)
         self._neighbours.feed(increment)
@@ -80,7 +80,7 @@ class Watcher:
         return [flap, errors, period, *self._judge(increment.end_s)]
 
     def _see(self, window: Window) -> None:
-        """Let all that compare rates see a window."""
+        """Pass a window to all detectors that compare rates."""
         self.step_traffic.add_window(window)
         bursts = find_bursts(self._port, window, self._limits.decay.busy_part)
         if bursts is not None:
@@ -89,7 +89,7 @@ class Watcher:
             self._rates.feed(end_s, bursts)
 
     def _judge(self, now_s: float) -> list[Detection]:
-        """Judge whose fault slow bursts are, every `judge_s`."""
+        """Attribute slow bursts to a decay or a neighbour, every `judge_s`."""
         judge_s = self._limits.decay.judge_s
         if self._judge_s is None:
             self._judge_s = now_s + judge_s
@@ -99,10 +99,10 @@ class Watcher:
         return self.finish()
 
     def finish(self) -> list[Detection]:
-        """Return what is still open at the end of a run, or of `judge_s`.
+        """Return the pending detections at the end of a run, or of `judge_s`.
 
-        A decay and a neighbour both make bursts slower: one of them is told, the one
-        that explains more. A load that ended before the last judgement was judged then.
+        A decay and a neighbour both make bursts slower: only the better explanation is
+        reported. A load that ended before the last judgement was judged then.
         """
         judged_s, self._judged_s = self._judged_s, self._now_s
         load = self._neighbours.explain()
