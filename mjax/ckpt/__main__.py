@@ -1,4 +1,5 @@
-"""Look after saved steps: `python -m mjax.ckpt ls|verify|show|reshard|export PATH`.
+"""Inspect and copy saved steps: `python -m mjax.ckpt ls|verify|show|reshard|export
+PATH`.
 
 Works on any machine, whatever mesh wrote the steps, and takes no device but the
 CPU. Exit codes: 0; 1 a checkpoint is damaged, or another run's; 2 bad input, or a

@@ -1,10 +1,10 @@
 """Arrays on disk: written through Orbax, read piece by piece.
 
 `state/` of a step is an Orbax PyTree checkpoint with one leaf a name (TensorStore, zarr
-in OCDBT, not compressed), so that Orbax reads it without us. Orbax' own way from device
-to disk keeps the host copy to itself; ours hands it a leaf type, `HostLeaf`, of which
-the checksums have been taken. Orbax is imported when it is needed
-(`orbax_handlers`): reading pieces does without.
+in OCDBT, not compressed), so that Orbax reads it without us. Orbax's own path from
+device to disk hides the host copy. We hand it a leaf type instead, `HostLeaf`, whose
+checksums have been taken. Orbax is imported when it is needed (`orbax_handlers`):
+reading pieces does not need it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -51,8 +51,8 @@ def merge_parts(step_dir: epath.Path) -> None:
 class PieceWriter:
     """Writes a step piece by piece, as one process; holds what was added since `flush`.
 
-    A save writes all its pieces in one transaction, out of a host copy that is there
-    anyway. This one is for states that are never in memory as a whole.
+    A save writes all its pieces in one transaction, from an existing host copy. This
+    class is for states that are never in memory as a whole.
     """
 
     def __init__(

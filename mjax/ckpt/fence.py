@@ -1,4 +1,4 @@
-"""One start of a run changes the folder of its steps: the one that came last.
+"""Only the latest start of a run may change the folder of its steps.
 
 Enters: the folder. Leaves: `owner.json` in it, which names the process 0 of that start.
 A process that was cut off from everybody but the store, and goes on, finds another name
@@ -43,7 +43,7 @@ class Fence:
         """Name the folder; it need not exist. Without a claim nothing is refused."""
         self._folder, self._owner = folder, ""
         self.problem: str | None = None
-        """Who has taken over, once it was seen."""
+        """The start that has taken over, if this process has seen one."""
 
     def claim(self, launch: str, generation: int) -> None:
         """Own the folder from now on.
@@ -74,10 +74,10 @@ class Fence:
         self._owner = ours.owner
 
     def check(self) -> None:
-        """See that the folder is still this start's.
+        """Check that this start still owns the folder.
 
         Raises:
-          TakenOverError: it is not.
+          TakenOverError: another start owns it.
           OSError: the store does not answer.
         """
         if not self._owner:

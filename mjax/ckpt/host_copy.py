@@ -1,9 +1,9 @@
 """Stage 1 of a save: from the devices to host memory, while training waits.
 
-Of every box that several devices hold, one device's is copied, the one that jax calls
-replica 0; a copy for the local tier has all boxes of this process. On return the device
-buffers may be donated: nothing refers to them. The buffers of a save are used again for
-the next one, so that the system hands out no new memory.
+If several devices hold a box, only replica 0 (in jax's numbering) is copied; a copy for
+the local tier has all boxes of this process. On return the device buffers may be
+donated: nothing refers to them. The next save reuses the buffers, so the system
+allocates no new memory.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from mjax.ckpt.manifest import Leaf
 from mjax.mesh.host_memory import HOST_KIND
 
 PARAMS = "params."
-"""Leaves of which no value may be infinite or NaN have names that begin so."""
+"""Prefix of the names of leaves whose values must all be finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class HostCopy:
 def why_unusable(leaves: Mapping[str, HostLeaf]) -> str | None:
     """Say which parameter is not finite; None: all are.
 
-    Such a state is of no use: from it, every later one has the same parameters.
+    Such a state is useless: every later state would have the same parameters.
     """
     for name, leaf in leaves.items():
         if name.startswith(PARAMS):

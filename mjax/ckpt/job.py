@@ -1,4 +1,4 @@
-"""What a save has to do, how far it is, and in which phases; no word of Orbax.
+"""What a save must do, its progress and its phases; independent of Orbax.
 
 Enters: a host copy. Leaves: the job that `saving` queues and `orbax_save` carries out.
 """
@@ -28,7 +28,7 @@ class Job:
     step: int
     save_id: str
     copy: HostCopy | str
-    """Or why this process has none: the attempt fails."""
+    """Or the reason why this process has no copy; the attempt then fails."""
     run: Mapping[str, Any]
     """JSON facts that belong to the state."""
     max_attempts: int | None

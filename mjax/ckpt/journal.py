@@ -1,8 +1,7 @@
 """What happened to a run's checkpoints, one JSON object a line, in the work dir.
 
-The work dir and the store of the checkpoints may be two file systems. The journal knows
-of steps that a store has lost altogether, and of damaged ones on a store that cannot be
-changed.
+The work dir and the store of the checkpoints may be two file systems. The journal lists
+steps that a store has lost completely, and damaged steps on a read-only store.
 """
 
 import contextlib
@@ -64,7 +63,7 @@ class Journal:
             return
         known = {field.name for field in dataclasses.fields(Record)}
         for line in self._path.read_text(errors="replace").splitlines():
-            # What is no record was cut off by a kill or a full disk, or is damaged.
+            # An invalid line was cut off by a kill or a full disk, or is damaged.
             with contextlib.suppress(ValueError):
                 found = checked_json.read(line, dict[str, Any])
                 fields = {k: v for k, v in found.items() if k in known}
@@ -111,7 +110,7 @@ class Records:
         return max((r.step for r in self.records if r.event == SAVED), default=None)
 
     def why_foreign(self, step: int, save_id: str) -> str | None:
-        """Say why a step in the store was not saved by this run; None: it may be.
+        """Say why this run cannot have saved a step of the store; None: it may have.
 
         A save id begins with the id of the run, so a step without a record of its own
         is still known: a run may be killed between a save and its record. Ids from

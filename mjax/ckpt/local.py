@@ -54,7 +54,7 @@ class _Copy:
     leaves: Mapping[str, Leaf]
     run: Mapping[str, Any]
     step: int | None = None
-    """None, here and below: written before these were."""
+    """None, here and below, in copies of older versions."""
     run_name: str | None = None
 
 
@@ -87,7 +87,7 @@ class LocalCopies:
     ) -> None:
         """Copy the state off the devices, and write it in the background.
 
-        What goes wrong is said on stderr: a copy may be missing, and the run goes on.
+        Errors go to stderr and the run continues: it does not need every copy.
 
         Args:
           offer: step and id.
@@ -120,8 +120,8 @@ class LocalCopies:
     def discard_after(self, step: int) -> None:
         """Delete newer copies: the run goes on from this step, and not from them.
 
-        Else those that an earlier start left would win over the copies of this one.
-        What cannot be deleted is said on stderr.
+        Otherwise the copies of an earlier start would replace those of this one.
+        Copies that cannot be deleted are reported on stderr.
         """
         self._guarded("delete abandoned copies in", lambda: self._discard_after(step))
 
@@ -188,7 +188,7 @@ class LocalCopies:
         return found
 
     def _guarded(self, what: str, act: Callable[[], None]) -> None:
-        """Act, and say what goes wrong: the run needs no copy to go on."""
+        """Run an action and report its errors: the run can continue without a copy."""
         try:
             act()
         except (OSError, ValueError, RuntimeError, MemoryError) as error:

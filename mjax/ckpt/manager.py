@@ -61,12 +61,12 @@ class Checkpoints:
         config: CkptConfig,
         unfit: Unfit = lambda step, run: "",
     ) -> None:
-        """Open the folder of the checkpoints; nothing is made or changed.
+        """Open the folder of the checkpoints without making or changing anything.
 
         Args:
           work_dir: of the run; the journal is there.
           config: where the steps are, and which are kept.
-          unfit: of which steps the run makes no use.
+          unfit: says which steps the run must not use.
         """
         self._unfit = unfit
         self.store = Store(config.dir or work_dir / "checkpoints")
@@ -155,7 +155,7 @@ class Checkpoints:
     def _new_save_id(self, step: int) -> str:
         """Wait for the save before, on process 0, and name the new one.
 
-        "" where the step is saved already, or where the store hangs.
+        Returns "" if the step is saved already or the store hangs.
         """
         self._writer.supersede()
         if not self._writer.wait_unless_hung(self._config.hung_s):
@@ -254,7 +254,7 @@ class Checkpoints:
     def newest(self) -> Manifest | None:
         """Return what the newest step of the store says; see `Recovery.newest`.
 
-        With copies on the hosts a store that has lost everything is none to be asked.
+        If host copies exist, an empty store is not an error.
         """
         try:
             return self._recovery(None).newest()
@@ -280,10 +280,10 @@ class Checkpoints:
         return restored
 
     def claim(self, launch: str, generation: int) -> None:
-        """Be the start of the run that saves; arguments as of `Fence.claim`.
+        """Claim the store for this start of the run; arguments as for `Fence.claim`.
 
         Raises:
-          RuntimeError: a later start does, or the store refuses.
+          RuntimeError: a later start has claimed it, or the store refuses.
         """
 
         def act() -> str:
@@ -299,7 +299,7 @@ class Checkpoints:
         self._agreement.decide(act)
 
     def _run_name(self) -> str:
-        """Name the run for its copies; one whose work dir was copied is another."""
+        """Name the run for its copies; a copied work dir gets another name."""
         path = hashlib.sha256(str(self._work_dir.resolve()).encode()).hexdigest()
         return f"{self._journal.run_id(self._find_run_id())}-{path[:8]}"
 

@@ -25,7 +25,7 @@ from mjax.ckpt.boxes import Box, size_of
 
 FORMAT = "mjax-checkpoint"
 VERSION = 1
-"""Raised when a reader of before would misread what is written now."""
+"""Increased when an older reader would misread the new format."""
 
 MAIN_FILE = "checkpoint.json"
 _SUM_BYTES = 1 << 24  # Other threads run between two parts of this size.

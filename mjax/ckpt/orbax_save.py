@@ -276,7 +276,7 @@ def _merge(folder: epath.Path, job: Job, sums: list[int]) -> str:
 
 
 def _read_back(folder: epath.Path, part: _Part) -> None:
-    """See that the merged checkpoint gives back the pieces of this process."""
+    """Check that the merged checkpoint returns the pieces of this process."""
     reader = arrays.Reader(folder)
     for name, pieces in part.pieces.items():
         leaf: Leaf = part.leaves[name].leaf

@@ -26,7 +26,7 @@ class FailedError(RuntimeError):
     """
 
     is_final = False
-    """Whether another attempt is of no use; known to process 0."""
+    """Whether another attempt would be useless; only process 0 knows."""
 
 
 def open_agreement() -> Agreement:
@@ -95,7 +95,7 @@ class Phases:
     def fail(self, problem: BaseException) -> str:
         """Let the next phase fail on all processes; return what they say.
 
-        For an error between two phases, which the other processes cannot know of.
+        For an error between two phases, which the other processes cannot see.
         """
         text = in_words(problem)
 

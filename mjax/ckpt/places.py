@@ -55,7 +55,7 @@ def find(path: str) -> Place:
     """Find the steps that are meant by a path; change nothing.
 
     Raises:
-      ValueError: there is nothing, or nothing of ours.
+      ValueError: the path is absent, or holds no checkpoints of mjax.
     """
     folder = located(path)
     if not folder.exists():
@@ -160,7 +160,7 @@ def entries(place: Place) -> list[Entry]:
 
 
 def why_foreign(place: Place, manifest: Manifest) -> str | None:
-    """Say why a step is not of the run of a work dir; None where the path is none.
+    """Say why a step does not belong to the run; None if the path is not a work dir.
 
     A folder of checkpoints, or one, is taken for itself: there is no journal to ask.
     """

@@ -41,19 +41,19 @@ class Plan:
     """Some box is on devices of several processes, and not all of them have read it."""
 
     def reads(self, process: int) -> list[Box]:
-        """Return the boxes that a process brings."""
+        """Return the boxes that a process supplies."""
         return [b for b, d in self.source.items() if d.process_index == process]
 
 
 def plan(leaf: jax.ShapeDtypeStruct, holders: set[int] | None = None) -> Plan | None:
-    """Decide who brings which box of a leaf; every process decides alike.
+    """Plan which process supplies each box of a leaf; all processes plan the same.
 
     Args:
       leaf: with its sharding.
       holders: the processes that have read all their boxes; None: nobody has, and the
         plan says who reads what.
     Returns:
-      the plan; None where a box is with none of the holders.
+      the plan; None if no holder has one of the boxes.
     """
     assert leaf.sharding is not None
     boxes = _boxes_of(leaf.sharding, leaf.shape)
@@ -108,7 +108,7 @@ def read(
     this = jax.process_index()
     for name, leaf in abstract.items():
         planned = plan(leaf)
-        assert planned is not None  # where nobody has read yet, everybody can
+        assert planned is not None  # without holders every box has a reader
         wanted[name] = planned.reads(this)
 
     def read_leaf(name: str) -> dict[Box, np.ndarray]:

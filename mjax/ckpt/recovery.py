@@ -1,8 +1,8 @@
 """Find the newest intact state and bring it onto the devices.
 
 All processes agree on the step. A step of the store that is damaged gets another name;
-one that cannot be renamed is written down in the journal, and not looked at again. So
-does a step behind which the run goes back (`Unfit`).
+one that cannot be renamed is written down in the journal, and not looked at again. The
+same happens to a step that the run goes back past (`Unfit`).
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from mjax.processes.agreement import Agreement
 _NAMED_DIFFERENCES = 5
 
 Unfit = Callable[[int, Mapping[str, Any]], str]
-"""From a step and the facts saved with it: why the run does not go on from it, or "".
+"""Maps a step and its saved facts to why the run cannot continue from it, or "".
 All processes must answer alike."""
 
 
 class LostError(RuntimeError):
-    """What was saved is not there or not intact, and a person must choose."""
+    """The saved state is missing or damaged, and a person must choose."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class Recovery:
         return newest
 
     def _check_own(self, found: Manifest) -> None:
-        """Refuse a step that another run saved; it is neither read nor renamed."""
+        """Refuse a step that another run saved, without reading or renaming it."""
         if why := self._journal.records().why_foreign(found.step, found.save_id):
             path = self._store.path(found.step)
             raise ValueError(

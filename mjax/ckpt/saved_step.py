@@ -18,7 +18,7 @@ from mjax.ckpt.boxes import Box
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece, Pieces
 from mjax.ckpt.store import manifest_in, pieces_in
 
-# Codes of TensorStore that say nothing about what is stored.
+# Codes of TensorStore that say nothing about the stored data.
 _STORE_TROUBLE = (
     *("UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED"),
     *("ABORTED", "RESOURCE_EXHAUSTED"),

@@ -1,11 +1,11 @@
 """Stage 2 of a save: from host memory to the store, in the background.
 
 One thread in each process. It lets Orbax write, check and commit the host copy
-(`orbax_save`), and does what Orbax has no notion of: if an attempt fails, the folder is
-deleted and the same host copy is tried again after a pause, until it succeeds or a
-newer copy takes its place; older steps are deleted after a newer one is safe.
+(`orbax_save`), and does what Orbax cannot: if an attempt fails, the folder is deleted
+and the same host copy is tried again after a pause, until it succeeds or a newer copy
+takes its place; older steps are deleted after a newer one is safe.
 
-Process 0 decides whether there is another attempt; the others hear it.
+Process 0 decides whether there is another attempt and tells the others.
 """
 
 import concurrent.futures.thread
@@ -88,7 +88,7 @@ class Writer:
         """Start the thread.
 
         Orbax is imported here, before the run takes a step: a broken installation is
-        no failed save, and the first save finds it loaded.
+        not a failed save, and the first save does not wait for the import.
 
         Args:
           store: where steps go.
@@ -143,7 +143,7 @@ class Writer:
             return not self._is_writing
 
     def _begin_try(self) -> bool:
-        """Say whether process 0 is to try once more."""
+        """Say whether process 0 should try again."""
         with self._lock:
             self._is_writing = not self._superseded.is_set()
             self._since_s = time.monotonic()
@@ -152,8 +152,8 @@ class Writer:
     def submit(self, job: Job) -> None:
         """Write a host copy; on process 0 the one before must be done, see `wait`.
 
-        Another process may still hang in a store that process 0 has given up waiting
-        for: there the job is begun when the store answers.
+        Another process may still wait for a store that process 0 has given up. That
+        process begins the job when the store answers.
         """
         assert self._rank != 0 or self._is_idle.is_set()
         self._raise_failure()
@@ -165,7 +165,7 @@ class Writer:
         self._jobs.put(job)
 
     def supersede(self) -> None:
-        """Let process 0 try the present job no more once it pauses."""
+        """Tell process 0 to give up the present job at its next pause."""
         self._superseded.set()
 
     def wait(self, timeout_s: int | float | None = None) -> bool:

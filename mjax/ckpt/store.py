@@ -114,7 +114,7 @@ class Store:
         _sync_tree(unfinished)
         self.fence.check()
         target = self.path(step)
-        if target.exists():  # of no use, or the run would have gone on from it
+        if target.exists():  # useless, or the run would have continued from it
             self.quarantine(step, "another save of this step has taken its place")
         unfinished.rename(target)
         _sync(self.directory)
@@ -149,8 +149,8 @@ class Store:
     ) -> list[int]:
         """Delete the good steps that no rule keeps; return them.
 
-        Damaged and refused steps, and folders that hold another step than their name
-        says, are no steps to any rule, and stay.
+        The rules ignore damaged and refused steps, and folders that hold another step
+        than their name says; these stay.
 
         Args:
           retention: the rules.
@@ -175,7 +175,7 @@ class Store:
     ) -> epath.Path:
         """Give a step another name, with the reason inside; delete nothing.
 
-        Of a link only the link is renamed; what it points to stays as it is.
+        If the step is a link, only the link is renamed.
 
         Args:
           step: that is not to be restored.
@@ -210,7 +210,7 @@ class Store:
 
     def _check_space(self, num_bytes: int) -> None:
         if "://" in str(self.directory):
-            return  # an object store has no end that could be asked for
+            return  # an object store has no free space to query
         free = shutil.disk_usage(self.directory).free
         if free < num_bytes:
             raise OSError(
