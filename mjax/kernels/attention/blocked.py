@@ -4,8 +4,8 @@ Queries and keys are cut into blocks of equal length. The pairs (query block, ke
 block) that hold at least one visible score are listed when the function is traced,
 and a scan walks the list: forward it keeps a running softmax per query, backward it
 recomputes each tile from the saved log-sum-exp. Pairs that causality and the window
-hide are never computed (with prefixes, whose lengths are data, only what the window
-hides), and the trip count is a constant of the compiled program.
+hide are never computed (with prefixes, whose lengths are data, only those that the
+window hides), and the trip count is a constant of the compiled program.
 
 Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: one flat loop over
 the visible pairs; the sums live in whole arrays that the loop updates in place.

@@ -1,4 +1,4 @@
-"""Attention as its definition reads: dense, float32, no tricks.
+"""Attention as defined: dense, float32, without optimizations.
 
 Enters: q, k, v of one length T. Leaves: the weighted sum of the values. Costs
 O(T^2) arithmetic and memory; the other backends are tested against it.

@@ -25,7 +25,7 @@ def linear_cross_entropy(
     """Return the sum over positions of -log softmax((x w^T + bias) scale)[target].
 
     Logits, softmax and sums are float32. The gradients of the logits enter the two
-    matrix products of the backward pass in the dtype of x; the gradient of w is summed
+    matmuls of the backward pass in the dtype of x; the gradient of w is summed
     over the chunks in float32. Differentiable once, in x, w and bias.
 
     Inside shard_map the shapes are per device and x, w and bias vary over the same

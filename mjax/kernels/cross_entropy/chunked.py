@@ -3,7 +3,7 @@
 The gradient of the logits, softmax - onehot, needs nothing from the backward pass but
 a factor that is the same for all positions, because the result is their sum. So a chunk
 makes its logits once, takes from them the loss and both gradients, and forgets them:
-three matrix products, as without chunks, and none repeated.
+three matmuls, as without chunks, and none repeated.
 
 Source: Hsu et al. 2024 (Liger Kernel), arXiv:2410.10989, FusedLinearCrossEntropy;
 the split vocabulary, Shoeybi et al. 2019, arXiv:1909.08053, section 3.

@@ -1,4 +1,4 @@
-"""Cross-entropy as its definition reads: all logits at once, float32, no tricks.
+"""Cross-entropy as defined: all logits at once, float32, without optimizations.
 
 Enters: hidden states, table and targets of one device that holds the whole vocabulary.
 Leaves: the summed negative log-likelihood, in nats. The chunked backend is tested

@@ -33,6 +33,6 @@ are those of the compiled program (docs/benchmarks/loss_chunks.md). Over V 32768
 the fastest number of chunks, 2.9% at most. Half the logits are up to 9.4% slower, twice
 the logits 0.6% faster, for 1.5 GiB in place of 0.75. Half the positions are up to 10.8%
 slower, where V is above 131072 on a device: each chunk reads w twice and rewrites the
-sum of its gradient, 12 bytes x v x D, inside matrix products of 6 c v D FLOPs, and that
+sum of its gradient, 12 bytes x v x D, inside matmuls of 6 c v D FLOPs, and that
 of w's gradient is bound by memory below c = 620 positions at three quarters of the
 peak."""

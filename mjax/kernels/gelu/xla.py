@@ -124,7 +124,7 @@ geglu_tanh.defvjp(_geglu_tanh_forward, _geglu_tanh_backward)
 
 def _gradients(slope: jax.Array, g: Any, x: Any, bias: Any) -> tuple[Any, Any]:
     """Return the gradients of x and bias, from the derivative of the result in both."""
-    # The slope is rounded, not the product of float32: that XLA would store, to sum it.
+    # Round the slope, not the float32 product, which XLA would store to sum it.
     dx = g * slope.astype(x.dtype)
     if bias is None:
         return dx, None

@@ -1,4 +1,4 @@
-"""Backward pass of norms in plain JAX, which XLA makes two reads of the data.
+"""Backward pass of norms in plain JAX; XLA compiles it to two reads of the data.
 
 Automatic differentiation leaves XLA with the centring of x on the way to every sum, and
 it then stores float32 intermediates as large as x. Here all sums over a position are

@@ -12,8 +12,8 @@ replaces the last one, and is counted.
 
 On a GPU a kernel of one thread writes the row, and the clock is `%globaltimer`. On CPU
 a callback does, at 0.4 to 0.5 ms each, and the clock is CLOCK_MONOTONIC; XLA for CPUs
-keeps no order but that of data, so a row only comes after the first element of each
-value.
+orders operations by data dependencies only, so a row only follows the first element of
+each value.
 
 In a loop, put a stamp at the top of the body: at its end it would keep the compiler
 from overlapping the collectives of that body with compute.

@@ -169,8 +169,8 @@ def key_value_gradients(
             plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
 
             def start(g, step, s):
-                # lse and delta have been read out of this slot. That the copies come
-                # after, the loading warpgroup makes sure: it has the time.
+                # lse and delta have been read out of this slot. Order the copies
+                # after these reads here: the loading warpgroup has the time.
                 plgpu.commit_smem()
                 n, first = kv * p.group + g, (low + step) * block
                 for source, ring, numbers, numbers_s, full in (

@@ -3,7 +3,7 @@
 A thread block computes a tile of queries of one head. It walks the blocks of keys that
 they see, from the diagonal or the last key back to the first, and no other.
 
-The softmax runs beside matrix products in two ways (Shah et al. 2024, FlashAttention-3,
+The softmax runs beside matmuls in two ways (Shah et al. 2024, FlashAttention-3,
 arXiv:2407.08608, sections 3.1 and 3.2): inside a warpgroup, the output of one block is
 under way while the softmax of the next is taken; and the warpgroups take turns at
 issuing their products, so that one multiplies while another exponentiates.

@@ -2,7 +2,7 @@
 
 A thread block computes a tile of keys of one key head, as in `dkv`, and adds what the
 tile contributes to dq to float32 sums in global memory, by the copy engine. So the
-scores are made once: five matrix products for a pair of blocks, where `dq` and `dkv`
+scores are made once: five matmuls for a pair of blocks, where `dq` and `dkv`
 together need seven. **The order of these additions is not fixed, so dq is not
 deterministic**: its last bits differ from run to run. Those of dk and dv do not.
 
@@ -45,7 +45,7 @@ def refuse_few_blocks(
     has_documents: bool,
     tuning: MosaicKernel,
 ) -> None:
-    """Refuse what dkv divides among thread blocks, as this kernel does not.
+    """Refuse shapes for which dkv divides query heads among thread blocks.
 
     Args:
       q: queries.
@@ -91,7 +91,7 @@ def gradients(
     problem: Problem,
     tuning: MosaicKernel,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-    """Run the kernel, between the clearing and the rounding of the sums of dq.
+    """Clear the sums of dq, run the kernel, and round the sums.
 
     Args:
       q: queries, bfloat16 or float16.

@@ -156,8 +156,8 @@ class FirstKeys(FarEdge):
 
         First keys rise with the query, and last ones. So all of them see a block in
         full iff its last key is not after the last that the first query sees, and its
-        first key not before the first one that the last query sees. What comes before
-        these blocks, last keys do not cut; what comes after, both edges may.
+        first key not before the first one that the last query sees. Last keys do not
+        cut the blocks before these; both edges may cut those after.
         """
         first, last = self._clipped(i0), self._clipped(i0 + rows - 1)
         end = self.near_at(i0 + rows - 1) + 1
@@ -198,8 +198,8 @@ class LastQueries(FarEdge):
 
         First queries rise with the key, and last ones. So all of a block see all the
         keys iff its first query is not before the first that sees the last key, and its
-        last not after the last one that sees the first key. What comes before these
-        blocks, both edges may cut; what comes after, first queries do not.
+        last not after the last one that sees the first key. Both edges may cut the
+        blocks before these; first queries do not cut those after.
         """
         end = jnp.minimum(self.at(j0 + rows - 1) + 1, self._p.seq_len)
         full_low = ceil_div(self.near_at(j0 + rows - 1), block)

@@ -67,9 +67,9 @@ def attention(
       The output in the dtype of q.
     """
     T, N, H = q.shape[1:]
-    # A copy in tiles of 8 rows needs whole tiles (TileTransform of jax 0.11.2). What is
-    # added hides itself: keys by causality or `Problem.num_keys`, queries by having no
-    # cotangent.
+    # A copy in tiles of 8 rows needs whole tiles (TileTransform of jax 0.11.2). The
+    # padding has no effect: causality or `Problem.num_keys` hides its keys, and its
+    # queries have no cotangent.
     q, k, v = (_lengthen(x, -T % 8) for x in (q, k, v))
     if segment_ids is not None:
         segment_ids = _lengthen(segment_ids, -T % 8, mode="edge")

@@ -2,8 +2,7 @@
 
 A tile is what one thread block computes: rows of queries (forward, dq) or of keys
 (dkv), `ROWS` for each of its compute warpgroups. A block is a piece of the other
-sequence, loaded into a ring of slots in shared memory. One more warpgroup does nothing
-but load.
+sequence, loaded into a ring of slots in shared memory. One more warpgroup only loads.
 
 Letters beside the usual ones: i positions of queries, j of keys, P padded length.
 """
@@ -96,13 +95,13 @@ class Problem:
         return 0.0 if self.soft_cap is None else LOG2_E * self.soft_cap
 
     def capped(self, scores: jax.Array) -> jax.Array:
-        """Apply the soft cap to raw scores q k, as far as numbers are lost by it.
+        """Apply the nonlinear part of the soft cap to raw scores q k.
 
         tanh(x) = 1 - 2 r, r = 1 / (exp(2 x) + 1): the instruction tanh.approx has an
         error of 2^-11 (PTX ISA), which the cap would multiply.
 
         Returns:
-          scores where there is no cap, else -r.
+          scores if there is no cap, otherwise -r.
         """
         if self.soft_cap is None:
             return scores
@@ -123,8 +122,8 @@ class Problem:
 class Order:
     """The order of the thread blocks: the heaviest tiles of all heads come first.
 
-    So that the last to start are short. Where all heads together read more than the L2
-    cache keeps, they are taken in sections, one after the other.
+    So the last ones to start are short. If all heads together read more than the L2
+    cache keeps, sections of heads run one after the other.
     """
 
     heads: int
@@ -256,7 +255,7 @@ def in_loop(index: Scalar) -> jax.Array:
 
 
 def accumulator(columns: int) -> Any:
-    """Describe registers for a [64, columns] float32 sum of matrix products."""
+    """Describe registers for a [64, columns] float32 sum of matmuls."""
     return plgpu.ACC((ROWS, columns), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
 
 
