@@ -1,9 +1,8 @@
 """Name the bottleneck of a planned run, and the changes most likely to help.
 
-Enters: a `Plan`. Leaves: words with the numbers of the plan, and flags. A change is
-looked at where a number of the plan asks for it; its gain is the ratio of two times of
-the closed form (`mjax.estimate.formulas`), in which as much is hidden as the plan has
-read.
+Enters: a `Plan`. Leaves: words with the numbers of the plan, and flags. A number of the
+plan decides whether a change is considered. The gain is the ratio of two times of the
+closed form (`mjax.estimate.formulas`), with the overlap that the plan has read.
 """
 
 import dataclasses
@@ -30,12 +29,12 @@ from mjax.plan.result import (
 
 MAX_ADVICE = 3
 _MAX_TRACED = 8
-"""Smaller runs that are looked at where one does not fit."""
+"""Smaller runs to try if a run does not fit."""
 _MIN_SHARE = 0.02
-"""Of the step: what takes less is no reason for a change."""
+"""Share of the step below which a part is no reason for a change."""
 _MIN_GAIN = 0.005
 _BOUND = 0.08
-"""Of the step: a loss that is larger is called the bottleneck."""
+"""Share of the step above which a loss is called the bottleneck."""
 
 Traced = Callable[[TrainConfig], int]
 
@@ -154,7 +153,7 @@ def _state_to_host(
 ) -> tuple[float, Advice] | None:
     """Return the advice to keep the moments on the host, and the seconds it costs.
 
-    None if they are there already, or if the step does not fit even so.
+    None if they are there already, or if the step still does not fit.
     """
     state = plan.memory.parts.get("optimizer state", 0)
     if not state or plan.config.optim.state_memory == "host":
@@ -212,7 +211,7 @@ def _faster(plan: Plan) -> tuple[Advice, ...]:
 
 
 def measured_overlap(plan: Plan) -> Constants:
-    """Return the assumptions of the closed form, with what the plan read as hidden."""
+    """Return the assumptions of the closed form, with the overlap of the plan."""
     if plan.communication is None:
         return closed_form.ASSUMED
     hidden = plan.communication.overlapped_fraction

@@ -10,8 +10,8 @@ that is too often:
   as there are microbatches, and the others wait for it. So it counts in each tick in
   which the first stage, or the last, takes it.
 - the exchange of a chunk (`pipeline.held`): each stage does it in other ticks, and all
-  equally often. It counts as often as one stage does it. That the others do not wait
-  for it is assumed: transfers beside the other slot have time to spare.
+  equally often. It counts as often as one stage does it. This assumes that the other
+  stages do not wait: transfers beside the other slot have time to spare.
 """
 
 import re

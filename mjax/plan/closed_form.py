@@ -91,7 +91,7 @@ def estimate(
 def _host_copies_s(
     config: TrainConfig, case: Case, time: StepTime, topology: Topology
 ) -> float:
-    """Return the seconds in which what is on the host comes and goes."""
+    """Return the seconds of the copies to and from the host."""
     gpu = topology.description
     weights = case.gpu_weights / (case.sizes.shards if config.zero else 1)
     seconds = state_copies_s(weights * case.host_state_bytes, gpu)
@@ -102,12 +102,12 @@ def _host_copies_s(
 
 
 def hidden_by_chunks(num_chunks: int, tp: int) -> float:
-    """Return the share of the layers' bytes over tp that products of chunks hide.
+    """Return the share of the layers' bytes over tp that matmuls of chunks overlap.
 
-    A device's tp - 1 other shards come in and go out in num_chunks - 1 groups. With a
-    shard a group all are hidden; with larger ones the largest group of one direction is
-    hidden by nothing. That is what compiled schedules of 8 devices have forward: 50% in
-    2 chunks, 79% in 4, 100% in 8 (docs/overlap.md); other numbers follow the same rule.
+    A device receives and sends the tp - 1 other shards in num_chunks - 1 groups. With
+    one shard a group, all groups are overlapped. With more shards, the largest group of
+    one direction is not. Compiled forward schedules of 8 devices agree: 50% in 2
+    chunks, 79% in 4, 100% in 8 (docs/overlap.md); other numbers follow the same rule.
 
     Args:
       num_chunks: as `mesh.axes.tp_chunks` says; 1 is all at once, and hides nothing.
@@ -128,7 +128,7 @@ def _counts(model: ModelConfig, seq_len: int) -> tuple[int, float]:
 
 
 def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
-    """Say what is trained, in the words of the model."""
+    """Return the run as the input of the closed form."""
     model, seq_len = config.model, config.data.seq_len
     pairs = _counts(model, seq_len)[0]
     param_bytes = np.dtype(config.precision.params).itemsize

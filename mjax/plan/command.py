@@ -51,7 +51,7 @@ def run(
       argv: the flags.
       is_ours: whether our code raised an error: bad input.
     """
-    # Nothing is computed here: a GPU that this machine may have is left alone.
+    # Nothing is computed here, so a GPU of this machine stays unused.
     jax.config.update("jax_platforms", "cpu")
     for line in _without_effect(config, command):
         _say(line)
@@ -116,7 +116,7 @@ def _best(
 ) -> Plan:
     """Return the plan of the best layout: a compiled one that fits, or by formulas.
 
-    Where all rows were compiled and none fits, the first says so.
+    If all rows were compiled and none fits, return the first, which says so.
     """
     compiled = [row.plan for row in rows if row.plan is not None]
     for plan in compiled:
@@ -178,7 +178,7 @@ def _show(plan: Plan, rows: Sequence[Row] | None, options: Options) -> None:
 
 
 def _without_effect(config: TrainConfig, command: Command) -> list[str]:
-    """Name the flags that a plan takes no notice of."""
+    """Name the flags that a plan ignores."""
     given = {
         "--dry-run": command.dry_run,
         "--print-mesh": command.print_mesh,

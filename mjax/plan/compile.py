@@ -3,7 +3,7 @@
 Enters: a config that fits the cluster. Leaves: the text of the scheduled program, the
 bytes that it takes of a device, and how long it took.
 
-One thing differs from what the run compiles: matrix products are calls to cuBLAS. By
+One thing differs from what the run compiles: matmuls are calls to cuBLAS. By
 default XLA chooses between those and its own kernels by timing both, which needs a GPU.
 """
 
@@ -31,7 +31,7 @@ OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledMemory:
-    """What the compiler says that a program takes of one device."""
+    """Memory of one device that a program takes, according to the compiler."""
 
     argument_bytes: int
     """Of a training step: state and batch."""
@@ -161,7 +161,7 @@ def compilable(
 
     cuDNN makes its plans on the device, and is not even traced without one. Where the
     run takes it, another backend stands in. A step is planned with all its gathers.
-    There is no note where the run is planned as it is.
+    If the run is planned unchanged, there are no notes.
     """
     notes: list[str] = []
     if config.mesh.gather_first:

@@ -7,8 +7,7 @@ is reached, and what a launch costs, are assumed, and are fields of `CostModel`.
 - product: max(FLOPs / (peak x rate x efficiency), bytes / (memory x efficiency)) +
   launch (a roofline: Williams et al. 2009, doi:10.1145/1498765.1498785). The rate is 1
   for 16 bits, 1/2 for float32 (TF32) and 2 for 8 bits (NVIDIA H200 data sheet).
-- kernel of which the caller knows the FLOPs (attention): the same, with its own
-  efficiency.
+- kernel whose FLOPs the caller knows (attention): the same, with its own efficiency.
 - any other kernel: bytes / (memory x efficiency) + launch. The bytes are those that it
   must read and write (`work.moved_bytes`).
 - copy between GPU and host: bytes / (host link x efficiency) + launch.
@@ -35,10 +34,10 @@ _RATES = {"bf16": 1.0, "f16": 1.0, "f32": 0.5, "s8": 2.0}
 class CostModel:
     """Speeds of one GPU, and the shares of them that are reached.
 
-    The shares are for single kernels of a schedule; those of
-    `mjax.estimate.formulas.case.Constants`, assumed too, are for whole layers, with all
-    that surrounds their kernels. So the two differ: a hop here is a level of a tree,
-    there a step of a ring.
+    The shares are for single kernels of a schedule. Those of
+    `mjax.estimate.formulas.case.Constants`, also assumed, are for whole layers and the
+    work around their kernels. So the two differ: a hop is a level of a tree here, and a
+    step of a ring there.
     """
 
     peak_flops_per_s: float
@@ -51,7 +50,7 @@ class CostModel:
     host_link_bytes_per_s: float
     """Per GPU, one direction."""
     product_efficiency: float = 0.75
-    """Share of the peak that a large matrix product reaches. Assumed."""
+    """Share of the peak that a large matmul reaches. Assumed."""
     kernel_efficiency: float = 0.6
     """Share of the peak that attention reaches, forward and backward together. Assumed:
     forward alone reaches 0.75 (Shah et al. 2024, arXiv:2407.08608, figure 5)."""
@@ -103,7 +102,7 @@ class CostModel:
         return cls(**(speeds | changes))
 
     def memory_s(self, num_bytes: int) -> float:
-        """Return the seconds of a kernel that is bound by memory."""
+        """Return the seconds of a memory-bound kernel."""
         speed = self.memory_bytes_per_s * self.memory_efficiency
         return num_bytes / speed + self.launch_s
 
@@ -113,7 +112,7 @@ class CostModel:
         return num_bytes / speed + self.launch_s
 
     def product_s(self, work: Work, num_bytes: int) -> float:
-        """Return the seconds of a matrix product, or of a fusion that holds one.
+        """Return the seconds of a matmul, or of a fusion that holds one.
 
         Raises:
           ValueError: the speed for the dtype of its factors is not known.
@@ -129,7 +128,7 @@ class CostModel:
         return max(work.flops / speed + self.launch_s, self.memory_s(num_bytes))
 
     def kernel_s(self, flops: int | float, num_bytes: int) -> float:
-        """Return the seconds of a kernel of which the caller knows the FLOPs."""
+        """Return the seconds of a kernel whose FLOPs the caller knows."""
         speed = self.peak_flops_per_s * self.kernel_efficiency
         return max(flops / speed + self.launch_s, self.memory_s(num_bytes))
 

@@ -1,4 +1,4 @@
-"""Seconds that the parts of a step need, whatever XLA makes of them.
+"""Seconds that the parts of a step need, however XLA compiles them.
 
 Enters: a config and a cost model. Leaves: seconds of one GPU and step by the source
 that needs them (`sources`). Each array is read and written as often as the algorithm
@@ -6,7 +6,8 @@ needs, at the shares of the peaks that the replay assumes; nothing is computed a
 Modelled, like the step that it is compared with.
 
 - matmuls: 6 FLOPs a weight and token (Narayanan et al. 2021, arXiv:2104.04473, section
-  5.1), split evenly over the GPUs. The head's are on one stage, which the others await.
+  5.1), split evenly over the GPUs. One stage has the matmul of the head, and the others
+  wait for it.
 - attention kernels: 2 matmuls forward and 5 backward (Dao 2023, arXiv:2307.08691,
   section 4.1) over visible pairs.
 - norms: input and output forward; input, gradient and gradient of the input backward.

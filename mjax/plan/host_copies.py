@@ -11,7 +11,7 @@ from mjax.hardware.gpus import Gpu
 LINK_EFFICIENCY = 0.85
 """Share of the link's bandwidth. Assumed."""
 _FORWARD_SHARE = 1 / 4
-"""Of the time of layers of which the backward pass repeats the forward pass."""
+"""Share of the forward pass in the time of layers whose backward pass repeats it."""
 
 
 def copy_s(num_bytes: int | float, gpu: Gpu) -> float:

@@ -1,4 +1,4 @@
-"""Where the operations of a compiled step come from in the traced one.
+"""Map the operations of a compiled step to places in the traced step.
 
 Enters: a compiled step. Leaves: places by the names that XLA gives operations, which
 are those that it tells of a GPU that hangs (xla_gpu_execution_progress_tracking).

@@ -105,7 +105,7 @@ def _share(memory: Memory) -> str:
 
 
 def communication_lines(sent: Communication | None) -> Iterator[str]:
-    """List what one GPU sends in a step, and how much of it is hidden."""
+    """List what one GPU sends in a step, and how much of it is overlapped."""
     if sent is None:
         yield "communication: only a compilation can know it"
         return
@@ -140,7 +140,7 @@ def _mixed(sent: Communication) -> list[str]:
 
 
 def time_lines(plan: Plan) -> Iterator[str]:
-    """Say how long a step takes, and of what this is made."""
+    """Say how long a step takes, and list its parts."""
     modelled = plan.modelled
     tokens_per_s = modelled.tokens_per_s
     yield f"time, MODELLED by {modelled.source}; not measured:"

@@ -1,6 +1,6 @@
 """Plan a run: compile it and read the program, or without a compiler go by formulas.
 
-Enters: a config that fits its cluster. Leaves: a `Plan`, but for the advice.
+Enters: a config that fits its cluster. Leaves: a `Plan` without the advice.
 """
 
 import dataclasses

@@ -35,16 +35,16 @@ from mjax.plan.result import (
 )
 
 _PICTURES = 6
-"""Computations that are drawn: those in which most of the step passes."""
+"""Number of computations that are drawn: those that take most of the step."""
 
 _LEAST_SHARE = 0.05
-"""Of the time of a computation: a pass with less is not in its name."""
+"""Share of the time of a computation below which a pass is not in its name."""
 
 _PASSES = {"loss": "head and loss", "grad_norm": "gradient norm"}
 """Passes that people know by another name than their scope."""
 
 _MEMORY_BOUND = 3
-"""Kernels bound by memory that are named."""
+"""Number of memory-bound kernels that are named."""
 
 Runs = Mapping[str, float]
 """How often each computation runs in a step, by its name."""
@@ -175,7 +175,7 @@ def modelled(
 
 
 def memory_bound(module: Module, found: Replay, taken: Runs) -> dict[str, float]:
-    """List the kernels bound by memory that take most of a step.
+    """List the memory-bound kernels that take most of a step.
 
     Args:
       module: the step.

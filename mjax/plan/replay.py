@@ -89,8 +89,8 @@ class Replay:
     timeline: Mapping[str, tuple[Event, ...]]
     """Of the first pass of each computation, by its name."""
     timed_by_bytes: tuple[str, ...]
-    """op_name of the kernels of which the FLOPs were not given: these are taken to be
-    bound by memory."""
+    """op_name of the kernels without given FLOPs, which are assumed to be
+    memory-bound."""
 
     @property
     def exposed_s(self) -> dict[str, float]:
@@ -161,7 +161,7 @@ def _check_names(kernel_flops: Mapping[str, int | float], module: Module) -> Non
 
 
 class _Booked(NamedTuple):
-    """What a link carries up to a time, after what it carried before."""
+    """Role of the transfer that a link carries until `stop_s`, after the last one."""
 
     role: str
     stop_s: float
@@ -169,7 +169,7 @@ class _Booked(NamedTuple):
 
 _LINKS: tuple[Link, ...] = ("node", "network", "host")
 type _Busy = tuple[tuple[_Booked, ...], ...]
-"""For each of `_LINKS`, what it still has to carry; seconds from now."""
+"""Queued transfers of each of `_LINKS`; seconds from now."""
 _IDLE: _Busy = ((),) * len(_LINKS)
 
 

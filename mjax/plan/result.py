@@ -18,12 +18,12 @@ ROLES = ("tp", "dp", "pp")
 """What axes are for, from the fastest links to the slowest."""
 
 JAX_SHARE = 0.75
-"""Of a GPU's memory, what jax takes unless XLA_CLIENT_MEM_FRACTION says other
+"""Share of a GPU's memory that jax takes unless XLA_CLIENT_MEM_FRACTION says otherwise
 (jax documentation, GPU memory allocation)."""
 
 USABLE_SHARE = 0.92
-"""Of a GPU's memory, the most that jax can be told to take: an assumption, which leaves
-the rest to the context of CUDA, the buffers of NCCL, and workspaces of libraries."""
+"""Largest share of a GPU's memory that jax can take. Assumed: the rest is for the
+context of CUDA, the buffers of NCCL, and workspaces of libraries."""
 
 SECONDS_PER_DAY = 86_400
 
@@ -95,7 +95,7 @@ class Communication:
     communicators: int
 
     def overlapped_fraction(self, role: str) -> float | None:
-        """Return the part of the bytes of a role that is hidden; None of nothing."""
+        """Return the overlapped part of a role's bytes; None if nothing is sent."""
         rows = [row for row in self.traffic if row.role == role]
         total = sum(row.num_bytes for row in rows)
         return sum(row.overlapped_bytes for row in rows) / total if total else None
@@ -115,7 +115,7 @@ class Modelled:
     bubble: float
     """Idle over ideal time of the pipeline."""
     memory_bound_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Of the kernels bound by memory, those that take most, by where they come from."""
+    """The longest memory-bound kernels, by where they come from."""
     mfu: float
     tokens_per_s: float
 
@@ -198,7 +198,7 @@ class Plan:
 
 
 def waiting(role: str) -> str:
-    """Name the part of a step in which only the communication of a role goes on."""
+    """Name the part of a step in which only the communication of a role runs."""
     if role == HOST:
         return HOST_COPIES
     return f"waiting for {role}"

@@ -27,10 +27,10 @@ from mjax.plan.result import Plan, usable_bytes
 HIDDEN = dataclasses.replace(
     closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9, by_shape=True
 )
-"""The search takes this much to be hidden with a pipeline: between none and what
-schedules of mjax that were compiled have (docs/benchmarks/pipeline_overlap.md). It
-takes small matmuls to be slower. Both matter for the order of candidates; the best of
-them are compiled and read, with one efficiency for all matmuls (`mjax.plan.cost`)."""
+"""Overlap that the search assumes with a pipeline: between none and that of compiled
+schedules of mjax (docs/benchmarks/pipeline_overlap.md). It assumes that small matmuls
+are slower. Both affect the order of candidates; the best are compiled and read, with
+one efficiency for all matmuls (`mjax.plan.cost`)."""
 
 HIDDEN_WITHOUT_PIPELINE = dataclasses.replace(HIDDEN, dp_overlap=0.85)
 """The same without a pipeline. Read from compiled schedules (2026-11, jax 0.11.2):
@@ -79,7 +79,7 @@ class Row:
     plan: Plan | None = None
     """None where it was not compiled."""
     refused: str = ""
-    """Why it could not be compiled; empty if nothing was in the way."""
+    """Why it could not be compiled; empty without an error."""
 
 
 def search(
@@ -274,7 +274,7 @@ def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
 def _changed(
     config: TrainConfig, fields: dict[str, Any], sizes: AxisSizes
 ) -> TrainConfig | None:
-    """Apply the fields; None where the run does not divide so."""
+    """Apply the fields; None if the run does not divide that way."""
     try:
         unsharded = {"mesh.dp_shard": None, "mesh.dp_shard_per_node": None}
         changed = with_fields(config, fields | unsharded)

@@ -6,7 +6,7 @@ seconds, bytes read and written, and the seconds that the algorithm needs.
 A kernel is placed by the functions of mjax that traced it (`hlo.frames`), from the
 innermost outwards, the optimizer by the scope of its phase. XLA gives a fusion the
 place of one of the instructions that it fuses, so a row may hold a neighbour's work.
-What no rule places is a row of its own, `OTHER`.
+Kernels that no rule places form a row of their own, `OTHER`.
 """
 
 import collections

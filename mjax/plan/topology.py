@@ -13,7 +13,7 @@ from mjax.plan.options import Topology
 
 
 def check_plannable(config: TrainConfig, topology: Topology) -> None:
-    """Refuse what train takes and a plan cannot answer for.
+    """Refuse options that train accepts and a plan cannot model.
 
     Args:
       config: the run, as its flags say.

@@ -1,8 +1,8 @@
-"""Read from a scheduled module what a step sends, and what may hide it.
+"""Read from a scheduled module what a step sends, and what may overlap it.
 
 Enters: a module (`hlo.parse`) and the mesh it was compiled for. Leaves: its collectives
-and its matrix products, each with the number of times it runs in a step. All of it are
-facts of the executable; times are modelled elsewhere (`replay`).
+and its matmuls, each with the number of times it runs in a step. All are facts
+of the executable; `replay` models times.
 
 XLA executes the instructions of a computation in the order of its text, compute on one
 stream and collectives beside it: what stands between a start and its done may hide the
@@ -33,14 +33,14 @@ type Tier = Literal["node", "network"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective, and what may hide it. Bytes and FLOPs are those of one device."""
+    """A collective, and what may overlap it. Bytes and FLOPs are of one device."""
 
     name: str
     computation: str
     kind: str
     """One of `KINDS`."""
     dtype: str
-    """Of what it moves; of several arrays in several dtypes, all, joined by +."""
+    """Dtype of what it moves; several dtypes are joined by +."""
     axes: tuple[str, ...]
     """Mesh axes along which the members of a group differ, in order of `AXES`."""
     role: str
@@ -58,7 +58,7 @@ class Collective:
     is_async: bool
     """Started and awaited apart; the others hold up the compute stream."""
     products: int
-    """Matrix products between start and done, those in loops for each turn."""
+    """Matmuls between start and done, those in loops for each turn."""
     kernels: int
     """Pallas and cuDNN kernels between start and done, likewise."""
     flops: int
@@ -81,7 +81,7 @@ class Analysis:
     collectives: tuple[Collective, ...]
     """In the order of their starts, a loop's where the loop stands."""
     flops: int
-    """Of all matrix products. FLOPs inside Pallas kernels are not in the text."""
+    """Of all matmuls. FLOPs inside Pallas kernels are not in the text."""
     num_products: int
     num_kernels: int
     """Calls of Pallas and cuDNN kernels."""
@@ -131,7 +131,7 @@ def analyse(
       module: a step, compiled for one device of the mesh.
       sizes: of the mesh; its flat order is the order of the devices.
       gpus_per_node: consecutive devices that share a node.
-      unknown_trip_count: how often a loop runs of which XLA does not say it.
+      unknown_trip_count: how often a loop runs if XLA does not say.
     Returns:
       What the step computes and sends. A collective of groups of one device moves
       nothing and is not listed. Of a conditional the branch with the most FLOPs counts

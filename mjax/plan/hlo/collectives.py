@@ -2,7 +2,7 @@
 
 Enters: a parsed module and the mesh it was compiled for, for CPU or GPU. Leaves: its
 collectives as they are written; on a GPU most are started and awaited apart, and one is
-listed once, where it starts. What may hide them: `analysis`.
+listed once, where it starts. `analysis` says what may overlap them.
 """
 
 import dataclasses

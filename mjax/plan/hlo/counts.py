@@ -1,11 +1,11 @@
 """Count the FLOPs and the kernels of one run of a program on one device.
 
 Enters: the text of an optimised HLO module (`compiled.as_text()`); unlike `analysis`,
-no mesh. Leaves: the FLOPs of its matrix products, where each loop body counts as often
+no mesh. Leaves: the FLOPs of its matmuls, where each loop body counts as often
 as it runs (XLA's own cost analysis counts it once); or each kernel that is launched on
 a GPU, with the bytes of its operands and results: what must cross the memory bus when
-no operand is in the cache. An operand of which a kernel reads a slice, or an output
-that is written in place, counts with the slice alone.
+no operand is in the cache. If a kernel reads a slice of an operand, or writes an output
+in place, only the slice counts.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from mjax.plan.hlo.work import FREE, fused_work, moved_bytes, own_work
 
 
 def count_dot_flops(hlo_text: str) -> int:
-    """Count 2 FLOPs per multiply-add of every matrix product that one run executes.
+    """Count 2 FLOPs per multiply-add of every matmul that one run executes.
 
     Of a conditional, the most expensive branch counts. Under SPMD the count is per
     device, as the module is. A loop of unknown length is accepted if it holds no
@@ -29,7 +29,7 @@ def count_dot_flops(hlo_text: str) -> int:
     Returns:
       FLOPs of the entry computation.
     Raises:
-      ValueError: the text is no module, or a matrix product is in a form that cannot
+      ValueError: the text is no module, or a matmul is in a form that cannot
         be counted: a loop of unknown trip count, a library call, a convolution.
     """
     module = parse(hlo_text)
@@ -71,7 +71,7 @@ class Kernel:
     written_bytes: int
     """Of one launch."""
     flops: int
-    """Of the matrix products in one launch."""
+    """Of the matmuls in one launch."""
     product_dtype: str | None
     """In which the factors meet: bf16, f32; None if there is no product."""
 

@@ -62,8 +62,7 @@ def read_frames(text: str) -> Frames:
 def frames_of(x: Instruction, module: Module, frames: Frames) -> tuple[Frame, ...]:
     """Return the stack of an instruction.
 
-    Of a fusion without one, that of the last instruction inside that has one: what the
-    fusion computes from the others.
+    A fusion without a stack gets the stack of its last instruction that has one.
     """
     for y in _candidates(x, module):
         found = _FRAME_ID.search(y.attributes.get("metadata", ""))

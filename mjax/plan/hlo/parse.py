@@ -181,7 +181,7 @@ class Computation:
         awaited: dict[str, str] = {}
         for x in self.instructions:
             if x.opcode.endswith("-update"):
-                # A link between start and done: what awaits it awaits the start.
+                # A link between start and done: its done is the done of the start.
                 awaited[x.name] = awaited.get(x.operands[0], x.operands[0])
         ends = {}
         for x in self.instructions:
@@ -254,9 +254,9 @@ def parse(text: str) -> Module:
 
 
 def short_name(op_name: str) -> str:
-    """Leave out of an op_name what every part of a step has in common.
+    """Remove from an op_name the parts that all parts of a step share.
 
-    Of the phases the innermost stays; in which layer, tick or microbatch goes.
+    The innermost phase stays; the layer, tick and microbatch are removed.
     """
     common = (
         "jit(train_step)",

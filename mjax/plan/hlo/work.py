@@ -2,8 +2,8 @@
 
 Enters: an instruction of a parsed module. Leaves: facts of one execution on one device.
 Bytes are those of operands and results, which must cross the memory bus when nothing is
-in the cache. Where a kernel looks at a slice of an operand the slice counts, and of a
-result that is written in place the part that is new.
+in the cache. If a kernel reads a slice of an operand, the slice counts; if it writes a
+result in place, the new part counts.
 """
 
 import dataclasses
@@ -32,17 +32,17 @@ FREE = frozenset(
 """Opcodes that launch nothing."""
 
 CUBLAS = "__cublas"
-"""Beginning of the targets of custom calls that are matrix products."""
+"""Prefix of the targets of custom calls that are matmuls."""
 
 ALLOCATE = "AllocateBuffer"
 """Target of a custom call that makes an array without writing it."""
 
 KERNELS = ("mosaic_gpu", "__gpu$xla.gpu.triton", "__cudnn")
-"""Beginnings of the targets of custom calls that are kernels of Pallas or of cuDNN."""
+"""Prefixes of the targets of custom calls that are Pallas or cuDNN kernels."""
 
 _VIEWS = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
-# Calls and instructions that hold a matrix product which cannot be counted here.
+# Calls and instructions that hold a matmul which cannot be counted here.
 _HIDDEN = re.compile(r"matmul|gemm|\bdot\b|conv", re.IGNORECASE)
 
 
@@ -51,11 +51,11 @@ class Work:
     """Of one execution of an instruction."""
 
     flops: int = 0
-    """Two per multiply-add of a matrix product; other arithmetic is not counted."""
+    """Two per multiply-add of a matmul; other arithmetic is not counted."""
     products: int = 0
-    """Matrix products."""
+    """Matmuls."""
     kernels: int = 0
-    """Calls of `KERNELS`, whose FLOPs the text does not say."""
+    """Calls of `KERNELS`, whose FLOPs are not in the text."""
     product_dtype: str | None = None
     """In which the factors of a product meet; None without one."""
 
@@ -86,7 +86,7 @@ def own_work(x: Instruction, computation: Computation) -> Work:
     """Count the work of an instruction alone, without what it calls.
 
     Raises:
-      ValueError: it is a matrix product in a form that cannot be counted.
+      ValueError: it is a matmul in a form that cannot be counted.
     """
     if x.opcode == "dot":
         contracted = x.attributes.get("lhs_contracting_dims", "").strip("{}")
@@ -127,10 +127,11 @@ def _product(x: Instruction, computation: Computation, contracted: list[int]) ->
 def fused_work(x: Instruction, computation: Computation, module: Module) -> Work:
     """Count the work of an instruction with the computations it calls.
 
-    Loops and conditionals are not followed: `analysis` does, which knows how often.
+    Loops and conditionals are not followed: `analysis` follows them and knows their
+    counts.
 
     Raises:
-      ValueError: a matrix product is in a form that cannot be counted.
+      ValueError: a matmul is in a form that cannot be counted.
     """
     total = own_work(x, computation)
     for name in x.called:
@@ -190,14 +191,14 @@ def _call_results(x: Instruction) -> int:
 
 
 def _reads(inside: Computation, full: list[int]) -> int:
-    """Bytes that a fusion reads of its operands: all, or the slices it looks at."""
+    """Bytes that a fusion reads of its operands: all, or the slices that it reads."""
     users: dict[str, list[Instruction]] = {}
     for x in inside.instructions:
         for name in x.operands:
             users.setdefault(name, []).append(x)
 
     def looked_at(name: str) -> int | None:
-        """Entries of a value that its users look at; None is all of them."""
+        """Entries of a value that its users read; None is all of them."""
         total = 0
         for user in users.get(name, []):
             if user.opcode in _SLICES and user.operands[0] == name:
