@@ -50,7 +50,7 @@ def append(
     v: Float[Array, "slots K H"],
     positions: Int[Array, "slots"],
 ) -> Ring:
-    """Put one token a slot into the ring, in place of the one that went out of sight.
+    """Put one token a slot into the ring, in place of the one that left the window.
 
     Args:
       ring: with the tokens before.
@@ -81,7 +81,7 @@ def fill(
       v: values, as k.
       length: tokens of the prompt without padding.
       slot: on this device.
-      is_here: whether the slot is one of this device's; else the ring stays.
+      is_here: whether this device has the slot; otherwise the ring is unchanged.
     """
     held = held_positions(length - 1, ring.k.shape[2])
 

@@ -76,7 +76,7 @@ def run(asked: GenerateFlags) -> None:
 
 @contextlib.contextmanager
 def _naming_flags() -> Iterator[None]:
-    """Name the flag in what the engine refuses."""
+    """Name the flag in a refusal of the engine."""
     try:
         yield
     except ValueError as error:

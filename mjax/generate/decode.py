@@ -255,7 +255,7 @@ class Decoder:
         )
 
     def _settled(self, state: State) -> State:
-        """Say that what tp computed alike is alike; the rings are this device's own."""
+        """Mark what all tp devices computed alike as equal; rings stay per device."""
         settled = collectives.settle(state._replace(rings=()), over_dp=False)
         return settled._replace(rings=state.rings)
 
@@ -314,7 +314,7 @@ class Decoder:
         return jnp.where(is_known, logits, -jnp.inf)
 
     def _bind(self, weights: Weights) -> Transformer:
-        """Make the model; of its blocks only what they are is used."""
+        """Make the model; only the structure of its blocks is used."""
         return nnx.merge(self.graph, weights.ends | {"blocks": weights.layers[0]})
 
     def _block(self, model: Transformer, params: Params) -> Any:
@@ -330,7 +330,7 @@ def _attend_to_ring(
     k: Array,
     v: Array,
 ) -> tuple[Array, Ring]:
-    """Take the place of the attention core: slots stand where the sequence was."""
+    """Replace the attention core; slots take the place of the sequence."""
     del core
     ring = cache.append(ring, k[0], v[0], positions)
     out = cache.attend(

@@ -6,8 +6,8 @@ all slots in another. Shapes are fixed, so that a program is compiled once: for 
 number of slots, and for each power of two that prompts are padded to. How many steps
 are one dispatch follows the clock; what is drawn does not depend on it.
 
-What a request is answered depends on the model, its prompt and its sampling: not on its
-slot, nor on what else runs.
+An answer depends on the model, the prompt and the sampling, not on the slot or on other
+requests.
 
 Source: iteration-level scheduling, Yu et al. 2022 (Orca), OSDI, section 3.1.
 """
@@ -38,9 +38,9 @@ _LAST_STEPS = 4
 """Steps of the dispatch before a request ends: the devices wait while the host makes
 text of these. Chosen: the cost of one more dispatch."""
 _BURST_S = 0.05
-"""Time that the steps of one dispatch take together, if one takes less. Chosen: twenty
-pieces of text a second look like one token after the other, and of a model that is
-fast enough to matter many steps share the cost of a dispatch."""
+"""Time of the steps of one dispatch together, if one step takes less. Chosen: twenty
+pieces of text a second look like single tokens, and with a fast model many steps share
+the cost of a dispatch."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -74,7 +74,7 @@ class _Drawing(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """All that a request was answered."""
+    """The whole answer to a request."""
 
     tokens: tuple[int, ...]
     """Also the one that ended it."""
@@ -242,7 +242,7 @@ class Engine:
         return self._event(slot, running, token)
 
     def _draw(self) -> Iterator[Event]:
-        """Draw tokens of all slots; what a finished one draws more is dropped.
+        """Draw tokens of all slots; drop those after the end of an answer.
 
         The tokens after these are asked for before these are read, so that the devices
         compute while the host makes text.
@@ -399,6 +399,6 @@ def _how(sampling: Sampling, vocab: int) -> Draw:
 def _small(values: Any, dtype: Any) -> Any:
     """Make an array of the host; the call of a program takes it to the devices.
 
-    To make one on a device is a program of its own, which takes longer.
+    Making one on a device needs a program of its own, which takes longer.
     """
     return np.asarray(values, dtype)

@@ -341,10 +341,11 @@ def _tokenizer_of_run(name: str, eos_token: str | None, path: str) -> Tokenizer:
 
 
 def find_starts(tokenizer: Tokenizer, folder: Path) -> Starts:
-    """Find how texts begin, as transformers does with the files of a folder.
+    """Find the tokens that begin texts, as transformers does from the files of a
+    folder.
 
     The post-processor of tokenizer.json decides what is added: beside this file
-    transformers passes over add_bos_token. What goes behind a text is left out.
+    transformers passes over add_bos_token. Tokens after a text are left out.
 
     Args:
       tokenizer: of the folder.
@@ -370,7 +371,7 @@ def find_starts(tokenizer: Tokenizer, folder: Path) -> Starts:
 
 
 def _check_vocab(found: _Found) -> None:
-    """Refuse a tokenizer with ids that the model has not."""
+    """Refuse a tokenizer with ids that the model lacks."""
     have, need = found.model.vocab_size, found.tokenizer.vocab_size
     if need > have:
         raise ValueError(

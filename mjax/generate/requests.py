@@ -36,7 +36,7 @@ class Sampling:
     """Likeliest tokens to report with each token; None reports no log-probability."""
 
     def __post_init__(self) -> None:
-        """Refuse what no draw can be made with.
+        """Refuse values that no draw can use.
 
         Raises:
           ValueError: a value is out of range.

@@ -19,7 +19,7 @@ of a byte-level vocabulary holds one byte at least. Chosen, twice that."""
 
 
 class Words:
-    """Decodes tokens, and remembers the text of each that stood alone."""
+    """Decodes tokens, and caches the text of each single token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Remember nothing yet; at most one text for each token."""

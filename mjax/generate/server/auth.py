@@ -3,11 +3,11 @@
 Enters: a request's headers. Leaves: nothing, or an ApiError. The rules are in `judge`;
 `Guard` applies them before a body is read.
 
-Without tokens the server listens on a loopback address. What must be kept out there are
-web pages in a browser of the same machine. A page may send a form or plain text to any
-address, and a host name that its owner points at 127.0.0.1 makes the server part of the
-page's site (DNS rebinding). So the header Host must name this machine, and bodies must
-be declared as JSON: for these a browser asks the server first, which does not agree.
+Without tokens the server listens on a loopback address. It must then refuse web pages
+in a browser of the same machine. A page may send a form or plain text to any address,
+and a host name that its owner points at 127.0.0.1 makes the server part of the page's
+site (DNS rebinding). So the header Host must name this machine, and bodies must be
+declared as JSON: for these a browser asks the server first, which does not agree.
 """
 
 import re
@@ -22,7 +22,7 @@ from mjax.generate.server.errors import ApiError
 _REMEDY = "write one token per line, as openssl rand -hex 16 prints them"
 _JSON = re.compile(r"application/json(\s*;.*)?", re.IGNORECASE)
 _OPEN_PATH = "/health"
-"""Answers without a token, so that a load balancer needs none; it tells nothing."""
+"""Answers without a token, so that a load balancer needs none; it reveals nothing."""
 LOCAL_NAMES = frozenset({"localhost"})
 
 

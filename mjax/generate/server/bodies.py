@@ -1,7 +1,7 @@
 """Bodies of requests, read within bounds, and clients that go away.
 
-Enters: ASGI's `receive`. Leaves: bytes, or an ApiError; or the word that nobody waits
-for the answer any more.
+Enters: ASGI's `receive`. Leaves: bytes, an ApiError, or the notice that the client has
+gone.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Fields of a request's JSON, checked one by one.
 
 Enters: the object that a client has sent, and a field's name. Leaves: its value, or an
-ApiError that names the field, the value and what would do. null counts as absent.
+ApiError that names the field, the value and the valid values. null counts as absent.
 """
 
 import difflib

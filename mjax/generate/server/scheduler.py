@@ -25,7 +25,8 @@ from mjax.generate.requests import Event, Request
 from mjax.generate.server.errors import ApiError, malformed, stopping
 
 _MEAN_WEIGHT = 0.1
-"""Of the newest answer in the running mean of durations. Chosen: about ten answers."""
+"""Weight of the newest answer in the running mean of durations. Chosen: about ten
+answers."""
 _MOST_RETRY_S = 60
 _JOIN_S = 5.0
 """Seconds that a step under way may take when the thread ends. Chosen."""
@@ -174,7 +175,7 @@ class Scheduler:
     def open(self, requests: Sequence[Request]) -> Ticket:
         """Accept requests, all or none.
 
-        The caller closes the ticket, whatever becomes of it.
+        The caller always closes the ticket.
 
         Raises:
           ApiError: 400, the engine refuses one; 429, too many are open; 500 or 503, the

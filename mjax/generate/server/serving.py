@@ -109,7 +109,7 @@ class ModelServer:
         app = make_app(served, self.scheduler, tokens=tokens, counters=Metrics())
         config = uvicorn.Config(
             lambda: app,
-            factory=True,  # it is not asked whether it is one
+            factory=True,  # uvicorn need not find out
             access_log=False,
             # What fails here is told by the application; uvicorn would only repeat it.
             log_level="critical",
