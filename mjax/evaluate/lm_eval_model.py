@@ -1,4 +1,4 @@
-"""A model as lm-eval wants it: log-likelihoods and answers of texts.
+"""A model for lm-eval: log-likelihoods and answers of texts.
 
 Enters: what `--model_args` says, then requests of tasks. Leaves: log-likelihoods and
 texts. How texts become tokens and windows is as in lm-eval's model `hf`, so that both

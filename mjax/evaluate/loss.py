@@ -23,7 +23,7 @@ _TOKENS_PER_DEVICE = 8192
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a model makes of a text."""
+    """Result of scoring a text."""
 
     nll: float
     """Nats of all scored tokens."""

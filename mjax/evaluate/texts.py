@@ -177,9 +177,9 @@ def _batched(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
 
 
 def lost_bytes(text: str, decoded: str) -> int:
-    """Count the bytes of the lines of a text that are others after decoding.
+    """Count the bytes of the lines of a text that decoding changes.
 
-    All of it, if even the number of lines differs.
+    If the number of lines differs, all bytes of the text count.
     """
     if text == decoded:
         return 0
@@ -210,7 +210,7 @@ def first_token_bytes(
 
 
 def _check_ids(ids: Int64[np.ndarray, "n"], vocab_size: int) -> None:
-    """Refuse tokens that the model has not."""
+    """Refuse tokens that the model lacks."""
     largest = int(ids.max(initial=0))
     if largest >= vocab_size:
         raise ValueError(
