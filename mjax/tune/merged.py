@@ -52,7 +52,7 @@ class Merged:
         return self._source.shape(name)
 
     def dtype(self, name: str) -> np.dtype:
-        """Return float32 of a weight with an adapter, else what the source has."""
+        """Return float32 for a weight with an adapter, otherwise the source's dtype."""
         if name in self._targets:
             return np.dtype(np.float32)
         return self._source.dtype(name)
