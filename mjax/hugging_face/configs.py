@@ -140,8 +140,8 @@ def write_alike(model: ModelConfig, seq_len: int) -> Json:
         "intermediate_size": model.ffn_width,
         "hidden_act": "silu",
         "max_position_embeddings": seq_len,
-        # In the form of transformers 4, which 5 reads too. The reverse is not so: 4
-        # would overlook the keys of 5 and rotate with its default.
+        # In the form of transformers 4, which 5 reads too. Version 4 would ignore the
+        # keys of 5 and rotate with its default.
         "rope_theta": model.rope_base,
         "rope_scaling": _rope_scaling(model),
         "attention_dropout": 0.0,
@@ -224,7 +224,7 @@ def _cohere2_kinds(keys: Keys, layers: int) -> list[str]:
 
 
 def check_kinds(kinds: Any, layers: int) -> list[str]:
-    """Refuse what is no list of a kind for each layer."""
+    """Refuse anything but a list with a kind for each layer."""
     known = isinstance(kinds, list) and all(k in (SLIDING, FULL) for k in kinds)
     if not known or len(kinds) != layers:
         raise ValueError(

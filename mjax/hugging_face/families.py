@@ -1,8 +1,8 @@
 """The families of models that both sides can express: configurations, both ways.
 
-Enters: the contents of a config.json, or a ModelConfig. Leaves: the other one. Whatever
-one side cannot express is refused by name. For ours that is no list kept by hand: a
-config is written in their form, read back, and compared.
+Enters: the contents of a config.json, or a ModelConfig. Leaves: the other one. An
+option that one side cannot express is refused by name. For our options no list is kept
+by hand: a config is written in their form, read back, and compared.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
     """Translate the contents of a config.json.
 
     Raises:
-      ValueError: it is of another family, or has an option that mjax has not.
+      ValueError: it is of another family, or has an option that mjax lacks.
     """
     keys = Keys(hf_config)
     model = family_of(hf_config).read(keys)
@@ -109,7 +109,7 @@ def hf_config(
 
 
 def _express(family: Family, model: ModelConfig, seq_len: int) -> Json:
-    """Write in the form of a family what it can hold, and see what comes back."""
+    """Write what a family can hold in its form, and read it back."""
     try:
         theirs: Json = {
             "architectures": [family.architecture],

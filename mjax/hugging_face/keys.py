@@ -13,7 +13,7 @@ from mjax.model.config import yarn_magnitude
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MOST = 2**31 - 1
-"""Larger sizes are no model's; arithmetic on them would end in other errors."""
+"""No model has larger sizes; arithmetic on them would raise other errors."""
 _REQUIRED = object()
 
 _WITHOUT_EFFECT = frozenset(
@@ -100,7 +100,7 @@ class Keys:
             )
 
     def rotary(self, base: float = 10_000.0) -> dict[str, Any]:
-        """Take what is said of the rotary frequencies, in the old form or the new.
+        """Take the options of the rotary frequencies, in the old form or the new.
 
         Args:
           base: what an absent rope_theta means.

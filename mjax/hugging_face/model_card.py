@@ -1,8 +1,8 @@
 """The README.md of an exported model: what it is, how it was trained, how to load it.
 
 Enters: facts. Leaves: a text in the form of a model card, with a header that the Hub
-reads. It holds no folder of the machine that trained the model, and no license: who
-publishes a model chooses one.
+reads. It names no folder of the training machine, and no license: the publisher of a
+model chooses one.
 
 Source: the keys of the header, huggingface.co/docs/hub/model-cards.
 """

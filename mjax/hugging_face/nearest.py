@@ -22,7 +22,7 @@ class Nearest:
 
     family: str
     lacks: tuple[str, ...]
-    """Flags of the model that the family has not."""
+    """Flags of the model that the family lacks."""
     instead: tuple[str, ...]
     """Flags that would make the model one of the family."""
 
@@ -35,7 +35,7 @@ def has_form(model: ModelConfig, seq_len: int) -> bool:
 def nearest(model: ModelConfig, seq_len: int) -> Nearest | None:
     """Find the family that takes the fewest flags; None if no flags lead to any.
 
-    A family that would take all positions away is not near: cohere2 has none in layers
+    A family that would remove all positions is not near: cohere2 has none in layers
     that see all keys.
 
     Args:

@@ -1,4 +1,4 @@
-"""A folder that is there as a whole or not at all."""
+"""A folder that appears complete or not at all."""
 
 import contextlib
 import os

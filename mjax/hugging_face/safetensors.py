@@ -328,7 +328,7 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the files; after no error, they are whole."""
+        """Close the files; without an error they are complete."""
         with contextlib.ExitStack() as files:
             for file in self._files:
                 files.enter_context(file)

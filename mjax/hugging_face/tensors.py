@@ -1,4 +1,4 @@
-"""How the tensors of each family are named, and laid out as ours are not.
+"""Names and layouts of the tensors of each family, as far as they differ from ours.
 
 Our parameters are named by their path, `blocks.attention.wq`, and stacked over the
 layers, `[L, D, N, H]`. Theirs are one tensor a layer, with at most two dims: a
