@@ -2,8 +2,8 @@
 
 Enters: what the process is doing, from its progress word and its spans. Leaves: the
 file of `mjax.observe.beats`, written anew in place. The thread needs the interpreter
-lock, so that a process in which it is held falls silent. A disk that cannot be written
-stops nothing; that is reported once.
+lock, so a process in which another thread holds the lock stops beating. A disk that
+cannot be written does not stop the run; the error is reported once.
 """
 
 import os
@@ -40,7 +40,7 @@ class Beats:
 
         Args:
           work_dir: of the run.
-          header: whose beats these are.
+          header: identifies the process.
           marks: with the progress word of the process.
           spans: of the process.
           every_s: seconds between beats.

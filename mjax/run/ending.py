@@ -1,9 +1,9 @@
 """How a run ends: the exit codes, and what SIGTERM and Ctrl-C do.
 
 Before the first step nothing can be lost, and native code (an import, a compilation, a
-read from a store) may hold the main thread for minutes, in which no Python handler
-runs. So the program calls `watch`, and a thread ends the process at once. In the loop a
-signal is a request: all processes see it at the same safe point (`StopRequest`).
+read from a store) may block the main thread for minutes, and no Python handler runs
+meanwhile. So the program calls `watch`, and a thread ends the process at once. In the
+loop a signal is a request: all processes see it at the same safe point (`StopRequest`).
 
 The program imports this module before jax; jax is imported inside functions here.
 """
@@ -63,7 +63,7 @@ class _Watch:
             self._exit_code, self._is_early = None, False
 
     def release(self, exit_code: int) -> None:
-        """From now on end with the code that the run has come to."""
+        """From now on, exit with the exit code of the run."""
         with self._lock:
             self._exit_code = exit_code
 
@@ -114,15 +114,15 @@ _watch: _Watch | None = None
 def watch() -> None:
     """Let SIGTERM and Ctrl-C end this process with PREEMPTED until the loop begins.
 
-    For a program, in its main thread, before it imports what takes long. Whoever only
-    imports mjax keeps the handlers that it has.
+    A program calls it in its main thread, before slow imports. Code that only imports
+    mjax keeps its own handlers.
     """
     global _watch
     _watch = _Watch()
 
 
 def watch_processes() -> None:
-    """Let a stop of one process before the loop be one of all, once jax is started."""
+    """Make a stop of one process before the loop stop all, once jax is started."""
     from mjax.processes import distributed
 
     if _watch is not None and distributed.num_processes() > 1:
@@ -157,7 +157,7 @@ class StopRequest:
         if not is_alone:
             self._agreed = _start_agreement()
         if _watch is not None and _watch.received is not None:
-            # It came between the two: neither of them has acted on it.
+            # The signal came between the two handlers, and neither has acted on it.
             os.kill(os.getpid(), _watch.received)
         return self
 
@@ -206,8 +206,8 @@ def leave(exit_code: int) -> NoReturn:
     """End the process.
 
     In a run of several processes jax's shutdown waits for the others, minutes long if
-    they do not come. Who failed leaves without it; for any other reason to stop all
-    come as a rule, and process 0 must not take the coordinator from them at once.
+    they do not come. A failed process skips the shutdown. After any other stop all
+    processes usually arrive, so process 0 must not end the coordinator at once.
     Exit hooks do not run if a tracker was left behind: its library would wait for it.
     """
     if _watch is not None:

@@ -4,12 +4,12 @@ Enters: what the step is made of. Leaves: a file in the cache folder of the user
 the next start of the same step loads, in a fraction of the time of tracing, lowering
 and compiling. The name of the file is a hash of everything that goes into the step:
 config, mesh, code and versions, options of XLA, devices, the processor, and the number
-of the process. Whatever does not load is compiled.
+of the process. A step that does not load is compiled.
 
 jax's own compilation cache begins after tracing and lowering, which take as long on
-a CPU as the compilation. And what jax has loaded from there cannot be serialized again
-(`NOT_FOUND: Function ... not found` at the next load), so it is off for a step that is
-to be kept.
+a CPU as the compilation. An executable that jax loads from there cannot be serialized
+again (`NOT_FOUND: Function ... not found` at the next load), so that cache is off for a
+step that this module keeps.
 """
 
 import contextlib
@@ -72,13 +72,13 @@ class Executables:
         facts: Mapping[str, Any],
         agreement: Agreement,
     ) -> None:
-        """Name the file and read it. All processes have theirs, or none has.
+        """Name the file and read it; either all processes have theirs, or none does.
 
         Args:
           config: of the run, its vocabulary settled.
           mesh: of all processes.
           facts: of the code and the environment, see `processes.comparison`.
-          agreement: of all processes; to compile can be a matter of all of them.
+          agreement: of all processes; compilation may need all of them.
         """
         self._agreement = agreement
         self._path: Path | None = None
@@ -176,7 +176,7 @@ class Executables:
 
 
 def _is_wanted() -> bool:
-    """Say whether jax may keep what it compiles, and nobody wants to see it compile."""
+    """Say whether jax may cache what it compiles and XLA dumps no compilation."""
     is_dumped = "--xla_dump_" in os.environ.get("XLA_FLAGS", "")
     cache_dir = jax.config.jax_compilation_cache_dir
     return bool(cache_dir) and jax.config.jax_enable_compilation_cache and not is_dumped
@@ -185,7 +185,7 @@ def _is_wanted() -> bool:
 def name_of(config: TrainConfig, mesh: Mesh, facts: Mapping[str, Any]) -> str:
     """Hash all that goes into the step.
 
-    Which device stands where in the mesh depends on the hosts of the processes, too.
+    The order of devices in the mesh also depends on the hosts of the processes.
     """
     ingredients = {
         **ingredients_of(config, mesh),

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 def collections_every(num_steps: int) -> Iterator[Callable[[int], None]]:
     """Turn the collector off, and yield what collects after every `num_steps` steps.
 
-    What lives already is collected once and then left out: it is the program itself,
-    the larger part. At the end everything is as it was.
+    Existing objects, mostly the program itself, are collected once and then frozen. At
+    the end the previous state of the collector is restored.
 
     Args:
       num_steps: between collections. What forms a cycle lives until the next one, with

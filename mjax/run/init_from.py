@@ -38,7 +38,7 @@ class Weights:
     """Parameters that were found and fit; nothing of them is read yet."""
 
     described: str
-    """Where they come from, and in what that model differs, for people."""
+    """The source, and how its model differs, for people."""
     read_boxes: Callable[[str, list[Box]], list[np.ndarray]]
     """Name of a leaf ("params...") and boxes to their values."""
     names: frozenset[str]

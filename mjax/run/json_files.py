@@ -1,6 +1,6 @@
 """Files that are either complete or not there, and JSON without NaN.
 
-No jax: what is read before the flags are known writes with these too.
+Without jax: modules that run before the flags are known use these functions too.
 """
 
 import json

@@ -50,7 +50,7 @@ class Corruption(Protocol):
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """Those whose devices hold other bits than they should."""
+        """Processes whose devices hold wrong bits."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class Program(Protocol):
 
     @property
     def gather_first(self) -> Callable[[Any], Any] | None:
-        """Gather of the parameters what the step uses first; None: the step does."""
+        """Gathers the parameters that the step uses first; None: the step does."""
         ...
 
     def train_step(
@@ -146,7 +146,7 @@ class Outcome:
     exit_code: int
     """DONE, FAILED, PREEMPTED or GAVE_UP."""
     has_diverged: bool = False
-    """It gave up for what the steps have made of the state; a way back is open."""
+    """It gave up because of the state; the run may go back to an earlier one."""
     corruption: Corruption | None = None
     """It gave up because replicas differ."""
 
@@ -232,7 +232,7 @@ class Loop:
         return _Unfinished(step, metrics, self.batches.data_wait_s, dispatched_ns)
 
     def _take_step(self, step: int, batch: Any, *first: Any) -> Mapping[str, Any]:
-        """Take a step; one that is recorded runs to its end, and nothing beside it."""
+        """Take a step; if it is recorded, wait for it and overlap nothing with it."""
         windows = self.watch.windows
         if windows is None or not windows.is_due(step):
             self.state, metrics = self.program.train_step(self.state, batch, *first)
@@ -247,7 +247,7 @@ class Loop:
         return metrics
 
     def _begin(self, step: int, stop: StopRequest) -> int:
-        """Do what is left to do for the state that the run starts with.
+        """Finish the work that is due for the state that the run starts with.
 
         A stop may have come before its evaluation. If it is the last one, it may be in
         no checkpoint but a host's copy. And the check for values that are not finite
@@ -309,7 +309,7 @@ class Loop:
         return self._wait_for_save(step)
 
     def _gives_up(self, step: int, *, is_last: bool, keeps: bool) -> bool:
-        """Say whether there is no use in going on; every process finds the same.
+        """Say whether continuing is useless; every process gets the same answer.
 
         Args:
           step: optimizer steps that the state has seen.
@@ -320,7 +320,7 @@ class Loop:
         if is_last:
             limit = min(limit, self.cadence.last_steps)
         if self.consecutive_skips >= limit:
-            self._finish()  # the step that runs now may have ended the series
+            self._finish()  # the step in progress may have ended the series
         skips = self.consecutive_skips
         problem = None
         if (keeps or skips >= limit) and not self.program.is_finite(self.state):
@@ -345,7 +345,7 @@ class Loop:
         return self._has_diverged
 
     def _is_corrupted(self, step: int, *, keeps: bool) -> bool:
-        """Compare the replicas, if that is due; every process finds the same."""
+        """Compare the replicas if that is due; every process gets the same result."""
         find = self.program.find_corruption
         is_due = keeps or step % self.cadence.replica_check_every == 0
         if find is None or not is_due:
@@ -409,7 +409,7 @@ class Loop:
         return evaluated
 
     def _restart_clock(self, has_paused: bool) -> None:
-        """Keep evaluation and saving out of the time of the next step."""
+        """Exclude evaluation and saving from the time of the next step."""
         if has_paused:
             self._finished_ns = time.monotonic_ns()
 

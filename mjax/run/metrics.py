@@ -3,8 +3,8 @@
 Enters: one row of plain numbers per optimizer step. Leaves: `metrics.jsonl`,
 `summary.json`, what trackers get, and what a person sees. Only rank 0 writes. A full
 disk never stops a run: it is reported once, and rows that could not be written follow
-when there is room. A folder that somebody deletes or moves is made anew, with all rows.
-A run that still owes rows or its summary is not done.
+when there is room. A deleted or moved folder is made again, with all rows. A run with
+missing rows or without its summary is not done.
 
 A row is one line of strict JSON, which knows neither NaN nor infinity. Such a value is
 null in its field, and the row's additional field `nonfinite` says what it was:
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 """One step: names to numbers, None where a number is not known."""
 
 _TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "profiled")
-"""Fields that say how long, as all that begin with `ckpt_` do, not what came out."""
+"""Fields of timing, not of results; all fields that begin with `ckpt_` are too."""
 _PATIENCE_S, _STOP_PATIENCE_S = 30, 5
 """How long a tracker may take for what is queued at the end; a stopped run must leave
 soon. Chosen."""
@@ -259,7 +259,7 @@ class Recorder:
 
     @property
     def owed(self) -> list[str]:
-        """Files that must be in the work dir at the end of a run, and are not."""
+        """Files that are missing from the work dir at the end of a run."""
         if not self._active:
             return []
         rows_are_there = self._is_in_place() and not self._unwritten
@@ -301,7 +301,7 @@ class Recorder:
         self._file = self._path.open("a+b", buffering=0)
 
     def guarded(self, what: str, action: Callable[[], None]) -> None:
-        """Write something; whatever fails is reported once and forgiven.
+        """Write something; an error is reported once and ignored.
 
         Args:
           what: name of the file, for people.

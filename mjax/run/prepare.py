@@ -43,7 +43,7 @@ _SAME_DATA = "Give all hosts the same files under --data.path"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Built:
-    """What the run consists of; this process has made it alone."""
+    """The parts of the run; this process built them without the others."""
 
     config: TrainConfig
     """With the vocabulary of the tokenizer."""
@@ -256,7 +256,7 @@ def _check_newest(
 def _has_read_what_is_skipped(
     config: TrainConfig, step: int, facts: Mapping[str, Any]
 ) -> str:
-    """Say why the run does not go on from a step: it goes back behind it."""
+    """Say why the run does not continue from a step but goes back to an earlier one."""
     if config.data.has_read(step, facts["config"]["data"].get("skip", ())):
         return ""
     return f"it has read data that --data.skip {' '.join(config.data.skip)} leaves out"
@@ -368,7 +368,7 @@ def _check_moves(config: TrainConfig, path: Path) -> None:
 
 
 def _claim(run: Run, command: Command) -> str:
-    """Make the work dir this run's, once nothing is left that could refuse the run.
+    """Claim the work dir for this run, after every check has passed.
 
     On process 0.
     """
@@ -382,9 +382,9 @@ def _claim(run: Run, command: Command) -> str:
 
 
 def claim_work_dir(run: Run) -> None:
-    """Make the work dir, and again if somebody has deleted it; on process 0."""
+    """Make the work dir, or make it again after its deletion; on process 0."""
     work_dir.make(run.work_dir)
-    # How processes find each other is of a start, not of a run.
+    # How processes find each other belongs to a start, not to a run.
     config = dataclasses.replace(run.config, distributed=DistributedConfig())
     work_dir.write_config(run.work_dir, json.loads(to_json(config)))
     work_dir.keep_tokenizer(run.work_dir, run.tokenizer_files)

@@ -1,4 +1,4 @@
-"""What a run tells people: what it is, before; what it came to, after.
+"""What a run prints for people: its description before, its results after.
 
 Enters: the run's config, its dataset, its rows. Leaves: lines of text, summary.json,
 plots/curves.png, sample.txt.
@@ -224,7 +224,7 @@ def device_memory() -> terminal.Memory | None:
 def brief(
     lines: Iterable[str], config: TrainConfig, needed: memory.Estimate
 ) -> Iterator[str]:
-    """Keep of a description what a person in a terminal wants to know first.
+    """Select the lines of a description that a terminal shows first.
 
     Args:
       lines: of the description; one may hold several.
@@ -264,7 +264,7 @@ def sample(
     seed: int,
     is_stopped: Callable[[], bool],
 ) -> bool:
-    """Let the model continue a held-out text; say whether it came to the end.
+    """Let the model continue a held-out text; say whether it finished.
 
     All processes compute. The file has the text as it is; on the terminal, what that
     would act on is escaped.
@@ -317,15 +317,15 @@ def write_summary(
 ) -> int:
     """Write summary.json and the figure from all rows of the run; return how it ends.
 
-    A stopped run must leave soon: its figure, which takes seconds, is drawn when it has
-    been resumed. A run that would be done, but has not left its rows, its summary or
-    its last checkpoint, has failed.
+    A stopped run must exit soon, so its figure, which takes seconds, is drawn after it
+    resumes. A run that is otherwise done has failed if its rows, its summary or its
+    last checkpoint are missing.
 
     Args:
       work_dir: with metrics.jsonl.
       config: of the run.
       dataset: of the run.
-      recorder: that says so, and forgives a full disk.
+      recorder: reports the result, and ignores a full disk.
       exit_code: how the run would end.
       is_saved: says whether the last checkpoint is in the store.
       wall_s: seconds of this process in the loop, start and end included.

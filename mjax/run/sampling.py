@@ -1,4 +1,4 @@
-"""Let the model of a run continue a text: a look at it after the last step.
+"""Let the model of a run continue a text, as a check after the last step.
 
 Enters: a program, parameters and a prompt. Leaves: the tokens that were drawn. For each
 of them the whole prefix is computed again.

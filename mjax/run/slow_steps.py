@@ -36,7 +36,7 @@ class SlowSteps:
     """Watches the steps of one process. One thread calls it."""
 
     def __init__(self, path: Path | None = None, factor: int | float = 3.0) -> None:
-        """Know of no step.
+        """Start without any recorded step.
 
         Args:
           path: of the file of stacks, made when it is needed; None watches nothing.

@@ -2,8 +2,8 @@
 
 Enters: rows, and lines of text. Leaves: the lines, and below them one that is drawn
 again and again: how far the run is, its smoothed loss, the time that is left, speed,
-MFU and memory. It is as wide as the terminal and never wraps; what has no room is left
-out. Whatever else is written to stdout or stderr appears above it, errors too.
+MFU and memory. It is as wide as the terminal and never wraps; parts that do not fit are
+left out. All other output to stdout or stderr, errors included, appears above it.
 
 Where stdout is no terminal there is no live line and no colour. NO_COLOR and TERM=dumb
 turn colours off.

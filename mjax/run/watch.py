@@ -1,8 +1,7 @@
-"""What a process shows of itself while it runs, to whoever watches the run.
+"""What a process reports while it runs.
 
-Enters: what begins now. Leaves: its progress word, which says where it is, also if it
-hangs; its spans, which say where its time went; the stacks of steps that take too long;
-its beats, which say that it lives.
+Enters: what begins now. Leaves: the progress word (its position, even in a hang), the
+spans (its use of time), the stacks of slow steps, and the beats (it is alive).
 """
 
 import dataclasses
@@ -47,7 +46,7 @@ class Watch:
     spans: Spans = dataclasses.field(default_factory=Spans)
     slow_steps: SlowSteps = dataclasses.field(default_factory=SlowSteps)
     beats: Beats | None = None
-    """Shows that the process lives; None: it shows nothing."""
+    """Shows that the process is alive; None: no beats are written."""
     windows: Recorder | None = None
     """Records steps with the profiler; None: none are to be recorded."""
     meet: Callable[[], object] = lambda: None

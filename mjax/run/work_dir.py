@@ -75,13 +75,13 @@ def read_config(path: Path) -> Mapping[str, Any] | None:
 
 
 def refuse_other_run(where: str, differing: Sequence[Difference]) -> None:
-    """Refuse what another run has left.
+    """Refuse files that another run left.
 
     Args:
       where: what it is in, for people.
       differing: fields that may not differ, with both values.
     Raises:
-      ValueError: there are some.
+      ValueError: `differing` is not empty.
     """
     if differing:
         lines = [
@@ -178,8 +178,9 @@ def move_aside(path: Path) -> Path | None:
 def resume_command(argv: Sequence[str], path: Path) -> str:
     """Say with which command this run is resumed.
 
-    The number of a process is left out: the command is for all of them. Files that may
-    change, or be gone, are too: without a recipe, config.json says what they said.
+    It omits the process number, since all processes use the command. It also omits
+    files that may change or disappear: without a recipe, config.json has their
+    contents.
     """
     recipe = next((word for word in argv if ".py:" in word), "")
     kept, is_numbered = [], False
