@@ -27,6 +27,10 @@ class DamagedFileError(RuntimeError):
     """A file of the cache is missing, cut, or not what was written."""
 
 
+class UnwritableError(ValueError):
+    """A folder of the cache cannot be written, or its disk is full."""
+
+
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Iterator[None]:
     """Keep other processes of the machine from writing a file or folder of the cache.
@@ -34,7 +38,7 @@ def locked(path: pathlib.Path) -> Iterator[None]:
     The operating system releases the lock when its holder dies.
 
     Raises:
-      ValueError: the folder of path cannot be written.
+      UnwritableError: the folder of path cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,9 +50,9 @@ def locked(path: pathlib.Path) -> Iterator[None]:
         yield
 
 
-def unwritable(folder: pathlib.Path, error: OSError) -> ValueError:
+def unwritable(folder: pathlib.Path, error: OSError) -> UnwritableError:
     """Return the error for a cache folder in which nothing can be written."""
-    return ValueError(
+    return UnwritableError(
         f"the cache folder {folder} cannot be written ({error.strerror}); set "
         "--data.cache-dir to a folder that can be"
     )
@@ -78,7 +82,7 @@ def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
     To be used under the lock: what killed processes left is removed.
 
     Raises:
-      ValueError: the folder cannot be written.
+      UnwritableError: the folder cannot be written.
     """
     prefix = temporary_prefix(path.name)
     temporary = path.with_name(f"{prefix}{os.getpid()}")

@@ -18,6 +18,10 @@ _BUFFER_BYTES = 1 << 18
 _DAMAGED = (OSError, EOFError, zlib.error)  # what decompression raises
 
 
+class UnreadableError(ValueError):
+    """The operating system cannot read a file of the corpus."""
+
+
 def ignore(num_bytes: int) -> None:
     """Do nothing with the number of bytes that were read."""
 
@@ -38,7 +42,8 @@ def opened(
       path: of the file.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
-      ValueError: it cannot be read, is cut off, or is not of the format that its name
+      UnreadableError: it cannot be read.
+      ValueError: it is cut off, or is not of the format that its name
         says; also while the content is read. The message names the file and the byte.
     """
     try:
@@ -48,7 +53,7 @@ def opened(
             with io.BufferedReader(content, _BUFFER_BYTES) as reader:
                 yield reader
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _decompressed(file: "_Counted", path: pathlib.Path) -> io.RawIOBase:

@@ -28,6 +28,7 @@ import mjax
 from mjax.data import cache_files, prepare, unfinished
 from mjax.data.cache_files import DamagedFileError, MappedTokens
 from mjax.data.chat_template import ChatTemplate
+from mjax.data.compressed import UnreadableError
 from mjax.data.corpora import Source, documents
 from mjax.data.documents import index_documents
 from mjax.data.file_hashes import changed, hash_files
@@ -220,6 +221,8 @@ def _build_once(
             try:
                 _build(temporary, sources, settings, tokenizer)
                 _check_unchanged(sources, folder.parent)
+            except (cache_files.UnwritableError, UnreadableError):
+                raise  # a disk is full or fails for now: the next process continues
             except ValueError:  # bad input: nothing to go on with
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise

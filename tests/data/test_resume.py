@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from mjax.data import prepare, token_files, unfinished
+from mjax.data import cache_files, compressed, prepare, token_files, unfinished
 from mjax.data.cache_files import BlockWriter, DamagedFileError, checksums_path
 from mjax.data.config import DataConfig
 from mjax.data.dataset import prepare_files
@@ -160,6 +160,30 @@ def test_damaged_and_foreign_beginnings_are_not_continued(
         prepare_files(again)
     assert "this is mjax 9; it begins again" in caplog.text
     assert contents(tmp_path / "again") == contents(tmp_path / "own")
+
+
+@pytest.mark.parametrize("place", ["cache", "source"])
+def test_a_disk_that_fails_takes_nothing_that_was_done(
+    folder, tmp_path, monkeypatch, place
+):
+    config = DataConfig(path=(str(folder),), cache_dir=str(tmp_path / "cache"))
+    interrupted(config, monkeypatch, 5)
+    [left] = (tmp_path / "cache").glob("*-unfinished")
+    before = (left / "unfinished.json").read_bytes()
+
+    def fails(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if place == "cache":
+            patch.setattr(unfinished, "SAVE_S", 0)
+            patch.setattr(cache_files, "write_json", fails)
+        else:
+            patch.setattr(compressed._Counted, "readinto", fails)
+        with pytest.raises(ValueError, match="No space left on device"):
+            prepare_files(config)
+    assert (left / "unfinished.json").read_bytes() == before
+    prepare_files(config)
 
 
 def test_a_writer_goes_on_where_another_was_synced(tmp_path):
