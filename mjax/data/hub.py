@@ -16,6 +16,7 @@ import logging
 import os
 import pathlib
 import re
+import urllib.parse
 from typing import Any, NamedTuple
 
 from mjax import checked_json
@@ -24,6 +25,9 @@ from mjax.data.compressed import plain_name
 
 PREFIX = "hf://"
 _NAME = re.compile(r"hf://datasets/((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# Of a URL: what is before the host, and the query, which may be a signature.
+_SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"()]*")
 _SUFFIXES = frozenset({".txt", ".jsonl", ".ndjson", ".parquet"})
 _TIMEOUT_S = 30
 _log = logging.getLogger(__name__)
@@ -66,22 +70,35 @@ def fetch(path: str) -> Fetched:
     configured = os.environ.get("HF_HUB_CACHE")
     cache = pathlib.Path(configured or library.constants.HF_HUB_CACHE)
     home = cache / f"datasets--{name.replace('/', '--')}"
-    kept = home / "mjax" / f"{revision.replace('/', '--')}.json"
+    kept = home / "mjax" / f"{urllib.parse.quote(revision, safe='')}.json"
     listing = _ask(library, path, name, revision, kept)
     folder = home / "snapshots" / listing.commit
-    is_checked = _read_kept(kept) == listing
-    for file, checksum in listing.files.items():
-        is_new = not (folder / file).is_file()
-        if is_new:
-            _download(library, path, name, file, listing.commit, cache)
-        if is_new or not is_checked:
-            _check(folder / file, checksum, path)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with cache_files.written_whole(kept) as temporary:
-        temporary.write_text(json.dumps(listing._asdict()))
+    if not _is_whole(folder, listing, kept):
+        try:
+            with cache_files.locked(kept):  # processes of a host start together
+                is_checked = _read_kept(kept) == listing
+                for file, checksum in listing.files.items():
+                    is_new = not (folder / file).is_file()
+                    if is_new:
+                        _download(library, path, name, file, listing.commit, cache)
+                    if is_new or not is_checked:
+                        _check(folder / file, checksum, path)
+                with cache_files.written_whole(kept) as temporary:
+                    temporary.write_text(json.dumps(listing._asdict()))
+        except cache_files.UnwritableError as error:
+            what = str(error).partition(";")[0]
+            raise ValueError(
+                f"--data.path {path}: {what}; set HF_HUB_CACHE to a folder that can be"
+            ) from None
     _log.info("--data.path %s is commit %s", path, listing.commit)
     files = sorted(listing.files)
     return Fetched(folder, files, f"hf://datasets/{name}@{listing.commit}")
+
+
+def _is_whole(folder: pathlib.Path, listing: _Listing, kept: pathlib.Path) -> bool:
+    """Say whether all files are here and were compared with their checksums."""
+    are_there = all((folder / file).is_file() for file in listing.files)
+    return are_there and _read_kept(kept) == listing
 
 
 def _import_library(path: str) -> Any:
@@ -113,10 +130,16 @@ def _ask(
         ) from None
     except errors.RepositoryNotFoundError:
         raise ValueError(
-            f"--data.path {path}: {_endpoint(library)} has no data set {name}, or it "
+            f"--data.path {path}: {_host(library)} has no data set {name}, or it "
             "is private; check the name, or set HF_TOKEN to a token that may read it"
         ) from None
     except (OSError, _http_error(library), ValueError) as error:
+        return _known(path, kept, library, error)
+    except (KeyError, TypeError):  # JSON, but of something else
+        error = ValueError("the answer does not describe a data set")
+        return _known(path, kept, library, error)
+    if not _COMMIT.fullmatch(info.sha or ""):  # it becomes a part of a path
+        error = ValueError(f"the commit is {info.sha!r}")
         return _known(path, kept, library, error)
     files = {
         s.rfilename: f"sha256:{s.lfs.sha256}" if s.lfs else f"git:{s.blob_id}"
@@ -136,14 +159,14 @@ def _known(path: str, kept: pathlib.Path, library: Any, error: Exception) -> _Li
     listing = _read_kept(kept)
     if listing is None:
         raise ValueError(
-            f"--data.path {path}: the hub {_endpoint(library)} does not answer as it "
+            f"--data.path {path}: the hub {_host(library)} does not answer as it "
             f"should ({_first_line(error)}), and this machine has no whole copy of the "
             "data set; start again when the hub can be reached, or set HF_ENDPOINT"
         )
     _log.warning(
         "--data.path %s: the hub %s does not answer as it should (%s); reading the "
         "copy of commit %s on this machine",
-        *(path, _endpoint(library), _first_line(error), listing.commit),
+        *(path, _host(library), _first_line(error), listing.commit),
     )
     return listing
 
@@ -204,11 +227,18 @@ def _endpoint(library: Any) -> str:
     return os.environ.get("HF_ENDPOINT") or library.constants.ENDPOINT
 
 
+def _host(library: Any) -> str:
+    """Return the address of the hub as it may be shown."""
+    return _SECRET.sub("", _endpoint(library))
+
+
 def _is_text(file: str) -> bool:
+    """Say whether a file is read: not if it is hidden, or outside of the data set."""
     parts = pathlib.PurePosixPath(file)
-    is_hidden = any(part.startswith(".") for part in parts.parts)
+    is_hidden = any(part.startswith((".", "/")) for part in parts.parts)
     return not is_hidden and pathlib.Path(plain_name(file)).suffix.lower() in _SUFFIXES
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
+    text = (str(error) or type(error).__name__).strip().splitlines()[0]
+    return _SECRET.sub("", text)

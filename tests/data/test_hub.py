@@ -1,5 +1,6 @@
 """Data sets of a hub: a small server speaks the few endpoints that the library asks."""
 
+import concurrent.futures
 import hashlib
 import http.server
 import json
@@ -9,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mjax.data import corpora
+from mjax.data import cache_files, corpora
+from mjax.data import hub as hub_module
 from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
 from mjax.data.hub import fetch
@@ -34,6 +36,8 @@ class Hub(http.server.ThreadingHTTPServer):
         self.damage: dict[str, bytes] = {}
         self.cut: set[str] = set()
         self.is_broken = False
+        self.commit = COMMIT
+        self.odd_answer: bytes | None = None
         self.asked: list[str] = []
 
 
@@ -58,6 +62,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         )
         if self.hub.is_broken:
             self.answer(503, b"busy")
+        elif self.hub.odd_answer is not None:
+            self.answer(200, self.hub.odd_answer)
         elif path in (f"{info}main", f"{info}{COMMIT}"):
             self.answer(200, json.dumps(self.info()).encode())
         elif path.startswith(info):
@@ -84,7 +90,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "size": len(large),
             "pointerSize": 130,
         }
-        return {"id": "org/texts", "sha": COMMIT, "siblings": siblings}
+        return {"id": "org/texts", "sha": self.hub.commit, "siblings": siblings}
 
     def file(self, name: str) -> None:
         content = self.hub.damage.get(name, self.hub.files[name])
@@ -197,3 +203,49 @@ def test_a_data_set_without_text_is_refused(hub):
     hub.files = {"a.bin": b"x"}
     with pytest.raises(ValueError, match="holds no file of text; files that are read"):
         fetch(PATH)
+
+
+@pytest.mark.parametrize("answer", [b"<html>log in</html>", b"{}", b"[]", b"null"])
+def test_an_answer_that_is_no_data_set_is_refused_or_the_copy_is_read(hub, answer):
+    hub.odd_answer = answer
+    with pytest.raises(ValueError, match="does not answer as it should"):
+        fetch(PATH)
+    hub.odd_answer = None
+    whole = fetch(PATH)
+    hub.odd_answer = answer
+    assert fetch(PATH) == whole
+
+
+def test_names_of_a_hub_never_lead_out_of_its_cache(hub, tmp_path):
+    own = tmp_path / "own.txt"
+    own.write_text("not of the hub")
+    hub.files |= {str(own): b"other", "../../../../own.txt": b"other"}
+    assert fetch(PATH).files == ["a.jsonl", "sub/b.txt"]
+    hub.commit = "../../../.."
+    hub.files = {"own.txt": b"other"}
+    fetch(PATH)  # the copy
+    assert own.read_text() == "not of the hub"
+
+
+def test_passwords_and_signatures_of_addresses_are_not_told(hub, monkeypatch):
+    host = f"127.0.0.1:{hub.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", f"http://user:secret@{host}")
+    hub.is_broken = True
+    with pytest.raises(ValueError, match=f"the hub http://{host} does not") as caught:
+        fetch(PATH)
+    assert "secret" not in str(caught.value)
+    error = OSError("403 for url: https://cdn.io/a?X-Amz-Signature=abc (Forbidden)")
+    assert hub_module._first_line(error) == "403 for url: https://cdn.io/a (Forbidden)"
+
+
+def test_processes_that_start_together_and_a_cache_without_room(hub, monkeypatch):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert len(set(map(str, pool.map(fetch, [PATH] * 8)))) == 1
+
+    def full(path):
+        raise cache_files.unwritable(path.parent, OSError(28, "No space left"))
+
+    monkeypatch.setattr(cache_files, "locked", full)
+    fetch(PATH)  # nothing is written where everything is there
+    with pytest.raises(ValueError, match=r"No space left\); set HF_HUB_CACHE"):
+        fetch(f"hf://datasets/org/texts@{COMMIT}")
