@@ -12,9 +12,10 @@ turn colours off.
 import dataclasses
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TextIO, cast, runtime_checkable
 
 _SMOOTHING = 0.95
 """Chosen: the smoothed loss is a mean over about twenty steps."""
@@ -164,6 +165,40 @@ def quantity(number: int | float) -> str:
     return f"{number:.0f}"
 
 
+class _Forgiving:
+    """A stream that escapes what it has no character for, and survives its terminal.
+
+    A terminal that is closed does not stop a run.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.encoding = stream.encoding or "utf-8"
+        self.is_gone = False
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        shown = text.encode(self.encoding, "backslashreplace").decode(self.encoding)
+        return self._unless_gone(lambda: self._stream.write(shown)) or 0
+
+    def flush(self) -> None:
+        self._unless_gone(self._stream.flush)
+
+    def _unless_gone(self, action: Callable[[], int | None]) -> int | None:
+        if self.is_gone:
+            return None
+        try:
+            return action()
+        except OSError:
+            self.is_gone = True
+            return None
+
+
 class LiveLine:
     """The line itself, on stdout; a thread draws it."""
 
@@ -179,7 +214,9 @@ class LiveLine:
         from rich.text import Text
 
         self._progress = progress
-        self._console = Console(highlight=False)
+        self._stdout = _Forgiving(sys.stdout)
+        file = cast(TextIO, self._stdout)
+        self._console = Console(file=file, highlight=False, emoji=False)
 
         def draw() -> Text:
             parts = progress.parts(time.monotonic())
@@ -205,3 +242,5 @@ class LiveLine:
     def close(self) -> None:
         """Draw the line for the last time, and leave it there."""
         self._live.stop()
+        if self._stdout.is_gone:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run

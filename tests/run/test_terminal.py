@@ -1,5 +1,6 @@
 """The live line: what it says, what it leaves out, and that it overwrites nothing."""
 
+import errno
 import io
 import os
 import pty
@@ -7,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -209,3 +211,43 @@ def test_the_short_start_keeps_warnings_and_the_memory_in_all() -> None:
         *("model: a", "pipeline: c", "warning: d"),
         "memory: 1.5 GiB of 8.0 GiB a device, estimated",
     ]
+
+
+class ClosableTerminal(io.TextIOWrapper):
+    """A terminal of Western European characters, which can be closed."""
+
+    is_closed = False
+
+    def __init__(self) -> None:
+        self.bytes = io.BytesIO()
+        super().__init__(self.bytes, encoding="latin-1")
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.is_closed:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+def test_what_a_terminal_cannot_show_is_escaped_and_nothing_else(monkeypatch) -> None:
+    shown = ClosableTerminal()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setenv("NO_COLOR", "1")
+    live = terminal.LiveLine(progress())
+    live.say("warning: x.py:100: \u4e2d \xe4")
+    live.close()
+    assert b"warning: x.py:100: \\u4e2d \xe4" in shown.bytes.getvalue()
+
+
+def test_a_terminal_that_is_closed_does_not_stop_a_run(monkeypatch) -> None:
+    shown = ClosableTerminal()
+    monkeypatch.setattr(sys, "stdout", shown)
+    live = terminal.LiveLine(progress())
+    shown.is_closed = True
+    live.say("warning: nobody reads this")
+    time.sleep(0.5)  # it is drawn again
+    live.close()
+    print("nor this", flush=True)
+    sys.stdout.close()
