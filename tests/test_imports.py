@@ -135,10 +135,10 @@ CORRIDOR = ("train", "run", "step", "model", "layers", "kernels")
 
 
 def tour() -> list[str]:
-    """Read the files of README's reading tour, in order."""
-    text = (ROOT / "README.md").read_text()
+    """Read the files of the reading tour in docs/design.md, in order."""
+    text = (ROOT / "docs" / "design.md").read_text()
     section = text.partition("## Reading tour")[2].partition("\n## ")[0]
-    return re.findall(r"\]\((mjax/[^)]+\.py)\)", section)
+    return re.findall(r"\]\(\.\./(mjax/[^)]+\.py)\)", section)
 
 
 def not_reached(root: Path, files: list[str]) -> list[str]:
