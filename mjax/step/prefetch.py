@@ -179,7 +179,7 @@ class OverlappedLayers:
         if self.num_scanned:
             # lax.scan makes the stacks in host memory.
             own_stacks = places is not None and offload is None
-            scan = functools.partial(stacks.scan, unlike=x) if own_stacks else lax.scan
+            scan = stacks.scan if own_stacks else lax.scan
             with jax.named_scope(self._loop()):
                 carry, scanned = scan(pattern, carry, self._firsts())
         rest = []

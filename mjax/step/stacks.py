@@ -16,38 +16,35 @@ from mjax.vjp import zeros_of
 Index = int | Int[Array, ""]
 
 
-def scan(
-    body: Any, carry: PyTree, xs: Array, *, unlike: Array
-) -> tuple[PyTree, PyTree]:
-    """Scan, as lax.scan does, into stacks that no other scan shares.
+def scan(body: Any, carry: PyTree, xs: Array) -> tuple[PyTree, PyTree]:
+    """Scan, as lax.scan does, into stacks that are not initialised.
 
-    lax.scan initialises each stack with zeros. XLA shares one array of zeros between
-    several loops, keeps it from the first loop to the last, and copies it for each
-    loop: one stack too many. Here the initial stack depends on a value that only this
-    scan has. The loop overwrites it.
+    lax.scan fills each stack with zeros before the loop overwrites it. XLA fills one
+    array and copies it for each stack of the same shape, which takes 2 to 5% of a step
+    of gpt-1b3 on an H200 (docs/benchmarks/gpu_changes.md).
 
     Args:
       body: (carry, x) -> (carry, y).
       carry: at the start.
-      xs: [n].
-      unlike: an array, with entries that only this scan has.
+      xs: [n], n at least 1.
     """
-    first = unlike[(0,) * unlike.ndim]
-    odd = first != first  # false, but not to a compiler: a float may be NaN
-
-    def empty(like: Any) -> Array:
-        is_float = jnp.issubdtype(like.dtype, jnp.floating)
-        zeros = zeros_of(like, xs.shape[0])
-        return zeros + odd.astype(like.dtype) if is_float else zeros
 
     def turn(state: Any, at: Any) -> Any:
         (carry, stacks), (number, x) = state, at
         carry, y = body(carry, x)
         return (carry, put(stacks, y, number)), None
 
-    stacked = jax.tree.map(empty, jax.eval_shape(body, carry, xs[0])[1])
+    one = jax.eval_shape(body, carry, xs[0])[1]
+    stacked = jax.tree.map(lambda like: _empty(like, xs.shape[0]), one)
     numbers = jnp.arange(xs.shape[0])
     return lax.scan(turn, (carry, stacked), (numbers, xs))[0]
+
+
+def _empty(like: Any, num: int) -> Array:
+    """Return [num, ...], not initialised on a GPU, varying over the axes of `like`."""
+    stack = lax.empty((num, *like.shape), like.dtype)
+    axes = tuple(sorted(like.manual_axis_type.varying))
+    return lax.pcast(stack, axes, to="varying") if axes else stack
 
 
 def stack_of(one: PyTree, num: int) -> PyTree:
