@@ -35,7 +35,13 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-def write_page(name: str, title: str, command: str, tables: Sequence[Table]) -> Path:
+def write_page(
+    name: str,
+    title: str,
+    command: str,
+    tables: Sequence[Table],
+    made: str | None = None,
+) -> Path:
     """Write docs/benchmarks/<name>.md and return its path.
 
     Args:
@@ -43,11 +49,12 @@ def write_page(name: str, title: str, command: str, tables: Sequence[Table]) -> 
       title: heading of the page.
       command: that makes the page again.
       tables: in order.
+      made: what `about` returned when the results were made; None: just now.
     """
     lines = [
         f"# {title}",
         "",
-        f"{about()}. Made by `{command}`.",
+        f"{made or about()}. Made by `{command}`.",
     ]
     for table in tables:
         lines += ["", f"## {table.title}", "", table.text, ""]
