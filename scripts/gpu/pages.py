@@ -39,8 +39,8 @@ class Origin:
         m = self.machine
         versions = ", ".join(f"{name} {v}" for name, v in m["versions"].items())
         text = (
-            f"{self.date}, commit {self.commit}, {m['device_kind']}, driver "
-            f"{m['driver']}, {versions}, ptxas {m['ptxas']}. Made by `{self.command}`."
+            f"At `{self.commit}`, {self.date}, {versions}, {m['device_kind']}, driver "
+            f"{m['driver']}, ptxas {m['ptxas']}. Made by `{self.command}`."
         )
         if self.mode == "gpu":
             return text

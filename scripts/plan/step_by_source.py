@@ -110,7 +110,7 @@ def compiled(case: str, flags: str, commit: str) -> Path:
       RuntimeError: the process failed.
     """
     # By the contents of the package: commits that do not change it share what is kept.
-    out = FOLDER / _resolve(f"{commit}:mjax") / f"{case}.json.gz"
+    out = FOLDER / resolve(f"{commit}:mjax") / f"{case}.json.gz"
     if out.exists():
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ def tables(found: Mapping[str, tuple[Read, Read]]) -> list[Table]:
     ]
 
 
-def _resolve(name: str) -> str:
+def resolve(name: str) -> str:
     """Return the hash of an object of git."""
     git = ["git", "rev-parse", "--verify", name]
     done = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True)
@@ -253,7 +253,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", choices=CASES, help="compile this case, no page")
     args = parser.parse_args(argv)
     try:
-        commits = [_resolve(f"{name}^{{commit}}") for name in (args.before, args.now)]
+        commits = [resolve(f"{name}^{{commit}}") for name in (args.before, args.now)]
         found = {}
         for name in CASES if args.only is None else (args.only,):
             case = CASES[name]
