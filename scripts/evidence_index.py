@@ -35,9 +35,10 @@ _TEMPORARY = "$TMP"
 _INTRO = """# Measurements
 
 Each page says its command, versions and hardware, and is written again by that command.
-Pages that were made since 2026-11-26 say their commit too. Nothing here has been
-measured on a GPU yet. *Code since* says whether the code that a page certifies had
-changed when this index was written; comments do not count.
+Pages that were made since 2026-11-26 say their commit too. Those whose name begins
+with gpu were measured on an H200, the others on CPUs. *Code since* says whether the
+code that a page certifies had changed when this index was written; comments do not
+count.
 `python -m scripts.evidence_index` says how it is now; with `--write` it makes this file
 of `pages.toml`.
 

@@ -149,7 +149,7 @@ MOSAIC_H200 = MappingProxyType(
         ),
     }
 )
-"""By head width. Not tuned: no GPU was measured. The largest blocks that compile for an
+"""By head width. Not tuned on a GPU. The largest blocks that compile for an
 H200 without spilling registers, jax 0.11.2, 2026-11 (scripts/kernels/kernel_table.py);
 a third slot for dq and dkv, which release one a block late, and a fourth for dq, which
 begins with the next block early: with fewer, nothing would be on its way meanwhile.
