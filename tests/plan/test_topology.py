@@ -41,7 +41,8 @@ def test_tp_may_leave_its_node_if_the_user_says_so():
     ("gpu", "flags", "backend", "is_named"),
     [
         ("h200", "", "auto", False),
-        ("h200", "--data.no-isolate-documents", "mosaic_gpu", True),
+        ("h200", "--data.no-isolate-documents", "auto", False),
+        ("h200", "--data.no-isolate-documents --model.heads 8", "mosaic_gpu", True),
         ("a100-80g", "--data.no-isolate-documents", "blocked", True),
         ("a100-80g", "", "auto", False),
         ("h200", "--model.attention blocked", "blocked", False),

@@ -96,10 +96,18 @@ CAPABILITIES = MappingProxyType(
 )
 """The backends, and the limits that are checked before one runs."""
 
-# blocked beats reference at every size measured (docstring of tuning.BLOCKED_CPU), so
-# size is no part of the rule. On GPUs nothing was measured here: cudnn is first because
-# others have measured it on Hopper (Shah et al. 2024, arXiv:2407.08608, figures 5, 6).
-_FASTEST_FIRST = ("cudnn", "mosaic_gpu", "blocked", "reference")
+# blocked beats reference at every size measured (docstring of tuning.BLOCKED_CPU).
+# Where both were timed on an H200, mosaic_gpu takes 0.91 of cudnn's time forward and
+# 0.86 with backward (geometric means over 35 shapes, docs/benchmarks/gpu_attention.md).
+# Elsewhere only cudnn's speed is known (Shah et al. 2024, arXiv:2407.08608, figures 5,
+# 6).
+_TIMED_HEAD_DIMS = (64, 128)
+
+
+def _fastest_first(head_dim: int, *, causal: bool) -> tuple[str, ...]:
+    if causal and head_dim in _TIMED_HEAD_DIMS:
+        return ("mosaic_gpu", "cudnn", "blocked", "reference")
+    return ("cudnn", "mosaic_gpu", "blocked", "reference")
 
 
 BACKWARD = ("deterministic", "fused")
@@ -191,7 +199,8 @@ def choose(
         backward=backward,
     )
     obstacles = {name: _obstacle(CAPABILITIES[name], asked) for name in CAPABILITIES}
-    able = [name for name in _FASTEST_FIRST if obstacles[name] is None]
+    order = _fastest_first(head_dim, causal=causal)
+    able = [name for name in order if obstacles[name] is None]
     remedy = ""
     if backward == "fused":
         remedy = ". backward='fused' takes a fused kernel; 'deterministic' takes none"

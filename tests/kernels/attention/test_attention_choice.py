@@ -27,8 +27,16 @@ def test_auto_takes_blocked_on_cpu_and_says_why_not_the_others():
     }
 
 
-def test_auto_takes_cudnn_on_gpu():
-    assert api.choose(**GPU, window=16).name == "cudnn"
+def test_auto_takes_mosaic_gpu_at_the_head_widths_at_which_it_was_faster():
+    choice = api.choose(**GPU, window=16)
+    assert choice.name == "mosaic_gpu"
+    assert choice.rejected["cudnn"] == "slower than mosaic_gpu"
+    assert api.choose(**{**GPU, "head_dim": 128}).name == "mosaic_gpu"
+
+
+def test_auto_takes_cudnn_on_gpu_where_mosaic_gpu_was_not_timed():
+    assert api.choose(**{**GPU, "head_dim": 96}).name == "cudnn"
+    assert api.choose(**{**GPU, "target": AMPERE}).name == "cudnn"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ def test_a_fused_backward_pass_is_refused_where_there_is_none():
     choice = api.choose(**wide)
     assert choice.name == "mosaic_gpu"
     assert choice.rejected["cudnn"] == "it has no fused backward pass"
-    assert api.choose(**{**wide, "backward": "deterministic"}).name == "cudnn"
+    assert api.choose(**{**wide, "backward": "deterministic"}).name == "mosaic_gpu"
     remedy = ". backward='fused' takes a fused kernel; 'deterministic' takes none"
     on_cpu = {**wide, "target": CPU["target"]}
     with pytest.raises(ValueError, match=f"no attention backend can do.*{remedy}"):
@@ -212,21 +220,25 @@ def test_the_table_decides_about_masks_that_are_not_causal(monkeypatch):
 def test_the_models_of_gemma_get_a_kernel_on_hopper(H):
     asked = {**GPU, "head_dim": H, "soft_cap": 50.0, "segments": True}
     assert api.choose(**asked).name == "mosaic_gpu"
-    assert api.choose(**{**GPU, "head_dim": H}).name == "cudnn"
+    faster = {128: "mosaic_gpu", 256: "cudnn"}[H]
+    assert api.choose(**{**GPU, "head_dim": H}).name == faster
 
 
 def test_the_table_decides_about_windows_shorter_than_the_sequence(monkeypatch):
     windowless = api.Capability(dtypes=("bfloat16",), window=False)
     table = {**api.CAPABILITIES, "cudnn": windowless}
     monkeypatch.setattr(api, "CAPABILITIES", table)
-    assert api.choose(**GPU, window=128).name == "cudnn"
-    choice = api.choose(**GPU, window=127)
+    wide = {**GPU, "head_dim": 96}
+    assert api.choose(**wide, window=128).name == "cudnn"
+    choice = api.choose(**wide, window=127)
     assert choice.name == "mosaic_gpu"
     assert choice.rejected["cudnn"] == "it does not honour window=127"
 
 
 def test_every_backend_has_its_place_in_the_order():
-    assert sorted(api._FASTEST_FIRST) == sorted(api.CAPABILITIES)
+    for head_dim in (96, 128):
+        order = api._fastest_first(head_dim, causal=True)
+        assert sorted(order) == sorted(api.CAPABILITIES)
 
 
 def test_a_named_backend_is_taken():
