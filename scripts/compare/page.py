@@ -7,9 +7,11 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from jaxtyping import Float
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from scripts.compare.grid import Result, Results, losses, runs_at, tuned
 from scripts.compare.studies import (
@@ -23,7 +25,7 @@ from scripts.compare.verdict import CONFIDENCE, Difference, Tuned, compare
 from scripts.evidence import BENCHMARKS_DIR, MADE, Table, write_page
 
 # Okabe and Ito's colours, which the colour-blind tell apart.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73")
+_COLOURS = ("#0072b2", "#d55e00")
 _EDGES = {
     None: "inside",
     "lowest": "**lowest rate: widen the grid**",
@@ -129,10 +131,11 @@ def _verdicts(
         title="Verdicts",
         text=(
             f"{study.text}\n\nEach arm at its best rate. Difference of held-out loss "
-            "after the last step, nats per token, of the first minus the second: the "
-            "mean over pairs of seeds (in the null comparison the i-th with the i-th, "
-            f"which share nothing) and Student's {CONFIDENCE:.0%} interval of it. A "
-            "pair is separated if that interval excludes 0 and the bands, least to "
+            "after the last step, nats per token, of the first minus the second "
+            "(negative: the first is better): the mean over pairs of seeds (in the "
+            "null comparison the i-th with the i-th, which share nothing) and "
+            f"Student's {CONFIDENCE:.0%} interval of it. A pair is "
+            "separated if that interval excludes 0 and the bands, least to "
             "largest loss over the seeds, are apart; only then is it ranked. Identical "
             "arms with independent losses pass both in 2.6% of cases, for each "
             "comparison by itself. Not separated does not mean equal: the interval "
@@ -200,7 +203,7 @@ def large_command(arm: Arm, rate: float, seed: int) -> list[str]:
     return [
         *("--recipe", "gpt-1b3", "--data.path", "corpus/", *arm.large_flags),
         *("--optim.lr", f"{rate:g}", "--seed", str(seed)),
-        *("--work-dir", f"runs/1b3/{arm.name}-{rate:g}-{seed}"),
+        *("--work-dir", f"runs/1b3/{_large_name(arm)}-{rate:g}-{seed}"),
     ]
 
 
@@ -212,7 +215,9 @@ def _at_large(study: Study) -> list[Table]:
     for arm in arms:
         words = " ".join(large_command(arm, 1.0, 0))
         words = words.replace("--optim.lr 1 --seed 0", "--optim.lr $lr --seed $seed")
-        words = words.replace(f"{arm.name}-1-0", f"{arm.name}-$lr-$seed")
+        words = words.replace(
+            f"{_large_name(arm)}-1-0", f"{_large_name(arm)}-$lr-$seed"
+        )
         rates = " ".join(f"{rate:g}" for rate in arm.large_rates)
         seeds = " ".join(map(str, arm.seeds))
         loops.append(
@@ -220,7 +225,7 @@ def _at_large(study: Study) -> list[Table]:
             f"  python -m mjax.train {words}\ndone; done"
         )
     rows = [
-        (arm.label, f"{len(arm.large_rates) * len(arm.seeds)}", _changes(arm))
+        (_large_name(arm), f"{len(arm.large_rates) * len(arm.seeds)}", _changes(arm))
         for arm in arms
     ]
     return [
@@ -229,7 +234,8 @@ def _at_large(study: Study) -> list[Table]:
             text=(
                 "Not run: it needs GPUs. On one node of 8, with a corpus in `corpus/`; "
                 "`gpt-1b3` has a parallel block, full attention, AdamW and bfloat16, "
-                "sequences of 2,048, batches of 512 and 27 billion tokens a run. The "
+                "sequences of 2,048, batches of 512 and 27 billion tokens a run. "
+                "Its reference is in bfloat16, so float32 is the other arm. The "
                 "rates are those around GPT-3's; LAMB's are a guess. Widen a grid "
                 "whose best rate is at its edge.\n\n```bash\n"
                 + "\n".join(loops)
@@ -241,6 +247,10 @@ def _at_large(study: Study) -> list[Table]:
     ]
 
 
+def _large_name(arm: Arm) -> str:
+    return arm.large_name or arm.name
+
+
 def _changes(arm: Arm) -> str:
     return f"`{' '.join(arm.large_flags)}`" if arm.large_flags else "nothing"
 
@@ -248,6 +258,8 @@ def _changes(arm: Arm) -> str:
 def draw(study: Study, size: Size, results: Results, path: Path) -> None:
     """Draw held-out loss over tokens for each comparison, and loss over rates.
 
+    Losses of a comparison are drawn less the mean of the arm compared against, since
+    they fall by whole nats where arms differ by hundredths.
     The figure has a light card of its own, which reads on light and dark pages.
 
     Args:
@@ -269,11 +281,13 @@ def draw(study: Study, size: Size, results: Results, path: Path) -> None:
     )
     panels = list(grid.ravel())
     for axes, (one, found) in zip(panels, compared, strict=False):
-        for name, colour in zip((one.against, one.arm), _COLOURS, strict=False):
-            _band(axes, study.arm(name), size, results, colour)
+        pair = (study.arm(one.against), study.arm(one.arm))
+        zero = _curves(pair[0], size, results)[1].mean(0)
+        for arm, colour in zip(pair, _COLOURS, strict=True):
+            _band(axes, arm, size, results, zero, colour)
         axes.set_title(f"{one.title}\n{found.verdict}", fontsize=9)
         axes.set_xlabel("tokens", fontsize=8)
-        axes.set_ylabel("held-out loss, nats per token", fontsize=8)
+        axes.set_ylabel(f"nats per token from {pair[0].label}", fontsize=8)
         axes.legend(frameon=False, fontsize=8)
     _rates(panels[len(compared)], study, size, results)
     for axes in panels[: len(compared) + 1]:
@@ -287,15 +301,33 @@ def draw(study: Study, size: Size, results: Results, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _band(axes: Any, arm: Arm, size: Size, results: Results, colour: str) -> None:
-    """Draw the mean over the seeds at the best rate, and the band of their range."""
+def _curves(
+    arm: Arm, size: Size, results: Results
+) -> tuple[list[int], Float[np.ndarray, "seeds evals"]]:
+    """Return the tokens at the evaluations, and the losses of a finished arm there."""
     best = tuned(arm, size, results)
-    if best is None:
-        return
+    assert best is not None, arm.name
     runs = map(results.get, runs_at(arm, size, best.rate))
     curves = [one.curve for one in runs if one is not None]
     tokens = [place for place, _ in min(curves, key=len)]
-    values = np.array([[loss for _, loss in curve[: len(tokens)]] for curve in curves])
+    values = [[loss for _, loss in curve[: len(tokens)]] for curve in curves]
+    return tokens, np.array(values)
+
+
+def _band(
+    axes: Any,
+    arm: Arm,
+    size: Size,
+    results: Results,
+    zero: Float[np.ndarray, "evals"],
+    colour: str,
+) -> None:
+    """Draw the mean over the seeds, less `zero`, and the band of their range."""
+    tokens, losses_at = _curves(arm, size, results)
+    count = min(len(zero), len(tokens))
+    tokens, values = tokens[:count], losses_at[:, :count] - zero[:count]
+    best = tuned(arm, size, results)
+    assert best is not None, arm.name
     label = f"{arm.label}, lr {best.rate:g}"
     axes.plot(tokens, values.mean(0), color=colour, label=label, marker=".", lw=1.2)
     axes.fill_between(tokens, values.min(0), values.max(0), color=colour, alpha=0.25)
@@ -326,6 +358,9 @@ def _rates(axes: Any, study: Study, size: Size, results: Results) -> None:
             alpha=0.2,
         )
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_title("last held-out loss by learning rate", fontsize=9)
     axes.set_xlabel("peak learning rate", fontsize=8)
     axes.set_ylabel("nats per token", fontsize=8)

@@ -11,7 +11,7 @@ import hashlib
 
 SEEDS = (0, 1, 2)
 OTHER_SEEDS = (3, 4, 5)
-NUM_EVALS = 6
+NUM_EVALS = 8
 """Evaluations of a run, the last one after its last step."""
 HELD_OUT_ROWS = 128
 """Held-out sequences of each evaluation; the same for every run."""
@@ -50,6 +50,8 @@ class Arm:
     """Tokens in units of the size's tokens."""
     large_flags: tuple[str, ...] = ()
     """What differs from `gpt-1b3` in the command for 1.3B parameters."""
+    large_name: str | None = None
+    """Of the arm in that command, where the roles are swapped; None: `name`."""
     large_rates: tuple[float, ...] = ()
     """Rates of that command; none: the study has no such command."""
 
@@ -74,6 +76,7 @@ class Study:
     text: str
     """For the page: what is particular about the study."""
     arms: tuple[Arm, ...]
+    """In the order of training: null arms early, so that no verdict lacks one."""
     comparisons: tuple[Comparison, ...]
     sizes: tuple[Size, ...]
     """The first one is the default."""
@@ -174,6 +177,13 @@ CONVERGENCE = Study(
             large_rates=_LARGE_RATES,
         ),
         Arm(
+            name="null",
+            label="reference, other seeds",
+            flags=_BASE,
+            rates=_BASE_RATES,
+            seeds=OTHER_SEEDS,
+        ),
+        Arm(
             name="serial",
             label="serial block",
             flags=(*_BASE, "--model.block", "serial"),
@@ -183,7 +193,7 @@ CONVERGENCE = Study(
         ),
         Arm(
             name="window",
-            label="window of 128",
+            label="window of seq/4",
             flags=(*_BASE, "--model.window", "128"),
             rates=_BASE_RATES,
             large_flags=("--model.window", "512"),
@@ -212,14 +222,9 @@ CONVERGENCE = Study(
             label="bfloat16",
             flags=(*_BASE, *_BFLOAT16),
             rates=_BASE_RATES,
+            large_name="float32",
+            large_flags=(*_FLOAT32, "--batch.microbatches", "8"),
             large_rates=_LARGE_RATES,
-        ),
-        Arm(
-            name="null",
-            label="reference, other seeds",
-            flags=_BASE,
-            rates=_BASE_RATES,
-            seeds=OTHER_SEEDS,
         ),
     ),
     comparisons=(
@@ -294,6 +299,13 @@ FP8 = Study(
         Arm(
             name="demo-bf16", label="demo, bfloat16", flags=_BFLOAT16, rates=_FP8_RATES
         ),
+        Arm(
+            name="null",
+            label="demo, bfloat16, other seeds",
+            flags=_BFLOAT16,
+            rates=_FP8_RATES,
+            seeds=OTHER_SEEDS,
+        ),
         Arm(name="demo-fp8", label="demo, FP8", flags=_FP8, rates=_FP8_RATES),
         Arm(
             name="larger-bf16",
@@ -308,13 +320,6 @@ FP8 = Study(
             flags=(*_FP8, *_LARGER),
             rates=_FP8_RATES,
             token_share=0.5,
-        ),
-        Arm(
-            name="null",
-            label="demo, bfloat16, other seeds",
-            flags=_BFLOAT16,
-            rates=_FP8_RATES,
-            seeds=OTHER_SEEDS,
         ),
     ),
     comparisons=(

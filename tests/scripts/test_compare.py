@@ -353,6 +353,8 @@ def test_the_runs_of_a_study_are_accepted_and_differ_as_they_should(name):
             config, _ = parse(run.flags, RECIPES, "train")
             rows = config.batch.size
             assert rows * config.eval.batches == studies.HELD_OUT_ROWS
+            # All arms are evaluated after the same tokens.
+            assert config.steps == config.eval.every * studies.NUM_EVALS
             tokens = config.steps * rows * config.data.seq_len
             assert tokens == size.tokens * arm.token_share
     keys = [
