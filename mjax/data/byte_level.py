@@ -73,3 +73,16 @@ def characters() -> list[str]:
     others = [byte for byte in range(_NUM_BYTES) if byte not in _PRINTABLE]
     shifted = {byte: chr(_NUM_BYTES + i) for i, byte in enumerate(others)}
     return [shifted.get(byte, chr(byte)) for byte in range(_NUM_BYTES)]
+
+
+def spell(token: str) -> bytes:
+    """Return the bytes that a token stands for, one a character.
+
+    A character that is not of the table counts as one byte, "?".
+    """
+    return token.translate(_bytes_of_characters()).encode("latin-1", "replace")
+
+
+@functools.cache
+def _bytes_of_characters() -> dict[int, int]:
+    return {ord(char): byte for byte, char in enumerate(characters())}

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64, Integer, UInt8
 
 from mjax import checked_json
 from mjax.data import byte_level
@@ -67,6 +67,10 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; special tokens by name, broken UTF-8 as U+FFFD."""
+        ...
+
+    def text_bytes(self, ids: Int64[np.ndarray, "n"]) -> UInt8[np.ndarray, "_"]:
+        """Return the bytes that ids stand for; none for special tokens."""
         ...
 
 
@@ -132,6 +136,10 @@ class BytesTokenizer:
         ]
         return END_OF_TEXT.join(texts)
 
+    def text_bytes(self, ids: Int64[np.ndarray, "n"]) -> UInt8[np.ndarray, "_"]:
+        """Return the bytes that ids stand for."""
+        return ids[ids != self.eos_id].astype(np.uint8)
+
 
 class HuggingFaceTokenizer:
     """A tokenizer.json, run by the `tokenizers` library.
@@ -170,10 +178,11 @@ class HuggingFaceTokenizer:
         # Ids may have holes, so the number of tokens can be below the largest id.
         self.vocab_size = max(vocab.values()) + 1
         self.eos_id = vocab[_find_eos(vocab, eos_token, origin)]
-        self.token_num_bytes = _count_token_bytes(
-            json.loads(spec_json), vocab, self.vocab_size, origin
-        )
-        self.token_num_bytes[self.eos_id] = 0
+        spelled = _spell_tokens(json.loads(spec_json), vocab, self.vocab_size, origin)
+        spelled[self.eos_id] = b""
+        self.token_num_bytes = np.array([len(token) for token in spelled], np.int64)
+        self._spelled = np.frombuffer(b"".join(spelled), np.uint8)
+        self._spelled_starts = np.cumsum(self.token_num_bytes) - self.token_num_bytes
         self.digest = digest_of(spec_json, self.eos_id)
 
     def encode(self, text: str) -> Int64[np.ndarray, "n"]:
@@ -204,6 +213,12 @@ class HuggingFaceTokenizer:
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids, special tokens by name."""
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    def text_bytes(self, ids: Int64[np.ndarray, "n"]) -> UInt8[np.ndarray, "_"]:
+        """Return the bytes that ids stand for, gathered from those of the tokens."""
+        sizes = self.token_num_bytes[ids]
+        shifts = self._spelled_starts[ids] - (np.cumsum(sizes) - sizes)
+        return self._spelled[np.repeat(shifts, sizes) + np.arange(sizes.sum())]
 
 
 def digest_of(spec_json: str, eos_id: int) -> str:
@@ -328,37 +343,37 @@ def _find_eos(vocab: dict[str, int], eos_token: str | None, origin: str) -> str:
     )
 
 
-def _count_token_bytes(
+def _spell_tokens(
     spec: dict[str, Any], vocab: dict[str, int], vocab_size: int, origin: str
-) -> Int64[np.ndarray, "V"]:
-    """Read off how many bytes each token stands for from how tokens are decoded."""
+) -> list[bytes]:
+    """Return the bytes that each token stands for, from how tokens are decoded."""
     decoders = _type_names(spec.get("decoder"))
     added = {
         token["content"]: token["special"] for token in spec.get("added_tokens", [])
     }
     if "ByteLevel" in decoders:
-        count = len  # one printable character per byte
+        spell = byte_level.spell
     elif decoders & {"Metaspace", "ByteFallback"}:
-        count = _count_sentencepiece_bytes
+        spell = _spell_sentencepiece
     else:
         raise ValueError(
             f"--data.tokenizer {origin} decodes by {sorted(decoders) or 'nothing'}, "
             "so the bytes of its tokens are unknown; use ByteLevel (byte-level BPE), "
             "Metaspace or ByteFallback (SentencePiece)"
         )
-    num_bytes = np.zeros(vocab_size, np.int64)
+    spelled = [b""] * vocab_size
     for token, index in vocab.items():
         if token in added:
-            num_bytes[index] = 0 if added[token] else len(token.encode())
+            spelled[index] = b"" if added[token] else token.encode()
         else:
-            num_bytes[index] = count(token)
-    return num_bytes
+            spelled[index] = spell(token)
+    return spelled
 
 
-def _count_sentencepiece_bytes(token: str) -> int:
+def _spell_sentencepiece(token: str) -> bytes:
     if _BYTE_TOKEN.fullmatch(token):
-        return 1
-    return len(token.replace("\u2581", " ").encode())  # U+2581 stands for a space
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode()  # U+2581 stands for a space
 
 
 def _type_names(node: Any) -> set[str]:

@@ -50,6 +50,8 @@ def test_text_survives_and_every_byte_is_counted(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.token_num_bytes[ids].sum() == len(text.encode())
+    with_end = np.array([*ids, tokenizer.eos_id], np.int64)
+    assert tokenizer.text_bytes(with_end).tobytes() == text.encode()
     assert len(tokenizer.token_num_bytes) == tokenizer.vocab_size
     assert ids.max(initial=0) < tokenizer.vocab_size
 
