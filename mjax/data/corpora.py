@@ -4,8 +4,7 @@ A document is a name and its text in pieces of about a megabyte, so that a file 
 size passes through without being held in memory. A text file is one document; a line
 of JSONL or a row of parquet is one document. Text and JSONL may be compressed.
 
-Files with the same bytes are the same documents, whatever their paths: see
-`with_contents`.
+Files with the same bytes are the same documents, whatever their paths: see `contents`.
 """
 
 import codecs
@@ -16,7 +15,7 @@ import logging
 import os
 import pathlib
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from mjax.data import hub
@@ -49,7 +48,7 @@ class Source:
     path: pathlib.Path
     kind: Literal["text", "jsonl", "parquet"]
     digest: str = ""
-    """SHA-256 of the content, from `with_contents` on."""
+    """SHA-256 of the content, from `contents.hash_sources` on."""
     first_name: str = ""
     """Name of the first file of the run with this content: it decides the side."""
     is_repeat: bool = False
@@ -102,43 +101,6 @@ def find_sources(paths: tuple[str, ...]) -> list[Source]:
       ValueError: a path does not exist, or holds no text.
     """
     return [source for path in paths for source in _find_under(path)]
-
-
-def with_contents(
-    corpora: Sequence[list[Source]], digests: Mapping[pathlib.Path, str]
-) -> list[list[Source]]:
-    """Note which files of a run have the same content, under whatever path.
-
-    Args:
-      corpora: the files of each corpus of the run.
-      digests: of their contents.
-    Raises:
-      ValueError: the same content is read as text here and as JSONL or parquet there.
-    """
-    first: dict[str, Source] = {}
-    return [list(_with_contents(sources, digests, first)) for sources in corpora]
-
-
-def _with_contents(
-    sources: list[Source], digests: Mapping[pathlib.Path, str], first: dict[str, Source]
-) -> Iterator[Source]:
-    seen = set()
-    for source in sources:
-        digest = digests[source.path]
-        original = first.setdefault(digest, source)
-        if original.kind != source.kind:
-            raise ValueError(
-                f"--data.path: {original.path} and {source.path} have the same "
-                f"content, but one is read as {original.kind} and one as "
-                f"{source.kind}, so held-out text could be trained on; leave one out"
-            )
-        yield dataclasses.replace(
-            source,
-            digest=digest,
-            first_name=original.name,
-            is_repeat=digest in seen,
-        )
-        seen.add(digest)
 
 
 def documents(

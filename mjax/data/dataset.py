@@ -14,6 +14,7 @@ from jaxtyping import Int
 from mjax.data import (
     chat_samples,
     chat_template,
+    contents,
     corpora,
     mixture,
     skips,
@@ -22,7 +23,6 @@ from mjax.data import (
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.config import DataConfig
 from mjax.data.documents import DocumentSamples
-from mjax.data.file_hashes import hash_files
 from mjax.data.names import BYTES, SYNTHETIC
 from mjax.data.prepare import SIDES, Side, SideCounts
 from mjax.data.samples import NO_TARGET, PackedSamples, Samples
@@ -265,8 +265,7 @@ def _open_files(
     """Open the token files of every corpus; return also what they are made of."""
     cache_dir = pathlib.Path(config.cache_dir or default_cache_dir()).expanduser()
     found = [corpora.find_sources(paths) for paths in config.paths]
-    digests = hash_files([s.path for sources in found for s in sources], cache_dir)
-    found = corpora.with_contents(found, digests)
+    found = contents.hash_sources(found, cache_dir)
     files = [open_token_files(sources, settings, cache_dir) for sources in found]
     _check_apart(config, found, files)
     return found, files

@@ -29,9 +29,9 @@ from mjax.data import cache_files, prepare, unfinished
 from mjax.data.cache_files import DamagedFileError, MappedTokens
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.compressed import UnreadableError
+from mjax.data.contents import check_unchanged
 from mjax.data.corpora import Source, documents
 from mjax.data.documents import index_documents
-from mjax.data.file_hashes import changed, hash_files
 from mjax.data.names import trained_vocab_size
 from mjax.data.prepare import SIDES, Place, Side, SideCounts, Survey
 from mjax.data.tokenizers import (
@@ -89,7 +89,7 @@ def open_token_files(
     """Open the token files of a corpus, tokenizing it if this was not done before.
 
     Args:
-      sources: from `corpora.with_contents`: the cache is found by their contents.
+      sources: from `contents.hash_sources`: the cache is found by their contents.
       settings: what else decides the tokens.
       cache_dir: folder of all token files.
     Raises:
@@ -220,7 +220,7 @@ def _build_once(
             temporary.mkdir(exist_ok=True)
             try:
                 _build(temporary, sources, settings, tokenizer)
-                _check_unchanged(sources, folder.parent)
+                check_unchanged(sources, folder.parent)
             except (cache_files.UnwritableError, UnreadableError):
                 raise  # a disk is full or fails for now: the next process continues
             except ValueError:  # bad input: nothing to go on with
@@ -229,14 +229,6 @@ def _build_once(
             _rename(temporary, folder)
         except OSError as error:
             raise cache_files.unwritable(folder.parent, error) from None
-
-
-def _check_unchanged(sources: list[Source], cache_dir: pathlib.Path) -> None:
-    """Refuse files that are no longer those by which the folder will be found."""
-    now = hash_files([source.path for source in sources], cache_dir)
-    for source in sources:
-        if now[source.path] != source.digest:
-            raise changed(source.path)
 
 
 def _build(

@@ -1,0 +1,60 @@
+"""Files of a run in, the same files with their hashes and their repeats noted out."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from mjax.data.corpora import Source
+from mjax.data.file_hashes import changed, hash_files
+
+
+def hash_sources(
+    corpora: Sequence[list[Source]], cache_dir: pathlib.Path
+) -> list[list[Source]]:
+    """Note which files of a run have the same content, under whatever path.
+
+    Args:
+      corpora: the files of each corpus of the run.
+      cache_dir: folder of the table of hashes, see `file_hashes`.
+    Raises:
+      ValueError: a file cannot be read, changes while it is read, or the same content
+        is read as text here and as JSONL or parquet there.
+    """
+    found = [source for sources in corpora for source in sources]
+    digests = hash_files([source.path for source in found], cache_dir)
+    first: dict[str, Source] = {}
+    return [list(_with_contents(sources, digests, first)) for sources in corpora]
+
+
+def check_unchanged(sources: list[Source], cache_dir: pathlib.Path) -> None:
+    """Refuse files that no longer have the content that was noted.
+
+    Raises:
+      ValueError: a file has changed, or cannot be read.
+    """
+    now = hash_files([source.path for source in sources], cache_dir)
+    for source in sources:
+        if now[source.path] != source.digest:
+            raise changed(source.path)
+
+
+def _with_contents(
+    sources: list[Source], digests: Mapping[pathlib.Path, str], first: dict[str, Source]
+) -> Iterator[Source]:
+    seen = set()
+    for source in sources:
+        digest = digests[source.path]
+        original = first.setdefault(digest, source)
+        if original.kind != source.kind:
+            raise ValueError(
+                f"--data.path: {original.path} and {source.path} have the same "
+                f"content, but one is read as {original.kind} and one as "
+                f"{source.kind}, so held-out text could be trained on; leave one out"
+            )
+        yield dataclasses.replace(
+            source,
+            digest=digest,
+            first_name=original.name,
+            is_repeat=digest in seen,
+        )
+        seen.add(digest)
