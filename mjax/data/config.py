@@ -15,7 +15,7 @@ class DataConfig:
     """What is read, and how it becomes samples."""
 
     path: tuple[str, ...] = (STDLIB,)
-    """stdlib, synthetic, or files and folders of text, JSONL or parquet."""
+    """stdlib, synthetic, or files and folders of text, JSONL, parquet or .bin/.idx."""
     mixture: tuple[str, ...] = ()
     """Several corpora in place of path, as 0.7=stdlib 0.3=folder,file.txt."""
     tokenizer: str = "bytes"

@@ -1,6 +1,7 @@
 """Files of a run in, the same files with their hashes and their repeats noted out."""
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,7 +22,7 @@ def hash_sources(
         is read as text here and as JSONL or parquet there.
     """
     found = [source for sources in corpora for source in sources]
-    digests = hash_files([source.path for source in found], cache_dir)
+    digests = hash_files([path for s in found for path in s.files], cache_dir)
     first: dict[str, Source] = {}
     return [list(_with_contents(sources, digests, first)) for sources in corpora]
 
@@ -32,10 +33,18 @@ def check_unchanged(sources: list[Source], cache_dir: pathlib.Path) -> None:
     Raises:
       ValueError: a file has changed, or cannot be read.
     """
-    now = hash_files([source.path for source in sources], cache_dir)
+    now = hash_files([path for s in sources for path in s.files], cache_dir)
     for source in sources:
-        if now[source.path] != source.digest:
+        if _digest(source, now) != source.digest:
             raise changed(source.path)
+
+
+def _digest(source: Source, digests: Mapping[pathlib.Path, str]) -> str:
+    """Return the hash of a file; of an indexed dataset, over those of both files."""
+    found = [digests[path] for path in source.files]
+    if len(found) == 1:
+        return found[0]
+    return hashlib.sha256("".join(found).encode()).hexdigest()
 
 
 def _with_contents(
@@ -43,7 +52,7 @@ def _with_contents(
 ) -> Iterator[Source]:
     seen = set()
     for source in sources:
-        digest = digests[source.path]
+        digest = _digest(source, digests)
         original = first.setdefault(digest, source)
         if original.kind != source.kind:
             raise ValueError(

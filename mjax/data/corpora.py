@@ -4,6 +4,8 @@ A document is a name and its text in pieces of about a megabyte, so that a file 
 size passes through without being held in memory. A text file is one document; a line
 of JSONL or a row of parquet is one document. Text and JSONL may be compressed.
 
+An indexed dataset of Megatron-LM holds token ids instead of text: see `megatron`.
+
 Files with the same bytes are the same documents, whatever their paths: see `contents`.
 """
 
@@ -18,11 +20,13 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from mjax.data import hub
+from mjax.data import hub, megatron
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.chats import read_chat
 from mjax.data.compressed import SUFFIXES, ignore, opened, plain_name
+from mjax.data.megatron import TokenIds
 from mjax.data.names import STDLIB, SYNTHETIC
+from mjax.data.tokenizers import Tokenizer
 
 PIECE_CHARS = 1 << 20
 """A longer document is handed on (and tokenized) in pieces of about this size."""
@@ -36,6 +40,7 @@ _STDLIB_SKIP = frozenset(
 )
 _STDLIB_SKIP_ENDS = ("tests", "_test")
 _MAX_NAMED = 10  # of what is left out of a folder
+Kind = Literal["text", "jsonl", "parquet", "megatron"]
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +51,7 @@ class Source:
     name: str
     """Path relative to the folder it was found in: the same on every machine."""
     path: pathlib.Path
-    kind: Literal["text", "jsonl", "parquet"]
+    kind: Kind
     digest: str = ""
     """SHA-256 of the content, from `contents.hash_sources` on."""
     first_name: str = ""
@@ -56,6 +61,13 @@ class Source:
     origin: str = ""
     """Of a file from a hub: the data set and its commit."""
 
+    @property
+    def files(self) -> tuple[pathlib.Path, ...]:
+        """All files that are read: path, and the index of an indexed dataset."""
+        if self.kind == "megatron":
+            return self.path, self.path.with_suffix(megatron.INDEX)
+        return (self.path,)
+
 
 @dataclasses.dataclass(frozen=True)
 class Document:
@@ -64,7 +76,8 @@ class Document:
     source: Source
     index: int | None
     """Line or row in the file; None: the document is the whole file."""
-    pieces: Iterator[str]
+    pieces: Iterator[str | TokenIds]
+    """Text, or the token ids of an indexed dataset."""
     answers: tuple[tuple[int, int], ...] | None = None
     """Of a chat, which is one piece: where its answers are, in characters."""
     source_index: int = 0
@@ -103,11 +116,26 @@ def find_sources(paths: tuple[str, ...]) -> list[Source]:
     return [source for path in paths for source in _find_under(path)]
 
 
+def check_text(sources: list[Source]) -> None:
+    """Refuse files that hold token ids in place of text.
+
+    Raises:
+      ValueError: there is an indexed dataset among them.
+    """
+    for source in sources:
+        if source.kind == "megatron":
+            raise ValueError(
+                f"--data.path: {source.path} is an indexed dataset of token ids, which "
+                "only training reads; give files of text"
+            )
+
+
 def documents(
     sources: list[Source],
     text_field: str,
     template: ChatTemplate | None = None,
     *,
+    tokenizer: Tokenizer | None = None,
     start: tuple[int, int] = (0, 0),
     on_read: Callable[[int], None] = ignore,
 ) -> Iterator[Document]:
@@ -117,6 +145,7 @@ def documents(
       sources: what `find_sources` found.
       text_field: field (JSONL) or column (parquet) that holds the text.
       template: that makes text of chats; None reads no chats.
+      tokenizer: whose token ids indexed datasets hold; None where there are none.
       start: the place in sources of the first file to read, and of the first line or
         row in it. What is before is not looked at.
       on_read: called with the number of bytes whenever some are read from a file.
@@ -135,6 +164,10 @@ def documents(
         elif source.kind == "jsonl":
             texts = _read_jsonl(source.path, text_field, first, on_read)
             found = (Document(source, i, split_text(text)) for i, text in texts)
+        elif source.kind == "megatron":
+            assert tokenizer is not None
+            read = megatron.read_documents(source.path, tokenizer, first, on_read)
+            found = (Document(source, i, pieces) for i, pieces in read)
         else:
             texts = _read_parquet(source.path, text_field, first, on_read)
             found = (Document(source, i, split_text(text)) for i, text in texts)
@@ -210,7 +243,7 @@ def _find_under(path: str) -> list[Source]:
     sources = [
         Source(file.relative_to(root).as_posix(), file, _kind(file))
         for file in _without_others(root, _walk(root, lambda f: f == "__pycache__"))
-        if file.stat().st_size > 0
+        if file.stat().st_size > 0 and not megatron.has_tokens(file)
     ]
     if not sources:
         raise ValueError(
@@ -290,7 +323,7 @@ def _sorted(sources: list[Source]) -> list[Source]:
     return sorted(sources, key=lambda source: source.name)
 
 
-def _kind(path: pathlib.Path) -> Literal["text", "jsonl", "parquet"]:
+def _kind(path: pathlib.Path) -> Kind:
     plain = pathlib.Path(plain_name(path.name))
     match plain.suffix.lower():
         case ".jsonl" | ".ndjson":
@@ -302,6 +335,9 @@ def _kind(path: pathlib.Path) -> Literal["text", "jsonl", "parquet"]:
             )
         case ".parquet":
             return "parquet"
+        case megatron.TOKENS | megatron.INDEX:
+            megatron.check_pair(path)
+            return "megatron"
         case _:
             return "text"
 

@@ -16,6 +16,7 @@ from mjax.data import (
     chat_template,
     contents,
     corpora,
+    megatron,
     mixture,
     skips,
     synthetic,
@@ -265,6 +266,9 @@ def _open_files(
     """Open the token files of every corpus; return also what they are made of."""
     cache_dir = pathlib.Path(config.cache_dir or default_cache_dir()).expanduser()
     found = [corpora.find_sources(paths) for paths in config.paths]
+    for source in (source for sources in found for source in sources):
+        if source.kind == "megatron":
+            megatron.check_tokenizer(source.path, config.tokenizer)
     found = contents.hash_sources(found, cache_dir)
     files = [open_token_files(sources, settings, cache_dir) for sources in found]
     _check_apart(config, found, files)

@@ -2,7 +2,8 @@
 
 PREFIX.bin holds token ids and nothing else. PREFIX.idx says of which type they are,
 where each sequence begins, and which sequences form a document. Both are mapped into
-memory, never copied; ids are little-endian.
+memory; ids are little-endian. A corpus of them is copied into the token files as text
+is tokenized, so that checksums, the end of each document and the split are the same.
 
 Source: the file format of Megatron-LM, `megatron/core/datasets/indexed_dataset.py`,
 version 1. Differs: sequences that carry a mode (multimodal data) are refused, and so
@@ -12,10 +13,18 @@ are documents without tokens.
 import dataclasses
 import pathlib
 import struct
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from mjax.data.names import BYTES, trained_vocab_size
+from mjax.data.tokenizers import Tokenizer
+
+TOKENS, INDEX = ".bin", ".idx"
+"""Endings of the names of both files."""
+PIECE_TOKENS = 1 << 18
+"""A longer document is handed on in pieces of this size."""
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents + 1
@@ -46,27 +55,126 @@ class IndexedDataset:
         assert document >= 0
         return self.tokens[self.starts[document] : self.starts[document + 1]]
 
-    def check_ids(self, vocab_size: int) -> None:
-        """Read all ids once, and refuse one that is outside a vocabulary.
 
-        Raises:
-          ValueError: an id is negative, or at least vocab_size.
-        """
-        block = 1 << 24
-        for start in range(0, len(self.tokens), block):
-            ids = self.tokens[start : start + block]
-            # A comparison with a bound beyond the type would not fit it.
-            is_bad = ids > min(vocab_size - 1, np.iinfo(ids.dtype).max)
-            if ids.dtype.kind == "i":
-                is_bad |= ids < 0
-            if is_bad.any():
-                place = start + int(np.argmax(is_bad))
-                document = int(np.searchsorted(self.starts, place, side="right")) - 1
-                raise ValueError(
-                    f"{self.path} has the token id {self.tokens[place]} in document "
-                    f"{document}, but the vocabulary has {vocab_size} tokens; name "
-                    "the tokenizer that the file was made with"
-                )
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """Some token ids of a document."""
+
+    ids: Int64[np.ndarray, "n"]
+    num_bytes: Int64[np.ndarray, "n"]
+    """Bytes of text that each stands for."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def split_at(self, num_bytes: int) -> tuple["TokenIds", "TokenIds"]:
+        """Cut after the tokens that stand for at most num_bytes bytes in all."""
+        ends = np.cumsum(self.num_bytes)
+        place = int(np.searchsorted(ends, num_bytes, side="right"))
+        return (
+            TokenIds(self.ids[:place], self.num_bytes[:place]),
+            TokenIds(self.ids[place:], self.num_bytes[place:]),
+        )
+
+
+def has_tokens(path: pathlib.Path) -> bool:
+    """Say whether a file is an index with its tokens beside it."""
+    tokens = path.with_suffix(TOKENS)
+    is_index = path.suffix.lower() == INDEX
+    return is_index and tokens.is_file() and tokens.stat().st_size > 0
+
+
+def check_pair(path: pathlib.Path) -> None:
+    """Refuse a name of --data.path that is not the .bin file of an indexed dataset.
+
+    Args:
+      path: whose name ends in .bin or .idx, with .gz or .zst after that or without.
+    Raises:
+      ValueError: it is the index, is compressed, or has no index beside it.
+    """
+    suffix = path.suffix.lower()
+    if suffix == INDEX and has_tokens(path):
+        raise ValueError(
+            f"--data.path {str(path)!r} is the index of an indexed dataset; give "
+            f"{str(path.with_suffix(TOKENS))!r} alone, or its folder"
+        )
+    if suffix == INDEX:
+        raise ValueError(
+            f"--data.path {str(path)!r} is read as the index of an indexed dataset of "
+            f"Megatron-LM, but {path.with_suffix(TOKENS).name} beside it is missing or "
+            "empty; copy it there, or move the index away"
+        )
+    if suffix != TOKENS:
+        raise ValueError(
+            f"--data.path {str(path)!r}: an indexed dataset is not read from {suffix}; "
+            "decompress both of its files"
+        )
+    if not path.with_suffix(INDEX).is_file():
+        raise ValueError(
+            f"--data.path {str(path)!r} is read as an indexed dataset of Megatron-LM, "
+            f"but {path.with_suffix(INDEX).name} beside it is missing; copy it there, "
+            "or move the file away"
+        )
+
+
+def check_tokenizer(path: pathlib.Path, name: str) -> None:
+    """Refuse a --data.tokenizer that cannot have made the ids of a file.
+
+    Raises:
+      ValueError: it is bytes, the default, or is to be trained.
+    """
+    if name == BYTES or trained_vocab_size(name) is not None:
+        raise ValueError(
+            f"{path} holds token ids, so --data.tokenizer must be the tokenizer.json "
+            f"that they were made with, got {name}"
+        )
+
+
+def read_documents(
+    path: pathlib.Path,
+    tokenizer: Tokenizer,
+    first: int,
+    on_read: Callable[[int], None],
+) -> Iterator[tuple[int, Iterator[TokenIds]]]:
+    """Yield (number, pieces) of the documents of an indexed dataset.
+
+    The token that ends a document is left out where it is the last one, as the reader
+    of any document adds it.
+
+    Args:
+      path: of the .bin file.
+      tokenizer: that the ids were made with.
+      first: number of the first document to read, from 0.
+      on_read: called with the number of bytes whenever some are read from the file.
+    Raises:
+      ValueError: bad files, see `open_indexed`, or an id outside of the vocabulary.
+    """
+    dataset = open_indexed(path)
+    for number in range(first, len(dataset)):
+        yield number, _pieces(dataset, number, tokenizer, on_read)
+
+
+def _pieces(
+    dataset: IndexedDataset,
+    number: int,
+    tokenizer: Tokenizer,
+    on_read: Callable[[int], None],
+) -> Iterator[TokenIds]:
+    mapped = dataset[number]
+    end = len(mapped) - int(mapped[-1] == tokenizer.eos_id)
+    on_read((len(mapped) - end) * mapped.itemsize)
+    for start in range(0, end, PIECE_TOKENS):
+        ids = mapped[start : min(start + PIECE_TOKENS, end)].astype(np.int64)
+        is_bad = (ids < 0) | (ids >= tokenizer.vocab_size)
+        if is_bad.any():
+            raise ValueError(
+                f"{dataset.path} has the token id {ids[np.argmax(is_bad)]} in document "
+                f"{number}, but the vocabulary of --data.tokenizer has "
+                f"{tokenizer.vocab_size} tokens; name the tokenizer that the file was "
+                "made with"
+            )
+        on_read(len(ids) * mapped.itemsize)
+        yield TokenIds(ids, tokenizer.token_num_bytes[ids])
 
 
 def open_indexed(path: pathlib.Path) -> IndexedDataset:
@@ -78,7 +186,7 @@ def open_indexed(path: pathlib.Path) -> IndexedDataset:
       ValueError: a file cannot be read, is cut off or altered, is not of version 1, has
         no integer type, has sequences with a mode, or has a document without tokens.
     """
-    idx, bin_ = path.with_suffix(".idx"), path.with_suffix(".bin")
+    idx, bin_ = path.with_suffix(INDEX), path.with_suffix(TOKENS)
     content = _mapped(idx)
     dtype, num_sequences, num_bounds = _read_header(idx, content[: _HEADER.size])
     sizes = [4 * num_sequences, 8 * num_sequences, 8 * num_bounds]

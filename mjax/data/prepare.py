@@ -1,5 +1,7 @@
 """Documents in, two token streams on disk out: training and held-out.
 
+Documents of an indexed dataset are token ids already: they are copied.
+
 The corpus is read twice, holding a few megabytes of it at a time: once to hash it, to
 find bad input before the long part, and to decide the split; once to tokenize it.
 While it is tokenized, the place that was reached is saved every few seconds, so that a
@@ -22,6 +24,7 @@ from mjax.data.cache_files import BlockWriter, DamagedFileError, Written
 from mjax.data.chat_samples import ANSWER, END
 from mjax.data.chats import Chat, encode_chat
 from mjax.data.corpora import Document
+from mjax.data.megatron import TokenIds
 from mjax.data.tokenizers import Tokenizer
 from mjax.data.unfinished import Meter, Unfinished
 
@@ -79,7 +82,7 @@ class Place(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some text of one side; empty text and is_end end a document."""
+    """Some text or ids of one side; with neither, is_end ends a document."""
 
     side: Side
     text: str
@@ -90,6 +93,8 @@ class Piece(NamedTuple):
     """Of a whole chat: its file and line."""
     place: Place = Place(0, 0, 0)
     """Behind the piece, where reading goes on."""
+    ids: Int64[np.ndarray, "_"] | None = None
+    """Token ids in place of text; None where the piece is text."""
 
 
 Pieces = Callable[[Place | None], Iterator[Piece]]
@@ -122,12 +127,13 @@ def survey(
     total, num_documents, num_bytes = hashlib.sha256(), 0, 0
     num_repeated_bytes, sides = 0, set()
     for document in documents():
-        content, size = hashlib.sha256(), 0
+        content, size, is_empty = hashlib.sha256(), 0, True
         for piece in document.pieces:
-            encoded = piece.encode()
+            encoded, num_piece_bytes = _content(piece)
             content.update(encoded)
-            size += len(encoded)
-        if size == 0:
+            size += num_piece_bytes
+            is_empty = is_empty and not encoded
+        if is_empty:
             continue
         if document.answers is not None:
             content.update(str(document.answers).encode())
@@ -152,6 +158,14 @@ def survey(
         num_repeated_bytes=num_repeated_bytes,
         split=split,
     )
+
+
+def _content(piece: str | TokenIds) -> tuple[bytes, int]:
+    """Return what the corpus hash covers of a piece, and its bytes of text."""
+    if isinstance(piece, TokenIds):
+        return piece.ids.astype("<u4").tobytes(), int(piece.num_bytes.sum())
+    encoded = piece.encode()
+    return encoded, len(encoded)
 
 
 def split_pieces(
@@ -200,6 +214,7 @@ def _split_documents(
         for text in document.pieces:
             is_empty = False
             if document.answers is not None:
+                assert isinstance(text, str)
                 position += len(text.encode())
                 if found.split == "position":
                     first = position == len(text.encode())
@@ -207,10 +222,10 @@ def _split_documents(
                 answers, name = document.answers, document.name
                 yield document, Piece(side, text, False, answers, name)
             elif found.split == "document":
-                yield document, Piece(side, text, False)
+                yield document, _piece(side, text)
             else:
                 side, parts = _cut(text, border - position)
-                position += len(text.encode())
+                position += _content(text)[1]
                 yield from ((document, part) for part in parts)
         if not is_repeat:
             end = position
@@ -218,11 +233,20 @@ def _split_documents(
             yield document, Piece(side, "", True)
 
 
-def _cut(text: str, num_bytes: int) -> tuple[Side, list[Piece]]:
-    """Divide a text between both sides; return also the side of its end."""
-    before, after = _split_text_at(text, num_bytes)
+def _piece(side: Side, content: str | TokenIds) -> Piece:
+    if isinstance(content, TokenIds):
+        return Piece(side, "", False, ids=content.ids)
+    return Piece(side, content, False)
+
+
+def _cut(content: str | TokenIds, num_bytes: int) -> tuple[Side, list[Piece]]:
+    """Divide a piece between both sides; return also the side of its end."""
+    if isinstance(content, TokenIds):
+        before, after = content.split_at(num_bytes)
+    else:
+        before, after = _split_text_at(content, num_bytes)
     parts = zip(SIDES, (before, after), strict=True)
-    return SIDES[bool(after)], [Piece(side, t, False) for side, t in parts if t]
+    return SIDES[len(after) > 0], [_piece(side, part) for side, part in parts if part]
 
 
 def write_streams(
@@ -252,10 +276,13 @@ def write_streams(
         files = dict(zip(SIDES, streams.files, strict=True))
         counts = streams.counts
         for batch in _batched(pieces(streams.place)):
-            encoded = tokenizer.encode_batch([piece.text for piece in batch])
-            for piece, ids in zip(batch, encoded, strict=True):
+            texts = [piece.text for piece in batch if piece.text]
+            encoded = iter(tokenizer.encode_batch(texts) if texts else [])
+            for piece in batch:
                 if piece.is_end:
                     ids = np.array([tokenizer.eos_id])
+                else:
+                    ids = next(encoded) if piece.ids is None else piece.ids
                 counts[piece.side].add(piece, ids, tokenizer)
                 files[piece.side].write(ids.astype(dtype).tobytes())
             streams.advance(batch[-1].place, meter)
@@ -394,7 +421,10 @@ class _Counts:
     def add(
         self, piece: Piece, ids: Int64[np.ndarray, "n"], tokenizer: Tokenizer
     ) -> None:
-        text = np.frombuffer(piece.text.encode(), np.uint8)
+        if piece.ids is None:
+            text = np.frombuffer(piece.text.encode(), np.uint8)
+        else:
+            text = tokenizer.text_bytes(ids)
         self.num_tokens += len(ids)
         self.num_bytes += len(text)
         self.num_documents += piece.is_end
@@ -440,7 +470,7 @@ def _batched(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     batch, num_chars = [], 0
     for piece in pieces:
         batch.append(piece)
-        num_chars += len(piece.text)
+        num_chars += len(piece.text) if piece.ids is None else len(piece.ids)
         if num_chars >= _BATCH_CHARS:
             yield batch
             batch, num_chars = [], 0

@@ -239,7 +239,7 @@ def _build(
 ) -> None:
     """Write the token files into a folder, going on with what is there."""
     progress = Unfinished(folder, _versions())
-    found = _survey(sources, settings, progress)
+    found = _survey(sources, settings, tokenizer, progress)
     _log.info(
         "tokenizing %d documents, %d bytes, with %s into %s",
         *(found.num_documents, found.num_bytes, settings.tokenizer, folder.parent),
@@ -250,8 +250,11 @@ def _build(
         start = place[:2] if place and found.split == "document" else (0, 0)
 
         def read():
-            template = settings.template
-            return documents(sources, settings.text_field, template, start=start)
+            return documents(
+                *(sources, settings.text_field, settings.template),
+                tokenizer=tokenizer,
+                start=start,
+            )
 
         fraction = settings.held_out_fraction
         from_start = prepare.split_pieces(read, found, fraction)
@@ -286,15 +289,23 @@ def _versions() -> list[str]:
     return [f"format {_FORMAT}", f"mjax {mjax.__version__}", f"tokenizers {library}"]
 
 
-def _survey(sources: list[Source], settings: Settings, progress: Unfinished) -> Survey:
+def _survey(
+    sources: list[Source],
+    settings: Settings,
+    tokenizer: Tokenizer | None,
+    progress: Unfinished,
+) -> Survey:
     """Read the corpus once, unless an earlier process has."""
     if (known := progress.get("survey")) is not None:
         return Survey(**known)
     meter = Meter("reading", sum(source.path.stat().st_size for source in sources))
 
     def read():
-        template = settings.template
-        return documents(sources, settings.text_field, template, on_read=meter.add)
+        return documents(
+            *(sources, settings.text_field, settings.template),
+            tokenizer=tokenizer,
+            on_read=meter.add,
+        )
 
     found = prepare.survey(
         read, settings.held_out_fraction, lambda: meter.add(0, documents=1)

@@ -34,6 +34,7 @@ def run(command: Evaluate) -> dict[str, Any]:
             "give --data.path"
         )
     sources = corpora.find_sources(command.data.path) if command.data.path else []
+    corpora.check_text(sources)
     precision = made.precision(command.precision)
     opened = open_on_mesh(
         command.model,

@@ -131,6 +131,7 @@ def _parts(documents: Iterable[Document], counts: Counts) -> Iterator[_Part]:
         for text in document.pieces:
             if not text:
                 continue
+            assert isinstance(text, str)  # see corpora.check_text
             encoded = text.encode()
             counts.text_bytes += len(encoded)
             counts.digest.update(encoded)

@@ -23,7 +23,7 @@ def compress(content: bytes, suffix: str) -> bytes:
 
 def read(path: pathlib.Path) -> dict[str, str]:
     sources = find_sources((str(path),))
-    return {d.name: "".join(d.pieces) for d in documents(sources, "text")}
+    return {d.name: "".join(map(str, d.pieces)) for d in documents(sources, "text")}
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

@@ -15,7 +15,7 @@ from mjax.data.corpora import documents, find_sources, split_text
 
 def read(*paths: pathlib.Path | str, text_field: str = "text") -> dict[str, str]:
     sources = find_sources(tuple(str(path) for path in paths))
-    return {d.name: "".join(d.pieces) for d in documents(sources, text_field)}
+    return {d.name: "".join(map(str, d.pieces)) for d in documents(sources, text_field)}
 
 
 def test_the_standard_library_is_found_without_tests_and_generated_documentation():

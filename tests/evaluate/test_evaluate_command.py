@@ -48,6 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [json.dumps({"text": text}) + "\n" for text in DOCUMENTS]
     (folder / "texts.jsonl").write_text("".join(lines))
     (folder / "empty.txt").write_bytes(b"")
+    for name in ("ids.bin", "ids.idx"):
+        (folder / name).write_bytes(b"not read")
     (folder / "latin.txt").write_bytes("café\n".encode("latin-1"))
     return folder
 
@@ -216,6 +218,7 @@ def test_an_export_without_a_beginning_leaves_first_tokens_out(
             "--tokenizer must be bytes or the path of a tokenizer.json",
         ),
         (["run", "--data.path", "texts.jsonl", "--windows", "3"], "--windows"),
+        (["run", "--data.path", "ids.bin"], "ids, which only training reads; give"),
     ],
     ids=" ".join,
 )
