@@ -138,14 +138,14 @@ def table(found: Estimate, *, available: int | None) -> str:
     """
     rows = {
         "state at rest": found.state,
-        "compute copy": found.compute_copy,
+        "gathered weights": found.compute_copy,
         "gradients": found.gradients,
         "stash": found.stash,
         "working set": found.working_set,
     }
     lines = ["memory of one device, estimated from the trace of a step:"]
     lines += [
-        f"  {what:<14}{in_units(size):>11}" for what, size in rows.items() if size
+        f"  {what:<18}{in_units(size):>11}" for what, size in rows.items() if size
     ]
     host = {
         "optimizer state": found.host_state,
@@ -157,7 +157,7 @@ def table(found: Estimate, *, available: int | None) -> str:
         if size
     ]
     of = "" if available is None else f" of {in_units(available)}"
-    return "\n".join([*lines, f"  {'in all':<14}{in_units(found.total):>11}{of}"])
+    return "\n".join([*lines, f"  {'total':<18}{in_units(found.total):>11}{of}"])
 
 
 def check_fits(

@@ -1,4 +1,4 @@
-"""Look at a schedule: `python -m mjax.pipeline show --pp 4 --chunks 2`."""
+"""Draw a schedule: `python -m mjax.pipeline show --pp 4 --chunks 2`."""
 
 import dataclasses
 import json
@@ -24,23 +24,23 @@ class Show:
     """Draw a schedule and count its bubble, its memory and its sends."""
 
     pp: int
-    """Stages, as in --mesh.pp of the run."""
+    """Number of stages, as --mesh.pp of the run."""
     chunks: int = 1
-    """Chunks of each stage, as in --pipeline.chunks of the run."""
+    """Virtual stages per stage, as --pipeline.chunks of the run."""
     microbatches: int
-    """Microbatches of a step, as in --batch.microbatches of the run."""
+    """Microbatches per step, as --batch.microbatches of the run."""
     schedule: ScheduleName | None = None
-    """As in --pipeline.schedule; absent: interleaved-1f1b from 2 chunks on, or 1f1b."""
+    """As --pipeline.schedule. Default: interleaved-1f1b if --chunks > 1, else 1f1b."""
     out: Path | None = None
-    """File for the picture: .html, .svg or .txt."""
+    """Write the picture to this file: .html, .svg or .txt."""
     json: bool = False
-    """Print the counts as one JSON object, and nothing else."""
+    """Print only the counts, as one JSON object."""
 
     def __post_init__(self) -> None:
         if self.out is not None and self.out.suffix not in _WRITERS:
             raise ValueError(
-                f"--out ends in one of {', '.join(_WRITERS)}, got {self.out}; the "
-                f"nearest is {self.out.with_suffix('.html')}"
+                f"--out must end in one of {', '.join(_WRITERS)}, got {self.out}; try "
+                f"{self.out.with_suffix('.html')}"
             )
 
 

@@ -1,11 +1,11 @@
-"""Schedules to look at: as text, as SVG, as a page with the counts.
+"""Draw schedules as text, as SVG, and as a page with the counts.
 
 Enters: a `Schedule`. Leaves: strings. In each picture a stage has two lines, its
-forward slots above its backward slots, and each tick is a column. A filled slot shows
-microbatch and chunk: `3b` is microbatch 3 in the stage's second chunk, `3` if a stage
-has only one chunk. An idle slot (grey, a dot in text) is time in which the stage waits
-because other stages use the slot: these slots are the bubble. A slot that no stage uses
-is left out, and the tick is shorter by that slot.
+forward half-ticks above its backward half-ticks, and each tick is a column. A filled
+half-tick shows microbatch and virtual stage: `3b` is microbatch 3 in the stage's second
+virtual stage, `3` if a stage has only one. In an idle half-tick (grey, a dot in text)
+the stage waits while other stages work: the idle half-ticks are the bubble. A half-tick
+in which no stage works is left out, and the tick is shorter.
 """
 
 import colorsys
@@ -83,7 +83,7 @@ def counts(schedule: Schedule) -> dict[str, Any]:
 def text(schedule: Schedule, *, num_columns: int = 100) -> str:
     """Draw a schedule in lines of at most num_columns characters.
 
-    Longer lines continue below. Chunks of backward slots are written in capitals.
+    Longer lines continue below. Capitals name virtual stages in backward half-ticks.
     """
     width = max(1 + _longest_label(schedule), len(str(schedule.num_ticks)))
     margin = len(_margin(schedule.num_stages - 1, "F"))
@@ -158,10 +158,10 @@ def page(schedule: Schedule) -> str:
 
 
 def colours(chunk: int) -> tuple[str, str]:
-    """Return the colours of a local chunk, for forward and for backward slots.
+    """Return the forward and backward colours of a local virtual stage.
 
-    Hues are a golden angle apart, so that those of any number of chunks differ; all
-    forward slots are light and all backward slots dark, on paper without colours too.
+    Hues are a golden angle apart, so that any number of them differ. Forward is light
+    and backward dark, so that they differ in black and white too.
     """
     hue = (0.58 + 0.381966 * chunk) % 1
     return _hex(hue, lightness=0.82), _hex(hue, lightness=0.27)
@@ -173,11 +173,10 @@ def _hex(hue: float, *, lightness: float) -> str:
 
 
 def _title(schedule: Schedule) -> str:
-    chunks = (
-        f", {schedule.num_chunks} chunks a stage" if schedule.num_chunks > 1 else ""
-    )
+    v = schedule.num_chunks
+    virtual = f", {v} virtual stages per stage" if v > 1 else ""
     return (
-        f"{schedule.name}: {schedule.num_stages} stages{chunks}, "
+        f"{schedule.name}: {schedule.num_stages} stages{virtual}, "
         f"{schedule.num_microbatches} microbatches"
     )
 
@@ -201,13 +200,13 @@ def _count_rows(schedule: Schedule) -> Iterator[tuple[str, str]]:
     yield "ticks", f"{schedule.num_ticks}: {phases}"
     yield "bubble, counted", f"{schedule.bubble:.4f} of the ideal time"
     yield "bubble, (P - 1) / (v M)", f"{_bubble_formula(schedule):.4f}"
-    yield "idle slots of a stage", f"{schedule.bubble_ticks} of each kind"
-    yield "in flight", f"{_listed(schedule.in_flight)} chunk inputs, by stage"
+    yield "idle half-ticks", f"{schedule.bubble_ticks} of each kind, per stage"
+    yield "in flight", f"{_listed(schedule.in_flight)} virtual-stage inputs, by stage"
     yield "sent forward", f"{_listed(schedule.forward_sends)} activations, by stage"
     yield "sent backward", f"{_listed(schedule.backward_sends)} gradients, by stage"
     yield (
-        "slots of the buffers",
-        f"{schedule.num_stash_slots} for chunk inputs, "
+        "buffer entries",
+        f"{schedule.num_stash_slots} for virtual-stage inputs, "
         f"{schedule.num_gradient_slots} for gradients",
     )
 
@@ -217,7 +216,7 @@ def _listed(values: tuple[int, ...]) -> str:
 
 
 def _letters(chunk: int) -> str:
-    """Name a chunk: a to z, then aa, ab and so on."""
+    """Name a virtual stage: a to z, then aa, ab and so on."""
     before = _letters(chunk // 26 - 1) if chunk >= 26 else ""
     return before + chr(ord("a") + chunk % 26)
 
@@ -234,7 +233,7 @@ def _longest_label(schedule: Schedule) -> int:
 def _slot(
     schedule: Schedule, kind: str, tick: int, stage: int
 ) -> tuple[int, int] | None:
-    """Return (chunk, microbatch) of a slot, IDLE if the stage waits, None if all do."""
+    """Return (chunk, microbatch) of a half-tick, IDLE, or None if all are idle."""
     chunk = getattr(schedule, f"{kind}_chunk")[tick]
     microbatch = getattr(schedule, f"{kind}_microbatch")[tick]
     if (chunk == IDLE).all():
@@ -273,7 +272,7 @@ def _svg_text(x: int, y: int, words: str, kind: str = "") -> str:
 
 
 def _svg_cells(schedule: Schedule, tick: int, stage: int) -> Iterator[str]:
-    """Yield the two slots of a stage in a tick, and their labels."""
+    """Yield the two half-ticks of a stage in a tick, and their labels."""
     width = _cell_width(schedule)
     x = _LEFT + tick * width
     for row, kind in enumerate(("forward", "backward")):
@@ -287,7 +286,9 @@ def _svg_cells(schedule: Schedule, tick: int, stage: int) -> Iterator[str]:
             continue
         chunk, microbatch = slot
         whole = chunk * schedule.num_stages + stage
-        names = f"chunk {chunk} (of the model: {whole}), microbatch {microbatch}"
+        names = (
+            f"virtual stage {chunk} (in the model: {whole}), microbatch {microbatch}"
+        )
         fill = colours(chunk)[row]
         yield _svg_rect(x, y, width, kind, fill, f"{where}: {names}")
         yield _svg_text(x + width // 2, y + 13, _label(schedule, *slot), kind)
@@ -318,15 +319,15 @@ def _legend(schedule: Schedule) -> Iterator[str]:
         first = chunk * schedule.num_stages
         name = f"{_letters(chunk)}: " if schedule.num_chunks > 1 else ""
         yield (
-            f"{_swatch(light)} {_swatch(dark)} {name}forward and backward of chunk "
-            f"{chunk} of each stage (of the model: {first} to "
+            f"{_swatch(light)} {_swatch(dark)} {name}forward and backward of virtual "
+            f"stage {chunk} of each stage (in the model: {first} to "
             f"{first + schedule.num_stages - 1})"
         )
     yield (
-        f"{_swatch(None)} idle: other stages use the slot in this tick, this "
-        "one waits. These slots are the bubble."
+        f"{_swatch(None)} idle: the stage waits while others work. The idle "
+        "half-ticks are the bubble."
     )
     yield (
-        "Empty: no stage uses the slot in this tick, and it takes no time. A number is "
-        "that of a microbatch. Dashed lines part the phases."
+        "Empty: no stage works in this half-tick, and it takes no time. Numbers are "
+        "microbatches. Dashed lines separate the phases."
     )

@@ -24,6 +24,7 @@ from mjax.plan.result import (
     ROLES,
     Advice,
     Plan,
+    label,
     waiting,
 )
 
@@ -62,7 +63,7 @@ def bottleneck(plan: Plan) -> str:
     memory, modelled = plan.memory, plan.modelled
     if not memory.fits:
         return (
-            f"memory: a step needs {in_units(memory.total)}, a run may take "
+            f"memory: a step needs {in_units(memory.total)}, the limit is "
             f"{in_units(memory.usable)}"
         )
     shares = {name: s / modelled.step_s for name, s in modelled.parts_s.items()}
@@ -75,42 +76,43 @@ def bottleneck(plan: Plan) -> str:
     if not name or losses[name] < _BOUND:
         busy = sum(shares.get(COMPUTE_PARTS[kind], 0.0) for kind in COMPUTE_PARTS)
         return (
-            f"arithmetic: kernels run for {busy:.0%} of the step, products alone for "
+            f"arithmetic: kernels run for {busy:.0%} of the step, matmuls alone for "
             f"{shares.get(COMPUTE_PARTS['product'], 0.0):.0%}"
         )
-    return f"{name}, {losses[name]:.0%} of the step; {_explained(plan, name)}"
+    return f"{label(name)}, {losses[name]:.0%} of the step; {_explained(plan, name)}"
 
 
 def _explained(plan: Plan, name: str) -> str:
     if name == IDLE:
         return (
-            f"{plan.sizes.pp} stages of {plan.config.pipeline.chunks} chunks wait at "
-            f"both ends of {plan.config.batch.microbatches} microbatches"
+            f"stages wait before and after {plan.config.batch.microbatches} "
+            f"microbatches (pp {plan.sizes.pp}, virtual stages per stage "
+            f"{plan.config.pipeline.chunks})"
         )
     if name == COMPUTE_PARTS["memory"]:
         largest = plan.modelled.memory_bound_s.items()
         named = ", ".join(
             f"{name} {s / plan.modelled.step_s:.1%}" for name, s in largest
         )
-        return f"which compute little a byte{named and ', the largest: '}{named}"
+        return f"few FLOPs per byte{named and ', the largest: '}{named}"
     if name == HOST_COPIES:
         held = ", ".join(
             f"{in_units(n)} of {what}" for what, n in plan.memory.host.items()
         )
-        return f"{held} are in host memory"
+        return f"{held} in host memory"
     for role in ROLES:
         if name == waiting(role):
-            return _hidden_words(plan, role)
+            return _overlap_words(plan, role)
     return "see the parts of the step"
 
 
-def _hidden_words(plan: Plan, role: str) -> str:
+def _overlap_words(plan: Plan, role: str) -> str:
     sent = plan.communication
     share = None if sent is None else sent.overlapped_fraction(role)
     if sent is None or share is None:
-        return f"of the bytes over {role} none are taken to be hidden"
+        return f"no overlap assumed for the bytes over {role}"
     total = sum(row.num_bytes for row in sent.traffic if row.role == role)
-    return f"{in_units(total)} go over {role} a step, {share:.0%} of them hidden"
+    return f"{in_units(total)} over {role} per step, {share:.0%} of them overlapped"
 
 
 def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
@@ -126,12 +128,10 @@ def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
     found = []
     for words, config in _first(smaller(plan.config, plan.sizes), _MAX_TRACED):
         needed = round(traced_bytes(config) * factor)
-        why = f"needs {in_units(needed)} of {in_units(memory.usable)}, by the trace"
+        why = f"needs {in_units(needed)} of {in_units(memory.usable)}, from the trace"
         if config.model.remat == "offload":
             more_s = _longer_s(plan, config)
-            why += (
-                f"; inputs of layers are on the host, {more_s:+.2g} s a step, modelled"
-            )
+            why += f"; layer inputs are on the host, {more_s:+.2g} s per step, modelled"
         found.append((needed, Advice(flags=words, why=why, gain=None)))
         if needed <= memory.usable:
             if on_host is not None and on_host[0] < _longer_s(plan, config):
@@ -140,8 +140,8 @@ def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
     if on_host is not None:
         return (on_host[1],)
     split = Advice(
-        flags="more of --mesh.tp, --mesh.pp or --mesh.dp-shard, or more --nodes",
-        why="no change that computes the same on this mesh is enough",
+        flags="larger --mesh.tp, --mesh.pp or --mesh.dp-shard, or more --nodes",
+        why="no change that keeps this mesh and the results is enough",
         gain=None,
     )
     smallest = [advice for _, advice in sorted(found, key=lambda pair: pair[0])[:1]]
@@ -164,9 +164,9 @@ def _state_to_host(
         return None
     cost_s = state_copies_s(state, plan.topology.description)
     why = (
-        f"needs {in_units(needed)} of {in_units(plan.memory.usable)}, by the trace: "
+        f"needs {in_units(needed)} of {in_units(plan.memory.usable)}, from the trace: "
         f"{in_units(state)} of moments are on the host, and their copies take "
-        f"{cost_s:.2g} s a step, modelled ({cost_s / plan.modelled.step_s:.1%} of it)"
+        f"{cost_s:.2g} s per step, modelled ({cost_s / plan.modelled.step_s:.1%} of it)"
     )
     return cost_s, Advice(flags=as_flags(fields), why=why, gain=None)
 
@@ -214,12 +214,12 @@ def measured_overlap(plan: Plan) -> Constants:
     """Return the assumptions of the closed form, with the overlap of the plan."""
     if plan.communication is None:
         return closed_form.ASSUMED
-    hidden = plan.communication.overlapped_fraction
+    overlap = plan.communication.overlapped_fraction
     return dataclasses.replace(
         closed_form.ASSUMED,
-        tp_overlap=hidden("tp") or 0.0,
-        dp_overlap=hidden("dp") or 0.0,
-        pp_overlap=hidden("pp") or 0.0,
+        tp_overlap=overlap("tp") or 0.0,
+        dp_overlap=overlap("dp") or 0.0,
+        pp_overlap=overlap("pp") or 0.0,
     )
 
 
@@ -252,8 +252,8 @@ def _less_remat(plan: Plan) -> Iterator[_Change]:
     for policy in policies[: policies.index(remat)]:
         yield _Change(
             fields={"model.remat": policy},
-            why=f"remat {remat} computes again what would fit: "
-            f"{in_units(free)} are free",
+            why=f"remat {remat} recomputes activations that would fit: "
+            f"{in_units(free)} free",
         )
 
 
@@ -267,8 +267,8 @@ def _inputs_to_host(plan: Plan) -> Iterator[_Change]:
     free = plan.memory.usable - plan.memory.total
     yield _Change(
         fields={"model.remat": "offload", "batch.microbatches": count // 2},
-        why=f"{in_units(free)} are free, and remat full keeps the input of every "
-        "layer: with these on the host half as many microbatches fit",
+        why=f"{in_units(free)} free, and remat full keeps the input of every layer; "
+        "with these on the host half as many microbatches suffice",
     )
 
 
@@ -281,7 +281,7 @@ def _less_bubble(plan: Plan) -> Iterator[_Change]:
     def words(other: TrainConfig) -> str:
         schedule = schedule_of(other, sizes)
         then = 0.0 if schedule is None else schedule.bubble
-        return f"stages idle {idle:.1%} of the ideal time, then {then:.1%}"
+        return f"bubble {idle:.1%} of the ideal time, then {then:.1%}"
 
     chunks = config.pipeline.chunks
     most = config.model.layers // sizes.pp
@@ -301,23 +301,23 @@ def _less_tp(plan: Plan) -> Iterator[_Change]:
     share = plan.modelled.exposed_s["tp"] / plan.modelled.step_s
     if share < _MIN_SHARE:
         return
-    why = f"{share:.1%} of the step waits for tp, {_hidden_words(plan, 'tp')}"
+    why = f"{share:.1%} of the step waits for tp, {_overlap_words(plan, 'tp')}"
     tp, pp = plan.sizes.tp, plan.sizes.pp
     free_dp = {"mesh.dp": -1}
     if plan.config.mesh.tp_overlap == "off":
         yield _Change(
             fields={"mesh.tp_overlap": "chunks"},
-            why=f"{why}; in chunks it crosses under the products",
+            why=f"{why}; in chunks it overlaps with the matmuls",
         )
-    yield _Change(fields={"mesh.tp": tp // 2, **free_dp}, why=f"{why}; half the size")
+    yield _Change(fields={"mesh.tp": tp // 2, **free_dp}, why=f"{why}; halve tp")
     yield _Change(
         fields={"mesh.tp": tp // 2, "mesh.pp": 2 * pp, **free_dp},
-        why=f"{why}; pipeline stages in its place",
+        why=f"{why}; replace half of tp by pipeline stages",
     )
     if plan.config.model.block == "serial":
         yield _Change(
             fields={"model.block": "parallel"},
-            why=f"{why}; half as many collectives (this is another model)",
+            why=f"{why}; half as many collectives (this changes the model)",
         )
 
 
@@ -325,20 +325,20 @@ def _less_dp(plan: Plan) -> Iterator[_Change]:
     share = plan.modelled.exposed_s["dp"] / plan.modelled.step_s
     if share < _MIN_SHARE:
         return
-    why = f"{share:.1%} of the step waits for dp, {_hidden_words(plan, 'dp')}"
+    why = f"{share:.1%} of the step waits for dp, {_overlap_words(plan, 'dp')}"
     sizes = plan.sizes
     inside = plan.topology.gpus_per_node // sizes.tp
     for shard in {max(1, inside), *(d for d in (2, 4, 8, 16) if d < sizes.shards)}:
         if shard < sizes.shards and sizes.dp % shard == 0:
             yield _Change(
                 fields=_of_shard(plan, shard),
-                why=f"{why}; gathers and scatters among {shard} instead of "
-                f"{sizes.shards}, sums across the rest on 1/{shard} of the bytes",
+                why=f"{why}; all-gather and reduce-scatter over {shard} instead of "
+                f"{sizes.shards}, all-reduce 1/{shard} of the bytes over the rest",
             )
     if plan.config.precision.reduce == "float32":
         yield _Change(
             fields={"precision.reduce": "bfloat16"},
-            why=f"{why}; half the bytes of gradients, in coarser sums",
+            why=f"{why}; half the gradient bytes, at lower precision",
         )
 
 

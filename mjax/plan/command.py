@@ -93,8 +93,8 @@ def _search(
     if not candidates:
         raise ValueError(
             f"no layout of --batch.size {config.batch.size} over {topology.num_gpus} "
-            f"GPUs of --gpu {topology.gpu} fits their memory and divides; give more "
-            "--nodes, or a batch that more GPUs divide"
+            f"GPUs of --gpu {topology.gpu} divides evenly and fits in memory; give "
+            "more --nodes, or a --batch.size that more GPUs divide"
         )
     _say(f"{len(candidates)} meshes fit in closed form; the best are compiled")
 
@@ -122,9 +122,9 @@ def _best(
     for plan in compiled:
         if plan.memory.fits:
             return plan
-    why = f"not compiled: {no_compiler or 'none of the layouts that were tried could'}"
+    why = f"not compiled: {no_compiler or 'no layout that was tried compiles'}"
     if compiled:
-        why = f"none of the {len(compiled)} layouts that were compiled fits"
+        why = f"none of the {len(compiled)} compiled layouts fits"
     others = [row.candidate for row in rows if row.plan is None]
     if not others:
         return dataclasses.replace(compiled[0], notes=(*compiled[0].notes, why))
@@ -154,7 +154,7 @@ def _compiled(
 def _by_formulas(
     recipe: str, config: TrainConfig, sizes: AxisSizes, topology: Topology, why: str
 ) -> Plan:
-    why = f"{why}; what follows is traced and computed by formulas"
+    why = f"{why}; memory is from the trace, time from formulas"
     plan = plan_by_formulas(recipe, config, sizes, topology, why)
     return advise(plan, lambda other: traced_bytes(other, topology))
 
@@ -171,7 +171,7 @@ def _show(plan: Plan, rows: Sequence[Row] | None, options: Options) -> None:
         print(json.dumps(found), flush=True)
         return
     if rows is not None:
-        print(f"{table(rows)}\nthe best of them:\n")
+        print(f"{table(rows)}\nbest layout:\n")
     print(page(plan), end="", flush=True)
     if options.by_source:
         print("\n" + "\n".join(source_lines(plan)), flush=True)

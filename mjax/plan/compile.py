@@ -168,8 +168,8 @@ def compilable(
         mesh = dataclasses.replace(config.mesh, gather_first=False)
         config = dataclasses.replace(config, mesh=mesh)
         notes.append(
-            "--mesh.gather-first: planned as one call, which takes as long where the "
-            "batch is there in time; that the first weights are kept is not counted"
+            "--mesh.gather-first: planned as one call, which takes as long if the "
+            "batch arrives in time; memory of the kept first weights is not counted"
         )
     stand_ins = ("mosaic_gpu", "blocked")
     target = Target(platform="gpu", device_kind=topology.description.device_kind)
@@ -184,8 +184,8 @@ def compilable(
     name = next(backend for backend in stand_ins if able(backend))
     model = dataclasses.replace(config.model, attention=name)
     notes.append(
-        "attention: the run takes cuDNN, which makes its plans on a GPU only; here "
-        f"{name} stands in its place"
+        "attention: the run uses cuDNN, which can be compiled on a GPU only; the plan "
+        f"uses {name} instead"
     )
     return dataclasses.replace(config, model=model), tuple(notes)
 

@@ -41,7 +41,7 @@ COLOURS = {
     "dp": ("#8c5fb0", "over dp"),
     "pp": ("#c76b98", "over pp"),
     "host": ("#5b8a3c", "to or from host memory"),
-    "mixed": ("#7a7a7a", "over several kinds of axes"),
+    "mixed": ("#7a7a7a", "over axes of several roles"),
 }
 """Fill and meaning, by what a box is."""
 
@@ -85,7 +85,7 @@ def document(plan: Plan) -> str:
     name = html.escape(title(plan))
     drawn = "\n".join(_section(picture) for picture in plan.pictures)
     if not plan.pictures:
-        drawn = "<p>Nothing was compiled: there is no schedule to draw.</p>"
+        drawn = "<p>No schedule to draw: the step was not compiled.</p>"
     legend = "\n".join(
         f"<li>{_swatch(fill)} {html.escape(words)}</li>"
         for fill, words in COLOURS.values()
@@ -94,7 +94,7 @@ def document(plan: Plan) -> str:
         "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<h1>{name}</h1>\n<pre>{html.escape(page(plan))}</pre>\n"
-        "<h1>The schedule on four streams, in modelled time</h1>\n"
+        "<h1>Schedule on four streams, modelled time</h1>\n"
         f"<ul>\n{legend}\n</ul>\n{drawn}\n</body>\n</html>\n"
     )
 
@@ -167,7 +167,7 @@ def _lane(spans: tuple[Span, ...], streams: tuple[str, ...]) -> list[Span]:
 def _section(picture: Picture) -> str:
     runs = "once" if picture.runs == 1 else f"{picture.runs:,} times"
     return (
-        f"<h2>{html.escape(_heading(picture))}: runs {runs} in a step "
+        f"<h2>{html.escape(_heading(picture))}: runs {runs} per step "
         f"<small>{html.escape(picture.name)}</small></h2>\n"
         f"<div class='picture'>\n{svg(picture)}\n</div>"
     )

@@ -54,15 +54,15 @@ class Options:
     json: bool = False
     """Print one JSON object, and nothing else, on stdout."""
     by_source: bool = False
-    """List the step's time by what it is for, with bytes and the floor."""
+    """List the step's time by source, with bytes and the least time needed."""
     html: str | None = None
-    """File for a page with the schedule drawn."""
+    """Write an HTML page with a picture of the schedule to this file."""
     search: bool = False
-    """Try meshes, chunks, microbatches and remat under the batch size; rank them."""
+    """Rank meshes, virtual stages, microbatches and remat; keep the batch size."""
     search_compile: int = 3
-    """With --search: how many of the best are compiled."""
+    """With --search: number of the best layouts to compile."""
     search_window: tuple[int, ...] = ()
-    """With --search: attention windows to try beside the model's own."""
+    """With --search: also try these attention windows."""
 
     def __post_init__(self) -> None:
         """Refuse a cluster that cannot be, and a file in no folder."""

@@ -17,6 +17,7 @@ from mjax.plan.result import (
     Memory,
     Modelled,
     Plan,
+    label,
 )
 
 
@@ -46,14 +47,13 @@ def _head(plan: Plan) -> Iterator[str]:
     model, batch = config.model, config.batch
     yield f"plan of {title(plan)}"
     rows = batch.size // (sizes.dp * batch.microbatches)
-    chunks = (
-        f" of {config.pipeline.chunks} chunks" if config.pipeline.chunks > 1 else ""
-    )
+    v = config.pipeline.chunks
+    stages = f" of {v} virtual stages" if v > 1 else ""
     shards = f"dp_shard {sizes.dp_shard}"
     if sizes.dp_node > 1:
         shards = f"dp_node {sizes.dp_node} x {shards}"
     yield (
-        f"mesh: pp {sizes.pp}{chunks} x dp {sizes.dp} (dp_replicate "
+        f"mesh: pp {sizes.pp}{stages} x dp {sizes.dp} (dp_replicate "
         f"{sizes.dp_replicate} x {shards}) x tp {sizes.tp}; "
         f"ZeRO {config.zero}, remat {model.remat}"
     )
@@ -65,7 +65,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield (
         f"batch: {batch.size} sequences of {config.data.seq_len} tokens, "
         f"{batch.microbatches} microbatch{'es' * (batch.microbatches > 1)} of {rows} "
-        "on each of dp"
+        "per dp rank"
     )
     yield from plan.notes
     if plan.compile_s is not None:
@@ -76,28 +76,31 @@ def _head(plan: Plan) -> Iterator[str]:
 
 
 def memory_lines(memory: Memory) -> Iterator[str]:
-    """Say whether the step fits, and what takes the memory."""
-    source = "read off the executable"
+    """Say whether the step fits, and list what uses the memory."""
+    source = "from XLA's memory analysis"
     if not memory.is_compiled:
-        source = "estimated from the trace of the step"
+        source = "estimated from the traced step"
     verdict = "fits" if memory.fits else "DOES NOT FIT"
     yield (
         f"memory: {verdict}: {in_units(memory.total)} of {in_units(memory.gpu)} a GPU "
         f"({memory.share:.0%}), {source}"
     )
-    yield from (f"  {name:<24}{in_units(n):>11}" for name, n in memory.parts.items())
+    yield from (
+        f"  {label(name):<24}{in_units(n):>11}" for name, n in memory.parts.items()
+    )
     if memory.within:
-        yield "  of the temporaries, by the trace (not all of it at once):"
+        yield "  part of the temporaries, from the trace (not all live at once):"
         yield from (
-            f"    {name:<22}{in_units(n):>11}" for name, n in memory.within.items()
+            f"    {label(name):<22}{in_units(n):>11}"
+            for name, n in memory.within.items()
         )
     for name, size in memory.host.items():
         yield f"  in pinned host memory: {name}, {in_units(size)} a GPU"
-    yield f"  a run may take {in_units(memory.usable)}; {_share(memory)}"
+    yield f"  limit for the run: {in_units(memory.usable)}; {_share(memory)}"
 
 
 def _share(memory: Memory) -> str:
-    default = f"jax takes {JAX_SHARE:.0%} of a GPU unless told otherwise"
+    default = f"jax uses {JAX_SHARE:.0%} of a GPU by default"
     if memory.share <= JAX_SHARE or not memory.fits:
         return f"{default} (XLA_CLIENT_MEM_FRACTION)"
     needed = min(memory.usable / memory.gpu, memory.share + 0.02)
@@ -107,30 +110,30 @@ def _share(memory: Memory) -> str:
 def communication_lines(sent: Communication | None) -> Iterator[str]:
     """List what one GPU sends in a step, and how much of it is overlapped."""
     if sent is None:
-        yield "communication: only a compilation can know it"
+        yield "communication: unknown, the step was not compiled"
         return
     if not sent.traffic:
         yield "communication: none"
         return
-    yield "communication of one GPU in a step, read off the executable:"
+    yield "bytes sent by one GPU per step, from the compiled program:"
     yield (
         f"  {'role':<6}{'collective':<20}{'over':<24}{'link':<9}{'dtype':<6}"
-        f"{'count':>7}{'async':>7}{'sent':>11}{'hidden':>8}"
+        f"{'count':>7}{'async':>7}{'sent':>11}{'overlapped':>12}"
     )
     for row in sent.traffic:
         over = f"{'+'.join(row.axes)} ({row.group_size})"
-        hidden = row.overlapped_bytes / row.num_bytes if row.num_bytes else 0.0
+        overlapped = row.overlapped_bytes / row.num_bytes if row.num_bytes else 0.0
         yield (
             f"  {row.role:<6}{row.kind:<20}{over:<24}{row.tier:<9}{row.dtype:<6}"
             f"{row.count:>7}{row.num_async:>7}{in_units(row.num_bytes):>11}"
-            f"{hidden:>8.0%}"
+            f"{overlapped:>12.0%}"
         )
     shares = ", ".join(
         f"{role} {'nothing sent' if share is None else f'{share:.0%}'}"
         for role in (*ROLES, *_mixed(sent))
         for share in [sent.overlapped_fraction(role)]
     )
-    yield f"  hidden: in flight while a product or a kernel runs, by bytes: {shares}"
+    yield f"  overlapped with a matmul or a kernel, by bytes: {shares}"
     yield f"  communicators: {sent.communicators} different sets of groups"
 
 
@@ -146,7 +149,9 @@ def time_lines(plan: Plan) -> Iterator[str]:
     yield f"time, MODELLED by {modelled.source}; not measured:"
     yield f"  step {modelled.step_s:.4g} s"
     for name, seconds in sorted(modelled.parts_s.items(), key=lambda item: -item[1]):
-        yield f"    {name:<28}{seconds:>10.4g} s{seconds / modelled.step_s:>8.1%}"
+        yield (
+            f"    {label(name):<28}{seconds:>10.4g} s{seconds / modelled.step_s:>8.1%}"
+        )
     yield f"  {_exposed(modelled)}; bubble {modelled.bubble:.1%} of the ideal time"
     peak = plan.topology.description.peak_bf16_flops_per_s
     yield f"  MFU {modelled.mfu:.1%} of {peak / 1e12:.4g} TFLOP/s a GPU"
@@ -157,18 +162,19 @@ def time_lines(plan: Plan) -> Iterator[str]:
 
 
 def source_lines(plan: Plan) -> Iterator[str]:
-    """List the step by what its parts are for."""
+    """List the parts of the step by purpose."""
     if not plan.sources:
-        yield "step by source: only a compilation can know it"
+        yield "step by source: unknown, the step was not compiled"
         return
-    yield "step by source, MODELLED; GB are read and written, the floor is needed:"
+    yield "step by source, MODELLED (GB: read and written; floor: least time needed):"
     yield f"  {'source':<36}{'seconds':>10}{'share':>8}{'GB':>10}{'floor, s':>10}"
     for row in plan.sources:
         moved = "" if row.num_bytes is None else f"{row.num_bytes / 1e9:,.1f}"
         floor = "" if row.floor_s is None else f"{row.floor_s:.4g}"
         share = row.seconds / plan.modelled.step_s
         yield (
-            f"  {row.name:<36}{row.seconds:>10.4g}{share:>8.1%}{moved:>10}{floor:>10}"
+            f"  {label(row.name):<36}{row.seconds:>10.4g}{share:>8.1%}"
+            f"{moved:>10}{floor:>10}"
         )
 
 
@@ -178,12 +184,12 @@ def _exposed(modelled: Modelled) -> str:
 
 
 def advice_lines(plan: Plan) -> Iterator[str]:
-    """Name the bottleneck and what is most likely to help."""
+    """Name the bottleneck and the changes most likely to help."""
     if plan.bottleneck:
         yield f"bottleneck (modelled): {plan.bottleneck}"
     if not plan.advice:
         return
-    yield "most likely to help, gains modelled in closed form:"
+    yield "changes most likely to help, gains modelled in closed form:"
     for number, advice in enumerate(plan.advice, 1):
         gain = "" if advice.gain is None else f" [{advice.gain:.1%} of the step]"
         yield f"  {number}. {advice.flags}{gain}"

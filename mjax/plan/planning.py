@@ -184,8 +184,8 @@ def _limits(timed_by_bytes: tuple[str, ...]) -> list[str]:
     if not timed_by_bytes:
         return []
     return [
-        "modelled time: for want of their FLOPs these kernels are priced by the bytes "
-        f"that they must move: {', '.join(timed_by_bytes)}"
+        "modelled time: the FLOPs of these kernels are unknown, so their time is "
+        f"modelled from the bytes that they move: {', '.join(timed_by_bytes)}"
     ]
 
 
@@ -253,7 +253,7 @@ def modelled_by_formulas(
       config: the run, settled.
       sizes: of the mesh axes.
       topology: the cluster.
-      constants: how much of it is reached, and what is hidden.
+      constants: efficiencies and overlap to assume.
     """
     found = closed_form.estimate(config, sizes, topology, constants)
     time = found.time

@@ -38,6 +38,14 @@ COMPUTE_PARTS = {
     "memory": "kernels bound by memory",
 }
 """Parts of a step, by what computes."""
+_LABELS = {
+    "matrix products": "matmuls",
+    "kernels bound by memory": "memory-bound kernels",
+    "compute copy": "gathered weights",
+    IDLE: "pipeline bubble",
+    "exchange of chunks": "changes of virtual stage",
+}
+"""Labels on the page for names that readers of the JSON output rely on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +92,7 @@ class Traffic:
     num_bytes: int
     """Sent on the wire."""
     overlapped_bytes: int
-    """Of these, in flight while a product or a kernel runs."""
+    """Of these, in flight while a matmul or a kernel runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,7 +153,7 @@ class Span:
     """compute, wait, node (the links inside a node), network, or host (its link)."""
     name: str
     kind: str
-    """What it is: product, kernel, memory, loop, or a role such as tp."""
+    """What it is: product (a matmul), kernel, memory, loop, or a role such as tp."""
     start_s: float
     stop_s: float
 
@@ -195,6 +203,11 @@ class Plan:
     compile_s: float | None = None
     bottleneck: str = ""
     advice: tuple[Advice, ...] = ()
+
+
+def label(name: str) -> str:
+    """Return the label on the page of a part of the step or of the memory."""
+    return _LABELS.get(name, name)
 
 
 def waiting(role: str) -> str:

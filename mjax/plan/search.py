@@ -1,4 +1,4 @@
-"""Search for a layout: meshes, chunks, microbatches, remat and windows, one batch size.
+"""Search for a layout: mesh, virtual stages, microbatches, remat and window.
 
 Enters: a config and a cluster. Leaves: candidates that fit the memory in the closed
 form (`mjax.estimate.formulas`), the fastest in the same form first.
@@ -100,8 +100,8 @@ def search(
       keep: says by the fields of a layout, as `SEARCHED` but the shards, whether to
         try it.
     Returns:
-      One candidate for each mesh and window: its fastest chunks, microbatches and
-      remat. Empty if nothing fits.
+      One candidate for each mesh and window: its fastest number of virtual stages,
+      microbatches and remat. Empty if nothing fits.
     """
     usable = usable_bytes(topology, config.device_memory_gib)
     best: dict[tuple, Candidate] = {}
@@ -151,7 +151,7 @@ def compile_best(
         try:
             needed = traced_bytes(candidate)
             if needed > candidate.usable_bytes:
-                refused = f"by the trace it needs {in_units(needed)}"
+                refused = f"from the trace it needs {in_units(needed)}"
                 rows.append(Row(candidate=candidate, refused=refused))
             else:
                 rows.append(Row(candidate=candidate, plan=plan_of(candidate)))
@@ -168,8 +168,8 @@ def compile_best(
 def table(rows: Sequence[Row]) -> str:
     """Write the ranked table; compiled rows come first."""
     lines = [
-        "search, MODELLED: by the closed form (mjax.estimate.formulas), and where it "
-        "was compiled by replay, with the memory of the executable",
+        "search, MODELLED in closed form (mjax.estimate.formulas); compiled columns: "
+        "time by replay of the compiled step, memory from XLA",
         f"{'':>3} {'step':>9} {'MFU':>7} {'GiB':>7}   {'compiled':>9} {'MFU':>7} "
         f"{'GiB':>7}   flags",
     ]
@@ -255,7 +255,7 @@ def _meshes(
 
 
 def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
-    """Yield chunks, microbatches and remat; powers of two where there are many."""
+    """Yield virtual stages, microbatches, remat; powers of two if there are many."""
     local = config.batch.size // sizes.dp
     most = config.model.layers // sizes.pp if sizes.pp > 1 else 1
     unset: dict[str, Any] = {}

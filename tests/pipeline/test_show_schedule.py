@@ -118,7 +118,8 @@ def test_each_rect_lies_at_its_tick_and_stage_and_none_over_another():
             assert rect["fill"] == show.colours(int(chunk))[is_backward]
             whole = chunk * schedule.num_stages + stage
             assert rect["title"].endswith(
-                f": chunk {chunk} (of the model: {whole}), microbatch {microbatch}"
+                f": virtual stage {chunk} (in the model: {whole}), "
+                f"microbatch {microbatch}"
             )
 
 
@@ -203,11 +204,11 @@ def test_the_lines_of_counts_have_the_numbers_of_the_schedule():
         "ticks": "26: 7 forward, 12 forward and backward, 7 backward",
         "bubble, counted": "0.1875 of the ideal time",
         "bubble, (P - 1) / (v M)": "0.1875",
-        "idle slots of a stage": "3 of each kind",
-        "in flight": "11 9 7 5 chunk inputs, by stage",
+        "idle half-ticks": "3 of each kind, per stage",
+        "in flight": "11 9 7 5 virtual-stage inputs, by stage",
         "sent forward": "16 16 16 8 activations, by stage",
         "sent backward": "8 16 16 16 gradients, by stage",
-        "slots of the buffers": "11 for chunk inputs, 1 for gradients",
+        "buffer entries": "11 for virtual-stage inputs, 1 for gradients",
     }
 
 
@@ -304,7 +305,7 @@ def test_the_ending_of_the_file_says_what_is_written(tmp_path: Path, capsys):
         ),
         (
             ["show", "--pp", "2", "--microbatches", "2", "--out", "a.png"],
-            "--out ends in one of .html, .svg, .txt, got a.png; the nearest is a.html",
+            "--out must end in one of .html, .svg, .txt, got a.png; try a.html",
         ),
         (
             ["show", "--pp", "2", "--microbatches", "2", "--out", "missing/a.svg"],

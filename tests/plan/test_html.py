@@ -33,7 +33,7 @@ def test_a_page_needs_nothing_from_elsewhere():
 def test_names_of_the_program_are_escaped():
     text = document(make_plan())
     assert "body<1>" not in text
-    assert "runs 40 times in a step <small>body&lt;1&gt;</small>" in text
+    assert "runs 40 times per step <small>body&lt;1&gt;</small>" in text
 
 
 def test_a_picture_is_named_by_its_passes_or_else_by_its_computation():
@@ -107,4 +107,4 @@ def test_every_kind_of_box_is_explained():
 
 def test_without_a_schedule_the_page_says_so():
     text = document(make_plan(pictures=(), communication=None, compile_s=None))
-    assert "there is no schedule to draw" in text
+    assert "No schedule to draw" in text

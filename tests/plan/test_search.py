@@ -140,7 +140,7 @@ def test_the_first_that_fit_by_their_trace_are_compiled(found):
     assert no_compiler == ""
     assert [row.candidate for row in rows[:2]] == [found[2], found[1]]
     assert rows[-1].candidate is found[0]
-    assert "by the trace it needs" in rows[-1].refused
+    assert "from the trace it needs" in rows[-1].refused
 
 
 def test_a_layout_that_cannot_be_built_is_kept_with_the_reason(found):

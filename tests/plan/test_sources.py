@@ -208,4 +208,4 @@ def test_the_table_has_a_line_for_each_source():
     assert lines[2].split() == ["norms", "0.25", "25.0%", "2.0", "0.1"]
     assert lines[3].split() == ["waiting", "for", "tp", "0.75", "75.0%"]
     (line,) = page.source_lines(make_plan())
-    assert "only a compilation can know" in line
+    assert "unknown, the step was not compiled" in line

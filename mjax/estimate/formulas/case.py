@@ -56,7 +56,7 @@ class Case:
     zero: int = 2
     """As `--zero`: what is sharded over dp_shard."""
     param_bytes: int = 2
-    """Of the compute copy of a parameter, and of an entry of an activation."""
+    """Of a gathered weight, and of an entry of an activation."""
     grad_bytes: int = 4
     """Of an accumulated and reduced gradient."""
     state_bytes: int = 12
@@ -198,14 +198,14 @@ class Constants:
     """
 
     product_efficiency: float = 0.75
-    """Of the peak, in matrix products."""
+    """Of the peak, in matmuls."""
     by_shape: bool = False
-    """Matrix products of the layers are slower if they are small
+    """Matmuls of the layers are slower if they are small
     (`mjax.estimate.formulas.matmul`)."""
     attention_efficiency: float = 0.55
     """Of the peak, in the fused attention kernel, on visible pairs."""
     memory_efficiency: float = 0.85
-    """Of the memory rate, in kernels bound by memory."""
+    """Of the memory rate, in memory-bound kernels."""
     node_link_efficiency: float = 0.77
     """Of the node links, in collectives."""
     network_efficiency: float = 0.9

@@ -34,7 +34,7 @@ class Memory:
     """Modelled bytes on one GPU."""
 
     params_bytes: float
-    """The compute copy."""
+    """Gathered weights."""
     grads_bytes: float
     optimizer_bytes: float
     """Masters and moments."""

@@ -49,10 +49,10 @@ class StepTime:
     """Modelled seconds of one step, by part."""
 
     products_s: float
-    """Matrix products of the layers, those computed again included."""
+    """Matmuls of the layers, recomputed ones included."""
     attention_s: float
     elementwise_s: float
-    """Kernels bound by memory, and what is lost between kernels."""
+    """Memory-bound kernels, and time lost between kernels."""
     tp_s: float
     """Exposed time of the collectives over tp."""
     pp_s: float
@@ -263,7 +263,7 @@ def _head_s(case: Case, device: Device, constants: Constants) -> float:
 
 
 def _optimizer_s(case: Case, device: Device, constants: Constants) -> float:
-    """Read state and gradient, write state and compute copy, once."""
+    """Read state and gradient, write state and gathered weights, once."""
     entries = case.gpu_weights / (case.sizes.shards if case.zero else 1)
     num_bytes = entries * (2 * case.state_bytes + case.grad_bytes + case.param_bytes)
     return num_bytes / (device.memory_bytes_per_s * constants.memory_efficiency)
