@@ -179,19 +179,19 @@ def listed() -> str:
 
 
 def table() -> str:
-    """Return all checks as a table: statement, source, limits, their source, action."""
+    """Return all checks as a table: statement, limits, action."""
     limits = read_limits()
     lines = [
-        "| check | of a healthy host | read from | limit | its source | action |",
-        "|---|---|---|---|---|---|",
+        "| check | on a healthy host | limit | action |",
+        "|---|---|---|---|",
     ]
     for check in CHECKS:
         mine = dict(limits.get(check.name, {}))
-        source = mine.pop("source", "")
+        mine.pop("source", None)
         numbers = ", ".join(f"{name} {_plain(one)}" for name, one in mine.items())
         what = f"{check.what} (idle)" if check.needs_idle else check.what
         what = f"{what} (GPU or RDMA)" if check.for_training else what
-        cells = (what, f"`{check.source.shown}`", numbers, source, check.action)
+        cells = (what, numbers, check.action)
         shown = " | ".join(cell.replace("|", "\\|") for cell in cells)
         lines.append(f"| `{check.name}` | {shown} |")
     return "\n".join(lines)
