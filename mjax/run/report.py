@@ -209,7 +209,7 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
 
 def shows_details(command: Command) -> bool:
     """Say whether the start is told in full: in a log always, in a terminal with -v."""
-    return command.verbose or not terminal.shows_live_line(sys.stdout)
+    return command.verbose or not sys.stdout.isatty()
 
 
 def device_memory() -> terminal.Memory | None:

@@ -6,7 +6,8 @@ MFU and memory. It is as wide as the terminal and never wraps; parts that do not
 left out. All other output to stdout or stderr, errors included, appears above it.
 
 Where stdout is no terminal there is no live line and no colour. NO_COLOR and TERM=dumb
-turn colours off.
+turn colours off. In a notebook, `!python -m mjax.train` prints the lines of a log: its
+output cell would keep every copy of a line that is drawn again.
 """
 
 import dataclasses
@@ -36,7 +37,8 @@ class Stream(Protocol):
 
 def shows_live_line(stream: Stream) -> bool:
     """Say whether a stream is a terminal on which a line can be drawn again."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+    in_notebook = "JPY_PARENT_PID" in os.environ  # Jupyter sets it for its kernels
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and not in_notebook
 
 
 def painted(text: str, stream: Stream) -> str:

@@ -104,6 +104,7 @@ def test_only_a_terminal_that_shows_colors_gets_them(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
     assert terminal.painted("warning: x", Terminal()) == "\x1b[33mwarning: x\x1b[0m"
     assert terminal.painted("step 1", Terminal()) == "step 1"
     assert terminal.painted("warning: x", io.StringIO()) == "warning: x"
@@ -112,6 +113,19 @@ def test_only_a_terminal_that_shows_colors_gets_them(
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert terminal.painted("warning: x", Terminal()) == "warning: x"
+
+
+def test_a_notebook_gets_a_log_in_place_of_a_live_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shell command of a notebook has a terminal that keeps every redrawn line."""
+    monkeypatch.setenv("TERM", "xterm-color")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    assert terminal.shows_live_line(Terminal())
+    monkeypatch.setenv("JPY_PARENT_PID", "1")  # as Jupyter sets it for its kernels
+    assert not terminal.shows_live_line(Terminal())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert not report.shows_details(Command(verbose=False))
 
 
 PROGRAM = """
@@ -157,7 +171,8 @@ def test_the_live_line_overwrites_nothing_but_itself(no_color: bool) -> None:
     """A real terminal: the program writes to a pty, and its screen is played."""
     outside, inside = pty.openpty()
     colors = {"NO_COLOR": "1"} if no_color else {}
-    clean = {name: v for name, v in os.environ.items() if name != "NO_COLOR"}
+    changed = ("NO_COLOR", "JPY_PARENT_PID")
+    clean = {name: v for name, v in os.environ.items() if name not in changed}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         stdout=inside,
