@@ -187,6 +187,10 @@ evidence-long: env-plan env-hf
 docs: env env-docs
 	.venv/bin/python -m scripts.site.stage
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict -f build/site/mkdocs.yml
+	@echo "docs: the site is in build/site/html. Open it in a browser:"
+	@echo "  file://$(CURDIR)/build/site/html/index.html"
+	@echo "or, on a remote machine, serve it on port 8000:"
+	@echo "  python3 -m http.server -d build/site/html 8000"
 
 dist: env
 	rm -rf build dist
