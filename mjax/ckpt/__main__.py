@@ -106,7 +106,7 @@ class Export:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """In which the tensors are stored."""
     tokenizer: str | None = None
-    """Folder or tokenizer.json of the run; None: found beside its checkpoints."""
+    """Folder, tokenizer.json or hf://NAME@REVISION; None: that of the run."""
     without_tokenizer: bool = False
     """Write no tokenizer files."""
     eos_token_id: int | None = None

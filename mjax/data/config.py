@@ -19,7 +19,7 @@ class DataConfig:
     mixture: tuple[str, ...] = ()
     """Several corpora in place of path, as 0.7=stdlib 0.3=folder,file.txt."""
     tokenizer: str = "bytes"
-    """bytes, a tokenizer.json, or train:N (byte-level BPE of N tokens)."""
+    """bytes, a tokenizer.json, train:N (BPE of N tokens), or hf://NAME@REVISION."""
     eos_token: str | None = None
     """Token of a tokenizer.json that ends a document; None looks for a usual one."""
     seq_len: int = 256

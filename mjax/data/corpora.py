@@ -20,7 +20,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from mjax.data import hub, megatron
+from mjax.data import hub, hub_datasets, megatron
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.chats import read_chat
 from mjax.data.compressed import SUFFIXES, ignore, opened, plain_name
@@ -208,7 +208,7 @@ def _find_under(path: str) -> list[Source]:
     if path == STDLIB:
         return _find_stdlib()
     if path.startswith(hub.PREFIX):
-        fetched = hub.fetch(path)
+        fetched = hub_datasets.fetch(path)
         files = [(name, fetched.folder / name) for name in fetched.files]
         return _sorted(
             [

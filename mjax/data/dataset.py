@@ -16,6 +16,7 @@ from mjax.data import (
     chat_template,
     contents,
     corpora,
+    hub_tokenizers,
     megatron,
     mixture,
     skips,
@@ -63,7 +64,8 @@ class Dataset:
 
     tokenizer: Tokenizer
     tokenizer_path: str
-    """bytes, or the tokenizer.json, also where it was trained for this corpus."""
+    """bytes, or the tokenizer.json, also where it was trained for this corpus; of a
+    hub, its name with the commit."""
     train: Stream
     held_out: HeldOut
     corpora: tuple[Corpus, ...]
@@ -159,6 +161,7 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
     """
     if config.path == (SYNTHETIC,):
         return _open_synthetic(config, seed)
+    config = _pinned(config)
     settings = _read_settings(config)
     sources, files = _open_files(config, settings)
     samples = {
@@ -209,7 +212,14 @@ def prepare_files(config: DataConfig) -> list[TokenFiles]:
             "--data.path synthetic is generated while it is read, so there is nothing "
             "to prepare; give files or folders"
         )
+    config = _pinned(config)
     return _open_files(config, _read_settings(config))[1]
+
+
+def _pinned(config: DataConfig) -> DataConfig:
+    """Return the config with the commit of a tokenizer on a hub, asked for once."""
+    tokenizer = hub_tokenizers.pinned(config.tokenizer)
+    return dataclasses.replace(config, tokenizer=tokenizer)
 
 
 def _read_settings(config: DataConfig) -> Settings:
@@ -232,8 +242,8 @@ def _read_template(config: DataConfig) -> ChatTemplate:
     tokenizer = load_tokenizer(config.tokenizer, eos_token=config.eos_token)
     found, flag = None, "--data.chat-template"
     if config.tokenizer != BYTES:
-        beside = pathlib.Path(config.tokenizer).expanduser()
-        found = chat_template.read_beside(beside if beside.is_dir() else beside.parent)
+        beside = hub_tokenizers.local(config.tokenizer).parent
+        found = chat_template.read_beside(beside)
     path = pathlib.Path(config.chat_template or "").expanduser()
     if config.chat_template is not None:
         text, origin = chat_template.read_file(path), f"{flag} {path}"

@@ -1,220 +1,372 @@
-"""Names of data sets on a Hugging Face hub in, local folders of their files out.
+"""Repositories of a Hugging Face hub in, local folders of their files out.
 
-A name is `hf://datasets/NAME@REVISION`. The hub says which commit the revision is; its
-files of text are downloaded into the cache of `huggingface_hub` (HF_HOME), where half a
-download is continued. A list of the files is kept when all are there: without the hub
-only a data set with such a list is read, never a part of one.
+The hub says which commit a revision is, and which files it has, with a checksum each.
+Files are downloaded into the cache of `huggingface_hub` (HF_HOME), where half a file
+is continued, and compared with their checksums. What was compared is kept in a list, so
+that without the hub only files that were downloaded whole are read.
 
-Source: https://huggingface.co/docs/huggingface_hub (HfApi.dataset_info and
+Source: https://huggingface.co/docs/huggingface_hub (HfApi.repo_info and
 hf_hub_download; HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN).
 """
 
+import contextlib
 import hashlib
 import importlib
-import json
 import logging
 import os
 import pathlib
 import re
 import urllib.parse
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
 
 from mjax import checked_json
 from mjax.data import cache_files
-from mjax.data.compressed import plain_name
 
 PREFIX = "hf://"
-_NAME = re.compile(r"hf://datasets/((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A revision that never changes."""
 # Of a URL: what is before the host, and the query, which may be a signature.
 _SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"()]*")
-_SUFFIXES = frozenset({".txt", ".jsonl", ".ndjson", ".parquet"})
+_NOUNS = {"dataset": "data set", "model": "model"}
 _TIMEOUT_S = 30
+_REFUSED = (401, 403)  # HTTP: who asks is unknown, or may not read this
 _log = logging.getLogger(__name__)
 
 
+class Repository(NamedTuple):
+    """A repository at a revision, and the flag that names it."""
+
+    kind: Literal["dataset", "model"]
+    name: str
+    """ORG/NAME, or NAME."""
+    revision: str
+    """A branch, a tag or a commit."""
+    flag: str
+    """Such as --data.path; messages begin with it."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the revision is a commit, which never changes."""
+        return COMMIT.fullmatch(self.revision) is not None
+
+    @property
+    def noun(self) -> str:
+        """What it is, in words."""
+        return f"{_NOUNS[self.kind]} {self.name}"
+
+    def at(self, revision: str) -> str:
+        """Return the name of the repository at a revision, as flags have it."""
+        folder = "datasets/" if self.kind == "dataset" else ""
+        return f"{PREFIX}{folder}{self.name}@{revision}"
+
+    def __str__(self) -> str:
+        return f"{self.flag} {self.at(self.revision)}"
+
+
 class Fetched(NamedTuple):
-    """The files of a data set on this machine."""
+    """Files of a repository on this machine."""
 
     folder: pathlib.Path
-    files: list[str]
-    """Paths in the folder, which may hold other files too."""
+    files: dict[str, str]
+    """SHA-256 of each file when it was downloaded, by its path in the folder, which may
+    hold other files too."""
     origin: str
-    """hf://datasets/NAME@COMMIT, with the commit that the revision was."""
+    """Name of the repository at the commit that the revision was."""
 
 
 class _Listing(NamedTuple):
+    """What the hub says about a commit."""
+
     commit: str
     files: dict[str, str]
     """Checksum of each file, as sha256:HEX, or git:HEX for the hash of a git blob."""
 
 
-def fetch(path: str) -> Fetched:
-    """Bring the text files of a data set to this machine.
+class Snapshot:
+    """A repository at one commit; its files arrive when they are asked for."""
 
-    Args:
-      path: hf://datasets/NAME@REVISION; a branch, a tag or a commit.
-    Raises:
-      ValueError: the name is of another form, the data set or the revision does not
-        exist or holds no text, or the hub cannot be reached and this machine does not
-        have all files.
-    """
-    match = _NAME.fullmatch(path)
-    if match is None:
-        raise ValueError(
-            "--data.path must be hf://datasets/NAME@REVISION (a branch, tag or "
-            f"commit), got {path!r}; for example hf://datasets/org/texts@main"
-        )
-    name, revision = match.groups()
-    library = _import_library(path)
-    configured = os.environ.get("HF_HUB_CACHE")
-    cache = pathlib.Path(configured or library.constants.HF_HUB_CACHE)
-    home = cache / f"datasets--{name.replace('/', '--')}"
-    kept = home / "mjax" / f"{urllib.parse.quote(revision, safe='')}.json"
-    listing = _ask(library, path, name, revision, kept)
-    folder = home / "snapshots" / listing.commit
-    if not _is_whole(folder, listing, kept):
+    def __init__(self, repository: Repository) -> None:
+        """Ask the hub about a revision; of a commit that is known, do not ask.
+
+        Raises:
+          ValueError: the repository or the revision does not exist, or the hub does not
+            answer and this machine has no whole copy.
+        """
+        self.repository = repository
+        self._library = _import_library(repository)
+        self._configured_cache = os.environ.get("HF_HUB_CACHE")
+        folder = f"{repository.kind}s--{repository.name.replace('/', '--')}"
+        self._home = self._cache / folder
+        self._failure: Exception | None = None
+        known = self._read_listing(repository.revision) if repository.is_fixed else None
+        self._listing = known or self._ask()
+
+    @property
+    def commit(self) -> str:
+        """The commit that the revision was when the hub last said so."""
+        return self._listing.commit
+
+    @property
+    def files(self) -> Iterable[str]:
+        """Paths of all files of the repository that are inside of it and not hidden."""
+        return filter(_is_inside, self._listing.files)
+
+    def bring(self, files: Iterable[str]) -> Fetched:
+        """Bring files to this machine, as far as they are not there.
+
+        Args:
+          files: of `files`.
+        Raises:
+          ValueError: a download stops, a file arrives damaged, or files are missing
+            and the hub does not answer.
+        """
+        files, folder = sorted(files), self._home / "snapshots" / self.commit
+        arrived = self._read_arrived()
+        if not all(f in arrived and (folder / f).is_file() for f in files):
+            if self._failure is not None:
+                raise self._has_no_copy(self._failure)
+            with self._writable(), cache_files.locked(self._kept("arrived")):
+                arrived = self._read_arrived()  # another process may have been here
+                self._download_missing(files, folder, arrived)
+        found = {file: arrived[file] for file in files}
+        return Fetched(folder, found, self.repository.at(self.commit))
+
+    def remember(self) -> None:
+        """Keep which commit the revision is: all files that are read have arrived."""
+        repository = self.repository
+        if self._failure is not None:
+            _log.warning(
+                "%s: the hub %s does not answer as it should (%s); reading the copy of "
+                "commit %s on this machine",
+                *(repository, _host(self._library), _first_line(self._failure)),
+                self.commit,
+            )
+        elif not repository.is_fixed:
+            _log.info("%s is commit %s", repository, self.commit)
+            path = self._ref()
+            if not path.is_file() or path.read_text() != self.commit:
+                with (
+                    self._writable(),
+                    cache_files.locked(path),
+                    cache_files.written_whole(path) as temporary,
+                ):
+                    temporary.write_text(self.commit)
+
+    # ------------------------------------------------------------------------- the hub
+
+    def _ask(self) -> _Listing:
+        """Return the commit of the revision, and its files."""
+        repository, library = self.repository, self._library
+        errors, host = library.errors, _host(library)
+        api = library.HfApi(endpoint=_endpoint(library))
         try:
-            with cache_files.locked(kept):  # processes of a host start together
-                is_checked = _read_kept(kept) == listing
-                for file, checksum in listing.files.items():
-                    is_new = not (folder / file).is_file()
-                    if is_new:
-                        _download(library, path, name, file, listing.commit, cache)
-                    if is_new or not is_checked:
-                        _check(folder / file, checksum, path)
-                with cache_files.written_whole(kept) as temporary:
-                    temporary.write_text(json.dumps(listing._asdict()))
+            info = api.repo_info(
+                repository.name,
+                repo_type=repository.kind,
+                revision=repository.revision,
+                timeout=_TIMEOUT_S,
+                files_metadata=True,
+            )
+        except errors.RevisionNotFoundError:
+            raise ValueError(
+                f"{repository}: the {repository.noun} has no revision "
+                f"{repository.revision!r}; give a branch, a tag or a commit of it, "
+                "such as main"
+            ) from None
+        except errors.GatedRepoError:
+            raise self._is_gated() from None
+        except errors.RepositoryNotFoundError:
+            noun = _NOUNS[repository.kind]
+            raise ValueError(
+                f"{repository}: {host} has no {noun} {repository.name}, or it is "
+                "private; check the name, or set HF_TOKEN to a token that may read it"
+            ) from None
+        except (OSError, _http_error(library), ValueError) as error:
+            return self._known(error)
+        except (KeyError, TypeError):  # JSON, but of something else
+            noun = _NOUNS[repository.kind]
+            return self._known(ValueError(f"the answer does not describe a {noun}"))
+        if not COMMIT.fullmatch(info.sha or ""):  # it becomes a part of a path
+            return self._known(ValueError(f"the commit is {info.sha!r}"))
+        files = {
+            s.rfilename: f"sha256:{s.lfs.sha256}" if s.lfs else f"git:{s.blob_id}"
+            for s in info.siblings or []
+        }
+        return _Listing(info.sha, files)
+
+    def _known(self, error: Exception) -> _Listing:
+        """Return what the hub said before, now that it does not answer."""
+        self._failure = error
+        try:
+            commit = self.repository.revision
+            if not self.repository.is_fixed:
+                commit = self._ref().read_text()
+            listing = self._read_listing(commit)
+        except (OSError, ValueError):
+            listing = None
+        if listing is None:
+            raise self._has_no_copy(error)
+        return listing
+
+    def _has_no_copy(self, error: Exception) -> ValueError:
+        if getattr(getattr(error, "response", None), "status_code", 0) in _REFUSED:
+            remedy = "set HF_TOKEN to a token that may read it, or unset a wrong one"
+        else:
+            remedy = "start again when the hub can be reached, or set HF_ENDPOINT"
+        return ValueError(
+            f"{self.repository}: the hub {_host(self._library)} does not answer as it "
+            f"should ({_first_line(error)}), and this machine has no whole copy of the "
+            f"{_NOUNS[self.repository.kind]}; {remedy}"
+        )
+
+    def _is_gated(self) -> ValueError:
+        repository = self.repository
+        page = repository.at("").removeprefix(PREFIX).removesuffix("@")
+        return ValueError(
+            f"{repository}: the {repository.noun} is for those who accepted its terms; "
+            f"accept them on {_host(self._library)}/{page}, and set HF_TOKEN to your "
+            "token"
+        )
+
+    # ----------------------------------------------------------------------- the cache
+
+    @property
+    def _cache(self) -> pathlib.Path:
+        return pathlib.Path(
+            self._configured_cache or self._library.constants.HF_HUB_CACHE
+        )
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        """Say of a cache that cannot be written how to choose another one."""
+        try:
+            yield
         except cache_files.UnwritableError as error:
             what = str(error).partition(";")[0]
             raise ValueError(
-                f"--data.path {path}: {what}; set HF_HUB_CACHE to a folder that can be"
+                f"{self.repository}: {what}; set HF_HUB_CACHE to a folder that can be"
             ) from None
-    _log.info("--data.path %s is commit %s", path, listing.commit)
-    files = sorted(listing.files)
-    return Fetched(folder, files, f"hf://datasets/{name}@{listing.commit}")
+
+    def _download_missing(
+        self, files: Iterable[str], folder: pathlib.Path, arrived: dict[str, str]
+    ) -> None:
+        """Download what is missing, compare it, and add it to what has arrived."""
+        listing = self._kept("files")
+        if self._read_listing(self.commit) != self._listing:
+            with cache_files.written_whole(listing) as temporary:
+                cache_files.write_json(temporary, self._listing._asdict())
+        try:
+            for file in files:
+                is_there = (folder / file).is_file()
+                if not is_there:
+                    self._download(file)
+                if not is_there or file not in arrived:
+                    checksum = self._listing.files[file]
+                    arrived[file] = self._checked(folder / file, checksum)
+        finally:
+            with cache_files.written_whole(self._kept("arrived")) as temporary:
+                cache_files.write_json(temporary, arrived)
+
+    def _download(self, file: str) -> None:
+        library = self._library
+        try:
+            library.hf_hub_download(
+                *(self.repository.name, file),
+                repo_type=self.repository.kind,
+                revision=self.commit,
+                endpoint=_endpoint(library),
+                cache_dir=self._cache,
+            )
+        except library.errors.GatedRepoError:
+            raise self._is_gated() from None
+        except (OSError, _http_error(library), ValueError) as error:
+            raise ValueError(
+                f"{self.repository}: the download of {file} stopped "
+                f"({_first_line(error)}); start again, what has arrived is kept"
+            ) from None
+
+    def _checked(self, file: pathlib.Path, checksum: str) -> str:
+        """Return the SHA-256 of a file; remove it if the hub says another checksum."""
+        kind, _, expected = checksum.partition(":")
+        sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % file.stat().st_size)
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                sha256.update(block)
+                if kind == "git":
+                    git.update(block)
+        found = git.hexdigest() if kind == "git" else sha256.hexdigest()
+        if found != expected:
+            file.resolve().unlink()
+            file.unlink(missing_ok=True)
+            raise ValueError(
+                f"{self.repository}: {file.name} arrived damaged (checksum {found}, "
+                f"the hub says {expected}), and was removed; start again"
+            )
+        return sha256.hexdigest()
+
+    def _kept(self, what: str) -> pathlib.Path:
+        return self._home / "mjax" / f"{self.commit}.{what}.json"
+
+    def _ref(self) -> pathlib.Path:
+        revision = urllib.parse.quote(self.repository.revision, safe="")
+        return self._home / "mjax" / "refs" / f"{revision}.commit"
+
+    def _read_listing(self, commit: str) -> _Listing | None:
+        """Return what the hub once said about a commit; None if nothing is known."""
+        path = self._home / "mjax" / f"{commit}.files.json"
+        try:
+            found = checked_json.check(cache_files.read_json(path), dict[str, Any], "")
+            return _Listing(found["commit"], found["files"])
+        except (cache_files.DamagedFileError, ValueError, KeyError):
+            return None
+
+    def _read_arrived(self) -> dict[str, str]:
+        """Return the SHA-256 of the files that were compared when they arrived."""
+        try:
+            found = cache_files.read_json(self._kept("arrived"))
+            return checked_json.check(found, dict[str, str], "")
+        except (cache_files.DamagedFileError, ValueError):
+            return {}
 
 
-def _is_whole(folder: pathlib.Path, listing: _Listing, kept: pathlib.Path) -> bool:
-    """Say whether all files are here and were compared with their checksums."""
-    are_there = all((folder / file).is_file() for file in listing.files)
-    return are_there and _read_kept(kept) == listing
+def fetch(
+    repository: Repository, choose: Callable[[Snapshot], Iterable[str]]
+) -> Fetched:
+    """Bring files of a repository to this machine.
+
+    Args:
+      repository: likewise.
+      choose: which files.
+    Raises:
+      ValueError: the repository, the revision or the files do not exist, or the hub
+        cannot be reached and this machine does not have all of them.
+    """
+    snapshot = Snapshot(repository)
+    fetched = snapshot.bring(choose(snapshot))
+    snapshot.remember()
+    return fetched
 
 
-def _import_library(path: str) -> Any:
+def changed(file: pathlib.Path, origin: str, expected: str) -> ValueError:
+    """Return the error for a file that is no longer what was downloaded."""
+    return ValueError(
+        f"{file} is not what was downloaded from {origin}: its SHA-256 is not "
+        f"{expected}, so something has changed it; delete {file.resolve()} and start "
+        "again, it is downloaded once more"
+    )
+
+
+def _import_library(repository: Repository) -> Any:
     try:
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors
     except ImportError:
         raise ValueError(
-            f"--data.path {path} needs huggingface_hub; pip install 'mjax[hub]'"
+            f"{repository} needs huggingface_hub; pip install 'mjax[hub]'"
         ) from None
     return huggingface_hub
-
-
-def _ask(
-    library: Any, path: str, name: str, revision: str, kept: pathlib.Path
-) -> _Listing:
-    """Return the commit of a revision, and its files of text."""
-    errors = library.errors
-    api = library.HfApi(endpoint=_endpoint(library))
-    try:
-        info = api.dataset_info(
-            name, revision=revision, timeout=_TIMEOUT_S, files_metadata=True
-        )
-    except errors.RevisionNotFoundError:
-        raise ValueError(
-            f"--data.path {path}: the data set {name} has no revision {revision!r}; "
-            "give a branch, a tag or a commit of it, such as main"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise ValueError(
-            f"--data.path {path}: {_host(library)} has no data set {name}, or it "
-            "is private; check the name, or set HF_TOKEN to a token that may read it"
-        ) from None
-    except (OSError, _http_error(library), ValueError) as error:
-        return _known(path, kept, library, error)
-    except (KeyError, TypeError):  # JSON, but of something else
-        error = ValueError("the answer does not describe a data set")
-        return _known(path, kept, library, error)
-    if not _COMMIT.fullmatch(info.sha or ""):  # it becomes a part of a path
-        error = ValueError(f"the commit is {info.sha!r}")
-        return _known(path, kept, library, error)
-    files = {
-        s.rfilename: f"sha256:{s.lfs.sha256}" if s.lfs else f"git:{s.blob_id}"
-        for s in info.siblings or []
-        if _is_text(s.rfilename)
-    }
-    if not files:
-        raise ValueError(
-            f"--data.path {path} holds no file of text; files that are read end in "
-            f"{', '.join(sorted(_SUFFIXES))}, with .gz or .zst after that or without"
-        )
-    return _Listing(info.sha, files)
-
-
-def _known(path: str, kept: pathlib.Path, library: Any, error: Exception) -> _Listing:
-    """Return what the hub said about a revision before, now that it does not answer."""
-    listing = _read_kept(kept)
-    if listing is None:
-        raise ValueError(
-            f"--data.path {path}: the hub {_host(library)} does not answer as it "
-            f"should ({_first_line(error)}), and this machine has no whole copy of the "
-            "data set; start again when the hub can be reached, or set HF_ENDPOINT"
-        )
-    _log.warning(
-        "--data.path %s: the hub %s does not answer as it should (%s); reading the "
-        "copy of commit %s on this machine",
-        *(path, _host(library), _first_line(error), listing.commit),
-    )
-    return listing
-
-
-def _read_kept(path: pathlib.Path) -> _Listing | None:
-    """Return the files of a whole copy; None if there is none."""
-    try:
-        found = checked_json.read(path.read_bytes(), dict[str, Any])
-        return _Listing(found["commit"], found["files"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _download(
-    library: Any, path: str, name: str, file: str, commit: str, cache: pathlib.Path
-) -> None:
-    try:
-        library.hf_hub_download(
-            *(name, file),
-            repo_type="dataset",
-            revision=commit,
-            endpoint=_endpoint(library),
-            cache_dir=cache,
-        )
-    except (OSError, _http_error(library), ValueError) as error:
-        raise ValueError(
-            f"--data.path {path}: the download of {file} stopped "
-            f"({_first_line(error)}); start again, what has arrived is kept"
-        ) from None
-
-
-def _check(file: pathlib.Path, checksum: str, path: str) -> None:
-    """Refuse a file that is not what the hub says that it is, and remove it."""
-    kind, _, expected = checksum.partition(":")
-    digest = hashlib.sha256()
-    if kind == "git":
-        digest = hashlib.sha1(b"blob %d\0" % file.stat().st_size)
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != expected:
-        file.resolve().unlink()
-        file.unlink(missing_ok=True)
-        raise ValueError(
-            f"--data.path {path}: {file.name} arrived damaged (checksum "
-            f"{digest.hexdigest()}, the hub says {expected}), and was removed; start "
-            "again"
-        )
 
 
 def _http_error(library: Any) -> type[Exception]:
@@ -232,11 +384,10 @@ def _host(library: Any) -> str:
     return _SECRET.sub("", _endpoint(library))
 
 
-def _is_text(file: str) -> bool:
-    """Say whether a file is read: not if it is hidden, or outside of the data set."""
-    parts = pathlib.PurePosixPath(file)
-    is_hidden = any(part.startswith((".", "/")) for part in parts.parts)
-    return not is_hidden and pathlib.Path(plain_name(file)).suffix.lower() in _SUFFIXES
+def _is_inside(file: str) -> bool:
+    """Say whether a file is in its repository, and not hidden."""
+    parts = pathlib.PurePosixPath(file).parts
+    return not any(part.startswith((".", "/")) for part in parts)
 
 
 def _first_line(error: Exception) -> str:

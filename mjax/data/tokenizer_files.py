@@ -1,8 +1,9 @@
 """The files of a tokenizer: what a run keeps of it, and what goes beside weights.
 
-Enters: `bytes`, a tokenizer.json, or the folder of one. Leaves: the contents of
-tokenizer.json, tokenizer_config.json and, where there is one, chat_template.jinja, with
-the facts that the rest of the package checks. The `tokenizers` library is not needed.
+Enters: `bytes`, a tokenizer.json, the folder of one, or its name on a hub. Leaves: the
+contents of tokenizer.json, tokenizer_config.json and, where there is one,
+chat_template.jinja, with the facts that the rest of the package checks. The library
+`tokenizers` is not needed.
 """
 
 import dataclasses
@@ -12,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mjax import checked_json
-from mjax.data import byte_level
+from mjax.data import byte_level, hub_tokenizers
+from mjax.data.hub_tokenizers import CONFIG, SPEC, TEMPLATE
 from mjax.data.names import BYTES
 from mjax.data.tokenizers import (
     END_OF_TEXT,
@@ -21,10 +23,6 @@ from mjax.data.tokenizers import (
     Tokenizer,
     digest_of,
 )
-
-SPEC = "tokenizer.json"
-CONFIG = "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,15 +46,16 @@ def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
     unless it names another end of a document, or no class.
 
     Args:
-      name: `bytes`, a tokenizer.json, or a folder that holds one.
+      name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.
       eos: the token that ends a document, or its id; None takes the one that
         tokenizer_config.json names, or looks for a usual one.
     Raises:
-      ValueError: a file cannot be read or is of another form, or has no such token.
+      ValueError: a file cannot be read or is of another form, has no such token, or the
+        hub does not give it.
     """
     if name == BYTES:
         return _of_bytes()
-    path = _spec_path(name)
+    path = hub_tokenizers.local(name)
     contents = {SPEC: _read(path)}
     for other in (CONFIG, TEMPLATE):
         if path.with_name(other).is_file():
@@ -81,7 +80,7 @@ def files_of(tokenizer: Tokenizer, name: str) -> TokenizerFiles:
 
     Args:
       tokenizer: in use.
-      name: it comes from: `bytes`, a tokenizer.json, or a folder that holds one.
+      name: it comes from, as `read_files` takes it.
     Raises:
       ValueError: the files cannot be read, or are no longer those of the tokenizer.
     """
@@ -103,11 +102,6 @@ def _of_bytes() -> TokenizerFiles:
         eos_id=BytesTokenizer.eos_id,
         digest=BytesTokenizer.digest,
     )
-
-
-def _spec_path(name: str) -> pathlib.Path:
-    path = pathlib.Path(name).expanduser()
-    return path / SPEC if path.is_dir() else path
 
 
 def _completed(

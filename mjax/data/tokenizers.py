@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt8
 
 from mjax import checked_json
-from mjax.data import byte_level
+from mjax.data import byte_level, hub_tokenizers
 from mjax.data.names import BYTES, NUM_BYTES, TRAIN
 
 END_OF_TEXT = "<|endoftext|>"
@@ -235,22 +235,21 @@ def load_tokenizer(name: str, *, eos_token: str | None = None) -> Tokenizer:
     """Make a tokenizer that needs no training.
 
     Args:
-      name: `bytes`, a tokenizer.json, or a folder that holds one.
+      name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION,
+        which is downloaded.
       eos_token: the token that ends a document in a tokenizer.json.
     Raises:
-      ValueError: no such tokenizer, or it cannot be used.
+      ValueError: no such tokenizer, it cannot be used, or the hub does not give it.
     """
     if name == BYTES:
         return BytesTokenizer()
-    path = pathlib.Path(name).expanduser()
-    if path.is_dir():
-        path /= "tokenizer.json"
+    path = hub_tokenizers.local(name)
     if not path.is_file():
         near = difflib.get_close_matches(name, [BYTES, "train:8192"], n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            "--data.tokenizer must be bytes, train:N or the path of a tokenizer.json, "
-            f"got {name!r}{hint}"
+            "--data.tokenizer must be bytes, train:N, hf://NAME@REVISION or the path "
+            f"of a tokenizer.json, got {name!r}{hint}"
         )
     try:
         spec_json = path.read_text("utf-8")

@@ -31,7 +31,7 @@ class Args:
     step: int | None = None
     """Checkpoint to take; None: the newest."""
     tokenizer: str | None = None
-    """bytes, or a tokenizer.json; None: the model's."""
+    """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the computation; None: the run's, float32 for a Hugging Face folder."""
     max_length: int | None = None

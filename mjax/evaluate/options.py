@@ -40,7 +40,7 @@ class Evaluate:
     step: int | None = None
     """Checkpoint to take; None: the newest."""
     tokenizer: str | None = None
-    """bytes, or a tokenizer.json; None: the model's."""
+    """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's."""
     seq_len: int | None = None
     """Longest window; None: the model's, at most 4096 for a Hugging Face folder."""
     stride: int | None = None

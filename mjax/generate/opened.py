@@ -21,6 +21,7 @@ from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
 from mjax.config.train import from_json
+from mjax.data import hub_tokenizers
 from mjax.data.chat_template import CONFIG_FILE, ChatTemplate, read_beside
 from mjax.data.names import BYTES, trained_vocab_size
 from mjax.data.tokenizers import Tokenizer, load_tokenizer
@@ -120,7 +121,8 @@ def open_model(
       mesh: with all axes; parameters are split over tp, and whole over dp.
       dtype: of the parameters, and of what is computed with them.
       step: the checkpoint to take.
-      tokenizer: bytes, or a tokenizer.json; None takes that of the run or the folder.
+      tokenizer: bytes, a tokenizer.json or hf://NAME@REVISION; None takes that of the
+        run or the folder.
     Raises:
       ValueError: there is no such model, it does not divide over the mesh, or the
         tokenizer is not its own.
@@ -132,6 +134,8 @@ def open_model(
             "of a token run one after the other; use --mesh.tp "
             f"{mesh.shape['pp']} to split each layer instead"
         )
+    if tokenizer is not None:
+        tokenizer = hub_tokenizers.pinned(tokenizer, flag="--tokenizer")
     if places.is_hugging_face(path):
         if step is not None:
             raise ValueError(
@@ -176,7 +180,7 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
             "--tokenizer bytes for a model of bytes"
         )
     loaded = _load_tokenizer(tokenizer or str(folder))
-    spec = Path(tokenizer or folder)
+    spec = hub_tokenizers.local(tokenizer or str(folder))
     return _Found(
         name=f"{folder} ({family.name})",
         model=model,
@@ -184,7 +188,7 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
         read_boxes=lambda name, boxes: [source.read(name, slices(b)) for b in boxes],
         tokenizer=loaded,
         folder=folder,
-        starts=find_starts(loaded, spec if spec.is_dir() else spec.parent),
+        starts=find_starts(loaded, spec.parent),
     )
 
 

@@ -90,7 +90,7 @@ class GenerateFlags:
     step: int | None = None
     """Checkpoint to take; None: the newest."""
     tokenizer: str | None = None
-    """bytes, or a tokenizer.json; None: the model's own."""
+    """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's own."""
     precision: Literal["float32", "bfloat16"] | None = None
     """Of parameters and caches; None: float32 on CPUs, bfloat16 on GPUs."""
     max_len: int | None = None

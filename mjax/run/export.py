@@ -18,6 +18,7 @@ from mjax.ckpt.places import Place
 from mjax.ckpt.saved_step import SavedStep
 from mjax.config.command_line import Command
 from mjax.config.train import TrainConfig, from_json
+from mjax.data import hub_tokenizers
 from mjax.data.config import DataConfig
 from mjax.data.corpora import STDLIB, SYNTHETIC
 from mjax.data.names import BYTES, trained_vocab_size
@@ -47,7 +48,7 @@ class Wanted:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """In which the tensors are stored."""
     tokenizer: str | None = None
-    """Folder or tokenizer.json; None: that of the run."""
+    """Folder, tokenizer.json or hf://NAME@REVISION; None: that of the run."""
     without_tokenizer: bool = False
     """Write no tokenizer files."""
     eos_token_id: int | None = None
@@ -142,14 +143,16 @@ def tokenizer_files(
     Raises:
       ValueError: it is not known, or is another one.
     """
-    if wanted.tokenizer not in (None, BYTES) and not Path(wanted.tokenizer).exists():
+    if wanted.tokenizer not in (None, BYTES) and not _can_be_read(wanted.tokenizer):
         raise ValueError(
-            f"--tokenizer {wanted.tokenizer} does not exist; give a tokenizer.json or "
-            "the folder of one, or leave it out to take the run's"
+            f"--tokenizer {wanted.tokenizer} does not exist; give a tokenizer.json, "
+            "the folder of one or hf://NAME@REVISION, or leave it out to take the run's"
         )
     name = wanted.tokenizer or _find_tokenizer(path, place, config.data)
     if name is None:
         raise ValueError(_missing(path, config.data))
+    if wanted.tokenizer is not None:
+        name = hub_tokenizers.pinned(name, flag="--tokenizer")
     is_bytes = config.data.tokenizer == BYTES
     files = read_files(name, eos=None if is_bytes else config.data.eos_token)
     if wanted.eos_token_id is not None and files.eos_id is None:
@@ -195,7 +198,13 @@ def _find_tokenizer(path: str, place: Place, data: DataConfig) -> str | None:
         return BYTES
     if trained_vocab_size(data.tokenizer) is not None:
         return None
-    return data.tokenizer if Path(data.tokenizer).expanduser().exists() else None
+    return data.tokenizer if _can_be_read(data.tokenizer) else None
+
+
+def _can_be_read(tokenizer: str) -> bool:
+    """Say whether a tokenizer is on this machine or on a hub."""
+    is_on_hub = hub_tokenizers.is_on_hub(tokenizer)
+    return is_on_hub or Path(tokenizer).expanduser().exists()
 
 
 def _missing(path: str, data: DataConfig) -> str:

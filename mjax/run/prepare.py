@@ -22,7 +22,14 @@ from mjax.config.command_line import Command
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.own_recipe import short_name
 from mjax.config.sizes import smaller
-from mjax.config.train import TrainConfig, run_differences, to_json, with_tokenizer
+from mjax.config.train import (
+    TrainConfig,
+    flattened,
+    run_differences,
+    to_json,
+    with_tokenizer,
+)
+from mjax.data import hub_tokenizers
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.tokenizer_files import TEMPLATE, files_of
 from mjax.estimate import memory
@@ -107,7 +114,10 @@ def prepare(
     Raises:
       ValueError: bad input, with the value and the fix; see the docs of the parts.
     """
-    config, dataset = agreement.together(lambda: _open(config), timeout_s=DAY_S)
+    tokenizer = agreement.decide(lambda: _pinned_tokenizer(config, command))
+    data = dataclasses.replace(config.data, tokenizer=tokenizer)
+    pinned = dataclasses.replace(config, data=data)
+    config, dataset = agreement.together(lambda: _open(pinned), timeout_s=DAY_S)
     sizes = agreement.together(lambda: sizes_of(config, devices))
     executables = Executables(config, mesh, facts, agreement)
     built = agreement.together(
@@ -130,6 +140,19 @@ def prepare(
 
 
 # ------------------------------------------------------------------------------- build
+
+
+def _pinned_tokenizer(config: TrainConfig, command: Command) -> str:
+    """Return the tokenizer's name, with the commit of a revision; on process 0.
+
+    A run that goes on keeps the commit that its config.json has.
+    """
+    name, recorded = config.data.tokenizer, None
+    if hub_tokenizers.is_on_hub(name) and not command.restart_from_scratch:
+        path = work_dir.choose(config.work_dir, short_name(command.recipe))
+        found = flattened(work_dir.read_config(path) or {})
+        recorded = str(found.get("data.tokenizer"))
+    return hub_tokenizers.pinned(name, recorded)
 
 
 def _open(config: TrainConfig) -> tuple[TrainConfig, Dataset]:

@@ -28,7 +28,7 @@ class Export:
     base: str | None = None
     """Name or folder of the base in adapter_config.json; None: --init-from."""
     tokenizer: str | None = None
-    """Folder or tokenizer.json of the run; None: found beside its checkpoints."""
+    """Folder, tokenizer.json or hf://NAME@REVISION; None: that of the run."""
     without_tokenizer: bool = False
     """Write no tokenizer files."""
 

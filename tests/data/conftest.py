@@ -1,9 +1,11 @@
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
 from mjax.data.config import DataConfig
 from mjax.data.dataset import Dataset, open_dataset
+from tests.data.hub_server import Hub, serving
 
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel"]
 WORDS += ["india", "juliett", "kilo", "lima"]
@@ -29,3 +31,10 @@ def dataset(corpus: pathlib.Path, tmp_path: pathlib.Path) -> Dataset:
         cache_dir=str(tmp_path / "cache"),
     )
     return open_dataset(config, seed=0)
+
+
+@pytest.fixture
+def hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub on this machine, with an empty cache."""
+    with serving(tmp_path / "hub", monkeypatch) as server:
+        yield server

@@ -1,12 +1,7 @@
-"""Data sets of a hub: a small server speaks the few endpoints that the library asks."""
+"""Data sets of a hub, read from a small one on this machine."""
 
 import concurrent.futures
-import hashlib
-import http.server
-import json
 import pathlib
-import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,118 +9,10 @@ from mjax.data import cache_files, corpora
 from mjax.data import hub as hub_module
 from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
-from mjax.data.hub import fetch
+from mjax.data.hub_datasets import fetch
+from tests.data.hub_server import COMMIT, NEXT
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PATH = "hf://datasets/org/texts@main"
-
-
-class Hub(http.server.ThreadingHTTPServer):
-    """One data set of a few files; says what was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files = {
-            "a.jsonl": b"".join(
-                b'{"text": "line %d of a, with words"}\n' % i for i in range(60)
-            ),
-            "sub/b.txt": b"text of b\n" * 9,
-            "README.md": b"# not text of the corpus",
-            ".hidden.txt": b"hidden",
-        }
-        self.damage: dict[str, bytes] = {}
-        self.cut: set[str] = set()
-        self.is_broken = False
-        self.commit = COMMIT
-        self.odd_answer: bytes | None = None
-        self.asked: list[str] = []
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    @property
-    def hub(self) -> Hub:
-        assert isinstance(self.server, Hub)
-        return self.server
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        self.hub.asked.append(f"{self.command} {path}")
-        info, files = (
-            "/api/datasets/org/texts/revision/",
-            "/datasets/org/texts/resolve/",
-        )
-        if self.hub.is_broken:
-            self.answer(503, b"busy")
-        elif self.hub.odd_answer is not None:
-            self.answer(200, self.hub.odd_answer)
-        elif path in (f"{info}main", f"{info}{COMMIT}"):
-            self.answer(200, json.dumps(self.info()).encode())
-        elif path.startswith(info):
-            self.answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        elif path.startswith(f"{files}{COMMIT}/"):
-            self.file(path.removeprefix(f"{files}{COMMIT}/"))
-        else:
-            self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-
-    def info(self) -> dict:
-        siblings = [
-            {
-                "rfilename": name,
-                "size": len(content),
-                "blobId": hashlib.sha1(
-                    b"blob %d\0" % len(content) + content
-                ).hexdigest(),
-            }
-            for name, content in self.hub.files.items()
-        ]
-        large = next(iter(self.hub.files.values()))
-        siblings[0]["lfs"] = {
-            "sha256": hashlib.sha256(large).hexdigest(),
-            "size": len(large),
-            "pointerSize": 130,
-        }
-        return {"id": "org/texts", "sha": self.hub.commit, "siblings": siblings}
-
-    def file(self, name: str) -> None:
-        content = self.hub.damage.get(name, self.hub.files[name])
-        etag = f'"{hashlib.sha1(content).hexdigest()}"'
-        headers = {"X-Repo-Commit": COMMIT, "ETag": etag}
-        sent = content[:10] if name in self.hub.cut else content
-        self.answer(200, sent, headers, size=len(content))
-
-    def answer(
-        self,
-        code: int,
-        content: bytes,
-        headers: dict[str, str] | None = None,
-        size: int | None = None,
-    ) -> None:
-        self.send_response(code)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content) if size is None else size))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch) -> Iterator[Hub]:
-    server = Hub()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def config(tmp_path: pathlib.Path, path: str = PATH) -> DataConfig:
@@ -161,15 +48,15 @@ def test_without_the_hub_a_whole_copy_is_read_and_a_part_is_refused(
         ValueError, match=r"sub/b\.txt stopped \(.*\); start again, what has arrived"
     ):
         fetch(PATH)
-    hub.is_broken = True
+    hub.status = 503
     with pytest.raises(ValueError, match="this machine has no whole copy"):
         fetch(PATH)
-    hub.is_broken = False
+    hub.status = 200
     hub.cut.clear()
     hub.asked.clear()
     whole = fetch(PATH)
     assert not any("GET" in asked and "a.jsonl" in asked for asked in hub.asked)
-    hub.is_broken = True
+    hub.status = 503
     assert fetch(PATH) == whole
     assert f"reading the copy of commit {COMMIT}" in caplog.text
 
@@ -220,7 +107,7 @@ def test_names_of_a_hub_never_lead_out_of_its_cache(hub, tmp_path):
     own = tmp_path / "own.txt"
     own.write_text("not of the hub")
     hub.files |= {str(own): b"other", "../../../../own.txt": b"other"}
-    assert fetch(PATH).files == ["a.jsonl", "sub/b.txt"]
+    assert [*fetch(PATH).files] == ["a.jsonl", "sub/b.txt"]
     hub.commit = "../../../.."
     hub.files = {"own.txt": b"other"}
     fetch(PATH)  # the copy
@@ -230,7 +117,7 @@ def test_names_of_a_hub_never_lead_out_of_its_cache(hub, tmp_path):
 def test_passwords_and_signatures_of_addresses_are_not_told(hub, monkeypatch):
     host = f"127.0.0.1:{hub.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", f"http://user:secret@{host}")
-    hub.is_broken = True
+    hub.status = 503
     with pytest.raises(ValueError, match=f"the hub http://{host} does not") as caught:
         fetch(PATH)
     assert "secret" not in str(caught.value)
@@ -247,5 +134,6 @@ def test_processes_that_start_together_and_a_cache_without_room(hub, monkeypatch
 
     monkeypatch.setattr(cache_files, "locked", full)
     fetch(PATH)  # nothing is written where everything is there
+    hub.commit = NEXT
     with pytest.raises(ValueError, match=r"No space left\); set HF_HUB_CACHE"):
-        fetch(f"hf://datasets/org/texts@{COMMIT}")
+        fetch(PATH)

@@ -1,5 +1,6 @@
 """A run keeps its tokenizer beside its checkpoints, and its digest in them."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -9,6 +10,7 @@ from mjax import train
 from mjax.ckpt import places
 from mjax.data.tokenizers import load_tokenizer, train_bpe
 from mjax.run import ending
+from tests.data.hub_server import COMMIT, NEXT, serving
 
 TEXT = "".join(
     f"line {i}: the {i * 7919 % 1000} then them thesis\n" for i in range(900)
@@ -55,21 +57,29 @@ def files_in(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir()}
 
 
-@pytest.mark.parametrize("kind", ["bytes", "train:300", "given"])
+@pytest.mark.parametrize("kind", ["bytes", "train:300", "hf://org/model@main"])
 def test_the_tokenizer_beside_the_checkpoints_is_that_of_the_run(
-    tmp_path, corpus, kind
+    tmp_path, corpus, monkeypatch, caplog, kind
 ):
-    run = tmp_path / "run"
-    given = tmp_path / "given.json"
-    given.write_text(train_bpe([TEXT], 280))
-    name = str(given) if kind == "given" else kind
-    assert start(run, corpus, "--data.tokenizer", name) == ending.DONE
-    kept = load_tokenizer(str(run / "tokenizer"))
-    assert kept.vocab_size == {"bytes": 257, "train:300": 300, "given": 280}[kind]
-    assert kept.digest == saved_digest(run)
-    before = files_in(run / "tokenizer")
-    assert start(run, corpus, "--data.tokenizer", name, "--steps", "2") == ending.DONE
-    assert files_in(run / "tokenizer") == before
+    run, is_on_hub = tmp_path / "run", kind.startswith("hf:")
+    with serving(tmp_path / "hub", monkeypatch) as hub:
+        hub.model_files = {"tokenizer.json": train_bpe([TEXT], 280).encode()}
+        assert start(run, corpus, "--data.tokenizer", kind) == ending.DONE
+        kept = load_tokenizer(str(run / "tokenizer"))
+        assert kept.vocab_size == {"bytes": 257, "train:300": 300}.get(kind, 280)
+        assert kept.digest == saved_digest(run)
+        before = files_in(run / "tokenizer")
+        config = json.loads((run / "config.json").read_text())
+        used = f"hf://org/model@{COMMIT}" if is_on_hub else kind
+        assert config["data"]["tokenizer"] == used
+
+        hub.commit = NEXT  # of another tokenizer
+        hub.model_files = {"tokenizer.json": train_bpe([TEXT[::-1]], 280).encode()}
+        more = ("--data.tokenizer", kind, "--steps", "2")
+        assert start(run, corpus, *more) == ending.DONE
+        assert files_in(run / "tokenizer") == before
+        moved = f"is commit {NEXT} now, but the run began with commit {COMMIT}"
+        assert (moved in caplog.text) == is_on_hub
 
 
 def test_another_vocabulary_of_the_same_size_is_refused(tmp_path, corpus, capsys):

@@ -55,7 +55,7 @@ class ServeFlags(Limits):
     step: int | None = None
     """Checkpoint to take; None: the newest."""
     tokenizer: str | None = None
-    """bytes, or the path of a tokenizer.json; None: that of the run or the folder."""
+    """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

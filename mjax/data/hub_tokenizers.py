@@ -1,0 +1,108 @@
+"""Names of tokenizers in, the local files out.
+
+A name is a path, or `hf://NAME@REVISION` for a repository of a model on a Hugging Face
+hub, of which the files of the tokenizer are downloaded and nothing else.
+"""
+
+import hashlib
+import logging
+import pathlib
+import re
+from collections.abc import Iterable
+
+from mjax.data import hub
+from mjax.data.hub import Repository, Snapshot
+
+SPEC = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+_FLAG = "--data.tokenizer"
+_NAME = re.compile(r"hf://((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
+_OTHER_SPECS = (".model", ".txt", ".tiktoken", "vocab.json")
+_log = logging.getLogger(__name__)
+
+
+def is_on_hub(name: str) -> bool:
+    """Say whether a name of a tokenizer is one of a hub."""
+    return name.startswith(hub.PREFIX)
+
+
+def local(name: str) -> pathlib.Path:
+    """Return the tokenizer.json of a tokenizer, downloaded if it is on a hub.
+
+    The tokenizer_config.json and chat_template.jinja that it has lie beside it.
+
+    Args:
+      name: a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.
+    Returns:
+      a path, which need not exist if the name is one.
+    Raises:
+      ValueError: the name is no hf://NAME@REVISION, the repository or the revision does
+        not exist or holds no tokenizer.json, the hub cannot be reached and this machine
+        has no whole copy, or a file of the copy was changed.
+    """
+    if is_on_hub(name):
+        fetched = hub.fetch(_repository(name), _choose)
+        for file, digest in fetched.files.items():
+            content = (fetched.folder / file).read_bytes()
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise hub.changed(fetched.folder / file, fetched.origin, digest)
+        return fetched.folder / SPEC
+    path = pathlib.Path(name).expanduser()
+    return path / SPEC if path.is_dir() else path
+
+
+def pinned(name: str, recorded: str | None = None, *, flag: str = _FLAG) -> str:
+    """Return the name of a tokenizer with the commit that its revision is.
+
+    Args:
+      name: of any tokenizer; of one that is not on a hub, the name is returned.
+      recorded: the name with which a run began that now goes on. Where it is a commit
+        of the same repository, it is returned. A warning says so if the revision has
+        become another commit.
+      flag: that names the tokenizer, for messages.
+    Raises:
+      ValueError: as `local`.
+    """
+    if not is_on_hub(name):
+        return name
+    repository = _repository(name, flag)
+    match = _NAME.fullmatch(recorded or "")
+    before = Repository("model", match[1], match[2], flag) if match else repository
+    if repository.is_fixed or before.name != repository.name or not before.is_fixed:
+        return hub.fetch(repository, _choose).origin
+    try:
+        now = Snapshot(repository).commit
+    except ValueError as error:
+        _log.warning("%s; the run goes on with commit %s", error, before.revision)
+        return before.at(before.revision)
+    if now != before.revision:
+        _log.warning(
+            "%s is commit %s now, but the run began with commit %s and goes on with "
+            "that; for the new one give another --work-dir",
+            *(repository, now, before.revision),
+        )
+    return before.at(before.revision)
+
+
+def _repository(name: str, flag: str = _FLAG) -> Repository:
+    match = _NAME.fullmatch(name)
+    if match is None or name.startswith(f"{hub.PREFIX}datasets/"):
+        raise ValueError(
+            f"{flag} must be hf://NAME@REVISION (a branch, tag or commit of a "
+            f"repository of a model), got {name!r}; for example hf://org/model@main"
+        )
+    return Repository("model", match[1], match[2], flag)
+
+
+def _choose(snapshot: Snapshot) -> Iterable[str]:
+    files = list(snapshot.files)
+    if SPEC not in files:
+        others = [file for file in files if file.endswith(_OTHER_SPECS)]
+        has = f", only {', '.join(sorted(others)[:5])}" if others else ""
+        raise ValueError(
+            f"{snapshot.repository} holds no {SPEC}{has}; convert it with "
+            "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) of "
+            f"transformers, and give the folder as {snapshot.repository.flag}"
+        )
+    return [file for file in (SPEC, CONFIG, TEMPLATE) if file in files]
