@@ -1,0 +1,1 @@
+"""Remote files in blocks, each kept by several hosts of a run."""

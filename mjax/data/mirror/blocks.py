@@ -1,0 +1,155 @@
+"""Blocks on the disk of one host: checked when read, replaced whole, evicted by age.
+
+A block is one file: the SHA-256 of its bytes, then the bytes. It appears under its name
+by a rename, so a killed process leaves no partial block. Processes of the host agree by
+locks of the operating system, which end with their holder.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+
+_DIGEST_BYTES = 32
+_log = logging.getLogger(__name__)
+
+
+class InUseError(ValueError):
+    """A live process holds what was to be removed."""
+
+
+class BlockStore:
+    """The blocks of one data set in a folder; several processes may open it."""
+
+    def __init__(self, folder: pathlib.Path, limit_bytes: int | None = None) -> None:
+        """Open or make the folder, and hold it against `purge` until `close`.
+
+        Args:
+          folder: of this data set alone.
+          limit_bytes: the least recently read blocks above this are removed; None keeps
+            all.
+        Raises:
+          OSError: the folder cannot be made.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._limit_bytes = folder, limit_bytes
+        self._is_full = False
+        self._held = (folder / "in_use.lock").open("a")
+        fcntl.flock(self._held, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Let `purge` remove the folder."""
+        self._held.close()
+
+    @contextlib.contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Keep other processes and threads of this host from fetching a block."""
+        with (self._folder / f"{name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def read(self, name: str) -> bytes | None:
+        """Return a block; None if it is absent, or damaged and now removed."""
+        path = self._folder / f"{name}.block"
+        try:
+            content = path.read_bytes()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.warning("block %s cannot be read (%s)", path, error.strerror)
+            return None
+        data = unsealed(content)
+        if data is None:
+            _log.warning("block %s is damaged; it is fetched again", path)
+            path.unlink(missing_ok=True)
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keep a block; a disk without room is said once, and nothing fails."""
+        temporary = self._folder / (f"{name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        try:
+            self._make_room(len(data) + _DIGEST_BYTES)
+            with temporary.open("wb") as file:
+                file.write(sealed(data))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._folder / f"{name}.block")
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if not self._is_full:
+                _log.warning(
+                    "blocks cannot be kept in %s (%s); they are read without it",
+                    *(self._folder, error.strerror),
+                )
+            self._is_full = True
+
+    def _make_room(self, num_bytes: int) -> None:
+        with self.locked("room"):
+            for left in self._folder.glob("*.tmp"):  # of killed processes
+                if not pathlib.Path(f"/proc/{left.name.split('.')[1]}").exists():
+                    left.unlink(missing_ok=True)
+            if self._limit_bytes is None:
+                return
+            found = [(p.stat(), p) for p in self._folder.glob("*.block")]
+            used = sum(stat.st_size for stat, _ in found)
+            for stat, path in sorted(found, key=lambda f: f[0].st_mtime_ns):
+                if used + num_bytes <= self._limit_bytes:
+                    break
+                path.unlink(missing_ok=True)
+                used -= stat.st_size
+
+    def wait_for(self, num_bytes: int, bytes_per_s: float) -> None:
+        """Wait until this host may read so many bytes of the remote.
+
+        All processes of the host take turns by a time in a file, of the clock that runs
+        since the host started; a time from before a restart is not waited for.
+        """
+        with self.locked("rate"):
+            path = self._folder / "rate.time"
+            start, until = 0.0, 0.0
+            with contextlib.suppress(OSError, ValueError):
+                start, until = map(float, path.read_text().split())
+            if start <= time.monotonic() < until:
+                time.sleep(until - time.monotonic())
+            now = time.monotonic()
+            with contextlib.suppress(OSError):
+                path.write_text(f"{now!r} {now + num_bytes / bytes_per_s!r}")
+
+
+def purge(folder: pathlib.Path) -> int:
+    """Remove all blocks of a data set; return their bytes.
+
+    Raises:
+      InUseError: a live process has it open.
+    """
+    num_bytes = 0
+    with (folder / "in_use.lock").open("a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUseError(
+                f"{folder} is held by a live run; end the run, then purge again"
+            ) from None
+        for path in folder.iterdir():
+            num_bytes += path.stat().st_size
+            if path.suffix != ".lock":
+                path.unlink()
+    return num_bytes
+
+
+def sealed(data: bytes) -> bytes:
+    """Return a block as it is kept and sent: SHA-256, then the bytes."""
+    return hashlib.sha256(data).digest() + data
+
+
+def unsealed(content: bytes) -> bytes | None:
+    """Return the bytes of a block; None if they do not match their SHA-256."""
+    data = content[_DIGEST_BYTES:]
+    is_whole = hashlib.sha256(data).digest() == content[:_DIGEST_BYTES]
+    return data if is_whole else None

@@ -1,0 +1,301 @@
+"""A remote data set in, its blocks out: from this disk, another host, or the remote.
+
+The remote is read by one host per block: of those that keep it, the first that answers.
+Each host gets an equal share of the rate limit. Shares
+need no agreement, and they fit because `placement` spreads first hosts evenly; a shared
+bucket would have to survive the loss of the host that holds it.
+"""
+
+import dataclasses
+import hashlib
+import hmac
+import http.client
+import http.server
+import logging
+import pathlib
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from mjax.data.mirror import placement
+from mjax.data.mirror.blocks import BlockStore, sealed, unsealed
+
+BLOCK_BYTES = 64 << 20
+_DOWN_S = 30.0  # until a host that did not answer is asked again
+_POLL_S = 0.05  # a server notices within this time that it is to end
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFile:
+    """One file of a remote data set."""
+
+    name: str
+    size: int
+    """In bytes."""
+    checksum: str
+    """As the remote states it; with the name, it identifies the content."""
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """What a mirror needs of a store."""
+
+    @property
+    def files(self) -> Sequence[RemoteFile]:
+        """Return the files, the same on every host."""
+        ...
+
+    def read_range(self, name: str, start: int, length: int) -> bytes:
+        """Return bytes of a file.
+
+        Raises:
+          OSError: the store does not answer.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MirrorConfig:
+    """What all hosts of a mirror share."""
+
+    addresses: Mapping[str, tuple[str, int]]
+    """Of each host, the address and port of its server."""
+    token: str
+    """Secret of the run; a request without it is refused."""
+    num_replicas: int = 3
+    """Hosts that keep each block."""
+    block_bytes: int = BLOCK_BYTES
+    """Bytes per block; the last of a file may have fewer."""
+    bytes_per_s: float | None = None
+    """Limit on what all hosts together read of the remote; None sets no limit."""
+    timeout_s: float = 10.0
+    """Seconds until a host that does not send a block it keeps counts as lost."""
+    fetch_timeout_s: float = 600.0
+    """The same for a host that first reads the remote, under its rate limit."""
+
+    def __post_init__(self) -> None:
+        if self.block_bytes < 1 or min(self.timeout_s, self.fetch_timeout_s) <= 0:
+            raise ValueError(
+                "block_bytes must be at least 1, and timeout_s and fetch_timeout_s "
+                f"above 0, got {self.block_bytes}, {self.timeout_s} and "
+                f"{self.fetch_timeout_s}"
+            )
+        if not self.token:
+            raise ValueError("the token of a mirror is empty; give the run's secret")
+        if self.bytes_per_s is not None and self.bytes_per_s <= 0:
+            raise ValueError(f"bytes_per_s must be above 0, got {self.bytes_per_s}")
+
+
+class Mirror:
+    """One host of a mirror: reads blocks, and serves those that it keeps."""
+
+    def __init__(
+        self,
+        host: str,
+        remote: Remote,
+        config: MirrorConfig,
+        folder: pathlib.Path,
+        limit_bytes: int | None = None,
+    ) -> None:
+        """Open the folder of this host; `serve` lets others read.
+
+        Raises:
+          ValueError: the host has no address in config.
+          OSError: the folder cannot be made.
+        """
+        if host not in config.addresses:
+            raise ValueError(
+                f"host {host} is none of {' '.join(config.addresses)}; give its address"
+            )
+        self.host, self.config, self._remote = host, config, remote
+        self._files = {file.name: file for file in remote.files}
+        size = config.block_bytes
+        self._blocks = {
+            _block_name(file, start, size): (file, start)
+            for file in self._files.values()
+            for start in range(0, file.size, size)
+        }
+        self.table = placement.replicas(
+            list(self._blocks), list(config.addresses), config.num_replicas
+        )
+        self.store = BlockStore(folder, limit_bytes)
+        self._down: dict[str, float] = {}
+        self._server: http.server.ThreadingHTTPServer | None = None
+
+    def serve(self) -> None:
+        """Answer the other hosts of the run, in threads of this process.
+
+        Raises:
+          OSError: the address of this host cannot be used.
+        """
+        address = self.config.addresses[self.host]
+        handler = type("Handler", (_Handler,), {"mirror": self})
+        self._server = http.server.ThreadingHTTPServer(address, handler)
+        self._server.daemon_threads = True
+        turn = self._server.serve_forever
+        threading.Thread(target=turn, args=(_POLL_S,), daemon=True).start()
+
+    def close(self) -> None:
+        """Stop answering, and let `purge` remove the folder."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        self.store.close()
+
+    def fill(self) -> None:
+        """Bring all blocks that this host keeps to its disk.
+
+        Raises:
+          OSError: no host has a block, and the remote does not answer.
+        """
+        own = [block for block in self._blocks if self.host in self.table[block]]
+        for block in sorted(own, key=lambda b: self.table[b][0] != self.host):
+            self._read(block)
+
+    def read_range(self, name: str, start: int, length: int) -> bytes:
+        """Return bytes of a file; fewer at its end.
+
+        Raises:
+          OSError: no host has a block, and the remote does not answer.
+        """
+        file, size = self._files[name], self.config.block_bytes
+        stop = min(start + length, file.size)
+        first = start // size * size
+        parts = [
+            self._read(_block_name(file, at, size)) for at in range(first, stop, size)
+        ]
+        return b"".join(parts)[start - first : stop - first]
+
+    def kept(self, block: str, is_asked_to_fetch: bool) -> bytes | None:
+        """Return a block for another host; None if it is not here."""
+        data = self.store.read(block)
+        if data is None and is_asked_to_fetch and block in self._blocks:
+            with self.store.locked(block):
+                data = self.store.read(block)
+                return self._fetch(block) if data is None else data
+        return data
+
+    def _read(self, block: str) -> bytes:
+        data = self.store.read(block)
+        if data is not None:
+            return data
+        with self.store.locked(f"read-{block}"):
+            data = self.store.read(block)  # another process may have brought it
+            if data is not None:
+                return data
+            data = self._read_elsewhere(block)
+            if self.host in self.table[block]:
+                self.store.write(block, data)
+            return data
+
+    def _read_elsewhere(self, block: str) -> bytes:
+        hosts = self.table[block]
+        for host in hosts:
+            if host != self.host:
+                data = self._ask(host, block, False)
+                if data is not None:
+                    return data
+        for host in hosts:
+            if host == self.host:
+                data = self.kept(block, True)
+            else:
+                data = self._ask(host, block, True)
+            if data is not None:
+                return data
+        return self._fetch(block)
+
+    def _fetch(self, block: str) -> bytes:
+        """Read a block of the remote, and keep it if it belongs here."""
+        file, start = self._blocks[block]
+        length = min(self.config.block_bytes, file.size - start)
+        if self.config.bytes_per_s is not None:
+            share = self.config.bytes_per_s / len(self.config.addresses)
+            self.store.wait_for(length, share)
+        data = self._remote.read_range(file.name, start, length)
+        if len(data) != length:
+            raise OSError(
+                f"{file.name}: the remote sent {len(data)} bytes instead of {length}"
+            )
+        if self.host in self.table[block]:
+            self.store.write(block, data)
+        return data
+
+    def _ask(self, host: str, block: str, fetch: bool) -> bytes | None:
+        """Return a block of another host; None if it has none or does not answer."""
+        now = time.monotonic()
+        if self._down.get(host, now) > now:
+            return None
+        config = self.config
+        limit_s = config.fetch_timeout_s if fetch else config.timeout_s
+        connection = http.client.HTTPConnection(
+            *config.addresses[host], timeout=limit_s
+        )
+        headers = {"Authorization": f"Bearer {config.token}"}
+        try:
+            connection.request("POST" if fetch else "GET", f"/{block}", headers=headers)
+            answer = connection.getresponse()
+            content = bytearray()
+            while part := answer.read1(1 << 20):
+                content += part
+                if time.monotonic() > now + limit_s:
+                    raise TimeoutError(f"no whole block in {limit_s} s")
+            status = answer.status
+        except (OSError, http.client.HTTPException) as error:
+            self._down[host] = time.monotonic() + _DOWN_S
+            _log.warning("mirror: host %s does not answer (%s)", host, error)
+            return None
+        finally:
+            connection.close()
+        if status == http.HTTPStatus.NOT_FOUND:
+            return None
+        data = unsealed(bytes(content)) if status == http.HTTPStatus.OK else None
+        if data is None:
+            _log.warning("mirror: host %s sent no good block (%d)", host, status)
+        return data
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    mirror: Mirror
+
+    def do_GET(self) -> None:
+        self._answer(False)
+
+    def do_POST(self) -> None:
+        self._answer(True)
+
+    def _answer(self, fetch: bool) -> None:
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        given = self.headers.get("Authorization", "").encode("utf-8", "replace")
+        if not hmac.compare_digest(
+            given, f"Bearer {self.mirror.config.token}".encode()
+        ):
+            self.send_error(http.HTTPStatus.FORBIDDEN)
+            return
+        block = self.path[1:]
+        if block not in self.mirror.table:  # other files, or another block size
+            self.send_error(http.HTTPStatus.CONFLICT)
+            return
+        try:
+            data = self.mirror.kept(block, fetch)
+        except OSError:
+            self.send_error(http.HTTPStatus.BAD_GATEWAY)
+            return
+        if data is None:
+            self.send_error(http.HTTPStatus.NOT_FOUND)
+            return
+        content = sealed(data)
+        self.send_response(http.HTTPStatus.OK)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write no line for each block."""
+
+
+def _block_name(file: RemoteFile, start: int, block_bytes: int) -> str:
+    text = f"{file.name}\n{file.checksum}\n{file.size}\n{start}\n{block_bytes}"
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,239 @@
+"""A mirror of four hosts on loopback, with a remote that counts what is read."""
+
+import collections
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from mjax.data.mirror import placement
+from mjax.data.mirror.blocks import BlockStore, InUseError, purge
+from mjax.data.mirror.mirror import Mirror, MirrorConfig, RemoteFile
+
+_HOSTS = ("a", "b", "c", "d")
+_BLOCK = 1000
+_CONTENT = {
+    "large": random.Random(0).randbytes(57_300),
+    "small": random.Random(1).randbytes(70),
+}
+
+
+class _Remote:
+    def __init__(self) -> None:
+        self.reads = collections.Counter()
+        self.cut = 0
+
+    @property
+    def files(self) -> list[RemoteFile]:
+        return [RemoteFile(n, len(data), "v1") for n, data in _CONTENT.items()]
+
+    def read_range(self, name: str, start: int, length: int) -> bytes:
+        self.reads[name, start] += 1
+        return _CONTENT[name][start : start + length - self.cut]
+
+
+def _addresses() -> dict[str, tuple[str, int]]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in _HOSTS]
+    found = {h: s.getsockname()[:2] for h, s in zip(_HOSTS, sockets, strict=True)}
+    for opened in sockets:
+        opened.close()
+    return found
+
+
+def _config(addresses: dict, **changes) -> MirrorConfig:
+    given = {"token": "secret", "block_bytes": _BLOCK, **changes}
+    return MirrorConfig(addresses=addresses, **given)
+
+
+@pytest.fixture
+def mirrors(tmp_path):
+    remote, config = _Remote(), _config(_addresses())
+    made = {h: Mirror(h, remote, config, tmp_path / h) for h in _HOSTS}
+    for mirror in made.values():
+        mirror.serve()
+    yield made, remote
+    for mirror in made.values():
+        mirror.close()
+
+
+def _read_all(mirror: Mirror) -> dict[str, bytes]:
+    return {n: mirror.read_range(n, 0, len(data)) for n, data in _CONTENT.items()}
+
+
+def test_four_hosts_read_each_remote_block_once(mirrors):
+    made, remote = mirrors
+    for mirror in made.values():
+        assert _read_all(mirror) == _CONTENT
+    assert set(remote.reads.values()) == {1}
+    assert len(remote.reads) == 59
+
+
+def test_a_lost_host_fails_no_read_and_reads_no_remote_byte_again(mirrors, tmp_path):
+    made, remote = mirrors
+    for mirror in made.values():
+        mirror.fill()
+    assert set(remote.reads.values()) == {1}
+    assert all(len([*(tmp_path / h).glob("*.block")]) > 40 for h in _HOSTS)
+    made.pop("b").close()
+    for mirror in made.values():
+        assert _read_all(mirror) == _CONTENT
+    assert set(remote.reads.values()) == {1}
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_block_is_said_and_comes_from_another_host(
+    mirrors, tmp_path, caplog, damage
+):
+    made, remote = mirrors
+    for mirror in made.values():
+        mirror.fill()
+    for path in (tmp_path / "a").glob("*.block"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        kept = {"flip": content, "cut": content[:40], "empty": b""}[damage]
+        path.write_bytes(kept)
+    assert _read_all(made["a"]) == _CONTENT
+    assert "is damaged; it is fetched again" in caplog.text
+    assert set(remote.reads.values()) == {1}
+
+
+def test_half_a_download_is_refused_and_not_kept(mirrors, tmp_path):
+    made, remote = mirrors
+    remote.cut = 1
+    with pytest.raises(OSError, match="the remote sent 999 bytes instead of 1000"):
+        made["a"].read_range("large", 0, 10)
+    assert not [*tmp_path.glob("*/*.block")]
+    remote.cut = 0
+    assert _read_all(made["a"]) == _CONTENT
+
+
+@pytest.mark.parametrize("change", [{"token": "other"}, {"block_bytes": 999}])
+def test_a_host_with_another_token_or_block_size_gets_nothing(
+    mirrors, tmp_path, caplog, change
+):
+    made, remote = mirrors
+    for mirror in made.values():
+        mirror.fill()
+    config = _config(dict(made["a"].config.addresses), **change)
+    other = Mirror("a", _Remote(), config, tmp_path / "other")
+    assert _read_all(other) == _CONTENT  # of its own remote
+    assert "sent no good block" in caplog.text
+    other.close()
+    assert set(remote.reads.values()) == {1}
+
+
+def test_a_host_that_hangs_is_left_for_the_next(tmp_path):
+    addresses, remote = _addresses(), _Remote()
+    config = _config(addresses, timeout_s=0.2, fetch_timeout_s=0.2)
+    made = [Mirror(host, remote, config, tmp_path / host) for host in _HOSTS[1:]]
+    with socket.create_server(addresses["a"]):  # accepts, and never answers
+        for mirror in made:
+            mirror.serve()
+        assert [_read_all(mirror) for mirror in made] == [_CONTENT] * 3
+    for mirror in made:
+        mirror.close()
+    assert set(remote.reads.values()) == {1}
+
+
+def test_a_size_limit_evicts_the_block_not_read_for_longest(tmp_path):
+    store = BlockStore(tmp_path, limit_bytes=250)
+    for name in ("a", "b"):
+        store.write(name, b"x" * 80)
+    os.utime(tmp_path / "a.block", (1, 1))
+    os.utime(tmp_path / "b.block", (0, 0))
+    store.write("c", b"x" * 80)
+    assert [bool(store.read(name)) for name in "abc"] == [True, False, True]
+    store.close()
+
+
+def test_a_folder_without_room_is_said_once(tmp_path, caplog, monkeypatch):
+    store = BlockStore(tmp_path)
+
+    def no_room(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    store.write("a", b"x")
+    store.write("b", b"x")
+    assert caplog.text.count("blocks cannot be kept") == 1
+    assert store.read("a") is None
+    assert not [*tmp_path.glob("*.tmp")]
+    store.close()
+
+
+def test_purge_refuses_what_a_live_run_holds(tmp_path):
+    store = BlockStore(tmp_path)
+    store.write("a", b"x")
+    with pytest.raises(InUseError, match="live run"):
+        purge(tmp_path)
+    store.close()
+    assert purge(tmp_path) == 33
+    assert not [*tmp_path.glob("*.block")]
+
+
+def test_a_process_killed_in_a_write_leaves_no_partial_block(tmp_path):
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "from mjax.data.mirror.blocks import BlockStore\n"
+        "os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "BlockStore(pathlib.Path(sys.argv[1])).write('a', b'x' * 100)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len([*tmp_path.glob("*.tmp")]) == 1
+    store = BlockStore(tmp_path)
+    assert store.read("a") is None
+    store.write("a", b"y")
+    assert store.read("a") == b"y"
+    assert not [*tmp_path.glob("*.tmp")]
+    store.close()
+
+
+@pytest.mark.parametrize("num_blocks", [40, 400])
+def test_placement_is_within_a_tenth_of_even(num_blocks):
+    blocks = [f"block {i}" for i in range(num_blocks)]
+    table = placement.replicas(blocks, _HOSTS, 3)
+    kept = collections.Counter(h for hosts in table.values() for h in hosts)
+    first = collections.Counter(hosts[0] for hosts in table.values())
+    assert all(len(set(hosts)) == 3 for hosts in table.values())
+    for counts, mean in ((kept, num_blocks * 3 / 4), (first, num_blocks / 4)):
+        assert max(abs(counts[h] - mean) for h in _HOSTS) <= 0.1 * mean
+
+
+def test_a_new_host_takes_about_its_share():
+    blocks = [f"block {i}" for i in range(400)]
+    before = placement.replicas(blocks, _HOSTS, 3)
+    after = placement.replicas(blocks[::-1], ["e", *_HOSTS[::-1]], 3)
+    moved = sum(len({*after[b]} - {*before[b]}) for b in blocks)
+    assert 0.15 < moved / 1200 < 0.3  # a fifth, and what the bound displaces
+
+
+@pytest.mark.parametrize(("hosts", "replicas"), [((), 3), (("a", "a"), 1), (("a",), 0)])
+def test_a_placement_without_sense_is_refused(hosts, replicas):
+    with pytest.raises(ValueError, match="at least"):
+        placement.replicas(["x"], hosts, replicas)
+
+
+def test_processes_of_a_host_share_its_rate(tmp_path, monkeypatch):
+    now, slept = [100.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("mjax.data.mirror.blocks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mjax.data.mirror.blocks.time.sleep", sleep)
+    stores = [BlockStore(tmp_path) for _ in range(2)]
+    for store in stores:
+        store.wait_for(500, 100.0)
+    stores[0].wait_for(1, 100.0)
+    assert slept == [5.0, 5.0]
+    now[0] = 1.0  # the host has started again
+    stores[1].wait_for(500, 100.0)
+    assert slept == [5.0, 5.0]
+    for store in stores:
+        store.close()
