@@ -38,7 +38,8 @@ class BlockStore:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._limit_bytes = folder, limit_bytes
-        self._is_full = False
+        self._said: set[str] = set()
+        self._rate_turn, self._rate_until = threading.Lock(), 0.0
         self._held = (folder / "in_use.lock").open("a")
         fcntl.flock(self._held, fcntl.LOCK_SH)
 
@@ -48,9 +49,17 @@ class BlockStore:
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Keep other processes and threads of this host from fetching a block."""
-        with (self._folder / f"{name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        """Keep other processes and threads of this host from fetching a block.
+
+        On a disk that is full or read-only there is no lock: a block may be fetched
+        twice, but no read fails.
+        """
+        with contextlib.ExitStack() as held:
+            try:
+                lock = held.enter_context((self._folder / f"{name}.lock").open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                self._say_once("cannot be locked", error)
             yield
 
     def read(self, name: str) -> bytes | None:
@@ -58,20 +67,37 @@ class BlockStore:
         path = self._folder / f"{name}.block"
         try:
             content = path.read_bytes()
-            os.utime(path)
         except FileNotFoundError:
             return None
         except OSError as error:
-            _log.warning("block %s cannot be read (%s)", path, error.strerror)
+            self._say_once("cannot be read", error)
             return None
         data = unsealed(content)
         if data is None:
             _log.warning("block %s is damaged; it is fetched again", path)
-            path.unlink(missing_ok=True)
+            self.remove(name)
+        else:
+            with contextlib.suppress(OSError):  # read-only: nothing is evicted either
+                os.utime(path)
         return data
 
+    def remove(self, name: str) -> None:
+        """Remove a block, if it is here and the disk allows it."""
+        try:
+            (self._folder / f"{name}.block").unlink(missing_ok=True)
+        except OSError as error:
+            self._say_once("cannot be removed", error)
+
+    def _say_once(self, what: str, error: OSError) -> None:
+        if what not in self._said:
+            _log.warning(
+                "blocks %s in %s (%s); they are read from other hosts or the remote",
+                *(what, self._folder, error.strerror),
+            )
+        self._said.add(what)
+
     def write(self, name: str, data: bytes) -> None:
-        """Keep a block; a disk without room is said once, and nothing fails."""
+        """Keep a block; a disk that cannot is logged once, and nothing fails."""
         temporary = self._folder / (f"{name}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             self._make_room(len(data) + _DIGEST_BYTES)
@@ -81,13 +107,9 @@ class BlockStore:
                 os.fsync(file.fileno())
             temporary.replace(self._folder / f"{name}.block")
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            if not self._is_full:
-                _log.warning(
-                    "blocks cannot be kept in %s (%s); they are read without it",
-                    *(self._folder, error.strerror),
-                )
-            self._is_full = True
+            with contextlib.suppress(OSError):  # read-only
+                temporary.unlink(missing_ok=True)
+            self._say_once("cannot be kept", error)
 
     def _make_room(self, num_bytes: int) -> None:
         with self.locked("room"):
@@ -110,16 +132,22 @@ class BlockStore:
         All processes of the host take turns by a time in a file, of the clock that runs
         since the host started; a time from before a restart is not waited for.
         """
-        with self.locked("rate"):
+        with self._rate_turn, self.locked("rate"):
             path = self._folder / "rate.time"
             start, until = 0.0, 0.0
             with contextlib.suppress(OSError, ValueError):
                 start, until = map(float, path.read_text().split())
-            if start <= time.monotonic() < until:
+            if start > time.monotonic():
+                until = 0.0
+            until = max(until, self._rate_until)
+            if time.monotonic() < until:
                 time.sleep(until - time.monotonic())
             now = time.monotonic()
-            with contextlib.suppress(OSError):
-                path.write_text(f"{now!r} {now + num_bytes / bytes_per_s!r}")
+            self._rate_until = now + num_bytes / bytes_per_s
+            try:
+                path.write_text(f"{now!r} {self._rate_until!r}")
+            except OSError as error:  # this process still keeps to its share
+                self._say_once("cannot share a rate limit", error)
 
 
 def purge(folder: pathlib.Path) -> int:

@@ -16,7 +16,7 @@ import pathlib
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from mjax.data.mirror import placement
@@ -24,6 +24,7 @@ from mjax.data.mirror.blocks import BlockStore, sealed, unsealed
 
 BLOCK_BYTES = 64 << 20
 _DOWN_S = 30.0  # until a host that did not answer is asked again
+_RETRY_S = (1.0, 2.0, 4.0)  # waits before the remote is asked again
 _POLL_S = 0.05  # a server notices within this time that it is to end
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,14 @@ class RemoteFile:
     size: int
     """In bytes."""
     checksum: str
-    """As the remote states it; with the name, it identifies the content."""
+    """As the remote states it; with the name, it identifies the content.
+
+    `fill` compares sha256:HEX with the content; other forms are not compared.
+    """
+
+
+class WrongContentError(OSError):
+    """A file does not have the SHA-256 that the remote states."""
 
 
 @runtime_checkable
@@ -123,6 +131,7 @@ class Mirror:
         )
         self.store = BlockStore(folder, limit_bytes)
         self._down: dict[str, float] = {}
+        self._said: set[tuple[str, str]] = set()
         self._server: http.server.ThreadingHTTPServer | None = None
 
     def serve(self) -> None:
@@ -146,14 +155,47 @@ class Mirror:
         self.store.close()
 
     def fill(self) -> None:
-        """Bring all blocks that this host keeps to its disk.
+        """Bring all blocks that this host keeps to its disk, and compare checksums.
+
+        The hosts that keep the first block of a file read all of it and compare its
+        SHA-256, so all hosts together read each file as often as it has replicas.
 
         Raises:
+          WrongContentError: a file has another SHA-256; its blocks are removed here and
+            on the hosts that answer.
           OSError: no host has a block, and the remote does not answer.
         """
         own = [block for block in self._blocks if self.host in self.table[block]]
         for block in sorted(own, key=lambda b: self.table[b][0] != self.host):
             self._read(block)
+        for file in self._files.values():
+            blocks = self._blocks_of(file)
+            if blocks and self.host in self.table[blocks[0]]:
+                self._compare(file, blocks)
+
+    def _blocks_of(self, file: RemoteFile) -> list[str]:
+        size = self.config.block_bytes
+        return [_block_name(file, start, size) for start in range(0, file.size, size)]
+
+    def _compare(self, file: RemoteFile, blocks: list[str]) -> None:
+        kind, _, expected = file.checksum.partition(":")
+        if kind != "sha256":
+            return
+        digest = hashlib.sha256()
+        for block in blocks:
+            digest.update(self._read(block))
+        if digest.hexdigest() == expected:
+            return
+        for block in blocks:
+            self.store.remove(block)
+            for host in self.table[block]:
+                if host != self.host:
+                    self._ask(host, block, "DELETE")
+        raise WrongContentError(
+            f"{file.name} has the SHA-256 {digest.hexdigest()}, the remote states "
+            f"{expected}; its blocks were removed, so fill again, and if it fails "
+            "again the file of the remote is damaged"
+        )
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
         """Return bytes of a file; fewer at its end.
@@ -195,47 +237,71 @@ class Mirror:
         hosts = self.table[block]
         for host in hosts:
             if host != self.host:
-                data = self._ask(host, block, False)
+                data = self._ask(host, block, "GET")
                 if data is not None:
                     return data
+        failure = None
         for host in hosts:
             if host == self.host:
-                data = self.kept(block, True)
+                try:
+                    data = self.kept(block, True)
+                except OSError as error:  # another host may reach the remote
+                    data, failure = None, error
             else:
-                data = self._ask(host, block, True)
+                data = self._ask(host, block, "POST")
             if data is not None:
                 return data
+        if failure is not None:
+            raise failure
         return self._fetch(block)
 
     def _fetch(self, block: str) -> bytes:
         """Read a block of the remote, and keep it if it belongs here."""
         file, start = self._blocks[block]
         length = min(self.config.block_bytes, file.size - start)
-        if self.config.bytes_per_s is not None:
-            share = self.config.bytes_per_s / len(self.config.addresses)
-            self.store.wait_for(length, share)
-        data = self._remote.read_range(file.name, start, length)
-        if len(data) != length:
-            raise OSError(
-                f"{file.name}: the remote sent {len(data)} bytes instead of {length}"
-            )
+        data = self._read_remote(file, start, length)
         if self.host in self.table[block]:
             self.store.write(block, data)
         return data
 
-    def _ask(self, host: str, block: str, fetch: bool) -> bytes | None:
-        """Return a block of another host; None if it has none or does not answer."""
+    def _read_remote(self, file: RemoteFile, start: int, length: int) -> bytes:
+        failure = ""
+        for wait_s in (0.0, *_RETRY_S):
+            time.sleep(wait_s)
+            if self.config.bytes_per_s is not None:
+                share = self.config.bytes_per_s / len(self.config.addresses)
+                self.store.wait_for(length, share)
+            try:
+                data = self._remote.read_range(file.name, start, length)
+            except OSError as error:
+                failure = str(error) or type(error).__name__
+                continue
+            if len(data) == length:
+                return data
+            failure = f"it sent {len(data)} bytes instead of {length}"
+        raise OSError(
+            f"host {self.host} cannot read bytes {start} to {start + length} of "
+            f"{file.name} from the remote in {len(_RETRY_S) + 1} tries ({failure}); "
+            "start again when the remote can be reached"
+        )
+
+    def _ask(self, host: str, block: str, method: str) -> bytes | None:
+        """Return a block of another host; None if it has none or does not answer.
+
+        GET asks for a block that it has, POST lets it fetch the block first, DELETE
+        removes it there and returns None.
+        """
         now = time.monotonic()
         if self._down.get(host, now) > now:
             return None
         config = self.config
-        limit_s = config.fetch_timeout_s if fetch else config.timeout_s
+        limit_s = config.fetch_timeout_s if method == "POST" else config.timeout_s
         connection = http.client.HTTPConnection(
             *config.addresses[host], timeout=limit_s
         )
         headers = {"Authorization": f"Bearer {config.token}"}
         try:
-            connection.request("POST" if fetch else "GET", f"/{block}", headers=headers)
+            connection.request(method, f"/{block}", headers=headers)
             answer = connection.getresponse()
             content = bytearray()
             while part := answer.read1(1 << 20):
@@ -245,7 +311,7 @@ class Mirror:
             status = answer.status
         except (OSError, http.client.HTTPException) as error:
             self._down[host] = time.monotonic() + _DOWN_S
-            _log.warning("mirror: host %s does not answer (%s)", host, error)
+            self._say_once(host, "does not answer", error)
             return None
         finally:
             connection.close()
@@ -253,20 +319,28 @@ class Mirror:
             return None
         data = unsealed(bytes(content)) if status == http.HTTPStatus.OK else None
         if data is None:
-            _log.warning("mirror: host %s sent no good block (%d)", host, status)
+            self._say_once(host, "sent no good block", f"HTTP status {status}")
         return data
+
+    def _say_once(self, host: str, what: str, why: object) -> None:
+        if (host, what) not in self._said:
+            _log.warning("mirror: host %s %s (%s)", host, what, why)
+        self._said.add((host, what))
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     mirror: Mirror
 
     def do_GET(self) -> None:
-        self._answer(False)
+        self._answer(lambda block: self.mirror.kept(block, False))
 
     def do_POST(self) -> None:
-        self._answer(True)
+        self._answer(lambda block: self.mirror.kept(block, True))
 
-    def _answer(self, fetch: bool) -> None:
+    def do_DELETE(self) -> None:
+        self._answer(self.mirror.store.remove)
+
+    def _answer(self, call: Callable[[str], bytes | None]) -> None:
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         given = self.headers.get("Authorization", "").encode("utf-8", "replace")
         if not hmac.compare_digest(
@@ -279,7 +353,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(http.HTTPStatus.CONFLICT)
             return
         try:
-            data = self.mirror.kept(block, fetch)
+            data = call(block)
         except OSError:
             self.send_error(http.HTTPStatus.BAD_GATEWAY)
             return

@@ -1,7 +1,11 @@
 """A mirror of four hosts on loopback, with a remote that counts what is read."""
 
 import collections
+import contextlib
+import dataclasses
+import hashlib
 import os
+import pathlib
 import random
 import signal
 import socket
@@ -12,7 +16,12 @@ import pytest
 
 from mjax.data.mirror import placement
 from mjax.data.mirror.blocks import BlockStore, InUseError, purge
-from mjax.data.mirror.mirror import Mirror, MirrorConfig, RemoteFile
+from mjax.data.mirror.mirror import (
+    Mirror,
+    MirrorConfig,
+    RemoteFile,
+    WrongContentError,
+)
 
 _HOSTS = ("a", "b", "c", "d")
 _BLOCK = 1000
@@ -25,15 +34,25 @@ _CONTENT = {
 class _Remote:
     def __init__(self) -> None:
         self.reads = collections.Counter()
-        self.cut = 0
+        self.cut = self.num_failures = 0
+        self.checksums = {n: f"sha256:{_sha256(data)}" for n, data in _CONTENT.items()}
 
     @property
     def files(self) -> list[RemoteFile]:
-        return [RemoteFile(n, len(data), "v1") for n, data in _CONTENT.items()]
+        return [
+            RemoteFile(n, len(data), self.checksums[n]) for n, data in _CONTENT.items()
+        ]
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
+        if self.num_failures > 0:
+            self.num_failures -= 1
+            raise ConnectionResetError("connection reset")
         self.reads[name, start] += 1
         return _CONTENT[name][start : start + length - self.cut]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _addresses() -> dict[str, tuple[str, int]]:
@@ -77,7 +96,9 @@ def test_a_lost_host_fails_no_read_and_reads_no_remote_byte_again(mirrors, tmp_p
     for mirror in made.values():
         mirror.fill()
     assert set(remote.reads.values()) == {1}
-    assert all(len([*(tmp_path / h).glob("*.block")]) > 40 for h in _HOSTS)
+    kept = [len([*(tmp_path / h).glob("*.block")]) for h in _HOSTS]
+    assert sum(kept) == 59 * 3
+    assert max(abs(num - 59 * 3 / 4) for num in kept) <= 0.1 * 59 * 3 / 4
     made.pop("b").close()
     for mirror in made.values():
         assert _read_all(mirror) == _CONTENT
@@ -101,14 +122,64 @@ def test_a_damaged_block_is_said_and_comes_from_another_host(
     assert set(remote.reads.values()) == {1}
 
 
-def test_half_a_download_is_refused_and_not_kept(mirrors, tmp_path):
+def test_half_a_download_is_refused_and_not_kept(mirrors, tmp_path, waits):
     made, remote = mirrors
     remote.cut = 1
-    with pytest.raises(OSError, match="the remote sent 999 bytes instead of 1000"):
+    with pytest.raises(OSError, match="it sent 999 bytes instead of 1000"):
         made["a"].read_range("large", 0, 10)
     assert not [*tmp_path.glob("*/*.block")]
     remote.cut = 0
     assert _read_all(made["a"]) == _CONTENT
+
+
+@pytest.fixture
+def waits(monkeypatch) -> list[float]:
+    found = []
+    monkeypatch.setattr("mjax.data.mirror.mirror.time.sleep", found.append)
+    return found
+
+
+def test_the_remote_is_asked_again_after_growing_waits(tmp_path, waits):
+    config = dataclasses.replace(_config({"a": ("127.0.0.1", 0)}), num_replicas=1)
+    remote = _Remote()
+    remote.num_failures = 3
+    with contextlib.closing(Mirror("a", remote, config, tmp_path)) as mirror:
+        assert mirror.read_range("large", 2000, 1) == _CONTENT["large"][2000:2001]
+        assert waits == [0, 1, 2, 4]
+        remote.num_failures = 4
+        wanted = "host a cannot read bytes 5000 to 6000 of large .* 4 tries .*reset"
+        with pytest.raises(OSError, match=wanted):
+            mirror.read_range("large", 5000, 1)
+        assert remote.num_failures == 0
+
+
+def test_a_host_without_the_remote_reads_through_another(mirrors, tmp_path, waits):
+    made, _ = mirrors
+    cut_off = _Remote()
+    cut_off.num_failures = 10**6
+    made["a"].close()
+    made["a"] = Mirror("a", cut_off, made["b"].config, tmp_path / "a")
+    made["a"].serve()
+    assert _read_all(made["a"]) == _CONTENT
+    assert cut_off.num_failures < 10**6  # it was the first host of some blocks
+
+
+def test_a_file_with_another_checksum_is_refused_and_removed_everywhere(
+    tmp_path,
+):
+    remote, config = _Remote(), _config(_addresses())
+    remote.checksums["large"] = f"sha256:{'0' * 64}"
+    made = {h: Mirror(h, remote, config, tmp_path / h) for h in _HOSTS}
+    for mirror in made.values():
+        mirror.serve()
+    table = made["a"].table
+    first = next(block for block, at in made["a"]._blocks.items() if at[1] == 0)
+    wanted = f"large has the SHA-256 {_sha256(_CONTENT['large'])}, the remote states 00"
+    with pytest.raises(WrongContentError, match=wanted):
+        made[table[first][0]].fill()
+    assert len([*tmp_path.glob("*/*.block")]) <= 3  # those of the small file
+    for mirror in made.values():
+        mirror.close()
 
 
 @pytest.mark.parametrize("change", [{"token": "other"}, {"block_bytes": 999}])
@@ -121,14 +192,14 @@ def test_a_host_with_another_token_or_block_size_gets_nothing(
     config = _config(dict(made["a"].config.addresses), **change)
     other = Mirror("a", _Remote(), config, tmp_path / "other")
     assert _read_all(other) == _CONTENT  # of its own remote
-    assert "sent no good block" in caplog.text
+    assert caplog.text.count("sent no good block") == 3  # once for each host
     other.close()
     assert set(remote.reads.values()) == {1}
 
 
 def test_a_host_that_hangs_is_left_for_the_next(tmp_path):
     addresses, remote = _addresses(), _Remote()
-    config = _config(addresses, timeout_s=0.2, fetch_timeout_s=0.2)
+    config = _config(addresses, timeout_s=1.0)
     made = [Mirror(host, remote, config, tmp_path / host) for host in _HOSTS[1:]]
     with socket.create_server(addresses["a"]):  # accepts, and never answers
         for mirror in made:
@@ -162,6 +233,48 @@ def test_a_folder_without_room_is_said_once(tmp_path, caplog, monkeypatch):
     assert caplog.text.count("blocks cannot be kept") == 1
     assert store.read("a") is None
     assert not [*tmp_path.glob("*.tmp")]
+    store.close()
+
+
+def test_a_read_only_folder_is_said_once_and_fails_no_read(
+    mirrors, tmp_path, caplog, monkeypatch
+):
+    made, remote = mirrors
+    for mirror in made.values():
+        mirror.fill()
+    for path in (tmp_path / "a").glob("*.block"):
+        path.write_bytes(b"damaged")
+    for path in (tmp_path / "a").glob("*.lock"):
+        path.unlink()
+    real_open, real_unlink = pathlib.Path.open, pathlib.Path.unlink
+
+    def refuse(real):
+        def call(path, *args, **kwargs):
+            is_read = "rb" in (*args, kwargs.get("mode"))
+            if path.parent.name == "a" and not is_read:
+                raise OSError(30, "Read-only file system")
+            return real(path, *args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(pathlib.Path, "open", refuse(real_open))
+    monkeypatch.setattr(pathlib.Path, "unlink", refuse(real_unlink))
+    assert _read_all(made["a"]) == _CONTENT
+    assert _read_all(made["a"]) == _CONTENT
+    assert set(remote.reads.values()) == {1}
+    for what in ("cannot be locked", "cannot be removed", "cannot be kept"):
+        assert caplog.text.count(what) == 1
+
+
+def test_a_rate_limit_holds_where_it_cannot_be_shared(tmp_path, monkeypatch):
+    slept = []
+    monkeypatch.setattr("mjax.data.mirror.blocks.time.sleep", slept.append)
+    monkeypatch.setattr("mjax.data.mirror.blocks.time.monotonic", lambda: 100.0)
+    store = BlockStore(tmp_path)
+    (tmp_path / "rate.time").mkdir()  # it can be neither read nor written
+    store.wait_for(500, 100.0)
+    store.wait_for(500, 100.0)
+    assert slept == [5.0]
     store.close()
 
 
@@ -232,8 +345,9 @@ def test_processes_of_a_host_share_its_rate(tmp_path, monkeypatch):
         store.wait_for(500, 100.0)
     stores[0].wait_for(1, 100.0)
     assert slept == [5.0, 5.0]
-    now[0] = 1.0  # the host has started again
-    stores[1].wait_for(500, 100.0)
+    now[0] = 1.0  # the host has started again, and with it the process
+    stores.append(BlockStore(tmp_path))
+    stores[2].wait_for(500, 100.0)
     assert slept == [5.0, 5.0]
     for store in stores:
         store.close()
