@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from mjax.config.train import from_json
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.config import DataConfig
 from mjax.data.dataset import Dataset, open_dataset, prepare_files
+from mjax.data.mirror import blocks
 from mjax.data.samples import NO_TARGET
 from mjax.data.stream import read
 from mjax.data.token_files import TokenFiles
@@ -96,6 +98,16 @@ class Prepare:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mirror:
+    """Say what a folder of mirrored blocks holds (status), or empty it (purge)."""
+
+    action: Annotated[Literal["status", "purge"], flags.Positional("ACTION")]
+    """status or purge."""
+    folder: Annotated[str, flags.Positional("FOLDER")]
+    """Of one host, and of one data set."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
@@ -105,9 +117,12 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         words = sys.argv[1:] if argv is None else argv
-        command: Show | Info | Prepare = flags.read(
-            Show | Info | Prepare, words, prog="python -m mjax.data"
+        command: Show | Info | Prepare | Mirror = flags.read(
+            Show | Info | Prepare | Mirror, words, prog="python -m mjax.data"
         )
+        if isinstance(command, Mirror):
+            print("\n".join(mirror_lines(command)), flush=True)
+            return 0
         if isinstance(command, Prepare):
             print("\n".join(prepared_lines(prepare_files(command.data))), flush=True)
             return 0
@@ -167,6 +182,22 @@ def prepared_lines(prepared: list[TokenFiles]) -> Iterator[str]:
         yield f"corpus hash            {files.survey.corpus_hash}"
         trained = files.trained_tokenizer
         yield from [f"tokenizer              {trained}"] if trained else []
+
+
+def mirror_lines(command: Mirror) -> Iterator[str]:
+    """Do what is asked with a folder of blocks, in lines of `name value`.
+
+    Raises:
+      ValueError: it is none, or a live run holds what was to be removed.
+    """
+    folder = pathlib.Path(command.folder)
+    if command.action == "purge":
+        yield f"removed bytes          {blocks.purge(folder)}"
+        return
+    kept = blocks.kept(folder)
+    yield f"blocks                 {kept.num_blocks}"
+    yield f"bytes                  {kept.num_bytes}"
+    yield f"held by a live run     {'yes' if kept.is_held else 'no'}"
 
 
 def info_lines(dataset: Dataset) -> Iterator[str]:

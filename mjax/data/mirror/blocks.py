@@ -11,11 +11,15 @@ import hashlib
 import logging
 import os
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _DIGEST_BYTES = 32
+_HELD = "in_use.lock"
+_OURS = re.compile(r"[\w-]+\.(block|lock)|\w+\.\d+\.\d+\.tmp|rate\.time")
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +44,7 @@ class BlockStore:
         self._folder, self._limit_bytes = folder, limit_bytes
         self._said: set[str] = set()
         self._rate_turn, self._rate_until = threading.Lock(), 0.0
-        self._held = (folder / "in_use.lock").open("a")
+        self._held = (folder / _HELD).open("a")
         fcntl.flock(self._held, fcntl.LOCK_SH)
 
     def close(self) -> None:
@@ -150,25 +154,72 @@ class BlockStore:
                 self._say_once("cannot share a rate limit", error)
 
 
+class Kept(NamedTuple):
+    """What a folder holds."""
+
+    num_blocks: int
+    num_bytes: int
+    """On disk, with the checksums of the blocks."""
+    is_held: bool
+    """Whether a live process has it open."""
+
+
+def kept(folder: pathlib.Path) -> Kept:
+    """Return what a folder holds; no block is read.
+
+    Raises:
+      ValueError: this is no folder of blocks, or it cannot be read.
+    """
+    num_blocks = num_bytes = 0
+    with _held_alone(folder) as is_alone:
+        for path in folder.glob("*.block"):
+            with contextlib.suppress(FileNotFoundError):  # a live run has evicted it
+                num_bytes += path.stat().st_size
+                num_blocks += 1
+    return Kept(num_blocks, num_bytes, not is_alone)
+
+
 def purge(folder: pathlib.Path) -> int:
-    """Remove all blocks of a data set; return their bytes.
+    """Remove all blocks of a data set, and no other file; return their bytes.
 
     Raises:
       InUseError: a live process has it open.
+      ValueError: this is no folder of blocks, or a file cannot be removed.
     """
     num_bytes = 0
-    with (folder / "in_use.lock").open("a") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with _held_alone(folder) as is_alone:
+        if not is_alone:
             raise InUseError(
                 f"{folder} is held by a live run; end the run, then purge again"
-            ) from None
+            )
         for path in folder.iterdir():
-            num_bytes += path.stat().st_size
-            if path.suffix != ".lock":
+            if path.name != _HELD and _OURS.fullmatch(path.name):
+                num_bytes += path.stat().st_size if path.suffix == ".block" else 0
                 path.unlink()
     return num_bytes
+
+
+@contextlib.contextmanager
+def _held_alone(folder: pathlib.Path) -> Iterator[bool]:
+    """Keep others from opening a folder, if no live process has it open already."""
+    try:
+        with (folder / _HELD).open("r") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder} holds no blocks of a mirror ({_HELD} is missing); give the "
+            "folder of one data set"
+        ) from None
+    except OSError as error:
+        raise ValueError(
+            f"{error.filename or folder} cannot be read or removed ({error.strerror}); "
+            "change its permissions"
+        ) from None
 
 
 def sealed(data: bytes) -> bytes:
