@@ -5,9 +5,9 @@ pace; and `tracking/NAME.json` in the work dir, which says up to which step a tr
 that cannot take steps back has been given them.
 
 The queue is bounded: when it is full, new rows are dropped and counted. A call that
-raises is repeated, with pauses that double; a row that fails `_TRIES` times is dropped,
-so that one bad value does not hold up what follows. The first failure is told, and how
-many rows were dropped, at the end.
+raises, SystemExit too, is repeated, with pauses that double; a row that fails `_TRIES`
+times is dropped, so that one bad value does not hold up what follows. The first failure
+is told, and how many rows were dropped, at the end.
 """
 
 import collections
@@ -211,7 +211,7 @@ class Delivery:
         while not self._given_up:
             try:
                 action()
-            except Exception as error:  # a tracker's library may raise anything
+            except (Exception, SystemExit) as error:  # a library may raise anything
                 self._is_failing = True
                 self._tell(error)
             else:
@@ -225,7 +225,7 @@ class Delivery:
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
         return False
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, error: Exception | SystemExit) -> None:
         if not (self._has_told or self._given_up):
             self._has_told = True
             first = str(error).strip().partition("\n")[0]

@@ -41,14 +41,21 @@ class Recording:
 class Failing(Recording):
     """Raises as often as it is told to, in the calls of some steps or in start."""
 
-    def __init__(self, times: int, *, at: int | None = None) -> None:
+    def __init__(
+        self,
+        times: int,
+        *,
+        at: int | None = None,
+        error: BaseException | None = None,
+    ) -> None:
         super().__init__()
         self.times, self.at = times, at
+        self.error = error or ConnectionError("nobody listens\nsecond line")
 
     def _fail(self, step: int | None) -> None:
         if step == self.at and self.times > 0:
             self.times -= 1
-            raise ConnectionError("nobody listens\nsecond line")
+            raise self.error
 
     def start(self, run: RunFacts, config: Any) -> None:
         self._fail(None)
@@ -178,6 +185,21 @@ def test_a_tracker_that_is_down_at_the_start_gets_everything_later(
     assert said == [
         "warning: mine does not take the metrics, training goes on and tries again: "
         "ConnectionError: nobody listens"
+    ]
+
+
+def test_a_library_that_ends_the_process_is_a_tracker_that_is_down(
+    deliver, said
+) -> None:
+    tracker = Failing(1, at=2, error=SystemExit(3))
+    send(deliver(tracker), 1, 2, 3)
+    assert tracker.calls[1:] == [
+        *((step, {"loss": 1.0 / step}) for step in (1, 2, 3)),
+        "done",
+    ]
+    assert said == [
+        "warning: mine does not take the metrics, training goes on and tries again: "
+        "SystemExit: 3"
     ]
 
 
