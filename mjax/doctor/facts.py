@@ -16,13 +16,15 @@ from mjax.health.findings import UnreadableError, Verdict
 from mjax.health.settings import Settings
 from mjax.health.sources import Command
 
-_CRASHES: Mapping[int, str] = MappingProxyType(
+_FAILING: Mapping[int, str] = MappingProxyType(
     {
         -number: f"it crashed with {number.name}"
         for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
     }
     | {-signal.SIGKILL: "it was killed, for example because memory ran out"}
+    | {1: "it raised an error"}
 )
+"""Exit codes of a probe that are a fault of the host."""
 Facts = Mapping[str, Any]
 
 
@@ -37,7 +39,7 @@ def check(
     source: Command,
     judge: Callable[[Facts], Verdict],
     action: str,
-    failing: Mapping[int, str] = _CRASHES,
+    failing: Mapping[int, str] = _FAILING,
 ) -> Check:
     """Return a check of facts.
 
@@ -47,7 +49,7 @@ def check(
       source: a `probe`.
       judge: of its facts; pure.
       action: what a person does when it fails.
-      failing: exit codes that are a fault of the host, and what they mean.
+      failing: exit codes that mean another fault of the host than for most probes.
     """
 
     def judged(text: str, settings: Settings) -> Verdict:
@@ -64,5 +66,5 @@ def check(
         source=source,
         judge=judged,
         action=action,
-        failing=failing,
+        failing={**_FAILING, **failing},
     )

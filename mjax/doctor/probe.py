@@ -86,7 +86,8 @@ def devices() -> dict[str, Any]:
 
     Returns:
       platform, kinds (of each device), seconds, plugins (as `packages`), driver (of
-      NVIDIA, or ""), gpus (that the driver has), and error: what went wrong, or "".
+      NVIDIA, or ""), gpus (that the driver has), visible (CUDA_VISIBLE_DEVICES, or
+      null), and error: what went wrong, or "".
     """
     # Beside a run that trains here, and with little memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -109,6 +110,7 @@ def devices() -> dict[str, Any]:
         found["driver"] = (_NVIDIA / "version").read_text().splitlines()[0]
     gpus = _NVIDIA / "gpus"
     found["gpus"] = len([*gpus.iterdir()]) if gpus.is_dir() else 0
+    found["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
     found["seconds"] = time.monotonic() - began_s
     return {"driver": "", "plugins": _plugins(), **found}
 

@@ -85,7 +85,14 @@ def jax_sees_gpus(facts: Facts) -> Verdict:
         return unknown(f"jax did not start: {facts['error']}")
     if facts["platform"] != "gpu":
         return failed(f"the driver has {gpus} GPUs, jax uses {facts['platform']}")
-    return ok(f"{len(facts['kinds'])} of {gpus} GPUs")
+    used, visible = len(facts["kinds"]), facts["visible"]
+    if used < gpus and visible is not None:
+        return unknown(
+            f"jax uses {used} of {gpus} GPUs, CUDA_VISIBLE_DEVICES is {visible}"
+        )
+    if used < gpus:
+        return failed(f"the driver has {gpus} GPUs, jax uses {used} of them")
+    return ok(f"{used} of {gpus} GPUs")
 
 
 def plugin(facts: Facts) -> Verdict:

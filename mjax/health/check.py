@@ -99,12 +99,12 @@ def _verdict(check: Check, reading: Reading, settings: Settings) -> Verdict:
         return unknown(reading.absent)
     if reading.cut:
         return incomplete(f"{check.source.shown}: {reading.cut}")
+    said = " ".join((reading.error or reading.text[-200:]).split())
+    text = f"{check.source.shown} ended with {reading.status}"
     if reading.status is not None and reading.status in check.failing:
-        text = f"{check.source.shown} ended with {reading.status}"
-        return failed(f"{text}: {check.failing[reading.status]}")
+        meaning = check.failing[reading.status]
+        return failed(f"{text}: {meaning}: {said}" if said else f"{text}: {meaning}")
     if reading.status not in check.statuses:
-        said = " ".join((reading.error or reading.text[-200:]).split())
-        text = f"{check.source.shown} ended with {reading.status}"
         return unknown(f"{text}: {said}" if said else text)
     try:
         return check.judge(reading.text, settings)

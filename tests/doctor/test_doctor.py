@@ -1,6 +1,7 @@
 """`python -m mjax.doctor`: what is judged, what fails it, and what a person reads."""
 
 import json
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ GPUS = {
     "driver": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06",
     "plugins": {"jax-cuda13-plugin": "0.11.2"},
     "error": "",
+    "visible": None,
 }
 PACKAGES = {
     "python": "3.12.1",
@@ -111,6 +113,11 @@ def test_a_host_that_is_ready_passes(judge, facts, value):
             "the driver has 8 GPUs, jax uses cpu",
         ),
         (
+            software.jax_sees_gpus,
+            GPUS | {"kinds": GPUS["kinds"][:1]},
+            "the driver has 8 GPUs, jax uses 1 of them",
+        ),
+        (
             software.driver,
             GPUS | {"driver": "NVRM version: 570.124.06"},
             "the driver is 570.124.06, CUDA 13 needs 580",
@@ -135,6 +142,13 @@ def test_a_host_that_is_not_ready_fails_with_the_value(judge, facts, reason):
 def test_a_host_without_gpus_is_not_judged_by_them(judge):
     facts = GPUS | {"platform": "cpu", "kinds": ["cpu"], "gpus": 0, "driver": ""}
     assert judge(facts).state is State.UNKNOWN
+
+
+def test_gpus_that_a_variable_hides_are_not_judged():
+    facts = GPUS | {"kinds": GPUS["kinds"][:1], "visible": "3"}
+    verdict = software.jax_sees_gpus(facts)
+    assert verdict.state is State.UNKNOWN
+    assert verdict.reason == "jax uses 1 of 8 GPUs, CUDA_VISIBLE_DEVICES is 3"
 
 
 def test_a_folder_is_left_as_it_was(tmp_path):
@@ -187,10 +201,17 @@ def test_a_probe_that_crashes_fails_the_host():
     assert "it crashed with SIGSEGV" in found.reason
 
 
-def test_a_probe_that_raises_is_never_ok():
+def test_a_probe_that_raises_fails_the_host_with_what_it_said():
     found = state_of(source("ports", "no number"))
-    assert found.state is State.UNKNOWN
+    assert found.state is State.FAILED
+    assert "ended with 1: it raised an error" in found.reason
     assert "invalid literal for int()" in found.reason
+
+
+def test_a_group_that_crashes_fails_the_host():
+    [group] = [c for c in network.checks(1, [], []) if c.name == "network.group"]
+    assert {1, -signal.SIGSEGV} <= {*group.failing}
+    assert "did not meet" in group.failing[1]
 
 
 @pytest.mark.parametrize(
