@@ -89,6 +89,11 @@ def _head(
     for paragraph in textwrap.dedent(guide.description).strip().split("\n\n"):
         if paragraph:
             lines += [*textwrap.wrap(" ".join(paragraph.split()), width), ""]
+    if guide.commands:
+        length = max(map(len, guide.commands))
+        lines += [_strong("commands", bold)]
+        lines += [f"  {name:{length}}  {what}" for name, what in guide.commands.items()]
+        lines += ["", f"{prog} COMMAND -h has the flags of each.", ""]
     if guide.examples:
         lines += [_strong("examples", bold), *(f"  {x}" for x in guide.examples), ""]
     for slot in slots:

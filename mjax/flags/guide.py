@@ -13,6 +13,8 @@ class Guide:
 
     description: str = ""
     """Above the flags in the help."""
+    commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Of a program that runs without a command too: what each does, in one line."""
     examples: Sequence[str] = ()
     """Commands for the help."""
     meanings: Meanings = dataclasses.field(default_factory=dict)

@@ -1,9 +1,6 @@
 """Launch a run that heals itself: `python -m mjax.launch --hosts 2 -- <train's flags>`.
 
-Without a command everything runs on this machine, with simulated hosts; `slurm` does
-the same on the nodes of an allocation. `driver` and `agent` are started by hand or by
-Kubernetes. `status`, `evict`, `drain`,
-`update`, `stop`, `journal` and `first-error` speak of a run that is under way. See
+Without a command everything runs on this machine, with simulated hosts. See
 docs/resilience.md.
 """
 
@@ -14,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +136,19 @@ def main(argv: list[str] | None = None) -> int:
 
 def _local(words: list[str]) -> int:
     own, train = _split(words)
-    config: RunConfig = _read(RunConfig, own, "", __doc__)
+    lines = {name: _summary(command) for name, command in COMMANDS.items()}
+    config: RunConfig = _read(RunConfig, own, "", __doc__ or "", lines)
     train, work_dir = _train_flags(train)
     return asyncio.run(local.run(config, train, work_dir))
 
 
+def _summary(command: Callable[[list[str]], int]) -> str:
+    """Return the first line of the docstring of a command."""
+    return (command.__doc__ or "").partition("\n")[0]
+
+
 def _slurm(words: list[str]) -> int:
+    """Run on the nodes of a Slurm allocation."""
     own, train = _split(words)
     config: RunConfig = _read(RunConfig, own, " slurm")
     train, work_dir = _train_flags(train)
@@ -152,6 +156,7 @@ def _slurm(words: list[str]) -> int:
 
 
 def _driver(words: list[str]) -> int:
+    """Decide which hosts train: one process a run, by hand or in Kubernetes."""
     own, train = _split(words)
     config: DriverFlags = _read(DriverFlags, own, " driver")
     train, work_dir = _train_flags(train)
@@ -168,6 +173,7 @@ def _driver(words: list[str]) -> int:
 
 
 def _agent(words: list[str]) -> int:
+    """Start and watch the ranks of a host: one process a host."""
     config: AgentFlags = _read(AgentFlags, words, " agent")
     agent = Agent(
         driver=split_address(config.driver, "--driver"),
@@ -181,25 +187,29 @@ def _agent(words: list[str]) -> int:
 
 
 def _status(words: list[str]) -> int:
+    """Print the hosts, the ranks and the phase of a run."""
     return _ask(_read(RunFlags, words, " status"), "status")
 
 
 def _stop(words: list[str]) -> int:
+    """Save and end a run."""
     return _ask(_read(RunFlags, words, " stop"), "stop")
 
 
 def _evict(words: list[str]) -> int:
+    """Take a host out of a run."""
     config: EvictFlags = _read(EvictFlags, words, " evict")
     return _ask(config, "evict", host=config.host, reason=config.reason)
 
 
 def _drain(words: list[str]) -> int:
+    """Take a host out of a run that saves first."""
     config: DrainFlags = _read(DrainFlags, words, " drain")
     return _ask(config, "drain", host=config.host, reason=config.reason)
 
 
 def _update(words: list[str]) -> int:
-    """Let the trainer check the flags here, before they are sent to the run."""
+    """Save a run and restart it with other flags, which are checked first."""
     own, train = _split(words) if "--" in words else (words, [])
     config: UpdateFlags = _read(UpdateFlags, own, " update")
     _check_train_flags(train)
@@ -294,13 +304,17 @@ def _check_train_flags(words: list[str]) -> None:
 
 
 def _read(
-    cls: Any, words: list[str], command: str, description: str | None = None
+    cls: Any,
+    words: list[str],
+    command: str,
+    description: str = "",
+    commands: Mapping[str, str] | None = None,
 ) -> Any:
     return flags.read(
         cls,
         words,
         prog=_PROG + command,
-        guide=flags.Guide(description=description or ""),
+        guide=flags.Guide(description=description, commands=commands or {}),
     )
 
 

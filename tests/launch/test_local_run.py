@@ -364,6 +364,16 @@ def test_another_protocol_is_refused_with_both_versions(tmp_path, capsys, monkey
     assert launch.end() == 0
 
 
+def test_help_lists_every_command_with_what_it_does(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        command.main(["-h"])
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("commands") + 1
+    listed = [line.split(maxsplit=1) for line in lines[first : lines.index("", first)]]
+    assert [name for name, _ in listed] == [*command.COMMANDS]
+    assert all(what.endswith(".") for _, what in listed)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
