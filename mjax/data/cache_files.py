@@ -8,12 +8,14 @@ import contextlib
 import fcntl
 import io
 import json
+import logging
 import os
 import pathlib
 import socket
+import time
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt
@@ -21,6 +23,9 @@ from jaxtyping import UInt
 BLOCK_BYTES = 1 << 16
 """Of a token file per checksum: half of what Linux reads ahead at a random place."""
 _CHECKSUM_DTYPE = np.dtype("<u4")
+_QUIET_S = 5.0
+_POLL_S = 0.05
+_log = logging.getLogger(__name__)
 
 
 class DamagedFileError(RuntimeError):
@@ -35,19 +40,51 @@ class UnwritableError(ValueError):
 def locked(path: pathlib.Path) -> Iterator[None]:
     """Keep other processes of the machine from writing a file or folder of the cache.
 
-    The operating system releases the lock when its holder dies.
+    The operating system releases the lock when its holder dies. A process that waits
+    for more than `_QUIET_S` seconds logs once for whom.
 
     Raises:
       UnwritableError: the folder of path cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(".lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+        lock = path.with_suffix(".lock").open("a+")
+        try:
+            _wait(lock, path)  # released when the file is closed
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} of {socket.gethostname()}")
+            lock.flush()
+        except BaseException:
+            lock.close()
+            raise
     except OSError as error:
         raise unwritable(path.parent, error) from None
     with lock:
         yield
+
+
+def _taken(lock: IO[str]) -> bool:
+    """Take a lock if nobody has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait(lock: IO[str], path: pathlib.Path) -> None:
+    """Take a lock; its file says who has it."""
+    until_s = time.monotonic() + _QUIET_S
+    while not _taken(lock):
+        if time.monotonic() >= until_s:
+            break
+        time.sleep(_POLL_S)
+    else:
+        return
+    lock.seek(0)
+    holder = lock.read() or "another process"
+    _log.info("waiting for %s, which writes %s", holder, path)
+    fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def unwritable(folder: pathlib.Path, error: OSError) -> UnwritableError:

@@ -1,3 +1,8 @@
+import os
+import socket
+import threading
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,6 +77,36 @@ def test_a_block_is_compared_once(path, monkeypatch):
     for index in (slice(0, 9), slice(0, 20), slice(10, 50), slice(0, 50)):
         read[index]
     assert checked == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_who_waits_for_a_lock_says_once_for_whom(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(cache_files, "_QUIET_S", 0.0)
+    path, entered = tmp_path / "corpus", []
+
+    def enter() -> None:
+        with cache_files.locked(path):
+            entered.append("second")
+
+    with cache_files.locked(path):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        while "waiting" not in caplog.text:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        assert entered == []
+    thread.join()
+    assert entered == ["second"]
+    me = f"process {os.getpid()} of {socket.gethostname()}"
+    assert caplog.messages == [f"waiting for {me}, which writes {path}"]
+
+
+def test_a_lock_that_is_free_is_taken_in_silence(tmp_path, caplog):
+    caplog.set_level("INFO")
+    for _ in range(2):
+        with cache_files.locked(tmp_path / "corpus"):
+            pass
+    assert caplog.messages == []
 
 
 @given(flip=st.integers(0, 10_000), cut=st.integers(1, 10_000))
