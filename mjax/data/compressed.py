@@ -1,7 +1,9 @@
 """Files that may be compressed (.gz, .zst) in, their content as a stream of bytes out.
 
 The content is decompressed while it is read, a fraction of a megabyte at a time. Both
-formats mark where the content ends, and have checksums, so half a file is refused.
+formats mark where a stream ends, and have checksums, so a stream that is cut off or
+damaged is refused. A file may hold several streams, one after the other, and neither
+format says how many: a file that is cut between two of them is read as a shorter file.
 """
 
 import contextlib

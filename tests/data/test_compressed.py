@@ -56,6 +56,19 @@ def test_half_a_file_is_refused_with_its_name_and_the_byte(tmp_path, suffix, kep
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_file_cut_between_two_streams_is_a_shorter_file(tmp_path, suffix):
+    """Neither format says how many streams follow: docs/data.md tells."""
+    middle = CONTENT.index(b"\n") + 1
+    first = compress(CONTENT[:middle], suffix)
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(first)
+    assert [*read(path)] == [f"{path.name}:1"]
+    path.write_bytes(first + compress(CONTENT[middle:], suffix)[:-1])
+    with pytest.raises(ValueError, match="is cut off"):
+        read(path)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_damaged_and_misnamed_files_are_refused(tmp_path, suffix):
     packed = bytearray(compress(CONTENT, suffix))
     packed[len(packed) // 2] ^= 0xFF
