@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mjax.data import cache_files
 from mjax.data.unfinished import SAVE_S, Meter
@@ -102,6 +102,41 @@ def _hash(path: pathlib.Path, state: State) -> str:
     if _state_of(path) != state:
         raise changed(path)
     return digest
+
+
+class TouchedError(ValueError):
+    """A file was changed while it was read, and has its content again."""
+
+
+class Unchanged:
+    """Files that are read for long, and any change of them, also one that is undone."""
+
+    def __init__(self, paths: Sequence[pathlib.Path]) -> None:
+        """Note the files as they are now.
+
+        Raises:
+          ValueError: a file cannot be read.
+        """
+        self._states = {path: _state_of(path) for path in paths}
+
+    def check(self, has_content: Callable[[], None]) -> None:
+        """Refuse files that were changed since they were noted.
+
+        Args:
+          has_content: raises ValueError if their content is another one.
+        Raises:
+          TouchedError: a file was changed; its content may have been another one when
+            it was read.
+          ValueError: of has_content, or a file cannot be read.
+        """
+        for path, state in self._states.items():
+            if _state_of(path) != state:
+                has_content()
+                raise TouchedError(
+                    f"{path} was changed while it was read, and changed back or "
+                    "touched; start again when nothing writes to the corpus, what was "
+                    "prepared before that is kept"
+                )
 
 
 def changed(path: pathlib.Path) -> ValueError:

@@ -19,7 +19,7 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from jaxtyping import Int64
@@ -32,6 +32,7 @@ from mjax.data.compressed import UnreadableError
 from mjax.data.contents import check_unchanged
 from mjax.data.corpora import Source, documents
 from mjax.data.documents import index_documents
+from mjax.data.file_hashes import TouchedError, Unchanged
 from mjax.data.names import trained_vocab_size
 from mjax.data.prepare import SIDES, Place, Side, SideCounts, Survey
 from mjax.data.tokenizers import (
@@ -218,11 +219,18 @@ def _build_once(
             if folder.exists():  # damaged
                 shutil.rmtree(folder.rename(folder.with_name(f"{prefix}damaged")))
             temporary.mkdir(exist_ok=True)
+            noted = Unchanged([path for source in sources for path in source.files])
+
+            def check() -> None:
+                noted.check(lambda: check_unchanged(sources, folder.parent))
+
             try:
-                _build(temporary, sources, settings, tokenizer)
                 check_unchanged(sources, folder.parent)
-            except (cache_files.UnwritableError, UnreadableError):
-                raise  # a disk is full or fails for now: the next process continues
+                _build(temporary, sources, settings, tokenizer, check)
+                check()
+                check_unchanged(sources, folder.parent)
+            except (cache_files.UnwritableError, UnreadableError, TouchedError):
+                raise  # the next process continues with what is kept
             except ValueError:  # bad input: nothing to go on with
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
@@ -236,9 +244,18 @@ def _build(
     sources: list[Source],
     settings: Settings,
     tokenizer: Tokenizer | None,
+    check: Callable[[], None],
 ) -> None:
-    """Write the token files into a folder, going on with what is there."""
-    progress = Unfinished(folder, _versions())
+    """Write the token files into a folder, going on with what is there.
+
+    Args:
+      folder: of the files.
+      sources: what is tokenized.
+      settings: likewise.
+      tokenizer: None trains one.
+      check: raises if a source was changed since it was noted.
+    """
+    progress = Unfinished(folder, _versions(), check)
     found = _survey(sources, settings, tokenizer, progress)
     _log.info(
         "tokenizing %d documents, %d bytes, with %s into %s",

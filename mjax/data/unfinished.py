@@ -7,6 +7,7 @@ that continues after this one was killed, and a line of progress every few secon
 import logging
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from mjax.data import cache_files
@@ -21,17 +22,24 @@ _log = logging.getLogger(__name__)
 class Unfinished:
     """Facts about the work in a folder; each change replaces the file in one step."""
 
-    def __init__(self, folder: pathlib.Path, versions: list[str]) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        versions: list[str],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Read what an earlier process has finished.
 
         Args:
           folder: of the work; it exists.
           versions: of the software that decides the result. What another version has
             done is not continued.
+          check: called before a fact is kept; raises if what it was made of has
+            changed.
         Raises:
           ValueError: the file cannot be read.
         """
-        self._folder, self._versions = folder, versions
+        self._folder, self._versions, self._check = folder, versions, check
         self._facts: dict[str, Any] = {}
         self._saved = time.monotonic()
         try:
@@ -51,7 +59,12 @@ class Unfinished:
         return self._facts.get(name)
 
     def put(self, name: str, fact: Any) -> None:
-        """Keep a fact, which JSON must hold, in place of an older one."""
+        """Keep a fact, which JSON must hold, in place of an older one.
+
+        Raises:
+          ValueError: of the check; the older facts are kept.
+        """
+        self._check()
         self._facts[name] = fact
         content = {"versions": self._versions, "facts": self._facts}
         with cache_files.written_whole(self._folder / _STATE) as temporary:

@@ -139,6 +139,62 @@ def test_what_was_done_is_not_done_again(folder, tmp_path, monkeypatch, tokenize
     assert names[-1] == "c.txt"
 
 
+def altered(path: pathlib.Path, monkeypatch, at_batch: int, *, restore: bool) -> bytes:
+    """Change a file of a corpus while it is tokenized; kill the process in the third.
+
+    The change is undone at once if asked to.
+    """
+    before, number = path.read_bytes(), 0
+    original = prepare._Streams.advance
+
+    def advance(self, place, meter):
+        nonlocal number
+        number += 1
+        if number == at_batch:
+            path.write_bytes(before.replace(b"w", b"W"))
+            if restore:
+                path.write_bytes(before)
+        original(self, place, meter)
+        if place.source_index == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(unfinished, "SAVE_S", 0)
+    monkeypatch.setattr(prepare, "_BATCH_CHARS", 400)
+    monkeypatch.setattr(prepare._Streams, "advance", advance)
+    return before
+
+
+def test_a_file_that_is_changed_before_a_kill_and_put_back_after_it_is_noticed(
+    folder, tmp_path, monkeypatch
+):
+    config = DataConfig(path=(str(folder),), cache_dir=str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        before = altered(folder / "c.txt", patch, 3, restore=False)
+        with pytest.raises(ValueError, match=r"c\.txt changed while it was read"):
+            prepare_files(config)
+    (folder / "c.txt").write_bytes(before)
+    prepare_files(config)
+    own = DataConfig(path=(str(folder),), cache_dir=str(tmp_path / "own"))
+    prepare_files(own)
+    assert contents(tmp_path / "cache") == contents(tmp_path / "own")
+
+
+def test_a_change_that_is_undone_keeps_what_was_done_before_it(
+    folder, tmp_path, monkeypatch
+):
+    config = DataConfig(path=(str(folder),), cache_dir=str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        altered(folder / "c.txt", patch, 5, restore=True)
+        with pytest.raises(ValueError, match=r"c\.txt was changed.*back.*start again"):
+            prepare_files(config)
+    [left] = (tmp_path / "cache").glob("*-unfinished")
+    assert json.loads((left / "unfinished.json").read_text())["content"]["facts"]
+    prepare_files(config)
+    own = DataConfig(path=(str(folder),), cache_dir=str(tmp_path / "own"))
+    prepare_files(own)
+    assert contents(tmp_path / "cache") == contents(tmp_path / "own")
+
+
 def test_damaged_and_foreign_beginnings_are_not_continued(
     folder, tmp_path, monkeypatch, caplog
 ):
