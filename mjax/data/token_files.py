@@ -344,16 +344,24 @@ def _trained(
     progress: Unfinished,
 ) -> Tokenizer:
     """Train the tokenizer on the corpus, unless an earlier process has."""
-    if progress.get("trained") is None:
+    path = folder / _TRAINED
+    known = progress.get("trained")
+    if known is None or not path.exists() or _sha256(path) != known:
         texts = _first_chars(p.text for p in pieces if p.side == "train" and p.text)
         num_tokens = trained_vocab_size(settings.tokenizer)
         assert num_tokens is not None
         _log.info("training a tokenizer of %d tokens", num_tokens)
         trained = train_bpe(texts, num_tokens)
-        with cache_files.written_whole(folder / _TRAINED) as temporary:
+        with cache_files.written_whole(path) as temporary:
             temporary.write_text(trained, "utf-8")
-        progress.put("trained", True)
+        if known not in (None, _sha256(path)):
+            progress.put("streams", None)  # they have the ids of another tokenizer
+        progress.put("trained", _sha256(path))
     return _load_trained(folder)
+
+
+def _sha256(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _first_chars(texts: Iterator[str]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """A preparation that is killed at any moment ends with the files of a whole one."""
 
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -191,6 +192,24 @@ def test_a_change_that_is_undone_keeps_what_was_done_before_it(
     assert json.loads((left / "unfinished.json").read_text())["content"]["facts"]
     prepare_files(config)
     own = DataConfig(path=(str(folder),), cache_dir=str(tmp_path / "own"))
+    prepare_files(own)
+    assert contents(tmp_path / "cache") == contents(tmp_path / "own")
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_trained_tokenizer_that_is_lost_or_damaged_is_trained_again(
+    folder, tmp_path, monkeypatch, is_missing
+):
+    config = DataConfig(
+        path=(str(folder),), cache_dir=str(tmp_path / "cache"), tokenizer="train:290"
+    )
+    interrupted(config, monkeypatch, 5)
+    [left] = (tmp_path / "cache").glob("*-unfinished")
+    (left / "tokenizer.json").write_text("{")
+    if is_missing:
+        (left / "tokenizer.json").unlink()
+    prepare_files(config)
+    own = dataclasses.replace(config, cache_dir=str(tmp_path / "own"))
     prepare_files(own)
     assert contents(tmp_path / "cache") == contents(tmp_path / "own")
 
