@@ -324,7 +324,7 @@ def _load_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
         return load_tokenizer(name, eos_token=eos_token)
     except ValueError as error:
         message = str(error).replace("--data.tokenizer", "--tokenizer")
-        raise ValueError(message.replace("bytes, train:N or", "bytes or")) from None
+        raise ValueError(message.replace("bytes, train:N, ", "bytes, ")) from None
 
 
 def _tokenizer_of_run(name: str, eos_token: str | None, path: str) -> Tokenizer:

@@ -101,7 +101,7 @@ def test_an_unknown_tokenizer_names_the_nearest(tmp_path):
         ValueError, match=r"must be bytes, .*, got 'byte'; did you mean 'bytes'"
     ):
         load_tokenizer("byte")
-    with pytest.raises(ValueError, match=r"must be bytes, train:N or .*none\.json'$"):
+    with pytest.raises(ValueError, match=r"train:N, hf://NAME.* or .*none\.json'$"):
         load_tokenizer(str(tmp_path / "none.json"))
 
 

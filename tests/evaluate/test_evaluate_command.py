@@ -215,7 +215,8 @@ def test_an_export_without_a_beginning_leaves_first_tokens_out(
         (["run", "--data.path", "texts.jsonl", "--out", "run"], "is a folder; name a"),
         (
             ["run", "--data.path", "texts.jsonl", "--tokenizer", "absent.json"],
-            "--tokenizer must be bytes or the path of a tokenizer.json",
+            "--tokenizer must be bytes, hf://NAME@REVISION or the path of a "
+            "tokenizer.json",
         ),
         (["run", "--data.path", "texts.jsonl", "--windows", "3"], "--windows"),
         (["run", "--data.path", "ids.bin"], "ids, which only training reads; give"),

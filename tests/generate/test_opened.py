@@ -154,7 +154,7 @@ def test_what_cannot_be_used_is_refused_with_the_remedy(run, tmp_path):
     assert "--mesh.pp must be 1" in refusal(run, (2, 1, 1, 1))
     assert "use --mesh.tp 4" in refusal(run, (1, 1, 1, 8))
     missing = refusal(run, ONE, tokenizer="none.json")
-    assert missing.startswith("--tokenizer must be bytes or the path of")
+    assert missing.startswith("--tokenizer must be bytes, hf://NAME@REVISION or the")
     assert "--data.tokenizer" not in missing
 
 

@@ -31,7 +31,8 @@ def test_a_second_call_goes_on_from_the_files_of_the_first(kind, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     done = run_on(kind, "report", *flags, "--out", first)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"commit abc, {kind}, driver " in done.stdout
+    assert "At `abc`, " in done.stdout
+    assert f", {kind}, driver " in done.stdout
     names = ["gpu_ceilings.json", "gpu_correctness.json"]
     # JSON alone: of the files that a call leaves, few may come back.
     assert sorted(path.name for path in first.iterdir()) == names
