@@ -15,13 +15,14 @@ from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.store import manifest_in
 from mjax.config.train import from_json
+from mjax.data import left_over
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.config import DataConfig
 from mjax.data.dataset import Dataset, open_dataset, prepare_files
 from mjax.data.mirror import blocks
 from mjax.data.samples import NO_TARGET
 from mjax.data.stream import read
-from mjax.data.token_files import TokenFiles
+from mjax.data.token_files import TokenFiles, default_cache_dir
 from mjax.run.metrics import printable
 
 
@@ -108,6 +109,16 @@ class Mirror:
     """Of one host, and of one data set."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """List preparations that did not end and that no process works on."""
+
+    cache_dir: str | None = None
+    """Folder of token files; None is the user's cache folder."""
+    remove: bool = False
+    """Remove those of this host; the others are listed only."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
@@ -117,11 +128,16 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         words = sys.argv[1:] if argv is None else argv
-        command: Show | Info | Prepare | Mirror = flags.read(
-            Show | Info | Prepare | Mirror, words, prog="python -m mjax.data"
+        command: Show | Info | Prepare | Mirror | Unfinished = flags.read(
+            Show | Info | Prepare | Mirror | Unfinished,
+            words,
+            prog="python -m mjax.data",
         )
         if isinstance(command, Mirror):
             print("\n".join(mirror_lines(command)), flush=True)
+            return 0
+        if isinstance(command, Unfinished):
+            print("\n".join(unfinished_lines(command)), flush=True)
             return 0
         if isinstance(command, Prepare):
             print("\n".join(prepared_lines(prepare_files(command.data))), flush=True)
@@ -198,6 +214,26 @@ def mirror_lines(command: Mirror) -> Iterator[str]:
     yield f"blocks                 {kept.num_blocks}"
     yield f"bytes                  {kept.num_bytes}"
     yield f"held by a live run     {'yes' if kept.is_held else 'no'}"
+
+
+def unfinished_lines(command: Unfinished) -> Iterator[str]:
+    """List preparations that did not end, and remove them if asked to.
+
+    Raises:
+      ValueError: the cache folder cannot be read or written.
+    """
+    cache_dir = pathlib.Path(command.cache_dir or default_cache_dir()).expanduser()
+    found = left_over.find(cache_dir)
+    for left in found:
+        is_removed = command.remove and left_over.remove(left)
+        yield f"{'removed  ' if is_removed else ''}{left.line}"
+    if not found:
+        yield f"none in {cache_dir}"
+    elif not command.remove:
+        yield (
+            "the same `prepare` or `train` command continues one; --remove deletes "
+            "those of this host"
+        )
 
 
 def info_lines(dataset: Dataset) -> Iterator[str]:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import socket
 import time
 import zlib
@@ -63,6 +64,21 @@ def locked(path: pathlib.Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def locked_if_free(path: pathlib.Path) -> Iterator[bool]:
+    """Do as `locked` if no process has the lock; say whether that is so.
+
+    Raises:
+      UnwritableError: the folder of path cannot be written.
+    """
+    try:
+        lock = path.with_suffix(".lock").open("a+")
+    except OSError as error:
+        raise unwritable(path.parent, error) from None
+    with lock:
+        yield _taken(lock)
+
+
 def _taken(lock: IO[str]) -> bool:
     """Take a lock if nobody has it."""
     try:
@@ -101,6 +117,12 @@ def unreadable(path: pathlib.Path, error: OSError) -> ValueError:
         f"the cache file {path} cannot be read ({error.strerror}); make it readable, "
         "or set --data.cache-dir to another folder"
     )
+
+
+def temporary_parts(name: str) -> tuple[str, str] | None:
+    """Return the name and the host of a temporary name; None if it is not one."""
+    match = re.fullmatch(r"(.+?)\.tmp-(.+)-[^-]*", name)
+    return None if match is None else (match[1], match[2])
 
 
 def temporary_prefix(name: str) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Int64
 
 import mjax
-from mjax.data import cache_files, prepare, unfinished
+from mjax.data import cache_files, left_over, prepare, unfinished
 from mjax.data.cache_files import DamagedFileError, MappedTokens
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.compressed import UnreadableError
@@ -219,6 +219,7 @@ def _build_once(
             if folder.exists():  # damaged
                 shutil.rmtree(folder.rename(folder.with_name(f"{prefix}damaged")))
             temporary.mkdir(exist_ok=True)
+            _tell_of_others(folder.parent, temporary)
             noted = Unchanged([path for source in sources for path in source.files])
 
             def check() -> None:
@@ -237,6 +238,17 @@ def _build_once(
             _rename(temporary, folder)
         except OSError as error:
             raise cache_files.unwritable(folder.parent, error) from None
+
+
+def _tell_of_others(cache_dir: pathlib.Path, own: pathlib.Path) -> None:
+    """Say what other preparations have left that nobody continues."""
+    others = [left for left in left_over.find(cache_dir) if left.folder != own]
+    if others:
+        _log.info(
+            "%d preparations that did not end take %.2f GB in %s; python -m mjax.data "
+            "unfinished lists and removes them",
+            *(len(others), sum(left.num_bytes for left in others) / 1e9, cache_dir),
+        )
 
 
 def _build(

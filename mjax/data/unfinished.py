@@ -119,13 +119,16 @@ class Meter:
             f"{self._num_documents:,} documents" if self._num_documents else "",
             f"{rate / 1e6:.1f} MB/s",
             f"{self._num_tokens / elapsed_s:,.0f} tokens/s" if self._num_tokens else "",
-            f"{_duration(left_s)} left",
+            f"{duration(left_s)} left",
         ]
         return f"{self._work}: {', '.join(part for part in parts if part)}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time in seconds, minutes, hours or days, for a person."""
     minutes = round(seconds / 60)
     if minutes < 2:
         return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes / 60:.1f} h" if minutes < 2880 else f"{minutes / 1440:.0f} days"

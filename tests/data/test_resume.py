@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from mjax.data import cache_files, compressed, prepare, token_files, unfinished
+from mjax.data.__main__ import main
 from mjax.data.cache_files import BlockWriter, DamagedFileError, checksums_path
 from mjax.data.config import DataConfig
 from mjax.data.dataset import prepare_files
@@ -259,6 +261,42 @@ def test_a_disk_that_fails_takes_nothing_that_was_done(
             prepare_files(config)
     assert (left / "unfinished.json").read_bytes() == before
     prepare_files(config)
+
+
+def test_what_nobody_continues_is_told_listed_and_removed(
+    folder, tmp_path, monkeypatch, caplog, capsys
+):
+    cache = tmp_path / "cache"
+    config = DataConfig(path=(str(folder),), cache_dir=str(cache))
+    interrupted(config, monkeypatch, 5)
+    [left] = cache.glob("*-unfinished")
+    elsewhere = left.with_name(f"{'0' * 32}.tmp-other-host-unfinished")
+    shutil.copytree(left, elsewhere)
+
+    caplog.set_level("INFO")
+    prepare_files(dataclasses.replace(config, path=(str(folder / "c.txt"),)))
+    assert "2 preparations that did not end take 0.00 GB in" in caplog.text
+    assert "python -m mjax.data unfinished lists and removes them" in caplog.text
+
+    command = ["unfinished", "--cache-dir", str(cache)]
+    with cache_files.locked(
+        cache / left.name.partition(".")[0]
+    ):  # somebody works on it
+        assert main([*command, "--remove"]) == 0
+        assert left.name not in capsys.readouterr().out
+    assert main(command) == 0
+    listed = capsys.readouterr().out
+    assert left.name in listed
+    assert "ago on other-host" in listed
+    assert left.exists()
+    assert main([*command, "--remove"]) == 0
+    assert f"removed  {left.name}" in capsys.readouterr().out
+    assert not left.exists()
+    assert elsewhere.exists(), "its processes cannot be seen from here"
+    shutil.rmtree(elsewhere)
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"none in {cache}\n"
+    assert len([*cache.glob("*/manifest.json")]) == 1
 
 
 def test_a_writer_goes_on_where_another_was_synced(tmp_path):
