@@ -9,29 +9,22 @@ An indexed dataset of Megatron-LM holds token ids instead of text: see `megatron
 Files with the same bytes are the same documents, whatever their paths: see `contents`.
 """
 
-import codecs
 import dataclasses
 import difflib
-import json
 import logging
 import os
 import pathlib
 import sysconfig
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
-from mjax.data import hub, hub_datasets, megatron
+from mjax.data import formats, hub, hub_datasets, megatron
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.chats import read_chat
-from mjax.data.compressed import SUFFIXES, ignore, opened, plain_name
+from mjax.data.compressed import SUFFIXES, ignore, plain_name
 from mjax.data.megatron import TokenIds
 from mjax.data.names import STDLIB, SYNTHETIC
 from mjax.data.tokenizers import Tokenizer
-
-PIECE_CHARS = 1 << 20
-"""A longer document is handed on (and tokenized) in pieces of about this size."""
-MAX_LINE_BYTES = 1 << 28
-"""A longer line of JSONL is refused: it is decoded in memory, at several times this."""
 
 # Not source: tests hold text in odd encodings and broken code; pydoc_data is generated
 # documentation in one file of 800 kB, which would be most of the held-out text.
@@ -160,17 +153,19 @@ def documents(
         if template is not None:
             found = _read_chats(source, template, first, on_read)
         elif source.kind == "text":
-            found = iter([Document(source, None, _read_text(source.path, on_read))])
+            found = iter(
+                [Document(source, None, formats.read_text(source.path, on_read))]
+            )
         elif source.kind == "jsonl":
-            texts = _read_jsonl(source.path, text_field, first, on_read)
-            found = (Document(source, i, split_text(text)) for i, text in texts)
+            texts = formats.read_jsonl(source.path, text_field, first, on_read)
+            found = (Document(source, i, formats.split_text(text)) for i, text in texts)
         elif source.kind == "megatron":
             assert tokenizer is not None
             read = megatron.read_documents(source.path, tokenizer, first, on_read)
             found = (Document(source, i, pieces) for i, pieces in read)
         else:
-            texts = _read_parquet(source.path, text_field, first, on_read)
-            found = (Document(source, i, split_text(text)) for i, text in texts)
+            texts = formats.read_parquet(source.path, text_field, first, on_read)
+            found = (Document(source, i, formats.split_text(text)) for i, text in texts)
         for document in found:
             yield dataclasses.replace(document, source_index=source_index)
 
@@ -183,25 +178,9 @@ def _read_chats(
             f"{source.path} is read as {source.kind}, but --data.format chat reads "
             "JSONL only; give files that end in .jsonl"
         )
-    for index, record in _read_records(source.path, first, on_read):
+    for index, record in formats.read_records(source.path, first, on_read):
         chat = read_chat(record, template, f"{source.path}:{index}")
         yield Document(source, index, iter([chat.text]), chat.answers)
-
-
-def split_text(text: str) -> Iterator[str]:
-    """Cut a text in pieces of at most PIECE_CHARS, after a newline where there is one.
-
-    Deterministic; joined, the pieces are the text. Byte-level BPE may tokenize the few
-    characters around a cut differently than in the whole text.
-    """
-    start = 0
-    while len(text) - start > PIECE_CHARS:
-        end = text.rfind("\n", start, start + PIECE_CHARS) + 1
-        end = end if end > start else start + PIECE_CHARS
-        yield text[start:end]
-        start = end
-    if start < len(text):
-        yield text[start:]
 
 
 def _find_under(path: str) -> list[Source]:
@@ -357,135 +336,3 @@ def _suggest(missing: pathlib.Path) -> str:
     if near:
         return f"; did you mean {near[0]!r}?"
     return "; give stdlib, synthetic, or existing files and folders"
-
-
-def _read_text(path: pathlib.Path, on_read: Callable[[int], None]) -> Iterator[str]:
-    """Decode a text file piece by piece; newlines and byte order marks are kept."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    rest, num_read = "", 0
-    with opened(path, on_read) as file:
-        while block := file.read(PIECE_CHARS):
-            if b"\0" in block:
-                offset = num_read + block.index(b"\0")
-                raise ValueError(f"{path} {_not_text(f'NUL at byte {offset}')}")
-            rest += _decode(decoder, block, path, num_read)
-            num_read += len(block)
-            *complete, rest = split_text(rest) if rest else [""]
-            yield from complete
-    rest += _decode(decoder, b"", path, num_read)
-    yield from split_text(rest)
-
-
-def _decode(
-    decoder: codecs.IncrementalDecoder, block: bytes, path: pathlib.Path, num_read: int
-) -> str:
-    pending = len(decoder.getstate()[0])  # bytes of a character begun in the last block
-    try:
-        return decoder.decode(block, final=not block)
-    except UnicodeDecodeError as error:
-        where = f"{error.reason} at byte {num_read - pending + error.start}"
-        raise ValueError(f"{path} {_not_text(where)}") from None
-
-
-def _not_text(where: str) -> str:
-    return (
-        f"is not UTF-8 text ({where}); convert it, or move it out of the corpus "
-        "(files that are read: text, .jsonl, .parquet)"
-    )
-
-
-def _read_jsonl(
-    path: pathlib.Path, field: str, first: int, on_read: Callable[[int], None]
-) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) from line `first` on; blank lines are skipped."""
-    for number, record in _read_records(path, first, on_read):
-        yield number, _text_of(record, field, f"{path}:{number}")
-
-
-def _read_records(
-    path: pathlib.Path, first: int, on_read: Callable[[int], None]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) from line `first` on; blank lines are skipped."""
-    with opened(path, on_read) as file:
-        lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
-        for number, line in enumerate(lines, start=1):
-            if len(line) > MAX_LINE_BYTES:
-                raise ValueError(
-                    f"{path}:{number} has over {MAX_LINE_BYTES} bytes; a document this "
-                    "long is given as a text file, which is read in pieces"
-                )
-            if number < first or not line.strip():
-                continue
-            try:
-                record = json.loads(line.rstrip())
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number} {_not_text(error.reason)}") from None
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{path}:{number} is not JSON ({error.msg}, column {error.colno}); "
-                    "JSONL holds one object a line"
-                ) from None
-            except (RecursionError, ValueError) as error:
-                # Too many brackets, or a number of thousands of digits.
-                raise ValueError(
-                    f"{path}:{number} cannot be read as JSON ({error}); leave the line "
-                    "out, or what is nested or long in it"
-                ) from None
-            if not isinstance(record, dict):
-                raise ValueError(
-                    f"{path}:{number} holds a {type(record).__name__}, not an object"
-                )
-            yield number, record
-
-
-def _text_of(record: dict, field: str, where: str) -> str:
-    if field not in record:
-        raise ValueError(
-            f"{where} has no field {field!r}, only {sorted(record)}; "
-            "set --data.text-field"
-        )
-    text = record[field]
-    if not isinstance(text, str):
-        raise ValueError(
-            f"{where}: field {field!r} is a {type(text).__name__}, not a string; "
-            "set --data.text-field to the field with the text"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
-        raise ValueError(f"{where} {_not_text(error.reason)}") from None
-    return text
-
-
-def _read_parquet(
-    path: pathlib.Path, field: str, first: int, on_read: Callable[[int], None]
-) -> Iterator[tuple[int, str]]:
-    """Yield (row number, text) from row `first` on, reading a few rows at a time."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ValueError(
-            f"{path}: reading parquet needs pyarrow; pip install 'mjax[data]'"
-        ) from None
-    index = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            columns = file.schema_arrow.names
-            if field not in columns:
-                raise ValueError(
-                    f"{path} has no column {field!r}, only {sorted(columns)}; "
-                    "set --data.text-field"
-                )
-            for batch in file.iter_batches(batch_size=64, columns=[field]):
-                for value in batch.column(0):
-                    if index >= first:
-                        where = f"{path}:{index}"
-                        yield index, _text_of({field: value.as_py()}, field, where)
-                    index += 1
-        on_read(path.stat().st_size)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} is not a readable parquet file (rows before {index} were read): "
-            f"{error}; write it again, or leave it out"
-        ) from None

@@ -9,8 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from mjax.data import corpora
-from mjax.data.corpora import documents, find_sources, split_text
+from mjax.data import formats
+from mjax.data.corpora import documents, find_sources
+from mjax.data.formats import split_text
 
 
 def read(*paths: pathlib.Path | str, text_field: str = "text") -> dict[str, str]:
@@ -59,7 +60,7 @@ def test_a_long_document_comes_in_pieces_that_join_to_the_text(
     tmp_path, monkeypatch, text
 ):
     # 7 is odd: blocks of the file end inside a two-byte character.
-    monkeypatch.setattr(corpora, "PIECE_CHARS", 7)
+    monkeypatch.setattr(formats, "PIECE_CHARS", 7)
     assert all(0 < len(piece) <= 7 for piece in split_text(text))
     assert "".join(split_text(text)) == text
     (tmp_path / "long.txt").write_bytes(text.encode() or b"-")
@@ -102,7 +103,7 @@ def test_a_folder_that_cannot_be_listed_is_refused_not_skipped(tmp_path, monkeyp
 
 
 def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "PIECE_CHARS", 4)
+    monkeypatch.setattr(formats, "PIECE_CHARS", 4)
     (tmp_path / "nul.txt").write_bytes(b"text\0more")
     with pytest.raises(
         ValueError, match=r"nul\.txt is not UTF-8 text \(NUL at byte 4\)"
@@ -290,7 +291,7 @@ def test_synthetic_does_not_mix_with_files():
 def test_a_line_too_long_for_the_memory_is_refused_before_it_is_read(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(corpora, "MAX_LINE_BYTES", 30)
+    monkeypatch.setattr(formats, "MAX_LINE_BYTES", 30)
     file = tmp_path / "a.jsonl"
     longest = '{"text": "' + "x" * 18 + '"}'
     file.write_text(f"{longest}\n")  # 30 bytes and the end of the line

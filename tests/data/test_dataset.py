@@ -117,7 +117,7 @@ def test_target_bytes_skip_what_has_no_target_and_special_tokens(dataset):
 def test_long_documents_give_the_same_bytes_in_pieces(tmp_path, monkeypatch):
     (tmp_path / "one.txt").write_text("é line\n" * 300)
     whole = open_dataset(config(tmp_path, tmp_path / "one.txt"), seed=0)
-    monkeypatch.setattr("mjax.data.corpora.PIECE_CHARS", 11)
+    monkeypatch.setattr("mjax.data.formats.PIECE_CHARS", 11)
     monkeypatch.setattr(prepare, "_BATCH_CHARS", 50)
     other = tmp_path / "other"
     pieces = open_dataset(config(other, tmp_path / "one.txt"), seed=0)

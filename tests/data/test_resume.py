@@ -21,9 +21,9 @@ from mjax.data.dataset import prepare_files
 # Prepares argv[3:] and kills itself at the argv[2]-th call of what argv[1] names.
 KILLED = """
 import os, signal, sys
-from mjax.data import cache_files, corpora, prepare, token_files, unfinished
+from mjax.data import cache_files, formats, prepare, token_files, unfinished
 from mjax.data.__main__ import main
-corpora.PIECE_CHARS = 300
+formats.PIECE_CHARS = 300
 unfinished.SAVE_S, prepare._BATCH_CHARS = 0, 400
 owner, name = {
     "save": (unfinished.Unfinished, "put"),
