@@ -15,7 +15,7 @@ class DataConfig:
     """What is read, and how it becomes samples."""
 
     path: tuple[str, ...] = (STDLIB,)
-    """stdlib, synthetic, or files and folders of text, JSONL, parquet or .bin/.idx."""
+    """stdlib, synthetic, files and folders (text, JSONL, CSV, parquet, .bin/.idx)."""
     mixture: tuple[str, ...] = ()
     """Several corpora in place of path, as 0.7=stdlib 0.3=folder,file.txt."""
     tokenizer: str = "bytes"
@@ -37,7 +37,7 @@ class DataConfig:
     long_chats: Literal["refuse", "skip"] = "refuse"
     """What becomes of chats of more than seq_len tokens; none is ever cut."""
     text_field: str = "text"
-    """Field or column that holds the text in JSONL and parquet."""
+    """Field or column that holds the text; a.b is the field b of the object a."""
     vocab: Literal["tokenizer", "model"] = "tokenizer"
     """Whose vocabulary size counts: tokenizer, or model (--model.vocab-size)."""
     one_batch: bool = False
@@ -127,7 +127,7 @@ class DataConfig:
             return
         if self.path == (SYNTHETIC,) or STDLIB in self.path:
             raise ValueError(
-                f"--data.format chat reads JSONL files, got --data.path "
+                f"--data.format chat reads JSONL or parquet files, got --data.path "
                 f"{' '.join(self.path)}; name files or folders of chats"
             )
         if trained_vocab_size(self.tokenizer) is not None:

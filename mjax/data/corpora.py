@@ -1,8 +1,8 @@
 """Names of files and folders in, documents out.
 
 A document is a name and its text in pieces of about a megabyte, so that a file of any
-size passes through without being held in memory. A text file is one document; a line
-of JSONL or a row of parquet is one document. Text and JSONL may be compressed.
+size passes through without being held in memory. A text file is one document; a record
+of JSONL, CSV or parquet is one document. All but parquet may be compressed.
 
 An indexed dataset of Megatron-LM holds token ids instead of text: see `megatron`.
 
@@ -33,7 +33,7 @@ _STDLIB_SKIP = frozenset(
 )
 _STDLIB_SKIP_ENDS = ("tests", "_test")
 _MAX_NAMED = 10  # of what is left out of a folder
-Kind = Literal["text", "jsonl", "parquet", "megatron"]
+Kind = Literal["text", "megatron"] | formats.RecordKind
 _log = logging.getLogger(__name__)
 
 
@@ -136,7 +136,7 @@ def documents(
 
     Args:
       sources: what `find_sources` found.
-      text_field: field (JSONL) or column (parquet) that holds the text.
+      text_field: field or column of records that holds the text.
       template: that makes text of chats; None reads no chats.
       tokenizer: whose token ids indexed datasets hold; None where there are none.
       start: the place in sources of the first file to read, and of the first line or
@@ -156,15 +156,14 @@ def documents(
             found = iter(
                 [Document(source, None, formats.read_text(source.path, on_read))]
             )
-        elif source.kind == "jsonl":
-            texts = formats.read_jsonl(source.path, text_field, first, on_read)
-            found = (Document(source, i, formats.split_text(text)) for i, text in texts)
         elif source.kind == "megatron":
             assert tokenizer is not None
             read = megatron.read_documents(source.path, tokenizer, first, on_read)
             found = (Document(source, i, pieces) for i, pieces in read)
         else:
-            texts = formats.read_parquet(source.path, text_field, first, on_read)
+            texts = formats.read_texts(
+                source.path, source.kind, text_field, first, on_read
+            )
             found = (Document(source, i, formats.split_text(text)) for i, text in texts)
         for document in found:
             yield dataclasses.replace(document, source_index=source_index)
@@ -173,12 +172,12 @@ def documents(
 def _read_chats(
     source: Source, template: ChatTemplate, first: int, on_read: Callable[[int], None]
 ) -> Iterator[Document]:
-    if source.kind != "jsonl":
+    if source.kind in ("text", "megatron"):
         raise ValueError(
             f"{source.path} is read as {source.kind}, but --data.format chat reads "
-            "JSONL only; give files that end in .jsonl"
+            "records; give files that end in .jsonl or .parquet"
         )
-    for index, record in formats.read_records(source.path, first, on_read):
+    for index, record in formats.read_records(source.path, source.kind, first, on_read):
         chat = read_chat(record, template, f"{source.path}:{index}")
         yield Document(source, index, iter([chat.text]), chat.answers)
 
@@ -307,6 +306,8 @@ def _kind(path: pathlib.Path) -> Kind:
     match plain.suffix.lower():
         case ".jsonl" | ".ndjson":
             return "jsonl"
+        case ".csv" | ".tsv":
+            return "csv"
         case ".parquet" if plain.name != path.name:
             raise ValueError(
                 f"--data.path {str(path)!r}: parquet is compressed inside, and is not "

@@ -1,17 +1,26 @@
 """Files of one format in, their texts or records out, in bounded memory.
 
-A text file is one text, in pieces of about a megabyte; a line of JSONL and a row of
-parquet are records, of which one field holds the text. What cannot be read is refused
-with the file and the line.
+A text file is one text, in pieces of about a megabyte. Lines of JSONL, objects of a
+JSON array, rows of CSV and of parquet are records, of which one field holds the text.
+What cannot be read is refused with the file and the line.
 """
 
 import codecs
+import contextlib
+import csv
+import io
+import itertools
 import json
 import pathlib
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
-from mjax.data.compressed import opened
+from mjax.data.compressed import opened, plain_name
+
+RecordKind = Literal["jsonl", "json", "csv", "parquet"]
+"""Formats of files that hold records."""
+_BETWEEN = re.compile(r"\s*(,?)\s*(\]?)")  # the values of a JSON array
 
 PIECE_CHARS = 1 << 20
 """A longer document is handed on (and tokenized) in pieces of about this size."""
@@ -73,78 +82,74 @@ def _decode(
 def _not_text(where: str) -> str:
     return (
         f"is not UTF-8 text ({where}); convert it, or move it out of the corpus "
-        "(files that are read: text, .jsonl, .parquet)"
+        "(files that are read: text, .jsonl, .csv, .parquet)"
     )
 
 
-def read_jsonl(
-    path: pathlib.Path, field: str, first: int, on_read: Callable[[int], None]
+def read_texts(
+    path: pathlib.Path,
+    kind: RecordKind,
+    field: str,
+    first: int,
+    on_read: Callable[[int], None],
 ) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) from line `first` on; blank lines are skipped.
+    """Yield (number, text) of the records of a file from number `first` on.
 
     Args:
       path: of the file.
-      field: that holds the text.
-      first: number of the first line to yield.
+      kind: of its format.
+      field: that holds the text; a.b is the field b of the object a, if no field has
+        that name.
+      first: number of the first record to yield.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
-      ValueError: it cannot be read, is cut off, or a line has no text in the field.
+      ValueError: as `read_records`, or a record has no text in the field.
     """
-    for number, record in read_records(path, first, on_read):
+    for number, record in read_records(path, kind, first, on_read, field):
         yield number, _text_of(record, field, f"{path}:{number}")
 
 
 def read_records(
-    path: pathlib.Path, first: int, on_read: Callable[[int], None]
+    path: pathlib.Path,
+    kind: RecordKind,
+    first: int,
+    on_read: Callable[[int], None],
+    field: str | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) from line `first` on; blank lines are skipped.
+    """Yield (number, record) from number `first` on.
 
     Args:
       path: of the file.
-      first: number of the first line to yield.
+      kind: of its format. Numbers are those of the lines of JSONL, from 1; of the
+        objects of a JSON array and of the rows of CSV, from 1; of the rows of parquet,
+        from 0.
+      first: number of the first record to yield.
       on_read: called with the number of bytes whenever some are read from the file.
+      field: the only one that is wanted; None: all.
     Raises:
-      ValueError: it cannot be read, is cut off, or a line is no object.
+      ValueError: the file cannot be read, is cut off, is not of its format, or has no
+        such column.
     """
-    with opened(path, on_read) as file:
-        lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
-        for number, line in enumerate(lines, start=1):
-            if len(line) > MAX_LINE_BYTES:
-                raise ValueError(
-                    f"{path}:{number} has over {MAX_LINE_BYTES} bytes; a document this "
-                    "long is given as a text file, which is read in pieces"
-                )
-            if number < first or not line.strip():
-                continue
-            try:
-                record = json.loads(line.rstrip())
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number} {_not_text(error.reason)}") from None
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{path}:{number} is not JSON ({error.msg}, column {error.colno}); "
-                    "JSONL holds one object a line"
-                ) from None
-            except (RecursionError, ValueError) as error:
-                # Too many brackets, or a number of thousands of digits.
-                raise ValueError(
-                    f"{path}:{number} cannot be read as JSON ({error}); leave the line "
-                    "out, or what is nested or long in it"
-                ) from None
-            if not isinstance(record, dict):
-                raise ValueError(
-                    f"{path}:{number} holds a {type(record).__name__}, not an object"
-                )
-            yield number, record
+    match kind:
+        case "jsonl":
+            return _read_jsonl(path, first, on_read)
+        case "json":
+            return _read_json(path, first, on_read)
+        case "csv":
+            return _read_csv(path, first, on_read, field)
+        case "parquet":
+            return _read_parquet(path, first, on_read, field)
 
 
-def _text_of(record: dict, field: str, where: str) -> str:
-    if field not in record:
-        raise ValueError(
-            f"{where} has no field {field!r}, only {sorted(record)}; "
-            "set --data.text-field"
-        )
-    text = record[field]
+def _text_of(record: dict[str, Any], field: str, where: str) -> str:
+    text = record
+    for name in [field] if field in record else field.split("."):
+        if not isinstance(text, dict) or name not in text:
+            raise ValueError(
+                f"{where} has no field {field!r}, only {sorted(record)}; "
+                "set --data.text-field"
+            )
+        text = text[name]
     if not isinstance(text, str):
         raise ValueError(
             f"{where}: field {field!r} is a {type(text).__name__}, not a string; "
@@ -157,19 +162,166 @@ def _text_of(record: dict, field: str, where: str) -> str:
     return text
 
 
-def read_parquet(
-    path: pathlib.Path, field: str, first: int, on_read: Callable[[int], None]
-) -> Iterator[tuple[int, str]]:
-    """Yield (row number, text) from row `first` on, reading a few rows at a time.
+# -------------------------------------------------------------------------------- JSON
 
-    Args:
-      path: of the file.
-      field: that holds the text.
-      first: number of the first row to yield.
-      on_read: called with the number of bytes whenever some are read from the file.
-    Raises:
-      ValueError: it cannot be read, or has no such column of text.
-    """
+
+def _read_jsonl(
+    path: pathlib.Path, first: int, on_read: Callable[[int], None]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object); blank lines are skipped."""
+    with opened(path, on_read) as file:
+        for number, line in enumerate(_lines(file, path), start=1):
+            if number < first or not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                with _json_limits(where):
+                    record = json.loads(line.rstrip())
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where} {_not_text(error.reason)}") from None
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{where} is not JSON ({error.msg}, column {error.colno}); "
+                    "JSONL holds one object a line"
+                ) from None
+            yield number, _checked_object(record, where)
+
+
+def _lines(file: io.BufferedIOBase, path: pathlib.Path) -> Iterator[bytes]:
+    """Yield the lines of a file; refuse one that is too long to be held in memory."""
+    lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+    for number, line in enumerate(lines, start=1):
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(
+                f"{path}:{number} has over {MAX_LINE_BYTES} bytes; a document this "
+                "long is given as a text file, which is read in pieces"
+            )
+        yield line
+
+
+def _read_json(
+    path: pathlib.Path, first: int, on_read: Callable[[int], None]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of one array, or those of the lines if there is no array."""
+    with opened(path) as file:
+        while (char := file.read(1)).isspace():
+            pass
+    if char != b"[":
+        yield from _read_jsonl(path, first, on_read)
+        return
+    with opened(path, on_read) as file:
+        while file.read(1) != b"[":
+            pass
+        for number, record in enumerate(_array_items(file, path), start=1):
+            if number >= first:
+                yield number, _checked_object(record, f"{path}:{number}")
+
+
+def _array_items(file: io.BufferedIOBase, path: pathlib.Path) -> Iterator[Any]:
+    """Yield the values of a JSON array behind its bracket, one in memory at a time."""
+    decoder = json.JSONDecoder()
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    text, at, size, is_at_end = "", 0, PIECE_CHARS, False
+    for number in itertools.count(1):
+        where = f"{path}:{number}"
+        while True:
+            between = _BETWEEN.match(text, at)
+            assert between is not None  # it matches nothing too
+            start, has_comma = between.end(), bool(between[1])
+            if between[2] and not has_comma:
+                if text[start:].strip() or file.read().strip():
+                    raise ValueError(
+                        f"{path} has text behind its array; give one array of objects, "
+                        "or one object a line"
+                    )
+                return
+            if start < len(text) and has_comma != (number > 1):
+                raise ValueError(
+                    f"{where} is not JSON (a comma is missing or too much before it)"
+                )
+            with contextlib.suppress(json.JSONDecodeError):
+                with _json_limits(where):
+                    value, end = decoder.raw_decode(text, start)
+                if end < len(text) or is_at_end:  # a number may go on behind the text
+                    break
+            if is_at_end or len(text) - at > MAX_LINE_BYTES:
+                raise ValueError(
+                    f"{where} is cut off, is not JSON, or has over {MAX_LINE_BYTES} "
+                    "characters; download or copy the file again, or give one object a "
+                    "line"
+                )
+            block = file.read(size)
+            size, is_at_end = 2 * size, not block
+            try:
+                text, at = text[at:] + decode(block, final=is_at_end), 0
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where} {_not_text(error.reason)}") from None
+        yield value
+        at, size = end, PIECE_CHARS
+
+
+@contextlib.contextmanager
+def _json_limits(where: str) -> Iterator[None]:
+    """Say of JSON that Python does not read where it is; pass on what is not JSON."""
+    try:
+        yield
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except (RecursionError, ValueError) as error:
+        # Too many brackets, or a number of thousands of digits.
+        raise ValueError(
+            f"{where} cannot be read as JSON ({error}); leave the line "
+            "out, or what is nested or long in it"
+        ) from None
+
+
+def _checked_object(record: Any, where: str) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise ValueError(f"{where} holds a {type(record).__name__}, not an object")
+    return record
+
+
+# ----------------------------------------------------------------------------- columns
+
+
+def _read_csv(
+    path: pathlib.Path, first: int, on_read: Callable[[int], None], field: str | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (row number, cells by column); the first row names the columns."""
+    csv.field_size_limit(MAX_LINE_BYTES)
+    delimiter = "\t" if plain_name(path.name).lower().endswith(".tsv") else ","
+    number = 0
+    with opened(path, on_read) as file:
+        lines = codecs.iterdecode(_lines(file, path), "utf-8-sig")
+        found = csv.reader(lines, delimiter=delimiter, strict=True)
+        rows = (row for row in found if row)
+        try:
+            columns = next(rows, [])
+            if field is not None:
+                _check_columns(path, columns, field)
+            for number, row in enumerate(rows, start=1):
+                if len(row) != len(columns):
+                    raise ValueError(
+                        f"{path}:{number} has {len(row)} cells, but its header names "
+                        f"{len(columns)} columns; mend the row, or quote the cell "
+                        f"that holds {delimiter!r} or a line break"
+                    )
+                if number >= first:
+                    yield number, dict(zip(columns, row, strict=True))
+        except UnicodeDecodeError as error:
+            where = f"{path}:{number + 1}"
+            raise ValueError(f"{where} {_not_text(error.reason)}") from None
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}:{number + 1} is not CSV ({error}); put quotes around cells "
+                "that hold line breaks or quotes, and double the quotes"
+            ) from None
+
+
+def _read_parquet(
+    path: pathlib.Path, first: int, on_read: Callable[[int], None], field: str | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (row number, values by column), reading a few rows at a time."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -181,16 +333,13 @@ def read_parquet(
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             columns = file.schema_arrow.names
-            if field not in columns:
-                raise ValueError(
-                    f"{path} has no column {field!r}, only {sorted(columns)}; "
-                    "set --data.text-field"
-                )
-            for batch in file.iter_batches(batch_size=64, columns=[field]):
-                for value in batch.column(0):
+            wanted = None if field is None else [_check_columns(path, columns, field)]
+            for batch in file.iter_batches(batch_size=64, columns=wanted):
+                names = batch.schema.names
+                for values in zip(*batch.columns, strict=True):
                     if index >= first:
-                        where = f"{path}:{index}"
-                        yield index, _text_of({field: value.as_py()}, field, where)
+                        cells = [value.as_py() for value in values]
+                        yield index, dict(zip(names, cells, strict=True))
                     index += 1
         on_read(path.stat().st_size)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -198,3 +347,14 @@ def read_parquet(
             f"{path} is not a readable parquet file (rows before {index} were read): "
             f"{error}; write it again, or leave it out"
         ) from None
+
+
+def _check_columns(path: pathlib.Path, columns: list[str], field: str) -> str:
+    """Return the column that holds a field; refuse a field that has none."""
+    column = field if field in columns else field.partition(".")[0]
+    if columns.count(column) != 1:
+        raise ValueError(
+            f"{path} has {'several columns' if column in columns else 'no column'} "
+            f"{field!r}, only {sorted(columns)}; set --data.text-field"
+        )
+    return column

@@ -6,12 +6,15 @@ import re
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from mjax.data.chat_samples import ANSWER, END, ChatSamples, chat_starts, group_chats
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.chats import read_chat
 from mjax.data.config import DataConfig
+from mjax.data.corpora import documents, find_sources
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.samples import NO_TARGET
 
@@ -232,7 +235,7 @@ def test_bad_input_is_refused_with_what_to_do(tmp_path):
         opened(tmp_path, CHATS[:1])
     with pytest.raises(ValueError, match=r"needs --data.format chat"):
         DataConfig(chat_template="x")
-    with pytest.raises(ValueError, match="reads JSONL files"):
+    with pytest.raises(ValueError, match="reads JSONL or parquet files"):
         DataConfig(format="chat")
 
 
@@ -255,3 +258,26 @@ def test_samples_hold_as_many_whole_chats_as_fit():
     assert row["targets"].tolist() == [1, -1, -1, -1, 5, -1, -1, -1]
     assert row["segments"].tolist() == [0, 0, 0, 1, 1, 1, 1, 2]
     assert row["positions"].tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
+
+
+def test_chats_are_read_from_parquet_and_csv_too(tmp_path):
+    rows = [{"prompt": f"ask {i}", "completion": f"answer {i}"} for i in range(3)]
+    messages = [
+        {
+            "messages": [
+                {"role": "user", "content": row["prompt"]},
+                {"role": "assistant", "content": row["completion"]},
+            ]
+        }
+        for row in rows
+    ]
+    table = pyarrow.Table.from_pylist(messages)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    lines = ["prompt,completion", *(",".join(row.values()) for row in rows)]
+    (tmp_path / "b.csv").write_text("\n".join(lines))
+    template = ChatTemplate(text=PLAIN, eos_token="</s>")
+    for name in ("a.parquet", "b.csv"):
+        found = documents(find_sources((str(tmp_path / name),)), "text", template)
+        read = ["".join(map(str, document.pieces)) for document in found]
+        assert len(read) == 3
+        assert all(f"answer {i}" in text for i, text in enumerate(read))

@@ -341,7 +341,7 @@ def test_ids_are_no_chats(tmp_path, tokenizer_path):
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}")
     chats = {"format": "chat", "chat_template": str(template)}
-    with pytest.raises(ValueError, match=r"corpus.bin .* chat reads JSONL only"):
+    with pytest.raises(ValueError, match=r"corpus.bin .* chat reads records"):
         prepare_files(_config(tmp_path, tokenizer_path, path, **chats))
 
 
