@@ -335,11 +335,11 @@ def _read_parquet(
             columns = file.schema_arrow.names
             wanted = None if field is None else [_check_columns(path, columns, field)]
             for batch in file.iter_batches(batch_size=64, columns=wanted):
-                names = batch.schema.names
-                for values in zip(*batch.columns, strict=True):
+                rows = batch.column(0) if wanted else batch.to_struct_array()
+                for row in rows:
                     if index >= first:
-                        cells = [value.as_py() for value in values]
-                        yield index, dict(zip(names, cells, strict=True))
+                        found = row.as_py()
+                        yield index, {wanted[0]: found} if wanted else found
                     index += 1
         on_read(path.stat().st_size)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
