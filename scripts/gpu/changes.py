@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.evidence import BENCHMARKS_DIR, Table, write_page
+from scripts.gpu import supervise
 from scripts.gpu.cells import fixed
 
 NAME = "gpu_changes"
@@ -81,11 +82,8 @@ def run(folder: Path, remat: str, what: str) -> Any:
     Raises:
       RuntimeError: the process failed.
     """
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
-        "JAX_PLATFORMS": "cuda,cpu",
-        "XLA_CLIENT_MEM_FRACTION": "0.94",
-    }
+    env = supervise.environment(os.environ, "gpu", shared=False)
+    env["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, remat, what],
         env=env,
