@@ -190,7 +190,7 @@ def _find_under(path: str) -> list[Source]:
         files = [(name, fetched.folder / name) for name in fetched.files]
         return _sorted(
             [
-                Source(name, file, _kind(file), origin=fetched.origin)
+                Source(name, file, _hub_kind(file), origin=fetched.origin)
                 for name, file in files
                 if file.stat().st_size > 0
             ]
@@ -320,6 +320,12 @@ def _kind(path: pathlib.Path) -> Kind:
             return "megatron"
         case _:
             return "text"
+
+
+def _hub_kind(path: pathlib.Path) -> Kind:
+    """Return the format of a file of a data set: there .json holds records."""
+    is_json = pathlib.Path(plain_name(path.name)).suffix.lower() == ".json"
+    return "json" if is_json else _kind(path)
 
 
 def _suggest(missing: pathlib.Path) -> str:

@@ -17,11 +17,12 @@ import os
 import pathlib
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from mjax import checked_json
 from mjax.data import cache_files
+from mjax.data.file_hashes import hash_files
 
 PREFIX = "hf://"
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -68,9 +69,8 @@ class Fetched(NamedTuple):
     """Files of a repository on this machine."""
 
     folder: pathlib.Path
-    files: dict[str, str]
-    """SHA-256 of each file when it was downloaded, by its path in the folder, which may
-    hold other files too."""
+    files: list[str]
+    """Paths in the folder, which may hold other files too."""
     origin: str
     """Name of the repository at the commit that the revision was."""
 
@@ -108,9 +108,9 @@ class Snapshot:
         return self._listing.commit
 
     @property
-    def files(self) -> Iterable[str]:
+    def files(self) -> list[str]:
         """Paths of all files of the repository that are inside of it and not hidden."""
-        return filter(_is_inside, self._listing.files)
+        return [file for file in self._listing.files if _is_inside(file)]
 
     def bring(self, files: Iterable[str]) -> Fetched:
         """Bring files to this machine, as far as they are not there.
@@ -118,19 +118,19 @@ class Snapshot:
         Args:
           files: of `files`.
         Raises:
-          ValueError: a download stops, a file arrives damaged, or files are missing
-            and the hub does not answer.
+          ValueError: a download stops, a file arrives damaged, a file that was here was
+            changed, or files are missing and the hub does not answer.
         """
         files, folder = sorted(files), self._home / "snapshots" / self.commit
         arrived = self._read_arrived()
+        self._check_unchanged(folder, arrived, files)
         if not all(f in arrived and (folder / f).is_file() for f in files):
             if self._failure is not None:
                 raise self._has_no_copy(self._failure)
             with self._writable(), cache_files.locked(self._kept("arrived")):
                 arrived = self._read_arrived()  # another process may have been here
                 self._download_missing(files, folder, arrived)
-        found = {file: arrived[file] for file in files}
-        return Fetched(folder, found, self.repository.at(self.commit))
+        return Fetched(folder, files, self.repository.at(self.commit))
 
     def remember(self) -> None:
         """Keep which commit the revision is: all files that are read have arrived."""
@@ -268,6 +268,24 @@ class Snapshot:
             with cache_files.written_whole(self._kept("arrived")) as temporary:
                 cache_files.write_json(temporary, arrived)
 
+    def _check_unchanged(
+        self, folder: pathlib.Path, arrived: Mapping[str, str], files: Iterable[str]
+    ) -> None:
+        """Refuse files that are not what arrived; each is read once in its life."""
+        here = [folder / file for file in files if file in arrived]
+        here = [path for path in here if path.is_file()]
+        with self._writable():
+            found = hash_files(here, self._home / "mjax")
+        for path in here:
+            expected = arrived[path.relative_to(folder).as_posix()]
+            if found[path] != expected:
+                raise ValueError(
+                    f"{self.repository}: {path} is not what was downloaded (its "
+                    f"SHA-256 is {found[path]}, not {expected}), so something has "
+                    f"changed it; delete {path.resolve()} and start again, it is "
+                    "downloaded once more"
+                )
+
     def _download(self, file: str) -> None:
         library = self._library
         try:
@@ -346,15 +364,6 @@ def fetch(
     fetched = snapshot.bring(choose(snapshot))
     snapshot.remember()
     return fetched
-
-
-def changed(file: pathlib.Path, origin: str, expected: str) -> ValueError:
-    """Return the error for a file that is no longer what was downloaded."""
-    return ValueError(
-        f"{file} is not what was downloaded from {origin}: its SHA-256 is not "
-        f"{expected}, so something has changed it; delete {file.resolve()} and start "
-        "again, it is downloaded once more"
-    )
 
 
 def _import_library(repository: Repository) -> Any:

@@ -1,51 +1,76 @@
 """Names of data sets on a Hugging Face hub in, local folders of their files out.
 
-A name is `hf://datasets/NAME@REVISION`. Its files of text are read, in the order of
-their names; nothing else of the data set is downloaded.
+A name is `hf://datasets/NAME@REVISION`, with `:CONFIGURATION` and `:SPLIT` behind it
+where the data set has several. The files of that split are read in the order of their
+names; nothing else of the data set is downloaded.
 """
 
-import pathlib
+import logging
 import re
-from collections.abc import Iterable
 
-from mjax.data import hub
-from mjax.data.compressed import plain_name
+from mjax.data import hub_cards
 from mjax.data.hub import Fetched, Repository, Snapshot
+from mjax.data.hub_cards import CARD, Chosen
 
-_NAME = re.compile(r"hf://datasets/((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
-_SUFFIXES = frozenset({".txt", ".jsonl", ".ndjson", ".parquet"})
+_NAME = re.compile(
+    r"hf://datasets/(?P<name>(?:[\w.-]+/)?[\w.-]+)@(?P<revision>[\w./-]+)"
+    r"(?::(?P<config>[^:]*)(?::(?P<split>[^:]+))?)?"
+)
+_FLAG = "--data.path"
+_MAX_NAMED = 10  # of what is left out of a data set
+_log = logging.getLogger(__name__)
 
 
 def fetch(path: str) -> Fetched:
-    """Bring the text files of a data set to this machine.
+    """Bring the files of one split of a data set to this machine.
 
     Args:
-      path: hf://datasets/NAME@REVISION; a branch, a tag or a commit.
+      path: hf://datasets/NAME@REVISION, hf://datasets/NAME@REVISION:CONFIGURATION or
+        hf://datasets/NAME@REVISION:CONFIGURATION:SPLIT; the revision is a branch, a tag
+        or a commit. An empty configuration is the default.
     Raises:
-      ValueError: the name is of another form, the data set or the revision does not
-        exist or holds no text, or the hub cannot be reached and this machine does not
-        have all files.
+      ValueError: the name is of another form, the data set, the revision, the
+        configuration or the split does not exist or holds no text, or the hub cannot be
+        reached and this machine does not have all files.
     """
     match = _NAME.fullmatch(path)
     if match is None:
         raise ValueError(
-            "--data.path must be hf://datasets/NAME@REVISION (a branch, tag or "
-            f"commit), got {path!r}; for example hf://datasets/org/texts@main"
+            f"{_FLAG} must be hf://datasets/NAME@REVISION (a branch, tag or commit), "
+            f"with :CONFIGURATION or :CONFIGURATION:SPLIT behind it or without, got "
+            f"{path!r}; for example hf://datasets/org/texts@main:en:train"
         )
-    name, revision = match.groups()
-    repository = Repository("dataset", name, revision, "--data.path")
-    return hub.fetch(repository, lambda snapshot: _choose(snapshot, path))
+    snapshot = Snapshot(Repository("dataset", match["name"], match["revision"], _FLAG))
+    card = _card(snapshot)
+    try:
+        chosen = hub_cards.choose(snapshot.files, card, match["config"], match["split"])
+    except ValueError as error:
+        raise ValueError(f"{_FLAG} {path} {error}") from None
+    fetched = snapshot.bring(chosen.files)
+    snapshot.remember()
+    _log_choice(path, chosen)
+    origin = f"{fetched.origin}:{chosen.config}:{chosen.split}"
+    return fetched._replace(origin=origin)
 
 
-def _choose(snapshot: Snapshot, path: str) -> Iterable[str]:
-    files = [file for file in snapshot.files if _is_text(file)]
-    if not files:
-        raise ValueError(
-            f"--data.path {path} holds no file of text; files that are read end in "
-            f"{', '.join(sorted(_SUFFIXES))}, with .gz or .zst after that or without"
+def _card(snapshot: Snapshot) -> str:
+    """Return the text of the card; empty if there is none."""
+    if CARD not in snapshot.files:
+        return ""
+    folder = snapshot.bring([CARD]).folder
+    return (folder / CARD).read_text("utf-8", "replace")
+
+
+def _log_choice(path: str, chosen: Chosen) -> None:
+    """Say once what is read, and what is not."""
+    _log.info(
+        "%s %s: %d files of configuration %s, split %s",
+        *(_FLAG, path, len(chosen.files), chosen.config, chosen.split),
+    )
+    if chosen.left_out:
+        named = ", ".join(chosen.left_out[:_MAX_NAMED])
+        more = len(chosen.left_out) - _MAX_NAMED
+        _log.warning(
+            "%s: left out of %s: %s%s",
+            *(_FLAG, path, named, f" and {more} more files" if more > 0 else ""),
         )
-    return files
-
-
-def _is_text(file: str) -> bool:
-    return pathlib.Path(plain_name(file)).suffix.lower() in _SUFFIXES

@@ -1,11 +1,13 @@
 """Data sets of a hub, read from a small one on this machine."""
 
 import concurrent.futures
+import gzip
+import json
 import pathlib
 
 import pytest
 
-from mjax.data import cache_files, corpora
+from mjax.data import cache_files, corpora, file_hashes
 from mjax.data import hub as hub_module
 from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
@@ -27,11 +29,11 @@ def test_a_data_set_is_read_as_its_files_are_and_the_commit_is_recorded(hub, tmp
     dataset = open_dataset(config(tmp_path), seed=0)
     plain = open_dataset(config(tmp_path, str(tmp_path / "plain")), seed=0)
     assert dataset.fingerprint == plain.fingerprint
-    assert dataset.origins == (f"hf://datasets/org/texts@{COMMIT}",)
+    assert dataset.origins == (f"hf://datasets/org/texts@{COMMIT}:default:train",)
     assert plain.origins == ()
     [manifest] = (tmp_path / "cache").glob("*/manifest.json")
     assert f"hf://datasets/org/texts@{COMMIT}" in manifest.read_text()
-    assert not any("README" in asked or "hidden" in asked for asked in hub.asked)
+    assert not any("hidden" in asked for asked in hub.asked)
 
 
 def test_other_files_in_the_cache_of_the_library_are_not_read(hub, tmp_path):
@@ -59,6 +61,21 @@ def test_without_the_hub_a_whole_copy_is_read_and_a_part_is_refused(
     hub.status = 503
     assert fetch(PATH) == whole
     assert f"reading the copy of commit {COMMIT}" in caplog.text
+
+
+def test_a_file_that_was_edited_in_the_cache_is_refused_until_it_is_deleted(hub):
+    path = fetch(PATH).folder / "sub" / "b.txt"
+    path.write_bytes(b"text of B\n" * 9)
+    for status in (200, 503):
+        hub.status = status
+        with pytest.raises(
+            ValueError,
+            match=r"b\.txt is not what was downloaded \(its SHA-256 is .*del",
+        ):
+            fetch(PATH)
+    hub.status = 200
+    path.resolve().unlink()
+    assert (fetch(PATH).folder / "sub" / "b.txt").read_bytes() == hub.files["sub/b.txt"]
 
 
 def test_a_file_that_arrives_damaged_is_removed_and_refused(hub):
@@ -107,7 +124,7 @@ def test_names_of_a_hub_never_lead_out_of_its_cache(hub, tmp_path):
     own = tmp_path / "own.txt"
     own.write_text("not of the hub")
     hub.files |= {str(own): b"other", "../../../../own.txt": b"other"}
-    assert [*fetch(PATH).files] == ["a.jsonl", "sub/b.txt"]
+    assert fetch(PATH).files == ["a.jsonl", "sub/b.txt"]
     hub.commit = "../../../.."
     hub.files = {"own.txt": b"other"}
     fetch(PATH)  # the copy
@@ -132,8 +149,74 @@ def test_processes_that_start_together_and_a_cache_without_room(hub, monkeypatch
     def full(path):
         raise cache_files.unwritable(path.parent, OSError(28, "No space left"))
 
+    monkeypatch.setattr(file_hashes, "_SETTLED_NS", -(10**15))
+    fetch(PATH)  # the files are hashed
     monkeypatch.setattr(cache_files, "locked", full)
     fetch(PATH)  # nothing is written where everything is there
     hub.commit = NEXT
     with pytest.raises(ValueError, match=r"No space left\); set HF_HUB_CACHE"):
         fetch(PATH)
+
+
+CARD = """---
+license: mit
+configs:
+- config_name: en
+  default: true
+  data_files:
+  - split: train
+    path: ["en/*.csv.gz", "LICENSE.txt"]
+  - split: dev
+    path: en/deep/**/d.json
+- config_name: raw
+  data_files: raw/x.zip
+---
+# A data set
+"""
+
+
+def of_configs(hub) -> None:
+    array = json.dumps([{"text": f"object {i}"} for i in range(40)])
+    rows = "text\n" + "".join(f"row {i} of a\n" for i in range(40))
+    hub.files = {
+        "README.md": CARD.encode(),
+        "LICENSE.txt": b"Do what you want.",
+        "en/a.csv.gz": gzip.compress(rows.encode()),
+        "en/deep/er/d.json": array.encode(),
+        "raw/x.zip": b"PK",
+        "raw/y.parquet.gz": b"x",
+    }
+
+
+def test_a_card_decides_what_a_configuration_and_a_split_hold(hub, tmp_path, caplog):
+    of_configs(hub)
+    assert fetch(PATH).files == ["LICENSE.txt", "en/a.csv.gz"]
+    assert fetch(PATH).origin == f"hf://datasets/org/texts@{COMMIT}:en:train"
+    assert fetch(f"{PATH}:en:dev").files == ["en/deep/er/d.json"]
+    assert fetch(f"{PATH}::dev").origin.endswith(f"@{COMMIT}:en:dev")
+    assert not any("raw" in asked for asked in hub.asked)
+    assert caplog.messages[0] == (
+        f"--data.path: left out of {PATH}: en/deep/er/d.json, raw/x.zip, "
+        "raw/y.parquet.gz"
+    )
+    dataset = open_dataset(config(tmp_path, f"{PATH}:en:dev"), seed=0)
+    assert dataset.num_documents == 40
+    hub.status = 503
+    assert fetch(f"{PATH}:en:dev").files == ["en/deep/er/d.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (":fr", "has no configuration 'fr', but en, raw"),
+        (":en:test", "has no split 'test', but train, dev"),
+        (
+            ":raw",
+            r"split 'train' of configuration 'raw' has no file that is read, only ",
+        ),
+    ],
+)
+def test_a_configuration_or_split_that_is_not_there_is_refused(hub, name, message):
+    of_configs(hub)
+    with pytest.raises(ValueError, match=f"--data.path {PATH}{name} {message}"):
+        fetch(PATH + name)
