@@ -95,9 +95,8 @@ class Snapshot:
         """
         self.repository = repository
         self._library = _import_library(repository)
-        self._configured_cache = os.environ.get("HF_HUB_CACHE")
-        folder = f"{repository.kind}s--{repository.name.replace('/', '--')}"
-        self._home = self._cache / folder
+        self._cache = _cache_dir(self._library)
+        self._home = _home(repository, self._cache)
         self._failure: Exception | None = None
         known = self._read_listing(repository.revision) if repository.is_fixed else None
         self._listing = known or self._ask()
@@ -127,13 +126,13 @@ class Snapshot:
         if not all(f in arrived and (folder / f).is_file() for f in files):
             if self._failure is not None:
                 raise self._has_no_copy(self._failure)
-            with self._writable(), cache_files.locked(self._kept("arrived")):
+            with _writable(self.repository), cache_files.locked(self._kept("arrived")):
                 arrived = self._read_arrived()  # another process may have been here
                 self._download_missing(files, folder, arrived)
         return Fetched(folder, files, self.repository.at(self.commit))
 
-    def remember(self) -> None:
-        """Keep which commit the revision is: all files that are read have arrived."""
+    def tell(self) -> None:
+        """Say which commit is read, and why if the hub did not say so."""
         repository = self.repository
         if self._failure is not None:
             _log.warning(
@@ -144,14 +143,11 @@ class Snapshot:
             )
         elif not repository.is_fixed:
             _log.info("%s is commit %s", repository, self.commit)
-            path = self._ref()
-            if not path.is_file() or path.read_text() != self.commit:
-                with (
-                    self._writable(),
-                    cache_files.locked(path),
-                    cache_files.written_whole(path) as temporary,
-                ):
-                    temporary.write_text(self.commit)
+
+    def remember(self) -> None:
+        """Keep which commit the revision is: all files that are read have arrived."""
+        if self._failure is None and not self.repository.is_fixed:
+            remember(self.repository, self.commit)
 
     # ------------------------------------------------------------------------- the hub
 
@@ -201,7 +197,7 @@ class Snapshot:
         try:
             commit = self.repository.revision
             if not self.repository.is_fixed:
-                commit = self._ref().read_text()
+                commit = _ref(self.repository, self._home).read_text()
             listing = self._read_listing(commit)
         except (OSError, ValueError):
             listing = None
@@ -231,23 +227,6 @@ class Snapshot:
 
     # ----------------------------------------------------------------------- the cache
 
-    @property
-    def _cache(self) -> pathlib.Path:
-        return pathlib.Path(
-            self._configured_cache or self._library.constants.HF_HUB_CACHE
-        )
-
-    @contextlib.contextmanager
-    def _writable(self) -> Iterator[None]:
-        """Say of a cache that cannot be written how to choose another one."""
-        try:
-            yield
-        except cache_files.UnwritableError as error:
-            what = str(error).partition(";")[0]
-            raise ValueError(
-                f"{self.repository}: {what}; set HF_HUB_CACHE to a folder that can be"
-            ) from None
-
     def _download_missing(
         self, files: Iterable[str], folder: pathlib.Path, arrived: dict[str, str]
     ) -> None:
@@ -274,7 +253,7 @@ class Snapshot:
         """Refuse files that are not what arrived; each is read once in its life."""
         here = [folder / file for file in files if file in arrived]
         here = [path for path in here if path.is_file()]
-        with self._writable():
+        with _writable(self.repository):
             found = hash_files(here, self._home / "mjax")
         for path in here:
             expected = arrived[path.relative_to(folder).as_posix()]
@@ -326,10 +305,6 @@ class Snapshot:
     def _kept(self, what: str) -> pathlib.Path:
         return self._home / "mjax" / f"{self.commit}.{what}.json"
 
-    def _ref(self) -> pathlib.Path:
-        revision = urllib.parse.quote(self.repository.revision, safe="")
-        return self._home / "mjax" / "refs" / f"{revision}.commit"
-
     def _read_listing(self, commit: str) -> _Listing | None:
         """Return what the hub once said about a commit; None if nothing is known."""
         path = self._home / "mjax" / f"{commit}.files.json"
@@ -362,8 +337,79 @@ def fetch(
     """
     snapshot = Snapshot(repository)
     fetched = snapshot.bring(choose(snapshot))
+    snapshot.tell()
     snapshot.remember()
     return fetched
+
+
+def remember(repository: Repository, commit: str) -> None:
+    """Keep which commit a revision is: all files that are read have arrived.
+
+    Args:
+      repository: at the revision.
+      commit: likewise.
+    Raises:
+      ValueError: the cache cannot be written.
+    """
+    path = _ref(repository, _home(repository, _cache_dir(_import_library(repository))))
+    if not path.is_file() or path.read_text() != commit:
+        with (
+            _writable(repository),
+            cache_files.locked(path),
+            cache_files.written_whole(path) as temporary,
+        ):
+            temporary.write_text(commit)
+
+
+def kept_commit(repository: Repository, before: str) -> str:
+    """Return the commit with which a run began that now goes on.
+
+    A warning says so if the revision has become another one.
+
+    Args:
+      repository: at the revision that is asked for.
+      before: the commit.
+    """
+    try:
+        now = Snapshot(repository).commit
+    except ValueError as error:
+        _log.warning("%s; the run goes on with commit %s", error, before)
+        return before
+    if now != before:
+        _log.warning(
+            "%s is commit %s now, but the run began with commit %s and goes on with "
+            "that; for the new one give another --work-dir",
+            *(repository, now, before),
+        )
+    return before
+
+
+def _cache_dir(library: Any) -> pathlib.Path:
+    configured = os.environ.get("HF_HUB_CACHE")
+    return pathlib.Path(configured or library.constants.HF_HUB_CACHE)
+
+
+def _home(repository: Repository, cache: pathlib.Path) -> pathlib.Path:
+    """Return the folder of a repository in the cache."""
+    return cache / f"{repository.kind}s--{repository.name.replace('/', '--')}"
+
+
+def _ref(repository: Repository, home: pathlib.Path) -> pathlib.Path:
+    """Return the file that says which commit the revision is."""
+    revision = urllib.parse.quote(repository.revision, safe="")
+    return home / "mjax" / "refs" / f"{revision}.commit"
+
+
+@contextlib.contextmanager
+def _writable(repository: Repository) -> Iterator[None]:
+    """Say of a cache that cannot be written how to choose another one."""
+    try:
+        yield
+    except cache_files.UnwritableError as error:
+        what = str(error).partition(";")[0]
+        raise ValueError(
+            f"{repository}: {what}; set HF_HUB_CACHE to a folder that can be"
+        ) from None
 
 
 def _import_library(repository: Repository) -> Any:

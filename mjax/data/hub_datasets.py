@@ -7,8 +7,9 @@ names; nothing else of the data set is downloaded.
 
 import logging
 import re
+from collections.abc import Sequence
 
-from mjax.data import hub_cards
+from mjax.data import hub, hub_cards
 from mjax.data.hub import Fetched, Repository, Snapshot
 from mjax.data.hub_cards import CARD, Chosen
 
@@ -33,6 +34,63 @@ def fetch(path: str) -> Fetched:
         configuration or the split does not exist or holds no text, or the hub cannot be
         reached and this machine does not have all files.
     """
+    match = _parsed(path)
+    snapshot = Snapshot(_repository(match))
+    card = _card(snapshot)
+    try:
+        chosen = hub_cards.choose(snapshot.files, card, match["config"], match["split"])
+    except ValueError as error:
+        raise ValueError(f"{_FLAG} {path} {error}") from None
+    fetched = snapshot.bring(chosen.files)
+    snapshot.tell()
+    snapshot.remember()
+    _log_choice(path, chosen)
+    origin = f"{fetched.origin}:{chosen.config}:{chosen.split}"
+    return fetched._replace(origin=origin)
+
+
+def pinned(path: str, recorded: Sequence[str]) -> str:
+    """Return a path with the commit that the revision of a data set is.
+
+    Args:
+      path: of any corpus; of one that is not on a hub, it is returned.
+      recorded: the paths with which a run began that now goes on. If one of them is
+        the same split at a commit, that is returned, with a warning where the revision
+        has become another commit.
+    Raises:
+      ValueError: as `fetch`.
+    """
+    if not path.startswith(hub.PREFIX):
+        return path
+    match = _parsed(path)
+    repository, behind = _repository(match), path[match.end("revision") :]
+    if repository.is_fixed:
+        return path
+    begin = f"{repository.at('')}"
+    for before in recorded:
+        commit = before.removeprefix(begin).removesuffix(behind)
+        if before == begin + commit + behind and hub.COMMIT.fullmatch(commit):
+            return begin + hub.kept_commit(repository, commit) + behind
+    snapshot = Snapshot(repository)
+    snapshot.tell()
+    return begin + snapshot.commit + behind
+
+
+def remember(path: str, at_commit: str) -> None:
+    """Keep which commit a revision is: all files that are read have arrived.
+
+    Args:
+      path: of any corpus, as a flag names it.
+      at_commit: what `pinned` has returned for it.
+    Raises:
+      ValueError: the cache of the hub cannot be written.
+    """
+    if path != at_commit:
+        repository = _repository(_parsed(path))
+        hub.remember(repository, _parsed(at_commit)["revision"])
+
+
+def _parsed(path: str) -> re.Match[str]:
     match = _NAME.fullmatch(path)
     if match is None:
         raise ValueError(
@@ -40,17 +98,11 @@ def fetch(path: str) -> Fetched:
             f"with :CONFIGURATION or :CONFIGURATION:SPLIT behind it or without, got "
             f"{path!r}; for example hf://datasets/org/texts@main:en:train"
         )
-    snapshot = Snapshot(Repository("dataset", match["name"], match["revision"], _FLAG))
-    card = _card(snapshot)
-    try:
-        chosen = hub_cards.choose(snapshot.files, card, match["config"], match["split"])
-    except ValueError as error:
-        raise ValueError(f"{_FLAG} {path} {error}") from None
-    fetched = snapshot.bring(chosen.files)
-    snapshot.remember()
-    _log_choice(path, chosen)
-    origin = f"{fetched.origin}:{chosen.config}:{chosen.split}"
-    return fetched._replace(origin=origin)
+    return match
+
+
+def _repository(match: re.Match[str]) -> Repository:
+    return Repository("dataset", match["name"], match["revision"], _FLAG)
 
 
 def _card(snapshot: Snapshot) -> str:

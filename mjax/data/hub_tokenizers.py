@@ -4,7 +4,6 @@ A name is a path, or `hf://NAME@REVISION` for a repository of a model on a Huggi
 hub, of which the files of the tokenizer are downloaded and nothing else.
 """
 
-import logging
 import pathlib
 import re
 from collections.abc import Iterable
@@ -18,7 +17,6 @@ TEMPLATE = "chat_template.jinja"
 _FLAG = "--data.tokenizer"
 _NAME = re.compile(r"hf://((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
 _OTHER_SPECS = (".model", ".txt", ".tiktoken", "vocab.json")
-_log = logging.getLogger(__name__)
 
 
 def is_on_hub(name: str) -> bool:
@@ -65,18 +63,7 @@ def pinned(name: str, recorded: str | None = None, *, flag: str = _FLAG) -> str:
     before = Repository("model", match[1], match[2], flag) if match else repository
     if repository.is_fixed or before.name != repository.name or not before.is_fixed:
         return hub.fetch(repository, _choose).origin
-    try:
-        now = Snapshot(repository).commit
-    except ValueError as error:
-        _log.warning("%s; the run goes on with commit %s", error, before.revision)
-        return before.at(before.revision)
-    if now != before.revision:
-        _log.warning(
-            "%s is commit %s now, but the run began with commit %s and goes on with "
-            "that; for the new one give another --work-dir",
-            *(repository, now, before.revision),
-        )
-    return before.at(before.revision)
+    return before.at(hub.kept_commit(repository, before.revision))
 
 
 def _repository(name: str, flag: str = _FLAG) -> Repository:

@@ -22,14 +22,8 @@ from mjax.config.command_line import Command
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.own_recipe import short_name
 from mjax.config.sizes import smaller
-from mjax.config.train import (
-    TrainConfig,
-    flattened,
-    run_differences,
-    to_json,
-    with_tokenizer,
-)
-from mjax.data import hub_tokenizers
+from mjax.config.train import TrainConfig, run_differences, to_json, with_tokenizer
+from mjax.data import pinned
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.tokenizer_files import TEMPLATE, files_of
 from mjax.estimate import memory
@@ -114,10 +108,10 @@ def prepare(
     Raises:
       ValueError: bad input, with the value and the fix; see the docs of the parts.
     """
-    tokenizer = agreement.decide(lambda: _pinned_tokenizer(config, command))
-    data = dataclasses.replace(config.data, tokenizer=tokenizer)
-    pinned = dataclasses.replace(config, data=data)
-    config, dataset = agreement.together(lambda: _open(pinned), timeout_s=DAY_S)
+    commits = json.loads(agreement.decide(lambda: _commits(config, command)))
+    config, dataset = agreement.together(
+        lambda: _open(config, commits), timeout_s=DAY_S
+    )
     sizes = agreement.together(lambda: sizes_of(config, devices))
     executables = Executables(config, mesh, facts, agreement)
     built = agreement.together(
@@ -142,22 +136,44 @@ def prepare(
 # ------------------------------------------------------------------------------- build
 
 
-def _pinned_tokenizer(config: TrainConfig, command: Command) -> str:
-    """Return the tokenizer's name, with the commit of a revision; on process 0.
+def _commits(config: TrainConfig, command: Command) -> str:
+    """Return JSON of what in the data has commits in place of revisions; on process 0.
 
-    A run that goes on keeps the commit that its config.json has.
+    A run that goes on keeps the commits that its config.json has.
     """
-    name, recorded = config.data.tokenizer, None
-    if hub_tokenizers.is_on_hub(name) and not command.restart_from_scratch:
-        path = work_dir.choose(config.work_dir, short_name(command.recipe))
-        found = flattened(work_dir.read_config(path) or {})
-        recorded = str(found.get("data.tokenizer"))
-    return hub_tokenizers.pinned(name, recorded)
+    if not pinned.has_names(config.data):
+        return "{}"
+    path = work_dir.choose(config.work_dir, short_name(command.recipe))
+    is_new = command.restart_from_scratch or not work_dir.has_begun(path)
+    recorded = {} if is_new else (work_dir.read_config(path) or {}).get("data", {})
+    data = pinned.pinned(config.data, recorded if isinstance(recorded, dict) else {})
+    names = {"tokenizer": data.tokenizer, "path": data.path, "mixture": data.mixture}
+    return json.dumps({"is_new": is_new, **names})
 
 
-def _open(config: TrainConfig) -> tuple[TrainConfig, Dataset]:
-    """Open the data; return also the config with the vocabulary of the tokenizer."""
-    dataset = open_dataset(config.data, seed=config.seed)
+def _open(
+    config: TrainConfig, commits: Mapping[str, Any]
+) -> tuple[TrainConfig, Dataset]:
+    """Open the data.
+
+    Args:
+      config: as the flags say.
+      commits: of names on a hub, see `_commits`.
+    Returns:
+      the config with the commits and with the vocabulary of the tokenizer; the data.
+    """
+    data = config.data
+    if commits:
+        data = dataclasses.replace(
+            data,
+            tokenizer=commits["tokenizer"],
+            path=tuple(commits["path"]),
+            mixture=tuple(commits["mixture"]),
+        )
+    dataset = open_dataset(data, seed=config.seed)
+    if commits and commits["is_new"]:
+        pinned.remember(config.data, data)
+    config = dataclasses.replace(config, data=data)
     config = with_tokenizer(config, dataset.tokenizer.vocab_size)
     dataset.check_vocab_size(config.model.vocab_size)
     return config, dataset

@@ -1,0 +1,72 @@
+"""Names on a hub in, the same names with the commits that their revisions are out.
+
+A run is read by several processes and goes on later: all of them have to read the same
+commit, also if a branch moves meanwhile.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mjax.data import hub_datasets, hub_tokenizers
+from mjax.data.config import DataConfig
+
+
+def has_names(config: DataConfig) -> bool:
+    """Say whether a configuration names anything on a hub."""
+    names = [config.tokenizer, *_paths(config.path, config.mixture)]
+    return any(map(hub_tokenizers.is_on_hub, names))
+
+
+def pinned(config: DataConfig, recorded: Mapping[str, Any]) -> DataConfig:
+    """Return a configuration whose names on a hub have commits.
+
+    Args:
+      config: of a run.
+      recorded: the group `data` of the config.json of a run that goes on; its commits
+        are kept, with a warning where a revision has become another one. Empty: the
+        run begins.
+    Raises:
+      ValueError: a name, a revision or a tokenizer does not exist, or the hub cannot be
+        reached and this machine has no copy.
+    """
+    texts = {key: _texts(recorded.get(key)) for key in ("path", "mixture")}
+    before = _paths(texts["path"], texts["mixture"])
+    return dataclasses.replace(
+        config,
+        tokenizer=hub_tokenizers.pinned(
+            config.tokenizer, str(recorded.get("tokenizer", ""))
+        ),
+        path=tuple(hub_datasets.pinned(path, before) for path in config.path),
+        mixture=tuple(_pinned_part(part, before) for part in config.mixture),
+    )
+
+
+def remember(config: DataConfig, pinned: DataConfig) -> None:
+    """Keep which commits the revisions are, for a start that does not reach the hub.
+
+    Args:
+      config: as the flags name it.
+      pinned: the same with commits, all of whose files have arrived.
+    Raises:
+      ValueError: the cache of the hub cannot be written.
+    """
+    names = _paths(config.path, config.mixture)
+    for name, commit in zip(names, _paths(pinned.path, pinned.mixture), strict=True):
+        hub_datasets.remember(name, commit)
+
+
+def _texts(value: Any) -> Sequence[str]:
+    """Return the texts of a list in a file that anyone may have written."""
+    return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
+
+
+def _paths(path: Sequence[str], mixture: Sequence[str]) -> list[str]:
+    parts = [part.partition("=")[2].split(",") for part in mixture]
+    return [*path, *(name for names in parts for name in names)]
+
+
+def _pinned_part(part: str, before: Sequence[str]) -> str:
+    weight, equals, names = part.partition("=")
+    commits = (hub_datasets.pinned(name, before) for name in names.split(","))
+    return weight + equals + ",".join(commits)
