@@ -15,20 +15,30 @@ import numpy as np
 from mjax.mesh.axes import AXES
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
-_INK, _PAPER, _LINE = "#1f2430", "#ffffff", "#8a93a6"
+_PAPER, _LINE = "var(--paper)", "#8a93a6"
+# Words in a box are dark in both schemes: the fills of boxes are the same in both.
+_STYLE = """<style>
+svg { --ink: #1f2430; --paper: #ffffff; --grey: #e6e9f0; }
+text { fill: var(--ink); } .boxed { fill: #1f2430; }
+@media (prefers-color-scheme: dark) {
+  svg { --ink: #e8eaed; --paper: #14181d; --grey: #2c333c; }
+}
+</style>
+"""
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = (
     *("#9ec5fe", "#ffcf99", "#a8dcb5"),
-    *("#f5a3a3", "#e6e9f0"),
+    *("#f5a3a3", "var(--grey)"),
 )
 
 
 def picture(width: int, height: int, title: str, marks: Iterator[str]) -> str:
-    """Return an SVG of marks on a light card, which reads on light and dark pages."""
+    """Return an SVG of marks on a card that is light or dark as the reader asks."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(title)}" '
         'font-family="system-ui, sans-serif" font-size="13">\n'
-        f'<rect width="{width}" height="{height}" rx="8" fill="{_PAPER}"/>\n'
+        + _STYLE
+        + f'<rect width="{width}" height="{height}" rx="8" fill="{_PAPER}"/>\n'
         + "\n".join(marks)
         + "\n</svg>\n"
     )
@@ -42,10 +52,13 @@ def box(x: float, y: float, width: float, height: float, fill: str) -> str:
     )
 
 
-def text(x: float, y: float, words: str, anchor: str = "start") -> str:
-    """Return words whose base line is at y."""
+def text(
+    x: float, y: float, words: str, anchor: str = "start", kind: str | None = None
+) -> str:
+    """Return words whose base line is at y, of a class of the style sheet."""
+    of_kind = f' class="{kind}"' if kind else ""
     return (
-        f'<text x="{x:g}" y="{y:g}" fill="{_INK}" text-anchor="{anchor}">'
+        f'<text x="{x:g}" y="{y:g}"{of_kind} text-anchor="{anchor}">'
         f"{html.escape(words)}</text>"
     )
 
@@ -53,7 +66,7 @@ def text(x: float, y: float, words: str, anchor: str = "start") -> str:
 def labelled(x: float, y: float, width: float, fill: str, words: str) -> Iterator[str]:
     """Yield a box 26 high with words in its middle."""
     yield box(x, y, width, 26, fill)
-    yield text(x + width / 2, y + 18, words, "middle")
+    yield text(x + width / 2, y + 18, words, "middle", "boxed")
 
 
 def mesh() -> str:
@@ -84,7 +97,7 @@ def mesh() -> str:
             14,
             248,
             "Frame: a tensor-parallel group of 2, on the fastest links. "
-            "Row: devices that share a batch and its state.",
+            "Column: devices that process the same samples.",
         )
 
     return picture(740, 264, "A mesh of 16 GPUs: pp 2, dp_shard 4, tp 2", marks())
@@ -145,15 +158,15 @@ def overlap() -> str:
         yield text(
             14,
             192,
-            "Weights are gathered one layer ahead. In the backward pass gradients "
-            "leave one layer behind.",
+            "Weights are gathered one layer ahead. In the backward pass, gradients are "
+            "reduced one layer later.",
         )
 
     return picture(680, 208, "Communication beside the matmuls of four layers", marks())
 
 
 def window() -> str:
-    """Draw which blocks of 64 x 64 scores a causal window of 256 leaves."""
+    """Draw the blocks of 64 x 64 scores that a causal window of 256 keeps."""
     length, block, size = 1024, 64, 256
     distance = np.arange(length)[:, None] - np.arange(length)[None]
     visible = (distance >= 0) & (distance < size)
@@ -209,8 +222,8 @@ def recovery() -> str:
         yield text(
             14,
             192,
-            "Steps 4 and 5 are computed again from the same samples, so the run "
-            "is the undisturbed one.",
+            "Steps 4 and 5 are computed again from the same samples, with the same "
+            "losses.",
         )
 
     return picture(660, 208, "A run loses a host and continues with a spare", marks())
