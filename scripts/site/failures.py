@@ -96,6 +96,13 @@ def refusals_page(messages: Sequence[Message]) -> str:
 
 
 def _block(texts: Iterable[str]) -> str:
-    """Return texts as a block, one a line, each once."""
+    """Return texts as a list of code, which wraps on a narrow screen, each once."""
     lines = dict.fromkeys(re.sub(r"\s+", " ", text).strip() for text in texts)
-    return "```text\n" + "\n".join(lines) + "\n```\n"
+    return "".join(f"- {_code(line)}\n" for line in lines)
+
+
+def _code(line: str) -> str:
+    """Return a code span of a line, between more backticks than it has in a row."""
+    ticks = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    space = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{ticks}{space}{line}{space}{ticks}"

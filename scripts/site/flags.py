@@ -3,11 +3,17 @@
 Enters: the help that each program prints. Leaves: a page of Markdown.
 """
 
+import contextlib
+import os
 import re
+from collections.abc import Iterator
 
 from mjax import completion
 from mjax.__main__ import PROGRAMS
 from mjax.launch.__main__ import COMMANDS
+
+NUM_COLUMNS = 80
+"""Width of the help; a block of the theme has room for it on a desktop screen."""
 
 
 def page() -> str:
@@ -16,10 +22,25 @@ def page() -> str:
         "# Flags\n\nWhat each program prints for `-h`. `mjax NAME` and "
         "`python -m mjax.NAME` are the same program.\n"
     ]
-    for program, does in PROGRAMS.items():
-        parts.append(f"## mjax {program}\n\n{does.capitalize()}.\n")
-        parts += _helps(program)
+    with _columns(NUM_COLUMNS):
+        for program, does in PROGRAMS.items():
+            parts.append(f"## mjax {program}\n\n{does.capitalize()}.\n")
+            parts += _helps(program)
     return "\n".join(parts)
+
+
+@contextlib.contextmanager
+def _columns(number: int) -> Iterator[None]:
+    """Give programs a terminal of a width, whatever the one is that builds the site."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(number)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
 
 
 def _helps(*names: str) -> list[str]:

@@ -14,11 +14,6 @@ import pytest
 from tests.observe.browser import pages
 
 SITE = Path(__file__).parents[2] / "build" / "site" / "html"
-SEEN = (
-    *("index", "docs/start", "docs/how_to", "docs/concepts", "docs/runbooks"),
-    *("docs/notes", "docs/hosts", "docs/planning", "docs/observability"),
-    *("docs/benchmarks/README", "reference/failures", "reference/flags"),
-)
 # The levels that laws ask for. Other rules of axe are about the theme's own markup.
 _WCAG = """axe.run({runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}).then(
   (found) => found.violations.map((one) => one.id + ": " + one.nodes[0].html))"""
@@ -40,6 +35,14 @@ def address() -> Iterator[str]:
         server.shutdown()
 
 
+def _names() -> list[str]:
+    """Return the pages that people read: all but output and the API."""
+    files = (*SITE.glob("*.html"), *SITE.glob("docs/*.html"))
+    files += tuple(SITE.glob("reference/*.html"))
+    names = [str(file.relative_to(SITE).with_suffix("")) for file in sorted(files)]
+    return [*names, "docs/benchmarks/README"]
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violation_of_wcag_and_no_page_is_wider_than_the_screen(
@@ -51,7 +54,7 @@ def test_axe_finds_no_violation_of_wcag_and_no_page_is_wider_than_the_screen(
         page = browser.new_page(
             viewport={"width": width, "height": 900}, color_scheme=scheme
         )
-        for name in SEEN:
+        for name in _names():
             page.goto(f"{address}/{name}.html")
             page.wait_for_load_state("networkidle")
             page.evaluate(axe)
@@ -60,3 +63,14 @@ def test_axe_finds_no_violation_of_wcag_and_no_page_is_wider_than_the_screen(
             if found or wide > width:
                 bad[name] = (found, wide)
     assert bad == {}
+
+
+def test_messages_and_help_wrap_on_a_narrow_screen(address):
+    with pages.chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 900})
+        for name in ("reference/flags", "reference/failures", "reference/refusals"):
+            page.goto(f"{address}/{name}.html")
+            wide = """[...document.querySelectorAll("article code")].filter(
+              (code) => code.scrollWidth > code.clientWidth + 1 && code.clientWidth
+            ).map((code) => code.textContent.slice(0, 80))"""
+            assert page.evaluate(wide) == [], name
