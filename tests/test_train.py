@@ -215,8 +215,8 @@ def test_a_pipeline_says_what_it_will_do_and_need(tmp_path, capsys):
     assert train.main(flags(tmp_path / "run", *STAGED)) == ending.DONE
     out = capsys.readouterr().out
     for said in (
-        "pipeline: 1f1b, 2 stages x 1 chunks, 4 microbatches; 6 ticks",
-        "kept from forward to backward: residuals, 3 slots x ",
+        "pipeline: 1f1b, 2 stages x 1 virtual, 4 microbatches; 6 ticks",
+        "stash: residuals, 3 buffer entries x ",
         "memory of one device, estimated",
     ):
         assert said in out

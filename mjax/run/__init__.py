@@ -1,1 +1,1 @@
-"""What a run is around its steps: loop, rows, reports, its folder."""
+"""Everything around the steps of a run: loop, metrics, reports, work dir."""

@@ -1,9 +1,9 @@
-"""Write a sign of life of this process each second, from a thread of Python.
+"""Write a heartbeat of this process each second, from a Python thread.
 
-Enters: what the process is doing, from its progress word and its spans. Leaves: the
-file of `mjax.observe.beats`, written anew in place. The thread needs the interpreter
-lock, so a process in which another thread holds the lock stops beating. A disk that
-cannot be written does not stop the run; the error is reported once.
+Enters: the progress word and the spans of the process, which say what it is doing.
+Leaves: the file of `mjax.observe.beats`, overwritten in place. The thread needs the
+interpreter lock, so the heartbeats stop while another thread holds the lock. A failed
+write does not stop the run; the error is reported once.
 """
 
 import os
@@ -19,13 +19,14 @@ from mjax.processes.progress import Word, Writer
 from mjax.run.spans import Spans
 
 _DEPTH = 12
-"""Frames of a stack that are written; as many as `mjax.launch.stacks` compares."""
+"""Number of stack frames written; `mjax.launch.stacks` compares as many."""
 _JOIN_S = 5.0
-"""To wait for the thread at the end. Chosen: a disk that hangs must not hold it up."""
+"""Longest wait for the thread at the end. Chosen: a hung disk must not delay it.
+"""
 
 
 class Beats:
-    """The beats of one process; a thread writes them until `close`."""
+    """Heartbeats of one process; a thread writes them until `close`."""
 
     def __init__(
         self,
@@ -36,15 +37,15 @@ class Beats:
         every_s: int | float,
         warn: Callable[[str], None] = print,
     ) -> None:
-        """Begin to beat.
+        """Start the thread.
 
         Args:
-          work_dir: of the run.
+          work_dir: work dir of the run.
           header: identifies the process.
-          marks: with the progress word of the process.
-          spans: of the process.
-          every_s: seconds between beats.
-          warn: tells people that beats cannot be written.
+          marks: holds the progress word of the process.
+          spans: spans of the process.
+          every_s: seconds between heartbeats.
+          warn: prints a warning when heartbeats cannot be written.
         """
         self._path = work_dir / FOLDER / file_name(header)
         self._header, self._every_s, self._warn = header, every_s, warn
@@ -59,7 +60,7 @@ class Beats:
         self._thread.start()
 
     def close(self, exit_code: int) -> None:
-        """Write the last beat."""
+        """Stop the thread and write the last heartbeat."""
         self._closed.set()
         self._thread.join(_JOIN_S)
         if not self._thread.is_alive():
@@ -71,7 +72,7 @@ class Beats:
             self._beat()
 
     def _beat(self, end: int | None = None) -> None:
-        # None while it is being written, for ever if the main thread stops there.
+        # None while the main thread updates it, for ever if the thread stops there.
         self._word = word = self._marks.word() or self._word
         if word is None:
             return
@@ -99,7 +100,8 @@ class Beats:
         self._write(encode(beat))
 
     def _write(self, line: bytes) -> None:
-        # Opened and closed each time: then network file systems show it to others.
+        # Opened and closed each time, so that network file systems show it to other
+        # hosts.
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -117,7 +119,7 @@ class Beats:
 
 
 def _main_stack() -> str:
-    """Return the innermost frames of the main thread, as faulthandler writes them."""
+    """Return the innermost frames of the main thread in the format of faulthandler."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines: list[str] = []
     while frame is not None and len(lines) < _DEPTH:

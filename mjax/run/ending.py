@@ -1,11 +1,12 @@
 """How a run ends: the exit codes, and what SIGTERM and Ctrl-C do.
 
-Before the first step nothing can be lost, and native code (an import, a compilation, a
-read from a store) may block the main thread for minutes, and no Python handler runs
-meanwhile. So the program calls `watch`, and a thread ends the process at once. In the
-loop a signal is a request: all processes see it at the same safe point (`StopRequest`).
+Before the first step nothing can be lost. But native code (an import, a compilation, a
+read from a store) may block the main thread for minutes, during which no Python signal
+handler runs. So the program calls `watch`, and a thread ends the process at once. In
+the loop a signal becomes a request that all processes see at the same safe point
+(`StopRequest`).
 
-The program imports this module before jax; jax is imported inside functions here.
+The program imports this module before jax, so jax is imported inside functions here.
 """
 
 import contextlib
@@ -23,21 +24,21 @@ from typing import Any, NoReturn
 from mjax.run.tracking.delivery import left_behind
 
 DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
-"""Exit codes of a run; GAVE_UP asks whoever restarts runs not to."""
+"""Exit codes of a run. GAVE_UP means that restarting the run is useless."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOPPED = "mjax/stopped before the first step"
 _POLL_S = 0.25
-_POLLS_PER_S = 4000  # of all processes together, at the coordinator
+_POLLS_PER_S = 4000  # limit of all processes together, at the coordinator
 _PARTING_S = 10
 
 
 class _Watch:
-    """Ends the process from a thread when a signal comes, while that loses nothing."""
+    """Ends the process from a thread when a signal comes, until the loop begins."""
 
     def __init__(self) -> None:
         self.received: int | None = None
-        """The last signal that reached Python's own handler."""
+        """The last signal that reached Python's handler."""
         self._exit_code: int | None = PREEMPTED
         self._is_early = True
         self._client: Any = None
@@ -52,18 +53,18 @@ class _Watch:
         threading.Thread(target=self._run, name="mjax-signals", daemon=True).start()
 
     def join(self, client: Any, rank: int, num_processes: int) -> None:
-        """Tell other processes of the run of a stop, and stop when they do."""
+        """Tell the other processes when this one is stopped, and stop when they are."""
         with self._lock:
             self._client, self._rank = client, rank
             self._poll_s = max(_POLL_S, num_processes / _POLLS_PER_S)
 
     def hold(self) -> None:
-        """From now on leave signals to a `StopRequest`."""
+        """Leave signals to a `StopRequest` from now on."""
         with self._lock:
             self._exit_code, self._is_early = None, False
 
     def release(self, exit_code: int) -> None:
-        """From now on, exit with the exit code of the run."""
+        """Exit with the exit code of the run from now on."""
         with self._lock:
             self._exit_code = exit_code
 
@@ -89,7 +90,7 @@ class _Watch:
             return None
         try:
             return self._client.key_value_try_get(_STOPPED)
-        except RuntimeError:  # nobody was stopped, or the coordinator is gone
+        except RuntimeError:  # no process was stopped, or the coordinator is gone
             return None
 
     def _leave(self, cause: str, exit_code: int) -> NoReturn:
@@ -102,9 +103,11 @@ class _Watch:
         os._exit(exit_code)
 
     def _tell_others(self, cause: str) -> None:
-        with contextlib.suppress(RuntimeError):  # another was faster, or it is gone
+        with contextlib.suppress(
+            RuntimeError
+        ):  # another process was faster, or the coordinator is gone
             self._client.key_value_set(_STOPPED, f"{cause} to process {self._rank}")
-        if self._rank == 0:  # the coordinator: the others must hear of it first
+        if self._rank == 0:  # this is the coordinator: the others must read it first
             time.sleep(3 * self._poll_s)
 
 
@@ -122,7 +125,9 @@ def watch() -> None:
 
 
 def watch_processes() -> None:
-    """Make a stop of one process before the loop stop all, once jax is started."""
+    """Make a stop of one process before the loop stop all processes. jax must be
+    started.
+    """
     from mjax.processes import distributed
 
     if _watch is not None and distributed.num_processes() > 1:
@@ -134,8 +139,8 @@ class StopRequest:
     """A request to stop, from SIGTERM or Ctrl-C, that all processes see together.
 
     Use it in a with statement around the loop, in the main thread. A second Ctrl-C ends
-    the process at once. With several processes jax itself catches SIGTERM and agrees on
-    a safe point; Ctrl-C is turned into SIGTERM there.
+    the process at once. With several processes, jax itself catches SIGTERM and agrees
+    on a safe point, and Ctrl-C is turned into SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -166,10 +171,11 @@ class StopRequest:
             signal.signal(number, handler)
 
     def reached(self) -> bool:
-        """Say whether the run stops here, at a safe point; once true, always true.
+        """Return whether the run stops at this safe point; once true, always true.
 
         Safe points are after each step, before each batch of an evaluation, and before
-        each token of the sample. All processes ask at the same ones, in the same order.
+        each token of the sample. All processes call this at the same points in the same
+        order.
         """
         if not self._is_reached:
             self._num_safe_points += 1
@@ -191,7 +197,7 @@ class StopRequest:
 
 
 def _start_agreement() -> Callable[[int], bool]:
-    """Let jax catch SIGTERM, in place of the handler there is; return its question."""
+    """Let jax catch SIGTERM in place of the current handler; return its query."""
     import jax
     from jax._src.distributed import global_state
     from jax.experimental import multihost_utils
@@ -205,10 +211,10 @@ def _start_agreement() -> Callable[[int], bool]:
 def leave(exit_code: int) -> NoReturn:
     """End the process.
 
-    In a run of several processes jax's shutdown waits for the others, minutes long if
-    they do not come. A failed process skips the shutdown. After any other stop all
-    processes usually arrive, so process 0 must not end the coordinator at once.
-    Exit hooks do not run if a tracker was left behind: its library would wait for it.
+    With several processes, jax's shutdown waits for the others, for minutes if they do
+    not come. A failed process skips the shutdown. After any other stop all processes
+    usually arrive, so process 0 must not end the coordinator at once. Exit hooks do not
+    run if a tracker has not finished, because its library would wait for it.
     """
     if _watch is not None:
         _watch.release(exit_code)
@@ -226,25 +232,25 @@ def leave(exit_code: int) -> NoReturn:
         if _has_others():
             import jax
 
-            jax.distributed.shutdown()  # what the hook of jax would do
+            jax.distributed.shutdown()  # what jax's exit hook would do
         os._exit(exit_code)
-    # The interpreter's last collection would look for garbage for 0.7 s.
+    # The interpreter's last garbage collection would take 0.7 s.
     gc.freeze()
     sys.exit(exit_code)
 
 
 def _has_others() -> bool:
-    """Say whether this process has joined others."""
-    if "jax" not in sys.modules:  # it has only read its flags
+    """Return whether this process has joined others."""
+    if "jax" not in sys.modules:  # the process has only read its flags
         return False
-    # jax.process_count() would start the devices, where a refused process stops before.
+    # jax.process_count() would start the devices; a refused process ends before that.
     from mjax.processes import distributed
 
     return distributed.num_processes() > 1
 
 
 def is_ours(error: Exception) -> bool:
-    """Say whether our code raised it: bad input. From a library, it is a bug."""
+    """Return whether mjax raised it (bad input) and not a library (a bug)."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

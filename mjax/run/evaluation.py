@@ -1,6 +1,6 @@
 """The loss on held-out batches.
 
-Enters: a program, parameters and batches, as arguments. Leaves: a part of a row.
+Enters: a program, parameters and batches, as arguments. Leaves: fields of a row.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,14 +23,14 @@ def evaluate(
     """Measure the loss on held-out batches.
 
     Args:
-      program: its `eval_step` is used.
-      params: of the state, with its shardings.
+      program: provides `eval_step`.
+      params: parameters of the state, with its shardings.
       batches: the same ones at every evaluation.
-      num_bytes: bytes that all targets of the batches stand for.
-      is_stopped: asked before each batch.
+      num_bytes: number of text bytes of all targets of the batches.
+      is_stopped: called before each batch; True ends the evaluation.
     Returns:
-      `eval_loss`, mean nats per target token, and `eval_bits_per_byte`; nothing if it
-      was stopped.
+      `eval_loss` (mean nats per target token) and `eval_bits_per_byte`; empty if
+      stopped.
     Raises:
       ValueError: no position of the batches has a target.
     """
@@ -39,8 +39,8 @@ def evaluate(
         if is_stopped():
             return {}
         results.append(program.eval_step(params, batch))
-        # Two in flight hide the reading of a batch; more would only hold memory, and
-        # queues of programs starve simulated devices (see `generate`).
+        # Two batches in flight overlap reading with compute. More would only hold
+        # memory, and queued programs starve simulated devices (see `generate`).
         jax.block_until_ready(dict(results[max(0, len(results) - 2)]))
     # Summed on the host in float64: the order and rounding are the same everywhere.
     nll = sum(float(result["nll"]) for result in results)

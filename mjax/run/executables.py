@@ -1,15 +1,15 @@
-"""The compiled step of a run, kept on this host for its next start.
+"""The compiled step of a run, cached on this host for the next start.
 
-Enters: what the step is made of. Leaves: a file in the cache folder of the user, which
-the next start of the same step loads, in a fraction of the time of tracing, lowering
-and compiling. The name of the file is a hash of everything that goes into the step:
-config, mesh, code and versions, options of XLA, devices, the processor, and the number
-of the process. A step that does not load is compiled.
+Enters: everything that determines the step. Leaves: a file in the user's cache folder.
+The next start of the same step loads it in a fraction of the time of tracing, lowering
+and compiling. The file name is a hash of everything that determines the step: config,
+mesh, code and versions, XLA options, devices, processor and process number. A step that
+does not load is compiled.
 
-jax's own compilation cache begins after tracing and lowering, which take as long on
-a CPU as the compilation. An executable that jax loads from there cannot be serialized
-again (`NOT_FOUND: Function ... not found` at the next load), so that cache is off for a
-step that this module keeps.
+jax's own compilation cache saves neither tracing nor lowering, which on a CPU take as
+long as compiling. An executable that jax loads from it cannot be serialized again
+(`NOT_FOUND: Function ... not found` at the next load), so it is off for a step that
+this module caches.
 """
 
 import contextlib
@@ -39,31 +39,31 @@ from mjax.step.traced import ingredients_of
 
 _LOWERED = "the lowered step"
 _SAME_STEP = (
-    "Flags, code and versions are the same, and nevertheless the programs are not: "
-    "they would wait for each other for ever. Look for what else the processes import, "
-    "and for options of jax in their environment"
+    "The programs differ although flags, code and versions are the same, so the "
+    "processes would wait for each other for ever. Compare what else they import and "
+    "the jax options in their environment"
 )
 _SHOWN_DIGITS = 12
 _CHECKSUM_BYTES = 32
 _MAX_FILES = 64
-"""Of a host; the oldest are deleted."""
+"""Most files per host; the oldest are deleted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a file holds."""
+    """Contents of a file."""
 
     memory: memory.Estimate
-    """Of one device, as when the step was traced."""
+    """Memory of one device, estimated when the step was traced."""
     lowered: str
-    """Hash of the program that was compiled."""
+    """Hash of the lowered program that was compiled."""
     payload: bytes
     metrics: tuple[str, ...]
-    """Names, in the order of jax."""
+    """Names in jax's order."""
 
 
 class Executables:
-    """The file of one step in one process, and what was found in it."""
+    """The cache file of one step in one process, and its contents."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Executables:
         facts: Mapping[str, Any],
         agreement: Agreement,
     ) -> None:
-        """Name the file and read it; either all processes have theirs, or none does.
+        """Read the file of the step; if one process has none, no process uses its own.
 
         Args:
-          config: of the run, its vocabulary settled.
-          mesh: of all processes.
-          facts: of the code and the environment, see `processes.comparison`.
-          agreement: of all processes; compilation may need all of them.
+          config: config of the run with its final vocabulary.
+          mesh: mesh of all processes.
+          facts: describe code and environment, see `processes.comparison`.
+          agreement: of all processes; compiling may need all of them.
         """
         self._agreement = agreement
         self._path: Path | None = None
@@ -88,15 +88,15 @@ class Executables:
         kept = self._read()
         is_found = agreement.merge("found" * (kept is not None), _if_all)
         self.kept = kept if is_found else None
-        """None: the step has to be traced and compiled, or is loaded."""
+        """None if the step must be traced and compiled, or is already loaded."""
 
     def load(self, program: Program) -> jax.stages.Compiled | None:
-        """Return the step that was found, ready to run; None if one cannot be.
+        """Return the cached step, ready to run; None if any process cannot load it.
 
         Raises:
-          ValueError: other processes have found another step.
+          ValueError: other processes have loaded another step.
         """
-        kept, self.kept = self.kept, None  # as large as the program of a GPU
+        kept, self.kept = self.kept, None  # as large as a GPU program
         assert kept is not None
         check_same(self._agreement, {_LOWERED: kept.lowered}, _SAME_STEP)
         loaded, problem = None, ""
@@ -107,29 +107,31 @@ class Executables:
                 jax.tree.structure((program.abstract_args, {})),
                 jax.tree.structure((program.abstract_state, metrics)),
             )
-        except Exception as error:  # of whatever kind: it can be compiled
+        except Exception as error:  # any failure: the step can still be compiled
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
         problem = self._agreement.merge(problem, _first)
         if not problem:
             return loaded
-        report.say(f"warning: the kept step does not load and is made anew ({problem})")
+        report.say(
+            f"warning: the cached step does not load and is compiled again ({problem})"
+        )
         return None
 
     def compile(
         self, step: jax.stages.Traced, needed: memory.Estimate
     ) -> jax.stages.Compiled:
-        """Compile the step, and keep it; what cannot be written is not kept.
+        """Compile the step and cache it; a failed write is a warning.
 
         Args:
-          step: traced.
-          needed: of one device.
+          step: the traced step.
+          needed: memory of one device.
         Raises:
           ValueError: other processes have lowered another step.
         """
         lowered = self._agreement.together(step.lower)
         digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:_SHOWN_DIGITS]
         check_same(self._agreement, {_LOWERED: digest}, _SAME_STEP)
-        # gloo ends a process that waits 30 s for the others in the first collective.
+        # gloo aborts a process that waits 30 s for the others in its first collective.
         return self._agreement.together(lambda: self._compile(lowered, digest, needed))
 
     def _compile(
@@ -141,9 +143,9 @@ class Executables:
             compiled = lowered.compile()
         try:
             payload, _, out_tree = serialize_executable.serialize(compiled)
-        except Exception as error:  # of whatever kind: the step runs all the same
+        except Exception as error:  # any failure: the step can still run
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            report.say(f"warning: the compiled step cannot be kept ({reason})")
+            report.say(f"warning: the compiled step cannot be cached ({reason})")
             return compiled
         _, metrics = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
         kept = Kept(
@@ -161,7 +163,7 @@ class Executables:
         return compiled
 
     def _read(self) -> Kept | None:
-        """Return what the file holds; None if it is absent or damaged."""
+        """Return the contents of the file; None if it is absent or damaged."""
         if self._path is None:
             return None
         try:
@@ -176,16 +178,17 @@ class Executables:
 
 
 def _is_wanted() -> bool:
-    """Say whether jax may cache what it compiles and XLA dumps no compilation."""
+    """Return whether jax's cache is enabled and XLA dumps no compilation."""
     is_dumped = "--xla_dump_" in os.environ.get("XLA_FLAGS", "")
     cache_dir = jax.config.jax_compilation_cache_dir
     return bool(cache_dir) and jax.config.jax_enable_compilation_cache and not is_dumped
 
 
 def name_of(config: TrainConfig, mesh: Mesh, facts: Mapping[str, Any]) -> str:
-    """Hash all that goes into the step.
+    """Hash everything that determines the step.
 
-    The order of devices in the mesh also depends on the hosts of the processes.
+    It includes the hosts of the processes, which determine the order of devices in the
+    mesh.
     """
     ingredients = {
         **ingredients_of(config, mesh),
@@ -226,7 +229,7 @@ def _without_cache() -> Iterator[None]:
 
 
 def _processor() -> str:
-    """Return what machine code for a CPU depends on."""
+    """Return the properties of the processor that CPU machine code depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

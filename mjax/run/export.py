@@ -1,7 +1,8 @@
-"""A saved step as a folder that `transformers` loads: weights, tokenizer, model card.
+"""Export a saved step to a folder that `transformers` loads.
 
-Enters: the path of a run or of a checkpoint. Leaves: the folder, all of it or nothing.
-The tokenizer is that of the run: its digest was saved with the step.
+Enters: the path of a run or of a checkpoint. Leaves: a folder with weights, tokenizer
+and model card, complete or absent. The tokenizer is the run's, checked against the
+digest saved with the step.
 """
 
 import dataclasses
@@ -34,33 +35,33 @@ _OURS = {
     STDLIB: "the source of Python's standard library",
     SYNTHETIC: "synthetic text",
 }
-"""Corpora that are no files of the user, in words."""
+"""Descriptions of the corpora that are not files of the user."""
 _DIGITS = 12
-"""Of a hash, for people."""
+"""Length of a hash in messages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is asked for beside the model."""
+    """Options of an export."""
 
     family: str | None = None
-    """Architecture; None: the first that can express the model."""
+    """Architecture; None for the first that can express the model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which the tensors are stored."""
+    """Dtype of the stored tensors."""
     tokenizer: str | None = None
-    """Folder, tokenizer.json or hf://NAME@REVISION; None: that of the run."""
+    """Folder, tokenizer.json or hf://NAME@REVISION; None for the run's tokenizer."""
     without_tokenizer: bool = False
     """Write no tokenizer files."""
     eos_token_id: int | None = None
-    """Token that ends a document; None: the tokenizer's."""
+    """Id of the end-of-document token; None for the tokenizer's."""
     positions: int | None = None
-    """Longest sequence that the folder is for; None: that of the run."""
+    """Longest sequence of the exported model, in tokens; None for the run's."""
 
     def __post_init__(self) -> None:
         """Refuse flags that contradict each other.
 
         Raises:
-          ValueError: a tokenizer is given, and none is to be written.
+          ValueError: `tokenizer` is given together with `without_tokenizer`.
         """
         if self.without_tokenizer and self.tokenizer is not None:
             raise ValueError(
@@ -70,19 +71,19 @@ class Wanted:
 
 
 def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
-    """Write a step as a folder that transformers loads.
+    """Write a step to a folder that transformers loads.
 
     Args:
-      path: of a work dir, a folder of checkpoints, or one checkpoint.
-      out: folder that is made; it may exist if it is empty.
-      step: None: the newest.
-      wanted: likewise.
+      path: a work dir, a folder of checkpoints, or one checkpoint.
+      out: folder to create; it may exist if it is empty.
+      step: step to export; None for the newest.
+      wanted: the options.
     Returns:
-      what was written, in lines for people.
+      a description of what was written, as lines of text.
     Raises:
-      ValueError: no family can express the model, its tokenizer is not known or is
-        another one, or `out` is not empty.
-      RuntimeError: a disk failed, or the step is damaged.
+      ValueError: no family can express the model, its tokenizer is unknown or differs
+        from the run's, or `out` is not empty.
+      RuntimeError: a disk failed or the step is damaged.
     """
     place = places.find(path)
     folder = places.choose(place, step)
@@ -97,8 +98,8 @@ def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
         unused = model.vocab_size - tokenizer.vocab_size
         if unused:
             lines.append(
-                f"the model has {unused} ids more than the tokenizer, which no text "
-                "holds"
+                f"the model has {unused} more ids than the tokenizer; no text contains "
+                "them"
             )
     eos_id = _eos_id(wanted, tokenizer, model.vocab_size)
     card = _card(out, place, source, config, family.name, wanted, tokenizer)
@@ -132,21 +133,21 @@ def tokenizer_files(
     facts: Mapping[str, Any],
     wanted: Wanted,
 ) -> TokenizerFiles:
-    """Return the files of a run's tokenizer, with its chat template if it has one.
+    """Return the tokenizer files of a run, with its chat template if it has one.
 
     Args:
-      path: that was given for the run.
-      place: where it is.
-      config: of the run.
-      facts: saved with the step, against which the tokenizer is checked.
-      wanted: may name the tokenizer.
+      path: the path given for the run.
+      place: where the run is.
+      config: config of the run.
+      facts: facts saved with the step, with the digest of its tokenizer.
+      wanted: options, which may name the tokenizer.
     Raises:
-      ValueError: it is not known, or is another one.
+      ValueError: the tokenizer is unknown or differs from the run's.
     """
     if wanted.tokenizer not in (None, BYTES) and not _can_be_read(wanted.tokenizer):
         raise ValueError(
             f"--tokenizer {wanted.tokenizer} does not exist; give a tokenizer.json, "
-            "the folder of one or hf://NAME@REVISION, or leave it out to take the run's"
+            "the folder of one or hf://NAME@REVISION, or omit it to use the run's"
         )
     name = wanted.tokenizer or _find_tokenizer(path, place, config.data)
     if name is None:
@@ -159,7 +160,7 @@ def tokenizer_files(
         files = read_files(name, eos=wanted.eos_token_id)
     if files.eos_id is None:
         raise ValueError(
-            f"no token of {name} is known to end a document; give its id as "
+            f"{name} does not say which token ends a document; give its id as "
             "--eos-token-id"
         )
     saved = facts.get("tokenizer_digest", files.digest)  # absent in older steps
@@ -187,9 +188,9 @@ def tokenizer_files(
 
 
 def _find_tokenizer(path: str, place: Place, data: DataConfig) -> str | None:
-    """Return where the tokenizer of a run is: beside its steps, or as its config says.
+    """Return the tokenizer's path: beside the checkpoints, or as the config says.
 
-    None: it is on another machine, or was trained for the run.
+    None if it is on another machine or was trained for the run.
     """
     for folder in (epath.Path(path), place.store.directory.parent):
         if "://" not in str(folder) and (folder / "tokenizer").is_dir():
@@ -202,7 +203,7 @@ def _find_tokenizer(path: str, place: Place, data: DataConfig) -> str | None:
 
 
 def _can_be_read(tokenizer: str) -> bool:
-    """Say whether a tokenizer is on this machine or on a hub."""
+    """Return whether a tokenizer is on this machine or on a hub."""
     is_on_hub = hub_tokenizers.is_on_hub(tokenizer)
     return is_on_hub or Path(tokenizer).expanduser().exists()
 
@@ -221,7 +222,7 @@ def _missing(path: str, data: DataConfig) -> str:
 def _eos_id(
     wanted: Wanted, tokenizer: TokenizerFiles | None, vocab_size: int
 ) -> int | None:
-    """Return the token that ends a document: what is asked for, or the tokenizer's."""
+    """Return the end-of-document id: the requested one or the tokenizer's."""
     chosen = wanted.eos_token_id
     if chosen is not None and not 0 <= chosen < vocab_size:
         raise ValueError(_outside(chosen, vocab_size))
@@ -246,7 +247,7 @@ def _card(
     wanted: Wanted,
     tokenizer: TokenizerFiles | None,
 ) -> Card:
-    """Gather what the card says."""
+    """Gather the contents of the model card."""
     manifest, model = source.manifest, config.model
     facts, steps = manifest.run, manifest.step
     return Card(
@@ -297,13 +298,13 @@ def _last(path: str) -> str:
 
 
 def _recipe(place: Place) -> str | None:
-    """Return the recipe of the first start of a run, None where that is unknown."""
+    """Return the recipe of the first start of a run; None if unknown."""
     path = place.store.directory.parent / "starts" / "0001.json"
     try:
         argv = checked_json.read(path.read_bytes(), dict[str, Any])["argv"]
         words = checked_json.check(argv, list[str], "argv")
     except (OSError, ValueError, KeyError):
-        return None  # a folder of checkpoints alone, or a run from before
+        return None  # no run folder, or a run without records
     if flags.given(words, "--config") is not None:
         return None
     name = _last(flags.given(words, "--recipe") or Command.recipe)

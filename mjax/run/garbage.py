@@ -1,7 +1,7 @@
-"""Python's garbage collector at agreed steps, and at no other time.
+"""Run Python's garbage collector at fixed steps and at no other time.
 
-Left alone, Python collects when it has allocated enough, on each process at another
-time. In a run of many processes any of them then launches its step late, and all wait.
+By default Python collects after enough allocations, at a different time in each
+process. Each collection makes one process launch its step late, and all others wait.
 
 Source: MegaScale, arXiv:2402.15627, section 6.3, finds such irregular collections among
 the causes of a falling MFU.
@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def collections_every(num_steps: int) -> Iterator[Callable[[int], None]]:
-    """Turn the collector off, and yield what collects after every `num_steps` steps.
+    """Turn the collector off and yield a function that collects every `num_steps`
+    steps.
 
-    Existing objects, mostly the program itself, are collected once and then frozen. At
-    the end the previous state of the collector is restored.
+    Existing objects (mostly the program itself) are collected once and then frozen. The
+    previous state of the collector is restored at the end.
 
     Args:
-      num_steps: between collections. What forms a cycle lives until the next one, with
-        the device memory that it may hold.
+      num_steps: steps between collections. Reference cycles, and any device memory they
+        hold, live until the next one.
     Yields:
-      a function of the number of steps taken; call it while the device is at work.
+      a function of the number of steps taken; call it while the device is busy.
     """
 
     def collect(step: int) -> None:

@@ -1,6 +1,6 @@
 """Read the numbers of a step from the devices, cheaply.
 
-Enters: what a compiled step returned as metrics. Leaves: arrays on the host.
+Enters: the metrics that a compiled step returned. Leaves: arrays on the host.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ import numpy as np
 
 
 def read_numbers(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Read numbers that all devices hold from one device; wait until they are there.
+    """Read replicated numbers from one device; wait until they are computed.
 
-    `jax.device_get` of the same five numbers takes 0.10 ms on 8 simulated devices, this
-    0.04 ms. All transfers begin before the first is waited for; on CPUs there are none,
-    and beginning them costs as much as the rest.
+    For five numbers on 8 simulated devices this takes 0.04 ms, `jax.device_get` 0.10
+    ms. All transfers start before the first wait. CPUs need no transfers, and starting
+    them would double the time.
     """
     one_each = {
         name: value.addressable_data(0)

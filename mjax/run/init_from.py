@@ -1,8 +1,8 @@
-"""Begin a new run from the parameters of another one, or of a Hugging Face model.
+"""Initialise a new run with the parameters of another run or a Hugging Face model.
 
-Enters: a path. Leaves: parameters on the mesh of this run, whatever wrote them; each
-box is read by one process and goes straight to its devices. Optimizer, step and data
-begin anew.
+Enters: a path. Leaves: parameters on the mesh of this run, independent of the mesh that
+wrote them. One process reads each box and puts it straight on its devices. Optimizer,
+step and data start afresh.
 """
 
 import dataclasses
@@ -35,14 +35,14 @@ _NAMED_DIFFERENCES = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Parameters that were found and fit; nothing of them is read yet."""
+    """Parameters that were found and fit the model; no values are read yet."""
 
     described: str
-    """The source, and how its model differs, for people."""
+    """Text for people: the source and how its model differs."""
     read_boxes: Callable[[str, list[Box]], list[np.ndarray]]
-    """Name of a leaf ("params...") and boxes to their values."""
+    """Returns the values of boxes of a leaf, given its name ("params...")."""
     names: frozenset[str]
-    """Of the leaves that are read; the others stay as they are drawn."""
+    """Names of the leaves to read; the others keep their random initial values."""
 
 
 def open_weights(
@@ -54,21 +54,22 @@ def open_weights(
     adapters: AdapterConfig | None = None,
     adapters_from: str | None = None,
 ) -> Weights:
-    """Open what --init-from names, and check that this run can begin from it.
+    """Open the source of --init-from and check that it fits this run.
 
-    Every process calls it, and all open the step that process 0 has chosen: another
-    run may be writing there.
+    Every process calls it. All open the step that process 0 chose, because another run
+    may be writing there.
 
     Args:
-      path: a folder in the form of Hugging Face; or a work dir, a folder of
-        checkpoints (their newest is taken) or one checkpoint.
-      model: of this run.
+      path: a Hugging Face folder, a work dir or folder of checkpoints (the newest
+        checkpoint is used), or one checkpoint.
+      model: model of this run.
       abstract_params: shapes of the parameters in canonical form.
       agreement: of all processes.
-      adapters: of this run. The other one may have adapters too: they are merged.
-      adapters_from: folder in PEFT's form with adapters to begin with.
+      adapters: adapters of this run. Adapters in the source are merged into its
+        weights.
+      adapters_from: folder in PEFT format with initial adapters.
     Raises:
-      ValueError: there is no model, or it does not fit.
+      ValueError: `path` holds no model, or it does not fit.
       RuntimeError: files are missing or damaged.
     """
     wanted = by_path({"params": abstract_params})
@@ -83,7 +84,7 @@ def open_weights(
 
 
 def _choose(path: str) -> str:
-    """Return the folder of the model, or of the newest step."""
+    """Return the folder of the Hugging Face model or of the newest step."""
     if places.is_hugging_face(path):
         return path
     try:
@@ -91,12 +92,12 @@ def _choose(path: str) -> str:
     except ValueError as error:
         if "://" not in path and (Path(path) / PEFT_CONFIG).is_file():
             raise ValueError(
-                f"--init-from {path} holds adapters of PEFT and no model; give their "
-                f"base as --init-from, and this folder as --lora.init-from {path}"
+                f"--init-from {path} holds PEFT adapters and no model; give their base "
+                f"model as --init-from and this folder as --lora.init-from {path}"
             ) from None
         raise ValueError(
-            f"--init-from {path} is not a model to begin from: {error}, or a Hugging "
-            "Face folder (config.json and safetensors)"
+            f"--init-from {path} is not a model: {error}, or a Hugging Face folder "
+            "(config.json and safetensors)"
         ) from None
 
 
@@ -119,7 +120,7 @@ def _open(path: str, model: ModelConfig, wanted: Mapping[str, Any]) -> Weights:
         f"{families.flag(name, ours)}"
         for name, (held, ours) in families.differences(theirs, model).items()
     ]
-    warning = "; warning: it was trained otherwise:" if differing else ""
+    warning = "; warning: it was trained with other settings:" if differing else ""
     return Weights(
         described=f"parameters from {saved.path}"
         f"{', adapters merged' if merged else ''}{warning}{''.join(differing)}",
@@ -135,10 +136,10 @@ def _with_adapters(
     model: ModelConfig,
     adapters: AdapterConfig,
 ) -> Weights:
-    """Add adapters in PEFT's form, which name modules of the base's family.
+    """Add adapters in PEFT format, whose names are those of the base's family.
 
     Raises:
-      ValueError: they are of another form.
+      ValueError: the adapters have another form.
     """
     if places.is_hugging_face(base_path):
         family, _ = read_config(base_path)
@@ -169,14 +170,14 @@ def initial_params(
     """Put the parameters on the mesh; every process calls it.
 
     Args:
-      weights: that fit.
-      abstract_params: in canonical form, with NamedShardings.
-      drawn: parameters of a new state in that form; those that `weights` lacks stay.
+      weights: the weights to read.
+      abstract_params: shapes in canonical form, with NamedShardings.
+      drawn: parameters of a new state in that form; used where `weights` has none.
       agreement: of all processes.
     Returns:
-      the same tree of arrays, in the dtypes that it asks for.
+      the same tree of arrays, in the dtypes of `abstract_params`.
     Raises:
-      RuntimeError: files are damaged, or do not answer.
+      RuntimeError: files are damaged or cannot be read.
     """
     every = by_path({"params": abstract_params})
     wanted = {name: leaf for name, leaf in every.items() if name in weights.names}
@@ -193,7 +194,7 @@ def initial_params(
 
 
 def _check_fits(source: TensorSource, wanted: Mapping[str, Any], path: str) -> None:
-    """Refuse a source that lacks a parameter of this run or has one more."""
+    """Refuse a source with missing or additional parameters or other shapes."""
     held = {n: source.shape(n) for n in source.names() if n.startswith("params.")}
     ours = {name: tuple(leaf.shape) for name, leaf in wanted.items()}
     differing = [
@@ -206,7 +207,7 @@ def _check_fits(source: TensorSource, wanted: Mapping[str, Any], path: str) -> N
         more = len(differing) - _NAMED_DIFFERENCES
         rest = [f"  and {more} more"] if more > 0 else []
         raise ValueError(
-            f"--init-from {path} holds another model than this run's:\n"
+            f"--init-from {path} holds a different model from this run's:\n"
             + "\n".join(differing[:_NAMED_DIFFERENCES] + rest)
             + "\nGive the --model flags of that model (python -m mjax.ckpt show)"
         )

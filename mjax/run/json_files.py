@@ -1,6 +1,6 @@
-"""Files that are either complete or not there, and JSON without NaN.
+"""Write complete files atomically, and JSON without NaN.
 
-Without jax: modules that run before the flags are known use these functions too.
+Does not import jax, because modules that run before the flags are parsed use it.
 """
 
 import json
@@ -12,13 +12,13 @@ from typing import Any
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file that is either complete or not there."""
+    """Write a JSON file atomically."""
     text = json.dumps(without_nonfinite(content), indent=2, allow_nan=False)
     write_atomically(path, text + "\n")
 
 
 def without_nonfinite(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with null for NaN and infinity, which `nonfinite` names."""
+    """Return a row with NaN and infinity as null, and their names in `nonfinite`."""
     for value in row.values():
         if isinstance(value, float) and not math.isfinite(value):
             break
@@ -33,7 +33,7 @@ def without_nonfinite(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file, and rename it into its place."""
+    """Write a text file under a temporary name, then rename it."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w") as file:
         file.write(text)

@@ -1,9 +1,10 @@
 """Run the steps: dispatch, read metrics one step late, evaluate, save, stop cleanly.
 
-Enters: a compiled program, a state, an iterator of batches, and where rows and
-checkpoints go, all as arguments. Leaves: the state after the last step, and why the
-loop ended. The device never waits for the host: while it runs step n, the host reads
-the metrics of step n - 1. The loop knows no config, no files and no model.
+Enters: a compiled program, a state, an iterator of batches, and the destinations of
+rows and checkpoints, all as arguments. Leaves: the state after the last step, and why
+the loop ended. The device never waits for the host: while it runs step n, the host
+reads the metrics of step n - 1. The loop does not depend on the config, files or the
+model.
 """
 
 import contextlib
@@ -26,13 +27,13 @@ from mjax.run.metrics import Recorder, Row
 from mjax.run.watch import Watch
 
 _AGAIN = (
-    "Checkpoints saved before stay as they are. The same command would do the same: "
-    "start another run, in another --work-dir, "
+    "Earlier checkpoints are kept. The same command would fail again: start another "
+    "run, in another --work-dir, "
 )
 
 
 STAMPS = "stamps"
-"""Among the metrics of a step: the logs of all devices, see `mjax.step.stamps`."""
+"""Metric of a step that holds the logs of all devices, see `mjax.step.stamps`."""
 
 
 class _Unfinished(NamedTuple):
@@ -46,7 +47,7 @@ class _Unfinished(NamedTuple):
 
 @runtime_checkable
 class Corruption(Protocol):
-    """What the loop needs of `mjax.step.replicas.Corruption`."""
+    """The part of `mjax.step.replicas.Corruption` that the loop uses."""
 
     @property
     def processes(self) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ class Corruption(Protocol):
 
 @runtime_checkable
 class Program(Protocol):
-    """What the loop needs of `mjax.step.program.Program`."""
+    """The part of `mjax.step.program.Program` that the loop uses."""
 
     @property
     def batch_sharding(self) -> NamedSharding:
@@ -69,41 +70,45 @@ class Program(Protocol):
         ...
 
     def to_saved(self, state: Any, /) -> Any:
-        """Return what a checkpoint holds: leaves of the state, and new arrays."""
+        """Return the arrays of a checkpoint: leaves of the state, and new arrays."""
         ...
 
     def is_finite(self, state: Any, /) -> jax.Array:
-        """Say whether no float of the state is NaN or infinite."""
+        """Return whether all floats of the state are finite."""
         ...
 
     @property
     def find_corruption(self) -> Callable[[Any], Corruption | None] | None:
-        """Compare the replicas of a state; None where there is one only."""
+        """Compare the replicas of a state; None if there is only one replica."""
         ...
 
     @property
     def gather_first(self) -> Callable[[Any], Any] | None:
-        """Gathers the parameters that the step uses first; None: the step does."""
+        """Gathers the parameters that the step uses first; None if the step gathers
+        them.
+        """
         ...
 
     def train_step(
         self, state: Any, batch: Any, /, *first: Any
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Take a step; donates the state; `first` is of `gather_first`, if there is."""
+        """Take a step; donates the state; `first` is the result of `gather_first`, if
+        any.
+        """
         ...
 
     def eval_step(self, params: Any, batch: Any, /) -> Mapping[str, Any]:
-        """Return `nll`, summed nats, and `tokens`, their number."""
+        """Return `nll`, the sum over targets in nats, and `tokens`, their number."""
         ...
 
     def next_token_logits(self, params: Any, tokens: Any, length: Any, /) -> jax.Array:
-        """Return [B, V] logits of the token that follows the first `length`."""
+        """Return [B, V] logits of the token after the first `length` tokens."""
         ...
 
 
 @runtime_checkable
 class Batches(Protocol):
-    """What the loop needs of `mjax.data.loader.Loader`."""
+    """The part of `mjax.data.loader.Loader` that the loop uses."""
 
     data_wait_s: float
 
@@ -114,24 +119,25 @@ class Batches(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """How far the run goes, and what happens how often, in steps."""
+    """Length of the run and intervals of periodic actions, in steps."""
 
     num_steps: int
     """Optimizer steps of the whole run."""
     eval_every: int
-    """Between evaluations; the last step is always evaluated."""
+    """Steps between evaluations; the last step is always evaluated."""
     ckpt_every: int
-    """Between checkpoints; the last step is always saved."""
+    """Steps between checkpoints; the last step is always saved."""
     max_consecutive_skips: int
-    """The run gives up when so many steps in a row were skipped."""
+    """The run gives up after this many skipped steps in a row."""
     gc_every: int
-    """Between garbage collections of Python."""
+    """Steps between Python's garbage collections."""
     replica_check_every: int = 100
-    """Between comparisons of the replicas; they are compared before saves too."""
+    """Steps between comparisons of the replicas, which are also compared before saves.
+    """
 
     @property
     def last_steps(self) -> int:
-        """How many of the last steps may not all be skipped, for a run to be done."""
+        """A run is not done if all of its last steps, this many, were skipped."""
         return min(max(2, min(20, self.num_steps // 2)), self.num_steps)
 
 
@@ -142,18 +148,18 @@ class Outcome:
     state: Any
     """The state after the last step."""
     step: int
-    """Optimizer steps that it has seen."""
+    """Optimizer steps of that state."""
     exit_code: int
     """DONE, FAILED, PREEMPTED or GAVE_UP."""
     has_diverged: bool = False
-    """It gave up because of the state; the run may go back to an earlier one."""
+    """Gave up because of the state; the run may go back to an earlier state."""
     corruption: Corruption | None = None
-    """It gave up because replicas differ."""
+    """Gave up because replicas differ."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Loop:
-    """One run of steps. Every process of the run executes it alike."""
+    """One run of steps. Every process of the run executes the same one."""
 
     program: Program
     state: Any
@@ -164,16 +170,16 @@ class Loop:
     make_row: Callable[..., Row]
     """`mjax.run.metrics.make_row` with its constants bound."""
     evaluate: Callable[[Any, Callable[[], bool]], Row]
-    """(parameters, whether the run stops here) -> `eval_loss`, `eval_bits_per_byte`;
-    nothing if it was stopped."""
+    """Takes the parameters and the stop query; returns `eval_loss` and
+    `eval_bits_per_byte`, or nothing if stopped."""
     facts: Mapping[str, Any]
-    """JSON facts that each checkpoint carries: config, seed, versions."""
+    """JSON facts saved in each checkpoint: config, seed, versions."""
     consecutive_skips: int = 0
-    """Skipped steps since the last accepted one, that the state has seen."""
+    """Skipped steps since the last accepted step of the state."""
     is_evaluated: bool = True
-    """Whether the held-out loss of the state is known, if it is due."""
+    """False if an evaluation of the state is due and has not finished."""
     watch: Watch = dataclasses.field(default_factory=Watch)
-    """Says where this process is, and where its time goes."""
+    """Reports what this process is doing and where its time goes."""
 
     def __post_init__(self) -> None:
         self._is_first = True
@@ -189,9 +195,9 @@ class Loop:
         """Take steps from `start_step` until the end, a stop request, or giving up.
 
         Args:
-          start_step: optimizer steps that the state has seen.
-          stop: asked after each step, and before each batch of an evaluation; a stop
-            saves first, if a step was taken.
+          start_step: optimizer steps of the state.
+          stop: called after each step and before each batch of an evaluation. On a stop
+            the state is saved first, if a step was taken.
         """
         step, exit_code = start_step, self._begin(start_step, stop)
         with collections_every(self.cadence.gc_every) as collect:
@@ -220,7 +226,7 @@ class Loop:
         )
 
     def _dispatch(self, step: int) -> _Unfinished:
-        """Hand a step to the devices; a gather of its own goes before the batch."""
+        """Dispatch a step; the separate gather, if any, goes before the batch."""
         first: tuple[Any, ...] = ()
         if self.program.gather_first is not None:
             self.watch.spans.enter("gather", "host", step)
@@ -232,7 +238,7 @@ class Loop:
         return _Unfinished(step, metrics, self.batches.data_wait_s, dispatched_ns)
 
     def _take_step(self, step: int, batch: Any, *first: Any) -> Mapping[str, Any]:
-        """Take a step; if it is recorded, wait for it and overlap nothing with it."""
+        """Take a step; if it is profiled, wait for it and overlap nothing with it."""
         windows = self.watch.windows
         if windows is None or not windows.is_due(step):
             self.state, metrics = self.program.train_step(self.state, batch, *first)
@@ -247,11 +253,11 @@ class Loop:
         return metrics
 
     def _begin(self, step: int, stop: StopRequest) -> int:
-        """Finish the work that is due for the state that the run starts with.
+        """Finish the work that is still due for the initial state.
 
-        A stop may have come before its evaluation. If it is the last one, it may be in
-        no checkpoint but a host's copy. And the check for values that are not finite
-        is compiled here, not at the first save.
+        A stop may have come before its evaluation. If it is the last state, it may be
+        only in a host copy and in no checkpoint. This also compiles the check for
+        non-finite values before the first save.
         """
         is_last = step >= self.cadence.num_steps
         if not self.is_evaluated and self._evaluation_is_due(step):
@@ -265,7 +271,7 @@ class Loop:
         return DONE if not is_last or self._save_now(step) else FAILED
 
     def _after(self, step: int, stop: StopRequest) -> int:
-        """Do what is due after a step; return the exit code, DONE to go on."""
+        """Do the work due after a step; return the exit code, DONE to continue."""
         is_last = step == self.cadence.num_steps
         self.report_saves()
         is_stopped = stop.reached()
@@ -303,35 +309,35 @@ class Loop:
         return step > 0 and (is_last or step % self.cadence.eval_every == 0)
 
     def _save_now(self, step: int) -> bool:
-        """Save the present state and wait for it; say whether it is in the store."""
+        """Save the current state and wait; return whether it is in the store."""
         self.checkpoints.ask(step, is_last=True)
         self._save(step, is_last=True)
         return self._wait_for_save(step)
 
     def _gives_up(self, step: int, *, is_last: bool, keeps: bool) -> bool:
-        """Say whether continuing is useless; every process gets the same answer.
+        """Return whether continuing is useless; every process gets the same answer.
 
         Args:
           step: optimizer steps that the state has seen.
-          is_last: the run would end here, and say that it is done.
-          keeps: the state would be saved or copied.
+          is_last: the run would end here as done.
+          keeps: the state would be saved or copied now.
         """
         limit = self.cadence.max_consecutive_skips
         if is_last:
             limit = min(limit, self.cadence.last_steps)
         if self.consecutive_skips >= limit:
-            self._finish()  # the step in progress may have ended the series
+            self._finish()  # the step in progress may have been accepted
         skips = self.consecutive_skips
         problem = None
         if (keeps or skips >= limit) and not self.program.is_finite(self.state):
             problem = (
-                f"the state after step {step} holds NaN or infinity, and is not saved. "
+                f"the state after step {step} holds NaN or infinity and is not saved. "
                 f"{_AGAIN}with a lower --optim.lr"
             )
         elif skips >= limit:
             problem = (
-                f"the last {skips} steps were skipped, their loss or gradient norm was "
-                f"not finite or spiked. {_AGAIN}with a lower --optim.lr; or look at "
+                f"the last {skips} steps were skipped: their loss or gradient norm was "
+                f"not finite or spiked. {_AGAIN}with a lower --optim.lr, or inspect "
                 "the data of those steps (python -m mjax.data show --step N)"
             )
         elif is_last and not math.isfinite(self._eval_loss or 0.0):
@@ -345,7 +351,7 @@ class Loop:
         return self._has_diverged
 
     def _is_corrupted(self, step: int, *, keeps: bool) -> bool:
-        """Compare the replicas if that is due; every process gets the same result."""
+        """Compare the replicas if due; every process gets the same result."""
         find = self.program.find_corruption
         is_due = keeps or step % self.cadence.replica_check_every == 0
         if find is None or not is_due:
@@ -353,19 +359,21 @@ class Loop:
         self._corruption = found = find(self.state)
         if found is not None:
             named = ", ".join(map(str, found.processes))
-            who = f"process {named} from most" if found.is_sure else f"those of {named}"
+            who = f"process {named} from the majority"
+            if not found.is_sure:
+                who = f"processes {named}, without a majority"
             self.recorder.say(
-                f"gave up: after step {step} the replicas of the state differ, {who}; "
-                "it is not saved. Start again on other hosts: the newest checkpoint is "
-                "from before"
+                f"gave up: after step {step} the replicas of the state differ: {who}. "
+                "It is not saved; restart on other hosts from the newest checkpoint, "
+                "which is older"
             )
         return found is not None
 
     def _finish(self, is_stopped: Callable[[], bool] | None = None) -> None:
-        """Wait for the step whose metrics are outstanding, and write its row.
+        """Wait for the step whose metrics have not been read, and write its row.
 
         Args:
-          is_stopped: given where an evaluation is due, which it ends.
+          is_stopped: given if an evaluation is due; True ends the evaluation.
         """
         if self._unfinished is None:
             return
@@ -395,7 +403,7 @@ class Loop:
         self._save_facts = {}
 
     def _evaluate(self, step: int, is_stopped: Callable[[], bool]) -> Row:
-        """Evaluate the state; each batch is a mark."""
+        """Evaluate the state; the progress word is updated at each batch."""
         self.watch.slow_steps.skip()
         self.watch.spans.enter("eval", "eval", step)
         batches = itertools.count()
@@ -409,23 +417,25 @@ class Loop:
         return evaluated
 
     def _restart_clock(self, has_paused: bool) -> None:
-        """Exclude evaluation and saving from the time of the next step."""
+        """Exclude evaluations and saves from the time of the next step."""
         if has_paused:
             self._finished_ns = time.monotonic_ns()
 
     def _ask_to_save(self, step: int, *, is_last: bool) -> Answer:
-        """Ask whether a save that is due can begin; say so if it must wait."""
-        self.watch.spans.barrier(self.watch.meet)  # the processes meet here in any case
+        """Return whether a save that is due can begin; print a line if it must wait."""
+        self.watch.spans.barrier(
+            self.watch.meet
+        )  # the processes synchronise here in any case
         answer = self.checkpoints.ask(step, is_last=is_last)
         if answer is Answer.BUSY and not self._is_overdue:
             self.recorder.say(
-                f"checkpoint {step} waits: the one before is still being written"
+                f"checkpoint {step} waits: the previous one is still being written"
             )
         self._is_overdue = answer is Answer.BUSY
         return answer
 
     def _save(self, step: int, *, is_last: bool) -> None:
-        """Start a save, its rows on the disk before it."""
+        """Start a save after writing its rows to disk."""
         self._begin_save("save", step)
         self.recorder.sync()
         with self._state_to_save() as make:
@@ -437,7 +447,7 @@ class Loop:
             }
 
     def _copy(self, step: int) -> None:
-        """Copy the state to the hosts, its rows on the disk before it."""
+        """Copy the state to the hosts after writing its rows to disk."""
         self._begin_save("copy", step)
         self.recorder.sync()
         with self._state_to_save() as make:
@@ -448,7 +458,9 @@ class Loop:
 
     @contextlib.contextmanager
     def _state_to_save(self) -> Iterator[Callable[[], Any]]:
-        """Yield what makes the saved form; its device memory is freed at the end."""
+        """Yield a function that makes the saved form; free its device memory at the
+        end.
+        """
         made: list[Any] = []
 
         def make() -> Any:
@@ -462,7 +474,7 @@ class Loop:
                 self._free(saved)
 
     def report_saves(self) -> None:
-        """Say how saves went that were tried in the background; training goes on."""
+        """Report the results of background saves; training continues."""
         for attempt in self.checkpoints.attempts():
             self.recorder.say(attempt.describe())
             if attempt.error is None:
@@ -474,9 +486,9 @@ class Loop:
                 }
 
     def _free(self, saved: Any) -> None:
-        """Free the device memory of what was made for a save.
+        """Free the device memory that a save needed.
 
-        Leaves of the state itself stay.
+        Leaves of the state are kept.
         """
         kept = {id(leaf) for leaf in jax.tree.leaves(self.state)}
         for leaf in jax.tree.leaves(saved):

@@ -1,13 +1,13 @@
-"""Metrics: from numbers on the host to rows, files, trackers and the log.
+"""Write metrics to files, trackers and the log.
 
 Enters: one row of plain numbers per optimizer step. Leaves: `metrics.jsonl`,
-`summary.json`, what trackers get, and what a person sees. Only rank 0 writes. A full
-disk never stops a run: it is reported once, and rows that could not be written follow
-when there is room. A deleted or moved folder is made again, with all rows. A run with
+`summary.json`, rows for trackers, and lines for people. Only rank 0 writes. A full disk
+never stops a run: it is reported once, and the missing rows are written when there is
+space. If the folder is deleted or moved, it is recreated with all rows. A run with
 missing rows or without its summary is not done.
 
-A row is one line of strict JSON, which knows neither NaN nor infinity. Such a value is
-null in its field, and the row's additional field `nonfinite` says what it was:
+A row is one line of strict JSON, which has neither NaN nor infinity. Such a value is
+null in its field, and the additional field `nonfinite` holds the original value:
 `{"loss": null, ..., "nonfinite": {"loss": "nan"}}`.
 """
 
@@ -29,19 +29,20 @@ from mjax.run.json_files import without_nonfinite, write_atomically
 from mjax.run.tracking.delivery import Delivery
 
 Row = dict[str, Any]
-"""One step: names to numbers, None where a number is not known."""
+"""Metrics of one step by name; None for an unknown number."""
 
 _TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "profiled")
-"""Fields of timing, not of results; all fields that begin with `ckpt_` are too."""
+"""Fields of timing, not of results. All fields that begin with `ckpt_` are timing too.
+"""
 _PATIENCE_S, _STOP_PATIENCE_S = 30, 5
-"""How long a tracker may take for what is queued at the end; a stopped run must leave
-soon. Chosen."""
+"""Time for trackers to send queued rows at the end. Chosen: a stopped run must exit
+soon."""
 _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Categories of Unicode characters that a terminal acts on, or has no sign for."""
+"""Unicode categories of characters that a terminal interprets or cannot display."""
 
 
 def bits_per_byte(nll: float, num_bytes: int | float) -> float:
-    """Turn the nats of some targets into bits per byte of the text they stand for."""
+    """Convert the summed nats of targets to bits per byte of their text."""
     return nll / math.log(2) / num_bytes
 
 
@@ -54,16 +55,16 @@ def make_row(
     bytes_per_token: float,
     utilization: Utilization,
 ) -> Row:
-    """Put the numbers of one step in the order of the file.
+    """Return the row of one step, with its fields in the order of the file.
 
     Args:
-      step: optimizer steps taken, this one included.
+      step: number of optimizer steps, this one included.
       metrics: host scalars `loss` (nats per target token), `grad_norm`, `lr`,
         `tokens`, `skipped`.
-      step_s: seconds between the end of the step before and the end of this one.
+      step_s: seconds from the end of the previous step to the end of this one.
       data_wait_s: seconds that the loop waited for the batch.
-      bytes_per_token: of the corpus, on average; it turns the loss into bits per byte.
-      utilization: for the MFU of this very step, unsmoothed.
+      bytes_per_token: average of the corpus; converts the loss to bits per byte.
+      utilization: computes the MFU of this step, unsmoothed.
     """
     loss, tokens = float(metrics["loss"]), int(metrics["tokens"])
     tokens_per_s = tokens / step_s
@@ -83,12 +84,12 @@ def make_row(
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of metrics.jsonl; a line that was cut off is left out."""
+    """Read the rows of metrics.jsonl; omit a line that was cut off."""
     return _rows_of(path.read_bytes()) if path.exists() else []
 
 
 def without_timing(row: Row) -> Row:
-    """Return the fields of a row that two runs of the same training share."""
+    """Return the fields of a row that are equal in two runs of the same training."""
     return {
         name: value
         for name, value in row.items()
@@ -97,7 +98,7 @@ def without_timing(row: Row) -> Row:
 
 
 def read_computed(work_dir: Path) -> list[Row]:
-    """Read what a run computed, step by step: its rows without timing."""
+    """Read the results of a run by step: its rows without timing."""
     return [without_timing(row) for row in read_rows(work_dir / "metrics.jsonl")]
 
 
@@ -112,9 +113,9 @@ def _rows_of(data: bytes) -> list[Row]:
 
 
 def drop_rows_after(path: Path, step: int) -> None:
-    """Take the rows of later steps out of metrics.jsonl, in one atomic rename.
+    """Remove the rows of later steps from metrics.jsonl, with an atomic rename.
 
-    A run that resumes at `step` writes those rows again: each step has one row.
+    A run that resumes at `step` writes those rows again, so each step has one row.
     """
     if path.exists():
         rows = [row for row in read_rows(path) if row["step"] <= step]
@@ -122,11 +123,11 @@ def drop_rows_after(path: Path, step: int) -> None:
 
 
 def summarize(rows: Sequence[Row]) -> Row:
-    """Return what the rows of a whole run say, for summary.json.
+    """Return the summary of all rows of a run, for summary.json.
 
-    Throughput is the median over the steps, so that the compiling first step of each
-    process does not count; steps that were recorded with the profiler do not count
-    either, unless all were. Evaluation is the last one.
+    Throughput is the median over the steps, which excludes the first step of each start
+    with its compilation. Profiled steps are excluded too, unless all were profiled. The
+    evaluation is the last one.
     """
     usual = [row for row in rows if not row.get("profiled")] or rows
     last = rows[-1] if rows else {}
@@ -142,7 +143,7 @@ def summarize(rows: Sequence[Row]) -> Row:
 
 
 class Recorder:
-    """Where the rows of a run go: the file, trackers, the log or the terminal.
+    """Writes the rows of a run to the file, trackers, and the log or terminal.
 
     On ranks other than 0 every method returns without an effect.
     """
@@ -161,18 +162,18 @@ class Recorder:
         ),
         memory: Callable[[], terminal.Memory | None] = lambda: None,
     ) -> None:
-        """Open the files; rows after `start_step` are dropped from them.
+        """Open the files and drop rows after `start_step`.
 
         Args:
           work_dir: the run's folder; it exists.
           config: cadence of the progress line.
-          start_step: optimizer steps that the restored state has seen.
-          num_steps: optimizer steps of the whole run.
+          start_step: optimizer steps of the restored state.
+          num_steps: optimizer steps of the complete run.
           active: whether this process writes (rank 0).
-          remake: makes the folder, with what was in it at the start, if it is gone;
-            None makes an empty one.
-          open_trackers: begins to track the run, given what prints for people.
-          memory: of a device, for the live line; None where it is unknown.
+          remake: recreates the folder with its initial files if it is gone; None
+            creates an empty folder.
+          open_trackers: starts the trackers, given a function that prints.
+          memory: memory of a device, for the live line; None if unknown.
         Raises:
           OSError: metrics.jsonl cannot be opened.
         """
@@ -197,7 +198,7 @@ class Recorder:
         self._trackers = open_trackers(self.say)
 
     def record(self, row: Row) -> None:
-        """Write one row everywhere, at once."""
+        """Write one row to all destinations."""
         if not self._active:
             return
         self.guarded("metrics.jsonl", lambda: self._append(row))
@@ -213,7 +214,7 @@ class Recorder:
             say(progress_line(row, self._num_steps))
 
     def amend(self, step: int, more: Row) -> None:
-        """Add to the last row, if it is of this step."""
+        """Add fields to the last row if it is of this step."""
         if not self._active or not more:
             return
         rows = read_rows(self._path)
@@ -226,14 +227,14 @@ class Recorder:
         self.say(f"step {step}: {found}")
 
     def say(self, text: str) -> None:
-        """Print a line for people, above the live line where there is one."""
+        """Print a line for people, above the live line if there is one."""
         if self._live is not None:
             self._live.say(text)
         elif self._active:
             say(text)
 
     def sync(self) -> None:
-        """Bring the rows to the disk; a checkpoint that follows relies on them."""
+        """Flush the rows to disk before a checkpoint, which relies on them."""
         if self._active:
             self.guarded("metrics.jsonl", self._write)
             self.guarded("metrics.jsonl", lambda: os.fsync(self._file.fileno()))
@@ -242,7 +243,7 @@ class Recorder:
         """Close the files, end the live line, and end the trackers.
 
         Args:
-          ending: how the run ends, see `Tracker.finish`.
+          ending: the ending of the run, see `Tracker.finish`.
         """
         if not self._active:
             return
@@ -271,18 +272,18 @@ class Recorder:
         self._write()
 
     def _write(self) -> None:
-        """Write what is not written yet, to a file that has the name of the rows."""
+        """Write the remaining rows to the file with the expected name."""
         if not self._is_in_place():
             self._remake()
             self._replace(_rows_of(self._read_all()))
             self.say(
-                f"warning: {self._path} was deleted, moved or replaced while the run "
-                "writes it; it is made again, with all rows"
+                f"warning: {self._path} was deleted, moved or replaced during the run; "
+                "it is recreated with all rows"
             )
         num = self._file.write(self._unwritten) or 0
         self._unwritten = self._unwritten[num:]
         if self._unwritten:
-            raise OSError(f"{len(self._unwritten)} bytes of rows wait for room")
+            raise OSError(f"{len(self._unwritten)} bytes of rows wait for free space")
 
     def _is_in_place(self) -> bool:
         try:
@@ -292,7 +293,7 @@ class Recorder:
         return os.path.samestat(os.fstat(self._file.fileno()), there)
 
     def _read_all(self) -> bytes:
-        """Read the rows that are in the open file, whatever has become of its name."""
+        """Read the rows of the open file, even if it was renamed or deleted."""
         return os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
 
     def _replace(self, rows: Sequence[Row]) -> None:
@@ -301,15 +302,15 @@ class Recorder:
         self._file = self._path.open("a+b", buffering=0)
 
     def guarded(self, what: str, action: Callable[[], None]) -> None:
-        """Write something; an error is reported once and ignored.
+        """Run an action that writes; an error is reported once and ignored.
 
         Args:
-          what: name of the file, for people.
-          action: that writes it.
+          what: name of the file in messages.
+          action: writes the file.
         """
         try:
             action()
-        except Exception as error:  # a full disk, or a library that draws: no matter
+        except Exception as error:  # a full disk, or an error of the plotting library
             if what not in self._failed:
                 self.say(
                     f"warning: {what} cannot be written, training goes on: {error}"
@@ -318,20 +319,20 @@ class Recorder:
 
 
 def say(text: str) -> None:
-    """Print for people; a log that cannot be written does not stop a run."""
+    """Print a line; a log that cannot be written does not stop a run."""
     text = terminal.painted(text, sys.stdout)
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except OSError:  # its disk is full, or its reader has gone
+    except OSError:  # its disk is full or its reader is gone
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal would act on, all but tabs and ends of lines.
+    """Escape all characters that a terminal interprets, except tabs and newlines.
 
-    Control characters, invisible marks that turn the direction of text, and what has no
-    character.
+    These are control characters, marks that change the direction of text, and
+    unassigned code points.
     """
     return "".join(
         char.encode("unicode_escape").decode()
@@ -342,7 +343,7 @@ def printable(text: str) -> str:
 
 
 def progress_line(row: Row, num_steps: int) -> str:
-    """Return one step in one line, for people."""
+    """Return one step as one line for people."""
     mfu = "" if row["mfu"] is None else f"  mfu {row['mfu']:.1%}"
     evaluated = f"  {_evaluated(row)}" if "eval_loss" in row else ""
     return (

@@ -1,7 +1,7 @@
-"""The curves of a run as a picture: loss, learning rate, gradient norm, throughput.
+"""Plot the curves of a run: loss, learning rate, gradient norm, throughput.
 
-Enters: the rows of metrics.jsonl. Leaves: one PNG file of four panels. Loss has two
-scales, nats per token and bits per byte: only the second can be compared between
+Enters: the rows of metrics.jsonl. Leaves: one PNG file with four panels. The loss has
+two scales, nats per token and bits per byte; only the second can be compared between
 tokenizers.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 Row = dict[str, Any]
 
 _RAW, _SMOOTH, _EVAL, _BASE = "#a9c4e6", "#1f5fa8", "#d95f02", "#6b6b6b"
-"""Colors that remain apart for people who do not see red or green."""
+"""Colors that remain distinct with red-green colour blindness."""
 _MOST_POINTS = 4000
-"""Of a raw curve: more than a panel has pixels."""
+"""Points of a raw curve: more than a panel has pixels."""
 _DECADES = 30
-"""Chosen: norms that differ by more have a logarithmic scale."""
+"""Chosen: norms that differ by a larger factor get a logarithmic scale."""
 _SMOOTHED_OVER = 50
-"""Chosen: smoothing is over a fiftieth of the run."""
+"""Chosen: smooth over a fiftieth of the run."""
 
 
 def draw(
@@ -32,14 +32,13 @@ def draw(
     """Draw the four panels.
 
     Args:
-      rows: as in metrics.jsonl; a value may be absent or None.
-      path: of the PNG file; its folder is made.
-      bytes_per_token: of the corpus, on average; it turns nats per token into bits per
-        byte.
-      unigram_loss: entropy of single bytes in nats per token, drawn as a level that
-        any model of the text must get below.
+      rows: rows of metrics.jsonl; a value may be absent or None.
+      path: path of the PNG file; its folder is created.
+      bytes_per_token: average of the corpus; converts nats per token to bits per byte.
+      unigram_loss: unigram entropy in nats per token, drawn as a line; a useful model
+        is below it.
     """
-    # Matplotlib takes about a second to import: it is loaded when it draws.
+    # Matplotlib takes about a second to import, so it is loaded only to draw.
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -72,9 +71,9 @@ def draw(
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Return the running mean of a curve, over fewer steps where it begins.
+    """Return the running mean of a curve, over fewer steps at its beginning.
 
-    A loss falls fast at first; a mean over as many steps as later would lag behind it.
+    A loss falls fast at first, and a mean over the full window would lag behind it.
 
     Args:
       values: one for each step.
@@ -90,12 +89,12 @@ def smoothed(values: Sequence[float]) -> list[float]:
 def thinned(
     steps: Sequence[int], values: Sequence[float], most: int
 ) -> tuple[list[int], list[float]]:
-    """Keep the lowest and the highest value of each piece of a long curve.
+    """Reduce a long curve to the lowest and highest value of each piece.
 
     Args:
       steps: ascending.
       values: one for each step.
-      most: points to keep, about.
+      most: approximate number of points to keep.
     """
     length = -(-2 * len(steps) // most)
     if length <= 2:
@@ -120,7 +119,7 @@ def _curve(panel: Any, rows: Sequence[Row], name: str, color: str, **more: Any) 
 
 
 def _both(panel: Any, rows: Sequence[Row], name: str, label: str = "") -> None:
-    """Draw a curve as it is, pale, and smoothed."""
+    """Draw the raw curve, pale, and the smoothed curve."""
     steps, values = _points(rows, name)
     _plot(panel, steps, values, color=_RAW, linewidth=0.6)
     _plot(panel, steps, smoothed(values), color=_SMOOTH, label=label)
@@ -159,7 +158,7 @@ def _draw_loss(
     panel.set(title="loss", ylabel="nats per token")
     losses = _points(rows, "loss")[1]
     top = _quantile(losses, 0.999)
-    if top is not None:  # a spike does not press the curve flat
+    if top is not None:  # a spike must not flatten the curve
         known = [*values, *([] if unigram_loss is None else [unigram_loss])]
         top, low = max(top, *known, 0.0), min(*losses, *known, top)
         panel.set_ylim(low - 0.05 * (top - low), top + 0.05 * (top - low) or 1.0)
@@ -179,7 +178,7 @@ def _second_scale(
 
 
 def _scale_norm(panel: Any, rows: Sequence[Row]) -> None:
-    """Show the usual norms, on a scale of powers of ten if they differ much."""
+    """Show the usual norms, on a logarithmic scale if they differ much."""
     norms = [norm for norm in _points(rows, "grad_norm")[1] if norm > 0]
     low, top = _quantile(norms, 0.02), _quantile(norms, 0.998)
     if low is not None and top is not None and top > _DECADES * low:
@@ -189,7 +188,7 @@ def _scale_norm(panel: Any, rows: Sequence[Row]) -> None:
 
 
 def _scale_speed(panel: Any, rows: Sequence[Row]) -> None:
-    """Show the usual speed, from 0; and MFU, if the peak is known."""
+    """Show the usual throughput from 0, and the MFU if the peak is known."""
     top = _quantile(_points(rows, "tokens_per_s")[1], 0.98)
     panel.set_ylim(bottom=0, top=None if top is None else 1.15 * top)
     panel.yaxis.set_major_formatter(lambda value, _: _short(value))

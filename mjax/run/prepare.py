@@ -1,7 +1,7 @@
-"""From a config to a run that can begin: build, check, claim.
+"""Turn a config into a run that is ready to compile: build, check, claim.
 
 Enters: a config, and the mesh of all processes. Leaves: a `Run`. Nothing is compiled
-here, and nothing is written, moved or said before every check has passed on every
+here, and nothing is written, moved or printed before every check has passed on every
 process.
 """
 
@@ -44,19 +44,19 @@ _SAME_DATA = "Give all hosts the same files under --data.path"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Built:
-    """The parts of the run; this process built them without the others."""
+    """The parts of the run that this process builds without the others."""
 
     config: TrainConfig
-    """With the vocabulary of the tokenizer."""
+    """The config, with the vocabulary of the tokenizer."""
     sizes: AxisSizes
     dataset: Dataset
     program: Program
     step: jax.stages.Traced | None
-    """The training step; None: it was found, compiled."""
+    """The traced training step; None if a compiled step was found."""
     executables: Executables
-    """Where the compiled step is kept."""
+    """The cache file of the compiled step."""
     memory: memory.Estimate
-    """Of one device."""
+    """Estimated memory of one device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,20 +68,20 @@ class Run:
     dataset: Dataset
     program: Program
     step: jax.stages.Traced | None
-    """The training step; None: it was found, compiled."""
+    """The traced training step; None if a compiled step was found."""
     executables: Executables
-    """Where the compiled step is kept."""
+    """The cache file of the compiled step."""
     memory: memory.Estimate
-    """Of one device."""
+    """Estimated memory of one device."""
     work_dir: Path
     tokenizer_files: Mapping[str, bytes]
-    """What tokenizer/ in the work dir gets, by name; empty but on process 0."""
+    """Files for tokenizer/ in the work dir, by name; empty except on process 0."""
     checkpoints: Checkpoints | None
-    """None in a dry run."""
+    """The work dir; None in a dry run."""
     agreement: Agreement
-    """Of all processes."""
+    """Agreement of all processes."""
     weights: Weights | None
-    """What --init-from names; None: it is absent, or opened when it is needed."""
+    """Source of --init-from; None if absent or opened later."""
 
 
 def prepare(
@@ -95,18 +95,18 @@ def prepare(
 ) -> Run:
     """Build the run, check it, and claim its work dir.
 
-    A dry run leaves the work dir as it is, absent or not.
+    A dry run does not change the work dir.
 
     Args:
-      config: as the flags say.
-      command: likewise.
-      devices: that the mesh takes.
-      mesh: of all processes.
-      agreement: likewise.
-      facts: of the code and the environment, the same in all processes.
-      argv: the flags, to be repeated when the run is resumed.
+      config: config of the flags.
+      command: options of the command, from the flags.
+      devices: devices of the mesh.
+      mesh: mesh of all processes.
+      agreement: agreement of all processes.
+      facts: describe code and environment; equal in all processes.
+      argv: the flags, repeated in the resume command.
     Raises:
-      ValueError: bad input, with the value and the fix; see the docs of the parts.
+      ValueError: bad input, with the value and the fix; see the functions called.
     """
     commits = json.loads(agreement.decide(lambda: _commits(config, command)))
     config, dataset = agreement.together(
@@ -137,9 +137,9 @@ def prepare(
 
 
 def _commits(config: TrainConfig, command: Command) -> str:
-    """Return JSON of what in the data has commits in place of revisions; on process 0.
+    """Return JSON of the hub names in the data, with revisions resolved to commits.
 
-    A run that goes on keeps the commits that its config.json has.
+    Called on process 0. A resumed run keeps the commits of its config.json.
     """
     if not pinned.has_names(config.data):
         return "{}"
@@ -157,10 +157,10 @@ def _open(
     """Open the data.
 
     Args:
-      config: as the flags say.
-      commits: of names on a hub, see `_commits`.
+      config: config of the flags.
+      commits: commits of names on a hub, see `_commits`.
     Returns:
-      the config with the commits and with the vocabulary of the tokenizer; the data.
+      the config with the commits and the vocabulary of the tokenizer, and the data.
     """
     data = config.data
     if commits:
@@ -186,7 +186,7 @@ def _build(
     mesh: Mesh,
     executables: Executables,
 ) -> Built:
-    """Build the program, and trace its step if it has to be compiled."""
+    """Build the program, and trace its step if it must be compiled."""
     if executables.kept is not None:
         step, needed = None, executables.kept.memory
         program = program_of(config, mesh)
@@ -204,7 +204,7 @@ def _build(
 
 
 def _describe(built: Built) -> Iterator[str]:
-    """Yield what people want to know of a run before it begins."""
+    """Yield lines that describe a run before it starts."""
     config, sizes = built.config, built.sizes
     yield report.describe_run(config, built.dataset)
     unexported = nearest.describe(config.model, config.data.seq_len)
@@ -222,16 +222,16 @@ def _describe(built: Built) -> Iterator[str]:
             f"{config.replica_check_every} steps and before each save"
         )
     else:
-        yield "replicas: one, silent data corruption is not looked for"
+        yield "replicas: one, so silent data corruption cannot be detected"
 
 
 # ------------------------------------------------------------------------------- check
 
 
 def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> Run:
-    """See that the run fits the devices, its work dir and its checkpoints.
+    """Check that the run fits the devices, its work dir and its checkpoints.
 
-    Nothing is made or changed.
+    Nothing is created or changed.
     """
     config = built.config
     check_same(agreement, {"data": built.dataset.fingerprint}, _SAME_DATA)
@@ -240,7 +240,7 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
         lambda: _tokenizer_files(built.dataset) if agreement.rank == 0 else {}
     )
     found = json.loads(agreement.decide(lambda: _look_at_work_dir(config, command)))
-    # Relative to the folder of process 0, and in the messages of that process only.
+    # Relative to the folder of process 0, so only that process names it in messages.
     path = Path(found["path" if agreement.rank == 0 else "absolute_path"])
     checkpoints, saved = None, None
     if not command.dry_run:
@@ -248,7 +248,7 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
         checkpoints = Checkpoints(path, config.ckpt, unfit)
         if not command.restart_from_scratch:
             saved = _check_newest(built, checkpoints, agreement)
-    # A run that has begun may have copies on the hosts: the restore finds out.
+    # A run that has begun may have copies on the hosts, which the restore checks.
     may_have_copies = found["has_begun"] and config.ckpt.local_dir is not None
     weights = None
     if saved is None and not may_have_copies:
@@ -270,7 +270,7 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
 
 
 def _tokenizer_files(dataset: Dataset) -> Mapping[str, bytes]:
-    """Return the files of the tokenizer, with the template that made text of chats."""
+    """Return the files of the tokenizer, with the template that rendered the chats."""
     files = files_of(dataset.tokenizer, dataset.tokenizer_path).contents
     if dataset.chat_template is None:
         return files
@@ -280,7 +280,7 @@ def _tokenizer_files(dataset: Dataset) -> Mapping[str, bytes]:
 def _check_newest(
     built: Built, checkpoints: Checkpoints, agreement: Agreement
 ) -> Manifest | None:
-    """Refuse the newest checkpoint of another run; return its manifest, if any."""
+    """Return the manifest of the newest checkpoint, if any; refuse another run's."""
     saved = checkpoints.newest()
     if saved is not None:
         where = f"the checkpoint at step {saved.step} in {checkpoints.store.directory}"
@@ -295,10 +295,10 @@ def _check_newest(
 def _has_read_what_is_skipped(
     config: TrainConfig, step: int, facts: Mapping[str, Any]
 ) -> str:
-    """Say why the run does not continue from a step but goes back to an earlier one."""
+    """Return why the run must go back to a step before this one, or ""."""
     if config.data.has_read(step, facts["config"]["data"].get("skip", ())):
         return ""
-    return f"it has read data that --data.skip {' '.join(config.data.skip)} leaves out"
+    return f"it has read data that --data.skip {' '.join(config.data.skip)} excludes"
 
 
 def check_facts(
@@ -308,16 +308,16 @@ def check_facts(
     facts: Mapping[str, Any],
     where: str,
 ) -> None:
-    """Refuse a saved state that is not of this run, by what was saved with it.
+    """Refuse a saved state of another run, by the facts saved with it.
 
     Args:
-      config: of this start.
-      dataset: likewise.
-      step: optimizer steps that the state has seen.
-      facts: what the loop lets every state carry.
-      where: it comes from, for people.
+      config: config of this start.
+      dataset: dataset of this start.
+      step: optimizer steps of the state.
+      facts: facts saved with the state.
+      where: source of the state, in messages.
     Raises:
-      ValueError: it is of another run, of other data, or beyond the last step.
+      ValueError: the state is of another run, of other data, or beyond the last step.
     """
     work_dir.refuse_other_run(where, run_differences(facts["config"], config))
     tokenizer = dataset.tokenizer.digest
@@ -325,8 +325,9 @@ def check_facts(
     if (saved := facts.get("tokenizer_digest", tokenizer)) != tokenizer:
         raise ValueError(
             f"the tokenizer is not that of {where}: digest {saved[:12]} there, "
-            f"{tokenizer[:12]} now; give the same --data.tokenizer (tokenizer/ of the "
-            "work dir has it), or another --work-dir, or --restart-from-scratch"
+            f"{tokenizer[:12]} now; give the same --data.tokenizer (it is in "
+            "tokenizer/ of the work dir), or another --work-dir, or "
+            "--restart-from-scratch"
         )
     if facts["data_fingerprint"] != dataset.fingerprint:
         raise ValueError(
@@ -345,7 +346,7 @@ def check_facts(
 def init_from(
     config: TrainConfig, program: Program, agreement: Agreement
 ) -> Weights | None:
-    """Open what --init-from names, and check that it fits; None if it is absent."""
+    """Open the source of --init-from and check that it fits; None without the flag."""
     if config.init_from is None:
         return None
     params = program.abstract_saved.params
@@ -357,7 +358,7 @@ def init_from(
 
 
 def _check_memory(built: Built, mesh: Mesh) -> None:
-    """Refuse a run that does not fit into a device, if its memory is known."""
+    """Refuse a run that does not fit in device memory, if that is known."""
     available = report.device_memory_bytes(built.config)
     if available is not None:
         others = smaller(built.config, built.sizes)
@@ -370,7 +371,7 @@ def _check_memory(built: Built, mesh: Mesh) -> None:
 
 
 def _look_at_work_dir(config: TrainConfig, command: Command) -> str:
-    """Choose the work dir and refuse another run's; on process 0."""
+    """Choose the work dir and refuse another run's. Called on process 0."""
     path = work_dir.choose(config.work_dir, short_name(command.recipe))
     if command.restart_from_scratch:
         _check_moves(config, path)
@@ -387,7 +388,7 @@ def _look_at_work_dir(config: TrainConfig, command: Command) -> str:
 
 
 def _check_moves(config: TrainConfig, path: Path) -> None:
-    """Refuse to move aside what cannot be moved, or is needed."""
+    """Refuse to move a folder aside that cannot be moved or is needed."""
     if "://" in (config.ckpt.dir or ""):
         raise ValueError(
             f"--restart-from-scratch cannot move {config.ckpt.dir} aside; give another "
@@ -409,7 +410,7 @@ def _check_moves(config: TrainConfig, path: Path) -> None:
 def _claim(run: Run, command: Command) -> str:
     """Claim the work dir for this run, after every check has passed.
 
-    On process 0.
+    Called on process 0.
     """
     if command.restart_from_scratch:
         for folder in _folders(run.config, run.work_dir):
@@ -421,9 +422,9 @@ def _claim(run: Run, command: Command) -> str:
 
 
 def claim_work_dir(run: Run) -> None:
-    """Make the work dir, or make it again after its deletion; on process 0."""
+    """Create the work dir, or recreate it after its deletion. Called on process 0."""
     work_dir.make(run.work_dir)
-    # How processes find each other belongs to a start, not to a run.
+    # How processes find each other may differ between starts of a run.
     config = dataclasses.replace(run.config, distributed=DistributedConfig())
     work_dir.write_config(run.work_dir, json.loads(to_json(config)))
     work_dir.keep_tokenizer(run.work_dir, run.tokenizer_files)

@@ -1,7 +1,7 @@
-"""A record of each start of a run: which code ran where, with which settings.
+"""A record of each start of a run: code, machine and settings.
 
-Enters: what the start is made of. Leaves: `starts/0001.json` in the work dir, one file
-for each start, never changed afterwards. Under a launch it names the generation too.
+Enters: the settings of the start. Leaves: `starts/0001.json` in the work dir, one file
+for each start, never changed afterwards. Under a launch it also has the generation.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ _GIT_S = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """Which start of which run this is."""
+    """Identifies a start and its run."""
 
     run: str
-    """The same in all starts in a work dir."""
+    """Id of the run, the same in all starts in a work dir."""
     number: int
-    """From 1."""
+    """Number of the start, from 1."""
 
 
 def write(
@@ -51,13 +51,13 @@ def write(
 
     Args:
       work_dir: of the run.
-      mesh: of all processes.
-      agreement: likewise.
-      facts: of code and environment, see `processes.comparison`.
+      mesh: mesh of all processes.
+      agreement: agreement of all processes.
+      facts: describe code and environment, see `processes.comparison`.
       argv: the flags of process 0.
-      more: JSON that belongs to this start: `launch`, `generation`, `start_step`.
+      more: further JSON fields of this start: `launch`, `generation`, `start_step`.
     Returns:
-      which one it is, the same in all processes.
+      the start, the same in all processes.
     Raises:
       RuntimeError: the work dir cannot be written, on all processes.
     """
@@ -89,11 +89,11 @@ def write(
 
 
 def _run(folder: Path) -> str:
-    """Return the name that the first start gave the run, or a new one."""
+    """Return the id that the first start gave the run, or a new id."""
     first = folder / "0001.json"
     try:
         return checked_json.read(first.read_bytes(), dict[str, Any])["run"]
-    except (OSError, ValueError, KeyError):  # none, or of an older mjax
+    except (OSError, ValueError, KeyError):  # absent, or written by an older mjax
         return secrets.token_hex(8)
 
 
@@ -108,7 +108,7 @@ def _digest(facts: Mapping[str, Any]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables that may change a run; none that may hold a secret."""
+    """Return the variables that may change a run, and none that may hold a secret."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -117,7 +117,7 @@ def _environment() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Return the commit of the checkout that mjax is in; "" for an installed one."""
+    """Return the commit of the checkout that mjax runs from; "" if installed."""
     command = ["git", "-C", str(Path(mjax.__file__).parent), "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S)

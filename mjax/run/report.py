@@ -1,6 +1,6 @@
-"""What a run prints for people: its description before, its results after.
+"""Lines that a run prints: its description before, its results after.
 
-Enters: the run's config, its dataset, its rows. Leaves: lines of text, summary.json,
+Enters: the config, dataset and rows of the run. Leaves: lines of text, summary.json,
 plots/curves.png, sample.txt.
 """
 
@@ -39,10 +39,10 @@ ENDINGS_SHORT = {
     ending.PREEMPTED: "stopped",
     ending.GAVE_UP: "gave up",
 }
-"""What trackers are told; any other exit code is "failed"."""
+"""Endings reported to trackers; any other exit code is "failed"."""
 _BRIEF = ("model:", "adapters:", "data:", "pipeline:", "bubble:", "projections:")
 _BRIEF += ("warning:",)
-"""Beginnings of the lines that are shown in a terminal without -v."""
+"""Prefixes of the lines shown in a terminal without -v."""
 _ENDINGS = {
     ending.DONE: "done",
     ending.FAILED: "failed",
@@ -52,10 +52,10 @@ _ENDINGS = {
 
 
 def describe_run(config: TrainConfig, dataset: Dataset) -> str:
-    """Say what will run: the model, its kernels and why these, the data.
+    """Describe the run: model, data, and which kernels run and why.
 
     Raises:
-      ValueError: the attention backend that was asked for cannot do the job.
+      ValueError: the requested attention backend cannot run this model.
     """
     model, seq_len = config.model, config.data.seq_len
     lines = [
@@ -67,7 +67,9 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
         f"hash {dataset.corpus_hash[:12]}",
     ]
     for skip in dataset.train.skips:
-        lines.append(f"data: {skip.batches} batches after step {skip.after} left out")
+        lines.append(
+            f"data: {skip.batches} batches after step {skip.after} are skipped"
+        )
     lines += describe_attention(config, target())
     norm = layer_norm.choose(
         target=target(),
@@ -80,10 +82,10 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
 
 
 def describe_attention(config: TrainConfig, device: Target) -> list[str]:
-    """Say for each window which attention backend runs, and why none of the others.
+    """Say for each window which attention backend runs and why not the others.
 
     Raises:
-      ValueError: what was asked for cannot be done on the device.
+      ValueError: the requested backend cannot run on the device.
     """
     model, lines = config.model, list[str]()
     for window in dict.fromkeys(model.window):
@@ -113,25 +115,26 @@ def describe_attention(config: TrainConfig, device: Target) -> list[str]:
 
 
 def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:
-    """Say how activations cross the tensor-parallel axis."""
+    """Describe the tensor-parallel communication."""
     if sizes.tp == 1:
-        return "over tp: nothing to gather or to scatter, its size is 1"
+        return "over tp: no communication, its size is 1"
     num = tp_chunks(config.mesh, sizes.tp)
     if num == 1:
         return (
-            f"over tp {sizes.tp}: the sequence is gathered before a product and "
-            "scattered after it, at once; nothing hides it (--mesh.tp-overlap off)"
+            f"over tp {sizes.tp}: the sequence is gathered before each matmul and "
+            "scattered after it, in one piece and not overlapped (--mesh.tp-overlap "
+            "off)"
         )
     shards = -(-(sizes.tp - 1) // (num - 1))
     return (
-        f"over tp {sizes.tp}: the sequence crosses in shards of "
-        f"{config.data.seq_len // sizes.tp} positions, under {num} products of up to "
-        f"{shards} of them (--mesh.tp-overlap chunks)"
+        f"over tp {sizes.tp}: the sequence is sent in shards of "
+        f"{config.data.seq_len // sizes.tp} positions, overlapped with {num} matmuls "
+        f"of up to {shards} shards each (--mesh.tp-overlap chunks)"
     )
 
 
 def describe_gather_first(program: Program) -> Iterator[str]:
-    """Say which weights are gathered before a step has its batch, if some are."""
+    """Say which weights, if any, are gathered before a step has its batch."""
     if program.gather_first is None:
         return
     num_bytes = sum(
@@ -139,14 +142,14 @@ def describe_gather_first(program: Program) -> Iterator[str]:
         for leaf in jax.tree.leaves(program.abstract_first)
     )
     yield (
-        "order of the host in a step: gather, data, dispatch; embedding and first "
+        "order of a step on the host: gather, data, dispatch; embedding and first "
         f"layer, {memory.in_units(num_bytes)} on each device, are gathered before the "
-        "batch is there (--mesh.gather-first)"
+        "batch arrives (--mesh.gather-first)"
     )
 
 
 def describe_matmul(config: TrainConfig, mesh: Mesh | AbstractMesh) -> list[str]:
-    """Say how the projections multiply, if not in the compute dtype."""
+    """Describe the matmuls of the projections if not in the compute dtype."""
     if config.precision.matmul == "compute":
         return []
     return [
@@ -160,14 +163,16 @@ def describe_matmul(config: TrainConfig, mesh: Mesh | AbstractMesh) -> list[str]
 def describe_memory(
     config: TrainConfig, sizes: AxisSizes, found: memory.Estimate
 ) -> str:
-    """Say what a device will hold, as estimated, and what it has, if that is known."""
+    """Show the estimated memory of a device, and the available memory if known."""
     lines = [memory.table(found, available=device_memory_bytes(config))]
     rows = config.batch.size // (sizes.dp * config.batch.microbatches)
     positions = rows * config.data.seq_len
     vocab = config.model.padded_vocab // sizes.tp
     chunks = CHUNKED.num_chunks(positions, vocab)
     logits = memory.in_units(-(-positions // chunks) * vocab * 4)
-    lines.append(f"  (working set: with the logits of one chunk of the head, {logits})")
+    lines.append(
+        f"  (working set: includes the logits of one chunk of the head, {logits})"
+    )
     return "\n".join(lines)
 
 
@@ -185,7 +190,7 @@ def _describe_adapters(config: TrainConfig) -> list[str]:
 
 
 def device_memory_bytes(config: TrainConfig) -> int | None:
-    """Return what a run may take of one device; None where nobody knows."""
+    """Return the memory of one device that a run may use; None if unknown."""
     if config.device_memory_gib is not None:
         return int(config.device_memory_gib * 2**30)
     stats = jax.local_devices()[0].memory_stats()
@@ -193,7 +198,7 @@ def device_memory_bytes(config: TrainConfig) -> int | None:
 
 
 def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
-    """Return what MFU is computed from, the peak looked up unless it is given."""
+    """Return the inputs of MFU; the peak is looked up unless given."""
     if config.peak_tflops is not None:
         peak = config.peak_tflops * 1e12
     else:
@@ -208,12 +213,12 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
 
 
 def shows_details(command: Command) -> bool:
-    """Say whether the start is told in full: in a log always, in a terminal with -v."""
+    """Return whether to print all startup lines: in logs, and in terminals with -v."""
     return command.verbose or not sys.stdout.isatty()
 
 
 def device_memory() -> terminal.Memory | None:
-    """Return the peak memory of a device of this process; None where it is unknown."""
+    """Return the peak memory of a device of this process; None if unknown."""
     stats = jax.local_devices()[0].memory_stats() or {}
     used, available = stats.get("peak_bytes_in_use"), stats.get("bytes_limit")
     if used is None or available is None:
@@ -227,9 +232,9 @@ def brief(
     """Select the lines of a description that a terminal shows first.
 
     Args:
-      lines: of the description; one may hold several.
+      lines: texts of the description, each of one or more lines.
       config: of the run.
-      needed: memory of one device; its total is all that is told of it.
+      needed: memory of one device; only its total is shown.
     """
     yield from (x for x in "\n".join(lines).splitlines() if x.startswith(_BRIEF))
     available = device_memory_bytes(config)
@@ -238,7 +243,7 @@ def brief(
 
 
 def say(text: str) -> None:
-    """Print for people, once per run; touch no device."""
+    """Print on rank 0 only; touch no device."""
     if distributed.rank() == 0:
         metrics.say(text)
 
@@ -264,21 +269,21 @@ def sample(
     seed: int,
     is_stopped: Callable[[], bool],
 ) -> bool:
-    """Let the model continue a held-out text; say whether it finished.
+    """Let the model continue a held-out text; return whether it finished.
 
-    All processes compute. The file has the text as it is; on the terminal, what that
-    would act on is escaped.
+    All processes compute. The file has the exact text; in the terminal, control
+    characters are escaped.
 
     Args:
-      program: of the run.
-      params: of its last state.
-      dataset: of the run; the text is the beginning of a held-out sample.
-      recorder: that shows the text, on the process that writes.
-      path: of the file.
+      program: program of the run.
+      params: parameters of the last state.
+      dataset: dataset of the run; the prompt is the beginning of a held-out sample.
+      recorder: prints the text, on the process that writes.
+      path: path of the file.
       num_rows: a multiple of the data-parallel size.
-      num_tokens: to draw; without any nothing is written.
-      seed: of the sampling.
-      is_stopped: asked before each token.
+      num_tokens: tokens to draw; with 0 nothing is written.
+      seed: seed of the sampling.
+      is_stopped: called before each token; True ends the sampling.
     """
     if not num_tokens:
         return True
@@ -315,20 +320,20 @@ def write_summary(
     is_saved: Callable[[], bool],
     wall_s: float,
 ) -> int:
-    """Write summary.json and the figure from all rows of the run; return how it ends.
+    """Write summary.json and the figure from all rows of the run; return the exit code.
 
     A stopped run must exit soon, so its figure, which takes seconds, is drawn after it
-    resumes. A run that is otherwise done has failed if its rows, its summary or its
-    last checkpoint are missing.
+    resumes. A run that is otherwise done fails if rows, summary or last checkpoint are
+    missing.
 
     Args:
-      work_dir: with metrics.jsonl.
-      config: of the run.
-      dataset: of the run.
-      recorder: reports the result, and ignores a full disk.
-      exit_code: how the run would end.
-      is_saved: says whether the last checkpoint is in the store.
-      wall_s: seconds of this process in the loop, start and end included.
+      work_dir: work dir with metrics.jsonl.
+      config: config of the run.
+      dataset: dataset of the run.
+      recorder: prints the result and ignores a full disk.
+      exit_code: exit code so far.
+      is_saved: returns whether the last checkpoint is in the store.
+      wall_s: seconds of this process in the loop, including its start and end.
     """
     recorder.sync()
     owed = recorder.owed
@@ -368,9 +373,9 @@ def write_summary(
     if summary["eval_bits_per_byte"] is not None:
         recorder.say(
             f"held-out text: {summary['eval_bits_per_byte']:.4f} bits per byte, "
-            f"{summary['eval_bits_per_byte'] / unigram_bits:.1%} of the entropy of its "
-            f"single bytes, {unigram_bits:.4f} (corpus {dataset.corpus_hash[:12]}, "
-            f"Python {platform.python_version()})"
+            f"{summary['eval_bits_per_byte'] / unigram_bits:.1%} of its unigram "
+            f"entropy, {unigram_bits:.4f} (corpus {dataset.corpus_hash[:12]}, Python "
+            f"{platform.python_version()})"
         )
     if exit_code == ending.DONE and recorder.owed:
         owed, exit_code = recorder.owed, ending.FAILED

@@ -1,7 +1,8 @@
-"""What a run with a pipeline tells people before it starts.
+"""Describe the pipeline of a run before it starts.
 
-Enters: the run's config and the sizes of its mesh. Leaves: lines of text. All numbers
-are counted from the schedule's tables; those of memory come from the trace of the step.
+Enters: the config of the run and the sizes of its mesh. Leaves: lines of text. All
+numbers are counted from the schedule's tables, except memory, which comes from the
+trace of the step.
 """
 
 from collections.abc import Iterator
@@ -21,12 +22,12 @@ from mjax.pipeline.schedule import Phase, Schedule
 def describe(
     config: TrainConfig, sizes: AxisSizes, needed: memory.Estimate
 ) -> Iterator[str]:
-    """Yield lines on the pipeline; without one, on options that have no effect.
+    """Yield lines on the pipeline, or without one on options that have no effect.
 
     Args:
-      config: of the run.
-      sizes: of the mesh axes.
-      needed: memory that the step was estimated to need.
+      config: config of the run.
+      sizes: sizes of the mesh axes.
+      needed: estimated memory of the step.
     """
     if sizes.pp * config.pipeline.chunks == 1:
         yield from _ignored(config.pipeline)
@@ -43,7 +44,7 @@ def describe(
     schedule = pipeline.schedule
     yield from _schedule_lines(schedule)
     yield _layers_line(pipeline.partition)
-    yield f"idle slots: {pipeline.options.idle} ({_why_idle(config, sizes)})"
+    yield f"idle half-ticks: {pipeline.options.idle} ({_why_idle(config, sizes)})"
     yield _stash_line(schedule, pipeline.options.stash, needed.stash)
     yield from _sent_lines(schedule, _sent_bytes(config, sizes))
     yield _zero_line(config, sizes)
@@ -51,15 +52,17 @@ def describe(
 
 def _zero_line(config: TrainConfig, sizes: AxisSizes) -> str:
     if sizes.dp == 1:
-        return "over dp: nothing to gather or to reduce, its size is 1"
+        return "over dp: no communication, its size is 1"
     gathers = config.zero > 0 and sizes.shards > 1
     if config.pipeline.chunks == 1:
         what = "gradients are reduced layer by layer in the last tick"
         if gathers:
-            what = f"weights are gathered layer by layer in the first tick, {what}"
+            what = f"weights are gathered layer by layer in the first tick and {what}"
     else:
         what = "weights are gathered and gradients" if gathers else "gradients are"
-        what += " reduced in pieces while the stages compute; the first chunk's "
+        what += (
+            " reduced in pieces while the stages compute; the first virtual stage's "
+        )
         what += "in the first tick and in the last" if gathers else "in the last tick"
     return f"over dp {sizes.dp}, ZeRO {config.zero}: {what}"
 
@@ -67,7 +70,7 @@ def _zero_line(config: TrainConfig, sizes: AxisSizes) -> str:
 def _stash_line(schedule: Schedule, stash: Stash, num_bytes: int) -> str:
     slots, in_flight = schedule.num_stash_slots, schedule.in_flight
     return (
-        f"kept from forward to backward: {stash}, {slots} slots x "
+        f"stash: {stash}, {slots} buffer entries x "
         f"{memory.in_units(num_bytes / slots)} = {memory.in_units(num_bytes)} on every "
         f"stage; in flight on stages 0 to {schedule.num_stages - 1}: "
         f"{', '.join(map(str, in_flight))}"
@@ -75,7 +78,7 @@ def _stash_line(schedule: Schedule, stash: Stash, num_bytes: int) -> str:
 
 
 def _ignored(config: PipelineConfig) -> Iterator[str]:
-    """Name the options of a pipeline that were given to a run without one."""
+    """Name the pipeline options given to a run without a pipeline."""
     default = PipelineConfig()
     changed = [
         f"--pipeline.{name.replace('_', '-')}"
@@ -84,7 +87,7 @@ def _ignored(config: PipelineConfig) -> Iterator[str]:
     ]
     if changed:
         yield (
-            "no pipeline, with --mesh.pp 1 and --pipeline.chunks 1: no effect of "
+            "no pipeline, since --mesh.pp and --pipeline.chunks are 1; ignored: "
             f"{', '.join(changed)}"
         )
 
@@ -99,19 +102,19 @@ def _schedule_lines(schedule: Schedule) -> Iterator[str]:
         f"{phase.stop - phase.start} {_slots(phase)}" for phase in schedule.phases
     )
     yield (
-        f"pipeline: {schedule.name}, {stages} stages x {chunks} chunks, {count} "
+        f"pipeline: {schedule.name}, {stages} stages x {chunks} virtual, {count} "
         f"microbatches; {schedule.num_ticks} ticks: {phases}"
     )
     formula = (stages - 1) / (chunks * count)
     yield (
-        f"bubble: {schedule.bubble:.1%} of the ideal time, counted; (P - 1) / (v M) = "
-        f"{formula:.1%}"
+        f"bubble: {schedule.bubble:.1%} of the ideal time, counted from the schedule; "
+        f"(P - 1) / (v M) = {formula:.1%}"
     )
     if count < stages:
         yield (
             f"warning: --batch.microbatches {count} is less than --mesh.pp {stages}: "
-            f"never are all stages at work, and idle time is {schedule.bubble:.0%} of "
-            "the ideal time; give more microbatches, or fewer stages"
+            f"the stages are never all busy, and idle time is {schedule.bubble:.0%} of "
+            "the ideal time; give more microbatches or fewer stages"
         )
 
 
@@ -123,35 +126,35 @@ def _slots(phase: Phase) -> str:
 
 def _layers_line(partition: Partition) -> str:
     counts = partition.layers_per_chunk
-    line = f"layers: {max(counts)} a chunk"
+    line = f"layers: {max(counts)} per virtual stage"
     shorter = [str(at) for at, count in enumerate(counts) if count < max(counts)]
     if not shorter:
         return line
-    return f"{line}, but {min(counts)} in chunk {', '.join(shorter)}"
+    return f"{line}, but {min(counts)} in virtual stage {', '.join(shorter)}"
 
 
 def _why_idle(config: TrainConfig, sizes: AxisSizes) -> str:
     if config.pipeline.idle != "auto":
-        return "as asked for"
+        return "as requested"
     if tp_chunks(config.mesh, sizes.tp) > 1:
         return "auto: every device must take part in the permutes over tp"
     if target().platform == "cpu":
         return "auto: devices of a CPU share its cores"
-    return "auto: a condition would make the device wait for the host"
+    return "auto: a conditional would make the device wait for the host"
 
 
 def _sent_bytes(config: TrainConfig, sizes: AxisSizes) -> int:
-    """Count the bytes of an activation between stages: [b, T/tp, D] of one device."""
+    """Count the bytes of one device's activation between stages, [b, T/tp, D]."""
     rows = config.batch.size // (sizes.dp * config.batch.microbatches)
     entries = rows * config.data.seq_len // sizes.tp * config.model.d_model
     return entries * np.dtype(config.precision.compute).itemsize
 
 
 def _sent_lines(schedule: Schedule, num_bytes: int) -> Iterator[str]:
-    """Say what the stages must send, and what goes over the wire in lockstep."""
+    """Count what the stages must send, and what lockstep sends in fact."""
     last = schedule.num_stages - 1
     if last == 0:
-        yield "sent between stages: nothing, there is one"
+        yield "sent between stages: nothing, there is one stage"
         return
     one = memory.in_units(num_bytes)
     for what, sends, ticks in (
@@ -167,9 +170,9 @@ def _sent_lines(schedule: Schedule, num_bytes: int) -> Iterator[str]:
         ),
     ):
         yield (
-            f"sent {what} of {one}: {', '.join(map(str, sends))} a step from the "
-            f"devices of stages 0 to {last}, at most "
-            f"{memory.in_units(max(sends) * num_bytes)}; over the wire go "
-            f"{memory.in_units(sum(ticks) * num_bytes)} from each, as the whole ring "
-            f"sends in all {sum(ticks)} ticks"
+            f"sent {what} of {one}: {', '.join(map(str, sends))} per step from each "
+            f"device of stages 0 to {last}, at most "
+            f"{memory.in_units(max(sends) * num_bytes)}; in fact "
+            f"{memory.in_units(sum(ticks) * num_bytes)} from each, because the whole "
+            f"ring sends in all {sum(ticks)} ticks"
         )

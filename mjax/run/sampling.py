@@ -1,7 +1,7 @@
-"""Let the model of a run continue a text, as a check after the last step.
+"""Let the trained model continue a text, as a check after the last step.
 
-Enters: a program, parameters and a prompt. Leaves: the tokens that were drawn. For each
-of them the whole prefix is computed again.
+Enters: a program, parameters and a prompt. Leaves: the drawn tokens. The whole prefix
+is recomputed for each of them.
 """
 
 from collections.abc import Callable
@@ -31,23 +31,23 @@ def generate(
 ) -> Int[np.ndarray, "m"] | None:
     """Continue a prompt by sampling at a fixed temperature.
 
-    The whole prefix is computed again for each token: this is a look at the model, not
-    a way to serve it.
+    The whole prefix is recomputed for each token: a check of the model, not a way to
+    serve it.
 
     Args:
-      program: its `next_token_logits` is used.
-      params: of the state, with its shardings.
+      program: provides `next_token_logits`.
+      params: parameters of the state, with its shardings.
       prompt: token ids, at least one.
-      num_rows: rows of the token array, a multiple of the data-parallel size; all hold
-        the same prompt and the first is returned.
+      num_rows: rows of the token array, a multiple of the data-parallel size. All hold
+        the same prompt; the first is returned.
       seq_len: columns of the token array; a longer text is continued from its last
         seq_len tokens.
-      num_tokens: to draw.
-      vocab_size: ids that the tokenizer can decode.
-      seed: of the sampling.
-      is_stopped: asked before each token.
+      num_tokens: tokens to draw.
+      vocab_size: number of ids that the tokenizer can decode.
+      seed: seed of the sampling.
+      is_stopped: called before each token; True ends the sampling.
     Returns:
-      The continuation, without the prompt; None if it was stopped.
+      The continuation, without the prompt; None if stopped.
     """
     sharding = program.batch_sharding
     whole = NamedSharding(sharding.mesh, PartitionSpec())
@@ -70,8 +70,8 @@ def generate(
         rows = np.broadcast_to(np.pad(context, (0, seq_len - len(context))), shape)
         tokens = jax.make_array_from_callback(shape, sharding, rows.__getitem__)
         logits = program.next_token_logits(params, tokens, len(context))
-        # Read one by one. Simulated devices share few threads: with all tokens queued,
-        # collectives that wait for each other took them all, and XLA aborted after
-        # 40 s (seen with 8 devices on 2 cores, jax 0.11.2).
+        # Read one by one. Simulated devices share few threads. With all tokens queued,
+        # collectives that waited for each other occupied every thread, and XLA aborted
+        # after 40 s (seen with 8 devices on 2 cores, jax 0.11.2).
         seen.append(int(draw(logits, count)))
     return np.asarray(seen[len(prompt) :])

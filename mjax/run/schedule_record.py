@@ -1,7 +1,7 @@
-"""Record the schedule of a pipeline in the work dir, for those who read the run.
+"""Record the schedule of a pipeline in the work dir.
 
-Enters: the tables that the step follows. Leaves: the file of `mjax.observe.schedule`.
-A run without a pipeline leaves none.
+Enters: the tables that the step follows. Leaves: the file of `mjax.observe.schedule`,
+or none without a pipeline.
 """
 
 from pathlib import Path
@@ -14,14 +14,14 @@ from mjax.run.record import Start
 
 
 def write(work_dir: Path, start: Start, pipeline: Pipeline | None) -> None:
-    """Write the schedule of a start; one process of the run calls it.
+    """Write the schedule of a start. One process of the run calls this.
 
-    If it cannot be written, that is said, and training goes on.
+    A failed write is a warning; training goes on.
 
     Args:
-      work_dir: of the run.
-      start: of the run.
-      pipeline: that the step follows; None: it has none.
+      work_dir: work dir of the run.
+      start: start of the run.
+      pipeline: pipeline of the step; None without one.
     """
     if pipeline is None:
         return

@@ -1,11 +1,11 @@
 """Write the stacks of this process when a step takes far longer than usual.
 
-Enters: when steps begin and end. Leaves: stacks of all threads in a file, written while
-the slow step still runs, and an event when it has ended. The interpreter's own watchdog
-writes the stacks (`faulthandler.dump_traceback_later`): a thread that needs no
-interpreter lock, so a process that holds it for ever is seen too. Starting that thread
-costs more than a short step, so one that was started lately watches the next steps too:
-the stacks come when a step has lasted 1 to 1.25 times the limit.
+Enters: the begin and end of each step. Leaves: stacks of all threads in a file, written
+while the slow step still runs, and an event after it. Python's watchdog writes the
+stacks (`faulthandler.dump_traceback_later`). Its thread needs no interpreter lock, so
+it also works if another thread holds the lock for ever. Starting that thread costs more
+than a short step, so one thread watches several steps, and the stacks are written when
+a step has lasted 1 to 1.25 times the limit.
 """
 
 import bisect
@@ -19,28 +19,28 @@ from typing import TextIO
 from mjax.observe.spans import Event
 
 _NUM_USUAL = 200
-"""Steps that say what is usual. Chosen: a p99 of fewer is the maximum."""
+"""Steps in the percentile. Chosen: the p99 of fewer steps is their maximum."""
 _NUM_BEFORE = 20
-"""Steps before any is slow. Chosen: the first ones compile and fill caches."""
+"""Steps before the first check. Chosen: the first ones compile and fill caches."""
 _LEAST_S = 1.0
-"""No step below it is slow. Chosen: noise of the operating system."""
+"""Steps below this are never slow. Chosen: noise of the operating system."""
 _MOST_S = 86_400.0
-"""Of a limit. Chosen: far above any step; longer waits overflow."""
+"""Longest limit. Chosen: far above any step; longer waits overflow."""
 _MOST_DUMPS = 20
-"""By one process. Chosen: bounds the file."""
+"""Most stacks written by one process. Chosen: bounds the file."""
 _REARM_PART = 0.25
-"""Of the limit, after which the watchdog is started anew. Chosen."""
+"""Part of the limit after which the watchdog is restarted. Chosen."""
 
 
 class SlowSteps:
-    """Watches the steps of one process. One thread calls it."""
+    """Watches the steps of one process. Called from one thread."""
 
     def __init__(self, path: Path | None = None, factor: int | float = 3.0) -> None:
-        """Start without any recorded step.
+        """Start without recorded steps.
 
         Args:
-          path: of the file of stacks, made when it is needed; None watches nothing.
-          factor: a step is slow from so many times the 99th percentile on.
+          path: file of stacks, created when needed; None disables the watch.
+          factor: a step is slow above this multiple of the 99th percentile.
         """
         self._path, self._factor = path, factor
         self._file: TextIO | None = None
@@ -52,7 +52,7 @@ class SlowSteps:
         self._num_dumps = 0
 
     def begin(self) -> None:
-        """Watch the step that begins now."""
+        """Watch the step that starts now."""
         self._began_s = now_s = time.perf_counter()
         late_s = _REARM_PART * self._limit_s
         if self._path is None or now_s - self._armed_s < late_s or math.isinf(late_s):
@@ -61,17 +61,19 @@ class SlowSteps:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._path.open("a")
-            except OSError:  # nowhere to write to: the event is told without stacks
+            except (
+                OSError
+            ):  # the file cannot be opened: the event is reported without stacks
                 self._path = None
                 return
         faulthandler.dump_traceback_later(self._limit_s + late_s, file=self._file)
         self._armed_s = now_s
 
     def end(self, step: int) -> Event | None:
-        """Stop watching; say if the step was slow.
+        """Stop watching; report the step if it was slow.
 
         Args:
-          step: that has ended, from 1.
+          step: the step that has ended, from 1.
         """
         if self._began_s is None:
             return None
@@ -94,7 +96,7 @@ class SlowSteps:
         )
 
     def skip(self) -> None:
-        """Stop watching: an evaluation or a save comes, which takes longer."""
+        """Stop watching before an evaluation or a save, which takes longer."""
         self._began_s = None
         if self._file is not None:
             faulthandler.cancel_dump_traceback_later()
@@ -108,7 +110,7 @@ class SlowSteps:
             self._file = None
 
     def _count(self, took_s: float) -> None:
-        """Count the time of a step; of too many the oldest is forgotten."""
+        """Record the time of a step; drop the oldest of too many."""
         self._usual.append(took_s)
         bisect.insort(self._ascending, took_s)
         if len(self._usual) > _NUM_USUAL:

@@ -1,10 +1,10 @@
-"""Write the spans of this process: what the host does in each step.
+"""Write the spans of this process: the host's work in each step.
 
-Enters: what begins now, said by the loop. Leaves: lines of the format of
-`mjax.observe.spans`, at most one write a step. The line of a step is written when its
-metrics have been read. It reaches the operating system at once, so killing the process
-loses none; a full disk never stops a run, it is reported once, and lines that could not
-be written follow when there is room.
+Enters: calls of the loop that mark the begin of each span. Leaves: lines in the format
+of `mjax.observe.spans`, at most one write per step. The line of a step is written when
+its metrics have been read. It reaches the operating system at once, so killing the
+process loses no line. A full disk never stops a run: it is reported once, and the
+missing lines are written when there is space.
 """
 
 import os
@@ -24,12 +24,12 @@ from mjax.observe.spans import (
 )
 
 _MOST_UNWRITTEN_BYTES = 16 * 2**20
-"""Kept while the disk is full, then the newest are lost, which is reported. Chosen:
-hours of steps."""
+"""Bytes kept while the disk is full. Beyond them the newest lines are lost, which is
+reported. Chosen: hours of steps."""
 
 
 class Spans:
-    """The spans of one process. One thread calls it."""
+    """The spans of one process. Called from one thread."""
 
     def __init__(
         self,
@@ -37,12 +37,13 @@ class Spans:
         header: Header | None = None,
         warn: Callable[[str], None] = print,
     ) -> None:
-        """Prepare the first line; the file is made when it is written.
+        """Prepare the first line; the file is created at the first write.
 
         Args:
-          folder: of the files of all processes, made if absent; None writes nothing.
-          header: its first line.
-          warn: tells people that spans cannot be written.
+          folder: folder of the files of all processes, created if absent; None writes
+            nothing.
+          header: first line of the file.
+          warn: prints a warning when spans cannot be written.
         """
         self._path = None
         self._unwritten = b""
@@ -60,23 +61,23 @@ class Spans:
 
     @property
     def doing(self) -> tuple[int, str, int]:
-        """How often something has begun, what did last, and when in ns.
+        """Number of spans begun, name of the last one, and its begin in ns.
 
-        All processes of a run begin the same things in the same order, so the numbers
-        say who is behind. Any thread may ask.
+        All processes of a run begin the same spans in the same order, so the numbers
+        show which process is behind. Any thread may call it.
         """
         name, _, _, start_ns = self._open or ("", "host", -1, 0)
         return self._num_entered, name, start_ns
 
     def enter(self, name: str, kind: Kind, step: int) -> int:
-        """Say what the host does from now on, and return this time in ns.
+        """End the current span and begin one; return the time in ns.
 
-        What it did until now has ended.
+        The host does one thing at a time.
 
         Args:
-          name: of the span.
-          kind: of the span.
-          step: the optimizer step that it is for, from 1; -1 outside of steps.
+          name: name of the span.
+          kind: kind of the span.
+          step: optimizer step of the span, from 1; -1 outside of steps.
         """
         now_ns = time.monotonic_ns()
         self._close(now_ns)
@@ -94,16 +95,16 @@ class Spans:
         *,
         step: int = -1,
     ) -> None:
-        """Add what has ended already, on another stream."""
+        """Add a span of another stream that has already ended."""
         span = Span(name, kind, stream, start_ns, end_ns)
         self._pending.setdefault(step, []).append(span)
 
     def flush(self, before: int | None = None) -> None:
-        """Write what has ended, a line for each step.
+        """Write the spans that have ended, one line per step.
 
         Args:
-          before: the spans of this step and later ones wait, so that a step has one
-            line; None: what the host does ends too.
+          before: spans of this step and later ones wait, so that each step has one
+            line; None also ends the current span.
         """
         if before is None:
             self._close(time.monotonic_ns())
@@ -113,10 +114,10 @@ class Spans:
         self._write()
 
     def barrier(self, meet: Callable[[], object]) -> None:
-        """Pass a barrier of all processes, and write when.
+        """Pass a barrier of all processes and record when.
 
         Args:
-          meet: returns after all processes have called it.
+          meet: the barrier; returns after all processes have called it.
         """
         start_ns = time.monotonic_ns()
         self._num_entered += 1
@@ -132,7 +133,7 @@ class Spans:
         self._write()
 
     def close(self, exit_code: int) -> None:
-        """Write the last line; nothing may follow."""
+        """Write the last line; the object must not be used afterwards."""
         self.flush()
         self._append(end=exit_code)
         self._write()
@@ -152,7 +153,7 @@ class Spans:
         if self._path is None:
             return
         line = encode(Line(n=self._n, **fields))
-        self._n += 1  # of a line that is lost too: the reader sees the gap
+        self._n += 1  # of a line that is lost too, so readers see the gap
         if len(self._unwritten) + len(line) <= _MOST_UNWRITTEN_BYTES:
             self._unwritten += line
 

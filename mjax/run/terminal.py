@@ -1,13 +1,13 @@
-"""What a person sees who watches a run in a terminal: one live line, and colours.
+"""Terminal output of a run: one live line, and colours.
 
-Enters: rows, and lines of text. Leaves: the lines, and below them one that is drawn
-again and again: how far the run is, its smoothed loss, the time that is left, speed,
-MFU and memory. It is as wide as the terminal and never wraps; parts that do not fit are
-left out. All other output to stdout or stderr, errors included, appears above it.
+Enters: rows, and lines of text. Leaves: the lines, and below them a live line that is
+redrawn: progress, smoothed loss, time left, throughput, MFU and memory. It never wraps;
+parts that do not fit the width of the terminal are omitted. All other output to stdout
+or stderr, including errors, appears above it.
 
-Where stdout is no terminal there is no live line and no colour. NO_COLOR and TERM=dumb
-turn colours off. In a notebook, `!python -m mjax.train` prints the lines of a log: its
-output cell would keep every copy of a line that is drawn again.
+If stdout is not a terminal, there is no live line and no colour. NO_COLOR and TERM=dumb
+turn colours off. In a notebook, `!python -m mjax.train` prints a log instead of a live
+line, because the output cell would keep every redrawn copy.
 """
 
 import dataclasses
@@ -19,24 +19,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TextIO, cast, runtime_checkable
 
 _SMOOTHING = 0.95
-"""Chosen: the smoothed loss is a mean over about twenty steps."""
+"""Decay of the smoothed loss. Chosen: a mean over about twenty steps."""
 _REDRAWN_PER_S = 4
 _COLORS = {"warning:": "yellow", "gave up:": "red", "error:": "red"}
-"""Of lines that begin so."""
+"""Colours of lines by prefix."""
 _CODES = {"yellow": 33, "red": 31}
 
 
 @runtime_checkable
 class Stream(Protocol):
-    """Where text goes: stdout, stderr."""
+    """The output streams: stdout, stderr."""
 
     def isatty(self) -> bool:
-        """Say whether it is a terminal."""
+        """Return whether it is a terminal."""
         ...
 
 
 def shows_live_line(stream: Stream) -> bool:
-    """Say whether a stream is a terminal on which a line can be drawn again."""
+    """Return whether a stream is a terminal on which a line can be redrawn."""
     in_notebook = "JPY_PARENT_PID" in os.environ  # Jupyter sets it for its kernels
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not in_notebook
 
@@ -56,22 +56,22 @@ class Memory:
     """Memory of one device, in bytes."""
 
     used: int
-    """At the highest point so far."""
+    """Peak use so far."""
     available: int
 
 
 class Progress:
-    """How far a run is, as the parts of a line. Feed it every row."""
+    """Progress of a run as the parts of a line. Add every row."""
 
     def __init__(
         self, *, start_step: int, num_steps: int, memory: Callable[[], Memory | None]
     ) -> None:
-        """Begin with no row.
+        """Start without rows.
 
         Args:
-          start_step: steps that the restored state has seen.
-          num_steps: steps of the whole run.
-          memory: of a device of this process; None where it is unknown.
+          start_step: steps of the restored state.
+          num_steps: steps of the complete run.
+          memory: memory of a device of this process; None if unknown.
         """
         self._step, self._num_steps = start_step, num_steps
         self._memory = memory
@@ -84,21 +84,21 @@ class Progress:
         """Take the row of a step.
 
         Args:
-          row: as in metrics.jsonl.
-          now_s: when the step ended, by a monotonic clock.
+          row: a row of metrics.jsonl.
+          now_s: end of the step on a monotonic clock.
         """
         self._row, self._step, self._last_s = row, row["step"], now_s
-        if self._first is None:  # this step compiled or loaded: it is not counted
+        if self._first is None:  # includes compilation or loading, so it is not counted
             self._first = (row["step"], now_s)
         if math.isfinite(row["loss"]):
             self._mean = _SMOOTHING * self._mean + (1 - _SMOOTHING) * row["loss"]
             self._weight = _SMOOTHING * self._weight + 1 - _SMOOTHING
 
     def parts(self, now_s: float) -> list[str]:
-        """Return the parts of the line, in the order of their importance.
+        """Return the parts of the line, the most important first.
 
         Args:
-          now_s: by the clock of `add`; the time left counts down between two steps.
+          now_s: time on the clock of `add`; the time left counts down between steps.
         """
         step, count = self._step, self._num_steps
         parts = [f"step {step}/{count} {step / count:.0%}"]
@@ -123,7 +123,9 @@ class Progress:
         return parts
 
     def _left_s(self, now_s: float) -> float | None:
-        """Return the time left, evaluations and saves included as they have come."""
+        """Return the time left in s, including evaluations and saves at their past
+        rate.
+        """
         if self._first is None or self._step == self._first[0]:
             return None
         first_step, first_s = self._first
@@ -133,11 +135,11 @@ class Progress:
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
-    """Join parts with two spaces, as many as fit from the first on.
+    """Join as many leading parts as fit, with two spaces.
 
     Args:
-      parts: the most important first.
-      width: of the terminal, characters; the last column stays free.
+      parts: texts, the most important first.
+      width: width of the terminal in characters; the last column stays free.
     """
     line = parts[0][: max(width - 1, 0)]
     for part in parts[1:]:
@@ -168,9 +170,9 @@ def quantity(number: int | float) -> str:
 
 
 class _Forgiving:
-    """A stream that escapes what it has no character for, and survives its terminal.
+    """A stream that escapes characters that it cannot encode and ignores write errors.
 
-    A terminal that is closed does not stop a run.
+    Closing the terminal must not stop a run.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -202,15 +204,15 @@ class _Forgiving:
 
 
 class LiveLine:
-    """The line itself, on stdout; a thread draws it."""
+    """The live line on stdout; a thread draws it."""
 
     def __init__(self, progress: Progress) -> None:
-        """Begin to draw.
+        """Start to draw.
 
         Args:
-          progress: gives what is drawn.
+          progress: provides the parts of the line.
         """
-        # A terminal is needed to see it: a log does not pay for the import.
+        # Imported only for a terminal, so that a log does not pay for the import.
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
@@ -237,12 +239,12 @@ class LiveLine:
         self._progress.add(row, time.monotonic())
 
     def say(self, text: str) -> None:
-        """Print above the line, exactly the text, at any length."""
+        """Print the exact text, of any length, above the line."""
         style = next((c for begin, c in _COLORS.items() if text.startswith(begin)), "")
         self._console.print(text, style=style, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Draw the line for the last time, and leave it there."""
+        """Draw the line for the last time and leave it on the screen."""
         self._live.stop()
         if self._stdout.is_gone:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run

@@ -1,7 +1,8 @@
-"""What a process reports while it runs.
+"""Reports of a process while it runs.
 
-Enters: what begins now. Leaves: the progress word (its position, even in a hang), the
-spans (its use of time), the stacks of slow steps, and the beats (it is alive).
+Enters: calls that mark the begin of each activity. Leaves: the progress word (its
+position, even in a hang), the spans (its use of time), the stacks of slow steps, and
+the heartbeats (it is alive).
 """
 
 import dataclasses
@@ -30,39 +31,39 @@ from mjax.run.slow_steps import SlowSteps
 from mjax.run.spans import Spans
 
 _NUM_BARRIERS = 3
-"""With which the clocks of the processes are compared at the start. Chosen: processes
-come to the first one seconds apart and to the others together, so the second one makes
+"""Barriers that compare the clocks of the processes at the start. Chosen: processes
+reach the first one seconds apart and the others together, so the second barrier makes
 the bound on clock offsets 5 to 130 times smaller (simulated with the ranges of
-tests/observe/synthetic_clocks.py). The third one makes it 3 to 4 times smaller for 16
-processes, and eight make it 2% smaller for 4,096. Each one costs process 0 a read for
-each process."""
+tests/observe/synthetic_clocks.py). The third makes it 3 to 4 times smaller for 16
+processes; eight make it only 2% smaller for 4,096. Each barrier costs process 0 one
+read per process."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Watch:
-    """What one process shows of itself. One thread uses it."""
+    """The reports of one process. Used from one thread."""
 
     marks: Writer = dataclasses.field(default_factory=lambda: Writer(None))
     spans: Spans = dataclasses.field(default_factory=Spans)
     slow_steps: SlowSteps = dataclasses.field(default_factory=SlowSteps)
     beats: Beats | None = None
-    """Shows that the process is alive; None: no beats are written."""
+    """Shows that the process is alive; None if no heartbeats are written."""
     windows: Recorder | None = None
-    """Records steps with the profiler; None: none are to be recorded."""
+    """Profiles steps; None if no steps are to be profiled."""
     meet: Callable[[], object] = lambda: None
-    """Returns after all processes have called it."""
+    """The barrier; returns after all processes have called it."""
 
     def __post_init__(self) -> None:
         self._started: list[tuple[str, int]] = [("import", int(mjax.STARTED_S * 1e9))]
         self._clocks: dict[int, DeviceClock] = {}
 
     def start(self, phase: Phase) -> None:
-        """Say which phase of the start of the process begins."""
+        """Mark the begin of a phase before the first step."""
         self.marks.mark(phase)
         self._started.append((phase.name.lower(), time.monotonic_ns()))
 
     def end(self, phase: Phase, kind: Kind) -> None:
-        """Say which phase after the last step begins."""
+        """Mark the begin of a phase after the last step."""
         self.marks.mark(phase)
         self.spans.enter(phase.name.lower(), kind, -1)
 
@@ -74,17 +75,16 @@ class Watch:
         mesh: Mesh,
         agreement: Agreement,
     ) -> None:
-        """Begin to write what the config asks for; all processes call it.
+        """Start the reports that the config enables. All processes call this.
 
-        Spans begin with the phases of the start. Without spans the processes do not
-        meet for them.
+        Spans begin with the startup phases. The barriers are skipped without spans.
 
         Args:
-          config: whether and where to.
-          work_dir: of the run.
-          start: of the run.
-          mesh: of all processes.
-          agreement: of all processes.
+          config: which reports, and where.
+          work_dir: work dir of the run.
+          start: start of the run.
+          mesh: mesh of all processes.
+          agreement: agreement of all processes.
         """
         header = _header(start, mesh, self.marks.generation)
         if config.slow_step_factor is not None:
@@ -111,13 +111,13 @@ class Watch:
     def add_stamps(
         self, step: int, logs: jax.Array, dispatched_ns: int, ready_ns: int
     ) -> None:
-        """Write what the devices of this process did in a step.
+        """Write the spans of this process's devices in a step.
 
         Args:
           step: from 1.
           logs: int32 [devices x rows, 2], split over the devices of the mesh.
-          dispatched_ns: before the host dispatched the step.
-          ready_ns: after the host had its metrics.
+          dispatched_ns: time before the host dispatched the step.
+          ready_ns: time after the host had its metrics.
         """
         for shard in logs.addressable_shards:
             log = np.asarray(shard.data)
@@ -138,14 +138,14 @@ class Watch:
         mesh: Mesh,
         step_text: Callable[[], str],
     ) -> None:
-        """Prepare to record steps with the profiler, if some are to be.
+        """Prepare to profile steps if the config asks for it.
 
         Args:
-          config: which steps.
-          work_dir: of the run.
-          start: of the run.
-          mesh: of all processes.
-          step_text: returns the text of the compiled step.
+          config: which steps to profile.
+          work_dir: work dir of the run.
+          start: start of the run.
+          mesh: mesh of all processes.
+          step_text: returns the HLO text of the compiled step.
         """
         series = config.series
         if series is None and config.every is None:
@@ -167,7 +167,7 @@ class Watch:
         )
 
     def close(self, exit_code: int) -> None:
-        """Say how the process ends."""
+        """Report how the process ends."""
         self.slow_steps.close()
         self.spans.close(exit_code)
         if self.beats is not None:
@@ -197,7 +197,7 @@ def _header(start: Start, mesh: Mesh, generation: int) -> Header:
 
 
 def _boot() -> str | None:
-    """Return the name of the boot of this host, if it says one."""
+    """Return the boot id of this host; None if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

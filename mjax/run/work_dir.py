@@ -1,8 +1,7 @@
-"""The run folder: chosen by rank 0, the same for all, never another run's.
+"""The work dir: chosen by rank 0, the same for all ranks, never another run's.
 
-Enters: flags and the run's config as JSON. Leaves: a folder that can be written and
-holds this run's config.json and tokenizer. Nothing here deletes: a run that is not
-wanted any more is moved aside.
+Enters: flags and the run's config as JSON. Leaves: a writable folder with this run's
+config.json and tokenizer. Nothing here deletes a run: an unwanted run is moved aside.
 """
 
 import json
@@ -19,14 +18,14 @@ from mjax import checked_json
 from mjax.run.json_files import write_json
 
 TOKENIZER = "tokenizer"
-"""Folder with the tokenizer of the run, in the work dir."""
+"""Folder in the work dir with the tokenizer of the run."""
 
 Difference = tuple[str, Any, Any]
-"""A field, its value in the work dir, its value in this run."""
+"""A field, its value in the work dir, and its value in this run."""
 
 
 def choose(work_dir: str | None, recipe: str) -> Path:
-    """Return the folder that was asked for, or a new name under runs/."""
+    """Return the requested folder, or a new name under runs/."""
     if work_dir is not None:
         return Path(work_dir)
     name = Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -36,13 +35,13 @@ def choose(work_dir: str | None, recipe: str) -> Path:
 def check(
     path: Path, differences: Callable[[Mapping[str, Any]], Sequence[Difference]]
 ) -> None:
-    """Refuse a folder that holds another run, or that is no folder; change nothing.
+    """Refuse a path that holds another run or is not a folder; change nothing.
 
     Args:
-      path: of the work dir; it need not exist.
-      differences: from the config found there to the fields that may not differ.
+      path: path of the work dir; it need not exist.
+      differences: takes the config found there; returns the forbidden differences.
     Raises:
-      ValueError: the run there differs, or cannot be read.
+      ValueError: the run there differs or cannot be read.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"the work dir {path} is a file; choose another --work-dir")
@@ -52,15 +51,15 @@ def check(
 
 
 def has_begun(path: Path) -> bool:
-    """Say whether a run has claimed the folder."""
+    """Return whether a run has claimed the folder."""
     return (path / "config.json").exists()
 
 
 def read_config(path: Path) -> Mapping[str, Any] | None:
-    """Return what config.json holds; None if the folder or the file is absent.
+    """Return the content of config.json; None if the folder or the file is absent.
 
     Raises:
-      ValueError: it cannot be read, or holds no JSON object.
+      ValueError: the file cannot be read or holds no JSON object.
     """
     config_path = path / "config.json"
     try:
@@ -70,16 +69,16 @@ def read_config(path: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError) as error:
         raise ValueError(
             f"cannot read {config_path}: {error}; choose another --work-dir, or move "
-            "this one away with --restart-from-scratch"
+            "this one aside with --restart-from-scratch"
         ) from error
 
 
 def refuse_other_run(where: str, differing: Sequence[Difference]) -> None:
-    """Refuse files that another run left.
+    """Refuse the files of another run.
 
     Args:
-      where: what it is in, for people.
-      differing: fields that may not differ, with both values.
+      where: the place of the files, in messages.
+      differing: the forbidden differences.
     Raises:
       ValueError: `differing` is not empty.
     """
@@ -96,10 +95,10 @@ def refuse_other_run(where: str, differing: Sequence[Difference]) -> None:
 
 
 def make(path: Path) -> None:
-    """Make the folder, and the one of the checkpoints inside it.
+    """Create the folder, with its folder of checkpoints.
 
     Raises:
-      ValueError: it cannot be written.
+      ValueError: the folder cannot be written.
     """
     try:
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -108,10 +107,10 @@ def make(path: Path) -> None:
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write config.json: from now on the folder belongs to this run.
+    """Write config.json, which claims the folder for this run.
 
     Raises:
-      ValueError: it cannot be written.
+      ValueError: the folder cannot be written.
     """
     try:
         write_json(path / "config.json", config)
@@ -120,20 +119,19 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def keep_tokenizer(path: Path, contents: Mapping[str, bytes]) -> None:
-    """Write tokenizer/ into the folder, all of it or nothing; never change it.
+    """Write the folder tokenizer/ atomically; never change an existing one.
 
     Args:
-      path: of the work dir; it exists.
-      contents: of the files, by name.
+      path: path of the work dir, which exists.
+      contents: contents of the files by name.
     Raises:
-      ValueError: a tokenizer is there that is not the run's, or the folder cannot be
-        written.
+      ValueError: another tokenizer is there, or the folder cannot be written.
     """
     folder = path / TOKENIZER
     unfinished = f".{TOKENIZER}.writing-"
     temporary = path / f"{unfinished}{uuid.uuid4().hex[:8]}"
     try:
-        for abandoned in path.glob(f"{unfinished}*"):  # by a process that was killed
+        for abandoned in path.glob(f"{unfinished}*"):  # left by a killed process
             shutil.rmtree(abandoned)
         if folder.exists():
             _check_tokenizer(folder, contents)
@@ -152,17 +150,17 @@ def keep_tokenizer(path: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _check_tokenizer(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Refuse another tokenizer; its configuration and template may differ."""
+    """Refuse another tokenizer.json; configuration and template may differ."""
     path = folder / "tokenizer.json"
     if not path.is_file() or path.read_bytes() != contents[path.name]:
         raise ValueError(
-            f"{path} is not the tokenizer of this run; move {folder} away, and it is "
+            f"{path} is not the tokenizer of this run; move {folder} away, then it is "
             "written again"
         )
 
 
 def move_aside(path: Path) -> Path | None:
-    """Rename an existing folder to the next free name; return that name.
+    """Rename a folder to the next free name and return it; None if it is absent.
 
     Raises:
       ValueError: the folder cannot be renamed.

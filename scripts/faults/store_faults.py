@@ -341,7 +341,7 @@ def slow(folder: Path, store: Path) -> Result:
         watch.over()
         code = run.stop()
         problems = []
-        if "waits: the one before is still being written" not in run.text():
+        if "waits: the previous one is still being written" not in run.text():
             problems.append("nobody said that a save waits")
         return watch.result(f"{SLOW_S:.0f} s a file", code, problems=problems)
 

@@ -176,7 +176,7 @@ def test_a_model_larger_than_its_tokenizer_is_exported_and_says_so(tmp_path, exp
     run = make_run(tmp_path / "run", small_config(vocab_size=300), files)
     code, said, _ = export(run, tmp_path / "out")
     assert code == 0
-    assert "the model has 43 ids more than the tokenizer, which no text holds" in said
+    assert "the model has 43 more ids than the tokenizer; no text contains them" in said
     assert read_config(tmp_path / "out")[1].vocab_size == 300
 
 
@@ -187,7 +187,10 @@ def test_a_tokenizer_without_an_end_asks_for_it(tmp_path, export):
     words = (run, tmp_path / "out", "--tokenizer", path)
     code, _, said = export(*words)
     assert code == 2
-    assert "is known to end a document; give its id as --eos-token-id" in said
+    assert (
+        "does not say which token ends a document; give its id as --eos-token-id"
+        in said
+    )
     assert export(*words, "--eos-token-id", "0")[0] == 0
     config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert config["eos_token"] == "<stop>"

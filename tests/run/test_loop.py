@@ -424,7 +424,7 @@ def test_a_state_whose_replicas_differ_is_not_saved(
     assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, seen_at)
     assert (outcome.corruption, outcome.has_diverged) == (found, False)
     assert saved_steps(work_dir) == saved
-    said = f"after step {seen_at} the replicas of the state differ, process 1 from most"
+    said = "the replicas of the state differ: process 1 from the majority"
     assert said in capsys.readouterr().out
 
 

@@ -37,25 +37,27 @@ def lines(
 
 
 def test_every_number_of_an_interleaved_pipeline_is_said():
-    # [b, T/tp, D] = [2, 256, 256] bfloat16 are 256 KiB; 2 x 8 slots a stage, of which
-    # the last chunk's outputs stay where they are.
+    # [b, T/tp, D] = [2, 256, 256] bfloat16 are 256 KiB; 2 x 8 forward half-ticks per
+    # stage. The outputs of the last virtual stage are not sent.
     said = lines(PipelineConfig(chunks=2), stash=11 * 2**20, dp_shard=2, tp=2)
     assert said == [
-        "pipeline: interleaved-1f1b, 4 stages x 2 chunks, 8 microbatches; 26 ticks: "
-        "7 forward only, 12 of both, 7 backward only",
-        "bubble: 18.8% of the ideal time, counted; (P - 1) / (v M) = 18.8%",
-        "layers: 2 a chunk",
-        "idle slots: skip (auto: devices of a CPU share its cores)",
-        "kept from forward to backward: residuals, 11 slots x 1.0 MiB = 11.0 MiB on "
-        "every stage; in flight on stages 0 to 3: 11, 9, 7, 5",
-        "sent forward, activations of 256.0 KiB: 16, 16, 16, 8 a step from the devices "
-        "of stages 0 to 3, at most 4.0 MiB; over the wire go 4.8 MiB from each, as the "
-        "whole ring sends in all 19 ticks",
-        "sent backward, gradients of 256.0 KiB: 8, 16, 16, 16 a step from the devices "
-        "of stages 0 to 3, at most 4.0 MiB; over the wire go 4.8 MiB from each, as the "
-        "whole ring sends in all 19 ticks",
+        "pipeline: interleaved-1f1b, 4 stages x 2 virtual, 8 microbatches; 26 ticks: 7 "
+        "forward only, 12 of both, 7 backward only",
+        "bubble: 18.8% of the ideal time, counted from the schedule; (P - 1) / (v M) = "
+        "18.8%",
+        "layers: 2 per virtual stage",
+        "idle half-ticks: skip (auto: devices of a CPU share its cores)",
+        "stash: residuals, 11 buffer entries x 1.0 MiB = 11.0 MiB on every stage; in "
+        "flight on stages 0 to 3: 11, 9, 7, 5",
+        "sent forward, activations of 256.0 KiB: 16, 16, 16, 8 per step from each "
+        "device of stages 0 to 3, at most 4.0 MiB; in fact 4.8 MiB from each, because "
+        "the whole ring sends in all 19 ticks",
+        "sent backward, gradients of 256.0 KiB: 8, 16, 16, 16 per step from each "
+        "device of stages 0 to 3, at most 4.0 MiB; in fact 4.8 MiB from each, because "
+        "the whole ring sends in all 19 ticks",
         "over dp 2, ZeRO 2: weights are gathered and gradients reduced in pieces while "
-        "the stages compute; the first chunk's in the first tick and in the last",
+        "the stages compute; the first virtual stage's in the first tick and in the "
+        "last",
     ]
 
 
@@ -65,25 +67,25 @@ def test_every_number_of_an_interleaved_pipeline_is_said():
         (
             PipelineConfig(uneven_layers=True),
             {"layers": 14},
-            "layers: 4 a chunk, but 3 in chunk 0, 3",
+            "layers: 4 per virtual stage, but 3 in virtual stage 0, 3",
         ),
-        (PipelineConfig(idle="compute"), {}, "idle slots: compute (as asked for)"),
+        (PipelineConfig(idle="compute"), {}, "idle half-ticks: compute (as requested)"),
         (
             PipelineConfig(),
             {"microbatches": 2},
-            "warning: --batch.microbatches 2 is less than --mesh.pp 4: never are all "
-            "stages at work, and idle time is 150% of the ideal time; give more "
-            "microbatches, or fewer stages",
+            "warning: --batch.microbatches 2 is less than --mesh.pp 4: the stages are "
+            "never all busy, and idle time is 150% of the ideal time; give more "
+            "microbatches or fewer stages",
         ),
         (
             PipelineConfig(chunks=4),
             {"pp": 1},
-            "sent between stages: nothing, there is one",
+            "sent between stages: nothing, there is one stage",
         ),
         (
             PipelineConfig(),
             {},
-            "over dp: nothing to gather or to reduce, its size is 1",
+            "over dp: no communication, its size is 1",
         ),
         (
             PipelineConfig(),
@@ -93,19 +95,19 @@ def test_every_number_of_an_interleaved_pipeline_is_said():
         (
             PipelineConfig(),
             {"dp_shard": 2},
-            "over dp 2, ZeRO 2: weights are gathered layer by layer in the first tick, "
-            "gradients are reduced layer by layer in the last tick",
+            "over dp 2, ZeRO 2: weights are gathered layer by layer in the first tick "
+            "and gradients are reduced layer by layer in the last tick",
         ),
         (
             PipelineConfig(chunks=2),
             {"dp_replicate": 2},
             "over dp 2, ZeRO 2: gradients are reduced in pieces while the stages "
-            "compute; the first chunk's in the last tick",
+            "compute; the first virtual stage's in the last tick",
         ),
         (
             PipelineConfig(schedule="gpipe", stash="input", uneven_layers=True),
             {"pp": 1},
-            "no pipeline, with --mesh.pp 1 and --pipeline.chunks 1: no effect of "
+            "no pipeline, since --mesh.pp and --pipeline.chunks are 1; ignored: "
             "--pipeline.schedule, --pipeline.stash, --pipeline.uneven-layers",
         ),
     ],

@@ -213,7 +213,7 @@ def test_a_work_dir_that_is_deleted_during_the_run_is_made_again(tmp_path, envir
     path.rename(tmp_path / "gone")  # rmtree might meet what is made again
     shutil.rmtree(tmp_path / "gone")
     code, said = end_of(process)
-    assert "was deleted, moved or replaced while the run writes it" in said
+    assert "was deleted, moved or replaced during the run" in said
     assert code == ending.DONE, said
     rows = read_rows(path / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 31))

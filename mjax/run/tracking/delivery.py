@@ -1,13 +1,13 @@
-"""Deliver rows to a tracker on a thread, so that no tracker can stop or slow a run.
+"""Send rows to a tracker from a thread, so that no tracker stops or slows a run.
 
-Enters: rows, at the pace of the run. Leaves: calls of a `Tracker`, in order, at its
-pace; and `tracking/NAME.json` in the work dir, which says up to which step a tracker
-that cannot take steps back has been given them.
+Enters: rows, at the pace of the run. Leaves: calls of a `Tracker`, in order, at its own
+pace; and `tracking/NAME.json` in the work dir with the last step sent, for trackers
+that cannot remove steps.
 
 The queue is bounded: when it is full, new rows are dropped and counted. A call that
-raises, SystemExit too, is repeated, with pauses that double; a row that fails `_TRIES`
-times is dropped, so that one bad value does not hold up what follows. The first failure
-is told, and how many rows were dropped, at the end.
+raises (even SystemExit) is repeated, with pauses that double. A row that fails `_TRIES`
+times is dropped, so that one bad value does not block the following rows. The first
+failure is reported at once, and the number of dropped rows at the end.
 """
 
 import collections
@@ -23,19 +23,19 @@ from mjax import checked_json
 from mjax.run.tracking.tracker import Config, RunFacts, Tracker
 
 MAX_QUEUED = 10_000
-"""Rows. Chosen: a row has about 1 kB, so that a full queue takes 10 MB."""
+"""Rows. Chosen: at about 1 kB per row, a full queue takes 10 MB."""
 _TRIES = 3
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0
 
 
 _left_behind: list[str] = []
-"""Names of trackers that had not finished when their run had."""
+"""Names of trackers that had not finished when the run ended."""
 
 
 def left_behind() -> bool:
-    """Say whether a tracker still works, or hangs, that the run no longer waits for.
+    """Return whether a tracker that the run no longer waits for is still busy.
 
-    Its library may wait for it when the interpreter ends: wandb for a minute and more.
+    Its library may wait for it at interpreter exit: wandb for over a minute.
     """
     return bool(_left_behind)
 
@@ -46,7 +46,7 @@ class _Row(NamedTuple):
 
 
 class Delivery:
-    """One tracker and its queue. Methods are for the thread of the loop."""
+    """One tracker and its queue. The loop's thread calls the methods."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class Delivery:
         max_queued: int = MAX_QUEUED,
         first_pause_s: float = _FIRST_PAUSE_S,
     ) -> None:
-        """Begin to deliver.
+        """Start to send.
 
         Args:
-          name: of the tracker, for people and for its file.
-          tracker: is used by one thread.
-          run: which run it is.
-          config: all fields of the run, JSON values.
-          say: prints for people; from any thread.
-          max_queued: rows that may wait.
-          first_pause_s: after the first failure; each later pause is twice as long, up
-            to a minute.
+          name: name of the tracker in messages and in its file name.
+          tracker: the tracker; one thread uses it.
+          run: identifies the run.
+          config: all fields of the run's config, as JSON values.
+          say: prints a line; may be called from any thread.
+          max_queued: most rows in the queue.
+          first_pause_s: pause after the first failure; each later one is twice as long,
+            up to a minute.
         """
         self._name, self._tracker, self._say = name, tracker, say
         self._run, self._config = run, config
@@ -91,7 +91,7 @@ class Delivery:
         """Queue a row of metrics.jsonl; drop it if the queue is full.
 
         Args:
-          row: `step` and numbers; what is None is left out.
+          row: `step` and numbers; None values are omitted.
         """
         metrics = {
             name: value
@@ -106,7 +106,7 @@ class Delivery:
                 self._num_dropped += 1
 
     def end(self, ending: str) -> None:
-        """Tell the thread that no row follows; it goes on with what is queued.
+        """Mark the end of the rows; the thread goes on with the queue.
 
         Args:
           ending: see `Tracker.finish`.
@@ -116,9 +116,9 @@ class Delivery:
             self._changed.notify()
 
     def finish(self, ending: str, *, patience_s: float) -> None:
-        """Let the tracker have what is queued, and end it; then say what was lost.
+        """Send the queued rows and end the tracker; report lost rows.
 
-        A tracker that is failing is not waited for.
+        This does not wait for a failing tracker.
 
         Args:
           ending: see `Tracker.finish`.
@@ -142,8 +142,8 @@ class Delivery:
             )
         elif not self._done.is_set():
             self._say(
-                f"warning: {self._name} has all rows, but was not told in time that "
-                "this start of the run has ended"
+                f"warning: {self._name} has all rows, but the end of this start of the "
+                "run did not reach it in time"
             )
 
     # ------------------------------------------------------------- on its own thread
@@ -165,8 +165,8 @@ class Delivery:
             if self._sent_step > self._run.start_step:
                 self._say(
                     f"{self._name}: steps {self._run.start_step + 1} to "
-                    f"{self._sent_step} were sent before the run went back; they are "
-                    "not sent again, metrics.jsonl has the new ones"
+                    f"{self._sent_step} were sent before the run went back to a "
+                    "checkpoint and are not sent again; metrics.jsonl has the new rows"
                 )
 
     def _next(self) -> _Row | None:
@@ -179,7 +179,7 @@ class Delivery:
             return self._rows[0]
 
     def _deliver(self, row: _Row) -> None:
-        """Send the first row of the queue, then take it out."""
+        """Send the first row of the queue, then remove it."""
         is_new = row.step > self._sent_step or row.step == self._run.start_step
         is_sent = True
         if is_new:
@@ -194,10 +194,11 @@ class Delivery:
                 self._num_dropped += not is_sent
 
     def _note(self, step: int) -> None:
-        """Write down a step before it is sent: a kill loses it, and repeats none."""
+        """Record a step before sending it, so a kill may lose but never repeat it."""
         self._sent_step = step
         temporary = self._path.with_suffix(".tmp")
-        # Without fsync, once a step; on a full disk it is not known after a restart.
+        # Once per step, without fsync. With a full disk, a restart does not know the
+        # step.
         with contextlib.suppress(OSError):
             temporary.parent.mkdir(exist_ok=True)
             temporary.write_text(json.dumps({"run": self._run.id, "step": step}))
@@ -206,12 +207,15 @@ class Delivery:
     def _until_it_works(
         self, action: Callable[[], None], tries: int | None = None
     ) -> bool:
-        """Repeat an action that raises; say whether it worked in the end."""
+        """Repeat an action that raises; return whether it worked in the end."""
         pause_s, num_tried = self._first_pause_s, 0
         while not self._given_up:
             try:
                 action()
-            except (Exception, SystemExit) as error:  # a library may raise anything
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # a library may raise any exception
                 self._is_failing = True
                 self._tell(error)
             else:
@@ -236,9 +240,9 @@ class Delivery:
 
 
 def _sent_step(path: Path, run_id: str) -> int:
-    """Return the last step that was sent for a run; 0 for none."""
+    """Return the last step sent for a run; 0 if none."""
     try:
         found = checked_json.read(path.read_bytes(), dict[str, str | int])
         return int(found["step"]) if found["run"] == run_id else 0
-    except (OSError, ValueError, KeyError):  # none, or damaged
+    except (OSError, ValueError, KeyError):  # absent or damaged
         return 0

@@ -1,7 +1,7 @@
-"""MLflow, through the client in its package mlflow-skinny.
+"""MLflow, through the client in the package mlflow-skinny.
 
-Where the run goes is for MLflow's own variables to say: MLFLOW_TRACKING_URI (it must be
-set), MLFLOW_EXPERIMENT_NAME ("mjax" without it), MLFLOW_TRACKING_TOKEN.
+MLflow's own variables set the destination: MLFLOW_TRACKING_URI (required),
+MLFLOW_EXPERIMENT_NAME (default "mjax"), MLFLOW_TRACKING_TOKEN.
 """
 
 import importlib
@@ -13,17 +13,17 @@ from typing import Any
 from mjax.run.tracking.tracker import Config, RunFacts
 
 _TAG = "mjax.run"
-"""Has the id of the run: MLflow gives its runs ids of its own."""
+"""Tag with the run id, because MLflow chooses its own ids."""
 _PARAMS = 100
-"""Most that MLflow takes in one request."""
+"""MLflow's limit for one request."""
 _STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 
 
 class MLflow:
-    """Tracks a run as the MLflow run that has its id as a tag.
+    """Tracks a run as the MLflow run tagged with its id.
 
-    The config is the parameters of the first start. MLflow never changes a parameter:
-    a field that a resumed run changes is a tag of the same name.
+    The config of the first start becomes MLflow parameters, which cannot change later.
+    A field that a resumed run changes becomes a tag of the same name.
     """
 
     takes_back = False
@@ -35,7 +35,7 @@ class MLflow:
         self._sent: tuple[int, int] = (0, 0)
 
     def start(self, run: RunFacts, config: Config) -> None:
-        """Find the run, or create it, and log the config."""
+        """Find or create the run, and log the config."""
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self._entities = importlib.import_module("mlflow.entities")
         client = importlib.import_module("mlflow.tracking").MlflowClient()
@@ -57,8 +57,8 @@ class MLflow:
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one step in one request.
 
-        A repeated request has the time of the first, for MLflow to see that they are
-        the same.
+        A repeated request has the time of the first, so MLflow recognises the
+        repetition.
         """
         if self._sent[0] != step:
             self._sent = (step, time.time_ns() // 1_000_000)
@@ -69,7 +69,7 @@ class MLflow:
         self._client.log_batch(self._run_id, metrics=points)
 
     def finish(self, ending: str) -> None:
-        """Say how the run ended."""
+        """Report how the run ended."""
         self._client.set_terminated(self._run_id, _STATUS.get(ending, "FAILED"))
 
     def _log_config(self, logged: Mapping[str, str], config: Config) -> None:
@@ -87,7 +87,7 @@ class MLflow:
 
 
 def _experiment(client: Any) -> str:
-    """Return the id of the experiment, which is created if there is none."""
+    """Return the id of the experiment, which is created if absent."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mjax")
     found = client.get_experiment_by_name(name)
     return client.create_experiment(name) if found is None else found.experiment_id

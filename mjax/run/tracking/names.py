@@ -1,6 +1,6 @@
-"""Trackers by name: which there are, and whether they can be used here.
+"""Trackers by name, and whether this host can use them.
 
-No jax: a run that asks for what is not installed is refused at once.
+Does not import jax, so a run with a missing tracker is refused at once.
 """
 
 import importlib.util
@@ -23,16 +23,16 @@ _PACKAGES = {
     "wandb": ("wandb", "mjax[wandb]"),
     "mlflow": ("mlflow", "mjax[mlflow]"),
 }
-"""Module that a tracker imports, and what to install for it."""
+"""Module that a tracker imports, and the package to install."""
 
 
 def check(names: Sequence[str]) -> None:
-    """Check that trackers can be used on this host.
+    """Check that this host can use the trackers.
 
     Args:
-      names: as of `TrainConfig.trackers`.
+      names: names of trackers, as in `TrainConfig.trackers`.
     Raises:
-      ValueError: a package or MLFLOW_TRACKING_URI is missing, or FILE.py has no such
+      ValueError: a package or MLFLOW_TRACKING_URI is missing, or FILE.py lacks the
         function.
     """
     for name in names:
@@ -56,9 +56,9 @@ def make(name: str) -> Tracker:
     """Make a tracker.
 
     Args:
-      name: one that has passed `check`.
+      name: a name that has passed `check`.
     Raises:
-      ValueError: the function of one's own fails, or returns what is no tracker.
+      ValueError: the user's function fails or does not return a tracker.
     """
     if not own_code.is_own(name):
         return _MAKERS[name]()
@@ -72,5 +72,5 @@ def make(name: str) -> Tracker:
 
 
 def short_name(name: str) -> str:
-    """Return how a tracker is called in messages and files."""
+    """Return the name of a tracker in messages and files."""
     return name.rpartition(":")[2]

@@ -16,8 +16,8 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run: RunFacts, config: Config) -> None:
-        """Open an event file that hides steps of earlier files after `start_step`."""
-        del config  # is beside it, in config.json
+        """Open an event file; hide the steps after `start_step` of earlier files."""
+        del config  # is in config.json beside it
         self._writer = importlib.import_module("tensorboardX").SummaryWriter(
             str(run.work_dir / "tensorboard"), purge_step=run.start_step + 1
         )

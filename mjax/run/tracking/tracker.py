@@ -1,9 +1,9 @@
-"""What a tracker is: the interface that TensorBoard, wandb, MLflow and yours have.
+"""The interface of trackers: TensorBoard, wandb, MLflow and your own.
 
 Enters: facts of a run, its config, numbers of each step. Leaves: whatever the tracker
-makes of them. Only process 0 of a run has trackers. Each runs on a thread of its own,
-see `mjax.run.tracking.delivery`, which calls the three methods in order and one at a
-time: none has to be fast, and each may raise.
+makes of them. Only process 0 of a run has trackers. Each has its own thread, see
+`mjax.run.tracking.delivery`, which calls the three methods in order and one at a time.
+They need not be fast, and each may raise.
 """
 
 import dataclasses
@@ -17,43 +17,44 @@ type Config = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Which run is tracked, and from where it goes on."""
+    """Identifies the run, and the step from which it continues."""
 
     id: str
-    """The same in all starts of the run, and of no other run."""
+    """Unique id of the run, the same in all its starts."""
     name: str
-    """For people: that of the work dir."""
+    """Name for people: that of the work dir."""
     work_dir: Path
-    """Absolute; exists."""
+    """Absolute path of the existing work dir."""
     start_number: int
-    """Starts of the run, this one included: 1 for a new run."""
+    """Number of starts of the run, this one included: 1 for a new run."""
     start_step: int
-    """Steps that the state has seen; the first step of this start is one more."""
+    """Steps of the restored state; the first step of this start is one more."""
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Where the metrics of a run go, beside metrics.jsonl."""
+    """A destination for the metrics of a run, besides metrics.jsonl."""
 
     takes_back: bool
-    """Whether `start` removes the steps after `start_step`. If not, a step that is
-    repeated because the run went back to a checkpoint is not sent again."""
+    """Whether `start` removes the steps after `start_step`. If not, steps repeated
+    after the run went back to a checkpoint are not sent again."""
 
     def start(self, run: RunFacts, config: Config) -> None:
-        """Begin to track a run, or continue with it. Called again after it raised.
+        """Start or continue to track a run. Called again after it raised.
 
         Args:
           run: a later start of a run has the same `run.id`.
-          config: all fields of the run's config.
+          config: all fields of the run's config, as JSON values.
         """
         ...
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the numbers of one step. Called again, with the same, after it raised.
+        """Take the numbers of one step. Called again with the same ones after it
+        raised.
 
         Args:
-          step: from 1, ascending. `run.start_step` comes first if its evaluation was
-            cut short and has been made now; `metrics` has that evaluation only.
+          step: from 1, ascending. If the evaluation of `run.start_step` had been cut
+            short, that step comes first, with only its evaluation in `metrics`.
           metrics: fields of a row of metrics.jsonl; NaN and infinity may occur.
         """
         ...

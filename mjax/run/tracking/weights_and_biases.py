@@ -1,8 +1,8 @@
-"""Weights & Biases, through its package wandb.
+"""Weights & Biases, through the package wandb.
 
-Where the run goes is for wandb's own variables to say: WANDB_PROJECT ("mjax" without
-it), WANDB_ENTITY, WANDB_API_KEY or `wandb login`, WANDB_BASE_URL. WANDB_MODE=offline
-writes files in `wandb/` of the work dir, which `wandb sync` sends later.
+wandb's own variables set the destination: WANDB_PROJECT (default "mjax"), WANDB_ENTITY,
+WANDB_API_KEY or `wandb login`, WANDB_BASE_URL. WANDB_MODE=offline writes files in
+`wandb/` of the work dir, which `wandb sync` sends later.
 """
 
 import importlib
@@ -18,7 +18,7 @@ _LOGIN_S = 30
 class WeightsAndBiases:
     """Tracks a run under its own id, so that a resumed run continues the same curves.
 
-    wandb refuses steps that are not ascending, also over several starts.
+    wandb refuses steps that do not ascend, even across starts.
     """
 
     takes_back = False
@@ -28,7 +28,7 @@ class WeightsAndBiases:
         self._start_step = 0
 
     def start(self, run: RunFacts, config: Config) -> None:
-        """Create the run, or continue it; upload neither output nor code."""
+        """Create or continue the run; upload neither output nor code."""
         wandb = importlib.import_module("wandb")
         self._start_step = run.start_step
         self._run = wandb.init(
@@ -48,14 +48,14 @@ class WeightsAndBiases:
         )
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log one step; an evaluation of the first state goes to the summary alone."""
+        """Log one step; an evaluation of the initial state goes only to the summary."""
         if step <= self._start_step:
             self._run.summary.update(dict(metrics))
         else:
             self._run.log(dict(metrics), step=step)
 
     def finish(self, ending: str) -> None:
-        """Upload what is left, and say how the run ended."""
+        """Upload the remaining data and report how the run ended."""
         if ending == "stopped":
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if ending == "done" else 1)
