@@ -14,7 +14,7 @@ from mjax.data.hub import Repository, Snapshot
 SPEC = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
-_FLAG = "--data.tokenizer"
+FLAG = "--data.tokenizer"
 _NAME = re.compile(r"hf://((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
 _OTHER_SPECS = (".model", ".txt", ".tiktoken", "vocab.json")
 
@@ -24,13 +24,14 @@ def is_on_hub(name: str) -> bool:
     return name.startswith(hub.PREFIX)
 
 
-def local(name: str) -> pathlib.Path:
+def local(name: str, *, flag: str = FLAG) -> pathlib.Path:
     """Return the tokenizer.json of a tokenizer, downloaded if it is on a hub.
 
     The tokenizer_config.json and chat_template.jinja that it has lie beside it.
 
     Args:
       name: a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.
+      flag: that names the tokenizer, for messages.
     Returns:
       a path, which need not exist if the name is one.
     Raises:
@@ -39,12 +40,12 @@ def local(name: str) -> pathlib.Path:
         has no whole copy, or a file of the copy was changed.
     """
     if is_on_hub(name):
-        return hub.fetch(_repository(name), _choose).folder / SPEC
+        return hub.fetch(_repository(name, flag), _choose).folder / SPEC
     path = pathlib.Path(name).expanduser()
     return path / SPEC if path.is_dir() else path
 
 
-def pinned(name: str, recorded: str | None = None, *, flag: str = _FLAG) -> str:
+def pinned(name: str, recorded: str | None = None, *, flag: str = FLAG) -> str:
     """Return the name of a tokenizer with the commit that its revision is.
 
     Args:
@@ -66,7 +67,7 @@ def pinned(name: str, recorded: str | None = None, *, flag: str = _FLAG) -> str:
     return before.at(hub.kept_commit(repository, before.revision))
 
 
-def _repository(name: str, flag: str = _FLAG) -> Repository:
+def _repository(name: str, flag: str = FLAG) -> Repository:
     match = _NAME.fullmatch(name)
     if match is None or name.startswith(f"{hub.PREFIX}datasets/"):
         raise ValueError(

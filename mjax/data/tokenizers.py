@@ -17,6 +17,7 @@ from jaxtyping import Int64, Integer, UInt8
 
 from mjax import checked_json
 from mjax.data import byte_level, hub_tokenizers
+from mjax.data.hub_tokenizers import FLAG
 from mjax.data.names import BYTES, NUM_BYTES, TRAIN
 
 END_OF_TEXT = "<|endoftext|>"
@@ -149,23 +150,31 @@ class HuggingFaceTokenizer:
     `encode_spans` take it for the token, in the text that a chat template made.
     """
 
-    def __init__(self, spec_json: str, *, origin: str, eos_token: str | None = None):
+    def __init__(
+        self,
+        spec_json: str,
+        *,
+        origin: str,
+        eos_token: str | None = None,
+        flag: str = FLAG,
+    ):
         """Build from the text of a tokenizer.json.
 
         Args:
           spec_json: content of the file.
           origin: name of the file, for messages.
           eos_token: the token that ends a document; None looks for a usual name.
+          flag: the flag that names the tokenizer, for messages.
         Raises:
           ValueError: not a tokenizer.json, no token ends a document, or the bytes that
             its tokens stand for are unknown.
         """
-        library = _import_library(origin)
+        library = _import_library(origin, flag)
         try:
             self._tokenizer = library.Tokenizer.from_str(spec_json)
         except Exception as error:  # the library raises nothing more precise
             raise ValueError(
-                f"--data.tokenizer {origin} is not a tokenizer.json: {error}"
+                f"{flag} {origin} is not a tokenizer.json: {error}"
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -177,8 +186,9 @@ class HuggingFaceTokenizer:
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         # Ids may have holes, so the number of tokens can be below the largest id.
         self.vocab_size = max(vocab.values()) + 1
-        self.eos_id = vocab[_find_eos(vocab, eos_token, origin)]
-        spelled = _spell_tokens(json.loads(spec_json), vocab, self.vocab_size, origin)
+        self.eos_id = vocab[_find_eos(vocab, eos_token, origin, flag)]
+        where = f"{flag} {origin}"
+        spelled = _spell_tokens(json.loads(spec_json), vocab, self.vocab_size, where)
         spelled[self.eos_id] = b""
         self.token_num_bytes = np.array([len(token) for token in spelled], np.int64)
         self._spelled = np.frombuffer(b"".join(spelled), np.uint8)
@@ -231,36 +241,42 @@ def digest_of(spec_json: str, eos_id: int) -> str:
     return hashlib.sha256(f"{spec_json}\0{eos_id}".encode()).hexdigest()
 
 
-def load_tokenizer(name: str, *, eos_token: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    name: str, *, eos_token: str | None = None, flag: str = FLAG
+) -> Tokenizer:
     """Make a tokenizer that needs no training.
 
     Args:
       name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION,
         which is downloaded.
       eos_token: the token that ends a document in a tokenizer.json.
+      flag: the flag that names the tokenizer, for messages.
     Raises:
       ValueError: no such tokenizer, it cannot be used, or the hub does not give it.
     """
     if name == BYTES:
         return BytesTokenizer()
-    path = hub_tokenizers.local(name)
+    path = hub_tokenizers.local(name, flag=flag)
     if not path.is_file():
-        near = difflib.get_close_matches(name, [BYTES, "train:8192"], n=1, cutoff=0.5)
+        trained = [f"{TRAIN}:8192"] if flag == FLAG else []
+        near = difflib.get_close_matches(name, [BYTES, *trained], n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            "--data.tokenizer must be bytes, train:N, hf://NAME@REVISION or the path "
-            f"of a tokenizer.json, got {name!r}{hint}"
+            f"{flag} must be bytes, {f'{TRAIN}:N, ' if trained else ''}"
+            f"hf://NAME@REVISION or the path of a tokenizer.json, got {name!r}{hint}"
         )
     try:
         spec_json = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--data.tokenizer {path} cannot be read: {error}") from None
+        raise ValueError(f"{flag} {path} cannot be read: {error}") from None
     if eos_token is None:
-        eos_token = _configured_eos(path.with_name("tokenizer_config.json"))
+        eos_token = _configured_eos(path.with_name("tokenizer_config.json"), flag)
     is_bytes = eos_token in (None, END_OF_TEXT)
     if is_bytes and spec_json == byte_level.spec_json(END_OF_TEXT):
         return BytesTokenizer()  # as files of a run have it; needs no library
-    return HuggingFaceTokenizer(spec_json, origin=str(path), eos_token=eos_token)
+    return HuggingFaceTokenizer(
+        spec_json, origin=str(path), eos_token=eos_token, flag=flag
+    )
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
@@ -293,7 +309,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
     return tokenizer.to_str()
 
 
-def _import_library(what: str) -> Any:
+def _import_library(what: str, flag: str = FLAG) -> Any:
     try:
         import tokenizers
         import tokenizers.decoders
@@ -302,13 +318,12 @@ def _import_library(what: str) -> Any:
         import tokenizers.trainers
     except ImportError:
         raise ValueError(
-            f"--data.tokenizer {what} needs the tokenizers library; "
-            "pip install 'mjax[data]'"
+            f"{flag} {what} needs the tokenizers library; pip install 'mjax[data]'"
         ) from None
     return tokenizers
 
 
-def _configured_eos(path: pathlib.Path) -> str | None:
+def _configured_eos(path: pathlib.Path, flag: str) -> str | None:
     """Return the end token that a tokenizer_config.json beside the tokenizer names."""
     if not path.is_file():
         return None
@@ -319,10 +334,12 @@ def _configured_eos(path: pathlib.Path) -> str | None:
             return checked_json.check(eos.get("content"), str, "eos_token.content")
         return checked_json.check(eos, str | None, "eos_token")
     except ValueError as error:
-        raise ValueError(f"--data.tokenizer {path}: {error}") from None
+        raise ValueError(f"{flag} {path}: {error}") from None
 
 
-def _find_eos(vocab: dict[str, int], eos_token: str | None, origin: str) -> str:
+def _find_eos(
+    vocab: dict[str, int], eos_token: str | None, origin: str, flag: str
+) -> str:
     if eos_token is not None:
         if eos_token in vocab:
             return eos_token
@@ -336,14 +353,17 @@ def _find_eos(vocab: dict[str, int], eos_token: str | None, origin: str) -> str:
     for name in EOS_NAMES:
         if name in vocab:
             return name
+    remedy = "with --data.eos-token"
+    if flag != FLAG:
+        remedy = "as eos_token in a tokenizer_config.json beside it"
     raise ValueError(
-        f"--data.tokenizer {origin} has none of {', '.join(EOS_NAMES)}; "
-        "name the token that ends a document with --data.eos-token"
+        f"{flag} {origin} has none of {', '.join(EOS_NAMES)}; "
+        f"name the token that ends a document {remedy}"
     )
 
 
 def _spell_tokens(
-    spec: dict[str, Any], vocab: dict[str, int], vocab_size: int, origin: str
+    spec: dict[str, Any], vocab: dict[str, int], vocab_size: int, where: str
 ) -> list[bytes]:
     """Return the bytes that each token stands for, from how tokens are decoded."""
     decoders = _type_names(spec.get("decoder"))
@@ -356,7 +376,7 @@ def _spell_tokens(
         spell = _spell_sentencepiece
     else:
         raise ValueError(
-            f"--data.tokenizer {origin} decodes by {sorted(decoders) or 'nothing'}, "
+            f"{where} decodes by {sorted(decoders) or 'nothing'}, "
             "so the bytes of its tokens are unknown; use ByteLevel (byte-level BPE), "
             "Metaspace or ByteFallback (SentencePiece)"
         )

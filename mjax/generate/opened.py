@@ -46,6 +46,7 @@ TOKENIZER_DIR = "tokenizer"
 DIGEST = "tokenizer_digest"
 """Fact of a saved step: digest of the tokenizer that its tokens are of."""
 
+_FLAG = "--tokenizer"
 _SPEC = "tokenizer.json"
 _GENERATION = "generation_config.json"
 _NAMED_LEAVES = 5
@@ -135,7 +136,7 @@ def open_model(
             f"{mesh.shape['pp']} to split each layer instead"
         )
     if tokenizer is not None:
-        tokenizer = hub_tokenizers.pinned(tokenizer, flag="--tokenizer")
+        tokenizer = hub_tokenizers.pinned(tokenizer, flag=_FLAG)
     if places.is_hugging_face(path):
         if step is not None:
             raise ValueError(
@@ -179,8 +180,8 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
             f"{folder} has no {_SPEC}; give the model's as --tokenizer PATH, or "
             "--tokenizer bytes for a model of bytes"
         )
-    loaded = _load_tokenizer(tokenizer or str(folder))
-    spec = hub_tokenizers.local(tokenizer or str(folder))
+    loaded = load_tokenizer(tokenizer or str(folder), flag=_FLAG)
+    spec = hub_tokenizers.local(tokenizer or str(folder), flag=_FLAG)
     return _Found(
         name=f"{folder} ({family.name})",
         model=model,
@@ -199,11 +200,13 @@ def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Fou
     config = from_json(saved.config())
     folder = _tokenizer_folder(place, path)
     if tokenizer is not None:
-        loaded = _load_tokenizer(tokenizer)
+        loaded = load_tokenizer(tokenizer, flag=_FLAG)
     elif config.data.tokenizer == BYTES:
-        loaded = _load_tokenizer(BYTES)
+        loaded = load_tokenizer(BYTES)
     elif folder is not None and (folder / _SPEC).is_file():
-        loaded = _load_tokenizer(str(folder), config.data.eos_token)
+        loaded = load_tokenizer(
+            str(folder), eos_token=config.data.eos_token, flag=_FLAG
+        )
     else:
         loaded = _tokenizer_of_run(config.data.tokenizer, config.data.eos_token, path)
     digest = saved.manifest.run.get(DIGEST)
@@ -316,15 +319,6 @@ def _tokenizer_folder(place: places.Place, path: str) -> Path | None:
         return None
     folder = Path(str(work_dir)) / TOKENIZER_DIR
     return folder if folder.is_dir() else None
-
-
-def _load_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
-    """Load a tokenizer; what is wrong is told by the flag of these commands."""
-    try:
-        return load_tokenizer(name, eos_token=eos_token)
-    except ValueError as error:
-        message = str(error).replace("--data.tokenizer", "--tokenizer")
-        raise ValueError(message.replace("bytes, train:N, ", "bytes, ")) from None
 
 
 def _tokenizer_of_run(name: str, eos_token: str | None, path: str) -> Tokenizer:

@@ -156,6 +156,13 @@ def test_what_cannot_be_used_is_refused_with_the_remedy(run, tmp_path):
     missing = refusal(run, ONE, tokenizer="none.json")
     assert missing.startswith("--tokenizer must be bytes, hf://NAME@REVISION or the")
     assert "--data.tokenizer" not in missing
+    named = refusal(run, ONE, tokenizer="--data.tokenizer.json")
+    assert named.endswith("got '--data.tokenizer.json'")
+    endless = tmp_path / "endless.json"
+    endless.write_text(bpe().replace("<|endoftext|>", "<end>"))
+    remedy = refusal(run, ONE, tokenizer=str(endless))
+    assert remedy.startswith(f"--tokenizer {endless} has none of ")
+    assert remedy.endswith("as eos_token in a tokenizer_config.json beside it")
 
 
 def test_parameters_that_the_config_does_not_mean_are_refused(tmp_path):
