@@ -449,8 +449,13 @@ def test_a_run_of_files_is_resumed_without_them(tmp_path, capsys, monkeypatch):
     assert "resume with: python -m mjax.train --work-dir run\n" in out
     Path("own.py").unlink()
     Path("c.toml").unlink()
+    monkeypatch.setenv("MJAX_LAUNCH", "launch")
     assert train.main(["--work-dir", "run", "--steps", "4"]) == ending.DONE
-    assert "resuming after step 3" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "work dir run, resumed by the launch; after its end, repeat the" in out
+    assert "resume with" not in out
+    assert "resuming after step 3" in out
+    monkeypatch.delenv("MJAX_LAUNCH")
     config = json.loads(Path("run/config.json").read_text())
     assert (config["model"]["layers"], config["optim"]["lr"]) == (1, 1e-3)
     assert config["distributed"]["timeout_s"] == 300, "of a start, not of a run"

@@ -8,6 +8,7 @@ process.
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from mjax.estimate import memory
 from mjax.hugging_face import nearest
 from mjax.mesh.axes import AxisSizes
 from mjax.mesh.host_memory import reaches_host
+from mjax.processes import progress
 from mjax.processes.agreement import DAY_S, Agreement
 from mjax.processes.comparison import check_same
 from mjax.processes.config import DistributedConfig
@@ -128,7 +130,11 @@ def prepare(
         agreement.decide(lambda: _claim(run, command))
         more = " (-v shows more)"
         if shows_details:
-            more = f", {work_dir.resume_command(argv, run.work_dir)}"
+            is_launched = progress.LAUNCH_VARIABLE in os.environ
+            resume = work_dir.resume_command(
+                argv, run.work_dir, is_launched=is_launched
+            )
+            more = f", {resume}"
         report.say(f"work dir {run.work_dir}{more}")
     return run
 

@@ -173,13 +173,24 @@ def move_aside(path: Path) -> Path | None:
         raise ValueError(f"cannot move {path} aside: {error.strerror}") from error
 
 
-def resume_command(argv: Sequence[str], path: Path) -> str:
-    """Say with which command this run is resumed.
+def resume_command(argv: Sequence[str], path: Path, *, is_launched: bool) -> str:
+    """Return a text with the command that resumes this run.
 
-    It omits the process number, since all processes use the command. It also omits
+    The command omits the process number, since all processes use it. It also omits
     files that may change or disappear: without a recipe, config.json has their
     contents.
+
+    Args:
+      argv: flags of this process.
+      path: path of the work dir.
+      is_launched: a launch started this process; a process that is started by hand
+        would not belong to it.
     """
+    if is_launched:
+        return (
+            "resumed by the launch; after its end, repeat the command of the launch "
+            "(python -m mjax.launch)"
+        )
     recipe = next((word for word in argv if ".py:" in word), "")
     kept, is_numbered = [], False
     dropped = ["--work-dir", "--distributed.process-id"]

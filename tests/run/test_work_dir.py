@@ -118,7 +118,17 @@ def test_an_old_run_moves_aside_each_time_to_a_new_name(tmp_path):
     ],
 )
 def test_the_resume_command_is_the_same_with_the_work_dir(argv, command):
-    assert work_dir.resume_command(argv, work_dir.Path("runs/x")) == command
+    path = work_dir.Path("runs/x")
+    assert work_dir.resume_command(argv, path, is_launched=False) == command
+
+
+def test_a_launched_run_is_resumed_by_its_launch():
+    path = work_dir.Path("runs/x")
+    command = work_dir.resume_command(["--steps", "5"], path, is_launched=True)
+    assert command == (
+        "resumed by the launch; after its end, repeat the command of the launch "
+        "(python -m mjax.launch)"
+    )
 
 
 TOKENIZER = {"tokenizer.json": b"{}", "tokenizer_config.json": b'{"a": 1}'}
